@@ -14,7 +14,6 @@ from reports.words import said_setting
 # Largest over smallest number of parameters within one size.
 PARAMETERS_LIMIT = 1.08
 FAIRNESS_METRICS = ("parameters", "vocabulary")
-MODEL_COLUMNS = ("system", "backend", "size", "dtype")  # of a table's row: whose it is, beside
 MODEL_OPTIONS = ("backbone", "mini_batch", "checkpoint")  # which make another model
 _UNRECORDED = "not checked: its parameters are not recorded"
 

@@ -11,6 +11,13 @@ ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 
 
+@pytest.fixture(autouse=True)
+def outside_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without these, the `make` of the test command makes each of these a sub-make, which prints its folder."""
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def bench(folder: Path, *settings: str) -> str:
     """What `make bench` runs in `folder`."""
     command = ["make", "bench", "TARGET=cuda", "PY=echo RUN", "OUT=out", *settings]

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import triton
@@ -35,9 +36,10 @@ def stack_bytes(cubin: bytes) -> int | None:
         tool = knobs.nvidia.cuobjdump.path
     except (AttributeError, RuntimeError):
         return None
-    with open("kernel.cubin", "wb") as file:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
-    answer = subprocess.run([tool, "-res-usage", "kernel.cubin"], capture_output=True, text=True, check=True)
+        file.flush()
+        answer = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
     return max(int(found) for found in re.findall(r"STACK:(\d+)", answer.stdout))
 
 

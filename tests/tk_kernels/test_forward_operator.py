@@ -222,7 +222,7 @@ def test_the_kernel_gets_the_states_own_tensors_to_write(monkeypatch, layer, mod
 
     monkeypatch.setattr(operator.build, "load", lambda name: SimpleNamespace(forward=launch))
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
-    monkeypatch.setattr(linear_ops, "_processors", lambda _: 132)
+    monkeypatch.setattr(linear_ops, "processors", lambda _: 132)
     with mode():
         state = clone(state)
         before = clone(state)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tk_kernels.build import NO_GPU, OTHER_GPU
+from tk_kernels.build import OTHER_GPU
+from tk_kernels.generate import common
 from tk_kernels.generate.common import dot_type, jit, tl, triton
 
 LEAST_CAPABILITY = (8, 0)
@@ -26,17 +27,19 @@ GRADIENT_SCALE = {torch.float16: 1024.0}
 
 def available() -> str:
     """Why the portable kernels cannot run here, in one sentence; empty when they can."""
-    if triton is None:
-        return "Triton is not installed (pip install triton)"
-    if triton.knobs.runtime.interpret:
-        return ""
-    if not torch.cuda.is_available():
-        return NO_GPU
+    reason = common.available()
+    if reason or triton.knobs.runtime.interpret:
+        return reason
     major, minor = torch.cuda.get_device_capability()
     if (major, minor) < LEAST_CAPABILITY:
         found = torch.cuda.get_device_name()
         return f"{OTHER_GPU} {found} (compute capability {major}.{minor}), and the kernels need 8.0 or higher"
     return ""
+
+
+def processors(q: Tensor) -> int:
+    """Streaming multiprocessors of the tensor's GPU."""
+    return torch.cuda.get_device_properties(q.device).multi_processor_count
 
 
 def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:

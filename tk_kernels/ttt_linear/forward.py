@@ -24,10 +24,11 @@ from tk_kernels.forward.common import (
     available,
     gradient_coefficients,
     normalization,
+    processors,
     rotated,
     tile,
 )
-from tk_kernels.generate.common import jit, on_its_device, tl
+from tk_kernels.generate.common import jit, tl
 
 __all__ = ["MOST_HEAD_DIM", "available", "launch"]
 
@@ -42,36 +43,30 @@ def warps(head_dim: int, mini_batch: int, programs_per_sm: float) -> int:
     return 2 if programs_per_sm >= CROWDED else 4
 
 
-@on_its_device
 def launch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lr: Tensor,
-    token_scale: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    W: Tensor,
-    b: Tensor,
-    out: Tensor,
-    W_out: Tensor,
-    b_out: Tensor,
-    k_rows: Tensor,
-    g_rows: Tensor,
+    tokens: tuple[Tensor, ...],
+    outer: tuple[Tensor, ...],
+    weights: tuple[Tensor, ...],
+    outputs: tuple[Tensor, ...],
     rope: bool,
 ) -> None:
-    """Compute T tokens whose first begins a mini-batch; W_out and b_out may be W and b. Shapes as `ops.forward`'s."""
-    batch, tokens, heads, head_dim = q.shape
-    mini_batch = len(token_scale)
+    """Compute T tokens that start at a mini-batch; weights may be written where they were.
+
+    tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W, b. outputs: out, W, b, k_rows, g_rows.
+    Shapes as `ops.forward`'s.
+    """
+    q, k, v, lr = tokens
+    batch, count, heads, head_dim = q.shape
+    mini_batch = len(outer[0])
     if rope:
         q, k = rotated(q, mini_batch), rotated(k, mini_batch)
-    sms = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else batch * heads
-    count = warps(head_dim, mini_batch, batch * heads / sms)
-    _forward[(batch * heads,)](
-        q, k, k, k, v, lr, token_scale, ln_weight, ln_bias, W, b, out, W_out, b_out, k_rows, g_rows,
-        tokens, heads, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        **tile(q, mini_batch), N=count, S=STAGES, num_warps=count,
-    )  # fmt: skip
+    split = warps(head_dim, mini_batch, batch * heads / processors(q) if q.is_cuda else 0)
+    with torch.cuda.device_of(q):
+        _forward[(batch * heads,)](
+            q, k, k, k, v, lr, *outer, *weights, *outputs,
+            count, heads, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+            **tile(q, mini_batch), N=split, S=STAGES, num_warps=split,
+        )  # fmt: skip
 
 
 @jit

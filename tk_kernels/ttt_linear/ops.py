@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tk_kernels import build
 from tk_kernels.checks import check_choice, common_position
+from tk_kernels.forward.common import processors
 from tk_kernels.forward.operator import (
     BACKENDS,
     HEAD_DIM,
@@ -125,11 +126,11 @@ def _forward(
     if backend == THUNDERKITTENS:
         check_addresses(q=q, k=k, v=v, W=W, b=b, W_out=W_out, b_out=b_out, k_rows=k_rows, g_rows=g_rows)
         module = build.load(KERNELS[len(token_scale)])
-        plan = schedule(q.shape[0] * q.shape[2], len(token_scale), _processors(q))
+        plan = schedule(q.shape[0] * q.shape[2], len(token_scale), processors(q))
         with torch.cuda.device(q.device):
             module.forward(*tokens, *outer, *weights, *outputs, rope, *plan)
     elif backend == TRITON:
-        portable.launch(*tokens, *outer, *weights, *outputs, rope)
+        portable.launch(tokens, outer, weights, outputs, rope)
     else:
         reference_into(reference, LinearState, tokens, outer, weights, outputs, rope)
 
@@ -143,7 +144,3 @@ def _empty_state(W: Tensor, b: Tensor, position: Tensor, mini_batch: int) -> Lin
     rows = (*W.shape[:2], mini_batch, W.shape[-1])
     weights = torch.empty_like(W), torch.empty_like(b)
     return LinearState(*weights, W.new_empty(rows), W.new_empty(rows), torch.empty_like(position))
-
-
-def _processors(q: Tensor) -> int:
-    return torch.cuda.get_device_properties(q.device).multi_processor_count

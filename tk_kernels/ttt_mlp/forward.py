@@ -9,6 +9,7 @@ through shared memory once per mini-batch, and its three matmuls read it there.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from tk_kernels.forward.common import (
@@ -22,7 +23,7 @@ from tk_kernels.forward.common import (
     rotated,
     tile,
 )
-from tk_kernels.generate.common import jit, on_its_device, tl
+from tk_kernels.generate.common import jit, tl
 
 __all__ = ["MOST_HEAD_DIM", "available", "launch"]
 
@@ -30,40 +31,29 @@ WARPS, STAGES = 8, 2
 MOST_HEAD_DIM = 64  # a wider head's weights do not fit the registers of an SM
 
 
-@on_its_device
 def launch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lr: Tensor,
-    token_scale: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    W1: Tensor,
-    b1: Tensor,
-    W2: Tensor,
-    b2: Tensor,
-    out: Tensor,
-    W1_out: Tensor,
-    b1_out: Tensor,
-    W2_out: Tensor,
-    b2_out: Tensor,
-    k_rows: Tensor,
-    x2_rows: Tensor,
-    g1_rows: Tensor,
-    g2_rows: Tensor,
+    tokens: tuple[Tensor, ...],
+    outer: tuple[Tensor, ...],
+    weights: tuple[Tensor, ...],
+    outputs: tuple[Tensor, ...],
     rope: bool,
 ) -> None:
-    """Compute T tokens whose first begins a mini-batch; weights may be written where they were."""
-    batch, tokens, heads, _ = q.shape
-    mini_batch = len(token_scale)
+    """Compute T tokens that start at a mini-batch; weights may be written where they were.
+
+    tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W1, b1, W2, b2.
+    outputs: out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows. Shapes as `ops.forward`'s.
+    """
+    q, k, v, lr = tokens
+    batch, count, heads, _ = q.shape
+    mini_batch = len(outer[0])
     if rope:
         q, k = rotated(q, mini_batch), rotated(k, mini_batch)
-    _forward[(batch * heads,)](
-        q, k, k, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, out, W1_out, b1_out, W2_out, b2_out,
-        k_rows, x2_rows, g1_rows, g2_rows, tokens, heads, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        **tile(q, mini_batch), F=W1.shape[-1], N=WARPS, S=STAGES, num_warps=WARPS,
-    )  # fmt: skip
+    with torch.cuda.device_of(q):
+        _forward[(batch * heads,)](
+            q, k, k, k, v, lr, *outer, *weights, *outputs,
+            count, heads, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+            **tile(q, mini_batch), F=weights[0].shape[-1], N=WARPS, S=STAGES, num_warps=WARPS,
+        )  # fmt: skip
 
 
 @jit

@@ -144,7 +144,7 @@ def _forward(
         with torch.cuda.device(q.device):
             launcher.forward(*tokens, *outer, *weights, *outputs, rope)
     elif backend == TRITON:
-        portable.launch(*tokens, *outer, *weights, *outputs, rope)
+        portable.launch(tokens, outer, weights, outputs, rope)
     else:
         reference_into(reference, MLPState, tokens, outer, weights, outputs, rope)
 
