@@ -23,8 +23,7 @@ from harness.schema.catalogue import (
     SystemEntry,
 )
 from harness.schema.policy import Policy
-from harness.schema.record import Record, RecordError
-from harness.schema.record_file import RecordFile
+from harness.schema.record import Record, RecordError, RecordFile
 from harness.schema.run import Run
 from harness.schema.run_file import Job, PastRequest, Planned, RunError, RunFile
 from harness.workers.machine_load import is_loaded, load_note

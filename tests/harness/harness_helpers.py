@@ -11,8 +11,7 @@ from typing import Any
 from harness.schema.case import Case, Mode
 from harness.schema.catalogue import AxisEntry, Catalogue, FigureEntry, MetricEntry, SuiteEntry
 from harness.schema.policy import Policy
-from harness.schema.record import Record
-from harness.schema.record_file import RecordFile
+from harness.schema.record import Record, RecordFile
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunFile
 from harness.workers.process import Launch

@@ -42,7 +42,7 @@ def test_what_a_line_writes_as_an_escape_is_made_printable_too() -> None:
 
 
 def test_only_true_is_a_passed_gate_and_lists_are_levels_too() -> None:
-    with pytest.raises(ValidationError, match="gate that was not passed"):
+    with pytest.raises(ValidationError, match="failed check"):
         Record(case(), "ok", gate={"passed": "no", "checks": []})
     nested: Any = []
     for _ in range(16):
@@ -69,12 +69,12 @@ SAMPLE = {"samples_ms": [1.0], "throttled": [False]}
         ({"samples_ms": [1.0, -1.0]}, "samples_ms.1"),
         ({"samples_ms": [5e-324]}, "samples_ms.0"),
         ({"samples_ms": ["1"]}, "samples_ms.0"),
-        ({"samples_ms": [1.0]}, "0 throttle marks for 1 samples"),
+        ({"samples_ms": [1.0]}, "0 throttle flags for 1 samples"),
         ({"throttled": ["no"], "samples_ms": [1.0]}, "throttled.0"),
         ({"stop": "bored"}, "stop"),
         ({"metrics": {"a": "many"}}, "metrics.a"),
         ({"metrics": {"a": 10**400}}, "metrics.a"),
-        ({"gate": {"passed": False, "checks": []}}, "gate that was not passed"),
+        ({"gate": {"passed": False, "checks": []}}, "failed check"),
         ({"gate": {"passed": True, "checks": [{"name": "x"}]}}, "gate"),
         ({"environment": {"gpu": "H100"}}, "environment"),
         ({"environment": {"cpu": {"after": 3}}}, "environment"),

@@ -23,7 +23,7 @@ from harness_helpers import (
 )
 
 from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, SuiteEntry
-from harness.schema.record import Record, RecordError
+from harness.schema.record import Record
 from harness.schema.run import Run, latest
 from harness.schema.run_file import FILE, Job, PastRequest, Planned, RunError
 from harness.workers.scheduler import run_jobs
@@ -89,19 +89,19 @@ REQUEST_VALUES: dict[str, Any] = {"at": "", "arguments": [], "commit": "", "dirt
 WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v.update(schema=7), "has schema 7, this program reads schema 1"),
     (lambda v: v.update(schema=True), "schema: "),
-    (lambda v: v.update(tool="their-bench"), "was made by 'their-bench', this program reads runs of 'ttt-bench'"),
-    (lambda v: v.pop("tool") and None, "does not say its tool and schema"),
+    (lambda v: v.update(tool="their-bench"), "is no run file of 'ttt-bench'"),
+    (lambda v: v.pop("tool") and None, "is no run file of 'ttt-bench'"),
     (lambda v: v.pop("jobs") and None, "jobs: Field required"),
-    (lambda v: v.pop("device") and None, 'does not say its device; write `"device": "cuda"` into it'),
+    (lambda v: v.pop("device") and None, "device: Field required"),
     (lambda v: v.update(device="tpu"), "device: Input should be 'cpu' or 'cuda'"),
-    (lambda v: [v], "does not say its tool and schema"),
-    (lambda v: "text", "does not say its tool and schema"),
+    (lambda v: [v], "is no run file of 'ttt-bench'"),
+    (lambda v: "text", "is no run file of 'ttt-bench'"),
     (lambda v: v.update(colour="red"), "colour: "),
     (lambda v: v.update({"a\nb\x1b[2J": 1}), "a b [2J: "),
     (lambda v: v.update({"x" * 10_000: 1}), "xxx…"),
     (lambda v: v.update(mode="guess"), "mode: Input should be 'measure', 'verify' or 'profile'"),
-    (lambda v: v.update(repeats=0), "repeats is 0, must be from 1 to 1000"),
-    (lambda v: v.update(repeats=10**30), "repeats is 10"),
+    (lambda v: v.update(repeats=0), "repeats: Input should be greater than or equal to 1"),
+    (lambda v: v.update(repeats=10**30), "repeats: "),
     (lambda v: v.update(repeats="3"), "repeats: "),
     (lambda v: v.update(policy=3), "run.json: policy: "),
     (lambda v: v["policy"].update(budget_s="long"), "policy.budget_s: Input should be a valid number, not 'long'"),
@@ -109,8 +109,8 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v["policy"].update(precision=0), "policy.precision: "),
     (lambda v: v["jobs"].append(v["jobs"][0]), "two jobs are called fake-cpu"),
     (lambda v: v["jobs"][0]["cases"].append(v["jobs"][0]["cases"][0]), "the case fake/cpu tiny forward B=1 T=8"),
-    (lambda v: v["jobs"][0]["cases"][0].update(min_samples=-1), "min_samples is -1, must be from 1 to 1000000"),
-    (lambda v: v["jobs"][0]["cases"][0].update(min_samples=10**400), "min_samples is a very large number"),
+    (lambda v: v["jobs"][0]["cases"][0].update(min_samples=-1), "min_samples: Input should be greater than"),
+    (lambda v: v["jobs"][0]["cases"][0].update(min_samples=10**400), "min_samples: "),
     (lambda v: v["jobs"][0].update(system="../x"), "job '../x': that cannot be part of a file's name"),
     (lambda v: v["jobs"][0].update(backend="a/b"), "job 'a/b': that cannot be part of a file's name"),
     (lambda v: v["jobs"][0].update(system=".hidden"), "job '.hidden': that cannot be part of a file's name"),
@@ -176,15 +176,6 @@ def test_what_is_not_json_is_no_run(folder: Path, text: str) -> None:
     (folder / "run.json").write_text(text)
     with pytest.raises(RunError, match=r"run\.json: is not JSON, so this is no run or it is damaged"):
         Run.open(folder)
-
-
-def test_every_truncation_is_one_sentence(folder: Path) -> None:
-    new_run(folder, [case()])
-    whole = (folder / "run.json").read_bytes()
-    for end in range(0, len(whole) - 2, 7):
-        (folder / "run.json").write_bytes(whole[:end])
-        with pytest.raises(RunError, match="is not JSON"):
-            Run.open(folder)
 
 
 def test_text_of_another_encoding(folder: Path) -> None:
@@ -262,28 +253,6 @@ def test_what_a_killed_process_left_of_a_run_file_is_no_run(folder: Path) -> Non
     assert Run.open(new_run(folder, [case()]).folder).jobs
 
 
-def test_a_linked_records_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:
-    run = new_run(folder, [case()])
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (folder / "records").rmdir()
-    (folder / "records").symlink_to(elsewhere)
-    for use in (run.records, lambda: measured(folder)):
-        with pytest.raises(RunError, match=r"records: is a link; a run holds its records itself"):
-            use()
-    assert not any(elsewhere.iterdir())
-
-
-def test_a_linked_record_file_is_not_followed(folder: Path, tmp_path: Path) -> None:
-    run = new_run(folder, [case()])
-    (tmp_path / "precious").write_text("mine")
-    (folder / "records" / "fake-cpu.jsonl").symlink_to(tmp_path / "precious")
-    for use in (run.records, lambda: measured(folder)):
-        with pytest.raises(RecordError, match=r"fake-cpu\.jsonl: is a link"):
-            use()
-    assert (tmp_path / "precious").read_text() == "mine"
-
-
 def test_a_linked_run_file_is_replaced_not_written_through(folder: Path, tmp_path: Path) -> None:
     run = new_run(folder, [case()])
     precious = tmp_path / "precious"
@@ -346,14 +315,6 @@ def test_a_process_that_was_being_started_does_not_hold_the_run(folder: Path, mo
         os.close(each)
 
 
-def test_two_writers(folder: Path) -> None:
-    run = new_run(folder, [case()])
-    before = everything_under(folder)
-    with run.held(), pytest.raises(RunError, match="another run is writing to it"):
-        run_jobs(Run.open(folder), systems())
-    assert {path: held for path, held in everything_under(folder).items() if held} == before
-
-
 def test_a_run_whose_folder_is_gone(folder: Path) -> None:
     run = new_run(folder, [case()])
     (folder / "records").rmdir()
@@ -400,13 +361,6 @@ def test_the_newer_of_two_entries_of_one_name_counts() -> None:
     assert both.axis("mini_batch").label == "mini-batch"
 
 
-def test_a_run_file_that_contradicts_itself_cannot_be_made() -> None:
-    with pytest.raises(ValueError, match="planned twice"):
-        run_file([case(), case()])
-    with pytest.raises(ValueError, match="two jobs are called a-b-c"):
-        run_file([case(system="a-b", backend="c"), case(system="a", backend="b-c")])
-
-
 def test_ten_times_as_many_cases_take_ten_times_as_many_calls(tmp_path: Path) -> None:
     def plan_and_resume(cases: int) -> None:
         file = run_file([Planned(case(batch=number + 1)) for number in range(cases)])
@@ -415,18 +369,3 @@ def test_ten_times_as_many_cases_take_ten_times_as_many_calls(tmp_path: Path) ->
         again.extend(file.jobs, file.catalogue, PastRequest("", (), "", None, {}))
 
     assert calls_of(plan_and_resume, 2_000) <= 11 * calls_of(plan_and_resume, 200)
-
-
-@pytest.mark.parametrize(("more", "refused"), [(0, False), (1, True)])
-def test_a_run_of_too_many_records_says_what_to_do(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, more: int, refused: bool
-) -> None:
-    monkeypatch.setattr("harness.schema.run.MOST_RECORDS", 2)
-    run = new_run(folder, [case(batch=number) for number in range(1, 3 + more)])
-    for planned in run.jobs[0].cases:
-        run.record_file(run.jobs[0]).append(Record(planned.case, "failed", "why"))
-    if not refused:
-        assert len(run.records()) == 2
-        return
-    with pytest.raises(RunError, match=r"holds 3 records, and at most 2 are read at once; measure into several"):
-        run.records()

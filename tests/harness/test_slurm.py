@@ -354,7 +354,7 @@ def test_what_is_killed_is_requeued_and_goes_on(
     kill(cluster, killed)
     cluster.finish(array)
     all_once(run)
-    assert '"restart": 1' in " ".join(path.read_text() for path in (folder / "claims").rglob("*.done"))
+    assert '"restart":1' in " ".join(path.read_text() for path in (folder / "claims").rglob("*.done"))
 
 
 def test_a_cancelled_run_is_free_and_goes_on_alone(cluster: Cluster, folder: Path) -> None:
