@@ -14,8 +14,7 @@ from bench.plan import Plan, plan, with_keys
 from bench.request import RunRequest
 from bench.run_folder import extended, file_of, refuse_another_device
 from harness.measure.ranges import COUNTED
-from harness.profiling.jobs import Profiler
-from harness.profiling.request import BUILD
+from harness.profiling.jobs import BUILD, Profiler
 from harness.profiling.tools.choice import choose
 from harness.schema.profile import Profile
 from harness.schema.reason import counted

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_serializer
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, model_serializer
 from pydantic.dataclasses import dataclass
 
 MOST = (1 << 63) - 1  # the largest integer of a table's column
@@ -18,10 +18,13 @@ Mode = Literal["measure", "verify", "profile"]  # time cases, only check them, o
 PHASES = ("forward", "generate", "request")
 
 
-class Stored:
-    """Base of the plain dataclasses that files hold: pydantic converts no type and refuses unknown fields."""
+STORED = ConfigDict(extra="forbid", strict=True)  # files hold no unknown field, and no value of another type
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True}
+
+class Stored:
+    """Base of stored dataclasses that are checked only when they are read."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STORED
 
 
 def one_of(*words: str) -> Any:
@@ -64,7 +67,7 @@ def _sorted_options(options: Any) -> Any:
     return ordered
 
 
-@dataclass(frozen=True, config=Stored.__pydantic_config__)
+@dataclass(frozen=True, config=STORED)
 class Case:
     """One point to measure.
 

@@ -3,21 +3,23 @@
 Each run stores its catalogue, so reports can draw runs of other versions and systems of other repositories.
 """
 
-import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
-from harness.schema.case import Scalar, Stored
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-# What pages can draw.
+from harness.schema.case import STORED, Scalar, Text, one_of
+
+# Styles that pages can draw.
 TONES = 8  # colours, numbered from 0
 MARKERS = ("circle", "square", "diamond", "triangle-up", "pentagon", "triangle-down", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
-@dataclass(frozen=True)
-class SystemEntry(Stored):
+@dataclass(frozen=True, config=STORED)
+class SystemEntry:
     """Style of a system.
 
     family: its kind, such as "TTT".
@@ -25,129 +27,117 @@ class SystemEntry(Stored):
     marker: one of `MARKERS`.
     """
 
-    name: str
-    label: str
-    family: str
-    tone: int
-    marker: str
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.tone < TONES:
-            raise ValueError(f"catalogue: system {self.name!r}: tone is {self.tone}, must be from 0 to {TONES - 1}")
-        _refuse_unknown(f"system {self.name!r}: marker", self.marker, MARKERS)
+    name: Text
+    label: Text
+    family: Text
+    tone: Annotated[int, Field(ge=0, lt=TONES)]
+    marker: Annotated[str, one_of(*MARKERS)]
 
 
-@dataclass(frozen=True)
-class BackendEntry(Stored):
+@dataclass(frozen=True, config=STORED)
+class BackendEntry:
     """Style of a backend: the dash of its lines, one of `DASHES`."""
 
-    name: str
-    label: str
-    dash: str
-
-    def __post_init__(self) -> None:
-        _refuse_unknown(f"backend {self.name!r}: dash", self.dash, DASHES)
+    name: Text
+    label: Text
+    dash: Annotated[str, one_of(*DASHES)]
 
 
-@dataclass(frozen=True)
-class MetricEntry(Stored):
+@dataclass(frozen=True, config=STORED)
+class MetricEntry:
     """A recorded or derived number, shown divided by `scale`, in `unit`.
 
     better: "lower", "higher", or "" if neither is better.
     text: whether `ttt-bench table` shows it by default.
     """
 
-    name: str
-    label: str
-    unit: str = ""
+    name: Text
+    label: Text
+    unit: Text = ""
     better: Literal["lower", "higher", ""] = ""
-    scale: float = 1.0
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     text: bool = False
 
 
-@dataclass(frozen=True)
-class AxisEntry(Stored):
+@dataclass(frozen=True, config=STORED)
+class AxisEntry:
     """A field or an option of a case.
 
     phrase: a value in captions, with {} for it.
     default: value of an option that a case leaves out; None if some systems lack the option.
     """
 
-    name: str
-    label: str
-    phrase: str
+    name: Text
+    label: Text
+    phrase: Text
     default: Scalar | None = None
 
 
-@dataclass(frozen=True)
-class PaperClaim(Stored):
+@dataclass(frozen=True, config=STORED)
+class PaperClaim:
     """A claim of a figure's source: from x = `at_least` on, `system` is better than `other`.
 
     text: the claim in words, after "that".
     margin: share by which the system may be worse and still satisfy the claim.
     """
 
-    text: str
-    system: str
-    other: str
+    text: Text
+    system: Text
+    other: Text
     at_least: float = 0.0
     margin: float = 0.0
 
 
-@dataclass(frozen=True)
-class FigureEntry(Stored):
+@dataclass(frozen=True, config=STORED)
+class FigureEntry:
     """Cases of one phase of a suite, `y` (a metric) against `x` (an axis).
 
     split: one figure for each value of these columns.
     forms: add a figure of primal over dual.
-    floor: draw the metric `floor_ms` too.
+    `floor`: draw the metric `floor_ms` too.
     best: emphasize the best x of each line with a turning point.
     primary: lines (SYSTEM/BACKEND) that answer the figure's question; empty for all.
     claims: claims of the source, checked on the primary lines.
     """
 
-    phase: str
-    title: str
-    x: str = "context"
-    y: str = "us_per_token"
-    source: str = ""
+    phase: Text
+    title: Text
+    x: Text = "context"
+    y: Text = "us_per_token"
+    source: Text = ""
     y_log: bool = False
     best: bool = False
-    split: tuple[str, ...] = ()
+    split: tuple[Text, ...] = ()
     forms: bool = False
     floor: bool = False
-    primary: tuple[str, ...] = ()
+    primary: tuple[Text, ...] = ()
     claims: tuple[PaperClaim, ...] = ()
 
 
-@dataclass(frozen=True)
-class SuiteEntry(Stored):
+@dataclass(frozen=True, config=STORED)
+class SuiteEntry:
     """A suite: its question, its figures, and the keys of its cases."""
 
-    name: str
-    question: str
+    name: Text
+    question: Text
     figures: tuple[FigureEntry, ...] = ()
-    cases: tuple[str, ...] = ()
+    cases: tuple[Text, ...] = ()
 
 
-@dataclass(frozen=True)
-class Catalogue(Stored):
+@dataclass(frozen=True, config=STORED)
+class Catalogue:
     """All entries of a run. Raises ValueError if entries contradict each other."""
 
     systems: tuple[SystemEntry, ...] = ()
     backends: tuple[BackendEntry, ...] = ()
     metrics: tuple[MetricEntry, ...] = ()
     axes: tuple[AxisEntry, ...] = ()
-    phases: tuple[tuple[str, str], ...] = ()  # (name, label)
+    phases: tuple[tuple[Text, Text], ...] = ()  # (name, label)
     suites: tuple[SuiteEntry, ...] = ()
 
     def __post_init__(self) -> None:
         for kind in ("systems", "backends", "metrics", "axes", "suites"):
             _refuse_repetition(kind, (entry.name for entry in getattr(self, kind)))
-        _refuse_unprintable(asdict(self))
-        for metric in self.metrics:
-            if not 0 < metric.scale < math.inf:
-                raise ValueError(f"catalogue: metric {metric.name!r}: scale is {metric.scale}, must be above 0")
         metrics, axes = {each.name for each in self.metrics}, {each.name for each in self.axes}
         for suite in self.suites:
             for figure in suite.figures:
@@ -189,24 +179,9 @@ class Catalogue(Stored):
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))
 
 
-def _refuse_unknown(where: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"catalogue: {where} is {value!r}, must be one of {', '.join(known)}")
-
-
 def _refuse_repetition(kind: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
             raise ValueError(f"catalogue: {kind} names {name!r} twice")
         seen.add(name)
-
-
-def _refuse_unprintable(value: Any) -> None:
-    """Refuse control characters: labels go to terminals and pages."""
-    if isinstance(value, str):
-        if not value.isprintable():
-            raise ValueError(f"catalogue: has the text {value[:60]!r}, which is not printable")
-    elif isinstance(value, dict | list | tuple):
-        for each in value.values() if isinstance(value, dict) else value:
-            _refuse_unprintable(each)

@@ -120,7 +120,7 @@ class RangeKernel(Stored):
 
 @dataclass(frozen=True)
 class Range(Stored):
-    """A range by its path, such as ("prefill", "layer 0"), in one eager call."""
+    """A range by its path, such as ("generate", "layer 0"), in one eager call."""
 
     path: tuple[str, ...]
     kernels: tuple[RangeKernel, ...]
@@ -154,7 +154,7 @@ class Region(Stored):
     region_us: time of its runs, each from its first kernel's start to its last kernel's end.
         An engine reports its own time. Delays by the profiler are subtracted.
     busy_us: time with at least one running kernel; the rest is idle, at most longest_gap_us at once.
-    ceilings: measured peaks of this process, `copy_gbs` (10^9 bytes/s) and `product_tflops` (GEMM).
+    `ceilings`: measured peaks of this process, `copy_gbs` (10^9 bytes/s) and `product_tflops` (GEMM).
     work: least FLOPs and bytes of one unit, by part; {} if not counted.
     timeline: empty if the profiler reported no single launches.
     """

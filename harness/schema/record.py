@@ -20,7 +20,7 @@ SCHEMA_VERSION = 3
 REASON_LIMIT = 2000  # bytes
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
 LEAST_MS, MOST_MS = 1e-9, 1e12  # of a sample that is not 0: readers divide by samples and add them up
-NESTING_LIMIT = 16  # levels of `gate` and `environment`, which readers walk by recursion
+NESTING_LIMIT = 16  # levels of nested values, which readers walk by recursion
 
 STATUSES = ("ok", "incorrect", "failed", "killed", "unstarted", "timeout", "oom", "skipped")
 _WHOLE_LIMIT = 1 << 64  # integers below it fit a float
@@ -111,7 +111,7 @@ _Reason = Annotated[
 
 
 def _version(value: Any) -> Any:
-    """Read schema 2 as 3: only its status "gate" is "incorrect" now."""
+    """Read schema 2 as 3: one status got another name, see `_Status`."""
     if isinstance(value, int) and value not in (2, SCHEMA_VERSION):
         raise ValueError(f"must be 2 or {SCHEMA_VERSION}")
     return SCHEMA_VERSION if value == 2 else value
@@ -129,11 +129,11 @@ class Record:
     status: one of `STATUSES`, as in harness/README.md. Every status except "ok" has a reason and no samples.
     samples_ms: raw milliseconds of one unit; `throttled` has a flag for each.
     calls: units of work in one sample. tokens: tokens of one unit. stop: the criterion that ended sampling.
-    gate: `Verdict.to_dict()`. metrics: numbers; those that are not finite become None. settings: texts.
+    `gate`: `Verdict.to_dict()`. metrics: numbers; those that are not finite become None. settings: texts.
     environment: `environment.snapshot()` with readings "before" the case and "after" its last sample.
         The throttle_reasons after it are those of all samples.
-    started_at: ISO 8601, UTC. wall_s: seconds of the case. stages_s: seconds by stage: "build", "gate",
-        "cool_down", "warm_up", "sample", "reference" and "check".
+    started_at: ISO 8601, UTC. wall_s: seconds of the case. stages_s: seconds by stage: build, `gate`,
+        cool_down, warm_up, sample, reference and check.
     earlier: previous records of this case and repeat in its file, oldest first; not written.
     """
 

@@ -37,7 +37,7 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, file: RunFile) -> "Run":
-        """Create a run in a new folder or one without a run. Of several processes one succeeds."""
+        """Create a run in a new folder or one without a run; one of several processes succeeds."""
         cls.refuse_held(folder)
         run = cls(folder, file)
         run.save(new=True)

@@ -1,6 +1,5 @@
 """Adapters that behave as a case's option `do` says: well, badly, or not at all. None needs torch."""
 
-import atexit
 import os
 import signal
 import sys
@@ -70,11 +69,6 @@ def _import_what_a_folder_may_hide() -> None:
     spin()
 
 
-def _chatter() -> None:
-    print("x" * (1 << 20), flush=True)
-    time.sleep(60)
-
-
 RUNS: dict[str, Callable[[], object]] = {
     "work": spin,
     "raise": lambda: _raise(RuntimeError("first line of /home/someone/kernel.cu\nsecond line")),
@@ -88,7 +82,6 @@ RUNS: dict[str, Callable[[], object]] = {
     "oom-inside": _out_of_memory_deep_inside,
     "print": _print_garbage,
     "fork": _fork_once,
-    "chatter": _chatter,
     "skip-late": lambda: _raise(Skip("it was too late to say so")),
     "import": _import_what_a_folder_may_hide,
     "read": lambda: _raise(RuntimeError(f"stdin holds {sys.stdin.read()!r}")),
@@ -182,20 +175,6 @@ class NotesItsProcess(Fake):
     def __init__(self) -> None:
         with open(os.environ["FAKE_NOTE"], "a") as file:
             file.write(f"{os.getpid()}\n")
-
-
-def _print_until_the_log_is_emptied() -> None:
-    os.write(2, b"x" * (1 << 20))
-    while os.fstat(2).st_size > 1 << 16:
-        time.sleep(0.01)
-    os.write(2, b"the log is empty\n")
-
-
-class PrintsAtExit(Fake):
-    """Prints 1 MB in its exit handler, and ends once the parent has emptied the log."""
-
-    def __init__(self) -> None:
-        atexit.register(_print_until_the_log_is_emptied)
 
 
 class WithFamily(Fake):

@@ -56,7 +56,7 @@ def main() -> None:
                     record = Record(case, "oom", "MemoryError: alone")
             healthy = by_kineto or "FAKE_UNHEALTHY" not in os.environ
             answer = {"record": record.to_dict(), "healthy": healthy, "profile": profile}
-        print(json.dumps({"id": request["id"], **answer}), flush=True)
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 
 from harness.measure import cuda_clock
 from harness.measure.cuda_clock import CudaEventClock, input_sets, launches_for
-from harness.measure.measured_case import is_out_of_memory
+from harness.measure.process_state import is_out_of_memory
 from harness.measure.timer import measure, warm_up
 from harness.schema.policy import Policy
 

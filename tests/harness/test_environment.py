@@ -198,18 +198,6 @@ def test_the_visible_gpu_is_asked(
     assert fake.opened == opened
 
 
-def test_the_gpu_that_torch_uses_is_asked(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = install(FakeNvml())
-    cuda = SimpleNamespace(
-        is_initialized=lambda: True,
-        current_device=lambda: 1,
-        get_device_properties=lambda device: SimpleNamespace(uuid="12-34"),
-    )
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    nvml.open_gpu()
-    assert fake.opened == ["GPU-12-34"]
-
-
 def test_around_keeps_both_readings(install: Any) -> None:
     install(FakeNvml())
     before = snapshot()
@@ -223,11 +211,6 @@ def test_around_keeps_both_readings(install: Any) -> None:
     assert "power_w" not in pair["gpu"]
     assert set(pair["cpu"]) - {"threads"} == {"model", "cores", "before", "after"}
     assert set(pair["cpu"]["after"]) == {"load_1m"}
-
-
-def test_around_of_a_cpu_system_has_no_gpu(install: Any) -> None:
-    install(FakeNvml())
-    assert around(snapshot(), snapshot("cpu"))["gpu"] is None
 
 
 def test_software_names_versions() -> None:

@@ -51,16 +51,6 @@ def test_ranks_are_the_narrowest_that_reach_the_confidence(count: int, confidenc
     assert narrower < confidence or 2 * rank + 1 > count
 
 
-def test_holds_the_median_of_a_skewed_distribution() -> None:
-    generator = random.Random(0)
-    runs = 400
-    held = 0
-    for _ in range(runs):
-        _, low, high = median_interval([generator.expovariate(1.0) for _ in range(25)])
-        held += low <= 0.6931 <= high
-    assert held / runs >= 0.93
-
-
 @pytest.mark.parametrize("count", [100, 300])
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
 def test_holds_the_median_of_correlated_samples(count: int, correlation: float) -> None:
@@ -146,12 +136,6 @@ def test_what_does_not_wander_is_not_widened(samples: list[float]) -> None:
     assert independent_samples(samples) == len(samples)
 
 
-def test_no_sample_is_changed() -> None:
-    samples = [5.0, 1.0, 4.0, 2.0, 3.0, 9.0, 7.0]
-    median_interval(samples)
-    assert samples == [5.0, 1.0, 4.0, 2.0, 3.0, 9.0, 7.0]
-
-
 def test_refuses_what_has_no_median() -> None:
     with pytest.raises(ValueError, match="no samples"):
         median_interval([])
@@ -192,21 +176,6 @@ def test_repeats_are_known_no_better_than_each_process() -> None:
 def test_one_process_has_its_own_interval() -> None:
     samples = [3.0, 1.0, 2.0, 5.0, 4.0, 9.0, 8.0]
     assert repeats_interval([samples]) == median_interval(samples)
-
-
-def test_repeats_hold_what_other_processes_show() -> None:
-    """Processes that differ by ten times what a process knows of itself: three of them hold the truth."""
-    chance = random.Random(4)
-    held = alone = 0
-    for _ in range(200):
-        shifts = [1000 + chance.gauss(0, 10) for _ in range(3)]
-        processes = [[shift + each for each in autoregressive(60, 0.3, chance)] for shift in shifts]
-        _, low, high = repeats_interval(processes)
-        held += low <= 1000 <= high
-        _, low, high = median_interval(processes[0])
-        alone += low <= 1000 <= high
-    assert held / 200 >= 0.93
-    assert alone / 200 <= 0.2
 
 
 def test_both_estimates_are_corrected_for_their_own_mean() -> None:

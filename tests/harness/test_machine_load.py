@@ -1,9 +1,9 @@
 """Who used the processors while something was measured?"""
 
 import os
+import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,8 @@ def test_load_note() -> None:
 
 def readings(monkeypatch: pytest.MonkeyPatch, *times: tuple[float, float, float] | None) -> LoadMeter:
     answers = iter(times)
-    monkeypatch.setattr(machine_load, "_times", lambda: next(answers))
-    return LoadMeter()
+    monkeypatch.setattr(machine_load, "_times", lambda pid: next(answers))
+    return LoadMeter(1)
 
 
 @pytest.mark.parametrize(
@@ -67,46 +67,39 @@ def test_nothing_is_said_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch)
 
 def test_without_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_load, "_STAT", "/nowhere/stat")
-    assert LoadMeter().reading() == {}
+    assert LoadMeter(os.getpid()).reading() == {}
 
 
-def test_the_own_time_counts_children_that_live_and_that_ended() -> None:
-    before = machine_load._own_seconds()
-    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
-    ended = machine_load._own_seconds()
-    assert ended - before >= 0.25
-    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+def test_own_time_is_that_of_a_process_and_its_descendants_dead_or_alive() -> None:
+    script = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.3: pass"])
+print(flush=True)
+subprocess.run([sys.executable, "-c", "while True: pass"])
+"""
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
     try:
+        assert child.stdout is not None
+        child.stdout.readline()
+
+        def own() -> float:
+            times = machine_load._times(child.pid)
+            assert times is not None
+            return times[2]
+
+        ended = own()
+        assert ended >= 0.25
         end = time.monotonic() + 20
-        while machine_load._own_seconds() - ended < 0.2 and time.monotonic() < end:
-            spin(10)
-        assert machine_load._own_seconds() - ended >= 0.2
-    finally:
-        child.kill()
-        child.wait()
-
-
-def test_what_another_thread_ended_is_its_own() -> None:
-    """A worker of another GPU that ends: its whole time comes at once, and would hide what strangers did."""
-
-    def work() -> None:
-        child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        end = time.monotonic() + 20
-        while machine_load._seconds_of([child.pid]) < 0.5 and time.monotonic() < end:
+        while own() - ended < 0.2 and time.monotonic() < end:
             time.sleep(0.02)
-        used = machine_load.seconds_until_now(child.pid)
-        child.kill()
-        child.wait()
-        machine_load.count_ended(used)
-
-    before, thread = machine_load._own_seconds(), threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert abs(machine_load._own_seconds() - before) < 0.25
+        assert own() - ended >= 0.2
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
 
 
 def test_shares_lie_within_their_bounds() -> None:
-    meter = LoadMeter()
+    meter = LoadMeter(os.getpid())
     spin(200)
     reading = meter.reading()
     assert set(reading) == {"others_share", "idle_share"}
@@ -125,5 +118,5 @@ def test_a_core_that_waits_for_a_disk_is_idle(monkeypatch: pytest.MonkeyPatch, t
     core, tick = min(os.sched_getaffinity(0)), os.sysconf("SC_CLK_TCK")
     (tmp_path / "stat").write_text(f"cpu 9 9 9 9 9 9 9 9 9 9\ncpu{core} 100 0 0 200 300 0 0 0 50 0\n")
     monkeypatch.setattr(machine_load, "_STAT", str(tmp_path / "stat"))
-    busy, idle, _ = machine_load._times()
+    busy, idle, _ = machine_load._times(os.getpid())
     assert (busy * tick, idle * tick) == (100, 500)

@@ -1,7 +1,7 @@
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +12,9 @@ from harness_helpers import QUICK, case
 from harness.measure import measured_case
 from harness.measure.gate import Check, Verdict
 from harness.measure.inspection import NO_ROOM
-from harness.measure.measured_case import CaseRun, is_out_of_memory
+from harness.measure.measured_case import CaseRun
 from harness.measure.nvml import Cooler
+from harness.measure.process_state import is_out_of_memory
 from harness.measure.system import Input, Workload
 from harness.schema.case import Case, Mode
 from harness.schema.policy import Policy
@@ -139,30 +140,14 @@ def test_what_the_reference_took_is_a_stage_of_its_own() -> None:
     assert record.stages_s["reference"] + record.stages_s["check"] <= record.wall_s
 
 
-@dataclass
-class FakeProfiler:
-    """Finds nothing, and lets a test look at the device meanwhile."""
-
-    look: Callable[[Callable[[], bool]], object] = lambda throttled: None
-
-    def measured_ceilings(self) -> dict[str, float | None]:
-        return {}
-
-    def profile(self, case: Case, workload: Workload, throttled: Callable[[], bool]) -> dict[str, Any]:
-        self.look(throttled)
-        return {}
+def no_profiler(case: Case, workload: Workload, throttled: Callable[[], bool]) -> dict[str, Any]:
+    return {}
 
 
 def test_only_what_is_sampled_says_so() -> None:
     for mode, do in [("verify", "work"), ("profile", "work"), ("measure", "miss"), ("measure", "skip")]:
-        profiler = FakeProfiler() if mode == "profile" else None
+        profiler = no_profiler if mode == "profile" else None
         assert "budget_s" not in CaseRun(case(do), QUICK, mode, profiler).record(Fake()).settings
-
-
-def test_the_warm_up_of_a_gpu_is_in_the_record() -> None:
-    workload = Workload(run=print, device="cuda")
-    clock = measured_case.clock_for(case(), workload)
-    assert measured_case.sampling_settings(clock, Policy())["warmup_s"] == "2.0"
 
 
 @pytest.mark.parametrize("change", [{"timing": "graph"}, {"l2": "cold"}])
@@ -253,12 +238,6 @@ def test_is_out_of_memory(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(wrapped) is expected
 
 
-@pytest.mark.parametrize("timing", ["eager", "graph"])
-def test_the_case_says_how_it_is_timed(timing: str) -> None:
-    clock = measured_case.clock_for(case(timing=timing), Workload(run=print, device="cuda"))
-    assert clock.replays == (timing == "graph")
-
-
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="mode 'guess': must be one of measure, verify, profile"):
         CaseRun(case(), QUICK, "guess")
@@ -347,7 +326,7 @@ def test_what_is_replayed_is_captured_once_after_the_gate_and_its_memory_counts(
         gate=gate,
         capture=lambda: done.append(f"captured, peak of this case {device.peak_started}"),
         mode=mode,
-        profiler=FakeProfiler() if mode == "profile" else None,
+        profiler=no_profiler if mode == "profile" else None,
     )
     expected = "captured, peak of this case True"
     assert done.count(expected) == 1
@@ -480,11 +459,11 @@ def test_a_profile_says_what_slowed_its_gpu_down_and_the_next_case_rests(monkeyp
     device, cooler = FakeDevice(), FakeCooler()
     device.facts = {"throttle_reasons": [], "temperature_c": 80}  # when the trace has been read
 
-    def profiled(throttled: Callable[[], bool]) -> None:
+    def profiler(case: Case, workload: Workload, throttled: Callable[[], bool]) -> dict[str, Any]:
         assert throttled() is False
         device.slowed_by.add("sw_thermal_slowdown")
+        return {}
 
-    profiler = FakeProfiler(profiled)
     record = on_fake_device(monkeypatch, device, case(), cooler=cooler, mode="profile", profiler=profiler)
     assert record.environment["gpu"]["after"]["throttle_reasons"] == ["sw_thermal_slowdown"]
     assert cooler.goal_c == 65

@@ -1,7 +1,7 @@
 import pytest
 
-from harness.measure import peak_memory
-from harness.measure.peak_memory import ResidentPeak
+from harness.measure import process_state
+from harness.measure.process_state import ResidentPeak
 
 
 def test_a_peak_is_seen_although_it_is_over() -> None:
@@ -15,7 +15,7 @@ def test_a_peak_is_seen_although_it_is_over() -> None:
 
 def test_an_earlier_peak_is_forgotten_where_the_system_allows_it() -> None:
     try:
-        (peak_memory._PROCESS / "clear_refs").write_text("5")
+        (process_state._PROCESS / "clear_refs").write_text("5")
     except OSError:
         pytest.skip("the high-water mark cannot be reset here")
     block = bytearray(b"x") * (64 << 20)
@@ -27,7 +27,7 @@ def test_an_earlier_peak_is_forgotten_where_the_system_allows_it() -> None:
 
 
 def test_without_proc_the_process_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setattr(peak_memory, "_PROCESS", tmp_path)
+    monkeypatch.setattr(process_state, "_PROCESS", tmp_path)
     peak = ResidentPeak()
     peak.start()
     assert peak.peak_bytes() > 1 << 20

@@ -9,12 +9,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harness_helpers import HERE, QUICK, ROOT, alive, case, launch, measured, statuses, systems, wait_for
 
-from harness.workers import process
 from harness.workers.process import Launch, Limits, WorkerProcess
 from harness.workers.protocol import WorkerLost
 
@@ -41,7 +39,7 @@ def started(note: Path, **env: str) -> WorkerProcess:
     """A worker in the middle of a case, all of whose descendants are there."""
     worker = WorkerProcess(launch("fake_systems:WithFamily", FAKE_CHILD=str(note), **env))
     assert worker.ready().available
-    worker._send(worker._process, {"id": -1, **CASE}, time.monotonic() + 5)
+    worker._send(worker._process, CASE, time.monotonic() + 5)
     assert wait_for(lambda: len(family(note)) == 5)
     assert all(alive(pid) for pid in family(note).values())
     return worker
@@ -61,7 +59,7 @@ def test_the_family_is_gone_when_the_worker_is_killed_for_it(note: Path, env: di
 def test_the_family_is_gone_when_the_worker_ends_by_itself(note: Path) -> None:
     worker = started(note, FAKE_THEN="return")
     answer = json.loads(worker._process.stdout.readline())  # type: ignore[union-attr]
-    assert answer["id"] == -1
+    assert answer["healthy"]
     assert alive(family(note)["session"])  # a worker's children are its own affair as long as it lives
     worker.stop()
     assert not [name for name, pid in family(note).items() if alive(pid)]
@@ -109,20 +107,6 @@ def test_after_a_timeout_the_family_is_gone(tmp_path: Path, note: Path) -> None:
     assert not [name for name, pid in family(note).items() if alive(pid)]
 
 
-@pytest.mark.parametrize("end", [WorkerProcess.stop, WorkerProcess.kill])
-def test_what_a_worker_used_is_seen_before_it_ends_and_counted_once(monkeypatch: pytest.MonkeyPatch, end: Any) -> None:
-    seen: list[bool] = []
-    counted: list[float] = []
-    monkeypatch.setattr(process, "seconds_until_now", lambda pid: seen.append(alive(pid)) or 7.0)
-    monkeypatch.setattr(process, "count_ended", counted.append)
-    worker = WorkerProcess(launch("fake_systems:Fake"))
-    assert worker.ready().available
-    end(worker)
-    worker.kill()
-    assert set(seen) == {True}
-    assert sum(counted) == 7.0
-
-
 def test_code_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies there must not stand in for an installed package."""
     trap = f"open({str(tmp_path / 'sprung')!r}, 'w').close()\n"
@@ -139,32 +123,6 @@ def test_code_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pyte
 def test_a_worker_finds_its_system_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     assert statuses(measured(tmp_path / "out", [case()])) == ["ok"]
-
-
-def test_a_folder_whose_name_is_not_text(tmp_path: Path) -> None:
-    folder = tmp_path / os.fsdecode(b"out-\xff")
-    assert statuses(measured(folder, [case()])) == ["ok"]
-    assert statuses(measured(folder)) == ["ok"]
-
-
-def test_a_log_that_grows_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "OUTPUT_LIMIT", 1 << 16)
-    worker = WorkerProcess(launch())
-    assert worker.ready().available
-    chatter: dict[str, Any] = CASE | {"case": case("chatter").to_dict()}
-    with pytest.raises(WorkerLost, match="no answer within 2 s"):
-        worker._answer(chatter, 2.0)  # which prints a megabyte at once, and waits
-    size = os.fstat(worker._stderr.fileno()).st_size
-    worker.kill()
-    assert size <= 1 << 16
-
-
-def test_the_log_is_emptied_while_a_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "OUTPUT_LIMIT", 1 << 16)
-    worker = WorkerProcess(launch("fake_systems:PrintsAtExit"))
-    assert worker.ready().available
-    assert worker.stop(30.0) == 0
-    assert worker.ending_words == "the log is empty"
 
 
 def test_a_command_that_is_not_there_is_named_however_late_it_is_asked() -> None:

@@ -316,48 +316,18 @@ TIME = "gpu__time_duration.sum"
 def counters_of(*launches: dict[str, str], units: dict[str, str] | None = None) -> Counters:
     """What is read of launches of one kernel, from what the table says of each."""
     names = list(dict.fromkeys(name for each in launches for name in each))
-    base = {TIME: "us", "dram__bytes.sum": "byte", "lts__t_bytes.sum": "byte"} | (units or {})
+    base = {TIME: "ns", "dram__bytes.sum": "byte", "lts__t_bytes.sum": "byte"} | (units or {})
     rows = [["ID", "Kernel Name", *names], ["", "", *(base.get(name, "") for name in names)]]
     rows += [[str(place), "one", *(each.get(name, "n/a") for name in names)] for place, each in enumerate(launches)]
     return ncu.read("".join(",".join(f'"{field}"' for field in row) + "\n" for row in rows))["one"]
 
 
 @pytest.mark.parametrize(
-    ("unit", "us"),
-    [
-        ("ns", 0.0025),
-        ("nsecond", 0.0025),
-        ("us", 2.5),
-        ("usecond", 2.5),
-        ("ms", 2500),
-        ("msecond", 2500),
-        ("second", 2.5e6),
-    ],
-)
-def test_ncu_times_are_read_in_any_unit(unit: str, us: float) -> None:
-    assert counters_of({TIME: "2.50"}, units={TIME: unit}).time_us == pytest.approx(us)
-
-
-@pytest.mark.parametrize(
-    ("unit", "size"), [("byte", 2.5), ("Kbyte", 2.5e3), ("Mbyte", 2.5e6), ("Gbyte", 2.5e9), ("Tbyte", 2.5e12)]
-)
-def test_ncu_sizes_are_read_in_any_unit(unit: str, size: float) -> None:
-    said = {TIME: "1", "dram__bytes.sum": "2.50"}
-    assert counters_of(said, units={"dram__bytes.sum": unit}).dram_bytes == size
-
-
-@pytest.mark.parametrize(("unit", "count"), [("inst", 2.5), ("Kinst", 2.5e3), ("Minst", 2.5e6), ("M", 2.5e6)])
-def test_ncu_counts_are_read_in_any_unit(unit: str, count: float) -> None:
-    name = "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum"
-    assert counters_of({TIME: "1", name: "2.50"}, units={name: unit}).operations == pytest.approx(count)
-
-
-@pytest.mark.parametrize(
-    ("metric", "unit"), [(TIME, "cycle"), (TIME, ""), ("dram__bytes.sum", "Kibyte"), ("dram__bytes.sum", "sector")]
+    ("metric", "unit"), [(TIME, "us"), (TIME, ""), ("dram__bytes.sum", "Kbyte"), ("lts__t_bytes.sum", "sector")]
 )
 def test_an_unknown_unit_of_ncu_is_an_error(metric: str, unit: str) -> None:
     with pytest.raises(ProfileError, match=rf"{metric} in the unknown unit '{unit}'$"):
-        counters_of({TIME: "1", "dram__bytes.sum": "1"}, units={metric: unit})
+        counters_of({TIME: "1", metric: "1"}, units={metric: unit})
 
 
 @pytest.mark.parametrize(
@@ -384,7 +354,7 @@ def test_ncu_counts_flops_of_every_path(path: str, flops: float) -> None:
 
 def test_ncu_counts_every_kind_in_its_own_field() -> None:
     first = {
-        TIME: "1",
+        TIME: "1,000.00",
         "dram__bytes.sum": "100",
         "lts__t_bytes.sum": "200",
         "lts__t_sector_hit_rate.pct": "70",
@@ -394,7 +364,7 @@ def test_ncu_counts_every_kind_in_its_own_field() -> None:
         "lts__throughput.avg.pct_of_peak_sustained_elapsed": "22",
         "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed": "44",
     }
-    found = counters_of(first, {TIME: "3", "dram__bytes.sum": "300"})
+    found = counters_of(first, {TIME: "3,000.00", "dram__bytes.sum": "300"})
     assert (found.launches, found.time_us, found.dram_bytes) == (2, 2.0, 200.0)
     # Of what one launch lacks, the mean is that of the others.
     assert (found.l2_bytes, found.l2_hit, found.occupancy, found.conflicts) == (200.0, 70.0, 30.0, 0.25)

@@ -13,9 +13,10 @@ from harness.measure.measured_case import CaseRun
 from harness.measure.ranges import nvtx_range
 from harness.measure.system import Workload
 from harness.profiling import in_worker
-from harness.profiling.in_worker import RUNS, WARM_RUNS, ProfilerChoice, ceilings_by
+from harness.profiling.in_worker import RUNS, WARM_RUNS, ProfilerChoice, measured_ceilings
 from harness.profiling.tools import kineto
 from harness.profiling.tools.trace import Launched, Runs, found_of, last_runs
+from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.profile import ProfileError
 
@@ -156,17 +157,17 @@ def test_a_run_is_what_a_measurement_takes_a_sample_of(monkeypatch: pytest.Monke
     monkeypatch.setattr(in_worker, "CudaEventClock", clock)
     work = in_worker._Work(case(timing=timing), Workload(run=print, device="cuda"))
     work.call_s = 0.125
-    work.alone()
+    work.time_alone()
     assert prepared == [(print, 0.125)]
     assert (work.timed(), work.calls, work.alone_us) == ("sample", 3, 1500.0)
-    work.alone(400.0)  # as an earlier timing found
+    work.time_alone(400.0)  # as an earlier timing found
     assert prepared == [(print, 0.125)] * 2
     assert (work.timed(), work.calls, work.alone_us) == ("sample", 3, 1200.0)
 
 
 def test_on_a_cpu_a_run_is_a_call() -> None:
     work = in_worker._Work(case(), Workload(run=print))
-    work.alone()
+    work.time_alone()
     assert (work.timed(), work.calls, work.alone_us) == (print, 1, 0.0)
 
 
@@ -469,12 +470,15 @@ def test_kineto_times_an_engine_without_its_ranges(
     assert (found["busy_us"], found["kernels"][0]["launches"]) == (3.0 * runs, runs)
 
 
-def test_a_profiled_case_is_not_timed_and_has_its_ceilings() -> None:
+def test_a_profiled_case_is_not_timed() -> None:
     pytest.importorskip("torch")
-    run = CaseRun(case(l2="cold"), Policy(), "profile", ProfilerChoice(ceilings="profile_helpers:ceilings"))
+
+    def profiler(case: Case, workload: Workload, throttled: Any) -> Any:
+        return in_worker.profile(case, workload, ProfilerChoice(), throttled)
+
+    run = CaseRun(case(l2="cold"), Policy(), "profile", profiler)
     record = run.record(WithTorch())
     assert (record.status, record.samples_ms, record.gate) == ("ok", [], None)
-    assert run.profile["ceilings"] == {"copy_gbs": 3000.0, "product_tflops": 600.0}
     assert "not cold" in run.profile["notes"][0]
     assert run.profile["units"] == 1
     assert run.profile["work"] == {"products": {"flops": 1e6, "bytes": 2e4}}
@@ -488,14 +492,14 @@ def test_ceilings_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) 
     def beyond() -> Any:
         raise MemoryError
 
-    assert ceilings_by("") == {}
-    assert ceilings_by("profile_helpers:ceilings")["copy_gbs"] == 3000.0
+    assert measured_ceilings("") == {}
+    assert measured_ceilings("profile_helpers:ceilings")["copy_gbs"] == 3000.0
     monkeypatch.setattr(profile_helpers, "ceilings", beyond)
-    assert ceilings_by("profile_helpers:ceilings") == {}
+    assert measured_ceilings("profile_helpers:ceilings") == {}
 
     def broken() -> Any:
         raise ValueError("no such device")
 
     monkeypatch.setattr(profile_helpers, "ceilings", broken)
     with pytest.raises(ValueError, match="no such device"):
-        ceilings_by("profile_helpers:ceilings")
+        measured_ceilings("profile_helpers:ceilings")

@@ -34,7 +34,7 @@ def test_a_script_profiles_a_block(tmp_path: Path) -> None:
         ({"device": "gpu"}, "must be cpu, or cuda"),
         ({"units": 0}, "at least 1"),
         ({"keep": "a.json"}, "must end in .json.gz"),
-        ({"keep": "absent/a.json.gz"}, "in a folder that is there"),
+        ({"keep": "absent/a.json.gz"}, "in an existing folder"),
     ],
 )
 def test_what_a_script_cannot_ask_for_is_refused_before_its_block_runs(arguments: dict[str, Any], why: str) -> None:

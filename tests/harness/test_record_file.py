@@ -105,12 +105,6 @@ def test_garbage_in_the_middle_names_its_line(file: RecordFile) -> None:
         file.read()
 
 
-def nested(value: Any, levels: int) -> dict[str, Any]:
-    for _ in range(levels):
-        value = {"in": value}
-    return value
-
-
 def line_with(**changes: Any) -> str:
     return json.dumps(ok_record().to_dict() | changes)
 
@@ -119,11 +113,6 @@ def line_with(**changes: Any) -> str:
     ("line", "message"),
     [
         (line_with(schema=1), "schema"),
-        (line_with(case={"system": "x"}), "case.backend"),
-        (line_with(samples_ms=[10**400] * 3), "samples_ms.0"),
-        (line_with(environment="x" * 99), "environment"),
-        (line_with(environment=nested({}, 16)), "more than 16 levels"),
-        (line_with(gate={"checks": [], "more": nested([], 16)}), "more than 16 levels"),
         (line_with(environment={})[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON"),
         ('{"schema": 2, "status": "ok"}', "case"),
         ("3", "object"),
@@ -137,18 +126,6 @@ def test_a_wrong_line_is_one_clear_sentence(file: RecordFile, line: str, message
     assert str(error.value).startswith(f"{file.path}, line 2: ")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_last_line_too_deep_is_not_a_torn_one(file: RecordFile) -> None:
-    file.append(ok_record())
-    with file.path.open("ab") as raw:
-        raw.write(b'{"schema":2,"case":' + b"[" * 100_000)
-    before = file.path.read_bytes()
-    with pytest.raises(RecordError, match=r"records\.jsonl, line 2: is not JSON"):
-        file.read()
-    with pytest.raises(RecordError, match=r"records\.jsonl, last line: is not JSON"):
-        file.append(ok_record())
-    assert file.path.read_bytes() == before
 
 
 def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
@@ -181,9 +158,3 @@ def test_a_pipe_does_not_hang(file: RecordFile) -> None:
     for use in (lambda: file.append(ok_record()), file.read):
         with pytest.raises(RecordError, match=r"records\.jsonl: cannot be .*: (Not a regular file|Is a dir)"):
             use()
-
-
-def test_a_folder_is_no_file(file: RecordFile) -> None:
-    file.path.mkdir(parents=True)
-    with pytest.raises(RecordError, match=r"records\.jsonl: cannot be .*: (Not a regular file|Is a dir)"):
-        file.read()

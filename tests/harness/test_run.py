@@ -95,41 +95,28 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v.pop("device") and None, "device: Field required"),
     (lambda v: v.update(device="tpu"), "device: Input should be 'cpu' or 'cuda'"),
     (lambda v: [v], "is no run file of 'ttt-bench'"),
-    (lambda v: "text", "is no run file of 'ttt-bench'"),
     (lambda v: v.update(colour="red"), "colour: "),
     (lambda v: v.update({"a\nb\x1b[2J": 1}), "a b [2J: "),
-    (lambda v: v.update({"x" * 10_000: 1}), "xxx…"),
     (lambda v: v.update(mode="guess"), "mode: Input should be 'measure', 'verify' or 'profile'"),
     (lambda v: v.update(repeats=0), "repeats: Input should be greater than or equal to 1"),
-    (lambda v: v.update(repeats=10**30), "repeats: "),
-    (lambda v: v.update(repeats="3"), "repeats: "),
-    (lambda v: v.update(policy=3), "run.json: policy: "),
     (lambda v: v["policy"].update(budget_s="long"), "policy.budget_s: Input should be a valid number, not 'long'"),
-    (lambda v: v["policy"].update(min_samples=0), "policy.min_samples: "),
-    (lambda v: v["policy"].update(precision=0), "policy.precision: "),
     (lambda v: v["jobs"].append(v["jobs"][0]), "two jobs are called fake-cpu"),
     (lambda v: v["jobs"][0]["cases"].append(v["jobs"][0]["cases"][0]), "the case fake/cpu tiny forward B=1 T=8"),
     (lambda v: v["jobs"][0]["cases"][0].update(min_samples=-1), "min_samples: Input should be greater than"),
-    (lambda v: v["jobs"][0]["cases"][0].update(min_samples=10**400), "min_samples: "),
     (lambda v: v["jobs"][0].update(system="../x"), "job '../x': that cannot be part of a file's name"),
-    (lambda v: v["jobs"][0].update(backend="a/b"), "job 'a/b': that cannot be part of a file's name"),
-    (lambda v: v["jobs"][0].update(system=".hidden"), "job '.hidden': that cannot be part of a file's name"),
-    (lambda v: v["jobs"][0].update(system=""), "job '': that cannot be part of a file's name"),
-    (lambda v: v["jobs"][0].update(system="x" * 300), "cannot be part of a file's name"),
     (lambda v: v["jobs"][0].update(system="other"), "job other-cpu: has a case of fake/cpu"),
     (lambda v: first_case(v).update(batch=0), "jobs.0.cases.0.case.batch: "),
-    (lambda v: first_case(v).update(colour="red"), "case.colour: "),
     (lambda v: first_case(v).update(size="a\x1b[2J"), "case.size: "),
-    (lambda v: first_case(v).update(size="x" * 100_000), "case.size: "),
-    (lambda v: v["jobs"][0]["cases"][0].update(case=3), "jobs.0.cases.0.case: "),
     (lambda v: v["catalogue"]["suites"][0]["cases"].append("0" * 16), "has the case '0000000000000000', which no job"),
     (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(y="beauty"), "y is 'beauty', which is no metric"),
     (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(x="beauty"), "'beauty' is no axis"),
-    (lambda v: v["catalogue"].update(figures=[]), "catalogue.figures: "),
     (lambda v: v["catalogue"]["suites"].append(v["catalogue"]["suites"][0]), "catalogue: suites names 'fake' twice"),
     (lambda v: v["catalogue"]["metrics"][0].update(better="maybe"), "catalogue.metrics.0.better: "),
-    (lambda v: v["catalogue"]["metrics"][0].update(scale=0), "metric 'us_per_token': scale is 0"),
-    (lambda v: v["catalogue"]["metrics"][0].update(label="a\x1b[2Jb"), "has the text 'a\\x1b[2Jb', which is not print"),
+    (lambda v: v["catalogue"]["metrics"][0].update(scale=0), "catalogue.metrics.0.scale: "),
+    (
+        lambda v: v["catalogue"]["metrics"][0].update(label="a\x1b[2Jb"),
+        "metrics.0.label: must be printable",
+    ),
     (lambda v: v["catalogue"]["metrics"][0].update(label="\ud800"), ""),
     (lambda v: v.update(requests=[{"at": "x"}]), "requests.0.arguments: Field required"),
     (
@@ -178,16 +165,6 @@ def test_what_is_not_json_is_no_run(folder: Path, text: str) -> None:
         Run.open(folder)
 
 
-def test_text_of_another_encoding(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "run.json").write_bytes('{"tool": "größe"}'.encode("latin-1"))
-    with pytest.raises(RunError, match="is not JSON"):
-        Run.open(folder)
-    (folder / "run.json").write_bytes('{"tool": "x"}'.encode("utf-16"))
-    with pytest.raises(RunError, match="is not JSON"):
-        Run.open(folder)
-
-
 @pytest.mark.timeout(120)
 def test_what_is_no_regular_file(folder: Path) -> None:
     path = folder / "run.json"
@@ -202,11 +179,6 @@ def test_what_is_no_regular_file(folder: Path) -> None:
     path.rmdir()
     path.symlink_to("/dev/zero")
     with pytest.raises(RunError, match="Not a regular file"):
-        Run.open(folder)
-    path.unlink()
-    with path.open("wb") as file:
-        file.truncate((256 << 20) + 1)
-    with pytest.raises(RunError, match=r"run\.json: cannot be read: Larger than 256 MB"):
         Run.open(folder)
 
 
@@ -251,19 +223,6 @@ def test_what_a_killed_process_left_of_a_run_file_is_no_run(folder: Path) -> Non
     folder.mkdir()
     (folder / f".{FILE}.abc").write_text("{")
     assert Run.open(new_run(folder, [case()]).folder).jobs
-
-
-def test_a_linked_run_file_is_replaced_not_written_through(folder: Path, tmp_path: Path) -> None:
-    run = new_run(folder, [case()])
-    precious = tmp_path / "precious"
-    (folder / "run.json").rename(precious)
-    before = precious.read_bytes()
-    (folder / "run.json").symlink_to(precious)
-    with pytest.raises(RunError, match="holds a run already"):
-        new_run(folder, [case(batch=9)])
-    run.extend((), Catalogue(), REQUEST)
-    assert precious.read_bytes() == before
-    assert not (folder / "run.json").is_symlink()
 
 
 def test_a_record_file_of_no_job_is_refused(folder: Path) -> None:

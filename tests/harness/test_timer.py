@@ -1,19 +1,14 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from statistics import median
-from types import SimpleNamespace
 
 import pytest
-from fake_systems import spin
 from simulate_coverage import held
 
-from harness.measure import timer
 from harness.measure.interval import median_interval
 from harness.measure.timer import (
     BATCHES,
-    CpuClock,
     least_warmup_s,
-    measure,
     stop_reason,
     take_engine_samples,
     take_samples,
@@ -110,11 +105,6 @@ def test_one_long_sample_of_six_that_was_held_up_is_waited_for() -> None:
     assert median_interval(timing.samples_ms, 0.95)[2] < 2240
 
 
-def test_long_samples_that_never_settle_end_at_half_as_many_again() -> None:
-    timing = take_samples(FakeClock(itertools.cycle([2000.0, 3000.0])), Policy(budget_s=1.0, min_samples=6))
-    assert (timing.stop, len(timing.samples_ms)) == ("budget", 9)
-
-
 @pytest.mark.parametrize(("longer", "stop"), [(10.09, "interval"), (10.11, "")])
 def test_the_longer_side_of_the_interval_is_within_1_percent_of_the_median(longer: float, stop: str) -> None:
     """The median and the lower end are 10.0."""
@@ -128,17 +118,6 @@ def test_few_samples_that_agree_are_not_enough() -> None:
     policy = Policy(min_samples=6)
     assert stop_reason([1.0] * 19, 1.0, policy) == ""
     assert stop_reason([1.0] * 20, 1.0, policy) == "interval"
-
-
-def test_one_sample_at_least_however_long() -> None:
-    timing = take_samples(FakeClock([1e6, 1e6]), Policy(budget_s=1))
-    assert (timing.stop, timing.samples_ms) == ("budget", [1e6])
-
-
-def test_a_rare_spike_does_not_keep_it_going() -> None:
-    timing = take_samples(FakeClock(itertools.cycle([10.0] * 9 + [100.0])), Policy(min_samples=20))
-    assert timing.stop == "interval"
-    assert len(timing.samples_ms) <= 40
 
 
 def test_the_rule_that_ends_sampling_leaves_the_interval_its_confidence() -> None:
@@ -164,12 +143,6 @@ def test_warm_up_ends_without_steadiness() -> None:
     ever_longer = (float(2**i) for i in range(64))
     samples = warm_up(FakeClock(ever_longer), Policy())
     assert sum(samples) == pytest.approx(5000, rel=1)
-
-
-def test_the_first_call_is_not_counted_as_warm_up() -> None:
-    calls: list[None] = []
-    CpuClock().prepare(lambda: calls.append(None))
-    assert len(calls) == 1
 
 
 def test_warm_up_outlasts_a_swing_that_begins_after_samples_that_agree() -> None:
@@ -199,12 +172,6 @@ def test_a_load_that_nothing_slows_down_only_wakes_the_device() -> None:
     assert len(warm_up(clock, Policy())) == 100
 
 
-def test_a_load_that_is_slowed_down_late_settles_all_the_same() -> None:
-    clock = FakeClock(itertools.repeat(5.0), settles_s=2.0, wakes_s=0.5)
-    throttled = (clock.now() > 0.3 for _ in itertools.count())
-    assert len(warm_up(clock, Policy(), lambda: next(throttled))) == 400
-
-
 def test_a_load_that_was_slowed_down_once_settles_all_the_same() -> None:
     clock = FakeClock(itertools.repeat(5.0), settles_s=2.0, wakes_s=0.5)
     throttled = (at == 20 for at in itertools.count())
@@ -216,25 +183,10 @@ def test_windows_that_differ_by_2_percent_are_steady() -> None:
     assert len(warm_up(FakeClock([100.0] * 5 + [97.0] * 10), Policy())) == 13
 
 
-def test_an_engine_that_was_slowed_down_once_settles_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[int] = []  # batches of 0.3 s
-    monkeypatch.setattr(timer, "time", SimpleNamespace(monotonic=lambda: 0.3 * len(ended)))
-    batches = (ended.append(number) or [1.0] for number in itertools.count())
-    throttled = (at == 0 for at in itertools.count())
-    warm_up_engine(batches, Policy(), FakeClock([], settles_s=2.0, wakes_s=0.5), lambda: next(throttled))
-    assert len(ended) == 7
-
-
 def test_a_run_of_prepare_that_outlasts_the_warm_up_was_it() -> None:
     clock = FakeClock(itertools.repeat(2300.0), settles_s=2.0)
     clock.loaded_s = 2.3
     assert warm_up(clock, Policy()) == []
-
-
-def test_warm_up_ends_at_its_most_whatever_the_device_needs() -> None:
-    clock = FakeClock(itertools.repeat(10.0), settles_s=9.0)
-    assert least_warmup_s(clock, Policy(), limited=True) == 5.0
-    assert len(warm_up(clock, Policy(), lambda: True)) == 500
 
 
 def test_a_glance_does_not_wait_longer_than_it_takes() -> None:
@@ -243,18 +195,6 @@ def test_a_glance_does_not_wait_longer_than_it_takes() -> None:
     assert least_warmup_s(clock, Policy(budget_s=0.1), limited=False) == 0.5
     assert least_warmup_s(clock, Policy(budget_s=1 / 6), limited=True) == 2.0  # a part of a budget is no glance
     assert least_warmup_s(clock, Policy(budget_s=0.0), limited=True) == 0.0
-
-
-def test_a_cpu_warms_up_for_a_fifth_of_a_second() -> None:
-    assert least_warmup_s(CpuClock(), Policy(), limited=True) == 0.2
-
-
-def test_throttled_samples_are_kept_and_marked() -> None:
-    marks = iter([False, True, True, *[False] * 20])
-    policy = Policy(min_samples=10, budget_s=0.0)
-    timing = take_samples(FakeClock(itertools.repeat(1.0)), policy, lambda: next(marks))
-    assert timing.throttled == [False, True, True, *[False] * 7]
-    assert len(timing.samples_ms) == 10
 
 
 def test_whether_a_sample_was_throttled_is_asked_once_it_is_taken() -> None:
@@ -335,13 +275,6 @@ def test_inspection_comes_before_each_sample_and_not_into_it() -> None:
     policy = Policy(min_samples=3, budget_s=0.0)
     take_samples(clock, policy, before_sample=lambda: looked_at.append(clock.now()))
     assert looked_at == pytest.approx([0.0, 0.001, 0.002])
-
-
-def test_known_duration_within_two_percent() -> None:
-    # Shorter than a time slice, so that another process spoils some samples but not their median.
-    policy = Policy(budget_s=1.0)
-    timing = measure(lambda: spin(0.5), CpuClock(), policy)
-    assert median(timing.samples_ms) == pytest.approx(0.5, rel=0.02)
 
 
 @pytest.mark.parametrize(
