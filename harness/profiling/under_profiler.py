@@ -43,7 +43,7 @@ class ToolLost(Exception):
 class UnderProfiler:
     """Profiles cases of a run. Every method raises ToolLost or ProfileError without a result.
 
-    `place`: GPU slot. ceilings: MODULE:FUNCTION that measures the GPU's peaks.
+    `place`: GPU slot. `ceilings`: MODULE:FUNCTION that measures the GPU's peaks.
     stop_s: limit for a profiler to write its report. stopped: whether the run is to end.
     """
 

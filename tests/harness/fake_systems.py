@@ -1,4 +1,4 @@
-"""Adapters that behave as a case's option `do` says: well, badly, or not at all. None needs torch."""
+"""Adapters that behave as a case's option `do` requests, without torch."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ def spin(milliseconds: float = SPIN_MS) -> None:
 
 
 class OutOfMemoryError(RuntimeError):
-    """Called as torch's is."""
+    """Has the name of torch's error."""
 
 
 def _raise(error: BaseException) -> None:
@@ -51,7 +51,7 @@ _forked = False
 
 
 def _fork_once() -> None:
-    """Both processes go on with the case."""
+    """Fork; both processes continue with the case."""
     global _forked
     if not _forked:
         _forked = True
@@ -89,7 +89,7 @@ RUNS: dict[str, Callable[[], object]] = {
 
 
 class Fake:
-    """Runs `RUNS[do]`; further values of `do` are about the gate, the engine and `close`."""
+    """Runs `RUNS[do]`; other values of `do` change checks, engine and `close`."""
 
     packages = ("pytest", "not-installed")
 
@@ -119,7 +119,7 @@ class Fake:
 
 
 class OneKind(Fake):
-    """A process of it serves one value of the option `kind`; of "none", no process does."""
+    """A process serves one value of the option `kind`; no process serves "none"."""
 
     served: str = ""
 
@@ -143,7 +143,7 @@ class HangsAtProbe(Fake):
 
 
 def _note() -> int:
-    """How often this was called before, over all processes, as the file that FAKE_NOTE names remembers."""
+    """Count earlier calls over all processes in the file FAKE_NOTE."""
     with open(os.environ["FAKE_NOTE"], "a+") as file:
         file.write("x")
         file.flush()
@@ -180,8 +180,7 @@ class NotesItsProcess(Fake):
 class WithFamily(Fake):
     """Starts a child, one in another process group, one in another session, and an orphan; then hangs.
 
-    Their ids go into the file that FAKE_CHILD names. FAKE_CLEAN: they have no environment. FAKE_THEN=return: the case
-    ends instead.
+    FAKE_CHILD: file for their ids. FAKE_CLEAN: without an environment. FAKE_THEN=return: the case ends.
     """
 
     def build(self, case: Case) -> Workload:
@@ -210,7 +209,7 @@ class WithFamily(Fake):
 
 
 class Wanders(Fake):
-    """Notes where it finds itself, then goes elsewhere."""
+    """Records folder, environment and affinity, then changes them."""
 
     def build(self, case: Case) -> Workload:
         found = f"{os.getcwd()} {os.environ.get('FAKE_LEAK')} {sorted(os.sched_getaffinity(0))}"

@@ -1,8 +1,6 @@
-"""A worker that speaks the protocol itself and answers a case in the wrong way that its case's option `do` names.
+"""A worker that answers a case in a wrong way, named by the case's option `do`; "well" is right.
 
-    python -m rude_worker ENTRY
-
-"well" is the only right one. It needs nothing of the harness but the shape of an environment and a record.
+python -m rude_worker ENTRY
 """
 
 import json
@@ -34,7 +32,7 @@ def answer_to(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def lines_for(do: str, request: dict[str, Any]) -> list[str]:
-    """The lines to answer with, each to be written at once."""
+    """Return the lines of an answer."""
     answer = answer_to(request)
     record = answer["record"]
     if do == "long-calls":

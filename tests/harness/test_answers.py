@@ -1,4 +1,4 @@
-"""An answer belongs to a question: what a worker says out of turn or in another shape costs its case, no other."""
+"""A wrong answer of a worker costs its own case only."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,8 +40,8 @@ def test_an_engine_claims_no_more_time_than_passed(tmp_path: Path) -> None:
     assert (record.status, record.reason.startswith(WRONG["too-long-ago"])) == ("failed", True)
 
 
-def test_an_array_is_no_answer(tmp_path: Path) -> None:
-    """It may be what a container's client prints, so it is passed over; then there is none."""
+def test_an_array_is_ignored(tmp_path: Path) -> None:
+    """It may be output of a container client."""
     records = measured(tmp_path / "out", [case("list"), case("well", batch=9)], rude(), limits=SOON)
     assert statuses(records) == ["timeout", "ok"]
 
@@ -52,14 +52,14 @@ def test_control_characters_are_cleaned(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_does_not_read_is_not_waited_for(tmp_path: Path) -> None:
-    """A request larger than a pipe holds, to a worker that sleeps."""
+    """The request is larger than a pipe's buffer."""
     large = case("deaf", options={f"o{i}": "x" * 900 for i in range(99)})
     records = measured(tmp_path / "out", [large, case("well")], rude(), limits=SOON)
     assert statuses(records) == ["timeout", "ok"]
 
 
 def test_a_child_that_a_case_forked_does_not_answer(tmp_path: Path) -> None:
-    """It returns from the case as its parent does; its answer would be taken for that of the next case."""
+    """Its answer would be read as that of the next case."""
     records = measured(tmp_path / "out", [case("fork"), *(case(batch=i) for i in range(3, 6))], systems())
     assert statuses(records) == ["ok"] * 4
     assert [r.case.batch for r in records] == [2, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""Who used the processors while something was measured?"""
+"""Share of CPU time of other processes."""
 
 import os
 import signal
@@ -53,19 +53,19 @@ def readings(monkeypatch: pytest.MonkeyPatch, *times: tuple[float, float, float]
 def test_shares_of_the_time_since_it_was_made(
     monkeypatch: pytest.MonkeyPatch, after: tuple[float, float, float], others: float, idle: float
 ) -> None:
-    """(busy, idle, own) seconds: our own are not those of others, even where ticks make them look more than all."""
+    """(busy, idle, own) seconds; ticks may make the own ones exceed the busy ones."""
     start = (10.0, 0.0, 0.0)
     meter = readings(monkeypatch, start, after)
     assert meter.reading() == pytest.approx({"others_share": others, "idle_share": idle})
 
 
-def test_nothing_is_said_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_load_has_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     assert readings(monkeypatch, None, (1.0, 1.0, 0.0)).reading() == {}
     assert readings(monkeypatch, (1.0, 1.0, 0.0), None).reading() == {}
     assert readings(monkeypatch, (1.0, 1.0, 0.0), (1.0, 1.0, 0.0)).reading() == {}
 
 
-def test_without_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_proc_there_is_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_load, "_STAT", "/nowhere/stat")
     assert LoadMeter(os.getpid()).reading() == {}
 

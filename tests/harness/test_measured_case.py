@@ -46,7 +46,7 @@ class Counting(Fake):
         return noted
 
 
-def test_gate_comes_before_any_run_and_close_last() -> None:
+def test_the_first_check_precedes_all_runs_and_close_is_last() -> None:
     system = Counting()
     record = CaseRun(case(), QUICK).record(system)
     assert record.status == "ok"
@@ -56,7 +56,7 @@ def test_gate_comes_before_any_run_and_close_last() -> None:
 
 
 @pytest.mark.parametrize("do", ["miss", "nan"])
-def test_a_missed_gate_has_no_timing(do: str) -> None:
+def test_a_failed_first_check_has_no_timing(do: str) -> None:
     system = Counting()
     record = CaseRun(case(do), QUICK).record(system)
     assert (record.status, record.samples_ms, record.peak_memory_bytes) == ("incorrect", [], None)
@@ -67,7 +67,7 @@ def test_a_missed_gate_has_no_timing(do: str) -> None:
     assert system.events[-1] == "close"
 
 
-def test_verify_stops_after_the_gate() -> None:
+def test_verify_stops_after_the_first_check() -> None:
     system = Counting()
     record = CaseRun(case(), QUICK, "verify").record(system)
     assert system.events == ["build", "gate", "close"]
@@ -99,12 +99,12 @@ def test_a_sample_is_of_one_unit() -> None:
     assert part.tokens == whole.tokens == 2
 
 
-def test_engine_samples_are_kept_as_they_are() -> None:
+def test_engine_samples_stay_as_they_are() -> None:
     record = CaseRun(case("engine", timing="graph"), QUICK).record(Fake())
     assert (record.samples_ms, record.stop) == ([1.0, 2.0, 3.0], "budget")
 
 
-def test_a_record_says_for_how_long_and_how_often_it_might_be_sampled() -> None:
+def test_settings_have_the_budget_of_the_samples() -> None:
     allowed = {"budget_s": "0.0", "min_samples": "3", "warmup_s": "0.0"}
     settings = CaseRun(case(), QUICK).record(Fake()).settings
     assert settings.items() >= allowed.items()
@@ -113,7 +113,7 @@ def test_a_record_says_for_how_long_and_how_often_it_might_be_sampled() -> None:
         assert CaseRun(case(do), QUICK).record(Fake()).settings.items() >= allowed.items()
 
 
-def test_a_record_says_what_its_time_went_to() -> None:
+def test_a_record_has_the_time_of_each_stage() -> None:
     record = CaseRun(case(), QUICK).record(Fake())
     assert list(record.stages_s) == ["build", "gate", "warm_up", "sample", "check"]
     assert sum(record.samples_ms) / 1e3 <= record.stages_s["sample"] <= sum(record.stages_s.values()) <= record.wall_s
@@ -121,7 +121,7 @@ def test_a_record_says_what_its_time_went_to() -> None:
     assert list(missed.stages_s) == ["build", "gate"]
 
 
-def test_what_the_reference_took_is_a_stage_of_its_own() -> None:
+def test_the_reference_is_a_stage_of_its_own() -> None:
     torch = pytest.importorskip("torch")
 
     def judge(outputs: Any, calls: int) -> Verdict:
@@ -144,7 +144,7 @@ def no_profiler(case: Case, workload: Workload, throttled: Callable[[], bool]) -
     return {}
 
 
-def test_only_what_is_sampled_says_so() -> None:
+def test_only_sampled_cases_have_the_budget_in_their_settings() -> None:
     for mode, do in [("verify", "work"), ("profile", "work"), ("measure", "miss"), ("measure", "skip")]:
         profiler = no_profiler if mode == "profile" else None
         assert "budget_s" not in CaseRun(case(do), QUICK, mode, profiler).record(Fake()).settings
@@ -157,30 +157,23 @@ def test_a_cpu_has_neither_graphs_nor_a_cold_l2(change: dict) -> None:
     assert "needs a CUDA device" in record.reason
 
 
-def test_what_was_found_before_a_failure_stays() -> None:
-    run = CaseRun(case("raise"), QUICK)
-    record = run.record(Fake())
-    assert (record.status, run.healthy) == ("failed", False)
-    assert re.fullmatch(r"RuntimeError: first line of kernel\.cu \(fake_systems\.py, line \d+\)", record.reason)
-    assert record.metrics["parameters"] == 7
-    assert record.gate is not None
-    assert record.environment["software"]["pytest"] == pytest.__version__
-
-
 @pytest.mark.parametrize(
     ("do", "status", "reason"),
     [
+        ("raise", "failed", "RuntimeError: first line of kernel.cu (fake_systems.py, line N)"),
         ("leave", "failed", "SystemExit: the library gave up (fake_systems.py, line N)"),
         ("oom-inside", "oom", "RuntimeError: the engine could not start"),
     ],
 )
-def test_what_is_raised_is_the_reason(do: str, status: str, reason: str) -> None:
+def test_an_exception_becomes_the_reason_and_keeps_earlier_fields(do: str, status: str, reason: str) -> None:
     run = CaseRun(case(do), QUICK)
     record = run.record(Fake())
+    assert (record.metrics["parameters"], record.gate is not None) == (7, True)
+    assert record.environment["software"]["pytest"] == pytest.__version__
     assert (record.status, re.sub(r"line \d+", "line N", record.reason), run.healthy) == (status, reason, False)
 
 
-def test_what_is_no_workload_is_named() -> None:
+def test_a_build_without_a_workload_is_named() -> None:
     class Forgetful(Fake):
         def build(self, case: Any) -> Any:
             super().build(case)
@@ -206,7 +199,7 @@ def test_an_axis_that_an_input_has_not_is_named() -> None:
 
 
 def test_a_skip_is_for_build_alone() -> None:
-    """What says that it cannot run after it was built has failed."""
+    """A Skip after the build is a failure."""
     run = CaseRun(case("skip-late"), QUICK)
     record = run.record(Fake())
     assert record.status == "failed"
@@ -270,7 +263,7 @@ def test_a_cuda_workload_is_measured_with_its_memory() -> None:
 
 
 class FakeDevice:
-    """A GPU and its clock: a sample is 4 calls of 100 ms and 10 J, and their time passes for nobody else."""
+    """A GPU and its clock: a sample is 4 calls of 100 ms and 10 J."""
 
     launches, own_bytes, replays = 4, 1000, False
     wakes_s, settles_s, loaded_s = 0.5, 2.0, 0.0
@@ -309,7 +302,7 @@ class FakeDevice:
 
 
 @pytest.mark.parametrize("mode", ["measure", "verify", "profile"])
-def test_what_is_replayed_is_captured_once_after_the_gate_and_its_memory_counts(
+def test_capture_runs_once_after_the_first_check_and_its_memory_counts(
     monkeypatch: pytest.MonkeyPatch, mode: Mode
 ) -> None:
     device, done = FakeDevice(), list[str]()
@@ -350,7 +343,7 @@ class FakeMeter:
 
 
 def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any, **changes: Any) -> Any:
-    """The record of 5 samples of 8 generate steps of 2 tokens; `changes` are those of the workload and the policy."""
+    """Return the record of 5 samples of 8 generate steps of 2 tokens. changes: of workload and policy."""
     torch = pytest.importorskip("torch")
     policy = Policy(**{"min_samples": 5, "budget_s": 1.0, **changes.pop("policy", {})})
     run = {name: changes.pop(name) for name in ("mode", "cooler", "profiler") if name in changes}
@@ -390,10 +383,10 @@ def test_a_sample_on_a_gpu_spans_its_launches_and_units(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("l2", "samples"), [("warm", 3), ("cold", 2)])
-def test_a_case_whose_energy_is_told_is_sampled_for_a_second(
+def test_a_case_with_an_energy_metric_is_sampled_for_a_second(
     monkeypatch: pytest.MonkeyPatch, l2: str, samples: int
 ) -> None:
-    """A sample takes 0.4 s, and the budget is that of one of two repeats."""
+    """A sample takes 0.4 s."""
     policy = {"min_samples": 1, "budget_s": 0.5}
     record = on_fake_device(monkeypatch, FakeDevice(), case(l2=l2), policy=policy)
     assert len(record.samples_ms) == samples
@@ -404,16 +397,16 @@ def test_energy_is_of_the_samples_alone_and_of_all_their_tokens(monkeypatch: pyt
     record = on_fake_device(monkeypatch, FakeDevice(), case())
     assert record.metrics["energy_j_per_token"] == 5 * 40.0 / (5 * 4 * 8 * 2)
     assert record.metrics["seconds"] == pytest.approx(5 * 4 * 0.1)
-    # Flushing the cache draws energy that is not the work's.
+    # Flushing the cache draws energy of its own.
     assert "energy_j_per_token" not in on_fake_device(monkeypatch, FakeDevice(), case(l2="cold")).metrics
-    # An engine's too; the meter knows whether its samples fill the time.
+    # The meter decides whether an engine's samples fill the time.
     engine = {"engine_samples": lambda policy: [[100.0] * 5] * 2, "policy": {"budget_s": 0.0}}
     record = on_fake_device(monkeypatch, FakeDevice(), case(timing="engine"), **engine)
     assert record.metrics["seconds"] == pytest.approx(5 * 4 * 8 * 0.1)
 
 
 class FakeCooler(Cooler):
-    """Notes how many samples the device had taken when it was let rest, and does not wait."""
+    """Notes the number of samples before each rest, and does not wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -425,7 +418,7 @@ class FakeCooler(Cooler):
 
 
 @pytest.mark.parametrize(("reason", "rested"), [("sw_thermal_slowdown", [0]), ("sw_power_cap", [])])
-def test_a_gpu_that_heat_slows_down_rests_before_it_is_warmed_up(
+def test_a_thermally_throttled_gpu_rests_before_the_warm_up(
     monkeypatch: pytest.MonkeyPatch, reason: str, rested: list[int]
 ) -> None:
     device, cooler = FakeDevice(), FakeCooler()
@@ -439,7 +432,7 @@ def test_a_gpu_that_heat_slows_down_rests_before_it_is_warmed_up(
     assert not verified.rested_at
 
 
-def test_reasons_that_only_some_samples_were_slowed_by_are_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throttle_reasons_of_any_sample_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice()
     device.facts = {"throttle_reasons": ["sw_power_cap"], "temperature_c": 70}
     device.slowed_by.add("hw_power_brake_slowdown")  # of the warm-up
@@ -455,7 +448,7 @@ def test_reasons_that_only_some_samples_were_slowed_by_are_in_the_record(monkeyp
     assert environment["gpu"]["after"]["throttle_reasons"] == ["sw_power_cap", "sw_thermal_slowdown"]
 
 
-def test_a_profile_says_what_slowed_its_gpu_down_and_the_next_case_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_has_throttle_reasons_and_the_next_case_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     device, cooler = FakeDevice(), FakeCooler()
     device.facts = {"throttle_reasons": [], "temperature_c": 80}  # when the trace has been read
 
@@ -469,7 +462,7 @@ def test_a_profile_says_what_slowed_its_gpu_down_and_the_next_case_rests(monkeyp
     assert cooler.goal_c == 65
 
 
-def test_what_followed_from_samples_goes_with_them_where_the_outputs_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_outputs_lose_samples_and_their_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Verdict([Check.at_most("timed_error", 2.0, 1.0)])
     changes = {"measured": lambda calls: {"time_to_first_token_ms": 0.1}, "metrics": {"parameters": 7.0}}
     for verdict, names in (
@@ -483,7 +476,7 @@ def test_what_followed_from_samples_goes_with_them_where_the_outputs_are_wrong(m
         assert names <= record.metrics.keys() <= names | {"seconds"}
 
 
-def test_a_gate_may_find_metrics() -> None:
+def test_the_first_check_may_add_metrics() -> None:
     class Finding(Fake):
         def build(self, case: Any) -> Workload:
             workload = super().build(case)
@@ -504,7 +497,7 @@ def test_a_gate_may_find_metrics() -> None:
 @pytest.mark.parametrize(
     ("tokens", "status"), [(2 * (8 + 128), "ok"), (2 * (8 + 4), "incorrect"), (10**6, "incorrect")]
 )
-def test_the_tokens_of_a_request_are_its_prompts_and_what_follows_them(tokens: int, status: str) -> None:
+def test_tokens_of_a_request_are_prompt_and_new_tokens(tokens: int, status: str) -> None:
     class Answers(Fake):
         def build(self, asked: Any) -> Workload:
             return Workload(run=lambda: None, tokens=tokens)
@@ -515,10 +508,10 @@ def test_the_tokens_of_a_request_are_its_prompts_and_what_follows_them(tokens: i
     assert (CaseRun(few, QUICK).record(Answers()).status == "ok") is (tokens == 2 * (8 + 4))
 
 
-def test_throttling_of_a_gpu_is_asked_for_in_warm_up_and_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throttling_is_queried_in_warm_up_and_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     cool, hot = (on_fake_device(monkeypatch, FakeDevice(hot), case()) for hot in (False, True))
     assert (cool.throttled, hot.throttled) == ([False] * 5, [True] * 5)
-    # `prepare` takes 1.2 s; then four samples that agree, or what a load at the power cap needs to settle.
+    # `prepare` takes 1.2 s; then four samples agree, or a power-capped load settles.
     assert cool.stages_s["warm_up"] == pytest.approx(1.2 + 1.6)
     assert hot.stages_s["warm_up"] == pytest.approx(1.2 + 2.0)
     for hot in (False, True):  # the first batch of an engine is its warm-up
@@ -527,7 +520,7 @@ def test_throttling_of_a_gpu_is_asked_for_in_warm_up_and_samples(monkeypatch: py
         assert record.throttled == [hot] * 5
 
 
-def test_what_the_gate_and_the_check_of_the_timed_calls_said_is_one_verdict() -> None:
+def test_both_checks_of_a_case_are_recorded_together() -> None:
     torch = pytest.importorskip("torch")
 
     class Checked(Fake):
@@ -550,8 +543,8 @@ def test_what_the_gate_and_the_check_of_the_timed_calls_said_is_one_verdict() ->
 
 
 @pytest.mark.parametrize(("tokens", "status"), [(1, "ok"), (1 << 20, "incorrect")])
-def test_outputs_need_not_change_where_the_inputs_were_drawn_alike(tokens: int, status: str) -> None:
-    """The one token of a sequence may be the same as before; many are not."""
+def test_outputs_need_not_change_for_equal_inputs(tokens: int, status: str) -> None:
+    """A sequence of one token may draw the same token again."""
     import torch
 
     class Constant(Fake):
@@ -572,7 +565,7 @@ def test_the_clock_of_a_gpu_times_as_the_case_asks(monkeypatch: pytest.MonkeyPat
     assert measured_case.clock_for(case(timing=timing, l2=l2), workload) == (timing, l2)
 
 
-def test_what_slowed_the_warm_up_of_an_engine_is_not_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throttling_of_an_engines_warm_up_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice()
     device.facts = {"throttle_reasons": [], "temperature_c": 70}
     device.slowed_by.add("sw_thermal_slowdown")
@@ -581,20 +574,20 @@ def test_what_slowed_the_warm_up_of_an_engine_is_not_in_the_record(monkeypatch: 
     assert environment["gpu"]["after"]["throttle_reasons"] == []
 
 
-def test_a_record_says_how_hot_a_gpu_was_while_it_was_slowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_has_the_throttled_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice()
     device.facts, device.hottest_c = {"throttle_reasons": [], "temperature_c": 70}, 88
     environment = on_fake_device(monkeypatch, device, case()).environment
     assert environment["gpu"]["after"]["temperature_c"] == 88
 
 
-def test_an_engine_without_a_witness_is_said_to_be_unchecked() -> None:
+def test_an_engine_without_a_check_is_noted() -> None:
     record = CaseRun(case("engine"), QUICK).record(Fake())
     assert record.gate is not None
     assert record.gate["unchecked"] == "what the engine answered was compared with nothing"
 
 
-def test_an_engine_that_is_slowed_down_settles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_throttled_engine_settles(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
     def warm(batches: Any, policy: Any, clock: Any, throttled: Callable[[], bool] = lambda: False) -> None:
@@ -606,7 +599,7 @@ def test_an_engine_that_is_slowed_down_settles(monkeypatch: pytest.MonkeyPatch) 
     assert asked == [True]
 
 
-def test_what_a_witness_could_not_compare_is_in_the_record() -> None:
+def test_notes_of_a_check_are_recorded() -> None:
     torch = pytest.importorskip("torch")
 
     class Roomless(Fake):

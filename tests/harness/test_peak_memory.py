@@ -4,7 +4,7 @@ from harness.measure import process_state
 from harness.measure.process_state import ResidentPeak
 
 
-def test_a_peak_is_seen_although_it_is_over() -> None:
+def test_a_past_peak_counts() -> None:
     peak = ResidentPeak()
     peak.start()
     before = peak.peak_bytes()
@@ -13,7 +13,7 @@ def test_a_peak_is_seen_although_it_is_over() -> None:
     assert peak.peak_bytes() - before > 48 << 20
 
 
-def test_an_earlier_peak_is_forgotten_where_the_system_allows_it() -> None:
+def test_start_forgets_an_earlier_peak() -> None:
     try:
         (process_state._PROCESS / "clear_refs").write_text("5")
     except OSError:
@@ -26,7 +26,7 @@ def test_an_earlier_peak_is_forgotten_where_the_system_allows_it() -> None:
     assert high - peak.peak_bytes() > 48 << 20
 
 
-def test_without_proc_the_process_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_without_proc_the_peak_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setattr(process_state, "_PROCESS", tmp_path)
     peak = ResidentPeak()
     peak.start()

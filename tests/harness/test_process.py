@@ -1,4 +1,4 @@
-"""Nothing that a worker started outlives it, whichever of worker, warden and parent dies, and however."""
+"""No descendant outlives a worker, whether worker, warden or parent dies."""
 
 import json
 import os
@@ -21,7 +21,7 @@ CASE = {"do": "case", "case": case().to_dict(), "policy": asdict(QUICK), "mode":
 
 @pytest.fixture
 def note(tmp_path: Path) -> Iterator[Path]:
-    """Where the fake family writes the ids of its processes; those that a failed test leaves are ended."""
+    """File for the ids of the descendants; those that a failed test leaves are killed."""
     path = tmp_path / "family"
     path.touch()
     yield path
@@ -31,12 +31,12 @@ def note(tmp_path: Path) -> Iterator[Path]:
 
 
 def family(note: Path) -> dict[str, int]:
-    """The process ids that the fake family wrote, by what they are to the worker."""
+    """Return the process ids of the descendants by role."""
     return {name: int(pid) for name, pid in (line.split() for line in note.read_text().splitlines())}
 
 
 def started(note: Path, **env: str) -> WorkerProcess:
-    """A worker in the middle of a case, all of whose descendants are there."""
+    """Return a worker in the middle of a case, with all descendants."""
     worker = WorkerProcess(launch("fake_systems:WithFamily", FAKE_CHILD=str(note), **env))
     assert worker.ready().available
     worker._send(worker._process, CASE, time.monotonic() + 5)
@@ -50,13 +50,12 @@ def all_dead(note: Path) -> bool:
 
 
 @pytest.mark.parametrize("env", [{}, {"FAKE_CLEAN": "1"}])  # which hides its environment
-def test_the_family_is_gone_when_the_worker_is_killed_for_it(note: Path, env: dict[str, str]) -> None:
-    """It is a descendant of the warden wherever it goes."""
+def test_kill_ends_all_descendants(note: Path, env: dict[str, str]) -> None:
     started(note, **env).kill()
     assert not [name for name, pid in family(note).items() if alive(pid)]  # at once: `kill` waits for it
 
 
-def test_the_family_is_gone_when_the_worker_ends_by_itself(note: Path) -> None:
+def test_stop_ends_all_descendants(note: Path) -> None:
     worker = started(note, FAKE_THEN="return")
     answer = json.loads(worker._process.stdout.readline())  # type: ignore[union-attr]
     assert answer["healthy"]
@@ -66,7 +65,7 @@ def test_the_family_is_gone_when_the_worker_ends_by_itself(note: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-def test_the_family_is_gone_when_the_worker_dies(note: Path, number: int) -> None:
+def test_the_death_of_the_worker_ends_all_descendants(note: Path, number: int) -> None:
     worker = started(note)
     os.kill(family(note)["worker"], number)
     assert all_dead(note)
@@ -86,7 +85,7 @@ measured(Path({folder!r}), [case()], systems("fake_systems:WithFamily", FAKE_CHI
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-def test_the_family_is_gone_when_the_parent_dies(tmp_path: Path, note: Path, number: int) -> None:
+def test_the_death_of_the_parent_ends_all_descendants(tmp_path: Path, note: Path, number: int) -> None:
     code = PARENT.format(here=str(HERE), folder=str(tmp_path / "out"), note=str(note))
     parent = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -100,7 +99,7 @@ def test_the_family_is_gone_when_the_parent_dies(tmp_path: Path, note: Path, num
     assert all_dead(note)
 
 
-def test_after_a_timeout_the_family_is_gone(tmp_path: Path, note: Path) -> None:
+def test_a_timeout_ends_all_descendants(tmp_path: Path, note: Path) -> None:
     launches = systems("fake_systems:WithFamily", FAKE_CHILD=str(note))
     records = measured(tmp_path / "out", [case()], launches, limits=Limits(case_s=2.0))
     assert statuses(records) == ["timeout"]
@@ -108,7 +107,7 @@ def test_after_a_timeout_the_family_is_gone(tmp_path: Path, note: Path) -> None:
 
 
 def test_code_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies there must not stand in for an installed package."""
+    """It must not replace installed packages."""
     trap = f"open({str(tmp_path / 'sprung')!r}, 'w').close()\n"
     for name in ("torch", "json", "harness", "fake_systems"):
         (tmp_path / name).mkdir()
@@ -125,9 +124,9 @@ def test_a_worker_finds_its_system_from_any_folder(tmp_path: Path, monkeypatch: 
     assert statuses(measured(tmp_path / "out", [case()])) == ["ok"]
 
 
-def test_a_command_that_is_not_there_is_named_however_late_it_is_asked() -> None:
+def test_a_missing_command_is_named_after_it_ended() -> None:
     with WorkerProcess(Launch(["/no/such/python"], "")) as worker:
         worker._process = worker._start()
-        worker._process.wait(10)  # it has said why, and ended
+        worker._process.wait(10)  # it has printed the reason
         with pytest.raises(WorkerLost, match="python could not be started: No such file or directory"):
             worker._answer({"do": "probe"}, 10)

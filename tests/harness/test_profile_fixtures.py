@@ -1,4 +1,4 @@
-"""What a GPU's profilers left, pruned to one layer, is read; and pruning leaves what is read and nothing else."""
+"""Reports of an H100, pruned to one layer."""
 
 import sqlite3
 from contextlib import closing

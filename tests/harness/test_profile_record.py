@@ -54,7 +54,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (PROFILE.gaps_us, PROFILE.unit_ms) == (20.0, 0.05)
 
 
-def test_a_failed_profile_says_why(tmp_path: Path) -> None:
+def test_a_failed_profile_keeps_its_reason(tmp_path: Path) -> None:
     failed = Profile(case=case(), status="oom", reason="it did not fit")
     write_profile(tmp_path, failed)
     assert read_profile(profile_path(tmp_path, case().key)) == failed
@@ -97,7 +97,7 @@ def test_a_contradictory_profile_is_refused(changes: dict[str, Any], why: str) -
         (lambda text: text.replace('"batch":2', '"batch":0'), "batch"),
     ],
 )
-def test_a_file_that_is_no_profile_is_an_error(tmp_path: Path, change: Any, why: str) -> None:
+def test_a_broken_profile_is_refused(tmp_path: Path, change: Any, why: str) -> None:
     write_profile(tmp_path, PROFILE)
     path = profile_path(tmp_path, case().key)
     path.write_text(change(path.read_text()))
@@ -106,7 +106,7 @@ def test_a_file_that_is_no_profile_is_an_error(tmp_path: Path, change: Any, why:
     assert "\n" not in str(error.value)
 
 
-def test_a_profile_of_a_case_that_the_run_has_not(tmp_path: Path) -> None:
+def test_a_profile_of_an_unplanned_case_is_refused(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     write_profile(run.folder, replace(PROFILE, case=case(batch=9)))
     with pytest.raises(RunError, match="is of a case that the run has not"):

@@ -1,6 +1,6 @@
-"""Twenty kills at random moments, of parents, workers, tasks and nodes: no case is lost, none is there twice.
+"""Kill parents and workers at random moments: no case is lost or recorded twice.
 
-`KILL_ROUNDS=10` in the environment makes 200 of them, in at least twenty runs.
+`KILL_ROUNDS=10` in the environment repeats that ten times.
 """
 
 import os

@@ -57,7 +57,7 @@ def test_every_truncation_loses_only_the_last_record(file: RecordFile, monkeypat
         assert [r.case.batch for r in file.read()] == [1, 2, 50] if complete == 2 else [1, 50]
 
 
-def test_torn_line_ended_by_a_newline_is_cut(file: RecordFile) -> None:
+def test_an_incomplete_line_with_a_newline_is_removed(file: RecordFile) -> None:
     file.append(ok_record())
     with file.path.open("ab") as raw:
         raw.write(b'{"schema":2,"case":{"sui\n')
@@ -66,7 +66,7 @@ def test_torn_line_ended_by_a_newline_is_cut(file: RecordFile) -> None:
 
 
 @pytest.mark.parametrize("between", [b"", b"\r"])
-def test_whole_records_on_one_line_are_not_taken_for_a_torn_one(file: RecordFile, between: bytes) -> None:
+def test_two_records_on_one_line_are_refused(file: RecordFile, between: bytes) -> None:
     """As a merge or an editor may leave them: nothing that is there may be lost."""
     file.append(ok_record())
     file.path.write_bytes(file.path.read_bytes().strip() + between + file.path.read_bytes().strip())
@@ -77,7 +77,7 @@ def test_whole_records_on_one_line_are_not_taken_for_a_torn_one(file: RecordFile
     assert file.path.read_bytes() == before
 
 
-def test_long_torn_line_is_cut(file: RecordFile) -> None:
+def test_a_long_incomplete_line_is_removed(file: RecordFile) -> None:
     file.append(ok_record())
     with file.path.open("ab") as raw:
         raw.write(b'{"schema":2,"case":' + b"x" * 200_000)
@@ -86,7 +86,7 @@ def test_long_torn_line_is_cut(file: RecordFile) -> None:
 
 
 @pytest.mark.parametrize("content", [b"my notes", b"my notes\n", b"\x00\x01", b'{"a": 1}', b"[]\n", b"\n"])
-def test_what_is_not_ours_is_refused_and_left_alone(file: RecordFile, content: bytes) -> None:
+def test_foreign_files_are_refused_and_stay(file: RecordFile, content: bytes) -> None:
     file.path.parent.mkdir()
     file.path.write_bytes(content)
     with pytest.raises(RecordError, match=r"records\.jsonl, line 1: "):
@@ -128,7 +128,7 @@ def test_a_wrong_line_is_one_clear_sentence(file: RecordFile, line: str, message
     assert "\n" not in str(error.value)
 
 
-def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_paths_are_refused(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     for path in (tmp_path, tmp_path / "plain" / "records.jsonl", Path("/proc/records.jsonl")):
         with pytest.raises(RecordError) as error:

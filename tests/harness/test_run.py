@@ -1,4 +1,4 @@
-"""A run folder, whoever made it: what is wrong with it is one sentence, and nothing is lost or written elsewhere."""
+"""Run folders: errors are one sentence, and nothing is lost or written elsewhere."""
 
 import errno
 import fcntl
@@ -59,7 +59,7 @@ def test_cases_that_are_added_later_go_to_the_end_of_their_job(folder: Path) -> 
     assert len(lines_of(folder)) == 3
 
 
-def test_a_case_that_is_asked_for_again_has_what_both_ask_for(folder: Path) -> None:
+def test_requests_for_one_case_merge(folder: Path) -> None:
     run = new_run(folder, [Planned(case(batch=1), 1, grows=True), Planned(case(batch=2), 6, grows=True)])
     again = [Planned(case(batch=1), 6, grows=True), Planned(case(batch=2), 1)]
     run.extend(planned_jobs(again), catalogue(again), REQUEST)
@@ -158,7 +158,7 @@ def test_a_wrong_run_file_is_one_sentence(
         '{"tool": "ttt-bench", "schema": 1, "repeats": ' + "1" * 10_000 + "}",
     ],
 )
-def test_what_is_not_json_is_no_run(folder: Path, text: str) -> None:
+def test_broken_json_is_refused(folder: Path, text: str) -> None:
     folder.mkdir()
     (folder / "run.json").write_text(text)
     with pytest.raises(RunError, match=r"run\.json: is not JSON, so this is no run or it is damaged"):
@@ -166,7 +166,7 @@ def test_what_is_not_json_is_no_run(folder: Path, text: str) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_what_is_no_regular_file(folder: Path) -> None:
+def test_only_a_regular_file_is_read(folder: Path) -> None:
     path = folder / "run.json"
     folder.mkdir()
     os.mkfifo(path)
@@ -182,7 +182,7 @@ def test_what_is_no_regular_file(folder: Path) -> None:
         Run.open(folder)
 
 
-def test_folders_that_are_no_runs(tmp_path: Path) -> None:
+def test_folders_without_a_run_are_refused(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     (tmp_path / "empty").mkdir()
     for name, said in [("none", "no such folder"), ("plain", "is not a folder"), ("empty", r"it has no run\.json")]:
@@ -191,7 +191,7 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
         assert str(tmp_path / name) in str(error.value)
 
 
-def test_places_where_no_run_can_be_made(tmp_path: Path) -> None:
+def test_unwritable_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("mine")
     for name in (tmp_path / "plain", tmp_path / "plain" / "in", Path("/proc/run"), tmp_path / ("x" * 300)):
         with pytest.raises(RunError) as error:
@@ -205,10 +205,8 @@ def no_links(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_of_two_that_make_a_run_at_once_the_first_has_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, links: bool
-) -> None:
-    """Both have seen that there is none."""
+def test_the_first_of_two_creators_wins(folder: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    """Neither has seen the other's run."""
     if not links:
         monkeypatch.setattr(os, "link", no_links)
     monkeypatch.setattr(Run, "refuse_held", staticmethod(lambda folder: None))
@@ -219,7 +217,7 @@ def test_of_two_that_make_a_run_at_once_the_first_has_it(
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
-def test_what_a_killed_process_left_of_a_run_file_is_no_run(folder: Path) -> None:
+def test_the_temporary_file_of_a_killed_process_is_ignored(folder: Path) -> None:
     folder.mkdir()
     (folder / f".{FILE}.abc").write_text("{")
     assert Run.open(new_run(folder, [case()]).folder).jobs
@@ -262,7 +260,7 @@ def test_samples_do_not_belong_to_a_run_that_only_verifies(folder: Path) -> None
         run.records()
 
 
-def test_a_process_that_was_being_started_does_not_hold_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_starting_process_does_not_hold_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, forked = new_run(folder, [case()]), []
     real = fcntl.flock
     monkeypatch.setattr(fcntl, "flock", lambda fd, kind: (real(fd, kind), forked.append(os.dup(fd))))
@@ -274,7 +272,7 @@ def test_a_process_that_was_being_started_does_not_hold_the_run(folder: Path, mo
         os.close(each)
 
 
-def test_a_run_whose_folder_is_gone(folder: Path) -> None:
+def test_a_missing_folder_is_named(folder: Path) -> None:
     run = new_run(folder, [case()])
     (folder / "records").rmdir()
     (folder / "run.json").unlink()

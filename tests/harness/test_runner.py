@@ -130,9 +130,7 @@ def test_a_worker_that_is_killed_while_it_starts_is_started_again(folder: Path, 
     assert (tmp_path / "starts").read_text() == "xx"
 
 
-def test_a_worker_that_never_starts_is_tried_twice_and_again_at_the_next_resumption(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_worker_that_never_starts_is_tried_twice_per_resumption(folder: Path, tmp_path: Path) -> None:
     note = tmp_path / "starts"
     launches = systems("fake_systems:DiesAtStart", FAKE_NOTE=str(note), FAKE_DEATHS="100")
     cases = [case(batch=1), case(batch=2)]
@@ -153,7 +151,7 @@ def test_a_command_that_does_not_exist(folder: Path) -> None:
     assert record.reason == "the system could not be started: python could not be started: No such file or directory"
 
 
-def test_of_a_worker_that_never_answered_its_code_is_known_and_not_its_packages(folder: Path, tmp_path: Path) -> None:
+def test_a_record_without_a_worker_has_the_commit_of_its_code(folder: Path, tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()
     git = ["git", "-C", str(code), "-c", "user.name=a", "-c", "user.email=a@b"]
@@ -184,7 +182,7 @@ def test_verify_only(folder: Path) -> None:
     assert all(not record.samples_ms for record in records)
 
 
-def test_skip_sees_what_came_before(folder: Path) -> None:
+def test_skip_sees_earlier_records(folder: Path) -> None:
     def too_large(of: Planned, earlier: Any) -> str:
         failed = [r.case.batch for r in earlier if r.status == "oom" and r.case.batch < of.case.batch]
         return f"batch {failed[0]} did not fit" if failed else ""
@@ -197,7 +195,7 @@ def test_skip_sees_what_came_before(folder: Path) -> None:
     assert file_of(folder).path.read_bytes() == before
 
 
-def test_events_tell_the_story(folder: Path) -> None:
+def test_events_follow_the_cases(folder: Path) -> None:
     events: list[Event] = []
     measured(folder, [case("work"), case("skip")], on_event=events.append)
     assert [(e.kind, e.done, e.total) for e in events] == [
