@@ -4,13 +4,12 @@ Each run stores its catalogue, so reports can draw runs of other versions and sy
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from harness.schema.case import STORED, Scalar, Text, one_of
+from harness.schema.case import Scalar, Stored, Text
 
 # Styles that pages can draw.
 TONES = 8  # colours, numbered from 0
@@ -18,8 +17,8 @@ MARKERS = ("circle", "square", "diamond", "triangle-up", "pentagon", "triangle-d
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
-@dataclass(frozen=True, config=STORED)
-class SystemEntry:
+@dataclass(frozen=True)
+class SystemEntry(Stored):
     """Style of a system.
 
     family: its kind, such as "TTT".
@@ -30,21 +29,29 @@ class SystemEntry:
     name: Text
     label: Text
     family: Text
-    tone: Annotated[int, Field(ge=0, lt=TONES)]
-    marker: Annotated[str, one_of(*MARKERS)]
+    tone: int
+    marker: Text
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tone < TONES:
+            raise ValueError(f"catalogue: system {self.name!r}: tone is {self.tone}, must be from 0 to {TONES - 1}")
+        _refuse_unknown(f"system {self.name!r}: marker", self.marker, MARKERS)
 
 
-@dataclass(frozen=True, config=STORED)
-class BackendEntry:
+@dataclass(frozen=True)
+class BackendEntry(Stored):
     """Style of a backend: the dash of its lines, one of `DASHES`."""
 
     name: Text
     label: Text
-    dash: Annotated[str, one_of(*DASHES)]
+    dash: Text
+
+    def __post_init__(self) -> None:
+        _refuse_unknown(f"backend {self.name!r}: dash", self.dash, DASHES)
 
 
-@dataclass(frozen=True, config=STORED)
-class MetricEntry:
+@dataclass(frozen=True)
+class MetricEntry(Stored):
     """A recorded or derived number, shown divided by `scale`, in `unit`.
 
     better: "lower", "higher", or "" if neither is better.
@@ -59,8 +66,8 @@ class MetricEntry:
     text: bool = False
 
 
-@dataclass(frozen=True, config=STORED)
-class AxisEntry:
+@dataclass(frozen=True)
+class AxisEntry(Stored):
     """A field or an option of a case.
 
     phrase: a value in captions, with {} for it.
@@ -73,8 +80,8 @@ class AxisEntry:
     default: Scalar | None = None
 
 
-@dataclass(frozen=True, config=STORED)
-class PaperClaim:
+@dataclass(frozen=True)
+class PaperClaim(Stored):
     """A claim of a figure's source: from x = `at_least` on, `system` is better than `other`.
 
     text: the claim in words, after "that".
@@ -88,8 +95,8 @@ class PaperClaim:
     margin: float = 0.0
 
 
-@dataclass(frozen=True, config=STORED)
-class FigureEntry:
+@dataclass(frozen=True)
+class FigureEntry(Stored):
     """Cases of one phase of a suite, `y` (a metric) against `x` (an axis).
 
     split: one figure for each value of these columns.
@@ -114,8 +121,8 @@ class FigureEntry:
     claims: tuple[PaperClaim, ...] = ()
 
 
-@dataclass(frozen=True, config=STORED)
-class SuiteEntry:
+@dataclass(frozen=True)
+class SuiteEntry(Stored):
     """A suite: its question, its figures, and the keys of its cases."""
 
     name: Text
@@ -124,8 +131,8 @@ class SuiteEntry:
     cases: tuple[Text, ...] = ()
 
 
-@dataclass(frozen=True, config=STORED)
-class Catalogue:
+@dataclass(frozen=True)
+class Catalogue(Stored):
     """All entries of a run. Raises ValueError if entries contradict each other."""
 
     systems: tuple[SystemEntry, ...] = ()
@@ -177,6 +184,11 @@ class Catalogue:
         """Return the entry of an axis; an unknown one is labelled by its name."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))
+
+
+def _refuse_unknown(where: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"catalogue: {where} is {value!r}, must be one of {', '.join(known)}")
 
 
 def _refuse_repetition(kind: str, names: Iterable[str]) -> None:
