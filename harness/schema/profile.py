@@ -23,7 +23,7 @@ KERNEL_LIMIT = 2000  # distinct kernels of a profile
 UNLIKE, UNLIKE_US = 0.4, 2.5
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Launches = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1)]
 
 
 class ProfileError(RecordError):
@@ -47,7 +47,7 @@ class Counters(Stored):
     l2_peak_gbs, fp32_peak_tflops: peaks at the clocks of the counted launches.
     """
 
-    launches: Launches
+    launches: Positive
     time_us: Amount
     dram_bytes: Amount | None = None
     l2_bytes: float | None = None
@@ -75,7 +75,7 @@ class Kernel(Stored):
     """
 
     name: Annotated[str, Field(min_length=1)]
-    launches: Launches
+    launches: Positive
     time_us: Amount
     registers: int | None = None
     shared_bytes: int | None = None
@@ -111,7 +111,7 @@ class Kernel(Stored):
 
 @dataclass(frozen=True)
 class RangeKernel(Stored):
-    """Launches of one kernel in a range, without nested ranges. kernel: index into the profile's kernels."""
+    """Positive of one kernel in a range, without nested ranges. kernel: index into the profile's kernels."""
 
     kernel: int
     launches: int
@@ -128,7 +128,7 @@ class Range(Stored):
 
 @dataclass(frozen=True)
 class Timeline(Stored):
-    """Launches of one run of the timed call, or of its first step, in the order of their start.
+    """Positive of one run of the timed call, or of its first step, in the order of their start.
 
     kernel, range: indices into the profile's kernels and ranges; range -1 for none.
     wait_ns: time since the end of the previous launch, negative if they overlap.
@@ -159,7 +159,7 @@ class Region(Stored):
     timeline: empty if the profiler reported no single launches.
     """
 
-    units: Launches = 1
+    units: Positive = 1
     region_us: Amount = 0.0
     busy_us: Amount = 0.0
     longest_gap_us: Amount = 0.0
