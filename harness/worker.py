@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TextIO
 from harness.measure.environment import snapshot, versions_of
 from harness.measure.measured_case import CaseRun
 from harness.measure.nvml import Cooler
-from harness.measure.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
+from harness.measure.system import NeedsFreshProcess, SystemAdapter, Workload
 from harness.profiling.in_worker import ProfilerChoice, measured_ceilings, profile
 from harness.schema.case import Case
 from harness.schema.policy import Policy
@@ -30,10 +30,14 @@ def load(entry: str) -> SystemAdapter:
     return found() if isinstance(found, type) else found
 
 
-def answer(system: SystemAdapter, request: dict[str, Any], cooler: Cooler) -> dict[str, Any]:
+def answer(system: SystemAdapter | None, request: dict[str, Any], cooler: Cooler) -> dict[str, Any]:
     """Answer a "probe" or a "case"; ValueError for another request."""
+    if "entry" in request:
+        system = load(request["entry"])
+    if system is None:
+        raise ValueError("no system was named")
     if request["do"] == "probe":
-        return _probe(load(request["entry"]) if "entry" in request else system)
+        return _probe(system)
     if request["do"] == "case":
         return _case(system, request, cooler)
     raise ValueError(f"request {request['do']!r}: must be probe, case or stop")
@@ -72,7 +76,7 @@ def main(arguments: list[str]) -> int:
         return 2
     this_process = os.getpid()
     requests, answers = _claim_pipes()
-    system, cooler = load(arguments[0]) if arguments else _NoSystem(), Cooler()
+    system, cooler = load(arguments[0]) if arguments else None, Cooler()  # None only probes others
     for line in requests:
         request = json.loads(line)
         if request["do"] == "stop":
@@ -83,18 +87,6 @@ def main(arguments: list[str]) -> int:
         answers.write(data)
         answers.flush()
     return 0
-
-
-class _NoSystem:
-    """Adapter of a worker that only probes others."""
-
-    packages: tuple[str, ...] = ()
-
-    def unavailable(self) -> str:
-        return "no system was named"
-
-    def build(self, case: Case) -> Workload:
-        raise Skip("no system was named")
 
 
 def _claim_pipes() -> tuple[TextIO, BinaryIO]:
