@@ -254,15 +254,15 @@ def test_a_submission_without_slurm_is_not_over(folder: Path) -> None:
         ("gpus=0", "gpus=0: must be a number from 1 to 1000"),
         ("gpus=two", "gpus=two: must be"),
         ("gpus=1,array=0-9", "array=0-9: is set by the run itself"),
-        ("gpus=1,time=1,time=2", "time: is said twice"),
+        ("gpus=1,time=1,time=2", "time: is given twice"),
         ("gpus=1,Partition gpu", "Partition gpu: must be an option of sbatch"),
         ("gpus=1,time=1\n2", "must be an option of sbatch"),
         ("gpus=2,nodelist=n1,n2", "n2: is not NAME=VALUE; a value cannot hold a comma"),
         ("gpus=2,time", "time: is not NAME=VALUE"),
-        ("gpus=2,gres=gpu:4", "gres=gpu:4: is of one task, which has one GPU"),
+        ("gpus=2,gres=gpu:4", "gres=gpu:4: a task has one GPU"),
         ("gres=gpu:4", "say how many GPUs"),
-        ("gpus=2,gpus-per-node=4", "gpus-per-node=4: say gpus=N"),
-        ("gpus=2,account=...", "account=...: is what a run says in place of a name"),
+        ("gpus=2,gpus-per-node=4", "gpus-per-node=4: use gpus=N"),
+        ("gpus=2,account=...", "account=...: stands for a private name"),
     ],
 )
 def test_a_wrong_request_is_one_sentence(text: str, message: str) -> None:
@@ -293,7 +293,7 @@ def test_a_refusal_of_sbatch_is_reported(squeue: Path) -> None:
     with pytest.raises(slurm.SlurmError, match="sbatch refused: sbatch: error: invalid partition specified: gpuu"):
         slurm.submit("x")
     fake_command(squeue, "sbatch", "echo welcome")
-    with pytest.raises(slurm.SlurmError, match="sbatch answered 'welcome', which is no id"):
+    with pytest.raises(slurm.SlurmError, match="sbatch answered 'welcome', which is no job id"):
         slurm.submit("x")
     fake_command(squeue, "sbatch", 'echo Welcome; echo "123;cluster"')
     assert slurm.submit("x") == "123"
