@@ -29,7 +29,7 @@ from tk_kernels.build import hidden
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command will run. machine: a snapshot of this one. added: a note on cases that the suites lack."""
+    """The jobs of a command. machine: a snapshot of this one. added: a note on cases that the suites lack."""
 
     request: RunRequest
     device: Device
@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """What the user must know about the environments of the planned systems, a sentence each."""
+        """Notes on the environments of the planned systems."""
         planned = {"/".join(job.pair): self.launches[job.pair] for job in self.jobs}
         own = [label for label in planned if label in systems_of_file()]
         notes = [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bench.models import MODELS, model_config
 from bench.models.checkpoint import CheckpointError, load_weights, save
+from bench.models.config import MODELS, model_config
 from bench.models.factory import from_seed
 
 BLOCK = "model.layers.0.seq_modeling_block."

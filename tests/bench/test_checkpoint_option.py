@@ -13,10 +13,9 @@ import torch
 from bench.catalogue.suites import find_suite
 from bench.commands import measure
 from bench.errors import UserError
-from bench.models import TTTConfig, model_config
 from bench.models.case_model import VARIABLE, checkpoint_folder, config_of, offer, read_checkpoint
 from bench.models.checkpoint import save
-from bench.models.config import CheckpointError
+from bench.models.config import CheckpointError, TTTConfig, model_config
 from bench.models.factory import from_seed
 from bench.plan import open_checkpoint, plan, skip_reason, suite_cases
 from bench.request import RunRequest

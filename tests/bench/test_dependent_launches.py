@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench.models import TTTConfig, fused, model_config
+from bench.models import fused
+from bench.models.config import TTTConfig, model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator

@@ -13,8 +13,9 @@ import pytest
 import torch
 from plans import run
 
-from bench.models import TTTConfig, fused, model_config
+from bench.models import fused
 from bench.models.checkpoint import load_weights, save
+from bench.models.config import TTTConfig, model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.layers import RMSNorm

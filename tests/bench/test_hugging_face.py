@@ -11,8 +11,8 @@ import torch
 from plans import run
 from published_config import PUBLISHED
 
-from bench.models import TTTConfig
 from bench.models.checkpoint import CheckpointError, load, save
+from bench.models.config import TTTConfig
 from bench.models.factory import from_seed
 from bench.models.hugging_face import read_config
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bench.commands.convert import convert_checkpoint
 from bench.errors import UserError
-from bench.models import TTTConfig, model_config
 from bench.models.checkpoint import load
+from bench.models.config import TTTConfig, model_config
 from bench.models.factory import from_seed
 
 msgpack = pytest.importorskip("msgpack")

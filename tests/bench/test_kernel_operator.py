@@ -15,7 +15,7 @@ import torch
 from plans import run
 from torch import Tensor
 
-from bench.models import TTTConfig, model_config
+from bench.models.config import TTTConfig, model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator

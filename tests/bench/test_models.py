@@ -6,8 +6,7 @@ import pytest
 import torch
 from plans import run
 
-from bench.models import MODELS, SIZES, ConfigError, TTTConfig, model_config, parameter_count
-from bench.models.config import cut, uncut
+from bench.models.config import MODELS, SIZES, ConfigError, TTTConfig, cut, model_config, parameter_count, uncut
 from bench.models.factory import default_dtype, from_seed, model_class
 from bench.models.layers import mark_layers, rotate_halves, rotate_interleaved, rotation
 from bench.models.operator import TorchOperator

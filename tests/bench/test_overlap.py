@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench.models import model_config
 from bench.models import overlap as overlap_module
+from bench.models.config import model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
