@@ -82,7 +82,8 @@ def dry_run(request: RunRequest, out: Path) -> None:
         print(f"ttt-bench: {note}", file=sys.stderr)
     past = estimate.past_durations(work.machine if work.here else None, out)
     rows, times, total, kept = [], [], 0, 0
-    for job in work.requested(earlier.joined(work.jobs)) if earlier else work.jobs:
+    whole = {job.pair: job for job in (earlier.joined(work.jobs) if earlier else work.jobs)}
+    for job in work.requested(whole.values()):
         left = list(job.cases)
         if earlier:
             todo = Todo.of(earlier, job, range(earlier.file.repeats), retry_of(earlier, request.retry))
@@ -92,7 +93,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
         cases = {planned.case.key: planned for planned in left}.values()
         for planned in cases:
             print(f"{planned.case.key}  {planned.case.label}")
-        times.append(estimate.job_time(job, past, left))
+        times.append(estimate.job_time(whole[job.pair], past, left))
         total += len(left)
         phases = ", ".join(dict.fromkeys(planned.case.phase for planned in cases))
         skipped = Counter(filter(None, (work.skip(planned, []) for planned in cases)))

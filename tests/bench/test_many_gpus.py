@@ -13,7 +13,6 @@ import pytest
 from command_line import Done, one_sentence
 
 from bench.commands.status import status
-from bench.estimate import longest_first
 from harness.measure import nvml
 from harness.schema import claims
 from harness.schema.case import Case
@@ -122,7 +121,7 @@ def test_gpus_that_are_not_there_for_a_process_of_its_own(tmp_path: Path, comman
 @pytest.mark.parametrize(
     ("gpus", "message"),
     [
-        ("", "--gpus : '' is no GPU; say all, or nvidia-smi's numbers, such as 0,1"),
+        ("", "--gpus : '' is no GPU; use all, or numbers of nvidia-smi, such as 0,1"),
         ("0,", "--gpus 0,: '' is no GPU"),
         ("-1", "--gpus -1: '-1' is no GPU"),
         ("two", "--gpus two: 'two' is no GPU"),
@@ -149,7 +148,7 @@ def test_a_plan_names_gpus_of_another_machine(tmp_path: Path) -> None:
     assert " jobs on GPU 2 alone" in ttt_bench(*plan, "2", cwd=tmp_path).stdout.splitlines()[-1]
     assert " jobs on one GPU, as none is here to count" in ttt_bench(*plan, "all", cwd=tmp_path).stdout
     done = ttt_bench("run", "quick", "--dry-run", "--device", "cpu", "--gpus", "0,1", cwd=tmp_path)
-    assert "--gpus 0,1: this run is on the CPU; say --device cuda" in one_sentence(done)
+    assert "--gpus 0,1: this run is on the CPU; add --device cuda" in one_sentence(done)
 
 
 def test_gpus_of_a_run_on_the_cpu(tmp_path: Path) -> None:
@@ -157,7 +156,7 @@ def test_gpus_of_a_run_on_the_cpu(tmp_path: Path) -> None:
     assert "--gpus all: no CUDA GPU was found" in one_sentence(ttt_bench(*call, cwd=tmp_path))
     with two_gpus():
         done = ttt_bench(*call, cwd=tmp_path)
-    assert "--gpus all: this run is on the CPU; say --device cuda" in one_sentence(done)
+    assert "--gpus all: this run is on the CPU; add --device cuda" in one_sentence(done)
 
 
 def test_a_login_node_without_gpu_plans_and_submits(tmp_path: Path, commands: Path) -> None:
@@ -275,7 +274,7 @@ def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands:
 
 def test_both_ways_at_once(tmp_path: Path) -> None:
     said = one_sentence(ttt_bench("run", "--gpus", "all", "--slurm", "gpus=1", cwd=tmp_path))
-    assert "--gpus --slurm: one of them" in said
+    assert "--gpus --slurm: use one of them" in said
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, commands: Path) -> None:
@@ -329,17 +328,5 @@ def test_a_task_without_a_gpu_takes_no_job_of_a_run_of_one(tmp_path: Path, comma
     assert ttt_bench(*call, cwd=tmp_path, path=commands).returncode == 0
     task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
     said = one_sentence(alone("work", "out", cwd=tmp_path, path=commands, **task))
-    assert "out: is a run of a GPU, and none was found on this task's node" in said
+    assert "out: is a run on a GPU, and this task's node has none" in said
     assert Run.open(tmp_path / "out").records() == []
-
-
-def test_the_longest_jobs_go_first() -> None:
-    def job(system: str, count: int) -> Job:
-        cases = (Case(system, "torch", "tiny", "forward", number + 1, 64) for number in range(count))
-        return Job(system, "torch", tuple(map(Planned, cases)))
-
-    jobs = [job("a", 2), job("b", 5), job("c", 3)]
-    assert [each.system for each in longest_first(jobs, {})] == ["b", "c", "a"]
-    past = {planned.case.key: 100.0 for planned in jobs[0].cases} | {jobs[1].cases[0].case.key: 1.0}
-    # Nothing of c was ever run: its three cases count as the median of what is known.
-    assert [each.system for each in longest_first(jobs, past)] == ["c", "a", "b"]
