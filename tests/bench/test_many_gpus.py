@@ -1,4 +1,4 @@
-"""`--gpus`, `--slurm`, `status` and `work`: what they say, and every mistake as one sentence with exit status 2."""
+"""`--gpus`, `--slurm`, `status` and `work`, and their user errors."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ from harness.schema.run_file import Job, Planned, RunFile
 
 SMALL = ["quick", "--systems", "transformer,ttt-linear/torch", "--batch", "1", "--context", "32", "--budget", "0.05"]
 
-# As much of NVML as says that there are two GPUs.
+# A part of NVML with two GPUs.
 PYNVML = """
 NVML_CLOCK_SM = NVML_CLOCK_MEM = NVML_TEMPERATURE_GPU = 0
 class Memory: total = 80 << 30
@@ -42,7 +42,7 @@ def nvmlDeviceGetUUID(handle): return f"GPU-{handle}"
 
 @pytest.fixture
 def commands(tmp_path: Path) -> Path:
-    """A folder of commands that stand in for Slurm's."""
+    """A folder of fake Slurm commands."""
     folder = tmp_path / "commands"
     folder.mkdir()
     fake(folder, "sbatch", f"echo x >>{tmp_path}/submitted; echo 4711")
@@ -58,7 +58,7 @@ def fake(folder: Path, name: str, text: str) -> None:
 
 @contextmanager
 def two_gpus() -> Iterator[None]:
-    """Commands in this process find the GPUs of PYNVML."""
+    """This process finds the GPUs of PYNVML."""
     module = ModuleType("pynvml")
     exec(PYNVML, vars(module))
     with pytest.MonkeyPatch.context() as patch:
@@ -70,15 +70,8 @@ def two_gpus() -> Iterator[None]:
             nvml._initialised.cache_clear()
 
 
-def with_two_gpus(folder: Path) -> dict[str, str]:
-    """The variables by which a process of its own finds them, from a module in `folder`."""
-    (folder / "nvml").mkdir()
-    (folder / "nvml" / "pynvml.py").write_text(PYNVML)
-    return {"PYTHONPATH": str(folder / "nvml")}
-
-
 def environment(path: Path | None = None, **env: str) -> dict[str, str]:
-    """Ours without a task of Slurm and a choice of GPUs, and with no commands but those of `path`."""
+    """The environment without Slurm and GPU variables, and with only the commands in `path`."""
     without = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CUDA_VISIBLE"))}
     return without | {"PATH": f"{path}:/usr/bin:/bin" if path else "/nowhere"} | env
 
@@ -88,7 +81,7 @@ def ttt_bench(*arguments: object, cwd: Path, path: Path | None = None, **env: st
 
 
 def alone(*arguments: object, cwd: Path, path: Path | None = None, **env: str) -> Done:
-    """The same in a process of its own."""
+    """Run the command line in a process of its own."""
     return command_line.ttt_bench(*arguments, cwd=cwd, env=environment(path, **env))
 
 
@@ -98,7 +91,6 @@ def alone(*arguments: object, cwd: Path, path: Path | None = None, **env: str) -
     [
         ("7", None, "--gpus 7: there is no GPU '7' to use; there are 0, 1"),
         ("0,0", None, "--gpus 0,0: names GPU 0 twice"),
-        ("1,7", None, "--gpus 1,7: there is no GPU '7' to use; there are 0, 1"),
         ("0", "1", "--gpus 0: there is no GPU '0' to use; there are 1"),
     ],
 )
@@ -110,21 +102,11 @@ def test_gpus_that_are_not_there(tmp_path: Path, command: str, gpus: str, visibl
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("command", ["run", "profile"])
-def test_gpus_that_are_not_there_for_a_process_of_its_own(tmp_path: Path, command: str) -> None:
-    env = with_two_gpus(tmp_path) | {"CUDA_VISIBLE_DEVICES": "1"}
-    said = one_sentence(alone(command, "quick", "--gpus", "0", cwd=tmp_path, **env))
-    assert "--gpus 0: there is no GPU '0' to use; there are 1" in said
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("gpus", "message"),
     [
         ("", "--gpus : '' is no GPU; use all, or numbers of nvidia-smi, such as 0,1"),
         ("0,", "--gpus 0,: '' is no GPU"),
-        ("-1", "--gpus -1: '-1' is no GPU"),
-        ("two", "--gpus two: 'two' is no GPU"),
         ("1.5", "--gpus 1.5: '1.5' is no GPU"),
         ("0,00", "--gpus 0,00: '00' is no GPU"),
         ("0,1, 0", "--gpus 0,1, 0: names GPU 0 twice"),

@@ -1,4 +1,4 @@
-"""Two chunks of a prompt at once compute what one after the other does, each layer in the chunks' order."""
+"""Overlapped chunks give the results of sequential ones, and each layer sees them in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKENS, CHUNK = 80, 16
 
 
 class FakeStream:
-    """Appends what it is told to a log that all share."""
+    """Append each call to a shared log."""
 
     def __init__(self, name: str, log: list[tuple]) -> None:
         self.name, self.log = name, log
@@ -39,7 +39,7 @@ class FakeStream:
 
 @pytest.fixture
 def log(monkeypatch) -> list[tuple]:
-    """What streams were told, on a machine that may have none."""
+    """The calls of fake streams."""
     entries: list[tuple] = []
     caller, *pair = (FakeStream(name, entries) for name in ("caller", "first", "second"))
 
