@@ -2,33 +2,35 @@
 
 import io
 import sys
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from bench.catalogue.suites import BUDGETS_S
 from bench.ending import guarded, refuse_arguments
+from bench.errors import UserError
 from bench.options import (
     Batch,
+    Budget,
     Checkpoint,
     Context,
     Device,
+    FailOn,
     Gpus,
     Json,
     Markdown,
     Out,
     Page,
     Phase,
+    Resume,
     RetryOption,
     RunFolder,
     Suites,
     Systems,
     TimeLimit,
 )
-
-if TYPE_CHECKING:
-    from bench.request import RunRequest
+from bench.request import RunRequest
 
 _COLUMN_INCHES = 3.3  # a column of a paper
 app = typer.Typer(
@@ -74,28 +76,19 @@ def list_all() -> None:
 
 @app.command()
 def build(
-    learner: Annotated[
-        list[str] | None, typer.Argument(metavar="LEARNER...", help="For --tune: linear, mlp; default: both.")
-    ] = None,
-    tune: Annotated[
-        bool, typer.Option("--tune", help="Instead, measure launch settings of the generate kernels on this GPU.")
-    ] = False,
-    form: Annotated[str | None, typer.Option(help="For --tune: dual, primal; default: both.")] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(help="For --tune: the state's dtype (planes, float32, bfloat16, float16); default: all."),
-    ] = None,
+    learner: Annotated[list[str] | None, typer.Argument(metavar="LEARNER", help="For --tune: linear, mlp.")] = None,
+    tune: Annotated[bool, typer.Option("--tune", help="Measure launch settings of the generate kernels.")] = False,
+    form: Annotated[str | None, typer.Option(help="For --tune: dual, primal.")] = None,
+    precision: Annotated[str | None, typer.Option(help="For --tune: planes, float32, bfloat16, float16.")] = None,
     batch: Annotated[int | None, typer.Option(help="For --tune: sequences; default: 512.", min=1)] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="For --tune: a new file; default: stdout.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="For --tune: a new file to write.")] = None,
 ) -> None:
     """Compile the CUDA kernels and print their registers and spills.
 
-    Needs nvcc, but no GPU. --tune prints sections for tk_kernels/generate/tuning.toml.
+    Needs nvcc, but no GPU. --tune needs a GPU and prints sections for
+    tk_kernels/generate/tuning.toml, by default for every learner, form and
+    precision.
     """
-    from bench.errors import UserError
-
     if tune:
         from bench.commands.tune import tune as measure_settings
 
@@ -119,22 +112,14 @@ def run(
     phase: Phase = None,
     checkpoint: Checkpoint = None,
     out: Out = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Keep finished cases; measure the rest and skipped cases.")
-    ] = False,
+    resume: Resume = False,
     retry: RetryOption = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print cases, jobs and estimated time; with --device cuda also without a GPU."),
     ] = False,
     time_limit: TimeLimit = 600,
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            help=f"Seconds of sampling per case; default: {BUDGETS_S['cuda']:g} (GPU), {BUDGETS_S['cpu']:g} (CPU).",
-            min=0.001,
-        ),
-    ] = None,
+    budget: Budget = None,
     device: Device = "auto",
     gpus: Gpus = None,
     slurm: Annotated[
@@ -148,8 +133,6 @@ def run(
     """
     from bench.commands import measure
     from bench.commands import slurm as tasks
-    from bench.errors import UserError
-    from bench.request import RunRequest
 
     if gpus is not None and slurm is not None:
         raise UserError("--gpus --slurm: use one of them; --slurm takes gpus=N")
@@ -165,12 +148,8 @@ def run(
         measure.run(request, _folder(request))
 
 
-def _folder(request: "RunRequest") -> Path:
+def _folder(request: RunRequest) -> Path:
     """OUT, or a new folder named after the current time."""
-    from datetime import datetime
-
-    from bench.errors import UserError
-
     if request.out is None and request.resume:
         raise UserError("--resume: name the run by --out")
     return request.out or Path("out") / f"{datetime.now():%Y%m%d-%H%M%S}"
@@ -197,7 +176,6 @@ def work(
 ) -> None:
     """Run as one Slurm task of a run."""
     from bench.commands.slurm import work
-    from bench.request import RunRequest
 
     work(RunRequest(checkpoint=checkpoint, time_limit_s=time_limit, retry=retry), run, keys)
 
@@ -218,7 +196,6 @@ def verify(
     Exit status 1 if a case is incorrect or fails, or if all cases are skipped.
     """
     from bench.commands.verify import verify as check
-    from bench.request import RunRequest
 
     check(
         RunRequest(
@@ -232,8 +209,8 @@ def verify(
 def table(
     run: RunFolder,
     csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print a JSON list of rows.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    json: Json = False,
+    markdown: Markdown = False,
     columns: Annotated[
         str | None,
         typer.Option(help="Comma-separated columns, such as system,context,latency_ms; `all` for every one."),
@@ -242,12 +219,8 @@ def table(
 ) -> None:
     """Print a run as a table."""
     from bench.commands import results
-    from bench.errors import UserError
 
-    formats = [name for name, wanted in (("csv", csv), ("json", json), ("markdown", markdown)) if wanted]
-    if len(formats) > 1:
-        raise UserError(f"--{' --'.join(formats)}: one format at a time")
-    results.table(run, formats[0] if formats else "text", systems, columns)
+    results.table(run, _format(csv=csv, json=json, markdown=markdown), systems, columns)
 
 
 @app.command()
@@ -257,20 +230,14 @@ def report(
     systems: Systems = None,
     png: Annotated[Path | None, typer.Option(help="Draw figures into this PNG file instead; needs Chromium.")] = None,
     pdf: Annotated[Path | None, typer.Option(help="Draw figures into this PDF file instead; needs Chromium.")] = None,
-    inches: Annotated[
-        float | None,
-        typer.Option(help="Width of each figure, without title and caption, for a paper.", min=2, max=20),
-    ] = None,
-    figures: Annotated[
-        str, typer.Option(help="For --png: figures by name, such as fig15, or `all`; default: the first.")
-    ] = "",
+    inches: Annotated[float | None, typer.Option(help="Width of each figure, for a paper.", min=2, max=20)] = None,
+    figures: Annotated[str, typer.Option(help="For --png: figures such as fig15, or `all`; default: the first.")] = "",
     theme: Annotated[str, typer.Option(help="For --png: light or dark.")] = "light",
     width: Annotated[int, typer.Option(help="For --png: width of the page in CSS pixels.", min=320, max=4096)] = 1240,
     log_y: Annotated[bool, typer.Option("--log-y", help="For --png: logarithmic values.")] = False,
 ) -> None:
     """Write a run's page, or its figures as PNG or PDF."""
     from bench.commands import results
-    from bench.errors import UserError
 
     targets = {"--output": output, "--png": png, "--pdf": pdf}
     given = [name for name, path in targets.items() if path is not None]
@@ -287,10 +254,8 @@ def report(
 @app.command()
 def site(
     output: Annotated[Path, typer.Option("--output", "-o", help="The site's folder.")],
-    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN...", help="Run folders.")] = None,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Serve the site on the loopback address until Ctrl-C.")
-    ] = False,
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="Run folders.")] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve the site on the loopback address.")] = False,
     port: Annotated[int, typer.Option(help="For --serve; 0 picks a free port.", min=0, max=65535)] = 8000,
 ) -> None:
     """Write, update or serve a static site of runs.
@@ -298,7 +263,6 @@ def site(
     The site has each run's page, each system over time, and comparisons of runs.
     """
     from bench.commands import site as commands
-    from bench.errors import UserError
 
     if not runs and not serve:
         raise UserError("site: name run folders, or add --serve to serve an existing site")
@@ -312,10 +276,7 @@ def site(
 def convert(
     file: Annotated[Path, typer.Argument(metavar="JAX_FILE", help="`streaming_params` or `streaming_train_state`.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The new folder for --checkpoint.")],
-    base_lr: Annotated[
-        float | None,
-        typer.Option(help="The training run's ttt_base_lr; default: the paper's."),
-    ] = None,
+    base_lr: Annotated[float | None, typer.Option(help="The training run's ttt_base_lr; default: the paper's.")] = None,
 ) -> None:
     """Convert a checkpoint of the authors' JAX code to safetensors."""
     from bench.commands.convert import convert_checkpoint
@@ -327,9 +288,7 @@ def convert(
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="A run folder.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="The run folder to compare with A.")],
-    fail_on: Annotated[
-        str | None, typer.Option(help="Exit with status 1 if a case is slower by more than this, at least 5%.")
-    ] = None,
+    fail_on: FailOn = None,
     markdown: Markdown = False,
     json: Json = False,
     html: Page = None,
@@ -340,7 +299,7 @@ def compare(
     """
     from bench.commands import compare as commands
 
-    commands.compare(a, b, fail_on, commands.Shown(_format(markdown, json), html))
+    commands.compare(a, b, fail_on, commands.Shown(_format(markdown=markdown, json=json), html))
 
 
 @app.command()
@@ -354,14 +313,12 @@ def ab(
     phase: Phase = None,
     rounds: Annotated[int, typer.Option(help="Processes per case and side; fewer than 5 raise false alarms.")] = 6,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs OUT/old and OUT/new.")] = Path("out/ab"),
-    fail_on: Annotated[
-        str | None, typer.Option(help="Exit with status 1 if a case is slower by more than this, such as 3%.")
-    ] = None,
+    fail_on: FailOn = None,
     markdown: Markdown = False,
     json: Json = False,
     html: Page = None,
     time_limit: TimeLimit = 600,
-    budget: Annotated[float | None, typer.Option(help="Seconds of sampling per case and side.", min=0.001)] = None,
+    budget: Budget = None,
     device: Device = "auto",
 ) -> None:
     """Measure two commits in turns on this machine and compare them.
@@ -369,21 +326,19 @@ def ab(
     Each case is faster, slower, same or undecided. Exit status 1 if one is slower.
     """
     from bench.commands import compare as commands
-    from bench.request import RunRequest
 
     request = RunRequest(
         command="ab", sides=(old, new), suites=suite, systems=systems, batch=batch, context=context, phase=phase,
         rounds=rounds, budget_s=budget, time_limit_s=time_limit, device=device, out=out,
     )  # fmt: skip
-    commands.ab(request, out, fail_on, commands.Shown(_format(markdown, json), html))
+    commands.ab(request, out, fail_on, commands.Shown(_format(markdown=markdown, json=json), html))
 
 
-def _format(markdown: bool, json: bool) -> str:
-    from bench.errors import UserError
-
-    if markdown and json:
-        raise UserError("--markdown --json: one format at a time")
-    return "markdown" if markdown else "json" if json else "text"
+def _format(**wanted: bool) -> str:
+    given = [name for name, flag in wanted.items() if flag]
+    if len(given) > 1:
+        raise UserError(f"--{' --'.join(given)}: one format at a time")
+    return given[0] if given else "text"
 
 
 @app.command()
@@ -401,15 +356,9 @@ def profile(
             help="nsys or torch: times; ncu: torch's times and hardware counters; auto: the best available.",
         ),
     ] = "auto",
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="A measured run, or the folder of a new one; default: out/DATE-TIME."),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep finished profiles; make the rest.")] = False,
-    retry: Annotated[
-        str | None,
-        typer.Option(help="Resume, and profile `lost` (default) or all `failed` cases again."),
-    ] = None,
+    out: Out = None,
+    resume: Resume = False,
+    retry: Annotated[str | None, typer.Option(help="Resume, and profile `lost` or all `failed` cases again.")] = None,
     time_limit: TimeLimit = 600,
     device: Device = "auto",
     gpus: Gpus = None,
@@ -419,7 +368,6 @@ def profile(
     OUT/profiles/ holds one profile per case.
     """
     from bench.commands.profile import profile
-    from bench.request import RunRequest
 
     request = RunRequest(
         command="profile", suites=suite, systems=systems, batch=batch, context=context, phase=phase,
