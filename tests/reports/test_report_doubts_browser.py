@@ -126,8 +126,8 @@ def test_an_unsteady_first_token_is_marked_where_it_is_drawn(browser, tmp_path):
         found = {title: page.evaluate(signs, n) for n, title in enumerate(titles)}
         assert found == {
             "Time to a request's first token": ["§", "§"],
-            "Time between a request's tokens": [],
-            "A prompt and the 128 tokens after it": [],
+            "Inter-token latency of a request": [],
+            "End-to-end latency of a request": [],
         }
         assert page.locator("#figure-0 .annotation", has_text="§ unsteady").count() == 1
         browsing.check(page, wrongs)

@@ -14,8 +14,9 @@ import torch
 
 from bench import model_facts
 from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
-from bench.models import ModelConfig, checkpoint
+from bench.models import checkpoint
 from bench.models.base import CausalLM
+from bench.models.config import ModelConfig
 from bench.models.factory import from_seed
 from bench.systems.blockwise import to_host
 from bench.systems.language_model import GATE_BATCH, GATE_PROMPT, GATE_STEPS

@@ -12,8 +12,7 @@ import torch
 
 from bench.cost import model_work, total
 from bench.kept import kept_bytes
-from bench.models import ModelConfig
-from bench.models.config import parameter_count, uncut
+from bench.models.config import ModelConfig, parameter_count, uncut
 from bench.systems import token_times
 from bench.systems.ceilings import ceilings_of
 from bench.systems.logits import choice_check

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bench.cases import suite_cases
 from bench.catalogue.suites import find_suite
-from bench.catalogue.systems import ADAPTERS
 from bench.kept import generate_precision
-from bench.plan import Selection, suite_cases
+from bench.request import RunRequest
 from bench.systems.ttt import drift as drift_module
 from bench.systems.ttt.drift import drift, exact_run
 from bench.systems.ttt.pytorch import TTTTorch
@@ -113,7 +113,7 @@ def test_a_model_of_nans_does_not_pass():
 
 
 def test_the_suite_has_each_state_precision_of_both_forms():
-    found = [each.case for each in suite_cases(find_suite("generate-fidelity"), Selection(ADAPTERS), "cuda")]
+    found = [each.case for each in suite_cases(find_suite("generate-fidelity"), RunRequest(), "cuda")]
     for form in ("triton-dual", "triton-primal"):
         for system in ("ttt-linear", "ttt-mlp"):
             for dtype in ("bfloat16", "float32"):
