@@ -19,7 +19,7 @@ def install(engine, modules):
     llama.LlamaForCausalLM = Model
     vllm.LLM, vllm.SamplingParams = engine, SamplingParams
     vllm.ModelRegistry = SimpleNamespace(register_model=registered.__setitem__)
-    parts = ("_C", "model_executor", "model_executor.models", "entrypoints.llm", "v1.engine.llm_engine")
+    parts = ("platforms", "platforms.cuda", "model_executor", "model_executor.models", "entrypoints.llm", "v1.engine.llm_engine")
     modules.update({f"vllm.{name}": ModuleType(f"vllm.{name}") for name in parts})
     modules.update({"vllm": vllm, llama.__name__: llama})
     return registered
@@ -112,6 +112,7 @@ class LLM:
     def _config(self):
         arguments = self.arguments
         return SimpleNamespace(
+            use_v2_model_runner=True,
             scheduler_config=SimpleNamespace(
                 max_num_batched_tokens=arguments["max_num_batched_tokens"],
                 max_num_seqs=arguments["max_num_seqs"],

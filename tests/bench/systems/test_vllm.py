@@ -446,18 +446,33 @@ def test_a_broken_environment_names_the_import_that_failed(tmp_path, monkeypatch
 
 def test_without_vllm_the_system_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.setattr(needs, "no_gpu", lambda: "")
+    monkeypatch.setattr(vllm_system, "no_gpu", lambda: "")
     assert VllmTransformer().unavailable().startswith("vllm cannot be imported: ")
 
 
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        ("0.21.1", "vllm 0.21.1 is not supported: install vllm==0.33.* (supported: 0.22 to 0.33)"),
+        ("0.22.0", ""),
+        ("0.33.0", ""),
+        ("0.100.0rc1", "vllm 0.100.0rc1 is not supported: install vllm==0.33.* (supported: 0.22 to 0.33)"),
+    ],
+)
+def test_a_release_that_the_adapter_does_not_support_is_named(llm, monkeypatch, version, reason):
+    monkeypatch.setattr(needs, "versions_of", lambda packages: {"vllm": version})
+    monkeypatch.setattr(vllm_system, "no_gpu", lambda: "")
+    assert VllmTransformer().unavailable() == reason
+
+
 def test_kernels_for_another_torch_are_no_vllm_and_a_missing_part_skips_a_case(llm, monkeypatch):
-    monkeypatch.setattr(vllm_system, "needs_gpu", cannot_import)
+    monkeypatch.setattr(vllm_system, "no_gpu", lambda: "")
     assert VllmTransformer().unavailable() == ""
     monkeypatch.setitem(sys.modules, "vllm.v1.engine.llm_engine", None)
     assert VllmTransformer().unavailable() == ""  # it takes seconds to import
     with pytest.raises(Skip, match=r"vllm cannot be imported: .*llm_engine"):
         VllmTransformer().build(CASE)
-    monkeypatch.setitem(sys.modules, "vllm._C", None)
+    monkeypatch.setitem(sys.modules, "vllm.platforms.cuda", None)
     assert VllmTransformer().unavailable().startswith("vllm cannot be imported: ")
 
 
