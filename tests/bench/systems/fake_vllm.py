@@ -19,7 +19,7 @@ def install(engine, modules):
     llama.LlamaForCausalLM = Model
     vllm.LLM, vllm.SamplingParams = engine, SamplingParams
     vllm.ModelRegistry = SimpleNamespace(register_model=registered.__setitem__)
-    parts = ("platforms", "platforms.cuda", "model_executor", "model_executor.models", "entrypoints.llm", "v1.engine.llm_engine")
+    parts = ("platforms.cuda", "model_executor", "model_executor.models", "entrypoints.llm", "v1.engine.llm_engine")
     modules.update({f"vllm.{name}": ModuleType(f"vllm.{name}") for name in parts})
     modules.update({"vllm": vllm, llama.__name__: llama})
     return registered
