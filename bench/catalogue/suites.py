@@ -15,9 +15,10 @@ from harness.schema.catalogue import FigureEntry as Figure
 from harness.schema.catalogue import PaperClaim as Claim
 
 LANGUAGE_MODELS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
-# Today's recurrent models stand beside the paper's four in its figures.
+# Systems of today next to the paper's four in its figures.
+GROUPED = ("transformer-gqa",)
 RECURRENT = ("mamba2", "gated-deltanet", "rwkv7")
-COMPARED = (*LANGUAGE_MODELS, *RECURRENT)
+COMPARED = (*LANGUAGE_MODELS, *GROUPED, *RECURRENT)
 TTT = ("ttt-linear", "ttt-mlp")
 COMPARED_EXACTLY: dict[str, tuple[str | int, ...]] = {"compare": ("float64",)}
 # How the generate kernels can keep the weights; "float32-planes" is float32 in two 16-bit planes.
@@ -208,7 +209,7 @@ SUITES: tuple[Suite, ...] = (
         (
             Panel(
                 "forward",
-                LANGUAGE_MODELS,
+                (*LANGUAGE_MODELS, *GROUPED),
                 ("1.3b",),
                 (1,),
                 doubling(8192, 1 << 20),
@@ -228,7 +229,7 @@ SUITES: tuple[Suite, ...] = (
         "once the median. vLLM answers some of them while it still reads the others, the other systems all together",
         (
             _request(TTT, "thunderkittens", state_dtypes=("float32-planes",)),
-            _request(("transformer", "mamba"), "vllm", "mamba-ssm"),
+            _request(("transformer", *GROUPED, "mamba"), "vllm", "mamba-ssm"),
         ),
         figures=(
             Figure("request", "Time to a request's first token", y="time_to_first_token_ms", split=("batch",)),
@@ -381,6 +382,11 @@ SUITES: tuple[Suite, ...] = (
                 _setting("generate", block_size=16, max_num_batched_tokens=16384, attention=name)
                 for name in ("FLASH_ATTN-2", "TRITON_ATTN", "FLASHINFER")
             ),
+            *(
+                _setting(phase, system="transformer-gqa", block_size=block, max_num_batched_tokens=32768)
+                for block in (16, 64, 128)
+                for phase in ("forward", "generate")
+            ),
             *(_setting("forward", system="mamba", max_num_batched_tokens=tokens) for tokens in (16384, 131072)),
         ),
         device="cuda",
@@ -456,13 +462,13 @@ BUDGETS_S = {"cuda": 1.0, "cpu": 1.5}
 GROUPS: tuple[Group, ...] = (
     Group(
         "fig15",
-        "Figure 15: latency over context length, of the four headline systems on the paper's backends",
+        "Figure 15: latency over context length, for the headline systems on the paper's backends",
         ("fig15-forward", "fig15-generate"),
         HEADLINES,
     ),
     Group(
         "paper",
-        "Figures 15 and 20: TTT-Linear, TTT-MLP, vLLM's Transformer and Mamba on the paper's backends",
+        "Figures 15 and 20: TTT-Linear, TTT-MLP, vLLM's Transformer with and without GQA, and Mamba",
         ("fig15-forward", "fig15-generate", "fig20-throughput"),
         HEADLINES,
     ),

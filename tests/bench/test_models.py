@@ -18,7 +18,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 5e-2}
 TOKENS = 41
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-VARIANTS = ("ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer", "mamba")
+VARIANTS = ("ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer", "transformer-gqa", "mamba")
 
 
 def config_of(name, **options):
@@ -68,7 +68,7 @@ def test_a_sequence_may_be_cut_anywhere(models, name, plan):
     assert_close(run(models[name], ids, plan), run(models[name], ids, (TOKENS,)), dtype_of(name))
 
 
-@pytest.mark.parametrize("name", ["ttt-linear", "ttt-mlp", "transformer"])
+@pytest.mark.parametrize("name", ["ttt-linear", "ttt-mlp", "transformer", "transformer-gqa"])
 def test_a_long_prompt_runs_in_chunks_with_the_same_result(models, name, monkeypatch):
     model, ids = models[name], random_ids(2, TOKENS)
     whole = run(model, ids, (TOKENS,))
@@ -77,7 +77,7 @@ def test_a_long_prompt_runs_in_chunks_with_the_same_result(models, name, monkeyp
     monkeypatch.setattr(type(model), "prefill_tokens", 40)
     monkeypatch.setattr(type(model), "_hidden", lambda self, x, s: (lengths.append(x.shape[1]), hidden(self, x, s))[1])
     assert_close(run(model, ids, (TOKENS,)), whole, torch.float64)
-    assert lengths == ([40, 1, 40, 1] if name == "transformer" else [16, 16, 9])
+    assert lengths == ([40, 1, 40, 1] if name.startswith("transformer") else [16, 16, 9])
 
 
 @pytest.mark.parametrize("name", ["ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer"])
@@ -284,19 +284,21 @@ def test_rotations_keep_dot_products_relative():
     assert cos.flatten()[1] == pytest.approx(torch.cos(torch.tensor(3 * 10000 ** (-2 / 8))).item())
 
 
-def test_the_transformer_is_llama():
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (2, 1), (8, 2)])
+def test_the_transformer_is_llama(heads, kv_heads):
     """The same weights in transformers' Llama give the same logits."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    model = from_seed(config_of("transformer"), 0, "cpu", torch.float32)
-    config = model.config
+    config = replace(config_of("transformer"), heads=heads, kv_heads=kv_heads)
+    model = from_seed(config, 0, "cpu", torch.float32)
     llama = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocabulary,
             hidden_size=config.width,
             intermediate_size=config.ffn_width,
             num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
             rms_norm_eps=1e-6,
             tie_word_embeddings=True,
         )
@@ -336,6 +338,7 @@ COUNTS = {
     "ttt-linear": {"125m": 110_424_144, "350m": 337_684_224, "760m": 733_608_192, "1.3b": 1_285_639_296},
     "ttt-mlp": {"125m": 114_589_776, "350m": 348_792_576, "760m": 758_528_256, "1.3b": 1_307_856_000},
     "transformer": {"125m": 109_529_856, "350m": 335_201_280, "760m": 728_704_512, "1.3b": 1_279_887_360},
+    "transformer-gqa": {"125m": 109_529_856, "350m": 335_201_280, "760m": 728_704_512, "1.3b": 1_279_887_360},
     "mamba": {"125m": 115_096_320, "350m": 352_797_696, "760m": 765_126_144, "1.3b": 1_334_740_992},
 }
 

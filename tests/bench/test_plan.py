@@ -8,7 +8,17 @@ import pytest
 
 from bench import estimate, plan
 from bench.catalogue.metrics import AXES
-from bench.catalogue.suites import GROUPS, LANGUAGE_MODELS, SUITES, Panel, Suite, default_suite, find_group, find_suite
+from bench.catalogue.suites import (
+    GROUPS,
+    LANGUAGE_MODELS,
+    SUITES,
+    TTT,
+    Panel,
+    Suite,
+    default_suite,
+    find_group,
+    find_suite,
+)
 from bench.catalogue.systems import ADAPTERS, HEADLINES
 from bench.errors import UserError
 from bench.memory import beyond_memory_of, least_bytes, refuse_beyond_memory
@@ -140,13 +150,14 @@ def test_groups_name_suites_and_systems_that_exist():
         assert set(group.systems) <= {each.label for each in ADAPTERS}
 
 
-def test_the_headlines_are_the_papers_four_on_their_best_backends():
+def test_the_headlines_are_the_papers_four_and_a_transformer_with_gqa_on_their_best_backends():
     assert set(HEADLINES) == {
         "ttt-linear/thunderkittens",
         "ttt-linear/triton-dual",
         "ttt-mlp/thunderkittens",
         "ttt-mlp/triton-dual",
         "transformer/vllm",
+        "transformer-gqa/vllm",
         "mamba/mamba-ssm",
     }
 
@@ -174,7 +185,7 @@ def test_jobs_run_headlines_first_and_slow_references_last():
     selection = select(RunRequest(), "cuda")
     names = [job.name for job in jobs_of(suite_cases(find_suite("fig15-forward"), selection, "cuda"))]
     assert names[:2] == ["ttt-linear-thunderkittens", "ttt-mlp-thunderkittens"]
-    assert set(names[-3:]) == {"ttt-linear-torch", "ttt-mlp-torch", "transformer-torch"}
+    assert set(names[-4:]) == {f"{each}-torch" for each in (*TTT, "transformer", "transformer-gqa")}
 
 
 def test_a_case_of_two_suites_is_planned_once_with_the_stricter_of_their_wishes():
@@ -314,7 +325,7 @@ def test_a_trial_of_settings_is_run_when_it_is_named_and_starts_each_engine_once
         started = [now for now, before in zip(engines, [None, *engines], strict=False) if now != before]
         assert len(started) == len(set(started))
         starts[name] = len(started)
-    assert starts == {"transformer-vllm": 10, "mamba-vllm": 2}
+    assert starts == {"transformer-vllm": 10, "transformer-gqa-vllm": 3, "mamba-vllm": 2}
     generate = [case for case in jobs["transformer-vllm"] if case.phase == "generate"]
     assert {case.option("graphs") for case in generate} == {"engine", "doubling"}
     assert {case.option("attention") for case in generate} == {None, "FLASH_ATTN-2", "TRITON_ATTN", "FLASHINFER"}

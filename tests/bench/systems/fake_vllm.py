@@ -66,6 +66,7 @@ class Model(torch.nn.Module):
             config["intermediate_size"],
             config["num_hidden_layers"],
             config["num_attention_heads"],
+            config["num_key_value_heads"],
             config["vocab_size"],
         )
         self.inner = checkpoint.load_weights(self.config, folder, "cpu", getattr(torch, dtype))

@@ -22,7 +22,7 @@ from bench.systems.vllm import system as vllm_system
 from bench.systems.vllm import transformer as vllm_transformer
 from bench.systems.vllm.engine import Batch, Settings
 from bench.systems.vllm.mamba import GENERATE_PROMPT, VllmMamba
-from bench.systems.vllm.transformer import VllmTransformer
+from bench.systems.vllm.transformer import VllmGroupedQueryTransformer, VllmTransformer
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import NeedsFreshProcess, Skip, Workload
 from harness.measure.timer import take_engine_samples
@@ -62,6 +62,10 @@ class OnCpu(VllmTransformer):
 
     def build(self, case):
         return replace(super().build(case), device="cpu")
+
+
+class GroupedOnCpu(OnCpu, VllmGroupedQueryTransformer):
+    """The same with the other model."""
 
 
 def test_a_step_is_steady_when_every_sequence_generates_in_it_and_in_the_one_before():
@@ -220,6 +224,16 @@ def test_forward_times_whole_batches(llm):
     timing = take_engine_samples(workload.engine_samples(FEW), Policy(min_samples=2, budget_s=0))
     assert (len(timing.samples_ms), timing.stop) == (2, "budget")
     assert llm.started[0].count == 6
+
+
+def test_the_grouped_query_transformer_runs_its_own_model(llm):
+    llm.compute = True
+    system = GroupedOnCpu()
+    record = CaseRun(replace(CASE, system="transformer-gqa"), FEW).record(system)
+    assert record.status == "ok", record.reason
+    config = json.loads((Path(llm.started[0].folder) / "config.json").read_text())
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["intermediate_size"]) == (2, 1, 458)
+    assert system.cache_bytes(system.config("1.3b"), 2048) == 2 * 2 * 512 * 24 * 2048
 
 
 @pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])
