@@ -99,7 +99,7 @@ def _mixed_prompt(config: Any, case: Case) -> Work | None:
     batch, tokens = case.batch, case.context
     if isinstance(config, TransformerConfig):
         layer = Work(
-            2 * batch * tokens**2 * config.width, 2 * batch * tokens * config.width * state_element_bytes(case)
+            2 * batch * tokens**2 * config.width, 2 * batch * tokens * config.kv_width * state_element_bytes(case)
         )
     elif isinstance(config, MambaConfig | DeltaRuleConfig):
         state = batch * config.state_numbers
@@ -121,7 +121,8 @@ def _mixed_step(config: Any, case: Case, form: str) -> Work | None:
     """Attention, scan or inner loop of a step in all layers, and its state, read and written; None if unknown."""
     batch, context = case.batch, case.context
     if isinstance(config, TransformerConfig):
-        layer = Work(4 * batch * context * config.width, 2 * batch * context * config.width * state_element_bytes(case))
+        cache = 2 * batch * context * config.kv_width
+        layer = Work(4 * batch * context * config.width, cache * state_element_bytes(case))
     elif isinstance(config, MambaConfig | DeltaRuleConfig):
         state = batch * config.state_numbers
         layer = Work(config.token_flops * state, 2 * state * state_element_bytes(case))

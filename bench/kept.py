@@ -17,7 +17,7 @@ def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
     """
     size, windows = state_element_bytes(case), window_bytes(config, ELEMENT_BYTES[case.dtype])
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer
-        return 2 * config.layers * config.width * case.context * size
+        return 2 * config.layers * config.kv_width * case.context * size
     if isinstance(config, MambaConfig):
         return config.layers * config.state_numbers * size + windows
     assert isinstance(config, TTTConfig)

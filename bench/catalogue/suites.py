@@ -12,9 +12,10 @@ from harness.schema.catalogue import FigureEntry as Figure
 from harness.schema.catalogue import PaperClaim as Claim
 
 LANGUAGE_MODELS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
-# Newer recurrent models, in the paper's figures next to its four models.
+# Newer systems in the paper's figures, next to its four.
+GROUPED = ("transformer-gqa",)
 RECURRENT = ("mamba2", "gated-deltanet", "rwkv7")
-COMPARED = (*LANGUAGE_MODELS, *RECURRENT)
+COMPARED = (*LANGUAGE_MODELS, *GROUPED, *RECURRENT)
 TTT = ("ttt-linear", "ttt-mlp")
 COMPARED_EXACTLY: dict[str, tuple[str | int, ...]] = {"compare": ("float64",)}
 # State dtypes of the generate kernels; "float32-planes" is float32 in two 16-bit planes.
@@ -205,7 +206,7 @@ SUITES: tuple[Suite, ...] = (
         (
             Panel(
                 "forward",
-                LANGUAGE_MODELS,
+                (*LANGUAGE_MODELS, *GROUPED),
                 ("1.3b",),
                 (1,),
                 doubling(8192, 1 << 20),
@@ -225,7 +226,7 @@ SUITES: tuple[Suite, ...] = (
         "reads others; the other systems answer all together",
         (
             _request(TTT, "thunderkittens", state_dtypes=("float32-planes",)),
-            _request(("transformer", "mamba"), "vllm", "mamba-ssm"),
+            _request(("transformer", *GROUPED, "mamba"), "vllm", "mamba-ssm"),
         ),
         figures=(
             Figure("request", "Time to a request's first token", y="time_to_first_token_ms", split=("batch",)),
@@ -378,6 +379,11 @@ SUITES: tuple[Suite, ...] = (
                 _setting("generate", block_size=16, max_num_batched_tokens=16384, attention=name)
                 for name in ("FLASH_ATTN-2", "TRITON_ATTN", "FLASHINFER")
             ),
+            *(
+                _setting(phase, system="transformer-gqa", block_size=block, max_num_batched_tokens=32768)
+                for block in (16, 64, 128)
+                for phase in ("forward", "generate")
+            ),
             *(_setting("forward", system="mamba", max_num_batched_tokens=tokens) for tokens in (16384, 131072)),
         ),
         device="cuda",
@@ -452,13 +458,13 @@ BUDGETS_S = {"cuda": 1.0, "cpu": 1.5}
 GROUPS: tuple[Group, ...] = (
     Group(
         "fig15",
-        "Figure 15: latency over context length, four headline systems",
+        "Figure 15: latency over context length, headline systems",
         ("fig15-forward", "fig15-generate"),
         HEADLINES,
     ),
     Group(
         "paper",
-        "Figures 15 and 20: TTT-Linear, TTT-MLP, vLLM's Transformer and mamba-ssm's Mamba",
+        "Figures 15 and 20: TTT-Linear, TTT-MLP, vLLM's Transformer with and without GQA, and Mamba",
         ("fig15-forward", "fig15-generate", "fig20-throughput"),
         HEADLINES,
     ),

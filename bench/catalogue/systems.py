@@ -101,6 +101,18 @@ def _ttt(learner: str) -> tuple[Adapter, ...]:
     )  # fmt: skip
 
 
+_VLLM = "bench.systems.vllm.transformer"
+
+
+def _transformers() -> tuple[Adapter, ...]:
+    """The backends of this repository's Transformers."""
+    attention, pytorch = "bench.systems.transformer.attention", "bench.systems.transformer.pytorch"
+    return (
+        Adapter("flash-attn", f"{attention}:FlashAttn", install=VLLM, replays=True),
+        Adapter("torch", f"{pytorch}:TorchTransformer", devices=ANYWHERE, replays=True, slow=True),
+    )
+
+
 SYSTEMS: tuple[System, ...] = (
     System(
         "ttt-linear",
@@ -121,11 +133,19 @@ SYSTEMS: tuple[System, ...] = (
         2,
         "diamond",
         (
-            Adapter("vllm", "bench.systems.vllm.transformer:VllmTransformer", install=VLLM, engine=True, headline=True),
-            Adapter("flash-attn", "bench.systems.transformer.attention:FlashAttn", install=VLLM, replays=True),
-            Adapter(
-                "torch", "bench.systems.transformer.pytorch:TorchTransformer", devices=ANYWHERE, replays=True, slow=True
-            ),
+            Adapter("vllm", f"{_VLLM}:VllmTransformer", install=VLLM, engine=True, headline=True),
+            *_transformers(),
+        ),
+    ),
+    System(
+        "transformer-gqa",
+        "Transformer, GQA",
+        "attention",
+        7,
+        "diamond",
+        (
+            Adapter("vllm", f"{_VLLM}:VllmGroupedQueryTransformer", install=VLLM, engine=True, headline=True),
+            *_transformers(),
         ),
     ),
     System(

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 VOCABULARY = 32000
+QUERY_GROUP = 4  # query heads of one KV head in transformer-gqa
 CONV_KERNEL = 4
 ROPE_THETA = 10000.0
 NORM_EPS = 1e-6
@@ -35,14 +36,14 @@ SIZES = {
     "760m": Shape(1536, 4096, 24, 16),
     "1.3b": Shape(2048, 5504, 24, 32),
 }
-MODELS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
+MODELS = ("ttt-linear", "ttt-mlp", "transformer", "transformer-gqa", "mamba")
 BACKBONES = ("mamba", "transformer")
 
 # The inner learning rate before the sigmoid and 1/D (paper, section 3.1), by learner.
 BASE_LR = {"linear": 1.0, "mlp": 0.1}
 
 # A quarter of a tiny TTT-MLP is its learner; other SwiGLU widths keep the tiny models within 4% of each other.
-_TINY_FFN_WIDTH = {"ttt-mlp": 240, "transformer": 416}
+_TINY_FFN_WIDTH = {"ttt-mlp": 240, "transformer": 416, "transformer-gqa": 416}
 _TINY_VOCABULARY = 512
 _CUT = "/"  # between the name of a size and its number of layers
 
@@ -96,12 +97,13 @@ class TTTConfig:
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """A Llama-shaped Transformer with multi-head attention and a tied LM head."""
+    """A Llama-shaped Transformer with a tied LM head; fewer KV heads are grouped-query attention (arXiv 2305.13245)."""
 
     width: int
     ffn_width: int
     layers: int
     heads: int
+    kv_heads: int
     vocabulary: int = VOCABULARY
 
     def __post_init__(self) -> None:
@@ -110,6 +112,10 @@ class TransformerConfig:
     @property
     def head_dim(self) -> int:
         return self.width // self.heads
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True)
@@ -186,7 +192,13 @@ def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: 
     if model == "mamba":  # a Mamba block has about half the parameters of a Transformer block
         return MambaConfig(shape.width, 2 * shape.layers, vocabulary)
     if model == "transformer":
-        return TransformerConfig(shape.width, ffn_width, shape.layers, shape.heads, vocabulary)
+        return TransformerConfig(shape.width, ffn_width, shape.layers, shape.heads, shape.heads, vocabulary)
+    if model == "transformer-gqa":  # the SwiGLU is wider by the parameters that the K and V projections lose
+        kv_heads = max(1, shape.heads // QUERY_GROUP)
+        lost = shape.width * (shape.heads - kv_heads) // shape.heads
+        return TransformerConfig(
+            shape.width, ffn_width + 2 * lost // 3, shape.layers, shape.heads, kv_heads, vocabulary
+        )
     learner = model.removeprefix("ttt-")
     sizes = (shape.width, ffn_width, shape.layers, shape.heads, vocabulary)
     return TTTConfig(learner, *sizes, backbone, mini_batch, base_lr=BASE_LR[learner])
@@ -223,7 +235,9 @@ def parameter_count(config: ModelConfig) -> int:
 def _layer_parameters(config: ModelConfig) -> int:
     if isinstance(config, MambaConfig):
         return _mamba_layer(config)
-    shared = 4 * config.width**2 + 3 * config.width * config.ffn_width + 2 * config.width  # q k|g v o, SwiGLU, norms
+    kv_width = config.kv_width if isinstance(config, TransformerConfig) else config.width
+    projections = 2 * config.width * (config.width + kv_width)  # q, o; k (or the gate), v
+    shared = projections + 3 * config.width * config.ffn_width + 2 * config.width  # SwiGLU, norms
     return shared + (_ttt_extra(config) if isinstance(config, TTTConfig) else 0)
 
 

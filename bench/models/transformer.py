@@ -1,7 +1,7 @@
 """The Transformer baseline: Llama's blocks with scaled_dot_product_attention and a KV cache."""
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ CAPACITY_MULTIPLE = 64
 
 @dataclass
 class TransformerState:
-    """The KV cache [layers, 2, B, H, capacity, D] and the number of its tokens, `position` [1] int64.
+    """The KV cache [layers, 2, B, KV heads, capacity, D] and the number of its tokens, `position` [1] int64.
 
     length: the host's copy of position; None after generate_step, or after a replay of its CUDA graph.
     """
@@ -41,29 +41,44 @@ class TransformerState:
         return TransformerState(self.cache[:, :, rows], self.position, self.length)
 
 
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
+    """Attend from q [B, H, T, D] to k, v [B, KV heads, T, D], or under a causal mask to longer ones."""
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+
+
+def step_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attend from q [B, H, 1, D] to caches k, v [B, KV heads, capacity, D] under a mask [1, capacity].
+
+    The query heads of one KV head are rows of one query: SDPA's masked kernels know no groups.
+    """
+    rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
+    return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).flatten(1, 2).unsqueeze(2)
+
+
 class Attention(nn.Module):
-    """Causal multi-head attention with RoPE and without biases."""
+    """Causal attention with RoPE and without biases."""
 
     def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config
         self.q_proj = linear(config.width, config.width, device, dtype)
-        self.k_proj = linear(config.width, config.width, device, dtype)
-        self.v_proj = linear(config.width, config.width, device, dtype)
+        self.k_proj = linear(config.width, config.kv_width, device, dtype)
+        self.v_proj = linear(config.width, config.kv_width, device, dtype)
         self.o_proj = linear(config.width, config.width, device, dtype)
 
     def forward(self, x: Tensor, rope: Rotation, cache: Tensor, start: int) -> Tensor:
-        """x [B, T, C] -> [B, T, C]; writes rows from `start` on of cache [2, B, H, capacity, D]."""
+        """x [B, T, C] -> [B, T, C]; write rows from `start` on of cache [2, B, KV heads, capacity, D]."""
         q, k, v = self._project(x, rope)
         end = start + x.shape[1]
         cache[0, :, :, start:end], cache[1, :, :, start:end] = k, v
         if start == 0:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            out = causal_attention(q, k, v)
         else:
             from torch.nn.attention.bias import causal_lower_right  # takes a second to import
 
             mask = causal_lower_right(x.shape[1], end)
-            out = F.scaled_dot_product_attention(q, cache[0, :, :, :end], cache[1, :, :, :end], attn_mask=mask)
+            out = causal_attention(q, cache[0, :, :, :end], cache[1, :, :, :end], mask)
         return self._merge(out)
 
     def generate_step(self, x: Tensor, rope: Rotation, cache: Tensor, position: Tensor, mask: Tensor) -> Tensor:
@@ -71,11 +86,12 @@ class Attention(nn.Module):
         q, k, v = self._project(x, rope)
         cache[0].index_copy_(2, position, k)
         cache[1].index_copy_(2, position, v)
-        return self._merge(F.scaled_dot_product_attention(q, cache[0], cache[1], attn_mask=mask))
+        return self._merge(step_attention(q, cache[0], cache[1], mask))
 
     def _project(self, x: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v [B, H, T, D]; q and k have RoPE."""
-        q, k, v = (p(x).unflatten(-1, (self.config.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        """q [B, H, T, D], k and v [B, KV heads, T, D]; q and k have RoPE."""
+        head_dim = self.config.head_dim
+        q, k, v = (p(x).unflatten(-1, (-1, head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
         return rotate_halves(q, rope).transpose(1, 2), rotate_halves(k, rope).transpose(1, 2), v.transpose(1, 2)
 
     def _merge(self, out: Tensor) -> Tensor:
@@ -118,7 +134,7 @@ class Transformer(ChunkedModel):
     def init_state(self, batch: int, context: int) -> TransformerState:
         """The capacity is `context` rounded up to a multiple of 64."""
         capacity = round_up(context, CAPACITY_MULTIPLE)
-        shape = (self.config.layers, 2, batch, self.config.heads, capacity, self.config.head_dim)
+        shape = (self.config.layers, 2, batch, self.config.kv_heads, capacity, self.config.head_dim)
         # Zeros, because a masked row has weight 0, and 0 times NaN is NaN.
         cache = torch.zeros(shape, device=self.device, dtype=self.dtype)
         return TransformerState(cache, torch.zeros(1, device=self.device, dtype=torch.int64))

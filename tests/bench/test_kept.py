@@ -56,6 +56,7 @@ def test_a_mamba_keeps_its_state_and_the_inputs_of_its_convolutions():
     assert kept_bytes(config, case) == kept_bytes(config, replace(case, phase="forward")) == state + windows
 
 
-def test_a_transformer_keeps_a_key_and_a_value_of_each_token():
-    case = replace(CASE, system="transformer", backend="torch", context=100)
-    assert kept_bytes(model_config("transformer", "1.3b"), case) == 2 * 24 * 2048 * 100 * 2
+@pytest.mark.parametrize(("system", "kv_width"), [("transformer", 2048), ("transformer-gqa", 512)])
+def test_a_transformer_keeps_a_key_and_a_value_of_each_token(system, kv_width):
+    case = replace(CASE, system=system, backend="torch", context=100)
+    assert kept_bytes(model_config(system, "1.3b"), case) == 2 * 24 * kv_width * 100 * 2

@@ -17,7 +17,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 5e-2}
 TOKENS = 41
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-VARIANTS = ("ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer", "mamba")
+VARIANTS = ("ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer", "transformer-gqa", "mamba")
 
 
 def config_of(name, **options):
@@ -67,7 +67,7 @@ def test_a_sequence_may_be_split_anywhere(models, name, plan):
     assert_close(run(models[name], ids, plan), run(models[name], ids, (TOKENS,)), dtype_of(name))
 
 
-@pytest.mark.parametrize("name", ["ttt-linear", "ttt-mlp", "transformer"])
+@pytest.mark.parametrize("name", ["ttt-linear", "ttt-mlp", "transformer", "transformer-gqa"])
 def test_a_long_prompt_runs_in_chunks_with_the_same_result(models, name, monkeypatch):
     model, ids = models[name], random_ids(2, TOKENS)
     whole = run(model, ids, (TOKENS,))
@@ -76,7 +76,7 @@ def test_a_long_prompt_runs_in_chunks_with_the_same_result(models, name, monkeyp
     monkeypatch.setattr(type(model), "prefill_tokens", 40)
     monkeypatch.setattr(type(model), "_hidden", lambda self, x, s: (lengths.append(x.shape[1]), hidden(self, x, s))[1])
     assert_close(run(model, ids, (TOKENS,)), whole, torch.float64)
-    assert lengths == ([40, 1, 40, 1] if name == "transformer" else [16, 16, 9])
+    assert lengths == ([40, 1, 40, 1] if name.startswith("transformer") else [16, 16, 9])
 
 
 @pytest.mark.parametrize("name", ["ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer"])
@@ -261,19 +261,21 @@ def test_a_prompt_longer_than_the_cache_is_refused(models):
         models["transformer"].prefill(random_ids(1, 1), state)
 
 
-def test_the_transformer_is_llama():
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (2, 1), (8, 2)])
+def test_the_transformer_is_llama(heads, kv_heads):
     """The same weights in transformers' Llama give the same logits."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    model = from_seed(config_of("transformer"), 0, "cpu", torch.float32)
-    config = model.config
+    config = replace(config_of("transformer"), heads=heads, kv_heads=kv_heads)
+    model = from_seed(config, 0, "cpu", torch.float32)
     llama = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocabulary,
             hidden_size=config.width,
             intermediate_size=config.ffn_width,
             num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
             rms_norm_eps=1e-6,
             tie_word_embeddings=True,
         )
@@ -306,6 +308,8 @@ def test_parameter_counts_are_exact(system, size):
 def test_the_models_of_a_size_are_of_a_size(size):
     counts = [parameter_count(model_config(model, size)) for model in MODELS]
     assert max(counts) <= 1.08 * min(counts)
+    heads, groups = (parameter_count(model_config(model, size)) for model in ("transformer", "transformer-gqa"))
+    assert groups == pytest.approx(heads, rel=0.02)
 
 
 def test_the_published_size_table():

@@ -8,7 +8,17 @@ import pytest
 from bench import plan
 from bench.cases import adapters_of, jobs_of, suite_cases, timing_of
 from bench.catalogue.metrics import AXES
-from bench.catalogue.suites import GROUPS, LANGUAGE_MODELS, SUITES, Panel, Suite, default_suite, find_group, find_suite
+from bench.catalogue.suites import (
+    GROUPS,
+    LANGUAGE_MODELS,
+    SUITES,
+    TTT,
+    Panel,
+    Suite,
+    default_suite,
+    find_group,
+    find_suite,
+)
 from bench.catalogue.systems import ADAPTERS, HEADLINES
 from bench.errors import UserError
 from bench.memory import beyond_memory, beyond_memory_of, least_bytes, refuse_beyond_memory, skip_reason
@@ -151,6 +161,7 @@ def test_the_default_suite_and_the_groups():
         "ttt-mlp/thunderkittens",
         "ttt-mlp/triton-dual",
         "transformer/vllm",
+        "transformer-gqa/vllm",
         "mamba/mamba-ssm",
     }
 
@@ -177,7 +188,7 @@ def test_a_gpu_other_than_hopper_runs_the_forward_kernels_in_triton(monkeypatch,
 def test_jobs_run_headlines_first_and_slow_references_last():
     names = [job.name for job in jobs_of(planned("fig15-forward"))]
     assert names[:2] == ["ttt-linear-thunderkittens", "ttt-mlp-thunderkittens"]
-    assert set(names[-3:]) == {"ttt-linear-torch", "ttt-mlp-torch", "transformer-torch"}
+    assert set(names[-4:]) == {f"{each}-torch" for each in (*TTT, "transformer", "transformer-gqa")}
 
 
 def test_a_case_of_two_suites_is_planned_once_with_the_stricter_settings():
@@ -197,7 +208,7 @@ def test_an_engine_starts_once_per_phase_and_setting():
         engines = [each.case.options for each in job.cases]
         starts[job.name] = 1 + sum(now != before for before, now in pairwise(engines))
         assert starts[job.name] == len(set(engines))
-    assert starts == {"transformer-vllm": 10, "mamba-vllm": 2}
+    assert starts == {"transformer-vllm": 10, "transformer-gqa-vllm": 3, "mamba-vllm": 2}
 
 
 def test_cases_of_one_model_stay_together():
