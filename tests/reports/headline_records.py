@@ -28,11 +28,6 @@ def said(*records, suite="fig15-forward"):
     return findings.headline(made.table, made.catalogue, figures(made.table, made.catalogue))
 
 
-def unranked(*records, suite="fig15-forward"):
-    made = synthetic.of_suite(suite, *records)
-    return findings.unranked(made.table, made.catalogue, figures(made.table, made.catalogue))
-
-
 def finding(*records, suite="fig15-forward"):
     """The sentence of the first figure."""
     made = synthetic.of_suite(suite, *records)

@@ -52,7 +52,7 @@ def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_mean
         "¶ heat slowed the GPU down",
         "§ unsteady",
         "× no result",
-        "– not tried",
+        "– not run",
     ):
         assert words in said
 
@@ -138,10 +138,10 @@ def test_other_backends_wait_behind_a_button(doubtful):
     assert browsing.lines_drawn(doubtful, 0) == 2
     entries = doubtful.locator("#figure-0 .legend li:visible button:not(.only)")
     assert entries.all_inner_texts() == ["Transformer · vLLM", "Mamba · mamba-ssm"]
-    doubtful.get_by_role("button", name="More backends (1)").click()
+    doubtful.get_by_role("button", name="More lines (1)").click()
     assert browsing.lines_drawn(doubtful, 0) == 3
     assert "Transformer · PyTorch" in entries.all_inner_texts()
-    doubtful.get_by_role("button", name="Fewer backends").click()
+    doubtful.get_by_role("button", name="Fewer lines").click()
     assert browsing.lines_drawn(doubtful, 0) == 2
 
 
@@ -208,7 +208,7 @@ def test_a_pair_has_the_signs_of_its_dual_and_says_what_became_of_it(pairs):
     assert lost[2].endswith("baseline: skipped: not here")
     assert unmeasured[:2] == ["baseline: measured without Latency", ""]
     notes = pairs.locator(".annotation").last.text_content()
-    for words in ("* fewer than 6 samples", "× no result", "– not tried"):
+    for words in ("* fewer than 6 samples", "× no result", "– not run"):
         assert words in notes
     missing = pairs.locator(".legend .missing")
     assert missing.text_content().endswith("state float16: no result (baseline: oom)")
@@ -227,10 +227,9 @@ def test_a_saved_csv_of_pairs_has_the_doubts_of_both(pairs):
 
 
 def test_captions_of_pairs_tell_of_ratios(pairs):
-    allowed = "95% intervals within one process allow"
-    assert f"in brackets the widest ratio that the two {allowed}" in pairs.locator("caption").inner_text()
+    assert "the ratio's worst case from both 95% intervals within one process" in pairs.locator("caption").inner_text()
     remarks = pairs.locator(".remarks").text_content()
-    assert f"atios of medians of 3–30 samples with the widest ratios that their {allowed} (below 6 " in remarks
+    assert "Ratios of medians of 3–30 samples, with 95% intervals within one process, divided worst case" in remarks
 
 
 def test_the_numbers_of_a_ratio_say_what_its_intervals_are_over(browser, one_place):
@@ -242,4 +241,4 @@ def test_the_numbers_of_a_ratio_say_what_its_intervals_are_over(browser, one_pla
         page.locator("#figure-0 .numbers > summary").click()
         page.locator("#figure-0").get_by_label("relative to").select_option(label="Mamba · PyTorch")
         caption = page.locator("#figure-0 .pivot caption").inner_text()
-    assert "the widest ratio that the two 95% intervals over processes allow" in caption
+    assert "the ratio's worst case from both 95% intervals over processes" in caption

@@ -39,10 +39,6 @@ def test_lines_of_two_gpus_of_a_run_are_named_by_their_gpu(browser, one_place):
         ]
         ends = page.locator("#figure-0 .annotation").all_text_contents()
         assert sorted(ends) == names
-        assert (
-            "lines join no points of different machines or commits"
-            in page.locator("#figure-0 .remarks").text_content().lower()
-        )
 
 
 def test_a_point_of_a_line_over_several_gpus_names_its_own(browser, one_place):

@@ -135,7 +135,7 @@ def test_a_figure_without_a_line_says_so_and_tells_no_point(paper):
     count = chosen.count()
     press = "all => all.forEach((each) => each.click())"
     chosen.evaluate_all(press)
-    assert figure.locator(".annotation").all_text_contents() == ["No line is chosen"]
+    assert figure.locator(".annotation").all_text_contents() == ["No line is selected"]
     assert not figure.locator(".readout").is_visible()
     assert not figure.locator(".ytick text").count()
     figure.locator(".legend button[aria-pressed=false]").evaluate_all(press)

@@ -123,7 +123,7 @@ def test_a_pivot_of_many_lines_takes_the_width_of_the_page_and_says_once_what_al
         narrow = page.evaluate(width)
         open_numbers(page)
         assert page.locator("#figure-0 .pivot thead th").count() == 3
-        page.get_by_role("button", name="More backends").click()
+        page.get_by_role("button", name="More lines").click()
         page.wait_for_timeout(200)
         heads = [text.strip() for text in page.locator("#figure-0 .pivot thead th").all_inner_texts()]
         assert len(heads) == 8

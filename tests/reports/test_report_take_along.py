@@ -42,7 +42,7 @@ def saved(tmp_path_factory):
 
 def arrange(page):
     browsing.open_options(page)
-    page.get_by_role("button", name="More backends (1)").click()
+    page.get_by_role("button", name="More lines (1)").click()
     page.get_by_role("button", name="Mamba · mamba-ssm", exact=True).click()
     page.get_by_label("log x").uncheck()
     page.get_by_label("log y").check()
