@@ -2,7 +2,7 @@
 
 const PLOT_HEIGHT = 340;
 const MARGIN = { top: 18, bottom: 48, left: 60, right: 5 };
-const PROFILED = "↗";
+const PROFILE_NOTE = "□ profiled: click or Enter";
 const LANE_HEIGHT = 0.045, LANES_HEIGHT = 0.25; // of failed cases: one line's share of the height, and all lines'
 const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
@@ -86,7 +86,8 @@ function nameParts(line) {
   return line.name.split(" · ");
 }
 
-/* One drawing. `lines`: [line, its points]. `view`: {xLog, yLog, ratio: the line that divides, paper: {width, height}}. */
+/* One drawing. `lines`: [line, its points]. `view`: {xLog, yLog, ratio: the line that divides, paper: {width, height},
+   isLive: show which points have a profile}. */
 class Drawing {
   constructor(points, lines, view) {
     Object.assign(this, { points, data: points.data, lines, view });
@@ -95,17 +96,9 @@ class Drawing {
     this.ringed = best ? lines.filter(([, all]) => all.some((point) => point.y) && points.turns(all)) : [];
     this.notes = points.footnotes(lines);
     if (this.ringed.length) this.notes.push("○ the best batch of a line that declines");
-    if (lines.some(([, all]) => all.some((point) => this.isProfiled(point)))) this.notes.push(`${PROFILED} profiled: click or Enter`);
+    this.profiled = view.isLive ? lines.flatMap(([, all]) => all.filter((point) => point.y && profileOf(point.row))) : [];
     this.height = view.paper?.height ?? PLOT_HEIGHT;
     this.inner = this.height - MARGIN.top - MARGIN.bottom;
-  }
-
-  isProfiled(point) {
-    return Boolean(point.y && !this.view.paper && profileOf(point.row));
-  }
-
-  signs(point) {
-    return this.points.signs(point) + (this.isProfiled(point) ? PROFILED : "");
   }
 
   get isRatio() {
@@ -119,9 +112,10 @@ class Drawing {
   traces() {
     return [
       ...this.lines.map(([line, all]) => this.lineTrace(line, all)),
-      ...this.ringed.map(([line, all]) => this.bestTrace(line, all)),
+      ...this.ringed.map(([line, all]) => this.ring([this.points.best(all)], { symbol: "circle-open", size: 17, color: themed(tone(line)), line: { width: 2 } })),
       ...this.broken.map(([line, all], lane) => this.failedTrace(line, all, lane)),
       ...this.lines.flatMap(([line, all]) => this.signTraces(line, all)),
+      ...(this.profiled.length ? [this.ring(this.profiled, { symbol: "square-open", size: 15, color: themed("--muted"), line: { width: 1 } })] : []),
     ];
   }
 
@@ -177,14 +171,13 @@ class Drawing {
     };
   }
 
-  bestTrace(line, points) {
-    const best = this.points.best(points);
+  ring(points, marker) {
     return {
       type: "scatter",
       mode: "markers",
-      x: [best.x],
-      y: [best.y.value],
-      marker: { symbol: "circle-open", size: 17, color: themed(tone(line)), line: { width: 2 } },
+      x: points.map((point) => point.x),
+      y: points.map((point) => point.y.value),
+      marker,
       hoverinfo: "skip",
       cliponaxis: false,
       showlegend: false,
@@ -193,14 +186,14 @@ class Drawing {
 
   /* The signs next to flagged points. */
   signTraces(line, points) {
-    const flagged = points.filter((point) => point.y && this.signs(point));
+    const flagged = points.filter((point) => point.y && this.points.signs(point));
     if (!flagged.length) return [];
     return [{
       type: "scatter",
       mode: "markers+text",
       x: flagged.map((point) => point.x),
       y: flagged.map((point) => point.y.value),
-      text: flagged.map((point) => this.signs(point)),
+      text: flagged.map((point) => this.points.signs(point)),
       textposition: flagged.map((point) => (this.isCrowdedAbove(line, point) ? "bottom left" : "top left")),
       textfont: { size: 14, color: themed(tone(line)) },
       marker: { size: SIGN_ROOM, opacity: 0 }, // keeps the text off the point
@@ -291,10 +284,10 @@ class Drawing {
 
   yAxis(shared, strip, range, title) {
     const log = this.view.yLog;
-    const rate = this.data.y === "tokens_per_s" && !this.view.ratio;
+    const isLarge = log ? range[0] >= 0 && range[1] > 4 : range[1] > 1e4; // 100k instead of 100000
     // 1, 2 and 5 of each decade, or only decades over a wide range.
     const ticks = log ? { dtick: range[1] - range[0] > 2.5 ? 1 : "D2" } : { nticks: 7 };
-    return { ...shared, type: log ? "log" : "linear", range, tickformat: rate ? "~s" : "~g", ...ticks, domain: [strip, 1], showticklabels: this.lines.length > 0, title: { text: title.map(neutral).join("<br>"), standoff: 8 } };
+    return { ...shared, type: log ? "log" : "linear", range, tickformat: isLarge ? "~s" : "~g", ...ticks, domain: [strip, 1], showticklabels: this.lines.length > 0, title: { text: title.map(neutral).join("<br>"), standoff: 8 } };
   }
 
   /* The parts that the names of all measured lines share. */
@@ -381,15 +374,13 @@ class Drawing {
     return { names, leaders };
   }
 
-  /* The tick texts, empty where one would touch the text before. */
+  /* The tick texts; every second, third, … stays if more would touch. */
   thinned(pixels, texts) {
-    let end = -Infinity;
-    return texts.map((text, at) => {
-      const half = textWidth(text, TICK_SIZE) / 2;
-      if (pixels[at] - half < end + TICK_GAP) return "";
-      end = pixels[at] + half;
-      return text;
-    });
+    const half = texts.map((text) => textWidth(text, TICK_SIZE) / 2);
+    const isClear = (step) => pixels.every((x, at) => at % step || at < step || x - half[at] >= pixels[at - step] + half[at - step] + TICK_GAP);
+    let step = 1;
+    while (!isClear(step)) step += 1;
+    return texts.map((text, at) => (at % step ? "" : text));
   }
 
   layout(width) {
@@ -410,7 +401,8 @@ class Drawing {
     const title = folded(label.split(" "), (pixels + 2 * MARGIN.top) / TITLE_LETTER, " ");
     const left = MARGIN.left + TITLE_HEIGHT * (title.length - 1);
     const most = (width - left - 24) / 6;
-    const rows = folded(this.notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
+    const notes = [...this.notes, ...(this.profiled.length ? [PROFILE_NOTE] : [])];
+    const rows = folded(notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
     const xaxis = this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 });
     const gap = MARGIN.right + LABEL_SHIFT;
     const { names, leaders } = this.endLabels(range, xaxis, pixels, LABEL_SHARE * width - gap);

@@ -79,7 +79,7 @@ class Figure {
     const name = element("span", { textContent: line.name });
     const button = element("button", { type: "button", title: "Hide or show this line" }, swatch(line), name);
     button.onclick = () => this.toggle(line);
-    const only = element("button", { type: "button", className: "only", textContent: "only this", ariaLabel: `Only ${line.name}` });
+    const only = element("button", { type: "button", className: "only", textContent: "only", ariaLabel: `Only ${line.name}` });
     only.onclick = () => this.showOnly(line);
     return element("li", {}, button, ...(this.measured.length > 1 ? [only] : []));
   }
@@ -117,11 +117,11 @@ class Figure {
     return this.ratio ? this.points.of(line, this.ratio) : this.lines.get(line);
   }
 
-  /* `paper`: {width, height} of a picture for a paper, which omits the signs of profiles. */
-  drawing(paper = null) {
+  /* `paper`: {width, height} of a picture for a paper. `isLive`: for the screen. */
+  drawing(paper = null, isLive = !paper) {
     this.prepare();
     const lines = this.visibleLines().map((line) => [line, this.pointsOf(line)]);
-    return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, ratio: this.ratio, paper });
+    return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, ratio: this.ratio, paper, isLive });
   }
 
   isInView() {
@@ -146,7 +146,7 @@ class Figure {
       this.plot.textContent = "No case of this figure has a result. The section Without a result has the reasons.";
       return;
     }
-    const drawing = this.drawing();
+    const drawing = this.drawing(null, !width);
     const layout = drawing.layout(width ?? this.plot.clientWidth);
     this.places = drawing.places();
     this.place = null;

@@ -37,21 +37,17 @@ def finding(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     view = View(table, catalogue, figure)
     if figure.lines and figure.lines[0].base_rows:
         return _ratios(view)
-    if not view.is_parts and (words := _best(view) if figure.best else _winners(view)):
+    if words := _parts(view) if view.is_parts else _best(view) if figure.best else _winners(view):
         held = listed(view.held)
         return f"{held[:1].upper()}{held[1:]}: {words}." if held else f"{words}."
-    points = {line.name: view.points(line) for line in figure.lines if not line.y and view.points(line)}
+    drawn = [line for line in figure.lines if not line.y and view.points(line)]
+    points = [point for line in drawn for point in view.points(line)]
     if not points:
         return "No case has a result."
-    xs = sorted(point.x for found in points.values() for point in found)
-    labels = view.labels([line for line in figure.lines if line.name in points])
-    ranges = [f"{labels[name]}: {_span(point.value for point in found)}" for name, found in points.items()]
-    words = (
-        ", ".join(ranges)
-        if len(ranges) <= 3
-        else f"{len(ranges)} lines: {_span(p.value for f in points.values() for p in f)}"
-    )
-    return f"{words} {view.metric.unit}".rstrip() + f" over {view.at(span(said_x(xs[0]), said_x(xs[-1])))}."
+    xs = sorted(point.x for point in points)
+    who = next(iter(view.labels(drawn).values())) if len(drawn) == 1 else f"{len(drawn)} lines"
+    values = f"{who}: {_span(point.value for point in points)} {view.metric.unit}".rstrip()
+    return f"{values} over {view.at(span(said_x(xs[0]), said_x(xs[-1])))}."
 
 
 def _ratios(view: View) -> str:
@@ -96,6 +92,17 @@ def contended(table: pd.DataFrame) -> str:
     )
 
 
+def _parts(view: View) -> str:
+    """The x at which parts of one computation take least together; "" where no x has all of them."""
+    parts = [{point.x: point.value for point in view.points(line)} for line in view.compared]
+    totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
+    if not totals:
+        return ""
+    names = listed(list(view.labels(view.compared, view.held).values()))
+    best = min(totals, key=totals.__getitem__)
+    return f"{names} take least together at {view.at(said_x(best))}: {said_number(totals[best])} {view.metric.unit}"
+
+
 def _winners(view: View) -> str:
     """The best lines at each x and the lead at the largest; "" where no two lines are compared."""
     found = standings(view)
@@ -103,11 +110,14 @@ def _winners(view: View) -> str:
         return ""
     spans = [(who, [each.x for each in group]) for who, group in groupby(found, key=lambda each: _who(each, view))]
     words = ", ".join(_span_words(who, xs, view) for who, xs in spans)
-    if len(words) > _MOST_LETTERS:
+    ahead = [standing for standing in found if len(standing.level) == 1]
+    always = [label for label in ahead[-1].level if all(label in each.level for each in found)] if ahead else []
+    if always and (len(spans) > 2 or found[-1] is not ahead[-1]):
+        words = _span_words(f"{_who(ahead[-1], view)} or tied", [each.x for each in found], view)
+    elif len(words) > _MOST_LETTERS:
         most = {who: sum(len(xs) for other, xs in spans if other == who) for who, _ in spans}
         (who, count), *_ = sorted(most.items(), key=lambda each: -each[1])
-        words = f"{who} at {count} of {len(found)} values of {view.at('').strip() or view.figure.x}"
-    ahead = [standing for standing in found if len(standing.level) == 1]
+        words = f"{who} at {count} of {len(found)} values of {view.axis}"
     return f"{words}{_lead(ahead[-1], view) if ahead else ''}"
 
 
@@ -123,7 +133,7 @@ def _span_words(who: str, xs: list[float], view: View) -> str:
     """The lines with their x: `every`, `up to` and `from` are about all x that were tried."""
     tried = view.tried
     if xs == tried:
-        return f"{who} at every {view.at('').strip() or view.figure.x}" if len(xs) > 1 else who
+        return f"{who} at every {view.axis}" if len(xs) > 1 else who
     if len(xs) == 1 or not _are_neighbours(xs, tried):
         return f"{who} at {listed([said_x(x) for x in xs])}"
     if xs[0] == tried[0]:

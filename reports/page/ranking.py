@@ -160,6 +160,11 @@ class View:
             for line, short, rest in zip(lines, shorts, rests, strict=True)
         }
 
+    @property
+    def axis(self) -> str:
+        """The name of x in a sentence: `batch`."""
+        return self.at("").strip() or self.figure.x
+
     def at(self, x: str) -> str:
         """A value of x in words: `batch 16`."""
         return self.catalogue.axis(self.figure.x).phrase.replace("{}", x)

@@ -525,7 +525,7 @@ def test_names_that_are_pushed_below_the_axis_are_still_there(browser, tmp_path)
 def test_a_line_alone_that_ends_early_has_a_line_to_its_name(browser, early):
     with browsing.opened(browser, early) as (page, _):
         page.locator("#figure-0 .legend li", has_text="TTT-MLP").hover()
-        page.locator("#figure-0 .legend li", has_text="TTT-MLP").get_by_text("only this").click()
+        page.locator("#figure-0 .legend li", has_text="TTT-MLP").get_by_text("only", exact=True).click()
         page.wait_for_timeout(500)
         assert page.locator("#figure-0 .annotation text").all_text_contents()[0].startswith("TTT-MLP")
         assert page.locator("#figure-0 .shapelayer path").count() == 1
