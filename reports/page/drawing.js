@@ -303,7 +303,10 @@ class Drawing {
     const all = lines.map((line) => nameParts(line).filter((part) => !this.shared.includes(part)));
     const words = all.filter((_, at) => !lines[at].y).map((parts) => parts.join(" ").split(" "));
     const isTelling = (word) => !words.every((own) => own.includes(word));
-    const short = all.map((parts) => parts.map((part) => part.split(" ").filter(isTelling).join(" ")).filter(Boolean));
+    const bounds = all.filter((_, at) => lines[at].y);
+    const ofBound = (parts) => parts.filter((part, at) => !at || !bounds.every((own) => own.includes(part)));
+    const ofLine = (parts) => parts.map((part) => part.split(" ").filter(isTelling).join(" ")).filter(Boolean);
+    const short = all.map((parts, at) => (lines[at].y ? ofBound(parts) : ofLine(parts)));
     const firsts = [2, 1].map((most) => all.map((parts) => parts.slice(0, most)));
     const kinds = [all, ...firsts, short].map((kind) => kind.map((parts) => parts.join(" · ")));
     const isFit = (texts) => new Set(texts).size === texts.length && texts.every((text) => text && textWidth(text, LABEL_SIZE) <= room);
@@ -392,6 +395,7 @@ class Drawing {
       tickcolor: themed("--rule-strong"),
       zeroline: false,
       automargin: false,
+      ticklabeloverflow: "allow", // Plotly measures every label otherwise
     };
     const one = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: themed("--muted"), width: 1, dash: "dot" } };
     const range = this.yRange();

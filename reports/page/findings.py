@@ -1,7 +1,7 @@
 """Sentences about the results of a run: one for each figure and a few for the whole run."""
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, groupby
+from itertools import chain, groupby, takewhile
 
 import pandas as pd
 
@@ -10,6 +10,7 @@ from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue, PaperClaim
 from harness.schema.reason import span
 from reports.page.figures import Figure
+from reports.page.lines import BETWEEN
 from reports.page.ranking import Standing, View, best_standing, standings
 from reports.stats import FEW_SAMPLES, HOT, LOADED, MARKS, UNSTEADY, UNSTEADY_TIMES, case_statuses, marks_in
 from reports.words import counts_of_missing, left_out, listed, said_number, said_x, share_of
@@ -125,8 +126,12 @@ def _who(standing: Standing, view: View) -> str:
     if len(standing.level) == 1:
         least = "has the least" if view.lower_is_better else "has the most"
         return f"{standing.level[0]} {'is fastest' if view.is_speed else least}"
-    names = listed(standing.level) if len(standing.level) <= 3 else f"{len(standing.level)} lines"
-    return f"{names} are {standing.tie}"
+    if len(standing.level) > 3:
+        return f"{len(standing.level)} lines are {standing.tie}"
+    names = [label.split(BETWEEN) for label in standing.level]
+    shared = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*names, strict=False))]
+    rests = [BETWEEN.join(name[len(shared) :]) for name in names]
+    return f"{BETWEEN.join([*shared, ''])}{listed(rests)} are {standing.tie}"
 
 
 def _span_words(who: str, xs: list[float], view: View) -> str:
