@@ -124,7 +124,11 @@ def page(comparison: Comparison, profiles: str = "") -> str:
         environment("reports.compare")
         .get_template("compare.html.j2")
         .render(
-            style=Markup(source("reports.page", "style.css") + source("reports.profiles", "section.css")),
+            style=Markup(
+                source("reports.page", "style.css")
+                + source("reports.compare", "table.css")
+                + source("reports.profiles", "section.css")
+            ),
             comparison=comparison,
             body=body(comparison) + profiles,
             program=Markup(program),

@@ -30,7 +30,9 @@ def shared_files(
     shared = source(PAGE, "table.js") + source(PACKAGE, "start.js")
     found = {f"assets/{name}": shared + source(PACKAGE, script) for name, script in _SCRIPTS.items()}
     found["assets/theme.js"] = source(PAGE, "theme.js")
-    found["assets/site.css"] = source(PAGE, "style.css") + source(PACKAGE, "site.css")
+    found["assets/site.css"] = (
+        source(PAGE, "style.css") + source("reports.compare", "table.css") + source(PACKAGE, "site.css")
+    )
     found["assets/compared.js"] = shared + views.script() + _READY
     found["index.html"] = _index(entries, histories, comparisons)
     found |= {each.page: _compared(each) for each in comparisons}

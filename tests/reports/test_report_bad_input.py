@@ -1,4 +1,4 @@
-"""Does every run make a page or a sentence: foreign, empty, hostile, of one point, of equal or of no numbers?"""
+"""Unusual and broken runs: a page that draws, or one sentence."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def all_equal():
 
 
 def no_number():
-    """A figure of latency per token without tokens, of kernels without ceilings, and a metric that no process says."""
+    """Cases without tokens, without measured peaks, and with extreme numbers."""
     nameless = {"bytes": None, "flops": None, "sequences_at_once": None, "copy_gbs": None}
     records = [
         synthetic.ok(forward(2048), 3.0, tokens=0),
@@ -60,8 +60,8 @@ def none_measured():
     return synthetic.of_suite("fig15-forward", *lost)
 
 
-def unplaced():
-    """Records that broke before they named a machine, with a time that is none."""
+def no_machine():
+    """A record without a machine and with an invalid date."""
     record = synthetic.lost(forward(), "unstarted", "no worker")
     record.environment, record.started_at = {}, "yesterday"
     return synthetic.of_suite("fig15-forward", record)
@@ -72,12 +72,12 @@ STRANGE = {
     "all equal": all_equal,
     "no number": no_number,
     "none measured": none_measured,
-    "unplaced": unplaced,
+    "no machine": no_machine,
 }
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_a_strange_run_is_a_page_that_draws_and_a_table(browser, one_place, tmp_path, name):
+def test_an_unusual_run_draws_a_page_and_a_table(browser, one_place, tmp_path, name):
     made = STRANGE[name]()
     run = made.run(tmp_path / "run")
     write_report(run, one_place / "page.html")
@@ -121,7 +121,7 @@ def test_a_page_without_a_result_says_so():
     assert "No case has a result." in page
 
 
-def test_words_of_a_figure_never_say_nan():
+def test_no_sentence_contains_nan():
     made = no_number()
     latency = made.table["us_per_token"]
     assert math.isnan(latency[0])
@@ -130,7 +130,7 @@ def test_words_of_a_figure_never_say_nan():
 
 @pytest.mark.parametrize("command", ["report", "table"])
 @pytest.mark.parametrize("broken", ["other schema", "older records", "no records", "no run"])
-def test_a_run_that_cannot_be_read_is_a_sentence(tmp_path, capsys, monkeypatch, command, broken):
+def test_an_unreadable_run_ends_with_one_sentence(tmp_path, capsys, monkeypatch, command, broken):
     run = all_equal().run(tmp_path / "run")
     describing = json.loads((run / "run.json").read_text())
     [first, *_] = sorted((run / "records").iterdir())
@@ -154,7 +154,7 @@ def test_a_run_that_cannot_be_read_is_a_sentence(tmp_path, capsys, monkeypatch, 
     assert not (run / "report.html").exists()
 
 
-def test_two_schemas_in_one_run_are_named(tmp_path):
+def test_an_unknown_schema_is_named(tmp_path):
     run = all_equal().run(tmp_path / "run")
     [first, *_] = sorted((run / "records").iterdir())
     record = json.loads(first.read_text().splitlines()[0])
