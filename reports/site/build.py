@@ -50,9 +50,10 @@ class SiteBuild:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A run that is drawn in the folder. digest: of what it was drawn from; held: what its data file says."""
+    """A run that is drawn in the site. digest: of what it was drawn from; held: what its data file says."""
 
     digest: str
+    folder: Path
     entry: Entry
     held: RunCases
 
@@ -72,9 +73,9 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
         (out / name).mkdir(parents=True, exist_ok=True)
     # A site from now on; and what is drawn below is not taken for drawn if this is killed.
     _write_marker(out, drawn.values())
-    for each in _draw(out, changed, {each.entry.id: digests[digest] for digest, each in drawn.items()}):
+    for each in _draw(out, changed, {each.entry.id: each.folder for each in drawn.values()}):
         drawn[each.digest] = each
-        on_run(f"[{len(drawn)}/{len(digests)}] {changed[each.digest].name}")
+        on_run(f"[{len(drawn)}/{len(digests)}] {each.folder.name}")
     ordered = [drawn[digest] for digest in digests]
     removed = _remove_others(out, _write_shared(out, ordered))
     _write_marker(out, ordered)
@@ -83,11 +84,11 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
     return SiteBuild(len(digests), len(changed), removed, notes)
 
 
-def _unchanged(out: Path, digests: Iterable[str]) -> dict[str, _Drawn]:
+def _unchanged(out: Path, digests: Mapping[str, Path]) -> dict[str, _Drawn]:
     """The runs that are drawn in `out` from what they are now, in the order of `digests`."""
     known = _known(out)
     held = {digest: _held(out, known[digest]) for digest in digests if digest in known}
-    return {digest: _Drawn(digest, known[digest], found) for digest, found in held.items() if found}
+    return {digest: _Drawn(digest, digests[digest], known[digest], found) for digest, found in held.items() if found}
 
 
 def _known(out: Path) -> dict[str, Entry]:
@@ -117,7 +118,7 @@ def _draw(out: Path, changed: Mapping[str, Path], places: dict[str, Path]) -> It
         places[entry.id] = folder
         for path, text in content.items():
             write_atomically(out / path, text)
-        yield _Drawn(digest, entry, read_cases(out / f"data/{entry.id}.json"))
+        yield _Drawn(digest, folder, entry, read_cases(out / f"data/{entry.id}.json"))
 
 
 def _digests(runs: Sequence[Path]) -> dict[str, Path]:
@@ -189,7 +190,8 @@ def _write_shared(out: Path, drawn: Sequence[_Drawn]) -> set[str]:
     """Write what all runs share; the paths of everything that belongs to the site."""
     entries = sorted((each.entry for each in drawn), key=lambda entry: (entry.updated, entry.id), reverse=True)
     held = {each.entry.id: each.held for each in drawn}
-    content = shared_files(entries, histories(entries, held), comparisons(entries, held)) | {PLOTLY: plotly_source()}
+    pairs = comparisons(entries, held, {each.entry.id: each.folder for each in drawn})
+    content = shared_files(entries, histories(entries, held), pairs) | {PLOTLY: plotly_source()}
     for path, text in content.items():
         _write(out / path, text)
     return {*content, *(path for entry in entries for path in entry.files)}

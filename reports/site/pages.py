@@ -12,6 +12,7 @@ from reports.compare import views
 from reports.compare.side import FEW_SEQUENCES
 from reports.page.embedding import embedded_json
 from reports.page.html import PACKAGE as PAGE
+from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
 from reports.site.compared import Compared
 from reports.site.entry import PLOTLY, Entry
@@ -30,7 +31,7 @@ def shared_files(
     shared = source(PAGE, "table.js") + source(PACKAGE, "start.js")
     found = {f"assets/{name}": shared + source(PACKAGE, script) for name, script in _SCRIPTS.items()}
     found["assets/theme.js"] = source(PAGE, "theme.js")
-    found["assets/site.css"] = source(PAGE, "style.css") + source(PACKAGE, "site.css")
+    found["assets/site.css"] = source(PAGE, "style.css") + profile_style() + source(PACKAGE, "site.css")
     found["assets/compared.js"] = shared + views.script() + _READY
     found["index.html"] = _index(entries, histories, comparisons)
     found |= {each.page: _compared(each) for each in comparisons}
@@ -65,7 +66,7 @@ def _index(entries: Sequence[Entry], histories: Sequence[History], comparisons: 
 def _compared(each: Compared) -> str:
     links = [f"../{entry.page}" for entry in (each.a, each.b)]
     title = f"{each.a.name} and {each.b.name} compared"
-    return _drawn("compared.html.j2", up="../", title=title, body=views.body(each.comparison, links))
+    return _drawn("compared.html.j2", up="../", title=title, body=views.body(each.comparison, links) + each.profiles)
 
 
 def _over_time(history: History, entries: Sequence[Entry], pages: Mapping[tuple[str, str], str]) -> str:
