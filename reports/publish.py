@@ -12,6 +12,7 @@ from harness.schema.run import Run
 from harness.schema.run_file import FILE
 from reports.page.part import is_of, part_of
 
+MOST_ON_A_PAGE = 20_000  # records: a page of them takes a minute, 1 GB of memory and 20 MB on disk
 _PAGE_STARTS = (b"<!doctype html", b"<html")
 
 
@@ -32,6 +33,7 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
     refuse_what_is_no_page(out, run_folder)
     records, profiles = _records(run), run.profiles().values()
     kept, unrun = of_systems(records, systems), run.missing(records)
+    refuse_too_many(kept, run_folder)
     missing = [case for case in unrun if is_of(case, systems)]
     part = part_of([*(record.case for record in records), *unrun], systems, run.catalogue)
     table = frame(kept, run.catalogue, common_ceilings(records, profiles))
@@ -76,6 +78,15 @@ def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record
             there = ", ".join(dict.fromkeys(record.case.system_backend for record in records))
             raise RecordError(f"--systems {system}: no records; there are those of {there}")
     return [record for record in records if is_of(record.case, systems)]
+
+
+def refuse_too_many(records: Sequence[Record], run_folder: Path) -> None:
+    """Raise RecordError for more records than a page may have."""
+    if len(records) > MOST_ON_A_PAGE:
+        raise RecordError(
+            f"{run_folder}: {len(records):,} records, and a page holds at most {MOST_ON_A_PAGE:,}; "
+            f"report some of its systems with --systems, or print all with `ttt-bench table {run_folder}`"
+        )
 
 
 def refuse_what_is_no_page(out: Path, run_folder: Path) -> None:

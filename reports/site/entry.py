@@ -30,6 +30,7 @@ from reports.page.html import Around, render, run_title
 from reports.page.lines import system_looks
 from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import Section, section
+from reports.publish import refuse_too_many
 from reports.stats import frame
 from reports.tables import write_frame
 from reports.words import said_number, said_setting
@@ -131,6 +132,7 @@ def note_of(folder: Path) -> str:
 def files_of(run: Run) -> tuple[Entry, dict[str, str]]:
     """A run's line of the index, and its files by their path in the site. Raises RecordError for what is no run."""
     records, profiles = run.records(), list(run.profiles().values())
+    refuse_too_many(records, run.folder)
     found = run_id(run, records)
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
     files: dict[str, str] = {f"data/{found}.json": _data(RunCases.of(run, records))}
