@@ -26,11 +26,11 @@ from bench.errors import UserError
 from harness.schema.profile import Profile
 from harness.schema.reason import counted, span
 from harness.schema.run import Run
-from reports.commits import short_commit
 from reports.compare.comparison import compare
 from reports.compare.views import NEAR
 from reports.profiles.ceilings import common_ceilings, with_common_ceilings
 from reports.stats import MARKS, UNSTEADY, UNSTEADY_TIMES, frame, marks_in, row_keys
+from reports.words import short_commit
 
 NO_COLUMN = "no column {!r}; `ttt-bench table RUN --columns all` shows them"
 KEY = "key of the case"  # a column of `Source.rows` beside those of the table

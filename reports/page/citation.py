@@ -6,10 +6,10 @@ from importlib.metadata import PackageNotFoundError, version
 import pandas as pd
 
 from harness.schema.reason import counted
-from reports.commits import short_commit
 from reports.page.figures import days
 from reports.page.part import Part
 from reports.stats import case_statuses
+from reports.words import short_commit
 
 _SPECIAL = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
 _SPECIAL["^"] = r"\textasciicircum{}"

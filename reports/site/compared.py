@@ -1,4 +1,4 @@
-"""Which runs of a site are compared? Each with the one before it and the newest; of two GPU models the newest."""
+"""Choose and compare pairs of a site's runs: the previous and the newest run, and two GPU models."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from reports.compare.views import answer
 from reports.profiles.diff import diff_of_runs
 from reports.site.entry import Entry
 
-_SHARED = 0.5  # two runs are compared if they share this part of the cases of the smaller one
+_SHARED = 0.5  # two runs are compared if they share this part of the smaller one's cases
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Two runs held against each other; a is the older one on one GPU model.
+    """Two compared runs; on one GPU model, `a` is the older one.
 
     profiles: HTML that compares the profiles of the cases that both profiled; "" for none.
     """
@@ -35,7 +35,7 @@ class Compared:
 
     @property
     def answer(self) -> str:
-        """The finding in a sentence or two."""
+        """The finding in one or two sentences."""
         return answer(self.comparison)
 
 
@@ -47,7 +47,7 @@ def comparisons(entries: Sequence[Entry], held: Mapping[str, RunCases], folders:
 
 
 def _pairs(entries: Sequence[Entry], held: Mapping[str, RunCases]) -> Iterator[tuple[Entry, Entry]]:
-    """(a, b), b the newer one."""
+    """(older, newer)."""
     for at, entry in enumerate(entries):
         alike = [each for each in entries if each.devices == entry.devices and _share(entry, each, held)]
         for newest in alike[:1]:

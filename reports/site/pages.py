@@ -1,4 +1,4 @@
-"""The pages and files that the runs of a site share: index, systems over time, comparison, scripts and styles."""
+"""The shared files of a site: index, systems over time, comparisons, scripts and styles."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -7,7 +7,6 @@ from typing import Any
 from jinja2 import Environment
 
 from harness.schema.reason import span
-from reports.commits import commit_words
 from reports.compare import views
 from reports.compare.side import FEW_SEQUENCES
 from reports.page.embedding import embedded_json
@@ -17,6 +16,7 @@ from reports.resources import environment, source
 from reports.site.compared import Compared
 from reports.site.entry import PLOTLY, Entry
 from reports.site.history import History
+from reports.words import commit_words
 
 PACKAGE = "reports.site"
 _SCRIPTS = {"site.js": "index.js", "over-time.js": "history.js"}
@@ -27,7 +27,7 @@ _READY = 'startPage();\ndocument.documentElement.dataset.ready = "yes";\n'
 def shared_files(
     entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]
 ) -> dict[str, str]:
-    """Their texts by their path in the site. entries: the newest first."""
+    """The texts of the shared files by path. entries: the newest first."""
     shared = source(PAGE, "table.js") + source(PACKAGE, "start.js")
     found = {f"assets/{name}": shared + source(PACKAGE, script) for name, script in _SCRIPTS.items()}
     found["assets/theme.js"] = source(PAGE, "theme.js")
@@ -45,7 +45,7 @@ def _environment() -> Environment:
 
 
 def _drawn(template: str, up: str = "", **values: Any) -> str:
-    """up: from the page to the site's top."""
+    """Render a template. up: the path from the page to the site's root."""
     return _environment().get_template(template).render(up=up, plotly=PLOTLY, **values)
 
 

@@ -8,7 +8,7 @@ from small_profiles import case, profile, run_with, section_of
 
 from bench.commands.compare import Shown, compare
 from harness.schema.profile import Counters, Kernel, Profile
-from reports.profiles.diff import Diff, Row, diff_of_runs
+from reports.profiles.diff import Diff, TimeDiff, diff_of_runs
 from reports.site.build import write_site
 
 BUSY = Counters(1, 20.0, use={"sm": 44.0, "l2": 30.0, "dram": 20.0, "tensor": 33.0}, stalls={"barrier": 0.34})
@@ -55,9 +55,9 @@ def test_kernels_stand_side_by_side_per_unit_of_work_the_largest_difference_firs
     """Versions of a kernel are one row."""
     twice = found(Kernel("void gemm<1>(int)", 2, 700.0), Kernel("void gemm<2>(int)", 2, 430.0), Kernel("_dual", 2, 4.0))
     assert Diff(FAST, replace(twice, units=2), "A", "B").kernels == [
-        Row("linear_forward", 0.3, None),
-        Row("gemm", 0.6, 0.565),
-        Row("_dual", None, 0.002),
+        TimeDiff("linear_forward", 0.3, None),
+        TimeDiff("gemm", 0.6, 0.565),
+        TimeDiff("_dual", None, 0.002),
     ]
 
 

@@ -11,8 +11,8 @@ from bench.cli import main
 from harness.schema.case import Case
 from harness.schema.record import RecordError
 from harness.schema.run_file import SCHEMA_VERSION
-from reports import write_report, write_table
 from reports.page.html import render
+from reports.publish import write_report, write_table
 from reports.site.build import write_site
 
 BOTH_AXES = """() => [...document.querySelectorAll("figure")].map(figure => ["x", "y"].map(
