@@ -47,13 +47,13 @@ from harness.schema.profile import Profile
 from harness.schema.reason import counted, span
 from harness.schema.record import RecordError
 from harness.schema.run import Run
-from reports.commits import short_commit
 from reports.compare.comparison import compare
 from reports.compare.views import NEAR
 from reports.profiles.ceilings import common_ceilings, with_common_ceilings
 from reports.profiles.parts import LABELS, parts
 from reports.profiles.words import longest
 from reports.stats import MARKS, SIGNS, UNSTEADY, UNSTEADY_TIMES, frame, marks_in, row_keys
+from reports.words import short_commit
 
 BLOCK = re.compile(r"(<!-- table (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 BEGINNING = "<!-- table "

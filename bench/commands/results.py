@@ -10,14 +10,14 @@ from harness.schema.files import refusing
 
 def table(run: Path, fmt: str, systems: str | None, columns: str | None) -> None:
     """Print a run's records as text, Markdown, CSV or JSON."""
-    from reports import write_table
+    from reports.publish import write_table
 
     write_table(run, fmt, systems=words("--systems", systems), columns=words("--columns", columns))
 
 
 def report(run: Path, output: Path | None, systems: str | None) -> None:
     """Write the HTML page of a run."""
-    from reports import write_report
+    from reports.publish import write_report
 
     output = output or run / "report.html"
     with refusing(output, "written", UserError):

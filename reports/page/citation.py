@@ -5,9 +5,9 @@ from importlib.metadata import version
 
 import pandas as pd
 
-from reports.commits import short_commit
 from reports.page.figures import days
 from reports.stats import case_statuses
+from reports.words import short_commit
 
 _SPECIAL = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
 _SPECIAL["^"] = r"\textasciicircum{}"

@@ -15,7 +15,6 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from reports.backend_settings import backend_settings
-from reports.commits import short_commit
 from reports.fairness import fairness, unequal
 from reports.fidelity import fidelity
 from reports.machines import machines
@@ -30,6 +29,7 @@ from reports.profiles.section import script as profile_script
 from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
 from reports.stats import case_statuses, frame, suites_of_cases
+from reports.words import short_commit
 
 TITLE = "Test-Time Training, measured"
 PACKAGE = "reports.page"

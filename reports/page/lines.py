@@ -12,9 +12,8 @@ from typing import Any
 import pandas as pd
 
 from harness.schema.catalogue import DASHES, MARKERS, TONES, Catalogue, FigureEntry
-from reports.commits import short_commit
 from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns
-from reports.words import said_setting
+from reports.words import said_setting, short_commit
 
 BOUND = "floor_ms"  # the column of the lower bound
 BETWEEN = " · "  # between the parts of a line's name

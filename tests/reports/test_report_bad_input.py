@@ -11,8 +11,9 @@ from bench.cli import main
 from harness.schema.case import Case
 from harness.schema.record import RecordError
 from harness.schema.run_file import SCHEMA_VERSION
-from reports import write_report, write_table
 from reports.page.html import render
+from reports.publish import write_report, write_table
+from reports.site.build import write_site
 
 BOTH_AXES = """() => [...document.querySelectorAll("figure")].map(figure => ["x", "y"].map(
   axis => figure.querySelectorAll(`.${axis}axislayer-above .${axis}tick`).length))"""
@@ -161,3 +162,12 @@ def test_an_unknown_schema_is_named(tmp_path):
     first.write_text(json.dumps(record | {"schema": 1}) + "\n")
     with pytest.raises(RecordError, match="schema: must be 2 or 3, not 1"):
         write_report(run, tmp_path / "page.html")
+
+
+@pytest.mark.parametrize("write", [write_report, lambda run, out: write_site([run], out.parent / "site")])
+def test_a_page_of_too_many_records_is_a_sentence(tmp_path, monkeypatch, write):
+    monkeypatch.setattr("reports.publish.MOST_ON_A_PAGE", 5)
+    run = all_equal().run(tmp_path / "run")
+    with pytest.raises(RecordError, match=r"run: 6 records, and a page holds at most 5; report some of its systems"):
+        write(run, tmp_path / "page.html")
+    write_report(run, tmp_path / "page.html", systems=["transformer"])

@@ -4,7 +4,7 @@ import browsing
 import pytest
 import synthetic_records as synthetic
 
-from reports import write_report, write_table
+from reports.publish import write_report, write_table
 from tests.counting import calls_of
 
 FEW, RECORDS = 200, 2_000

@@ -16,10 +16,10 @@ import synthetic_records as synthetic
 from harness.schema.case import Case
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
-from reports import write_report, write_table
 from reports.page.data import constants
 from reports.page.embedding import embedded_json
 from reports.page.html import failures, render
+from reports.publish import write_report, write_table
 from reports.stats import frame
 
 H100 = Path(__file__).parents[2] / "reports" / "results" / "h100"

@@ -7,7 +7,7 @@ import pytest
 import synthetic_records as synthetic
 
 from harness.schema.case import Case
-from reports import write_report
+from reports.publish import write_report
 
 H100 = Path(__file__).parents[2] / "reports" / "results" / "h100"
 CHECKED = {"light": (25,), "dark": (1, "color-contrast")}  # rules that must pass, and a single rule
