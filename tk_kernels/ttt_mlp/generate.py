@@ -14,7 +14,7 @@ One program owns one head of one sequence. It branches on the position of its se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -185,8 +185,12 @@ def generate_step(
 
 
 def default_launch(state: GenerateState) -> Tuning:
-    """The row of `tuning.toml` for this state; its `sm90` selects the kernel."""
-    return tuning("ttt_mlp", state.form, state.precision, tuned_as(state))
+    """The row of `tuning.toml` for this state; its `sm90` selects the kernel.
+
+    Heads wider than 64 use no tensor cores: their operands exceed the shared memory of every GPU.
+    """
+    row = tuning("ttt_mlp", state.form, state.precision, tuned_as(state))
+    return replace(row, matrix=False, registers=0) if state.b2.shape[2] > 64 else row
 
 
 def tuned_as(state: GenerateState) -> str:
