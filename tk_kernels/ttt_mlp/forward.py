@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tk_kernels.edges.few_rows import shared_bytes
 from tk_kernels.forward.common import (
     add_six,
     add_two,
@@ -29,6 +30,7 @@ from tk_kernels.ttt_mlp import forward_wide
 __all__ = ["available", "launch"]
 
 WARPS, STAGES = 8, 2
+GLUON_SHAPE, GLUON_ROWS, GLUON_SHARED_BYTES = (64, 256), 16, 137_216  # what `forward_gluon` takes
 IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers of an SM
 
 
@@ -57,10 +59,22 @@ def launch(
             forward_wide.forward[grid](
                 q, k, v, lr, *outer, *weights, *outputs, *sizes, **constants, **forward_wide.SHAPE
             )
+        elif _takes_gluon(q, mini_batch, constants["F"]):
+            from tk_kernels.ttt_mlp import forward_gluon
+
+            kernel = forward_gluon.forward
+            sizes = *sizes, mini_batch, constants["DOT"], constants["UP"]
+            kernel[grid](q, k, v, lr, *outer, *weights, *outputs, *sizes, num_warps=WARPS)
         else:
             _forward[grid](
                 q, k, k, k, v, lr, *outer, *weights, *outputs, *sizes, **constants, N=WARPS, S=STAGES, num_warps=WARPS
             )
+
+
+def _takes_gluon(q: Tensor, mini_batch: int, hidden: int) -> bool:
+    """Whether the kernel of `forward_gluon` takes tokens q [B, T, H, D], and the GPU has its shared memory."""
+    fits = (q.shape[3], hidden) == GLUON_SHAPE and mini_batch <= GLUON_ROWS
+    return fits and q.is_cuda and shared_bytes(q.device) >= GLUON_SHARED_BYTES
 
 
 @jit
