@@ -12,6 +12,11 @@ has a row a run: its GPU, when and by which commit it was measured, how many of 
 has a row a pair: by how much b's times per token differ from a's, in the median, how many of the points lie within 1, 2
 and 3%, counted as `ttt-bench compare` does, and the point farthest off. `where`, and `without` in the same words,
 choose points by columns of `ttt-bench table`.
+
+    [cache-and-states]
+    states = ["ttt-linear", "ttt-mlp", "mamba"]
+
+needs no run: a row per system of the state of one 1.3b sequence, and from how many tokens on each KV cache is larger.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +27,11 @@ from typing import Any
 
 import pandas as pd
 
+from bench.catalogue.systems import ADAPTERS, SYSTEMS
 from bench.errors import UserError
+from bench.kept import kept_bytes
+from bench.models.config import model_config
+from harness.schema.case import Case
 from harness.schema.profile import Profile
 from harness.schema.reason import counted, span
 from harness.schema.run import Run
@@ -139,7 +148,29 @@ def _distances(a: Source, b: Source, where: Mapping[str, Any], without: Mapping[
     return [str(len(found)), f"{change:+.1%}", *within, f"{farthest.judged.ratio - 1:+.1%}: {farthest.label}"]
 
 
-TABLES: Mapping[str, Callable[[Mapping[str, Any], SourceOf], Lines]] = {"runs": runs_table, "apart": apart_table}
+def states_table(asked: Mapping[str, Any], source_of: SourceOf) -> Lines:
+    """Compare states with KV caches by the models' own sizes, at the state dtypes of the headline backends."""
+    caches = {name: kept_bytes(*_sequence(name)) for name in ("transformer", "transformer-gqa")}
+    lines = [["system", "state, MB", *(f"{name} cache larger from, tokens" for name in ("MHA", "GQA"))]]
+    for name in asked["states"]:
+        state = kept_bytes(*_sequence(name))
+        label = next(system.label for system in SYSTEMS if system.name == name)
+        lines.append([label, f"{state / 1e6:.1f}", *(f"{state // each + 1:,}" for each in caches.values())])
+    return lines
+
+
+def _sequence(name: str) -> tuple[Any, Case]:
+    """The configuration of a system, and a case of one generated token of its headline backend."""
+    adapter = next(a for a in ADAPTERS if a.system == name and a.headline and "generate" in a.phases)
+    case = Case(name, adapter.backend, "1.3b", "generate", 1, 1, state_dtype=adapter.state_dtype)
+    return model_config(name, case.size), case
+
+
+TABLES: Mapping[str, Callable[[Mapping[str, Any], SourceOf], Lines]] = {
+    "runs": runs_table,
+    "apart": apart_table,
+    "states": states_table,
+}
 
 
 def kind_of(asked: Mapping[str, Any]) -> str:

@@ -75,3 +75,11 @@ def test_what_cannot_be_told_is_named(tmp_path, asked, words):
     a_run(tmp_path / "empty", without(a_case(64)))
     with pytest.raises(UserError, match=words):
         written(tmp_path, asked)
+
+
+def test_caches_are_compared_with_states_by_the_models_own_sizes(tmp_path):
+    """Mamba: 48 layers of 4,096 x (16 + 3) bfloat16 numbers; a cached token has 24 x 2 x 2,048 or 512."""
+    assert written(tmp_path, 'states = ["mamba", "ttt-mlp"]') == [
+        ["Mamba", "7.5", "39", "153"],
+        ["TTT-MLP", "118.0", "601", "2,401"],
+    ]
