@@ -3,6 +3,7 @@
 import gc
 import importlib
 import json
+import os
 import time
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -50,6 +51,8 @@ class Settings:
     max_num_batched_tokens: int
     attention: str = ""
     graphs: str = "engine"
+    model_runner: str = ""  # V1 or V2; "" is vLLM's choice, which for Llama is V1 in 0.22 and V2 in 0.33
+    cuda_graphs: str = ""  # a mode of vLLM's, such as FULL_DECODE_ONLY
     cache_bytes: int | None = None  # None: what is left of MEMORY_SHARE
 
     def __post_init__(self) -> None:
@@ -58,7 +61,8 @@ class Settings:
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of vllm.LLM. Log-probabilities are for the gate and cost nothing unless asked for."""
-        graphs = {"cudagraph_capture_sizes": sizes} if (sizes := self.graph_sizes()) else {}
+        graphs: dict[str, Any] = {"cudagraph_capture_sizes": sizes} if (sizes := self.graph_sizes()) else {}
+        graphs |= {"cudagraph_mode": self.cuda_graphs} if self.cuda_graphs else {}
         attention: dict[str, Any] = {}
         if self.attention:
             backend, _, version = self.attention.partition("-")
@@ -151,6 +155,8 @@ class Engine:
         self._reference: CausalLM | None = None
         write_model(self._folder.path, config, hugging_face, getattr(torch, settings.dtype))
         _register(implementation)
+        if settings.model_runner:
+            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.model_runner == "V2"))
         self.llm = _start(str(self._folder.path), settings)
         self.core = self.llm.llm_engine.engine_core.engine_core
         self._tokens_of_step, self._tokens_at = _watch(self.llm.llm_engine.engine_core)

@@ -55,6 +55,8 @@ class VllmSystem:
     max_num_batched_tokens: ClassVar[int]
     block_sizes: ClassVar[Mapping[str, int]] = {}
     graphs: ClassVar[Mapping[str, str]] = {}  # by phase; the engine's own where it is not named
+    model_runners: ClassVar[Mapping[str, str]] = {}  # by phase, V1 or V2; vLLM's choice where it is not named
+    cuda_graphs: ClassVar[Mapping[str, str]] = {}  # by phase, vLLM's cudagraph_mode; vLLM's choice likewise
     steps_grow: ClassVar[bool] = True  # whether a step of generate reads more with each token that a sequence has
 
     def __init__(self) -> None:
@@ -149,6 +151,8 @@ class VllmSystem:
             max_num_batched_tokens=int(case.option("max_num_batched_tokens", self.max_num_batched_tokens)),
             attention=str(case.option("attention", "")),
             graphs=graphs,
+            model_runner=str(case.option("model_runner", self.model_runners.get(case.phase, ""))),
+            cuda_graphs=str(case.option("cuda_graphs", self.cuda_graphs.get(case.phase, ""))),
             cache_bytes=self._cache_bytes(case.size, graphs),
         )
 

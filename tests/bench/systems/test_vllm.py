@@ -1,6 +1,7 @@
 """The vLLM adapter times the right steps, checks what it timed, and refuses what is unfair; with a small engine."""
 
 import json
+import os
 import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -181,6 +182,18 @@ def test_forwards_alone_have_graphs_of_prompts_and_are_told_their_cache(llm, pha
     assert (max(told.get("compilation_config", {}).get("cudagraph_capture_sizes", [0])) == 8192) is apart
     assert told.get("kv_cache_memory_bytes", 0) == (pytest.approx(64.9e9, rel=1e-2) if apart else 0)
     assert told.get("attention_config", {}) == ({"flash_attn_max_num_splits_for_cuda_graph": 1} if apart else {})
+
+
+def test_a_case_chooses_the_model_runner_and_the_graphs(llm, monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    options = (("cuda_graphs", "FULL_DECODE_ONLY"), ("model_runner", "V1"))
+    VllmTransformer().engine(replace(CASE, options=options))
+    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert llm.started[0].arguments["compilation_config"] == {"cudagraph_mode": "FULL_DECODE_ONLY"}
+    monkeypatch.setattr(VllmTransformer, "model_runners", {"generate": "V2"})
+    VllmTransformer().engine(CASE)
+    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert "compilation_config" not in llm.started[1].arguments
 
 
 def test_graphs_of_prompts_keep_the_attention_that_is_asked_for():
