@@ -157,7 +157,7 @@ def test_suites_print_questions_as_they_are_and_groups(monkeypatch, capsys):
 def test_groups_say_what_they_hold():
     everything = find_group("all")
     assert "needs a GPU" not in everything.question
-    assert {suite.name for suite in SUITES} - {*everything.suites} == {"quick", "vllm-settings"}
+    assert {suite.name for suite in SUITES} - {*everything.suites} == {"quick", "peers", "vllm-settings"}
 
 
 def test_systems_name_what_installs_a_package_and_nothing_that_would_install_a_gpu(monkeypatch, capsys):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bench.models.base import CausalLM, check_ids
 from bench.models.config import SIZES, VOCABULARY, DeltaRuleConfig, uncut
+from bench.systems.fla import regressors
 from bench.systems.logits import logits_verdict
 from bench.systems.model_calls import STEPS, greedy_steps, last_logits, prefill_then_generate, random_ids
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
@@ -100,7 +101,9 @@ class Fla(TunedLanguageModel):
         return {"kernels": kernels, "gate_limits": f"{ROUNDINGS:g} times the model's own rounding, at most twice ours"}
 
     def build(self, case: Case) -> Workload:
-        """The workload of a case; Skip for requests, whose steps are replays of one graph."""
+        """Build a case of the model or of one layer; Skip for requests, whose steps are replays of one graph."""
+        if case.option("scope", "model") == "layer":
+            return regressors.build(case)
         if case.phase == "request":
             raise Skip("the package's cache takes new tensors at every step, which replays of one graph cannot follow")
         return super().build(case)
