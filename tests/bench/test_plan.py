@@ -136,7 +136,7 @@ def test_without_a_name_a_gpu_runs_the_paper_and_a_cpu_quick():
     assert default_suite("cpu") == "quick"
     assert default_suite("cuda") == "paper"
     assert find_group("paper").suites == ("fig15-forward", "fig15-generate", "fig20-throughput")
-    assert set(find_group("all").suites) == {suite.name for suite in SUITES} - {"quick", "vllm-settings"}
+    assert set(find_group("all").suites) == {suite.name for suite in SUITES} - {"quick", "peers", "vllm-settings"}
 
 
 def test_what_is_published_has_six_samples_at_least():
