@@ -23,9 +23,11 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "reports/results"
 DEFINITIONS = tomllib.loads((RESULTS / "tables.toml").read_text(encoding="utf-8"))
 FILES = [
-    "bench/README.md",
     path.relative_to(ROOT).as_posix()
-    for path in (ROOT / "README.md", *sorted(ROOT.glob("tk_kernels/**/*.md")), *sorted(ROOT.glob("reports/**/*.md")))
+    for path in (
+        ROOT / "README.md",
+        *(each for name in ("bench", "reports", "tk_kernels") for each in sorted(ROOT.glob(f"{name}/**/*.md"))),
+    )
     if BEGINNING in path.read_text(encoding="utf-8")
 ]
 

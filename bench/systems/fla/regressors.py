@@ -1,6 +1,6 @@
 """Measure one layer of today's recurrent regressors by flash-linear-attention: the chunked kernels of delta rules.
 
-A layer is its sequence mixer alone, as in TTT's layers: projections, convolutions and gates of the output are left out.
+A layer is its sequence mixer alone, as in TTT's layers: projections, convolutions and output gating are left out.
 """
 
 from collections.abc import Callable

@@ -26,7 +26,7 @@ from bench.systems.vllm.model_folder import ModelFolder
 from harness.measure.gate import Verdict
 from harness.schema.case import Case
 
-SEQUENCES = 512  # vLLM captures graphs up to here unless told otherwise
+SEQUENCES = 512  # vLLM's default largest graph
 GRAPH_STEP = 256  # between the sizes of the graphs beyond them
 PROMPT_STEP = 1024  # between the sizes of the graphs for prompts
 # Token counts with a CUDA graph: vLLM's own; these and the counts of launch-bound prompts; or powers of two. "prompts"
