@@ -45,11 +45,6 @@ def import_or_skip(*modules: str) -> None:
         raise Skip(why)
 
 
-def needs_gpu(*modules: str) -> str:
-    """Report a missing GPU, then a package that cannot be imported."""
-    return no_gpu() or cannot_import(*modules)
-
-
 def no_gpu() -> str:
     """Report a missing CUDA GPU; "" if there is one."""
     import torch

@@ -9,7 +9,7 @@ from torch import Tensor
 from bench.models.base import CausalLM, check_ids
 from bench.models.config import MambaConfig, model_config
 from bench.systems.mamba.scan import ScannedMamba, ScannedMamba2
-from bench.systems.needs import cannot_import, needs_gpu
+from bench.systems.needs import cannot_import, no_gpu
 from bench.systems.on_device import device
 from bench.systems.tuned_model import TunedLanguageModel
 from harness.measure.system import Skip, Workload
@@ -89,7 +89,7 @@ class MambaSSM(TunedLanguageModel):
 
     def unavailable(self) -> str:
         """The package has CUDA and Triton kernels only."""
-        return needs_gpu("mamba_ssm")
+        return no_gpu() or cannot_import("mamba_ssm")
 
     def build(self, case: Case) -> Workload:
         """Build a workload; raise Skip for a prompt that the package's kernels cannot index."""

@@ -1,4 +1,4 @@
-"""The layers of flash-linear-attention's delta rules are timed as the package wants and checked against naive forms."""
+"""The layers of flash-linear-attention's delta rules are called correctly and checked against naive forms."""
 
 import sys
 from dataclasses import replace
@@ -20,7 +20,7 @@ CASE = Case("kda", "fla", "1.3b", "forward", 2, 70, dtype="float32", options=(("
 
 @pytest.fixture
 def package(monkeypatch):
-    """A small package in place of fla: `naive` under its functions' names, with `error` added to the output."""
+    """A small package instead of fla: `naive` under its functions' names, with `error` added to the output."""
     state = {"error": 0.0}
     monkeypatch.setattr(regressors, "prepare", lambda run: run())
     small = {name: replace(rule, heads=2, key_dim=8, value_dim=16) for name, rule in RULES.items()}

@@ -1,4 +1,4 @@
-"""The vLLM adapter times the right steps, checks what it timed, and refuses what is unfair; with a small engine."""
+"""The vLLM adapter times the right steps, checks timed outputs, and refuses unfair settings; with a small engine."""
 
 import json
 import os
@@ -38,7 +38,7 @@ FEW = Policy(budget_s=0)
 
 @pytest.fixture
 def llm(monkeypatch):
-    """The class of the engines that are started: change it to change them."""
+    """The class of the started engines; tests set its attributes."""
 
     class LLM(fake_vllm.LLM):
         started: list = []  # noqa: RUF012
@@ -50,7 +50,7 @@ def llm(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(vllm_system, "gpu_memory", lambda: 80 * 10**9)
     monkeypatch.setattr(vllm_transformer, "compute_capability", lambda: 9)
-    # The small engine computes on the CPU, and so does what it is compared with.
+    # The small engine and its reference compute on the CPU.
     for module in (vllm_system, vllm_engine, vllm_transformer, vllm_mamba):
         monkeypatch.setattr(module, "device", lambda: "cpu")
     monkeypatch.setattr(VllmTransformer, "max_num_batched_tokens", 64)
@@ -59,14 +59,14 @@ def llm(monkeypatch):
 
 
 class OnCpu(VllmTransformer):
-    """With the small engine, whose work is no GPU's."""
+    """transformer/vllm on the small engine."""
 
     def build(self, case):
         return replace(super().build(case), device="cpu")
 
 
 class GroupedOnCpu(OnCpu, VllmGroupedQueryTransformer):
-    """The same with the other model."""
+    """transformer-gqa/vllm on the small engine."""
 
 
 def test_a_step_is_steady_when_every_sequence_generates_in_it_and_in_the_one_before():
@@ -95,7 +95,7 @@ def test_generate_runs_as_many_sequences_as_the_cache_holds_and_says_so(llm):
 def test_generate_with_room_for_all(llm):
     workload = VllmTransformer().build(CASE)
     assert (workload.metrics["sequences_at_once"], workload.tokens) == (4, 4)
-    batches = list(islice(workload.engine_samples(FEW), 2))  # as many as are asked for, batch after batch
+    batches = list(islice(workload.engine_samples(FEW), 2))  # batch after batch, without end
     assert min(len(batch) for batch in batches) >= vllm_system.STEADY_STEPS
     assert workload.metrics["context_at_last_step"] > 48
 
@@ -143,7 +143,7 @@ def test_a_profiler_sees_prompts_from_their_first_step_on(llm):
 
     @contextmanager
     def around():
-        assert engine.has_unfinished_requests()  # they are handed over
+        assert engine.has_unfinished_requests()  # they are enqueued
         step, engine.step = engine.step, lambda: seen.append(1) or step()
         yield
         assert not engine.has_unfinished_requests()
@@ -177,7 +177,7 @@ def test_an_engine_of_fewer_layers_holds_as_many_sequences(llm):
 
 @pytest.mark.parametrize(("phase", "apart"), [("forward", True), ("generate", False), ("request", False)])
 def test_forwards_alone_have_graphs_of_prompts_and_are_told_their_cache(llm, phase, apart):
-    """vLLM itself would try them beside a cache of 8,192 blocks of 128 tokens, which no GPU holds."""
+    """vLLM itself would allocate 8,192 blocks of 128 tokens to try them, which no GPU holds."""
     told = VllmTransformer()._settings(replace(CASE, phase=phase, size="1.3b", context=2048)).arguments()
     assert (max(told.get("compilation_config", {}).get("cudagraph_capture_sizes", [0])) == 8192) is apart
     assert told.get("kv_cache_memory_bytes", 0) == (pytest.approx(64.9e9, rel=1e-2) if apart else 0)
@@ -423,7 +423,7 @@ def test_graphs_reach_every_batch_in_flight():
 
 @pytest.mark.parametrize("sequences", [512, 4096])
 def test_prompts_that_launches_bound_have_graphs(sequences):
-    """As our models' have them: those of at most 8,192 tokens together."""
+    """As in our models: prompts of at most 8,192 tokens in all."""
     sizes = graph_sizes(sequences, "prompts")
     assert set(sizes) >= {1, 496, 512, 1024, 2048, 4096, 8192}
     assert (max(sizes), sizes) == (8192, sorted(set(sizes)))
@@ -496,7 +496,7 @@ def test_kernels_for_another_torch_are_no_vllm_and_a_missing_part_skips_a_case(l
     monkeypatch.setattr(vllm_system, "no_gpu", lambda: "")
     assert VllmTransformer().unavailable() == ""
     monkeypatch.setitem(sys.modules, "vllm.v1.engine.llm_engine", None)
-    assert VllmTransformer().unavailable() == ""  # it takes seconds to import
+    assert VllmTransformer().unavailable() == ""  # not imported yet: it takes seconds
     with pytest.raises(Skip, match=r"vllm cannot be imported: .*llm_engine"):
         VllmTransformer().build(CASE)
     monkeypatch.setitem(sys.modules, "vllm.platforms.cuda", None)
@@ -532,7 +532,7 @@ def test_a_prompt_beyond_the_references_room_is_said_to_be_compared_with_nothing
 
 
 def test_the_reference_of_the_gate_serves_what_was_timed_block_by_block(llm, monkeypatch):
-    """As beside a GPU: weights are replaced on their way to the host and for each block's turn."""
+    """As with a GPU: weights are replaced on their way to the host and for each block."""
 
     def replaced(model):
         for weight in model.parameters():
