@@ -27,7 +27,7 @@ FOR_PYTHON = @$(PYTHON) -c "import sys; v = sys.version_info[1]; sys.exit(0 if $
 # With VENV= nothing is installed.
 HAS_PACKAGES = $(if $(VENV),,@$(PY) -c "import sys; from importlib.util import find_spec; sys.exit(0 if all(map(find_spec, ('torch', 'typer', 'pandas'))) else 'make: $(PY) lacks packages of ttt-bench; name another by PYTHON=, or leave VENV= out to install them')")
 
-.PHONY: help install bench baselines venv-vllm venv-mamba numbers test locks test-gpu sanitize lint chromium axe slurm clean
+.PHONY: help install bench baselines venv-vllm venv-mamba numbers test lock locks test-gpu sanitize lint chromium axe slurm clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^PYTHON/q' Makefile
@@ -87,6 +87,12 @@ test: $(INSTALLED) lint chromium axe slurm
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$($(PY) -c "import os; print(os.cpu_count() + 1)") \
 	  $(PY) -m pytest -m "not gpu and not index" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
+# Writes the lock files of bench/requirements from its .in files and pyproject.toml, with the newest releases.
+lock:
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet uv==0.13.9
+	.venv-lock/bin/python bench/requirements/lock.py
+
 # Asks the package index whether each lock file still resolves: downloads metadata, no packages.
 locks: $(INSTALLED)
 	$(PY) -m pytest -rs -m index tests/test_locks.py
@@ -139,4 +145,4 @@ $(VENV)/.installed-%: bench/requirements/%.txt pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-mamba .venv-vllm.log .venv-mamba.log build *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-mamba .venv-lock .venv-vllm.log .venv-mamba.log build *.egg-info

@@ -25,6 +25,11 @@ Two kinds of tables describe whole runs:
 
     [run-to-run]
     apart = [{ label = "one machine, twice", a = "h100", b = "h100-again" }]
+
+One kind needs no run: the state of one 1.3b sequence, and from how many tokens on each KV cache is larger.
+
+    [cache-and-states]
+    states = ["ttt-linear", "ttt-mlp", "mamba"]
 """
 
 import math
@@ -40,8 +45,12 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from bench.catalogue.systems import ADAPTERS, SYSTEMS
 from bench.ending import guarded
 from bench.errors import UserError, unknown
+from bench.kept import kept_bytes
+from bench.models.config import model_config
+from harness.schema.case import Case
 from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.profile import Profile
 from harness.schema.reason import counted, span
@@ -104,7 +113,8 @@ def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf
     if name not in definitions:
         raise unknown(f"table {name}", name, sorted(definitions))
     definition = definitions[name]
-    kind = {"runs": _runs, "apart": _run_pairs}.get(next(iter(definition.keys() & {"runs", "apart"}), ""), _cases)
+    kinds = {"runs": _runs, "apart": _run_pairs, "states": _states}
+    kind = kinds.get(next(iter(definition.keys() & kinds.keys()), ""), _cases)
     try:
         head, *lines = kind(definition, source_of)
     except (UserError, RecordError) as error:
@@ -251,6 +261,23 @@ def _run_pairs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
         far = f"{farthest.judged.ratio - 1:+.1%}: {farthest.label}"
         lines.append([str(each["label"]), str(len(rows)), f"{change:+.1%}", *within, far])
     return lines
+
+
+def _states(definition: Definition, _: SourceOf) -> list[list[str]]:
+    caches = {name: kept_bytes(*_sequence(name)) for name in ("transformer", "transformer-gqa")}
+    lines = [["system", "state, MB", *(f"{name} cache larger from, tokens" for name in ("MHA", "GQA"))]]
+    for name in definition["states"]:
+        state = kept_bytes(*_sequence(name))
+        label = next(system.label for system in SYSTEMS if system.name == name)
+        lines.append([label, f"{state / 1e6:.1f}", *(f"{state // each + 1:,}" for each in caches.values())])
+    return lines
+
+
+def _sequence(name: str) -> tuple[Any, Case]:
+    """Configuration of a system, and a case of one generated token on its headline backend."""
+    adapter = next(a for a in ADAPTERS if a.system == name and a.headline and "generate" in a.phases)
+    case = Case(name, adapter.backend, "1.3b", "generate", 1, 1, state_dtype=adapter.state_dtype)
+    return model_config(name, case.size), case
 
 
 def main(tables: Path, files: Sequence[Path]) -> None:

@@ -1,4 +1,4 @@
-"""Does every lock file of bench/requirements still resolve? Skipped where no package index answers."""
+"""Lock files resolve to what they name, and say why a release is not the newest; no index: those tests are skipped."""
 
 import json
 import re
@@ -15,8 +15,6 @@ ENVIRONMENTS = {"cpu": ["cpu.txt"], "mamba": ["cuda.txt", "mamba.txt"], "vllm": 
 NO_WHEELS = ("causal-conv1d", "mamba-ssm")  # their metadata needs nvcc
 LIMIT_S = 240
 LOCKED = re.compile(r"^([\w.-]+)(?:\[[\w,-]+\])?==(\S+)", re.MULTILINE)
-
-pytestmark = pytest.mark.index
 
 
 def plain(text: str) -> str:
@@ -55,6 +53,7 @@ def refuse_or_skip(stderr: str) -> None:
     pytest.fail(f"pip cannot resolve it: {stderr[-2000:]}", pytrace=False)
 
 
+@pytest.mark.index
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_a_lock_file_resolves_to_what_it_names(resolving: dict[str, tuple[subprocess.Popen, Path]], name: str) -> None:
     process, folder = resolving[name]
@@ -76,6 +75,24 @@ def test_a_lock_file_resolves_to_what_it_names(resolving: dict[str, tuple[subpro
         assert hashes <= set(re.findall(r"--hash=sha256:(\w+)", text))
 
 
+@pytest.mark.parametrize("name", ["cpu", "cuda", "mamba", "vllm"])
+def test_a_release_below_the_newest_has_its_reason(name: str) -> None:
+    """Another package holds it, or a comment above the line of the .in file or of pyproject.toml that pins it."""
+    text = (REQUIREMENTS / f"{name}.txt").read_text("utf-8")
+    assert text.startswith("# Written by `make lock` from ")
+    pins = (REQUIREMENTS / f"{name}.in").read_text("utf-8")
+    for block in text.split("# newest: ")[1:]:
+        lines = block.splitlines()[1:]
+        package = re.split(r"==|\[", lines[0])[0]
+        end = next((i for i, line in enumerate(lines[1:], 1) if not line.startswith(" ")), len(lines))
+        holders = {line.strip(" #") for line in lines[1:end] if line.startswith("    #")} - {"via"}
+        others = {each.removeprefix("via ") for each in holders} - {"ttt-bench (pyproject.toml)"}
+        own = f"-r bench/requirements/{name}.in" in others
+        assert others or package in ("hypothesis", "ruff"), f"{package}: nothing holds it"  # pyproject.toml says why
+        assert not own or f"# {package} " in pins, f"{name}.in: no reason for {package}"
+
+
+@pytest.mark.index
 def test_pip_is_the_pinned_one() -> None:
     said = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, text=True, check=True).stdout
     pinned = LOCKED.search((REQUIREMENTS / "pip.txt").read_text("utf-8"))

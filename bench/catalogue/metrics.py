@@ -60,6 +60,8 @@ AXES: tuple[AxisEntry, ...] = (
     AxisEntry("max_num_batched_tokens", "Tokens per step", "steps of {} tokens"),
     AxisEntry("graphs", "Graph sizes", "graph sizes {}"),
     AxisEntry("attention", "Attention", "attention {}"),
+    AxisEntry("model_runner", "Model runner", "model runner {}"),
+    AxisEntry("cuda_graphs", "CUDA graph mode", "CUDA graphs {}"),
 )
 
 OPTION_DEFAULTS = {axis.name: axis.default for axis in AXES if axis.default is not None}

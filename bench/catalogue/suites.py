@@ -1,13 +1,13 @@
 """The suites: the cases of each figure. To add a suite, add one entry to SUITES."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from bench.catalogue.metrics import AXES, METRICS
+from bench.catalogue.panel import Panel, Suite
 from bench.catalogue.systems import ADAPTERS, HEADLINES, SYSTEMS
 from bench.errors import UserError, unknown
 from bench.models.config import SIZES
-from harness.measure.interval import FEWEST
 from harness.schema.catalogue import FigureEntry as Figure
 from harness.schema.catalogue import PaperClaim as Claim
 
@@ -17,6 +17,7 @@ GROUPED = ("transformer-gqa",)
 RECURRENT = ("mamba2", "gated-deltanet", "rwkv7")
 COMPARED = (*LANGUAGE_MODELS, *GROUPED, *RECURRENT)
 TTT = ("ttt-linear", "ttt-mlp")
+REGRESSORS = ("gated-deltanet", "kda", "deltaproduct")
 COMPARED_EXACTLY: dict[str, tuple[str | int, ...]] = {"compare": ("float64",)}
 # State dtypes of the generate kernels; "float32-planes" is float32 in two 16-bit planes.
 STATE_DTYPES = ("float32-planes", "float32", "bfloat16", "float16")
@@ -25,46 +26,6 @@ STATE_DTYPES = ("float32-planes", "float32", "bfloat16", "float16")
 def doubling(first: int, last: int) -> tuple[int, ...]:
     """first, 2 * first, ... up to last."""
     return (first, *doubling(2 * first, last)) if first <= last else ()
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Every combination of axes, for every system."""
-
-    phase: str
-    systems: tuple[str, ...]
-    sizes: tuple[str, ...]
-    batches: tuple[int, ...]
-    contexts: tuple[int, ...]
-    options: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
-    scope: str = "model"  # or "layer"
-    l2: str = "warm"
-    timing: str = ""  # "" for the system's own; see `cases.timing_of`
-    # Batch or context grow until memory is exhausted; after the first that does not fit, larger ones are skipped.
-    grows: bool = False
-    backends: tuple[str, ...] = ()  # () for all
-    state_dtypes: tuple[str, ...] = ()  # () for the system's own
-    dtype: str = ""  # of weights and activations; "" for bfloat16 on a GPU and float32 on a CPU
-
-
-@dataclass(frozen=True)
-class Suite:
-    """Panels of cases, the question that they answer, and its figures.
-
-    device: "cuda" for a suite that needs a GPU.
-    min_samples: per point, whatever the budget.
-    trial: a search for a system's default settings; it runs only by name.
-    budget_s: seconds of sampling per case, 0 for `BUDGETS_S`; a run of several suites takes the highest.
-    """
-
-    name: str
-    question: str
-    panels: tuple[Panel, ...]
-    figures: tuple[Figure, ...] = ()
-    device: str = ""
-    min_samples: int = FEWEST
-    trial: bool = False
-    budget_s: float = 0.0
 
 
 def _setting(phase: str, batch: int | None = None, system: str = "transformer", **options: str | int) -> Panel:
@@ -86,6 +47,12 @@ def _request(systems: tuple[str, ...], *backends: str, state_dtypes: tuple[str, 
     return Panel(
         "request", systems, ("1.3b",), (1, 16), contexts, options, backends=backends, state_dtypes=state_dtypes
     )
+
+
+def _layers(systems: tuple[str, ...], *backends: str) -> Panel:
+    """One layer's forward at batch 16, launched as a graph on a cold L2."""
+    how = {"scope": "layer", "l2": "cold", "timing": "graph"}
+    return Panel("forward", systems, ("1.3b",), (16,), CONTEXTS, backends=backends, **how)  # type: ignore[arg-type]
 
 
 # Values of the layer's options that the kernels support.
@@ -338,6 +305,30 @@ SUITES: tuple[Suite, ...] = (
         device="cuda",
     ),
     Suite(
+        "regressors",
+        "One layer of TTT and of today's delta rules: time over the context length",
+        (_layers(TTT, "thunderkittens", "triton"), _layers(REGRESSORS, "fla")),
+        figures=(Figure("forward", "One layer's forward", y="latency_ms", y_log=True),),
+        device="cuda",
+    ),
+    Suite(
+        "peers",
+        "16,384 tokens generated after a prompt of 16,384: the comparison that the authors of Mamba-3 publish",
+        tuple(
+            replace(panel, batches=(16, 128), contexts=(16384,), options={"steps": (16384,)}, grows=True)
+            for panel in (
+                _request(TTT, "thunderkittens", state_dtypes=("float32-planes",)),
+                _request(("transformer", *GROUPED), "vllm"),
+                _request(("mamba", "mamba2"), "mamba-ssm"),
+            )
+        ),
+        figures=(Figure("request", "A prompt of 16,384 tokens and as many generated", x="batch", y="latency_ms"),),
+        device="cuda",
+        min_samples=1,
+        trial=True,
+        budget_s=1.0,
+    ),
+    Suite(
         "generate-fidelity",
         "How far does each state precision drift from the exact model in 2,048 tokens? Small models, random weights",
         (
@@ -378,6 +369,16 @@ SUITES: tuple[Suite, ...] = (
             *(
                 _setting("generate", block_size=16, max_num_batched_tokens=16384, attention=name)
                 for name in ("FLASH_ATTN-2", "TRITON_ATTN", "FLASHINFER")
+            ),
+            *(
+                _setting("generate", batch, block_size=16, max_num_batched_tokens=32768, **runner)
+                for runner in (
+                    {"model_runner": "V2"},
+                    {"model_runner": "V1"},
+                    {"model_runner": "V1", "cuda_graphs": "FULL_DECODE_ONLY"},
+                    {"model_runner": "V2", "cuda_graphs": "FULL_DECODE_ONLY"},
+                )
+                for batch in (1, 16, 512)
             ),
             *(
                 _setting(phase, system="transformer-gqa", block_size=block, max_num_batched_tokens=32768)

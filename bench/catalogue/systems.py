@@ -174,11 +174,21 @@ SYSTEMS: tuple[System, ...] = (
         "linear attention",
         5,
         "triangle-down",
-        (
-            Adapter(
-                "fla", "bench.systems.fla.models:GatedDeltaNet", ("model",), "float32", MAMBA, NO_REQUEST, replays=True
-            ),
-        ),
+        (Adapter("fla", "bench.systems.fla.models:GatedDeltaNet", BOTH, "float32", MAMBA, NO_REQUEST, replays=True),),
+    ),
+    *(
+        System(
+            name,
+            label,
+            "linear attention",
+            tone,
+            marker,
+            (Adapter("fla", "bench.systems.fla.regressors:Regressor", LAYER, "float32", MAMBA, FORWARD),),
+        )
+        for name, label, tone, marker in (
+            ("kda", "Kimi Delta Attention", 5, "square"),
+            ("deltaproduct", "Gated DeltaProduct", 6, "circle"),
+        )
     ),
     System(
         "rwkv7",

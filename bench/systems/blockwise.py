@@ -1,4 +1,4 @@
-"""Run a model whose weights lie on the host on a GPU that has room for one of its blocks."""
+"""Run a model on a GPU one block at a time, with its weights on the host."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def to_host(model: Model) -> Model:
-    """The model with its weights on the host; beside a GPU pinned, as each forward copies all of them there."""
+    """Move the weights to the host, pinned if there is a GPU: each forward copies all of them."""
     pinned = torch.cuda.is_available()
     model.to("cpu")
     for weight in model.parameters() if pinned else ():
@@ -24,7 +24,7 @@ def to_host(model: Model) -> Model:
 
 @contextmanager
 def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
-    """Inside, the weights of a block are on `device`; after it they are again where they were."""
+    """Hold the weights of a block on `device` inside the context, then restore them."""
     away = [(weight, weight.data) for weight in block.parameters() if weight.device.type != device.type]
     try:
         for weight, home in away:
@@ -37,7 +37,7 @@ def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
 
 @torch.no_grad()
 def transformer_logits(model: Transformer, ids: Tensor, last: int, device: torch.device) -> Tensor:
-    """ids [B, T] -> logits [B, last, V] after the last tokens; keys and values of one layer are held at a time."""
+    """ids [B, T] -> logits [B, last, V] after the last tokens, with the KV cache of one layer at a time."""
     batch, tokens = ids.shape
     ids = ids.to(device)
     table = model.model.embed_tokens.weight.to(device)

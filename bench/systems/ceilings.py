@@ -13,22 +13,21 @@ from harness.schema.policy import Policy
 
 COPY_BYTES = 1 << 30
 PRODUCT = (32768, 2048, 8192)  # tokens x width x the widest projection of the 1.3B models
-# One after another they run at the power cap, an H100's at 650 TFLOP/s, where a model, whose other kernels let it rest,
-# computes products at up to 758: no ceiling. So the fastest of many that follow a rest. After longer ones it is slower:
-# on one H100 the fastest in half a second was 697 to 742 after 3 ms, 625 to 745 after 10, 604 to 638 after 100.
+# Back-to-back GEMMs are power-capped below the rate of a model's own GEMMs, which follow other kernels. So the measured
+# peak is the fastest GEMM after a pause of 3 ms; after longer pauses it is slower.
 PRODUCTS, REST_S = 100, 0.003
 
 
 def ceilings_of(device: str) -> dict[str, float | None]:
-    """The ceilings of "cuda", measured at the first call; nothing for a CPU, whose work is compared with none."""
+    """Measured peaks of the GPU, cached; empty for a CPU."""
     return measured_ceilings() if device == "cuda" else {}
 
 
 @lru_cache(maxsize=1)
 def measured_ceilings() -> dict[str, float | None]:
-    """copy_gbs: 10^9 bytes a second, read plus written; product_tflops: bfloat16 in, float32 sums, after a rest."""
+    """Measure copy_gbs (10^9 bytes per second, read plus written) and product_tflops (bfloat16 in, float32 sums)."""
     found: dict[str, float | None] = {"copy_gbs": _copy_gbs(), "product_tflops": _product_tflops()}
-    torch.cuda.empty_cache()  # an engine that starts next asks for what is free
+    torch.cuda.empty_cache()  # an engine that starts next needs the free memory
     return found
 
 

@@ -1,4 +1,4 @@
-"""Measure and check a language model of this repository: what the adapters of its PyTorch models share."""
+"""Measure and check a language model in PyTorch: the base class of its adapters."""
 
 from typing import Any, ClassVar
 
@@ -27,7 +27,7 @@ WITHOUT_EFFECT = ("steps", "compare")  # options that leave the model as it is
 class LanguageModel(Past):
     """An adapter (`harness.SystemAdapter`) of a model with the interface of `bench.models.base.CausalLM`.
 
-    A subclass says how to load its model; weights are random by seed, the same for the model and its reference.
+    A subclass loads its model; the model and its reference have the same random weights.
     """
 
     packages: tuple[str, ...] = ()
@@ -39,23 +39,23 @@ class LanguageModel(Past):
         self._verdict: Verdict | None = None
 
     def unavailable(self) -> str:
-        """These run wherever torch does."""
+        """PyTorch models run on any device."""
         return ""
 
     def settings(self, case: Case) -> dict[str, str]:
-        """What the record says of how this case is run."""
+        """Settings of a case, for its record."""
         wider = widening(case)
         return {} if wider == 1 else {"gate_limits": f"{wider:g} times those of other models, as it rounds more"}
 
     def load(self, case: Case) -> Any:
-        """The model of the case, with random weights, on `device()` in the dtype of the case."""
+        """Load the model of the case with random weights, on `device()` in the dtype of the case."""
         raise NotImplementedError
 
     def build(self, case: Case) -> Workload:
-        """The workload of one case: a forward, a mini-batch of generate steps, or a request."""
+        """Build the workload of a case: a forward, a mini-batch of generate steps, or a request."""
         ceilings = ceilings_of(device())  # measured while the GPU's memory is still empty
         model = self._model(case)
-        mark_layers(device() == "cuda")  # a microsecond a layer beside hundreds of launches
+        mark_layers(device() == "cuda")  # a microsecond per layer
         work = self.work(model, case)
         self.make_ready(work)
         read = self.prompt_tokens if case.phase == "generate" else None
@@ -78,22 +78,22 @@ class LanguageModel(Past):
         )
 
     def work(self, model: Any, case: Case) -> PhaseWork:
-        """What is timed of a case."""
+        """The timed work of a case."""
         return {"forward": Forward, "generate": Generate, "request": Request}[case.phase](self, model, case)
 
     def make_ready(self, work: PhaseWork) -> None:
-        """Compile or tune what the work will launch; afterwards it stands where the case begins."""
+        """Compile or tune the kernels of the work, then reset it to the start of the case."""
 
     def cost(self, model: Any, case: Case) -> dict[str, Work]:
         """FLOPs and bytes of one unit of a case, by part."""
         return model_work(self.counted_as(model), self._facts(model).parameters, case, self.form)
 
     def counted_as(self, model: Any) -> Any:
-        """The configuration by which `bench.cost` counts its work."""
+        """The configuration that `bench.cost` counts."""
         return model.config
 
     def kept(self, model: Any, case: Case) -> dict[str, float | None]:
-        """What all sequences of a case keep of their past; nothing for models that size themselves."""
+        """State bytes of all sequences; empty for models without a configuration here."""
         if case.system not in MODELS:
             return {}
         return {"state_bytes": case.batch * kept_bytes(model.config, case, self.form)}
@@ -109,14 +109,14 @@ class LanguageModel(Past):
 
     @property
     def loaded(self) -> Any:
-        """What tells the model that is loaded from others; None before the first."""
+        """Key of the loaded model; None before the first."""
         return self._loaded and self._loaded[0]
 
     def _facts(self, model: Any, **counted: float) -> model_facts.Facts:
         return model_facts.facts_of(model.weights(), model.head.shape[0], **counted)
 
     def _gate(self, model: Any, case: Case) -> Verdict:
-        """The model against its reference, and whether it is a fair one, once for each model that is loaded."""
+        """Check a loaded model once: against its reference, and for a fair comparison."""
         if self._verdict is None:
             fair = model_facts.checks(self._facts(model, **self._counted(model)), case)
             self._verdict = self._compare(model, case) + Verdict(fair)
@@ -124,14 +124,14 @@ class LanguageModel(Past):
 
     @torch.inference_mode()
     def _counted(self, model: Any) -> dict[str, float]:
-        """How many rows of the LM head a prefill computes for each of its prompts."""
+        """Count the LM head's rows per prompt of a forward."""
         ids = random_ids(model, GATE_BATCH, self.gate_prompt)
         _, rows = model_facts.count_head_rows(lambda: last_logits(model, ids), model.head)
         return {"head_rows": rows / GATE_BATCH}
 
     @torch.inference_mode()
     def _compare(self, model: Any, case: Case) -> Verdict:
-        """Prefill, then generate, against the reference's prefill of every longer prompt."""
+        """Compare a forward and generate steps with the reference's forward of every longer prompt."""
         reference = self.reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
         prompt = self.gate_prompt
         ids = random_ids(model, GATE_BATCH, prompt + GATE_STEPS)
@@ -140,7 +140,7 @@ class LanguageModel(Past):
         return self._judge(model, ids, got, expected, case)
 
     def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, case: Case) -> Verdict:
-        """The verdict on logits [GATE_STEPS + 1, B, V] of a prompt of ids, and after each of its last GATE_STEPS."""
+        """Check logits [GATE_STEPS + 1, B, V] after a prompt of ids and each of its last GATE_STEPS tokens."""
         rounded = self.rounded_reference(model, case)
         wider = widening(case) if rounded is None else limits_by_rounding(last_logits(rounded, ids), expected[-1], case)
         return logits_verdict(got, expected, case.dtype, wider)

@@ -1,4 +1,4 @@
-"""How far may the logits of a language model be from its reference's?"""
+"""Limits on the distance between the logits of a language model and of its reference."""
 
 import math
 
@@ -11,26 +11,24 @@ from harness.schema.case import Case
 # of 24 layers of bfloat16 activations reaches 2e-2; float32 against float64 stays far below 1e-4.
 LOGIT_LIMITS = {"bfloat16": (5e-2, 2e-2), "float16": (2e-2, 1e-2), "float32": (1e-4, 1e-4)}
 STATE_ROUNDING = {"float32-planes": "bfloat16"}  # whose rows of a mini-batch are in bfloat16
-# By how much the limits are wider, by system, backbone and dtype. TTT-Linear on the Transformer's backbone rounds more:
-# at 1.3B, bfloat16 in plain PyTorch is 0.9 to 1.5 times the table's limits off float32, after 48 to 6,144 tokens and
-# not growing with them, where it is 0.6 to 0.7 of them on the Mamba backbone.
+# Factors on the limits by system, backbone and dtype. TTT-Linear on the Transformer's backbone rounds more: in plain
+# PyTorch at 1.3B its bfloat16 error is about twice that on the Mamba backbone, at any length.
 WIDER = {("ttt-linear", "transformer", "bfloat16"): 2.0}
 
-# The error of the timed logits over that of plain PyTorch in the same dtype: 0.8 to 1.2 for every kernel at 1.3B in the
-# committed runs. Weights of eight bits have 1.9 times it or more.
+# Largest error of timed logits relative to plain PyTorch in the same dtype. In the committed runs every kernel at 1.3B
+# reaches 1.2; eight-bit weights reach 1.9 or more.
 ROUNDINGS = 1.5
 _AS_WIDE = ("", "float32", "float32-planes")  # states whose rounding the activations' covers
-# How far the logits' response to another past may be from the reference's, and the noise that hides a response.
+# Limit on the logits' response to another past, and the noise that hides a response.
 RESPONSE_OFF, RESPONSE_NOISE = 0.5, 0.1
 
-# A token is a model's choice where the reference's logit of it lies at most so many of the limits above below its
-# largest, in standard deviations over the vocabulary: the limit is a root mean square, and either logit may be off by
-# twice that. A token drawn at random lies some 4 standard deviations below, 20 times as far in bfloat16.
+# A token counts as the model's choice if the reference's logit lies within this many limits of its largest logit, in
+# standard deviations over the vocabulary. The limit is a root mean square; either logit may be off by twice that.
 CHOICE_LIMITS = 4
 
 
 def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wider: float = 1.0) -> Verdict:
-    """Logits [..., V] of a model in `dtype` against its reference's; wider: see `widening`."""
+    """Check logits [..., V] in `dtype` against the reference's; wider: factor on the limits."""
     error_limit, distance_limit = (wider * limit for limit in LOGIT_LIMITS[dtype])
     return Verdict(
         [
@@ -42,20 +40,20 @@ def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wi
 
 
 def rounding_of(case: Case) -> str:
-    """The coarser of the roundings of a case's activations and of its state: that whose limits hold."""
+    """The coarser dtype of a case's activations and state; its limits hold."""
     roundings = (case.dtype, STATE_ROUNDING.get(case.state_dtype, case.state_dtype))
     return max(filter(None, roundings), key=LOGIT_LIMITS.__getitem__)
 
 
 def widening(case: Case) -> float:
-    """By how much the limits of a case's model are wider than the table's: 1 unless its activations round more."""
+    """Factor on the limits of a case: 1 unless its activations round more."""
     return WIDER.get((case.system, str(case.option("backbone", "")), case.dtype), 1.0)
 
 
 def limits_by_rounding(rounded: torch.Tensor, reference: torch.Tensor, case: Case) -> float:
-    """How wide the limits of a case are, in those of the table: ROUNDINGS times the error of its dtype at most.
+    """Factor on the limits of a case: at most ROUNDINGS times the error of its dtype.
 
-    rounded: logits of the reference's code in the case's dtype. float32 keeps the table's limits.
+    rounded: logits of the reference's code in the case's dtype; float32 keeps the table's limits.
     """
     wider = widening(case)
     if case.dtype == "float32" or case.state_dtype not in _AS_WIDE:
@@ -66,9 +64,9 @@ def limits_by_rounding(rounded: torch.Tensor, reference: torch.Tensor, case: Cas
 def response_verdict(
     got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], width: int
 ) -> Verdict:
-    """Whether logits [rows, V] change with another past as the reference's do: the slope of their change is 1.
+    """Check that logits [rows, V] change with another past as the reference's do: the slope of their change is 1.
 
-    The slope averages the rounding over rows and `width`, so it shows what each logit's limit hides.
+    The slope averages rounding over rows and `width`, so it finds errors below the limit of a single logit.
     """
     change, truth = (after.double() - before.double() for before, after in (got, expected))
     size = float(truth.norm())
@@ -79,7 +77,7 @@ def response_verdict(
 
 
 def choice_check(name: str, logits: torch.Tensor, chosen: torch.Tensor, dtype: str, wider: float = 1.0) -> Check:
-    """Whether `chosen` [...] are the tokens of the largest logits [..., V] of a reference, as far as rounding tells."""
+    """Check that `chosen` [...] are the tokens of the reference's largest logits [..., V], up to rounding."""
     below = logits.amax(-1) - logits.gather(-1, chosen[..., None])[..., 0]
     limit = CHOICE_LIMITS * wider * LOGIT_LIMITS[dtype][0]
     return Check.at_most(name, float((below / logits.std(-1)).amax()), limit)

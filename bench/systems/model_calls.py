@@ -10,7 +10,7 @@ STEPS = 16  # of one call of generate; see `steps_of`
 
 
 def random_ids(model: Any, *shape: int) -> torch.Tensor:
-    """Token ids of a prompt, drawn anew by PyTorch's default generator."""
+    """Draw token ids by PyTorch's default generator."""
     return torch.randint(0, model.config.vocabulary, shape, device=device())
 
 
@@ -42,6 +42,6 @@ def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> tuple
 
 
 def steps_of(model: Any) -> int:
-    """Steps of one call of generate: whole mini-batches, so that the step that rewrites W has its share."""
+    """Steps per generate call: whole mini-batches, so that each call rewrites W."""
     mini_batch = getattr(model.config, "mini_batch", 1)
     return STEPS if STEPS % mini_batch == 0 else mini_batch

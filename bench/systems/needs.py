@@ -1,4 +1,4 @@
-"""Whether a system's packages can be imported here and, if not, which one fails and how."""
+"""Report packages of a system that are missing, broken or of another release."""
 
 import importlib
 import importlib.util
@@ -11,9 +11,9 @@ from tk_kernels.build import NO_GPU
 
 
 def cannot_import(*modules: str) -> str:
-    """One sentence about the first of `modules` that cannot be imported; "" where all can.
+    """Name the first of `modules` that cannot be imported, and why; "" if all can.
 
-    Every exception counts, as an extension built for another torch or another CUDA raises anything.
+    Every exception counts: an extension built for another torch or CUDA may raise any.
     """
     for name in modules:
         try:
@@ -24,15 +24,15 @@ def cannot_import(*modules: str) -> str:
 
 
 def cannot_find(package: str) -> str:
-    """One sentence where there is no such package; "" where there is, though it may fail when it is imported.
+    """Report a missing package without importing it; "" if it is installed.
 
-    For a package that takes long to import and has no extension of its own: a case imports it.
+    For packages that take seconds to import and have no extension of their own.
     """
     return "" if importlib.util.find_spec(package) else f"{package} {CANNOT_IMPORT}: No module named {package!r}"
 
 
 def other_release(package: str, oldest: str, newest: str) -> str:
-    """Name the release to install where the installed one is not of a minor from `oldest` to `newest`; else ""."""
+    """Name the release to install if the installed minor is not from `oldest` to `newest`; else ""."""
     version = versions_of((package,)).get(package, newest)
     if _minor(oldest) <= _minor(version) <= _minor(newest):
         return ""
@@ -40,18 +40,13 @@ def other_release(package: str, oldest: str, newest: str) -> str:
 
 
 def import_or_skip(*modules: str) -> None:
-    """Import modules that a case needs; Skip says which cannot be imported."""
+    """Import modules that a case needs; raise Skip if one cannot be imported."""
     if why := cannot_import(*modules):
         raise Skip(why)
 
 
-def needs_gpu(*modules: str) -> str:
-    """`no_gpu`, which no package makes good, then `cannot_import`: these systems have no other kernels."""
-    return no_gpu() or cannot_import(*modules)
-
-
 def no_gpu() -> str:
-    """One sentence where there is no CUDA GPU."""
+    """Report a missing CUDA GPU; "" if there is one."""
     import torch
 
     return "" if torch.cuda.is_available() else NO_GPU
@@ -63,5 +58,5 @@ def _minor(version: str) -> tuple[int, ...]:
 
 
 def _message(error: Exception) -> str:
-    """Import errors speak for themselves; of others the type tells too."""
+    """The first line of an import error; other errors with their type."""
     return str(error).splitlines()[0] if isinstance(error, ImportError) and str(error) else of_exception(error)

@@ -1,4 +1,4 @@
-"""Where PyTorch computes, and what is launched there again and again."""
+"""The device that PyTorch uses, and CUDA graphs on it."""
 
 from collections.abc import Callable
 
@@ -8,12 +8,12 @@ from harness.measure import cuda_clock
 
 
 def device() -> str:
-    """The GPU where this process sees one, else the CPU."""
+    """The GPU if this process sees one, else the CPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def repeatable(step: Callable[[], object]) -> Callable[[], object]:
-    """The step as one CUDA graph, after the first calls that compile it; on a CPU the step itself."""
+    """Capture the step as a CUDA graph after warm-up calls; on a CPU return the step."""
     if device() == "cpu":
         return step
     with torch.inference_mode():

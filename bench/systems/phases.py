@@ -1,4 +1,4 @@
-"""The timed work of a language model in each phase, and the check of what it left."""
+"""Timed work of a language model in each phase, and the check of its outputs."""
 
 from collections import deque
 from collections.abc import Callable
@@ -29,12 +29,12 @@ from harness.schema.case import Case
 
 
 class PhaseWork:
-    """The timed callable of one phase, on token ids that the harness renews, and the check of what it left."""
+    """Timed callable of one phase on token ids that the harness renews, and the check of its outputs."""
 
     units = 1
     token_axis: int | None = 1
     ids: torch.Tensor
-    settings: dict[str, str]  # what the record says of how this phase is run
+    settings: dict[str, str]  # for the record
     renews_past = False  # see Workload
 
     def __init__(self, adapter: Past, model: Any, case: Case) -> None:
@@ -53,36 +53,34 @@ class PhaseWork:
         raise NotImplementedError
 
     def capture(self) -> None:
-        """Capture what `run` replays, once the adapter has made ready what it launches."""
+        """Capture the graphs that `run` replays, after the adapter compiled its kernels."""
 
     def restart(self) -> None:
-        """Put what calls carry on back to where the case begins, in place."""
+        """Reset in place the state that calls carry on."""
 
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
-        """See Workload.witness."""
         raise NotImplementedError
 
     @property
     def tokens(self) -> int:
-        """How many tokens one unit stands for."""
+        """Tokens of one unit."""
         return self.case.batch * self.case.context
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """See Workload.measured."""
         return {}
 
     def reference(self) -> Any:
-        """The model in a type that is exact beside the case's."""
+        """The reference in a dtype wider than the case's."""
         exact = torch.float64 if self.case.dtype == "float32" else torch.float32
         return self.adapter.witness_reference(self.model, exact)
 
     def drawn(self, chance: Random, tokens: int) -> list[int]:
-        """The sequences that the reference reads, the same for all checked calls."""
+        """Sequences that the reference reads, the same for all checked calls."""
         self._rows = self._rows or drawn(chance, self.case.batch, tokens)
         return self._rows
 
     def repeat(self, chance: Random, rows: list[int]) -> list[int]:
-        """Give each sequence the input of one of `rows`, so that all are compared; which row that is, by sequence."""
+        """Copy the input of one of `rows` to each sequence, so that all are compared; return the rows."""
         sources = [row if row in rows else chance.choice(rows) for row in range(self.case.batch)]
         self.ids.copy_(self.ids[sources])
         return sources
@@ -95,10 +93,10 @@ class PhaseWork:
         expected: Callable[[Any, list[int], int], torch.Tensor],
         tokens: torch.Tensor | None = None,
     ) -> Verdict:
-        """The verdict on logits [B, V] of `rows`, and on the repetitions of each that are most unlike it.
+        """Check logits [B, V] of `rows`, and of the copies that differ most from them.
 
-        expected: logits [rows, V] of a reference for some sequences, one for each of `rows`, after so many of the
-        tokens [steps, B] that the call chose. The first of these and the last are checked too.
+        expected: reference logits [rows, V] of some sequences after so many of the tokens [steps, B].
+        The first and the last of the chosen tokens are checked too.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
         repeated = torch.tensor(sources, device=off.device)
@@ -118,20 +116,20 @@ class PhaseWork:
         return found + self._response(logits[rows], whole)
 
     def choices(self, steps: int) -> list[int]:
-        """Which of the tokens of a call are compared with the reference's choice."""
+        """Steps whose tokens are compared with the reference's choice."""
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _wider(self, answered: Callable[[Any], torch.Tensor], expected: torch.Tensor) -> float:
-        """By how much the limits differ from the table's; answered: the logits of a reference."""
+        """Factor on the limits; answered: logits of a reference."""
         rounded = self.adapter.rounded_reference(self.model, self.case)
         return widening(self.case) if rounded is None else limits_by_rounding(answered(rounded), expected, self.case)
 
     def _choice(self, expected: torch.Tensor, tokens: torch.Tensor, wider: float) -> Check:
-        """Whether tokens [rows], which the timed call chose, are those of the reference's largest logits [rows, V]."""
+        """Check that the chosen tokens [rows] have the reference's largest logits [rows, V]."""
         return choice_check("timed_token_below_best", expected, tokens, rounding_of(self.case), wider)
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Verdict:
-        """From the second checked call on: whether the logits followed its past; see response_verdict."""
+        """Check from the second call on that the logits respond to another past."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Verdict([])
@@ -140,12 +138,11 @@ class PhaseWork:
 
 
 class Forward(PhaseWork):
-    """A prompt of `context` tokens from an empty state, head on its last token alone."""
+    """Forward: a prompt of `context` tokens from an empty state; the LM head reads its last token."""
 
     def prepare(self) -> None:
-        """See PhaseWork.prepare."""
         self.ids = random_ids(self.model, self.case.batch, self.case.context)
-        # Made once, as engines make their cache: a Transformer's, of zeros, takes 2 ms of 16 prompts of 2k.
+        # Allocated once, as engines do: filling a Transformer's cache with zeros takes milliseconds.
         self._state = self.model.init_state(self.case.batch, self.case.context)
 
     @torch.inference_mode()
@@ -155,7 +152,7 @@ class Forward(PhaseWork):
         return self.model.prefill(self.ids, self._state)[0]
 
     def witness(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
-        """A few whole prompts, read by the reference."""
+        """Check a few whole prompts."""
         if self.case.context > LONGEST_WITNESS:
             return not_compared(self.case.context, LONGEST_WITNESS)
         rows = self.drawn(chance, self.case.context)
@@ -169,9 +166,9 @@ class Forward(PhaseWork):
 
 
 class Generate(PhaseWork):
-    """Whole mini-batches of greedy steps; each call starts where `place` puts the state.
+    """Generate: whole mini-batches of greedy steps from the state at the case's context.
 
-    A recurrent state is the one before the first token, and is carried on: its cost does not depend on the tokens.
+    A recurrent state starts at the initial state and is carried on: its cost does not depend on the tokens.
     """
 
     token_axis = None
@@ -179,11 +176,10 @@ class Generate(PhaseWork):
 
     @property
     def units(self) -> int:  # type: ignore[override]
-        """Steps of a call."""
+        """Steps per call."""
         return steps_of(self.model)
 
     def prepare(self) -> None:
-        """See PhaseWork.prepare."""
         self.state = self.model.init_generate_state(self.case.batch, self.case.context + self.units)
         with torch.inference_mode():
             self.adapter.fill_past(self.state)
@@ -191,7 +187,7 @@ class Generate(PhaseWork):
 
     @property
     def tokens(self) -> int:
-        """One a sequence."""
+        """One token per sequence."""
         return self.case.batch
 
     @torch.inference_mode()
@@ -202,11 +198,10 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def restart(self) -> None:
-        """See PhaseWork.restart."""
         self.adapter.restart(self.model, self.state)
 
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
-        """A call from a random past of each sequence drawn, which the others repeat."""
+        """Check a call from random pasts of drawn sequences, which the other sequences copy."""
         rows = self.drawn(chance, self.case.context)
         sources = self.repeat(chance, rows)
         with torch.inference_mode():
@@ -228,7 +223,7 @@ class Generate(PhaseWork):
         return judge
 
     def _new_past(self, sources: list[int]) -> torch.Tensor:
-        """Another past for the state, in place; tokens [units, B], which a state that begins before the first reads."""
+        """Set another past in place; a recurrent state reads tokens [units, B]."""
         self.restart()
         self.adapter.fill_past(self.state)
         self.adapter.repeat_past(self.state, sources)
@@ -239,13 +234,12 @@ class Generate(PhaseWork):
 
 
 class Request(PhaseWork):
-    """A prompt, then `steps` greedy tokens; on a GPU the steps, and prompts of few tokens, are replays of graphs.
+    """Request: a prompt, then `steps` greedy tokens; on a GPU steps and short prompts replay graphs.
 
-    Its moments are the host's, as an engine's are: it has each token before it begins the step after the next.
+    Times are the host's, as an engine's are: a token arrives before the step after the next begins.
     """
 
     def prepare(self) -> None:
-        """See PhaseWork.prepare."""
         case, model = self.case, self.model
         self.steps = case.new_tokens
         self.ids = random_ids(model, case.batch, case.context)
@@ -266,7 +260,6 @@ class Request(PhaseWork):
         self._step: Callable[[], object] = self._one_step
 
     def capture(self) -> None:
-        """See PhaseWork.capture."""
         if self._replays_prompt:
             self._read_prompt = repeatable(self._read_prompt)
         self._begin, self._step = repeatable(self._begin), repeatable(self._step)
@@ -303,13 +296,13 @@ class Request(PhaseWork):
         return self._logits, self._read
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """See token_times.metrics; all sequences of a call have their tokens at once."""
+        """TTFT and ITL of the last calls; all sequences of a call get their tokens at once."""
         last = list(self._moments)[-calls:]
         times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
-        """A few whole requests, read by the reference."""
+        """Check a few whole requests."""
         tokens = self.case.context + self.steps
         if tokens > LONGEST_WITNESS:
             return not_compared(tokens, LONGEST_WITNESS)
@@ -328,5 +321,5 @@ class Request(PhaseWork):
         return judge
 
     def choices(self, steps: int) -> list[int]:
-        """The prompt's token, and the last."""
+        """The prompt's token and the last one."""
         return sorted({0, steps - 1})

@@ -1,4 +1,4 @@
-"""When the tokens of a request are there, by the host's clock, and what a record says of it."""
+"""Times at which a request's tokens reach the host, and the TTFT and ITL that follow."""
 
 import time
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ import torch
 
 from harness.measure.interval import median_interval
 
-TIMED_REQUESTS = 64  # calls whose moments are kept
+TIMED_REQUESTS = 64  # calls whose times are kept
 
 
 def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[str, float | None]:
-    """The metrics of the requests of each call, each its ms to the first token and between each two.
+    """TTFT and ITL of requests, given per call as (TTFT, ITLs) in ms.
 
-    Both are medians over the requests of a call, between tokens of the mean within each, so that the two tell its whole
-    time; then medians over the calls with their 95% intervals.
+    TTFT: median over the requests of a call. ITL: median of the requests' means.
+    Both: median over the calls, with its 95% interval.
     """
     if not calls:
         return {}
@@ -29,15 +29,15 @@ def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[st
 
 
 class TokensOnHost:
-    """The tokens [count, batch] of a request as the host has them, and when it had them."""
+    """Tokens [count, batch] of a request on the host, and when they arrived."""
 
     def __init__(self, count: int, batch: int, on_gpu: bool) -> None:
         self.tokens = torch.empty(count, batch, dtype=torch.long, pin_memory=on_gpu)
         self._events = [torch.cuda.Event() for _ in range(count)] if on_gpu else []
-        self._at = [0.0] * count  # on a CPU, where they are at once
+        self._at = [0.0] * count  # on a CPU
 
     def send(self, place: int, tokens: torch.Tensor) -> None:
-        """Begin to copy those of a step, behind the work that makes them; nothing waits."""
+        """Enqueue the copy of a step's tokens."""
         self.tokens[place].copy_(tokens, non_blocking=True)
         if self._events:
             self._events[place].record()
@@ -45,7 +45,7 @@ class TokensOnHost:
             self._at[place] = now()
 
     def arrived(self, place: int) -> float:
-        """When those of a step were on the host, on the clock of `now`; waits for them."""
+        """Wait for a step's tokens and return their time on the clock of `now`."""
         if not self._events:
             return self._at[place]
         self._events[place].synchronize()

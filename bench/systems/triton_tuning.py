@@ -1,12 +1,11 @@
-"""Start packages that tune Triton kernels at the first call within a case's time limit; tune on the timed shapes.
+"""Compile a package's Triton kernels in parallel, and tune them on the timed shapes.
 
-Triton compiles one kernel after another, and every candidate of each: minutes for a language model. Here work is first
-run without launching any kernel, which tells all that it will need, and that is compiled side by side. Candidates and
-choice stay the package's, measured on the work that is timed and not on the gate's, which is too small to tell.
+Triton compiles kernels and their candidates one by one, which takes minutes for a language model. Here a dry run
+without launches lists the kernels, and all are compiled in parallel. The package keeps its candidates; they are
+measured on the timed work, because the correctness check is too small.
 
-What is kept on disk goes by Triton's knobs, what a process has chosen by the tuners' own `cache`. Two functions are
-replaced for a while, JITFunction.run and Autotuner._bench: a package calls its kernels as `kernel[grid](...)`, and no
-knob makes such a call compile without a launch, nor a tuner choose without measuring.
+JITFunction.run and Autotuner._bench are replaced temporarily: no knob of Triton compiles a call without a launch, or
+chooses a candidate without measuring it.
 """
 
 import gc
@@ -19,24 +18,24 @@ from typing import Any
 from tk_kernels.build.parallel import compile_all
 
 KEEP = "TRITON_CACHE_AUTOTUNING"
-CHOICE = ".autotune.json"  # how the name of the file ends in which Triton keeps what it measured
+CHOICE = ".autotune.json"  # suffix of Triton's files of tuning results
 
 
 def keep_choices() -> None:
-    """Have Triton keep what it measures beside what it compiles; before the packages are imported."""
+    """Let Triton cache tuning results on disk; call it before importing the packages."""
     os.environ.setdefault(KEEP, "1")
 
 
 def prepare(run: Callable[[], object]) -> None:
-    """Compile ahead what `run` needs, then run it, so that the candidates are measured on this work."""
+    """Compile the kernels of `run`, then run it, so that candidates are measured on this work."""
     compile_ahead(run)
     run()
 
 
 def compile_ahead(call: Callable[[], object]) -> None:
-    """Compile, side by side, the Triton kernels of `call` with every candidate that is still to be measured.
+    """Compile in parallel the Triton kernels of `call` and all candidates without a measurement.
 
-    `call` is run without its Triton kernels, so what it returns means nothing; others run on what memory held.
+    `call` runs without its Triton kernels, so its result is meaningless; other kernels read uninitialised memory.
     """
 
     def compiled(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
@@ -49,10 +48,10 @@ def compile_ahead(call: Callable[[], object]) -> None:
 
 @contextmanager
 def untuned(ahead: Callable[[], object]) -> Iterator[None]:
-    """Inside, a choice that is still open falls on the smallest candidate, unmeasured, and is forgotten at the end.
+    """Choose the smallest candidate without measuring inside the context, and forget the choice after it.
 
-    What `ahead` needs is compiled first. For references, whose speed does not matter; large blocks in many stages may
-    not fit into shared memory.
+    The kernels of `ahead` are compiled first. For references, whose speed does not matter; large candidates may exceed
+    shared memory.
     """
     with _chosen_by(_size):
         with _compiling_only():
@@ -62,9 +61,9 @@ def untuned(ahead: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def chosen_anew() -> Iterator[None]:
-    """Inside, kernels choose again at their first call, whatever earlier work or processes chose, and keep that.
+    """Tune kernels again at their first call inside the context, and keep the new choices.
 
-    For packages whose choices do not depend on the shape: what is best for one sequence would serve sixteen.
+    For packages that ignore the shape: their choice for one sequence would also serve sixteen.
     """
     from triton.runtime.autotuner import Autotuner
 
@@ -81,7 +80,7 @@ def chosen_anew() -> Iterator[None]:
 
 
 def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
-    """Stages times the product of the block's extents, about the shared memory that a candidate takes."""
+    """Stages times block size: a proxy for the shared memory of a candidate."""
     return config.num_stages * math.prod(
         extent for extent in config.kwargs.values() if isinstance(extent, int) and extent
     )
@@ -89,7 +88,7 @@ def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
 
 @contextmanager
 def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
-    """Inside, tuners choose by cost(tuner, config, *args, **arguments); their choices go neither to disk nor last."""
+    """Let tuners choose by cost(tuner, config, *args, **arguments); choices are discarded."""
     from triton import knobs
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.cache import FileCacheManager
@@ -116,7 +115,7 @@ def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
 
 @contextmanager
 def _compiling_only() -> Iterator[None]:
-    """Inside, a call of a kernel compiles it and launches nothing."""
+    """Compile kernels instead of launching them inside the context."""
     from triton.runtime.jit import JITFunction
 
     launch = JITFunction.run
@@ -130,7 +129,7 @@ def _compiling_only() -> Iterator[None]:
 
 @contextmanager
 def _instead(owner: type, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Another function of a class for a while."""
+    """Replace a function of a class inside the context."""
     own = getattr(owner, name)
     setattr(owner, name, function)
     try:

@@ -1,4 +1,4 @@
-"""Measure and check a language model whose Triton kernels its package tunes at the first call."""
+"""Base class of adapters whose package tunes Triton kernels at the first call."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ SPAN_BITS = 4  # one choice serves up to 16 times as many tokens at once
 
 
 class TunedLanguageModel(LanguageModel):
-    """A LanguageModel that is compiled ahead, and tuned on the work that is timed before its gate runs.
+    """A LanguageModel that is compiled and tuned on the timed work before its correctness check.
 
-    The packages' tuners do not look at the batch or the length, so they choose again for work that is unlike in size:
-    measuring every candidate takes some 20 s, too long for each case.
+    The packages' tuners ignore batch and length. They are tuned again only for work of another size: measuring every
+    candidate takes 20 s.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class TunedLanguageModel(LanguageModel):
         self._tuned: tuple[Any, str, int] | None = None
 
     def make_ready(self, work: PhaseWork) -> None:
-        """See LanguageModel.make_ready. What ran without its kernels left a state of what memory held."""
+        """Compile, tune, and reset the state, which the dry run left uninitialised."""
         at_once = work.case.batch * (1 if work.case.phase == "generate" else work.case.context)
         phase, span = work.case.phase, (at_once.bit_length() - 1) // SPAN_BITS
         wanted = (self.loaded, phase, span)
@@ -44,5 +44,5 @@ class TunedLanguageModel(LanguageModel):
         if self._verdict is not None:
             return self._verdict
         with untuned(lambda: (self._counted(model), self._compare(model, case))):
-            torch.manual_seed(1)  # a verdict that does not depend on the case
+            torch.manual_seed(1)  # the same inputs for every case
             return super()._gate(model, case)

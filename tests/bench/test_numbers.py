@@ -23,7 +23,10 @@ RESULTS = ROOT / "reports/results"
 DEFINITIONS = tomllib.loads((RESULTS / "tables.toml").read_text(encoding="utf-8"))
 FILES = [
     path.relative_to(ROOT).as_posix()
-    for path in (ROOT / "README.md", *sorted(ROOT.glob("tk_kernels/**/*.md")), *sorted(ROOT.glob("reports/**/*.md")))
+    for path in (
+        ROOT / "README.md",
+        *(each for name in ("bench", "reports", "tk_kernels") for each in sorted(ROOT.glob(f"{name}/**/*.md"))),
+    )
     if BEGINNING in path.read_text(encoding="utf-8")
 ]
 TEXT = "before\n<!-- table t -->\nan older table\n<!-- end -->\nafter\n"
@@ -210,6 +213,14 @@ def test_a_table_of_pairs_of_runs(tmp_path):
     a_run(tmp_path / "a", *(timed(case, 10) for case in cases))
     a_run(tmp_path / "b", *(timed(case, ms) for case, ms in zip(cases, (10.05, 9.802, 9.6, 12), strict=True)))
     assert of_runs(tmp_path, PAIR) == [["x", "4", "-0.7%", "1", "1", "2", f"+20.0%: {cases[3].label}"]]
+
+
+def test_states_are_compared_with_caches_by_the_models_own_sizes(tmp_path):
+    """Mamba: 48 layers of 4,096 x (16 + 3) bfloat16 numbers; a cached token has 24 x 2 x 2,048 or 512."""
+    assert of_runs(tmp_path, 'states = ["mamba", "ttt-mlp"]') == [
+        ["Mamba", "7.5", "39", "153"],
+        ["TTT-MLP", "118.0", "601", "2,401"],
+    ]
 
 
 @pytest.mark.parametrize(

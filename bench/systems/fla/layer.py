@@ -1,4 +1,4 @@
-"""Measure flash-linear-attention's TTT-Linear layer: another function than the paper's, so for speed alone.
+"""Measure flash-linear-attention's TTT-Linear layer: another function than the paper's, so only its speed compares.
 
 Its rate scales with the query's row instead of the key's column, its output is o + LN(o), and q is scaled.
 """
@@ -37,21 +37,21 @@ PER_TOKEN = ("q", "k", "v", "eta")
 # The package's two forms: states first and outputs after them, or both in one kernel.
 PACKAGE_FORMS = ("chunk_ttt_linear", "fused_chunk_ttt_linear")
 TRIAL = Policy(budget_s=0.2)
-MINI_BATCHES = (16, 32, 64)  # what its Triton products and its registers allow
+MINI_BATCHES = (16, 32, 64)  # sizes that its Triton kernels and registers allow
 
 
 class FlaTTTLinear:
-    """ttt-linear/fla, the layer's forward alone, compared with the package's own PyTorch version."""
+    """ttt-linear/fla: the layer's forward, checked against the package's own PyTorch version."""
 
     packages: tuple[str, ...] = ("flash-linear-attention", "triton")
 
     def unavailable(self) -> str:
-        """It has Triton kernels only; importing the package takes ten seconds, so a case does."""
+        """Report a missing GPU or package; a case imports the package, which takes ten seconds."""
         keep_choices()
         return no_gpu() or cannot_find("fla")
 
     def build(self, case: Case) -> Workload:
-        """The chunked forward of `batch` sequences of `context` tokens; Skip for what the package has not."""
+        """Build the chunked forward of `batch` sequences of `context` tokens; Skip for missing options."""
         mini_batch = int(case.option("mini_batch", 16))
         self._refuse(case, mini_batch)
         import_or_skip("fla.ops.ttt")
@@ -85,9 +85,9 @@ class FlaTTTLinear:
 
 
 def package_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of our operator under the package's names, in its shapes, and the rate in the tokens' dtype.
+    """Our operator's arguments under the package's names and in its shapes.
 
-    Its products take no rate of another dtype.
+    The rate gets the tokens' dtype: the package's GEMMs take no other.
     """
     state = inputs["state"]
     return {
@@ -103,16 +103,16 @@ def package_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any], str]:
-    """The faster of the package's forms on this work, and what each took, in words.
+    """Choose the faster of the package's forms on this work, and report both times.
 
-    Both choose their warps on this work: the package keeps one choice for a mini-batch size, whatever the shape, so
-    that the one made for a single sequence, on disk from then on, would serve sixteen.
+    Both are tuned on this work: the package keeps one choice per mini-batch size, so that a choice for one sequence
+    would also serve sixteen.
     """
     from fla.ops import ttt
 
     took: dict[Callable[..., Any], float] = {}
     words, failures = [], []
-    with chosen_anew():  # once: inside another, the second form would make the first forget what it chose
+    with chosen_anew():  # once: a second context would discard the first form's choice
         for name in PACKAGE_FORMS:
             form = getattr(ttt, name)
 
@@ -133,7 +133,7 @@ def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any
 
 
 def _gate(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_batch: int) -> Verdict:
-    """The first tokens of one sequence against the package's version in PyTorch, in float32."""
+    """Check the first tokens of one sequence against the package's float32 version in PyTorch."""
     tokens = max(LAYER_GATE_TOKENS, mini_batch)
     piece = sequences_of(inputs, [0], tokens)
     out, state, _ = form(**piece, chunk_size=mini_batch, output_final_state=True)
@@ -148,7 +148,7 @@ def _gate(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_bat
 
 
 def _witness(inputs: dict[str, Any], case: Case, mini_batch: int) -> Witness:
-    """Drawn sequences, whole, against the package's version in PyTorch, in float32."""
+    """Check whole drawn sequences against the package's float32 version in PyTorch."""
 
     def witness(chance: Random) -> Callable[[Any, int], Verdict]:
         rows = drawn(chance, case.batch, case.context, LAYER_WITNESS_TOKENS)

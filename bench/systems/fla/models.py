@@ -1,4 +1,4 @@
-"""Run today's recurrent models by flash-linear-attention: Gated DeltaNet and RWKV-7, of the paper's size."""
+"""Run Gated DeltaNet and RWKV-7 by flash-linear-attention, at the paper's size."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bench.models.base import CausalLM, check_ids
 from bench.models.config import SIZES, VOCABULARY, DeltaRuleConfig, uncut
+from bench.systems.fla import regressors
 from bench.systems.logits import logits_verdict
 from bench.systems.model_calls import STEPS, greedy_steps, last_logits, prefill_then_generate, random_ids
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
@@ -22,19 +23,19 @@ from harness.measure.gate import Check, Verdict
 from harness.measure.system import Skip, Workload
 from harness.schema.case import Case
 
-# 32 chunks of 64 tokens for each of 64 sequences, or more: as large as the H100 needs, with the states of all chunks.
+# Tokens of one call: enough to fill an H100, and few enough to hold the states of all chunks.
 PREFILL_TOKENS = 131_072
-# The package's recurrent kernels take pieces below 64 tokens, its chunked ones longer pieces.
+# The package runs pieces below 64 tokens on its recurrent kernels, longer ones on its chunked kernels.
 RECURRENT_TOKENS = 32
-# Of a prompt whose timed logits are compared with the recurrent kernels: each of its pieces takes some 30 ms to launch.
+# Longest prompt that the recurrent kernels check: each piece takes about 30 ms to launch.
 RECURRENT_WITNESS_TOKENS = 2048
 ROUNDINGS = 1.5  # see `rounding_verdict`
 
 
 class FlaModel(CausalLM):
-    """A causal language model of the package behind the `init_state`, `prefill` and `generate_step` of our models.
+    """A causal language model of the package with the interface of `CausalLM`.
 
-    prefill_tokens: of all sequences in one piece of a prompt. recurrent: pieces small enough for the recurrent kernels.
+    recurrent: read prompts in pieces that run on the recurrent kernels.
     """
 
     def __init__(self, inner: Any, recurrent: bool = False) -> None:
@@ -43,13 +44,13 @@ class FlaModel(CausalLM):
         self.config = _Config(inner.config.vocab_size, inner.config.hidden_size)
 
     def init_state(self, batch: int, context: int = 0) -> Any:
-        """The package's cache, empty."""
+        """An empty cache of the package."""
         from fla.models.utils import Cache
 
         return Cache()
 
     def reset_state(self, state: Any) -> None:
-        """Back before the first token. As new, as the `reset` of releases before 0.5.1 leaves the states."""
+        """Empty the cache; its own `reset` kept the states before release 0.5.1."""
         state.__init__()
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -66,12 +67,10 @@ class FlaModel(CausalLM):
         return out.logits[:, -1], state
 
     def weights(self) -> dict[str, Tensor]:
-        """See CausalLM.weights; the package's names."""
         return {name: weight.detach() for name, weight in self.inner.named_parameters()}
 
     @property
     def head(self) -> Tensor:
-        """See CausalLM.head."""
         return self.inner.lm_head.weight
 
 
@@ -82,7 +81,7 @@ class _Config:
 
 
 class Fla(TunedLanguageModel):
-    """A model of the package; a subclass names its classes and its sizes."""
+    """Adapter of a model of the package; a subclass names its classes and sizes."""
 
     packages = ("flash-linear-attention", "triton")
     prompt_tokens = 1
@@ -91,22 +90,24 @@ class Fla(TunedLanguageModel):
     sizes: ClassVar[dict[str, dict[str, Any]]]
 
     def unavailable(self) -> str:
-        """It has Triton kernels only; importing the package takes ten seconds, so a case does."""
+        """Report a missing GPU or package; a case imports the package, which takes ten seconds."""
         return no_gpu() or cannot_find("fla")
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Which kernels the package chooses, and by how much its gate may pass the limits of our models."""
+        """Record the package's kernels and the limits of its correctness check."""
         kernels = "recurrent" if case.phase == "generate" else "chunked"
         return {"kernels": kernels, "gate_limits": f"{ROUNDINGS:g} times the model's own rounding, at most twice ours"}
 
     def build(self, case: Case) -> Workload:
-        """The workload of a case; Skip for requests, whose steps are replays of one graph."""
+        """Build a case of the model or of one layer; Skip for requests, whose steps are replays of one graph."""
+        if case.option("scope", "model") == "layer":
+            return regressors.build(case)
         if case.phase == "request":
             raise Skip("the package's cache takes new tensors at every step, which replays of one graph cannot follow")
         return super().build(case)
 
     def load(self, case: Case) -> FlaModel:
-        """Random weights by seed, as the package draws them; what it begins at zero (RWKV-7's outputs) is drawn too."""
+        """Draw the package's random weights by seed; weights that it initialises to zero are drawn too."""
         import_or_skip("fla.models")
         import fla.models
 
@@ -125,7 +126,7 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner.to(getattr(torch, case.dtype)).eval())
 
     def reference(self, model: FlaModel, dtype: torch.dtype) -> FlaModel:
-        """The same weights in `dtype`, token by token through the recurrent kernels, which hold no matrix product."""
+        """The same weights in `dtype` on the recurrent kernels, which use no GEMM."""
         config = type(model.inner.config).from_dict(model.inner.config.to_dict())
         with torch.device(device()):
             inner = type(model.inner)(config).to(dtype).eval()
@@ -137,28 +138,27 @@ class Fla(TunedLanguageModel):
         """None: `rounding_verdict` derives the limits."""
 
     def _judge(self, model: FlaModel, ids: Tensor, got: Tensor, expected: Tensor, case: Case) -> Verdict:
-        """By what the same weights round without the measured kernels; see `rounding_verdict`."""
+        """Check within the rounding of the same weights without the measured kernels."""
         rounded = prefill_then_generate(FlaModel(model.inner, recurrent=True), ids, self.gate_prompt)
         return rounding_verdict(got, rounded, expected, case.dtype)
 
     def shape(self, config: Any) -> DeltaRuleConfig:
-        """What the package's configuration says of the state, and what a token costs."""
+        """State shape and FLOPs per token from the package's configuration."""
         raise NotImplementedError
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """With the package's own state, but for the last inputs of a token shift, which are a hundredth of it."""
+        """The package's own state, without the last inputs of a token shift, a hundredth of it."""
         return self.shape(model.inner.config)
 
     def work(self, model: FlaModel, case: Case) -> PhaseWork:
-        """See LanguageModel.work."""
         return {"forward": FlaForward, "generate": FlaGenerate}[case.phase](self, model, case)
 
 
 class FlaForward(Forward):
-    """A prompt from an empty state; its check knows how these models round."""
+    """Forward from an empty state, with limits for the rounding of these models."""
 
     def witness(self, chance: Random) -> Callable[[Tensor, int], Verdict]:
-        """A drawn prompt, read by the recurrent kernels where it is short enough for them."""
+        """Check a drawn prompt, by the recurrent kernels if it is short enough."""
         row = chance.randrange(self.case.batch)
         long = self.case.context > RECURRENT_WITNESS_TOKENS
 
@@ -172,7 +172,7 @@ class FlaForward(Forward):
         return judge
 
     def _by_other_pieces(self, logits: Tensor, ids: Tensor) -> Verdict:
-        """Against the same kernels and weights, the prompt read alone and in pieces."""
+        """Check against the same kernels and weights with the prompt alone and in pieces."""
 
         def read() -> Tensor:
             state = self.model.init_state(1)
@@ -192,16 +192,15 @@ class FlaForward(Forward):
 
 
 class FlaGenerate(Generate):
-    """Greedy steps from a state that has read a token; each call starts there again.
+    """Greedy steps from a state after one token; each call starts there.
 
-    The cache replaces its tensors at every step, so the first ones are put back, and kept, for every call; but for a
-    convolution's last inputs, which steps update in place, so that each call has copies of the first ones.
+    The cache replaces its tensors at every step, so each call restores the first ones. Steps update a convolution's
+    last inputs in place, so each call copies those.
     """
 
     renews_past = False  # each call starts at the tensors that are captured
 
     def prepare(self) -> None:
-        """See PhaseWork.prepare."""
         self.ids = random_ids(self.model, self.case.batch)
         self._before = random_ids(self.model, self.case.batch)
         compile_ahead(self.restart)
@@ -209,7 +208,7 @@ class FlaGenerate(Generate):
 
     @torch.inference_mode()
     def restart(self) -> None:
-        """See PhaseWork.restart; the tensors are new ones, and the old ones freed first."""
+        """Read one token into a new state, after freeing the old one."""
         self.state, self._first = None, []
         self.state = self.model.generate_step(self._before, self.model.init_state(self.case.batch))[1]
         self._first = [dict(layer.state) for layer in self.state.layers]
@@ -220,13 +219,13 @@ class FlaGenerate(Generate):
         for layer in self.state.layers:
             layer.state = layer.state | {"conv_state": _copied(layer.state.get("conv_state"))}
         found = greedy_steps(self.model, self.ids, self.state, STEPS)
-        # At once: at B = 512 the GPU has no room for a third copy of the states when this is captured.
+        # Before returning: at B = 512 a capture has no room for a third copy of the states.
         for layer, tensors in zip(self.state.layers, self._first, strict=True):
             layer.state = dict(tensors)
         return found
 
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
-        """Drawn sequences, from their first token through the steps of a call."""
+        """Check drawn sequences through the steps of a call."""
         rows = drawn(chance, self.case.batch, STEPS)
 
         @torch.inference_mode()
@@ -239,14 +238,14 @@ class FlaGenerate(Generate):
 
 
 def _copied(kept: Any) -> Any:
-    """A copy of a tensor, or of each of several; None of none."""
+    """Copy a tensor or a tuple of tensors; None stays None."""
     if isinstance(kept, Tensor):
         return kept.clone()
     return None if kept is None else tuple(map(_copied, kept))
 
 
 def timed_rounding_verdict(adapter: Any, model: FlaModel, logits: Tensor, ids: Tensor, dtype: str) -> Verdict:
-    """What a timed call left of ids [B, T], against the recurrent kernels in a wider type; see `rounding_verdict`."""
+    """Check timed logits after ids [B, T] against the recurrent kernels in a wider dtype."""
     reference = adapter.reference(model, torch.float64 if dtype == "float32" else torch.float32)
 
     def both(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,11 +257,10 @@ def timed_rounding_verdict(adapter: Any, model: FlaModel, logits: Tensor, ids: T
 
 
 def rounding_verdict(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: str) -> Verdict:
-    """Logits [..., V] against a reference, where these models round more than ours, on which LOGIT_LIMITS were found.
+    """Check logits [..., V] against a reference for models that round more than ours.
 
-    rounded: of the same weights in `dtype` without the kernels that are measured. What those may be off beyond
-    LOGIT_LIMITS is ROUNDINGS times what these are, and never more than twice LOGIT_LIMITS. The verdict holds the limits
-    that came of it.
+    rounded: logits of the same weights in `dtype` without the measured kernels.
+    A limit is LOGIT_LIMITS or ROUNDINGS times the error of `rounded`, at most twice LOGIT_LIMITS.
     """
     checks = []
     of_both = (logits_verdict(each, reference, dtype).checks for each in (logits, rounded))
@@ -279,7 +277,7 @@ class GatedDeltaNet(Fla):
     sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 21}}
 
     def shape(self, config: Any) -> DeltaRuleConfig:
-        """The gated delta rule (arXiv 2412.06464): decay 1, what is kept for the key 2, its change 2, the output 2."""
+        """The gated delta rule (arXiv 2412.06464): decay 1, prediction 2, update 2, output 2 FLOPs per number."""
         key_dim, value_dim = config.head_dim, int(config.head_dim * config.expand_v)
         heads = config.num_heads
         return DeltaRuleConfig(
@@ -310,7 +308,7 @@ class RWKV7(Fla):
     }
 
     def shape(self, config: Any) -> DeltaRuleConfig:
-        """Its generalized delta rule (arXiv 2503.14456): decays 1, what is removed 4, what is added 2, the output 2."""
+        """The generalized delta rule (arXiv 2503.14456): decay 1, removal 4, addition 2, output 2 FLOPs per number."""
         return DeltaRuleConfig(
             config.hidden_size,
             config.num_hidden_layers,
@@ -322,6 +320,6 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """With what the package says whenever the model is made; its gate compares it with the same package."""
+        """Record the package's own warning; the correctness check compares the model with the same package."""
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

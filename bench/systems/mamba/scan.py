@@ -1,8 +1,8 @@
 """Mamba and Mamba-2 in plain PyTorch, vectorised over chunks of a prompt: the reference for prompts of any length.
 
-transformers' scan of Mamba goes token by token, and of Mamba-2 holds a square of heads for every chunk. Here a piece of
-the prompt is cut into chunks that are scanned side by side from zero; a carry goes from chunk to chunk, and what it
-adds to each chunk's tokens is added at the end. So a piece of n tokens takes about 2 sqrt(n) steps.
+transformers scans Mamba token by token, and holds a square of heads per chunk for Mamba-2. Here chunks of a piece are
+scanned in parallel from zero. A carry passes from chunk to chunk, and its contribution is added at the end. A piece of
+n tokens takes about 2 sqrt(n) steps.
 """
 
 import math
@@ -28,7 +28,7 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
     length = max(1, math.isqrt(tokens))
     whole = tokens // length * length
     chunked = [x[:, :whole].unflatten(1, (-1, length)) for x in (decay, inputs)]
-    products, states = chunked  # of the decays since a chunk's begin, and of a scan that begins there at zero
+    products, states = chunked  # cumulative decays since a chunk's start, and its scan from zero
     for t in range(1, length):
         states[:, :, t].addcmul_(products[:, :, t], states[:, :, t - 1])
         products[:, :, t].mul_(products[:, :, t - 1])
@@ -42,16 +42,16 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
 
 
 class ScannedMamba:
-    """transformers' Mamba (`inner`: MambaForCausalLM) with this module's scan; it serves prompts from their begin.
+    """transformers' Mamba (`inner`: MambaForCausalLM) with this module's scan, for prompts from their start.
 
-    Where `device` is another than the weights', each block is there for its turn only.
+    If the weights are on another device than `device`, each block visits it for its turn.
     """
 
     def __init__(self, inner: Any, device: torch.device | str) -> None:
         self.inner, self.device = inner, torch.device(device)
 
     def init_state(self, batch: int, context: int) -> None:
-        """There is none."""
+        """None: a prompt is read from its start."""
 
     def prefill(self, ids: Tensor, state: None) -> tuple[Tensor, None]:
         """ids [B, T] -> (logits [B, V] after the last of them, None)."""
@@ -87,7 +87,7 @@ class ScannedMamba:
 
 
 class ScannedMamba2(ScannedMamba):
-    """transformers' Mamba-2 (`inner`: Mamba2ForCausalLM): decays are a head's, so a chunk is products of matrices."""
+    """transformers' Mamba-2 (`inner`: Mamba2ForCausalLM): decays are a head's, so a chunk is a few GEMMs."""
 
     def _mix(self, mixer: Any, x: Tensor) -> Tensor:
         """The mixer of a block, arXiv 2405.21060, listing 1: x [B, T, C] -> [B, T, C]."""
@@ -114,7 +114,7 @@ CHUNK = 64  # tokens of Mamba-2 whose pairs are held
 
 
 def whole_chunks(piece: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
-    """The whole chunks of a piece and what is left, the latter as one short chunk."""
+    """The whole chunks of a piece, and the rest as one short chunk."""
     whole = piece[0].shape[1] // CHUNK * CHUNK
     for part, length in (([x[:, :whole] for x in piece], CHUNK), ([x[:, whole:] for x in piece], 0)):
         if part[0].shape[1]:
@@ -129,7 +129,7 @@ def chunked_scan(chunks: tuple[Tensor, ...], state: Tensor, groups: int) -> tupl
     inputs, log_decay, B, C = chunks
     heads = inputs.shape[3]
     B, C = (x.unflatten(-1, (groups, -1)).repeat_interleave(heads // groups, 3) for x in (B, C))  # [B, c, L, H, N]
-    since = log_decay.cumsum(2)  # of the decays since a chunk's begin, in logarithms
+    since = log_decay.cumsum(2)  # log of the cumulative decays since a chunk's start
     pairs = since.unsqueeze(3) - since.unsqueeze(2)  # [B, c, L, L, H]
     causal = torch.ones(pairs.shape[2:4], dtype=torch.bool, device=pairs.device).tril()
     weights = torch.einsum("bcihn,bcjhn->bcijh", C, B) * pairs.masked_fill(~causal[..., None], -math.inf).exp()

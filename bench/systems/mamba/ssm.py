@@ -1,4 +1,4 @@
-"""Run Mamba and Mamba-2 by their authors' package, mamba-ssm, with prefill into the state it generates from."""
+"""Run Mamba and Mamba-2 by their authors' package, mamba-ssm; forward fills the state for generate."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -9,17 +9,17 @@ from torch import Tensor
 from bench.models.base import CausalLM, check_ids
 from bench.models.config import MambaConfig, model_config
 from bench.systems.mamba.scan import ScannedMamba, ScannedMamba2
-from bench.systems.needs import cannot_import, needs_gpu
+from bench.systems.needs import cannot_import, no_gpu
 from bench.systems.on_device import device
 from bench.systems.tuned_model import TunedLanguageModel
 from harness.measure.system import Skip, Workload
 from harness.schema.case import Case
 
-PREFILL_TOKENS = 131_072  # of all sequences at once; they fill any GPU
+PREFILL_TOKENS = 131_072  # tokens of all sequences per call; enough for any GPU
 
 
 class MambaSSMModel(CausalLM):
-    """MambaLMHeadModel behind the `init_state`, `prefill` and `generate_step` of our models.
+    """MambaLMHeadModel with the interface of `CausalLM`.
 
     layer: "Mamba1" or "Mamba2". The state is the package's InferenceParams; its tensors are updated in place.
     """
@@ -36,22 +36,22 @@ class MambaSSMModel(CausalLM):
         self.inner: Any = MambaLMHeadModel(package_config, device=device, dtype=dtype).eval()
 
     def init_state(self, batch: int, context: int = 0) -> Any:
-        """The state before the first token; `context` does not matter to it."""
+        """Allocate the initial state; `context` does not matter."""
         from mamba_ssm.utils.generation import InferenceParams
 
         states = self.inner.allocate_inference_cache(batch, context, dtype=self.dtype)
         return InferenceParams(max_seqlen=context, max_batch_size=batch, key_value_memory_dict=states)
 
     def reset_state(self, state: Any) -> None:
-        """Back before the first token, in place."""
+        """Reset the state in place."""
         state.seqlen_offset = 0
-        # In one launch: a prompt begins with this, and would be longer by 96 small ones.
+        # One launch: every prompt begins with this, and separate fills would be 96.
         torch._foreach_zero_([tensor for tensors in state.key_value_memory_dict.values() for tensor in tensors])
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         """ids [B, T] into an empty state -> (logits [B, V] after the last token, state).
 
-        Whole prompts, as many at a time as PREFILL_TOKENS holds: the package's scan begins from an empty state only.
+        Reads whole prompts, up to PREFILL_TOKENS at a time: the package's scan starts from an empty state only.
         """
         check_ids(ids, 2, state.max_batch_size)
         rows = max(1, PREFILL_TOKENS // ids.shape[1])
@@ -63,16 +63,14 @@ class MambaSSMModel(CausalLM):
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         """ids [B] -> (logits [B, V], state); the step the package captures in its own graph."""
         check_ids(ids, 1, state.max_batch_size)
-        state.seqlen_offset += 1  # only whether it is 0 matters: it chooses the step over the scan
+        state.seqlen_offset += 1  # a nonzero offset chooses the step instead of the scan
         return self.inner(ids[:, None], inference_params=state, num_last_tokens=1).logits[:, 0], state
 
     def weights(self) -> dict[str, Tensor]:
-        """See CausalLM.weights; the package's names."""
         return {name: weight.detach() for name, weight in self.inner.named_parameters()}
 
     @property
     def head(self) -> Tensor:
-        """See CausalLM.head."""
         return self.inner.lm_head.weight
 
     def _prefill_piece(self, ids: Tensor, state: Any, piece: slice) -> Tensor:
@@ -90,11 +88,11 @@ class MambaSSM(TunedLanguageModel):
     layer: ClassVar[str] = "Mamba1"
 
     def unavailable(self) -> str:
-        """It has CUDA and Triton kernels only."""
-        return needs_gpu("mamba_ssm")
+        """The package has CUDA and Triton kernels only."""
+        return no_gpu() or cannot_import("mamba_ssm")
 
     def build(self, case: Case) -> Workload:
-        """See LanguageModel.build; Skip for a prompt that the package's kernels cannot index."""
+        """Build a workload; raise Skip for a prompt that the package's kernels cannot index."""
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
         if case.phase != "generate" and case.context > (longest := self.longest(config)):
@@ -105,16 +103,16 @@ class MambaSSM(TunedLanguageModel):
         return super().build(case)
 
     def longest(self, config: MambaConfig) -> int:
-        """Tokens of one prompt that the kernels can index, one channel after the other, without a sign.
+        """Longest prompt that the kernels' unsigned 32-bit indices of [channel, token] can hold.
 
-        mamba-ssm 2.3.1 (csrc/selective_scan/selective_scan.h) and causal-conv1d 1.6.2 (csrc/causal_conv1d.h).
+        Source: mamba-ssm 2.3.1, selective_scan.h, and causal-conv1d 1.6.2, causal_conv1d.h.
         """
         return (1 << 32) // config.inner_width
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Whether the convolution has its kernel, as without causal-conv1d the package falls back without a word.
+        """Record whether causal-conv1d is present, as the package falls back silently, and the residual's dtype.
 
-        And what the residual stream has, the package's default, where other models have the activations' type.
+        The residual stream is float32 by the package's default; other models use the activations' dtype.
         """
         absent = cannot_import("causal_conv1d")
         prefill = {"prefill": "with state, the last token's logits"} if case.phase != "generate" else {}
@@ -128,12 +126,12 @@ class MambaSSM(TunedLanguageModel):
 
         torch.manual_seed(0)
         model = MambaSSMModel(config, self.layer, device(), getattr(torch, case.dtype))
-        if self.layer == "Mamba1":  # Mamba-2's B and C are as large as its other activations
+        if self.layer == "Mamba1":  # Mamba-2 needs no such weights: its B and C are as large as its other activations
             remember(model.inner, config)
         return model
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba:
-        """A scan in plain PyTorch: where this package is installed, transformers takes its kernels too."""
+        """A scan in plain PyTorch: transformers uses this package's kernels if they are installed."""
         from bench.models.mamba import Mamba
 
         transformers = Mamba(model.config, device(), dtype)
@@ -141,7 +139,7 @@ class MambaSSM(TunedLanguageModel):
         return ScannedMamba(transformers.inner, device())
 
     def rounded_reference(self, model: MambaSSMModel, case: Case) -> None:
-        """None: without the package's kernels there is no step that rounds as they do."""
+        """None: no other code rounds as the package's kernels do."""
 
 
 class Mamba2SSM(MambaSSM):
@@ -150,14 +148,14 @@ class Mamba2SSM(MambaSSM):
     layer = "Mamba2"
 
     def longest(self, config: MambaConfig) -> int:
-        """See MambaSSM.longest: in Triton, with a sign, one token after the other.
+        """Longest prompt that Triton's signed 32-bit indices of [token, channel] can hold.
 
-        A token has inputs, gate, B and C of one group of a state of 128, and a time step for each head of 64.
+        Channels of a token: inputs, z, B and C of one group of a state of 128, and a time step per head of 64.
         """
         return (1 << 31) // (2 * config.inner_width + 2 * 128 + config.inner_width // 64)
 
     def counted_as(self, model: MambaSSMModel) -> MambaConfig:
-        """With the package's own, larger state."""
+        """The configuration with the package's larger state."""
         mixer = model.inner.backbone.layers[0].mixer
         return replace(model.config, state_dim=mixer.d_state, groups=mixer.ngroups)
 
@@ -186,7 +184,7 @@ class Mamba2SSM(MambaSSM):
 
 @torch.no_grad()
 def copy_weights(source: dict[str, Tensor], target: torch.nn.Module) -> None:
-    """Weights by mamba-ssm's names into a model by transformers' names; KeyError for one that has no place."""
+    """Copy weights by mamba-ssm's names to a model by transformers' names; KeyError for a missing one."""
     named = dict(target.named_parameters())
     renamed = {name.replace("backbone.embedding.", "backbone.embeddings."): weight for name, weight in source.items()}
     if missing := set(named) - set(renamed):

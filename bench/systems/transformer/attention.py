@@ -16,7 +16,7 @@ from bench.systems.on_device import device
 from bench.systems.transformer.pytorch import TorchTransformer
 from harness.schema.case import Case
 
-# In the order in which they are looked for: the newest for this GPU first. vLLM's wheel brings a FlashAttention 3.
+# In order of preference: the newest for this GPU first. vLLM's wheel includes FlashAttention 3.
 PACKAGES = ("flash_attn_interface", "flash_attn.cute", "vllm.vllm_flash_attn", "flash_attn")
 
 
@@ -43,33 +43,30 @@ class FlashAttention(Attend):
         self.module, self.name, self.step_name = module, name, name
 
     def prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See Attend.prefill."""
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return _first(self.module.flash_attn_func(q, k, v, causal=True)).transpose(1, 2)
 
     def step(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor) -> Tensor:
-        """See Attend.step."""
         q, k, v = (x.transpose(1, 2) for x in (q, k_cache, v_cache))
         lengths = _lengths(position, q.shape[0])
         return _first(self.module.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, causal=True)).transpose(1, 2)
 
 
 class FlashAttentionCute(FlashAttention):
-    """FlashAttention 4, which has no function for a cache; steps are left to SDPA."""
+    """FlashAttention 4 for prompts; it has no function for a KV cache, so SDPA runs the steps."""
 
     def __init__(self, module: Any, name: str) -> None:
         super().__init__(module, name)
         self.step_name = Attend.step_name
 
     def step(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor) -> Tensor:
-        """See Attend.step."""
         return Attend.step(self, q, k_cache, v_cache, position)
 
 
 class FlashAttentionOfVllm(FlashAttention):
-    """The FlashAttention in vLLM's wheel, 3 on Hopper, which has only the function for prompts of varying length.
+    """The FlashAttention 3 in vLLM's wheel, which has only flash_attn_varlen_func.
 
-    Prompts are laid end to end; a step sees each sequence's cache as one page of its block table.
+    Prompts are concatenated; in a step each sequence's cache is one page of its block table.
     """
 
     version = 3
@@ -78,7 +75,6 @@ class FlashAttentionOfVllm(FlashAttention):
         super().__init__(module, f"{name} {self.version}")
 
     def prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See Attend.prefill."""
         batch, _, tokens, _ = q.shape
         ends = torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32, device=q.device)
         q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
@@ -86,7 +82,6 @@ class FlashAttentionOfVllm(FlashAttention):
         return out.unflatten(0, (batch, tokens)).transpose(1, 2)
 
     def step(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor) -> Tensor:
-        """See Attend.step."""
         sequences = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
         out = self._varlen(
             q[:, :, 0],
@@ -105,12 +100,12 @@ class FlashAttentionOfVllm(FlashAttention):
 
 
 def _lengths(position: Tensor, batch: int) -> Tensor:
-    """How many rows of the cache each sequence has, the new one included: [B] int32."""
+    """Cache rows of each sequence, the new one included: [B] int32."""
     return (position + 1).to(torch.int32).expand(batch).contiguous()
 
 
 def _first(out: Any) -> Tensor:
-    """Some versions hand back the log-sum-exp too."""
+    """The output alone; some versions also return the log-sum-exp."""
     return out[0] if isinstance(out, tuple) else out
 
 
@@ -120,7 +115,7 @@ def flash_package() -> str:
 
 
 def flash_attention() -> Attend:
-    """The attention of `flash_package`."""
+    """Load the attention of `flash_package`."""
     name = flash_package()
     kinds = {"flash_attn.cute": FlashAttentionCute, "vllm.vllm_flash_attn": FlashAttentionOfVllm}
     return kinds.get(name, FlashAttention)(importlib.import_module(name), name)
@@ -136,11 +131,11 @@ class FlashTransformer(Transformer):
         self.attend = attend or Attend()
 
     def _chunk_length(self, batch: int) -> int:
-        """These attentions begin at a prompt's first token, so a prompt is one chunk however long it is."""
+        """One chunk per prompt: these functions need the whole prompt."""
         return sys.maxsize
 
     def _hidden(self, ids: Tensor, state: TransformerState) -> Tensor:
-        """A prompt that continues a state goes the parent's way."""
+        """Read a prompt into an empty state; a longer past takes the parent's way."""
         tokens = ids.shape[1]
         if state.length != 0 or tokens > state.capacity:
             return super()._hidden(ids, state)
@@ -166,7 +161,7 @@ class FlashTransformer(Transformer):
         return h
 
     def _through_blocks(self, ids: Tensor, rope: Rotation, attend: Callable[..., Tensor]) -> Tensor:
-        """ids [B, T] -> the residual stream [B, T, C]; attend(layer, q, k, v) is given projected, rotated heads."""
+        """ids [B, T] -> the residual stream [B, T, C]; attend(layer, q, k, v) takes rotated heads."""
         h = self.model.embed_tokens(ids)
         for layer, block in enumerate(self._blocks):
             with layer_range(layer):
@@ -177,7 +172,7 @@ class FlashTransformer(Transformer):
 
 
 class AttentionBackend(TorchTransformer):
-    """The Transformer on one attention; its reference is the Transformer as it is."""
+    """Adapter of the Transformer on one attention; its reference is the Transformer on SDPA."""
 
     def attend(self) -> Attend:
         """The attention of this backend."""
@@ -188,7 +183,7 @@ class AttentionBackend(TorchTransformer):
         return no_gpu()
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Which attention it is; of a request that of its prompt and, where that is another, of its steps."""
+        """Record the attention of the prompt and, if different, of the steps."""
         attend = self.attend()
         prompt = [attend.name] if case.phase != "generate" else []
         steps = [attend.step_name] if case.phase != "forward" else []
@@ -201,7 +196,7 @@ class AttentionBackend(TorchTransformer):
         return FlashTransformer.from_seed(config, 0, device(), getattr(torch, case.dtype), attend=self.attend())
 
     def reference(self, model: FlashTransformer, dtype: torch.dtype) -> Transformer:
-        """The same weights on the attention that SDPA chooses for `dtype`."""
+        """The same weights on SDPA in `dtype`."""
         reference = Transformer(model.config, device(), dtype)
         reference.copy_weights(model)
         return reference
@@ -213,11 +208,11 @@ class FlashAttn(AttentionBackend):
     packages = ("flash-attn-4", "flash-attn", "vllm")
 
     def unavailable(self) -> str:
-        """It needs a GPU, and one of the packages."""
+        """Report a missing GPU, or why no package can be imported."""
         if (absent := no_gpu()) or flash_package():
             return absent
         return "no FlashAttention: " + "; ".join(dict.fromkeys(cannot_import(name) for name in PACKAGES))
 
     def attend(self) -> Attend:
-        """The newest FlashAttention here."""
+        """The newest installed FlashAttention."""
         return flash_attention()

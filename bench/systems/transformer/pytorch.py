@@ -17,7 +17,7 @@ class TorchTransformer(LanguageModel):
     prompt_tokens = None
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Which attention it is."""
+        """Record the attention."""
         return {**super().settings(case), "attention": "SDPA's choice"}
 
     def load(self, case: Case) -> Any:
@@ -27,29 +27,29 @@ class TorchTransformer(LanguageModel):
         return Transformer.from_seed(config, 0, device(), getattr(torch, case.dtype))
 
     def place(self, state: TransformerState, context: int) -> None:
-        """The rows of the cache before `context` stand for the past."""
+        """Set the position; the cache rows before it are the past."""
         state.position.fill_(context)
 
     def fill_past(self, state: TransformerState) -> None:
-        """Keys and values of the spread that projections of normalised activations have."""
+        """Fill the cache with normal numbers, as projections of normalised activations have."""
         state.cache.normal_()
 
     def repeat_past(self, state: TransformerState, sources: list[int]) -> None:
-        """One sequence at a time: a cache may fill half of the memory."""
+        """Copy one sequence at a time: a cache may fill half of the memory."""
         for row, source in enumerate(sources):
             state.cache[:, :, row] = state.cache[:, :, source]
 
     def restart(self, model: Any, state: TransformerState) -> None:
-        """Every call starts at the context by itself."""
+        """Nothing: every call starts at the context."""
 
     def rows_of_state(self, state: TransformerState, rows: list[int]) -> torch.Tensor:
-        """Their keys and values."""
+        """Keys and values of the rows."""
         return state.cache[:, :, rows].clone()
 
     def expected_logits(
         self, reference: Any, begun: torch.Tensor, calls: list[torch.Tensor], case: Case
     ) -> torch.Tensor:
-        """See LanguageModel.expected_logits; the last call alone, as each starts at the context."""
+        """Reference logits of the last call: each call starts at the context."""
         state = reference.init_state(begun.shape[2], begun.shape[4])
         state.cache[..., : begun.shape[4], :] = begun
         self.place(state, case.context)

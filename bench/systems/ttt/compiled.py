@@ -1,4 +1,4 @@
-"""Run the PyTorch dual form of a TTT layer after torch.compile: its two halves, compiled piece by piece."""
+"""Run the PyTorch dual form of a TTT layer by torch.compile, piece by piece."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -23,25 +23,25 @@ from harness.measure.gate import Verdict
 from harness.measure.system import Skip, Workload
 from harness.schema.case import Case
 
-TOGETHER = 4  # mini-batches of a piece
+TOGETHER = 4  # mini-batches per piece
 
 
 class CompiledLayer:
     """One learner's forward, from the start of a mini-batch to the end of one.
 
-    The compiler unrolls the mini-batches of a piece, and Python goes from piece to piece. Pieces are short: 32
-    mini-batches of TTT-Linear at once were slower than uncompiled (H100, 16 x 2,048 tokens: 33.6 and 13.8 ms).
+    The compiler unrolls the mini-batches of a piece; Python loops over the pieces. Pieces are short: with 32
+    mini-batches TTT-Linear is slower than without the compiler.
     """
 
     packages: tuple[str, ...] = ("triton",)
     learner: ClassVar[str]
 
     def unavailable(self) -> str:
-        """It runs wherever torch finds a compiler; where it does not, the case says so."""
+        """Always available; a case reports a missing compiler."""
         return ""
 
     def build(self, case: Case) -> Workload:
-        """The forward of `batch` sequences of `context` tokens; Skip for what is not the whole dual form."""
+        """Build the forward of `batch` sequences of `context` tokens; Skip for other forms and parts."""
         config = ttt_config_of(case)
         _refuse(case, config)
         reference = import_module(f"tk_kernels.ttt_{self.learner}.reference")
@@ -74,8 +74,8 @@ class CompiledMLP(CompiledLayer):
 
 
 def compiled_forward(reference: Any, piece: int) -> Callable[..., Any]:
-    """`reference.forward` in the dual form, of whole pieces of so many tokens."""
-    torch.compiler.reset()  # the shapes of earlier cases would count towards the limit of recompilations
+    """Compile `reference.forward` in the dual form for pieces of so many tokens."""
+    torch.compiler.reset()  # shapes of earlier cases count towards the recompilation limit
     states = torch.compile(reference.states, dynamic=False, fullgraph=True)
     outputs = torch.compile(reference.outputs, dynamic=False, fullgraph=True)
 
@@ -102,7 +102,7 @@ def _refuse(case: Case, config: TTTConfig) -> None:
 
 
 def _gate(forward: Callable[..., Any], reference: Any, inputs: dict[str, Any], piece: int) -> Verdict:
-    """The first piece of one sequence; all of them are run, as a batch of one would be compiled anew."""
+    """Check the first piece of one sequence; run all sequences, as a batch of one would recompile."""
     first = slice(0, 1)
     every = inputs_of(inputs, slice(None), piece)
 

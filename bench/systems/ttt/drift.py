@@ -1,7 +1,7 @@
-"""Measure how far a model drifts from the exact one while it generates: next-token probabilities of both, by token.
+"""Measure how far a generating model drifts from the exact one: next-token probabilities, token by token.
 
-Both read the same tokens (teacher forcing): those that the exact model, in float64, draws from its own probabilities.
-It draws them once; every state precision of the same model is compared with that.
+Both read the same tokens (teacher forcing). The exact model, in float64, draws them once from its own probabilities.
+Every state precision of the model is compared with that run.
 """
 
 from dataclasses import dataclass, replace
@@ -18,16 +18,16 @@ from harness.measure.gate import Check, Verdict
 from harness.measure.system import Workload
 from harness.schema.case import Case
 
-SEED = 0  # of the drawn tokens, so that every state precision reads the same
-PARTS = 8  # the first and the last of so many equal parts show whether the distance grows
+SEED = 0  # seed of the drawn tokens, the same for every state precision
+PARTS = 8  # equal parts of a run; the first and the last show whether the distance grows
 
 
 @dataclass(frozen=True)
 class Exact:
-    """What the exact model did: the tokens it read, ids [T, B], and its probabilities after each, [T, B, V] float64.
+    """Run of the exact model: the tokens it read, ids [T, B], and its probabilities after each, [T, B, V] float64.
 
-    The probabilities are on the host, so that they are no part of what a measured model holds on its GPU: 2.1 GB for
-    4 sequences of 2,048 tokens. In float32 their rounding would be an eighth of the smallest measured distance.
+    The probabilities stay on the host, outside the measured model's GPU memory. In float32 their rounding would be an
+    eighth of the smallest measured distance.
     """
 
     ids: Tensor
@@ -38,7 +38,7 @@ _LAST_EXACT: WeakKeyDictionary[LanguageModel, tuple[object, Exact]] = WeakKeyDic
 
 
 def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case) -> Workload:
-    """The workload with a gate that compares `context` generated tokens of `batch` sequences and adds its metrics."""
+    """Add to the workload's check a comparison over `context` generated tokens, and its metrics."""
 
     def gate() -> Verdict:
         found = drift(model, _exact_of(adapter, model, case))
@@ -50,17 +50,17 @@ def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case)
 
 
 def _exact_of(adapter: LanguageModel, model: Any, case: Case) -> Exact:
-    """The exact model's run, kept until another model asks: an adapter's weights follow from all but the state."""
+    """Cache the run of the exact model until another model needs its own."""
     key = replace(case, state_dtype="")
     if _LAST_EXACT.get(adapter, (None,))[0] != key:
-        _LAST_EXACT.pop(adapter, None)  # freed before the next is made
+        _LAST_EXACT.pop(adapter, None)  # free it before making the next
         _LAST_EXACT[adapter] = key, exact_run(adapter.reference(model, torch.float64), case.batch, case.context)
     return _LAST_EXACT[adapter][1]
 
 
 @torch.inference_mode()
 def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
-    """`tokens` tokens of `sequences` sequences, the first at random and each other drawn after the one before."""
+    """Generate `tokens` tokens of `sequences` sequences: a random first one, then samples."""
     device, vocabulary = reference.device, reference.config.vocabulary
     chance = torch.Generator(device).manual_seed(SEED)
     ids = torch.randint(0, vocabulary, (sequences,), device=device, generator=chance)
@@ -80,7 +80,7 @@ def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
 def drift(model: Any, exact: Exact) -> dict[str, float]:
     """Total variation distance of the next token's probabilities, and the share of tokens whose best one differs.
 
-    Of the distance: its mean, its largest, and its mean over the first and the last eighth of the tokens.
+    The distance is given as mean, maximum, and mean over the first and the last eighth of the tokens.
     """
     distances, differs = (torch.stack(rows).cpu() for rows in zip(*_steps(model, exact), strict=True))
     tokens = len(exact.ids)
@@ -96,7 +96,7 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _steps(model: Any, exact: Exact) -> list[tuple[Tensor, Tensor]]:
-    """Of each step: the distance [B], NaN where a model's probabilities are, and whether the best token differs [B]."""
+    """Per step: distance [B], NaN for NaN probabilities, and whether the best token differs [B]."""
     ids, found = exact.ids[0].clone(), []
     step = _Stepper(model, ids, len(exact.ids))
     for read, probabilities in zip(exact.ids, exact.probabilities, strict=True):
@@ -108,19 +108,19 @@ def _steps(model: Any, exact: Exact) -> list[tuple[Tensor, Tensor]]:
 
 
 class _Stepper:
-    """A model's steps from an empty state that read `ids` where they are; on a GPU replays of one graph."""
+    """Steps of a model from an empty state that read the buffer `ids`; on a GPU replays of one graph."""
 
     def __init__(self, model: Any, ids: Tensor, tokens: int) -> None:
         self._model, self._ids = model, ids
-        self._state = model.init_generate_state(len(ids), tokens)  # where the graph finds it, so it must stay
+        self._state = model.init_generate_state(len(ids), tokens)  # the graph reads it, so keep it alive
         self._logits: Tensor
         self._advance = repeatable(self._step)
-        model.reset_state(self._state)  # capturing has moved it
+        model.reset_state(self._state)  # capturing advanced it
 
     def _step(self) -> None:
         self._logits = self._model.generate_step(self._ids, self._state)[0]
 
     def next(self) -> Tensor:
-        """Logits [B, V] after the token that `ids` hold."""
+        """Logits [B, V] after the tokens in `ids`."""
         self._advance()
         return self._logits

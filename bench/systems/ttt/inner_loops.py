@@ -1,4 +1,4 @@
-"""Each layer's inner loop by itself against the reference: of a model of few layers, logits hardly show it."""
+"""Compare each layer's inner loop with the reference; logits of a small model hardly show its errors."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,11 +15,11 @@ from bench.systems.ttt.layer import LAYER_LIMITS
 from harness.measure.gate import Check, relative_error
 from harness.schema.case import Case
 
-Call = tuple[Projections, Tensor]  # what a layer gave its operator, in float64, and what it got
+Call = tuple[Projections, Tensor]  # a layer's operator inputs in float64, and its outputs
 
 
 class RecordedOperator:
-    """An operator whose calls are kept, in their order: the layers' of a prompt, then of each step."""
+    """An operator that records its calls in order: all layers of a prompt, then of each step."""
 
     def __init__(self, operator: Operator) -> None:
         self.calls: list[Call] = []
@@ -29,12 +29,10 @@ class RecordedOperator:
         return getattr(self._operator, name)
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
-        """See Operator.forward."""
         given = _exact(projections)
         return self._kept(given, self._operator.forward(projections, learner, state, start))
 
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
-        """See Operator.generate_step."""
         given = _exact(projections)
         return self._kept(given, self._operator.generate_step(projections, learner, state))
 
@@ -45,10 +43,10 @@ class RecordedOperator:
 
 @torch.inference_mode()
 def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
-    """The layers' outputs of a prompt of so many tokens and of steps, by the relative error of the worst layer.
+    """Check the layers' outputs of a prompt and of steps by the relative error of the worst layer.
 
-    The steps go to the end of a mini-batch, where the state's weights are rewritten, and through the next. The
-    reference is the primal form in float64, of the projections that the model made.
+    The steps pass the end of a mini-batch, where the state's weights are rewritten, and the next one. The reference is
+    the primal form in float64 on the model's own projections.
     """
     mini_batch = model.config.mini_batch
     ids = random_ids(model, GATE_BATCH, prompt + 2 * mini_batch - prompt % mini_batch)
@@ -61,7 +59,7 @@ def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
         model.operator = operator
     layers = [block.seq_modeling_block for block in model.blocks]
     errors = [_errors(layer, recorded.calls[index :: len(layers)]) for index, layer in enumerate(layers)]
-    prefill, steps = torch.tensor(errors, dtype=torch.float64).amax(0).tolist()  # NaN where one is
+    prefill, steps = torch.tensor(errors, dtype=torch.float64).amax(0).tolist()  # propagates NaN
     limit = LAYER_LIMITS[rounding_of(case)]
     return [
         Check.at_most("inner_loop_prefill_relative_error", prefill, limit),
@@ -70,7 +68,7 @@ def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
 
 
 def _errors(layer: TTTLayer, calls: list[Call]) -> tuple[float, float]:
-    """Of one layer's calls: of the first, a prompt's, and of all others, its steps."""
+    """Relative errors of one layer: of its first call, the prompt, and of its steps."""
     config, (prompt, out), steps = layer.config, calls[0], calls[1:]
     exact = TorchOperator(config.learner, form="primal")
     learner = _exact_learner(layer)
@@ -90,6 +88,6 @@ def _exact_learner(layer: TTTLayer) -> Learner:
 
 
 def _exact(projections: Projections) -> Projections:
-    """The same numbers in float64, in tensors of their own."""
+    """Copies in float64."""
     q, k, v, lr_logits = (each.to(torch.float64, copy=True) for each in projections[:4])
     return Projections(q, k, v, lr_logits, ready=projections.ready)

@@ -1,7 +1,7 @@
-"""The kernels that a callable launches, and the SM resources each uses, read from a CUDA graph of it.
+"""List the kernels of a callable and their SM resources, from a CUDA graph of it.
 
-A graph names every kernel with its grid and its dynamic shared memory, and the driver knows what was compiled: no
-profiler slows the process in which the same kernels are timed afterwards.
+A graph holds every kernel's grid and dynamic shared memory, and the driver its registers. No profiler slows the process
+that times the same kernels afterwards.
 """
 
 import functools
@@ -16,9 +16,9 @@ from tk_kernels.build import demangle
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One kernel as it is launched.
+    """One kernel launch.
 
-    registers and local_bytes (spills and stack) are a thread's, shared_bytes (static and dynamic) a block's.
+    registers, local_bytes (spills and stack): per thread. shared_bytes (static and dynamic): per block.
     """
 
     name: str
@@ -36,8 +36,8 @@ class KernelLaunch:
 
 
 def kernel_launches(run: Callable[[], object]) -> list[KernelLaunch]:
-    """Every kernel launch of one call, in no order; `run` must be capturable. Raises RuntimeError where CUDA does."""
-    run()  # compiles and loads what a capture must not
+    """List the kernel launches of one call, unordered; `run` must be capturable. Raises RuntimeError on CUDA errors."""
+    run()  # compile and load outside the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph):
@@ -46,7 +46,7 @@ def kernel_launches(run: Callable[[], object]) -> list[KernelLaunch]:
 
 
 def metrics_of(found: Iterable[KernelLaunch]) -> dict[str, float | None]:
-    """registers, spilled_bytes (local memory) and shared_bytes: the most that any of these kernels takes."""
+    """Largest registers, spilled_bytes (local memory) and shared_bytes among the kernels."""
     found = list(found)
     return {
         "registers": max(launch.registers for launch in found),
@@ -56,19 +56,19 @@ def metrics_of(found: Iterable[KernelLaunch]) -> dict[str, float | None]:
 
 
 def settings_of(found: Iterable[KernelLaunch]) -> dict[str, str]:
-    """kernels: each distinct one in words."""
+    """Describe each distinct kernel."""
     return {"kernels": "; ".join(dict.fromkeys(map(str, found)))}
 
 
 def _driver() -> Any:
-    """The driver's binding, which comes with torch for CUDA alone."""
+    """Import cuda.bindings, which only CUDA builds of torch install."""
     from cuda.bindings import driver
 
     return driver
 
 
 def _call(name: str, *arguments: Any) -> Any:
-    """What a function of the driver returns beside its status. Raises RuntimeError where that is an error."""
+    """Return a driver call's values without its status; raise RuntimeError for an error status."""
     status, *values = getattr(_driver(), name)(*arguments)
     if int(status):
         raise RuntimeError(f"{name} failed with {status.name}")
@@ -82,12 +82,12 @@ def _nodes(graph: int) -> list[Any]:
 
 
 def _launch_of(node: Any) -> KernelLaunch | None:
-    """The kernel of a node; None for a copy, a fill or an event."""
+    """The kernel of a graph node; None for a copy, a fill or an event."""
     driver = _driver()
     if _call("cuGraphNodeGetType", node) != driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
         return None
     launched = _call("cuGraphKernelNodeGetParams", node)
-    # A handle of the binding is true even where it is null.
+    # A null handle of the binding is truthy.
     function = launched.func if int(launched.func) else _call("cuKernelGetFunction", launched.kern)
     attribute = driver.CUfunction_attribute
     return KernelLaunch(
@@ -103,5 +103,5 @@ def _launch_of(node: Any) -> KernelLaunch | None:
 
 @functools.cache
 def _named(function: int) -> str:
-    """Once for each function: a graph may hold thousands of its nodes."""
+    """Cached per function: a graph may hold thousands of its nodes."""
     return demangle(_call("cuFuncGetName", _driver().CUfunction(function)).decode())

@@ -1,4 +1,4 @@
-"""Measure and check one of the project's kernels alone: one layer of a model, on random activations."""
+"""Measure and check one of the project's kernels: one layer of a model on random activations."""
 
 import math
 from collections.abc import Callable
@@ -44,13 +44,13 @@ from tk_kernels.generate.tuning import Tuning
 
 KERNEL_GATE_TOKENS = 32768
 KERNEL_GATE_SEQUENCES = 4
-OUTER = ("token_scale", "ln_weight", "ln_bias")  # of the arguments of `forward`, those that all tokens share
-WITNESS_STEPS = 4096  # of the reference, some 30 launches each: a second on an H100
-STREAMED = 20  # a set of so many times the L2 leaves nothing of itself in it
+OUTER = ("token_scale", "ln_weight", "ln_bias")  # arguments of `forward` that all tokens share
+WITNESS_STEPS = 4096  # reference steps of about 30 launches: a second on an H100
+STREAMED = 20  # sets of so many times the L2 evict each other
 
 
 def build(case: Case, form: str, precision: str, backend: str) -> Workload:
-    """The forward of a layer by `backend`, or a mini-batch of its generate steps in `form` and `precision`."""
+    """Build a layer's forward by `backend`, or a mini-batch of its generate steps."""
     config = ttt_config_of(case)
     return _forward(case, config, backend) if case.phase == "forward" else _generate(case, config, form, precision)
 
@@ -90,30 +90,30 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
 
 
 def _compiled_metrics(found: list[KernelLaunch], built: Built) -> dict[str, float | None]:
-    """`metrics_of` the launches of a compiled module's own kernels, with the spills that its compiler reported."""
+    """Metrics of the launches of a compiled module's kernels, with the compiler's spills."""
     compiled = {kernel.name: kernel for kernel in built.resources}
     own = [launch for launch in found if launch.name in compiled]
     return metrics_of(own) | {"spilled_bytes": max(compiled[launch.name].spilled_bytes for launch in own)}
 
 
 def _made_of(built: Built) -> dict[str, str]:
-    """What the machine code of a module came from."""
+    """Settings that name the source of a module's machine code."""
     made = built.ingredients
     return {name: str(made[name]) for name in ("compiler", "flags", "thunderkittens")}
 
 
 def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
-    """Two runs must agree to the bit; of a large batch in some of its sequences, as outputs may not fit twice."""
+    """Check that two runs agree bitwise; in some sequences of a large batch, to save memory."""
     first, second = (run()[:: -(-sequences // KERNEL_GATE_SEQUENCES)].clone() for _ in range(2))
     return Check.at_most("elements_that_differ_between_runs", float((first != second).sum()), 0.0)
 
 
 def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workload:
-    """A mini-batch of steps in a form and a precision of the state."""
+    """Build a mini-batch of steps in a form and a precision of the state."""
     cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
     _compile_steps(config, getattr(torch, case.dtype), form)
     first = generate_set(config, case.batch, case.dtype, form, precision)
-    found = kernel_launches(lambda: first.advance(0))  # moves the set on by a token, so before sets are staggered
+    found = kernel_launches(lambda: first.advance(0))  # advances the set by a token, so run it before staggering
     work = steps_in_turn(first, config, case.dtype)
     shape = (case.batch, config.heads, config.head_dim, config.mini_batch, form)
     moved = cost.generate_bytes(*shape, precision, row_element_bytes=PRECISIONS[precision].rows.itemsize)
@@ -147,9 +147,9 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
 
 @dataclass
 class GenerateSet:
-    """Some sequences that generate: their state, and of each step of a mini-batch q, k, v, lr and out, [steps, B, ...].
+    """Generating sequences: their state, and q, k, v, lr and out [steps, B, ...] of a mini-batch's steps.
 
-    launch: other launch settings than those of the table.
+    launch: launch settings instead of the table's.
     """
 
     generate: Any
@@ -166,7 +166,7 @@ class GenerateSet:
 
     @classmethod
     def of(cls, generate: Any, inputs: dict[str, Any], form: str, precision: str) -> "GenerateSet":
-        """From the arguments of a reference's `forward`."""
+        """Make the state from arguments of a reference's `forward`."""
         state = generate.GenerateState.from_state(inputs["state"], form, precision)
         outer = [inputs[name] for name in OUTER]
         mini_batch = slice(len(inputs["token_scale"]))
@@ -174,18 +174,18 @@ class GenerateSet:
         return cls(generate, state, outer, tokens, torch.empty_like(tokens[0]))
 
     def copy(self, steps: int) -> "GenerateSet":
-        """The same sequences elsewhere in memory, with tokens for so many steps."""
+        """Copy the sequences, with tokens for so many steps."""
         tokens = [each[:steps].clone() for each in self.tokens]
         return replace(self, state=deepcopy(self.state), tokens=tokens, out=self.out[:steps].clone())
 
     def advance(self, step: int, **options: Any) -> None:
-        """One token of every sequence, that of `step`, wherever in its mini-batch the state is."""
+        """Generate token `step` of every sequence, at any position of a mini-batch."""
         token = [each[step] for each in self.tokens]
         self.generate.generate_step(*token, *self.outer, self.state, out=self.out[step], launch=self.launch, **options)
 
 
 class Steps:
-    """The steps of a mini-batch, or more: `rounds` of each of the sets in turn.
+    """At least a mini-batch of steps: `rounds` of each set in turn.
 
     Tokens and outputs of all sets lie in one tensor each, [sets, rounds, B, ...].
     """
@@ -201,7 +201,7 @@ class Steps:
 
     @property
     def units(self) -> int:
-        """How many steps one call is."""
+        """Steps per call."""
         return self.rounds * len(self.sets)
 
     def inputs(self) -> dict[str, Input]:
@@ -212,14 +212,14 @@ class Steps:
         }
 
     def run(self) -> torch.Tensor:
-        """The outputs [units, B, H, D], those of one set after those of another."""
+        """Outputs [units, B, H, D], set after set."""
         for step in range(self.rounds):
             for some in self.sets:
                 some.advance(step)
         return self._out.flatten(0, 1)
 
     def witness(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
-        """Drawn sequences of a drawn set, from the state that they have now, through every step up to the last one."""
+        """Check drawn sequences of a drawn set from their present state through the last step."""
         drawn_set = chance.randrange(len(self.sets))
         some = self.sets[drawn_set]
         batch = some.out.shape[1]
@@ -238,7 +238,7 @@ class Steps:
 
 
 def rows_of(state: Any, rows: list[int]) -> Any:
-    """Some sequences of a `GenerateState`, elsewhere in memory."""
+    """Copy some sequences of a `GenerateState`."""
 
     def taken(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -250,9 +250,9 @@ def rows_of(state: Any, rows: list[int]) -> Any:
 
 @torch.no_grad()
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
-    """Outputs [rows, H, D] of the last step of so many calls, by the reference in float64.
+    """Reference outputs [rows, H, D] of the last step of so many calls, in float64.
 
-    Its weights are rounded as the state's precision rounds them, where it does: that drift is the precision's own.
+    The weights are rounded to the state's precision: that drift is not the kernel's.
     """
     reference = import_module(some.generate.__name__.rpartition(".")[0] + ".reference")
     precision = PRECISIONS[some.state.precision]
@@ -268,27 +268,27 @@ def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rou
 
 
 def generate_set(config: TTTConfig, batch: int, dtype: str, form: str, precision: str) -> GenerateSet:
-    """Sequences of random tokens, from random weights, before their first token."""
+    """Random sequences and weights in the initial state."""
     generate = import_module(f"tk_kernels.ttt_{config.learner}.generate")
     inputs = layer_inputs(config, batch, config.mini_batch, getattr(torch, dtype))
     return GenerateSet.of(generate, inputs, form, precision)
 
 
 def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
-    """Copies of a set take turns at every step, so that each finds its state in memory and not in the L2."""
+    """Count the sets that alternate, so that each step reads its state from memory instead of the L2."""
     streamed = first.state_bytes > STREAMED * l2_bytes()
     return Steps(staggered(first, 1 if streamed else input_sets(first.state_bytes, l2_bytes())), config, dtype)
 
 
 def token_of(inputs: dict[str, Any], t: int) -> list[torch.Tensor]:
-    """q, k, v [B, H, D] and lr [B, H] of token t among the arguments of a reference's `forward`."""
+    """q, k, v [B, H, D] and lr [B, H] of token t."""
     return [inputs[name][:, t].contiguous() for name in PER_TOKEN]
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """So many sets or a few more, copies of the first, apart in their mini-batches by equal distances.
+    """At least so many copies of a set, staggered evenly over a mini-batch.
 
-    So a step of m sets, or m / n steps of n sets, are the steps of a mini-batch of m tokens, those of the first set.
+    One step of m sets, or m / n steps of n sets, then covers the m positions of a mini-batch.
     """
     m = len(first.tokens[0])
     count = 1 << (at_least - 1).bit_length() if at_least <= m else math.ceil(at_least / m) * m
@@ -301,7 +301,7 @@ def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
 
 @cache
 def _compile_steps(config: TTTConfig, dtype: torch.dtype, form: str) -> None:
-    """Compile the step of every precision, side by side; later ones are then there."""
+    """Compile the step of every precision in parallel."""
     generate = import_module(f"tk_kernels.ttt_{config.learner}.generate")
     inputs = layer_inputs(config, 1, config.mini_batch, dtype)
     sets = [GenerateSet.of(generate, inputs, form, precision) for precision in PRECISIONS]
@@ -309,7 +309,7 @@ def _compile_steps(config: TTTConfig, dtype: torch.dtype, form: str) -> None:
 
 
 def _gate_steps(config: TTTConfig) -> int:
-    """Past two ends of a mini-batch."""
+    """Tokens past two ends of a mini-batch."""
     return 2 * config.mini_batch + 5
 
 
@@ -317,9 +317,9 @@ def _gate_steps(config: TTTConfig) -> int:
 def generate_verdict(
     config: TTTConfig, sequences: int, dtype: str, form: str, precision: str, launch: Tuning | None = None
 ) -> Verdict:
-    """A few sequences at mixed positions, over two mini-batches, against the reference in float64.
+    """Check a few sequences at mixed positions over two mini-batches against the float64 reference.
 
-    Once for all the batches of a form and precision: the sequences of a batch do not know of one another.
+    Once per form and precision: the sequences of a batch are independent.
     launch: other launch settings than those of the table.
     """
     operator = f"tk_kernels.ttt_{config.learner}"
@@ -328,7 +328,7 @@ def generate_verdict(
     inputs = layer_inputs(config, sequences, end, getattr(torch, dtype))
     exact = {name: to_float64(value) for name, value in inputs.items()}
     state, rows = exact["state"], []
-    for b in range(sequences):  # sequence b starts b + 1 tokens into its mini-batch
+    for b in range(sequences):  # sequence b starts at position b + 1 of its mini-batch
         prompt = inputs_of(exact, slice(b, b + 1), b + 1)
         rows.append(reference.forward(**prompt)[1])
     state = type(state)(*(torch.cat(tensors) for tensors in zip(*rows, strict=True)))

@@ -18,33 +18,33 @@ from tk_kernels.forward.operator import HEAD_DIM, HEAD_DIMS, THUNDERKITTENS, TRI
 
 
 class TTTKernels(TTTLanguageModel):
-    """One learner on one kernel for prefill and one form of generate."""
+    """One learner on one forward kernel and one form of generate."""
 
     packages = ("triton", "apache-tvm-ffi")
     learner: ClassVar[str]
-    prefill: ClassVar[str] = ""  # the backend of the forward kernel; "" for PyTorch
+    prefill: ClassVar[str] = ""  # backend of the forward kernel; "" for PyTorch
 
     def unavailable(self) -> str:
-        """What the kernels miss here: a GPU that they run on, nvcc or a build of them, ThunderKittens, Triton."""
+        """Report what the kernels lack: a supported GPU, nvcc or a build, ThunderKittens, Triton."""
         modules = [*{THUNDERKITTENS: ["ops"], TRITON: ["forward"], "": []}[self.prefill], "generate"]
         reasons = [import_module(f"tk_kernels.ttt_{self.learner}.{module}").available() for module in modules]
         return next((reason for reason in reasons if reason), "")
 
     def build(self, case: Case) -> Workload:
-        """The whole model, or with the option scope=layer the kernel alone. Skip for what the kernels do not do."""
+        """Build the whole model, or with scope=layer the kernel alone; Skip for unsupported options."""
         self._refuse_other_functions(case)
         if case.option("scope", "model") == "layer":
             return kernel_layer.build(case, self.form, generate_precision(case)[0], self.prefill)
         return super().build(case)
 
     def load(self, case: Case) -> Any:
-        """In fused blocks."""
+        """Load the model with fused blocks."""
         precision = generate_precision(case)[0]
         operator = KernelOperator(self.learner, self.form, precision, not self.prefill, self.prefill)
         return model_of(case, operator=operator, block=FusedBlock)
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Which products are kernels of this repository here, and not the library's."""
+        """Record which GEMMs are kernels of this repository instead of the library's."""
         few, many = few_rows.MOST_ROWS_FEW_OUTPUTS, few_rows.MOST_ROWS
         fused = f" and from {swiglu_product.LEAST_ROWS} rows on"
         return super().settings(case) | {
@@ -53,7 +53,7 @@ class TTTKernels(TTTLanguageModel):
         }
 
     def _refuse_other_functions(self, case: Case) -> None:
-        """A kernel that ignored an option would be measured under the name of a function that it does not compute."""
+        """Raise Skip for an option that the kernels ignore: the record would name another function."""
         config = ttt_config_of(case)
         refused = [f"{name}={value}" for name in ("form", "part") if (value := case.option(name))]
         mini_batches, head_dims = self._taken()
@@ -65,7 +65,7 @@ class TTTKernels(TTTLanguageModel):
             raise Skip(f"{case.system_backend} has no {' and no '.join(refused)}; {case.system}/torch has")
 
     def _taken(self) -> tuple[Collection[int], Collection[int]]:
-        """The mini-batches and the head dimensions that the kernels take."""
+        """Mini-batch sizes and head dimensions of the kernels."""
         operator = f"tk_kernels.ttt_{self.learner}"
         if self.prefill == THUNDERKITTENS:
             return tuple(import_module(f"{operator}.ops").KERNELS), (HEAD_DIM,)

@@ -1,4 +1,4 @@
-"""Measure and check one TTT layer: its inner operator on random activations, in PyTorch dual, primal, or in part."""
+"""Measure and check one TTT layer in PyTorch: its inner operator on random activations."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -18,21 +18,20 @@ from harness.measure.system import Input, Workload
 from harness.schema.case import Case
 from harness.schema.work import TTT, Work
 
-# Against float64: one product of bfloat16 inputs rounds to 2e-3, and the layer chains a few.
+# Against float64: one GEMM of bfloat16 inputs rounds to 2e-3, and the layer chains a few.
 LAYER_LIMITS = {"bfloat16": 1e-2, "float16": 5e-3, "float32": 1e-5}
 LAYER_GATE_TOKENS = 64
-# Tokens of the sequences whose timed outputs are compared with the dual form in float64, which takes some ten launches
-# a mini-batch: a second or two of them on an H100.
+# Compared tokens: the dual form in float64 takes ten launches per mini-batch, a second or two on an H100.
 LAYER_WITNESS_TOKENS = 131072
-WITNESS_PIECE = 8192  # tokens of a sequence that are held in float64 at once
-PER_TOKEN = ("q", "k", "v", "lr")  # of the arguments of a reference's `forward`
+WITNESS_PIECE = 8192  # tokens of a sequence in float64 at once
+PER_TOKEN = ("q", "k", "v", "lr")  # arguments of a reference's `forward`
 
 
 def build(case: Case) -> Workload:
-    """`batch` sequences of `context` tokens through the operator; option form is dual (default) or primal.
+    """Build the operator on `batch` sequences of `context` tokens.
 
-    Option part times one half of the dual form alone: "w", the states at the mini-batches' ends, or "z", the outputs
-    that follow from them (figure 8).
+    Option form: dual (default) or primal.
+    Option part: one half of the dual form, "w" (states at the mini-batches' ends) or "z" (outputs), as in figure 8.
     """
     config = ttt_config_of(case)
     reference = import_module(f"tk_kernels.ttt_{config.learner}.reference")
@@ -52,10 +51,7 @@ def build(case: Case) -> Workload:
 
 
 def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
-    """FLOPs of a layer's forward in the case's form and its least bytes, as a profile's part.
-
-    Nothing for a part of the layer, whose share of them is not counted.
-    """
+    """FLOPs of a layer's forward in the case's form, and its least bytes; empty for a part of the layer."""
     if case.option("part", ""):
         return {}
     cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
@@ -69,12 +65,12 @@ def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
 
 
 def layer_metrics(work: dict[str, Work]) -> dict[str, float | None]:
-    """What `layer_work` found and, on a GPU, the ceilings of both; nothing where it found nothing."""
+    """Metrics of `layer_work` and, on a GPU, the measured peaks; empty without work."""
     return total(work).metrics() | ceilings_of(device()) if work else {}
 
 
 def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype) -> dict[str, Any]:
-    """The arguments of a reference's `forward`: activations of the spread that norms and projections give them."""
+    """Random arguments of a reference's `forward`, with the spread of normalised projections."""
     heads, dim = config.heads, config.head_dim
     q, k, v = (torch.randn(batch, tokens, heads, dim, device=device(), dtype=dtype) for _ in range(3))
     lr = torch.rand(batch, tokens, heads, device=device()) * (config.base_lr / dim)
@@ -96,19 +92,19 @@ def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype)
 
 
 def renewed(inputs: dict[str, Any], config: TTTConfig, names: tuple[str, ...] = PER_TOKEN) -> dict[str, Input]:
-    """The inputs of a forward as the harness renews them."""
+    """Inputs of a forward that the harness renews."""
     rates = Input(inputs["lr"], "uniform", config.base_lr / config.head_dim, 0, 1)
     return {name: rates if name == "lr" else Input(inputs[name], "normal", 1.0, 0, 1) for name in names}
 
 
 def outputs_of(found: tuple[torch.Tensor, Any]) -> list[torch.Tensor]:
-    """Of what a `forward` returns, what is compared: outputs [B, T, H, D] and the weights of the state after them."""
+    """Compared results of a `forward`: outputs [B, T, H, D] and the final state's weights."""
     out, state = found
     return [out, *learned(state).values()]
 
 
 def learned(state: Any) -> dict[str, torch.Tensor]:
-    """The weights and biases among the tensors of a reference's state."""
+    """Weights and biases of a reference's state."""
     return {name: getattr(state, name) for name in state._fields if name[0] in "Wb"}
 
 
@@ -118,7 +114,7 @@ Witness = Callable[[Random], Callable[[Any, int], Verdict]]
 def _part(
     reference: Any, case: Case, inputs: dict[str, Any]
 ) -> tuple[Callable[[], list[torch.Tensor]], tuple[str, ...], Witness]:
-    """What is timed, the inputs that it reads, and the check of its outputs."""
+    """The timed callable, the inputs that it reads, and the check of its outputs."""
     part = case.option("part", "")
     without_q = {name: value for name, value in inputs.items() if name != "q"}
     if part == "w":
@@ -134,9 +130,9 @@ def _part(
 
 
 def forward_witness(reference: Any, inputs: dict[str, Any], dtype: str, with_out: bool = True) -> Witness:
-    """Drawn sequences against the dual form in float64, from their first token to LAYER_WITNESS_TOKENS.
+    """Check the first LAYER_WITNESS_TOKENS of drawn sequences against the dual form in float64.
 
-    The outputs are those of `outputs_of`; without the first of them where with_out is False.
+    with_out: whether the results of `outputs_of` include the first one.
     """
     batch, context = inputs["q"].shape[:2]
     tokens = min(context, LAYER_WITNESS_TOKENS)
@@ -160,7 +156,7 @@ def forward_witness(reference: Any, inputs: dict[str, Any], dtype: str, with_out
 
 
 def timed_verdict(found: list[tuple[str, torch.Tensor, torch.Tensor]], dtype: str, unchecked: str = "") -> Verdict:
-    """The verdict on (name, what the timed call left, what the reference says)."""
+    """Check triples of name, timed result and reference."""
     limit = LAYER_LIMITS[dtype]
     checks = [
         Check.at_most(f"timed_{name}_relative_error", relative_error(got, exact), limit) for name, got, exact in found
@@ -169,7 +165,7 @@ def timed_verdict(found: list[tuple[str, torch.Tensor, torch.Tensor]], dtype: st
 
 
 def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], tokens: int) -> tuple[torch.Tensor, Any]:
-    """The outputs [rows, tokens, H, D] (in float32, to save room) and the state after them, computed in float64."""
+    """Outputs [rows, tokens, H, D], stored in float32, and the final state, computed in float64."""
     shared = {name: to_float64(value) for name, value in inputs.items() if name not in (*PER_TOKEN, "state")}
     state = to_float64(type(inputs["state"])(*(tensor[rows] for tensor in inputs["state"])))
     mini_batch, found = len(inputs["token_scale"]), []
@@ -182,7 +178,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
 
 
 def _outputs_witness(reference: Any, arguments: dict[str, Any], trace: Any, dtype: str) -> Witness:
-    """Drawn sequences against the outputs that follow, in float64, from the same states."""
+    """Check outputs of drawn sequences in float64 from the same states."""
     batch, context, heads = arguments["q"].shape[:3]
     mini_batches = max(1, min(context, WITNESS_PIECE) // len(arguments["token_scale"]))
     tokens = mini_batches * len(arguments["token_scale"])
@@ -206,7 +202,7 @@ def _outputs_witness(reference: Any, arguments: dict[str, Any], trace: Any, dtyp
 
 
 def forward_verdict(run: Callable[[dict[str, Any]], Any], reference: Any, form: str, piece: dict[str, Any]) -> Verdict:
-    """Outputs and final weights of `run`, for some of the inputs, against the reference in float64 in `form`."""
+    """Check outputs and final weights of `run` on some inputs against the float64 reference in `form`."""
     out, state = run(piece)
     exact = {name: to_float64(value) for name, value in piece.items()}
     expected, expected_state = reference.forward(**exact, form=form, start=0)
@@ -225,14 +221,14 @@ def inputs_of(inputs: dict[str, Any], sequences: slice, tokens: int) -> dict[str
 
 
 def forward_gate(forward: Callable[..., Any], reference: Any, case: Case, inputs: dict[str, Any]) -> Verdict:
-    """The first tokens of one sequence, against every gradient and every W_t materialised."""
+    """Check the first tokens of one sequence against the primal form, which materialises every W_t."""
     piece = inputs_of(inputs, slice(0, 1), max(LAYER_GATE_TOKENS, int(case.option("mini_batch", 16))))
     form = case.option("form", "dual")
     return forward_verdict(lambda some: forward(**some, form=form), reference, "primal", piece)
 
 
 def to_float64(value: Any) -> Any:
-    """Floating tensors, alone or in a state, in float64."""
+    """Convert floating tensors, alone or in a state, to float64."""
     if isinstance(value, tuple):
         return type(value)(*(to_float64(tensor) for tensor in value))
     return value.double() if value.is_floating_point() else value

@@ -1,4 +1,4 @@
-"""The TTT model of a case, random weights by seed or a checkpoint's, and its comparison with the reference."""
+"""The TTT model of a case, with random or checkpoint weights, and its comparison with the reference."""
 
 from typing import Any
 
@@ -20,38 +20,38 @@ from harness.measure.gate import Check, Verdict
 from harness.measure.system import Workload
 from harness.schema.case import Case
 
-CHECKPOINT_TOKENS = 128  # that a checkpoint generates, each compared
+CHECKPOINT_TOKENS = 128  # compared tokens that a checkpoint generates
 
 
 class TTTLanguageModel(LanguageModel):
-    """A whole model; its references are those of plain PyTorch."""
+    """A whole TTT model; its references run in plain PyTorch."""
 
     def build(self, case: Case) -> Workload:
-        """See LanguageModel.build; with the option `compare`, the fidelity to the exact model too."""
+        """Build a workload; the option `compare` adds the fidelity to the exact model."""
         workload = super().build(case)
         return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Every gradient and every W_t materialised."""
+        """The primal form, which materialises every gradient and W_t."""
         reference = super().reference(model, dtype)
         reference.operator = TorchOperator(reference.config.learner, form="primal")
         return reference
 
     def witness_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """The dual form in a wider type, in replays: the primal form materialises a W for every token."""
+        """The dual form in a wider dtype, in graph replays: the primal form materialises a W per token."""
         reference = super().reference(model, dtype)
         reference.operator = ReplayedOperator(reference.config.learner)
         return reference
 
     def _compare(self, model: Any, case: Case) -> Verdict:
-        """See LanguageModel._compare; each layer's inner loop too, and of a checkpoint the tokens that it generates."""
+        """Also check each layer's inner loop and, for a checkpoint, its generated tokens."""
         verdict = super()._compare(model, case)
         verdict += Verdict(inner_loop_checks(model, case, self.gate_prompt))
         return verdict + Verdict(self._token_for_token(model, case)) if case.option("checkpoint") else verdict
 
     @torch.inference_mode()
     def _token_for_token(self, model: Any, case: Case) -> list[Check]:
-        """The model against the reference at each token that the reference generates after a prompt of random ids."""
+        """Check the model at each token that the reference generates after a random prompt."""
         dtype, wider = case.dtype, widening(case)
         reference = self.witness_reference(model, torch.float64 if dtype == "float32" else torch.float32)
         prompt = random_ids(model, GATE_BATCH, self.gate_prompt)
@@ -67,14 +67,14 @@ class TTTLanguageModel(LanguageModel):
 
 
 def model_of(case: Case, **options: Any) -> TTTModel:
-    """On `device()` in the dtype of the case; options (operator, block) are those of TTTModel."""
+    """Load the model on `device()` in the dtype of the case; options (operator, block) go to TTTModel."""
     dtype, folder = getattr(torch, case.dtype), checkpoint_folder(case)
     if folder is None:
         return TTTModel.from_seed(ttt_config_of(case), 0, device(), dtype, **options)
     try:
         model = load(folder, device(), dtype, **options)
-        checkpoint_folder(case)  # its files are still those of the case
-    except CheckpointError as error:  # it becomes the reason of a record, which is published
+        checkpoint_folder(case)  # the files must still match the case
+    except CheckpointError as error:  # the message becomes the reason of a published record
         raise CheckpointError(str(error).replace(str(folder), folder.name)) from None
     assert isinstance(model, TTTModel)
     return model

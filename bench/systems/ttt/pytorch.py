@@ -9,12 +9,12 @@ from harness.schema.case import Case
 
 
 class TTTTorch(TTTLanguageModel):
-    """ttt-linear/torch and ttt-mlp/torch: the dual form for prefill, its rows for generate."""
+    """ttt-linear/torch and ttt-mlp/torch: the dual form for forward, its rows for generate."""
 
     def build(self, case: Case) -> Workload:
-        """The whole model, or with the option scope=layer its inner operator alone."""
+        """Build the whole model, or with scope=layer its inner operator alone."""
         return layer.build(case) if case.option("scope", "model") == "layer" else super().build(case)
 
     def load(self, case: Case) -> Any:
-        """In plain blocks."""
+        """Load the model with plain blocks."""
         return model_of(case)

@@ -1,4 +1,4 @@
-"""The reference of long prompts: a piece of the operator in PyTorch as one CUDA graph, replayed along the prompt."""
+"""Reference for long prompts: the PyTorch operator on a piece, as a CUDA graph replayed along the prompt."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,14 +17,14 @@ from bench.systems.on_device import repeatable
 from tk_kernels.checks import common_position
 from tk_kernels.reference.token_rows import clone, overwrite
 
-PIECE_TOKENS = 512  # of a replay: few enough to keep little, enough that copies in and out do not count
+PIECE_TOKENS = 512  # tokens per replay: little memory, and copies in and out are cheap
 
 
 class ReplayedOperator(TorchOperator):
-    """`TorchOperator` in the dual form, its whole pieces as replays.
+    """`TorchOperator` in the dual form, with graph replays for whole pieces.
 
-    A mini-batch is up to 16 launches a layer, 800,000 of TTT-MLP's 24 layers and 32,768 tokens: 17 s from Python on an
-    H100, 5 s in replays. What a prompt has beyond whole pieces runs as `TorchOperator` does.
+    A mini-batch takes up to 16 launches per layer, which Python makes slowly. Tokens beyond whole pieces run in
+    `TorchOperator`.
     """
 
     def __init__(self, learner: str) -> None:
@@ -32,7 +32,6 @@ class ReplayedOperator(TorchOperator):
         self._pieces: dict[torch.Size, _Piece] = {}
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
-        """See Operator.forward."""
         mini_batch = len(learner.token_scale)
         start = common_position(state.position, start, mini_batch)
         ready = ready_for_prefill(projections, learner, state.position)
@@ -51,7 +50,7 @@ class ReplayedOperator(TorchOperator):
         return out
 
     def _piece(self, ready: Projections, outer: Sequence[Tensor], state: Any) -> "_Piece":
-        """The graph of pieces of this shape, which all layers share."""
+        """Graph for pieces of this shape, shared by all layers."""
         shape = ready.q.shape
         if shape not in self._pieces:
             self._pieces[shape] = _Piece(self._reference, ready, outer, state)
@@ -59,7 +58,7 @@ class ReplayedOperator(TorchOperator):
 
 
 class _Piece:
-    """The operator over PIECE_TOKENS tokens from a mini-batch's start, on tensors of its own."""
+    """The operator over PIECE_TOKENS tokens from a mini-batch's start, on its own tensors."""
 
     def __init__(self, reference: Any, ready: Projections, outer: Sequence[Tensor], state: Any) -> None:
         self._tokens = [x.clone() for x in ready[:4]]
@@ -75,7 +74,7 @@ class _Piece:
         self._advance = repeatable(advance)
 
     def begin(self, outer: Sequence[Tensor], state: Any) -> None:
-        """Take a layer's parameters and its state."""
+        """Copy a layer's parameters and state."""
         for mine, given in zip(self._outer, outer, strict=True):
             mine.copy_(given)
         overwrite(self.state, state)

@@ -1,4 +1,4 @@
-"""Measure which launch settings make a generate kernel fastest on this GPU: one layer of 1.3B, gated, then timed."""
+"""Find the fastest launch settings of a generate kernel on this GPU: check, then time, one layer of 1.3B."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ def replays() -> Clock:
 
 @dataclass(frozen=True)
 class Trial:
-    """`batch` sequences that generate by one layer of 1.3B, in a form and a precision of the state."""
+    """One 1.3B layer that generates for `batch` sequences, in a form and a precision of the state."""
 
     learner: str
     form: str
@@ -40,9 +40,9 @@ class Trial:
     clock: Callable[[], Clock] = replays
 
     def fastest(self, log: Callable[[str], object]) -> tuple[str, Tuning | None]:
-        """The section of `tuning.toml` that this GPU reads, and the fastest settings that pass the gate, if any do.
+        """Return this GPU's section of `tuning.toml` and the fastest correct settings, or None.
 
-        log: takes a line for each candidate, with its time or its fault.
+        log: takes a line for each candidate, with its time or its error.
         """
         some = self._sequences()
         name = some.generate.tuned_as(some.state)
@@ -64,14 +64,14 @@ class Trial:
 
     @property
     def _dtype(self) -> str:
-        """Of the tokens: that of the figures with this state."""
+        """Dtype of the tokens in the figures with this state."""
         return "float32" if self.precision == "float32" else "bfloat16"
 
     def _sequences(self) -> GenerateSet:
         return generate_set(self._config, self.batch, self._dtype, self.form, self.precision)
 
     def _fault(self, launch: Tuning) -> str:
-        """Why these settings cannot be used: they cannot be launched, or miss the gate; "" where they can."""
+        """Why these settings fail: no launch, or incorrect outputs; "" if they work."""
         from triton.runtime.errors import OutOfResources, PTXASError
 
         sequences = min(self.batch, KERNEL_GATE_SEQUENCES)
@@ -81,11 +81,11 @@ class Trial:
             return " ".join(str(error).split())
 
     def _step_us(self, launch: Tuning) -> float:
-        """Of one step; the sequences are new, as a state that went through thousands of steps is another load."""
+        """Time of one step, in ms, on new sequences: a state after thousands of steps is another load."""
         work = steps_in_turn(replace(self._sequences(), launch=launch), self._config, self._dtype)
         return median(measure(work.run, self.clock(), POLICY).samples_ms) * 1e3 / work.units
 
 
 def _compile(some: GenerateSet, launches: Iterable[Tuning]) -> None:
-    """Side by side; a candidate that cannot be compiled is left for the gate to report."""
+    """Compile in parallel; the correctness check reports a candidate that does not compile."""
     compile_all(partial(replace(some, launch=launch).advance, 0, compile_only=True) for launch in launches)

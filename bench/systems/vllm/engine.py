@@ -1,8 +1,9 @@
-"""Run and time a model in vLLM's engine: started in this process, stepped by hand, timed step by step."""
+"""Run a model in vLLM's engine in this process, and time each of its steps."""
 
 import gc
 import importlib
 import json
+import os
 import time
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -26,22 +27,21 @@ from bench.systems.vllm.model_folder import ModelFolder
 from harness.measure.gate import Verdict
 from harness.schema.case import Case
 
-SEQUENCES = 512  # vLLM captures graphs up to here unless told otherwise
+SEQUENCES = 512  # vLLM's default largest graph
 GRAPH_STEP = 256  # between the sizes of the graphs beyond them
 PROMPT_STEP = 1024  # between the sizes of the graphs for prompts
-# At which numbers of tokens a step is replayed: vLLM's own; these and those of prompts that launches bound, which it
-# leaves to the host by itself; or powers of two. With those of prompts `cache_bytes` must be told: to find what is
-# left, vLLM first makes a cache of as many blocks as its largest graph has tokens, 206 GB for 8,192 of 128 tokens.
+# Token counts with a CUDA graph: vLLM's own; these and the counts of launch-bound prompts; or powers of two. "prompts"
+# needs `cache_bytes`: to size the cache, vLLM allocates one block for each token of its largest graph.
 GRAPHS = ("engine", "prompts", "doubling")
-MEMORY_SHARE = 0.9  # the rest is for the gate's reference in float32
-# What vLLM says where the GPU is too small for the weights and a cache, or another program has taken its share.
+MEMORY_SHARE = 0.9  # the rest is for the float32 reference
+# Errors of vLLM on a GPU too small for weights and cache, or shared with another program.
 NO_ROOM = ("memory for the cache blocks", "available KV cache memory", "not enough GPU memory", "Free memory on device")
 SPARE_BLOCKS = 0.01  # of the cache; filled to the last block, the engine would preempt
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What an engine is started with; `model` is a Hugging Face configuration and its size's name."""
+    """Arguments of an engine; one engine serves all cases with equal settings."""
 
     size: str
     dtype: str
@@ -51,6 +51,8 @@ class Settings:
     max_num_batched_tokens: int
     attention: str = ""
     graphs: str = "engine"
+    model_runner: str = ""  # V1 or V2; "" is vLLM's choice, which for Llama is V1 in 0.22 and V2 in 0.33
+    cuda_graphs: str = ""  # a mode of vLLM's, such as FULL_DECODE_ONLY
     cache_bytes: int | None = None  # None: what is left of MEMORY_SHARE
 
     def __post_init__(self) -> None:
@@ -58,14 +60,15 @@ class Settings:
             raise ValueError(f"graphs {self.graphs!r}: must be one of {', '.join(GRAPHS)}")
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of vllm.LLM. Log-probabilities are for the gate and cost nothing unless asked for."""
-        graphs = {"cudagraph_capture_sizes": sizes} if (sizes := self.graph_sizes()) else {}
+        """The arguments of vllm.LLM; only the correctness check requests log-probabilities."""
+        graphs: dict[str, Any] = {"cudagraph_capture_sizes": sizes} if (sizes := self.graph_sizes()) else {}
+        graphs |= {"cudagraph_mode": self.cuda_graphs} if self.cuda_graphs else {}
         attention: dict[str, Any] = {}
         if self.attention:
             backend, _, version = self.attention.partition("-")
             attention = {"backend": backend} | ({"flash_attn_version": int(version)} if version else {})
         if self.graphs == "prompts":
-            # Or what has a graph gets room for keys in 32 parts, which prompts have no use for.
+            # Prompts do not split their keys; the default reserves buffers for 32 splits in each graph.
             attention |= {"flash_attn_max_num_splits_for_cuda_graph": 1}
         return {
             "skip_tokenizer_init": True,
@@ -86,7 +89,7 @@ class Settings:
         }
 
     def graph_sizes(self) -> list[int]:
-        """The numbers of tokens that have a graph; empty where the engine's own list is it."""
+        """Token counts with a graph; empty for the engine's own list."""
         if self.graphs == "doubling":
             return [2**power for power in range(self.max_num_seqs.bit_length())]
         prompts = range(PROMPT_STEP, LAUNCH_BOUND_TOKENS + 1, PROMPT_STEP) if self.graphs == "prompts" else ()
@@ -98,12 +101,10 @@ class Settings:
 
 @dataclass
 class Batch:
-    """One batch run to its end: when it began, and for each step when it ended and how many tokens it made.
+    """Times of one finished batch, in seconds of the host's monotonic clock.
 
-    tokens_at: of each request when the engine's core had each of its tokens, by the core's own timestamps, of which
-    vLLM makes a request's `first_token_ts` and `last_token_ts`.
-    Seconds of the host's monotonic clock; a step that made tokens ends with them on the host, so the GPU has done its
-    work, and an idle engine has none left over when the next batch begins.
+    steps: end and token count of each step. A step ends when its tokens are on the host, so the GPU is idle then.
+    tokens_at: per request the core's timestamp of each token, as in vLLM's `first_token_ts` and `last_token_ts`.
     """
 
     started: float
@@ -112,21 +113,21 @@ class Batch:
     tokens_at: dict[str, list[float]] = field(default_factory=dict)
 
     def total_ms(self) -> float:
-        """From the first step's begin to the last token."""
+        """Time from the first step's start to the last token."""
         ends = [end for end, tokens in self.steps if tokens]
         return (ends[-1] - self.started) * 1e3
 
     def requests_ms(self) -> list[tuple[float, list[float]]]:
-        """Of each request: from the batch's begin to its first token, and from each token to the next."""
+        """TTFT from the batch's start, and ITLs, of each request."""
         return [
             ((at[0] - self.started) * 1e3, [(later - earlier) * 1e3 for earlier, later in pairwise(at)])
             for at in self.tokens_at.values()
         ]
 
     def steady_ms(self, sequences: int) -> list[float]:
-        """Of each step in which every sequence generated, and in the one before it too: no prompt was read in it.
+        """Times of the steps in which every sequence generated, after a step of the same kind.
 
-        Raises RuntimeError where there is none: the sequences were never all in flight.
+        Raises RuntimeError without such a step: the sequences were never all in flight.
         """
         pairs = pairwise(self.steps)
         samples = [(end - began) * 1e3 for (began, before), (end, now) in pairs if before == now == sequences]
@@ -139,8 +140,9 @@ class Batch:
 class Engine:
     """A vLLM engine with the weights of a model of this repository.
 
-    It lives as long as its process, which alone gives all of its memory back. `implementation` is vLLM's class of the
-    model, MODULE:CLASS. Raises MemoryError where the weights leave no room for a cache that holds one sequence.
+    It lives as long as its process: only the process frees all of its memory.
+    implementation: vLLM's class of the model, MODULE:CLASS.
+    Raises MemoryError if the weights leave no room for a cache of one sequence.
     """
 
     def __init__(
@@ -152,12 +154,14 @@ class Engine:
         self._reference: CausalLM | None = None
         write_model(self._folder.path, config, hugging_face, getattr(torch, settings.dtype))
         _register(implementation)
+        if settings.model_runner:
+            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.model_runner == "V2"))
         self.llm = _start(str(self._folder.path), settings)
         self.core = self.llm.llm_engine.engine_core.engine_core
         self._tokens_of_step, self._tokens_at = _watch(self.llm.llm_engine.engine_core)
 
     def prompts(self, batch: int, tokens: int) -> list[list[int]]:
-        """Random token ids that this engine has not seen yet; an engine may remember prompts."""
+        """Random token ids that this engine has not read; an engine may cache prompts."""
         ids = torch.randint(0, self.model_config.vocabulary, (batch, tokens)).tolist()
         seen = {hash(tuple(prompt)) for prompt in ids}
         if self._made & seen and tokens >= GATE_PROMPT:  # a few tokens repeat by chance
@@ -173,7 +177,7 @@ class Engine:
         around: AbstractContextManager[object] | None = None,
         steady_steps: int = 0,
     ) -> Batch:
-        """Run prompts to their end, greedily, `new_tokens` each; the prompts are handed over before the time begins.
+        """Generate `new_tokens` greedily after each prompt; the clock starts after the prompts are enqueued.
 
         around: entered for all steps, or for `steady_steps` of them once every sequence generates.
         """
@@ -202,16 +206,16 @@ class Engine:
         return batch
 
     def cache_blocks(self) -> int:
-        """How many blocks the cache has; `described` says of how many tokens each."""
+        """Count the blocks of the cache; `described` gives their tokens."""
         return self.core.scheduler.kv_cache_config.num_blocks
 
     def sequences_that_fit(self, tokens: int) -> int:
-        """How many sequences of `tokens` the cache holds at once, a few blocks left spare."""
+        """Count the sequences of `tokens` that the cache holds at once, with a few spare blocks."""
         blocks_each = sum(-(-tokens // size) for size in self._block_sizes())
         return min(int(self.cache_blocks() * (1 - SPARE_BLOCKS)) // blocks_each, self.settings.max_num_seqs)
 
     def described(self) -> dict[str, str]:
-        """What the engine says of itself, for the record."""
+        """Settings of the running engine, for the record."""
         config = self.llm.llm_engine.vllm_config
         scheduler, compilation = config.scheduler_config, config.compilation_config
         name, version = self.attention()
@@ -232,7 +236,7 @@ class Engine:
         }
 
     def attention(self) -> tuple[str, str]:
-        """Name and version of the attention that the model's layers hold; "none" for a model without."""
+        """Name and version of the attention of the model's layers; "none" for a model without."""
         found = {_attention_of(layer) for model in self.llm.apply_model(_modules) for layer in model} - {None}
         if not found:
             return "none", ""
@@ -240,7 +244,7 @@ class Engine:
         return ", ".join(dict.fromkeys(names)), ", ".join(dict.fromkeys(versions))
 
     def facts(self, head_rows: float | None = None) -> model_facts.Facts:
-        """What is compared among systems, read from the engine's model and settings."""
+        """Read the facts that a fair comparison needs from the engine's model and settings."""
         (weights,) = self.llm.apply_model(lambda model: dict(model.named_parameters()))
         cached = self.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
         return model_facts.facts_of(
@@ -252,7 +256,7 @@ class Engine:
         )
 
     def gate(self, case: Case) -> Verdict:
-        """The engine's logits after prefill and at each greedy step against the repository's model in float32."""
+        """Compare logits after a prompt and each greedy step with the repository's model in float32."""
         with _HeadRows(self.llm) as head:
             prompts = self.prompts(GATE_BATCH, GATE_PROMPT)
             first = self.run(prompts, 1)
@@ -265,7 +269,7 @@ class Engine:
         return logits_verdict(got, expected, case.dtype) + Verdict(fair)
 
     def reference(self) -> CausalLM:
-        """The repository's model with these weights in float32, on the host: beside the engine's cache is no room."""
+        """The repository's model with these weights in float32, on the host: the cache leaves no room on the GPU."""
         return self._moved_to_host(self._loaded()) if self._reference is None else self._reference
 
     def _loaded(self) -> CausalLM:
@@ -277,12 +281,12 @@ class Engine:
         return self._reference
 
     def _expected(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits [steps + 1, B, V] after the prompt and each token but the last, by the same weights in float32."""
+        """Logits [steps + 1, B, V] after the prompt and each token except the last, in float32."""
         reference, ids = self._loaded(), ids.to(device())  # weights made in inference mode cannot move later
         lengths = range(GATE_PROMPT, ids.shape[1])
         with torch.inference_mode():
             rows = [reference.prefill(ids[:, :n], reference.init_state(ids.shape[0], n))[0].cpu() for n in lengths]
-        self._moved_to_host(reference)  # where the check of the timed batch finds it
+        self._moved_to_host(reference)  # for the check of the timed batch
         return torch.stack(rows)
 
     def _block_sizes(self) -> list[int]:
@@ -293,7 +297,7 @@ class Engine:
 
 
 def write_model(folder: Path, config: ModelConfig, hugging_face: dict[str, Any], dtype: torch.dtype) -> None:
-    """A checkpoint that vLLM can open: random weights by seed and their configuration."""
+    """Write random weights by seed and their configuration as a checkpoint for vLLM."""
     model = from_seed(config, 0, device(), dtype)
     checkpoint.save(model, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(hugging_face))
@@ -304,7 +308,7 @@ def write_model(folder: Path, config: ModelConfig, hugging_face: dict[str, Any],
 
 
 def _register(implementation: str) -> None:
-    """Hand vLLM its own class of the model: by name it would import itself again in another process, to look at it."""
+    """Register vLLM's own class: by name, vLLM would import itself in another process to inspect it."""
     from vllm import ModelRegistry
 
     module, _, name = implementation.partition(":")
@@ -323,7 +327,7 @@ def _start(folder: str, settings: Settings) -> Any:
 
 
 def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
-    """To what every step of the engine's core adds: how many sequences got a token in it, and of each when."""
+    """Lists that each step extends: sequences with a new token, and timestamps per request."""
     counts: list[int] = []
     tokens_at: dict[str, list[float]] = {}
     original = client.get_output
@@ -340,7 +344,7 @@ def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
 
 
 def _cache_dtype(spec: Any) -> str:
-    """Of keys and values; of a recurrent model the convolution's window and the state."""
+    """Dtypes of keys and values, or of a recurrent model's convolution window and state."""
     dtypes = getattr(spec, "dtypes", None) or [getattr(spec, "dtype", "")]
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
@@ -357,13 +361,13 @@ def _attention_of(layer: Any) -> tuple[str, str] | None:
 
 
 def _logits(output: Any, vocabulary: int) -> torch.Tensor:
-    """[steps, V] of one request; the engine hands back a dictionary a step."""
+    """Logits [steps, V] of one request, from the engine's dictionary per step."""
     rows = [[step[token].logprob for token in range(vocabulary)] for step in output.outputs[0].logprobs]
     return torch.tensor(rows)
 
 
 class _HeadRows:
-    """Counts the rows that the model's head is given inside of a `with` block."""
+    """Count the rows that pass the LM head inside a `with` block."""
 
     def __init__(self, llm: Any) -> None:
         self.rows = 0

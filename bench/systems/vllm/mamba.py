@@ -10,8 +10,7 @@ from bench.systems.on_device import device
 from bench.systems.vllm.system import VllmSystem
 from harness.schema.case import Case
 
-# Of a generate case: enough for the state to be one of real tokens. Its size and a step's work do not depend on how
-# many were read, and reading 512 prompts of 32,768 tokens would take minutes that are not timed.
+# Generate reads this many tokens into the state; longer prompts change neither its size nor the work of a step.
 GENERATE_PROMPT = 128
 
 
@@ -20,7 +19,7 @@ class VllmMamba(VllmSystem):
 
     implementation = "vllm.model_executor.models.mamba:MambaForCausalLM"
     steps_grow = False
-    max_num_batched_tokens = 16384  # of B = 16 at 2k on one H100: forward 571 ms, 2.2 times mamba-ssm's 260
+    max_num_batched_tokens = 16384
 
     def config(self, size: str) -> MambaConfig:
         """The repository's Mamba."""
@@ -51,13 +50,12 @@ class VllmMamba(VllmSystem):
         }
 
     def prompt_tokens(self, case: Case) -> int:
-        """Of generate GENERATE_PROMPT at most; the record says how many (`prompt_tokens`)."""
+        """Prompt length: at most GENERATE_PROMPT for generate; recorded as `prompt_tokens`."""
         return min(case.context, GENERATE_PROMPT) if case.phase == "generate" else case.context
 
     def cache_bytes(self, config: MambaConfig, context: int) -> int:
-        """State and convolution window of 2 bytes a number, whatever the context."""
+        """State and convolution window at 2 bytes per number, for any context."""
         return 2 * config.layers * config.inner_width * (config.state_dim + CONV_KERNEL - 1)
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """See VllmSystem.last_logits."""
         return ScannedMamba(reference.inner, device()).logits(ids, last)

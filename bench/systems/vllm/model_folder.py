@@ -1,4 +1,4 @@
-"""A folder for an engine's model under a name that the next engine's has too."""
+"""Reuse one folder name for the models of successive engines, as vLLM's compile cache depends on it."""
 
 import errno
 import fcntl
@@ -15,12 +15,11 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
 class ModelFolder:
-    """An empty folder that this process has alone, and that is emptied when it is let go: `path`.
+    """An empty folder, `path`, that this process holds alone and empties at its end.
 
-    vLLM finds what it compiled for a model by the model's path too, so an engine whose folder has a new name compiles
-    everything again. The names are therefore numbered, and each process takes the first one that is free. What a killed
-    process left in its folder goes when the next one takes it. On a file system without locks each name is new. Raises
-    OSError where no folder can be made.
+    vLLM's compile cache is keyed by the model's path: a new name compiles everything again. So names are numbered, and
+    each process locks the first free one and removes a killed process's leftovers. Without file locks each name is new.
+    Raises OSError if no folder can be created.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
@@ -39,7 +38,7 @@ class ModelFolder:
 
 
 def _taken(path: Path) -> int | None:
-    """The locked folder's descriptor; None where another process has it, or another user made it."""
+    """Lock the folder and return its descriptor; None if another process or user owns it."""
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
     try:

@@ -1,4 +1,4 @@
-"""Answer a case by vLLM: which engine serves it, what a sample is in each phase, and the check of what was timed."""
+"""Run a case in vLLM: its engine, its samples in each phase, and the check of timed outputs."""
 
 import os
 from collections import deque
@@ -26,8 +26,8 @@ from harness.measure.system import NeedsFreshProcess, Workload
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 
-# In this process, or requests are admitted piecemeal and a batch splits; offline; without flashinfer's sampler, which
-# would be compiled at the first request.
+# In this process: a separate core admits requests one by one and splits a batch. Offline. FlashInfer's sampler would
+# compile at the first request.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -36,12 +36,12 @@ ENVIRONMENT = {
 }
 SUPPORTED = ("0.22", "0.33")  # oldest and newest minor release
 CORE = "in the process that asks, where vLLM's default is one of its own"
-STEADY_STEPS = 32  # of a generate batch, at the least, in which every sequence takes part
-STEPS_SEEN = 16  # of those by a profiler
-MANY_SEQUENCES = 4096  # the figures' largest batch: an engine of more than SEQUENCES is made for all of them
-BESIDE_CACHE = 2_500_000_000  # bytes that an engine of 1.3b took beside weights and cache, on an H100 and an H200
-BESIDE_PROMPTS = 2_000_000_000  # more for graphs of prompts: a forward holds the prompts of two steps alone
-MODEL_LENGTH = 33_024  # the figures' longest prompt, 32,768, and its steps; one engine then serves them all
+STEADY_STEPS = 32  # fewest steps of a generate batch in which every sequence generates
+STEPS_SEEN = 16  # steps that a profiler sees
+MANY_SEQUENCES = 4096  # the figures' largest batch; one engine serves every batch above SEQUENCES
+BESIDE_CACHE = 2_500_000_000  # bytes of a 1.3b engine besides weights and cache, on an H100 and an H200
+BESIDE_PROMPTS = 2_000_000_000  # further bytes for graphs of prompts
+MODEL_LENGTH = 33_024  # the figures' longest prompt and its steps; one engine serves them all
 
 
 class VllmSystem:
@@ -49,12 +49,14 @@ class VllmSystem:
 
     packages: tuple[str, ...] = ("vllm",)
     implementation: ClassVar[str]  # vLLM's own, MODULE:CLASS
-    # Tokens of a step; and by phase of a block of the cache, the engine's choice where it is not named. The suite
-    # vllm-settings tries them.
+    # By phase, vLLM's choice otherwise: tokens of a cache block, graph sizes, model runner (V1 or V2), cudagraph_mode.
+    # The suite vllm-settings tries them.
     max_num_batched_tokens: ClassVar[int]
     block_sizes: ClassVar[Mapping[str, int]] = {}
-    graphs: ClassVar[Mapping[str, str]] = {}  # by phase; the engine's own where it is not named
-    steps_grow: ClassVar[bool] = True  # whether a step of generate reads more with each token that a sequence has
+    graphs: ClassVar[Mapping[str, str]] = {}
+    model_runners: ClassVar[Mapping[str, str]] = {}
+    cuda_graphs: ClassVar[Mapping[str, str]] = {}
+    steps_grow: ClassVar[bool] = True  # whether a generate step reads more as the context grows
 
     def __init__(self) -> None:
         os.environ.update(ENVIRONMENT)
@@ -62,39 +64,39 @@ class VllmSystem:
         self._verdict: Verdict | None = None
 
     def unavailable(self) -> str:
-        """vllm.platforms.cuda imports the kernels under the names of each release; an engine imports the rest, 4 s."""
+        """Try vLLM's CUDA kernels, which vllm.platforms.cuda imports; starting an engine imports the rest."""
         return no_gpu() or other_release("vllm", *SUPPORTED) or cannot_import("vllm", "vllm.platforms.cuda")
 
     def config(self, size: str) -> ModelConfig:
-        """The repository's configuration of a size."""
+        """The repository's configuration at a size."""
         raise NotImplementedError
 
     @property
     def architecture(self) -> str:
-        """How a config.json names the model."""
+        """The model's name in config.json."""
         return self.implementation.partition(":")[2]
 
     def hugging_face(self, config: Any, length: int) -> dict[str, Any]:
-        """The same as a Hugging Face config.json, for sequences of up to `length` tokens."""
+        """The Hugging Face config.json for sequences of up to `length` tokens."""
         raise NotImplementedError
 
     def cache_bytes(self, config: Any, context: int) -> int:
-        """Bytes of cache that a sequence of `context` tokens needs."""
+        """Cache bytes of one sequence of `context` tokens."""
         raise NotImplementedError
 
     def check(self, engine: Engine, case: Case) -> None:
-        """Raise RuntimeError where the engine does not run as this system says it does."""
+        """Raise RuntimeError if the engine runs with other kernels than this system names."""
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """The logits [B, last, V] after the last of ids [B, T], by a model of this repository that is on the host."""
+        """Logits [B, last, V] after the last of ids [B, T], by this repository's model on the host."""
         raise NotImplementedError
 
     def prompt_tokens(self, case: Case) -> int:
-        """How many tokens each prompt has: those of the context."""
+        """Prompt length in tokens."""
         return case.context
 
     def build(self, case: Case) -> Workload:
-        """The workload of a case; it times itself."""
+        """Build the workload of a case; vLLM times itself."""
         ceilings = ceilings_of(device())  # measured while the engine has not taken the GPU's memory
         engine = self.engine(case)
         read = replace(case, context=self.prompt_tokens(case))
@@ -123,7 +125,7 @@ class VllmSystem:
     def engine(self, case: Case) -> Engine:
         """The engine of this process, started for its first case.
 
-        NeedsFreshProcess where it does not serve this one, Skip where a part of vLLM cannot be imported.
+        Raises NeedsFreshProcess for a case with other settings, Skip if a part of vLLM cannot be imported.
         """
         settings = self._settings(case)
         if self._engine is None:
@@ -148,13 +150,15 @@ class VllmSystem:
             max_num_batched_tokens=int(case.option("max_num_batched_tokens", self.max_num_batched_tokens)),
             attention=str(case.option("attention", "")),
             graphs=graphs,
+            model_runner=str(case.option("model_runner", self.model_runners.get(case.phase, ""))),
+            cuda_graphs=str(case.option("cuda_graphs", self.cuda_graphs.get(case.phase, ""))),
             cache_bytes=self._cache_bytes(case.size, graphs),
         )
 
     def _cache_bytes(self, size: str, graphs: str) -> int | None:
-        """What the cache takes; None for what the engine finds to be left.
+        """Cache bytes; None lets the engine use the memory that is left.
 
-        Of a size that was cut its layers' share of the whole model's cache, so that as many sequences fit.
+        A truncated model gets its layers' share, so that as many sequences fit as in the whole model.
         """
         name, layers = uncut(size)
         if not layers and graphs != "prompts":
@@ -165,9 +169,9 @@ class VllmSystem:
         return cache * part.layers // config.layers
 
     def _sequences(self, case: Case) -> int:
-        """SEQUENCES where no more could ever be in flight of the case's batch, else MANY_SEQUENCES, doubled if need be.
+        """Sequences of the engine: SEQUENCES if no more can be in flight, else MANY_SEQUENCES or a doubling of it.
 
-        So a figure's batches share one or two engines; each start of one costs as much as the cases of a figure.
+        A figure's batches then share one or two engines; starting one takes as long as the cases of a figure.
         """
         each = self.cache_bytes(self.config(uncut(case.size)[0]), case.context)
         possible = min(case.batch, gpu_memory() // each)
@@ -185,7 +189,7 @@ def gpu_memory() -> int:
 
 
 class _Work:
-    """What a phase is in an engine: prompts of `context` tokens, `new_tokens` each, and the samples of one batch."""
+    """A phase in the engine: prompts of `context` tokens, `new_tokens` generated after each, samples per batch."""
 
     timed: str
 
@@ -198,46 +202,44 @@ class _Work:
         self.batch = case.batch
 
     def wanted_tokens(self, case: Case) -> int:
-        """How many tokens each sequence generates."""
+        """Tokens that each sequence generates."""
         return 1
 
     @property
     def tokens(self) -> int:
-        """How many tokens one sample stands for."""
+        """Tokens of one sample."""
         return self.batch * self.context
 
     def samples_of(self, batch: Batch) -> list[float]:
-        """The samples in ms that one batch gives."""
+        """Samples of one batch, in ms."""
         return [batch.total_ms()]
 
     def metrics(self) -> dict[str, float | None]:
-        """How many sequences the cache holds at once, of those asked for."""
+        """Sequences in flight, of the requested batch, and the cache's blocks."""
         return {"sequences_at_once": self.at_once, "cache_blocks": self.engine.cache_blocks()}
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """See Workload.measured."""
         return {}
 
     def once(self) -> Batch:
-        """One batch of fresh prompts, which `witness` finds until the next one."""
+        """Run one batch of fresh prompts; `witness` checks the last one."""
         self._prompts = self.engine.prompts(self.batch, self.context)
         self._ran = self.engine.run(self._prompts, self.new_tokens)
         return self._ran
 
     def inside(self, around: AbstractContextManager[object]) -> int:
-        """See Workload.engine_batch."""
         self.engine.run(self.engine.prompts(self.batch, self.context), self.new_tokens, around=around)
         return 1
 
     def samples(self, policy: Policy) -> Iterator[list[float]]:
-        """Those of batch after batch, without an end."""
+        """Yield the samples of batch after batch, without end."""
         while True:
             yield self.samples_of(self.once())
 
     def witness(self, chance: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Verdict]:
-        """Drawn sequences of the last batch: their last tokens must be the reference's choice, given those before."""
+        """Check random sequences of the last batch: each last token must be the reference's choice."""
         tokens = self.context + self.new_tokens - 1
-        if tokens > MODEL_LENGTH:  # beside the engine is no room for more
+        if tokens > MODEL_LENGTH:  # next to the engine is no room for more
             return not_compared(tokens, MODEL_LENGTH)
         rows = drawn(chance, self.batch, tokens)
 
@@ -256,10 +258,7 @@ class _Work:
 
 
 class Prefill(_Work):
-    """Forward: prompts that end with their first token, and leave the cache with it.
-
-    So it need not hold them all: a step reads as many as its tokens allow, while those of the step before may be there.
-    """
+    """Forward: a prompt ends with one token and frees its cache, so only the prompts of two steps are held."""
 
     timed = "all prompts, from the first step to the last prompt's first token"
 
@@ -268,12 +267,11 @@ class Prefill(_Work):
         self.at_once = min(self.at_once, -(-2 * engine.settings.max_num_batched_tokens // self.context))
 
     def metrics(self) -> dict[str, float | None]:
-        """Of the cache alone."""
         return {"cache_blocks": self.engine.cache_blocks()}
 
 
 class EngineGenerate(_Work):
-    """Steps of as many sequences as the cache holds; a sample is a step in which all of them take part."""
+    """Generate with as many sequences as the cache holds; a sample is a step in which all of them generate."""
 
     timed = "each step in which every sequence in flight generates"
 
@@ -282,12 +280,12 @@ class EngineGenerate(_Work):
         self.batch = self.at_once
 
     def centre(self) -> None:
-        """Shorten the prompts by half of the tokens that follow, so that the timed steps lie around the context."""
+        """Shorten the prompts by half of the generated tokens, so that the timed steps lie around the context."""
         self.context = max(1, self.context - self.new_tokens // 2)
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
     def wanted_tokens(self, case: Case) -> int:
-        """Enough that all generate STEADY_STEPS together: the first prompt read waits for the last one."""
+        """Enough tokens that all sequences generate STEADY_STEPS together after the last prompt is read."""
         limit = self.engine.settings.max_num_batched_tokens
         sequences = min(case.batch, self.engine.sequences_that_fit(case.context + STEADY_STEPS))
         reading = -(-sequences * case.context // max(1, limit - sequences))
@@ -295,11 +293,10 @@ class EngineGenerate(_Work):
 
     @property
     def tokens(self) -> int:
-        """One a sequence in flight."""
+        """One token per sequence in flight."""
         return self.batch
 
     def inside(self, around: AbstractContextManager[object]) -> int:
-        """See Workload.engine_batch."""
         prompts = self.engine.prompts(self.batch, self.context)
         batch = self.engine.run(prompts, self.new_tokens, around=around, steady_steps=STEPS_SEEN)
         steady = len(batch.steady_ms(self.batch))
@@ -308,16 +305,14 @@ class EngineGenerate(_Work):
         return STEPS_SEEN
 
     def samples_of(self, batch: Batch) -> list[float]:
-        """Every steady step."""
         return batch.steady_ms(self.batch)
 
     def metrics(self) -> dict[str, float | None]:
-        """Where the steps stand, too."""
         return super().metrics() | {"context_at_last_step": self.context + self.new_tokens}
 
 
 class EngineRequest(_Work):
-    """Prompts, then `steps` tokens after each one's first."""
+    """A request: a prompt, then `steps` tokens after the first one."""
 
     timed = "all prompts and their tokens, from the first step to the last token"
 
@@ -326,19 +321,18 @@ class EngineRequest(_Work):
         self._requests: deque[list[tuple[float, list[float]]]] = deque(maxlen=token_times.TIMED_REQUESTS)
 
     def samples_of(self, batch: Batch) -> list[float]:
-        """The whole batch; its requests' own times are kept."""
+        """Time of the whole batch; keeps the times of its requests."""
         self._requests.append(batch.requests_ms())
         return super().samples_of(batch)
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """See token_times.metrics, of the last batches: a request waits while prompts before its own are read."""
+        """TTFT and ITL of the last batches; TTFT includes the time to read earlier prompts."""
         return token_times.metrics(list(self._requests)[-calls:])
 
     def wanted_tokens(self, case: Case) -> int:
-        """The token after the prompt is no step of its own."""
+        """One token more than steps: the prompt's own token."""
         return case.new_tokens + 1
 
     @property
     def tokens(self) -> int:
-        """Prompt and steps."""
         return self.batch * (self.context + self.new_tokens - 1)

@@ -18,32 +18,24 @@ BEST_VERSION = {9: "3", 10: "4"}
 
 
 class VllmTransformer(VllmSystem):
-    """transformer/vllm; a panel's option `attention` (FLASH_ATTN-2, TRITON_ATTN, ...) asks for another attention."""
+    """transformer/vllm; the option `attention` (FLASH_ATTN-2, TRITON_ATTN, ...) chooses another attention."""
 
     model: ClassVar[str] = "transformer"
 
     implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"
-    # The best of the suite vllm-settings, one H100. Forward, B = 16, ms at 2k, 8k and 32k tokens: blocks of 128 tokens
-    # and steps of 32,768 168.8, 808 and 5,713; blocks of 16 170.6, 843 and 6,049. Shorter steps are slower: blocks of
-    # 16, at 2k and 8k, steps of 8,192 170.2 and 862, of 16,384 167.6 and 849, of 32,768 166.0 and 848. Generate after
-    # 512, 1,024 and 2,048 tokens, us a token: blocks of 16 44.0, 77.7 and 150.2, of 128 42.9, 80.6 and 148.5; graphs at
-    # powers of two 43.9, 79.9 and 150.2. On another H100, blocks of 16, Triton's attention 43.9, 81.1 and 157.6,
-    # FlashInfer's 44.4, 80.0 and 155.3.
-    # Graphs of prompts change little where the host is fast (at 2k, B = 1, 2, 4 and 16, 12.8, 23.6, 44.1 and 168.9 ms
-    # with them, 12.6, 23.0, 44.3 and 168.7 without); where it is slow one prompt of 2k took 15 to 23 ms without. A
-    # request goes without, as its steps need their keys divided.
+    # Fastest in the suite vllm-settings on one H100. Graphs of prompts help where the host is slow; a request goes
+    # without them, as its steps need split keys.
     max_num_batched_tokens = 32768
     block_sizes: ClassVar[Mapping[str, int]] = {"forward": 128, "request": 128, "generate": 16}
     graphs: ClassVar[Mapping[str, str]] = {"forward": "prompts"}
 
     def config(self, size: str) -> TransformerConfig:
-        """The repository's Transformer."""
         config = model_config(self.model, size)
         assert isinstance(config, TransformerConfig)
         return config
 
     def hugging_face(self, config: TransformerConfig, length: int) -> dict[str, Any]:
-        """Llama's configuration of the same function."""
+        """Llama's configuration of the same model."""
         return {
             "architectures": [self.architecture],
             "model_type": "llama",
@@ -69,11 +61,10 @@ class VllmTransformer(VllmSystem):
         return 2 * 2 * config.kv_width * config.layers * max(1, context)
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """See VllmSystem.last_logits."""
         return transformer_logits(reference, ids, last, torch.device(device()))
 
     def check(self, engine: Engine, case: Case) -> None:
-        """Another attention than this GPU's best is an error unless it was asked for."""
+        """Raise RuntimeError for another attention than this GPU's best, unless a case requests it."""
         found = "-".join(engine.attention()).rstrip("-")
         asked = str(case.option("attention", ""))
         expected = asked or f"FLASH_ATTN-{BEST_VERSION.get(compute_capability(), '2')}"
@@ -90,5 +81,5 @@ class VllmGroupedQueryTransformer(VllmTransformer):
 
 
 def compute_capability() -> int:
-    """The GPU's major one."""
+    """Major compute capability of the GPU."""
     return torch.cuda.get_device_capability()[0]

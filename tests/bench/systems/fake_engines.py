@@ -1,4 +1,4 @@
-"""vLLM's adapter as a worker finds it, over an engine that fails as the case's option `fault` says."""
+"""vLLM's adapter over an engine that fails as the case's option `fault` names."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ HELD_BYTES = 4 << 30
 
 
 def hold_gpu_memory() -> None:
-    """What an engine has taken when it fails."""
+    """Resources of an engine when it fails."""
     if torch.cuda.is_available():
         held.append(torch.empty(HELD_BYTES, dtype=torch.uint8, device="cuda"))
 
@@ -38,7 +38,7 @@ FAULTS = {
     "busy": lambda: _raise(ValueError("Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less than desired")),
     "none": lambda: None,
 }
-# An engine may also start well: these befall it in a step.
+# Faults in a step of an engine that started.
 LATER = {
     "dies later": FAULTS["dies"],
     "hangs later": FAULTS["hangs"],
@@ -67,7 +67,7 @@ class LLM(fake_vllm.LLM):
 
 
 class Faulty(VllmTransformer):
-    """transformer/vllm with the engine above in vLLM's place, on the CPU."""
+    """transformer/vllm with the engine above instead of vLLM, on the CPU."""
 
     max_num_batched_tokens = 64
 

@@ -1,4 +1,4 @@
-"""A vLLM small enough for a CPU: an engine that schedules as vLLM does and computes by the repository's own model."""
+"""A small vLLM for a CPU: it schedules as vLLM does, and computes with the repository's own model."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from bench.models.config import TransformerConfig
 
 
 def install(engine, modules):
-    """Put this module in vLLM's place among `modules`, with `engine` for its LLM; what is registered goes to a dict."""
+    """Replace vLLM among `modules` by this module with `engine` as its LLM; return the registered models."""
     vllm, llama = ModuleType("vllm"), ModuleType("vllm.model_executor.models.llama")
     registered = {}
     llama.LlamaForCausalLM = Model
@@ -45,7 +45,7 @@ class Sequence:
 
 
 class Attention(torch.nn.Module):
-    """What an attention layer of vLLM says of itself."""
+    """Attributes of an attention layer in vLLM."""
 
     name, version = "FLASH_ATTN", 3
 
@@ -56,7 +56,7 @@ class Attention(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    """The repository's Transformer, with vLLM's seam between the last hidden states and their logits."""
+    """The repository's Transformer, with vLLM's split between hidden states and logits."""
 
     def __init__(self, folder, dtype):
         super().__init__()
@@ -81,9 +81,9 @@ class Model(torch.nn.Module):
 
 
 class LLM:
-    """`blocks` of cache, a step of at most `max_num_batched_tokens`, decoding before reading; no weights are run twice.
+    """A cache of `blocks`, steps of at most `max_num_batched_tokens`, generating before reading prompts.
 
-    `compute` off replaces the model by token 0: for scheduling alone.
+    compute: off replaces the model by token 0, to test scheduling.
     """
 
     blocks = 100
@@ -137,7 +137,7 @@ class LLM:
         return [function(self.model)]
 
     def _step(self):
-        """One token of every sequence that is read, then as much of the prompts as the step and the cache hold."""
+        """Generate a token for each read sequence, then read as many prompt tokens as step and cache allow."""
         budget, got = self.arguments["max_num_batched_tokens"], []
         for sequence in [s for s in self.running if s.read == len(s.prompt)]:
             budget -= 1

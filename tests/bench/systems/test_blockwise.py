@@ -1,4 +1,4 @@
-"""A model run block by block computes what it computes as a whole, and its weights stay where they were."""
+"""A model run block by block gives the logits of the whole model, and its weights return to the host."""
 
 import pytest
 import torch

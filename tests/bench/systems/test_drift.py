@@ -1,4 +1,4 @@
-"""A drift from the exact model is seen, and none is seen where there is none."""
+"""The drift from the exact model is measured, and is zero for the exact model."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""An engine that dies, hangs or is out of memory leaves a record within its limit, and the GPU to the next case."""
+"""An engine that dies, hangs or runs out of memory leaves a record in time, and frees the GPU."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ PAIR = ("transformer", "vllm")
 
 
 def run(folder: Path, *faults: str, time_limit_s: float = LIMIT_S, gpu: bool = False) -> list[Record]:
-    """Forward of two prompts through the adapter, an engine for each fault."""
+    """Forward of two prompts through the adapter, one engine per fault."""
     paths = [str(HERE), str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")]
     hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
     launch = Launch(

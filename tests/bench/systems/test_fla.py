@@ -1,4 +1,4 @@
-"""The flash-linear-attention adapters drive the package as it wants, with a small package in its place."""
+"""The flash-linear-attention adapters call the package correctly; a small package stands in for it."""
 
 import sys
 import time
@@ -27,9 +27,9 @@ LAYER = Case(
 
 
 class Cache:
-    """Takes a new state at every update, as the package's does; the convolution's inputs a step updates in place.
+    """Replaces its state at every update and updates the convolution's inputs in place, as the package's does.
 
-    keeps: how those are kept, in a tuple as of Gated DeltaNet or alone as of RWKV-7.
+    keeps: form of those inputs, a tuple for Gated DeltaNet, a tensor for RWKV-7.
     """
 
     keeps = staticmethod(lambda last: (last,))
@@ -38,10 +38,10 @@ class Cache:
         self.layers = []
 
     def reset(self):
-        """Does nothing, as that of releases before 0.5.1."""
+        """Do nothing, as releases before 0.5.1."""
 
     def get(self, zero):
-        """The state and the last input."""
+        """State and last input."""
         if not self.layers:
             return zero, zero.clone()
         state, last = self.layers[0].state["recurrent_state"], self.layers[0].state["conv_state"]
@@ -168,7 +168,7 @@ def test_every_call_of_generate_starts_from_the_same_state(package, monkeypatch,
 
 def measured(case):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.model_facts.checks", lambda facts, case: [])  # of the 1.3b size, which this is not
+        patch.setattr("bench.model_facts.checks", lambda facts, case: [])  # the fake is smaller than the 1.3b size
         policy = Policy(min_samples=2, budget_s=0)
         return CaseRun(replace(case, timing="eager"), policy).record(GatedDeltaNet())
 
@@ -192,7 +192,7 @@ def test_a_timed_call_that_differs_is_seen(package, monkeypatch, phase, context)
 
     def off(model, ids, state):
         logits, state = whole(model, ids, state)
-        return logits * (1.2 if len(ids) == batch else 1.0), state  # the gate runs fewer sequences
+        return logits * (1.2 if len(ids) == batch else 1.0), state  # the correctness check runs fewer sequences
 
     monkeypatch.setattr(fla_models.FlaModel, name, off)
     record = measured(replace(CASE, phase=phase, context=context))
@@ -200,7 +200,7 @@ def test_a_timed_call_that_differs_is_seen(package, monkeypatch, phase, context)
 
 
 def test_a_model_is_tuned_on_the_work_that_is_timed_and_gated_once_after(package, monkeypatch):
-    monkeypatch.setattr("bench.model_facts.checks", lambda facts, case: [])  # of the 1.3b size, which this is not
+    monkeypatch.setattr("bench.model_facts.checks", lambda facts, case: [])  # the fake is smaller than the 1.3b size
     forward = replace(CASE, phase="forward", context=20, timing="eager")
     system = GatedDeltaNet()
     workload = system.build(forward)
@@ -211,10 +211,10 @@ def test_a_model_is_tuned_on_the_work_that_is_timed_and_gated_once_after(package
     gated = len(lengths)
     longer = system.build(replace(forward, context=30))
     assert longer.gate().passed
-    assert lengths[gated:] == [30]  # new shapes are compiled ahead; the verdict stands
+    assert lengths[gated:] == [30]  # new shapes compile again; the check is not repeated
     assert longer.settings["tuned"] == workload.settings["tuned"] == "on the first forward of 16 to 255 tokens at once"
     far = system.build(replace(forward, context=200))
-    assert lengths[gated + 1 :] == [200, 200]  # of another size, so it is tuned on its own
+    assert lengths[gated + 1 :] == [200, 200]  # another size is tuned again
     assert far.settings["tuned"] == "on the first forward of 256 to 4,095 tokens at once"
 
 
@@ -237,7 +237,7 @@ def test_kernels_may_be_off_a_little_more_than_the_rounding_of_their_model(off, 
     exact = torch.randn(5, 2, 4000)
     noise = torch.randn_like(exact)
     verdict = fla_models.rounding_verdict(exact + off * noise, exact + 0.06 * noise, exact, "bfloat16")
-    assert verdict.checks[0].passed is passes  # 0.05 is the table's limit, 0.09 half as much again as 0.06
+    assert verdict.checks[0].passed is passes  # 0.05 is the table's limit; 0.09 = 1.5 * 0.06
 
 
 def test_the_record_says_that_the_gate_is_wider_and_what_the_package_says_of_its_rwkv7():
@@ -263,7 +263,7 @@ def test_requests_and_other_sizes_are_skipped(package):
 
 
 def chunk(q, k, v, w, b, eta, initial_state, initial_state_bias, output_final_state, **mini_batch):
-    """Not TTT; enough to tell whether each argument arrives in its shape."""
+    """Not TTT, but sensitive to every argument and its shape."""
     out = q + k + v * eta + w + b + initial_state_bias.transpose(1, 2)
     return out, initial_state + out.sum(1)[..., None], initial_state_bias.clone()
 

@@ -1,4 +1,4 @@
-"""The Transformer computes the same on every attention, whichever package it comes from."""
+"""The Transformer gives the same logits on every attention package."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -27,7 +27,7 @@ BATCH, PROMPT, STEPS = 3, 21, 4
 
 
 def flash_attn_func(q, k, v, causal=False):
-    """[B, T, H, D], as all of them take it."""
+    """Attention on [B, T, H, D], as in every package."""
     out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal, enable_gqa=True)
     return out.transpose(1, 2)
 
@@ -41,7 +41,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, causal):
 
 
 def flash_attn_varlen_func(q, k, v, *, cu_seqlens_q, causal, fa_version, cu_seqlens_k=None, block_table=None, **rest):
-    """Prompts end to end, or single queries over pages [page, tokens, H, D] that a block table names."""
+    """Concatenated prompts, or single queries over pages [page, tokens, H, D] of a block table."""
     assert causal
     assert fa_version == 3
     ends = cu_seqlens_q.tolist()

@@ -1,4 +1,4 @@
-"""The gate of a TTT model compares each layer's inner loop, and leaves the model as it was."""
+"""A TTT model's correctness check compares each layer's inner loop, and leaves the model unchanged."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,7 @@ def case(system, **options):
 
 
 class WrongOperator(TorchOperator):
-    """One that computes another function, in both phases or in its steps alone."""
+    """An operator with wrong outputs, in both phases or only in steps."""
 
     def __init__(self, learner, wrong, in_prefill):
         super().__init__(learner)
@@ -42,7 +42,7 @@ class WrongOperator(TorchOperator):
 @pytest.mark.parametrize("in_prefill", [True, False])
 @pytest.mark.parametrize("wrong", ["zeros", "queries", "more", "learns"])
 def test_the_gate_notices_a_wrong_operator_in_a_model_whose_logits_hardly_show_it(wrong, in_prefill, monkeypatch):
-    """Two layers of 128 channels in bfloat16: of zeros for outputs, logits are within the limit of their rounding."""
+    """Two layers of 128 channels in bfloat16: the logits of zero outputs pass their limit."""
     adapter, small = TTTTorch(), replace(case("ttt-linear"), dtype="bfloat16")
     model = model_of(small, operator=WrongOperator("linear", wrong, in_prefill))
     monkeypatch.setattr(adapter, "load", lambda case: model)
@@ -52,7 +52,7 @@ def test_the_gate_notices_a_wrong_operator_in_a_model_whose_logits_hardly_show_i
 
 
 class ForgetfulOperator(TorchOperator):
-    """One whose steps never rewrite the weights at the end of a mini-batch."""
+    """An operator whose steps never rewrite the weights at the end of a mini-batch."""
 
     def generate_step(self, projections, learner, state):
         weights = [getattr(state, name).clone() for name in state._fields if name[0] in "Wb"]
@@ -63,7 +63,7 @@ class ForgetfulOperator(TorchOperator):
 
 
 class BrokenInTheLastLayer(TorchOperator):
-    """Not a number in the second of two layers, of a prompt alone."""
+    """NaN in the second of two layers, only for a prompt."""
 
     calls = 0
 

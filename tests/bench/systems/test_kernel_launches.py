@@ -1,4 +1,4 @@
-"""Kernels are read from a graph as the driver describes them."""
+"""Kernel launches are read from a graph through the driver."""
 
 from enum import IntEnum
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ def launch(name="k", **fields):
 
 
 class Handle(int):
-    """A handle as the binding has it: a number once it is asked for, and true whatever the number."""
+    """A handle of the binding: it converts to a number, and is truthy for any number."""
 
     def __bool__(self):
         return True
@@ -32,7 +32,7 @@ class Status(IntEnum):
 class Driver:
     """`cuda.bindings.driver` over one graph: node 1 is a copy, node 2 a kernel by its function, node 3 by its kernel.
 
-    Functions return tuples, the status first, and None for a value that an error left unset.
+    Functions return tuples: the status, then values, None after an error.
     """
 
     CUgraph = CUfunction = Handle
@@ -110,7 +110,7 @@ def test_of_a_compiled_module_its_own_kernels_count_with_the_spills_of_their_com
 @pytest.mark.gpu
 def test_launches_of_a_real_graph():
     x = torch.randn(256, 256, device="cuda")
-    found = kernel_launches(lambda: x.neg_().relu_())  # a kernel each, whatever libraries are installed
+    found = kernel_launches(lambda: x.neg_().relu_())  # one kernel each with any library
     assert len(found) == 2
     assert all(one.registers > 0 and one.blocks > 0 and one.threads > 0 for one in found)
 

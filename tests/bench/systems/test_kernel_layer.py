@@ -1,4 +1,4 @@
-"""The sets of sequences that a generate kernel is measured on stand for a whole mini-batch, and are checked."""
+"""The sets of sequences of a timed generate kernel cover a mini-batch, and are checked."""
 
 from collections import Counter
 from dataclasses import replace
@@ -16,7 +16,7 @@ from bench.systems.ttt.layer import layer_inputs
 
 
 def one_set(mini_batch=16):
-    """A set whose step does what the kernels do to the position, and notes where it was."""
+    """A set whose step advances the position as the kernels do, and records it."""
     seen = []
 
     def generate_step(token, outer, state, out, launch):

@@ -1,4 +1,4 @@
-"""Limits by the rounding of a dtype, and the response of logits to another past."""
+"""Limits that follow the rounding of a dtype, and the response of logits to another past."""
 
 from dataclasses import replace
 

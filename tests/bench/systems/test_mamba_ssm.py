@@ -1,4 +1,4 @@
-"""The mamba-ssm adapter keeps the package's states straight, with a small package in its place."""
+"""The mamba-ssm adapter handles the package's states; a small package stands in for it."""
 
 import sys
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ class InferenceParams:
 
 
 class MambaLMHeadModel(nn.Module):
-    """A leaky sum of the embeddings in each layer; like the package's scan it begins at zero, its step at the state."""
+    """A leaky sum of embeddings per layer; a scan starts at zero, a step at the state."""
 
     def __init__(self, config, device, dtype):
         super().__init__()
@@ -37,7 +37,7 @@ class MambaLMHeadModel(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, device=device, dtype=dtype)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.lm_head.weight = self.embedding.weight
-        self.A_log = nn.Parameter(torch.zeros(config.n_layer, 2 * config.d_model, 16))  # as many as there really are
+        self.A_log = nn.Parameter(torch.zeros(config.n_layer, 2 * config.d_model, 16))  # the real count
 
     def allocate_inference_cache(self, batch, context, dtype):
         width = self.embedding.weight.shape[1]
@@ -144,7 +144,7 @@ def test_the_record_says_that_the_convolution_falls_back(monkeypatch):
 
 
 class Sequential:
-    """The small model, token by token in a wider type; `tensors` as the package names them."""
+    """The small model, token by token in a wider dtype; `tensors` by the package's names."""
 
     def __init__(self, model, dtype):
         self.model = MambaSSMModel(CONFIG, "Mamba1", "cpu", dtype)
@@ -170,7 +170,7 @@ class Small(MambaSSM):
 
 
 def test_what_runs_without_its_kernels_leaves_no_state(package, monkeypatch):
-    """Compiling ahead runs the steps on what memory held; the state is where the case begins when it is timed."""
+    """Compiling ahead runs steps on uninitialised memory; the timed state starts at the case's start."""
     ran = []
 
     def garble(run):
@@ -196,7 +196,7 @@ def test_each_model_is_tuned_and_a_request_is_captured_after_that(package, monke
     request = Case("mamba", "mamba-ssm", "tiny", "request", 3, 24, dtype="float32", options=(("steps", 3),))
     adapter = Small()
     adapter.build(request).capture()
-    assert done == ["prepare", "captured", "captured"]  # the state's hand-over, a step
+    assert done == ["prepare", "captured", "captured"]  # the state's copy, a step
     adapter.build(replace(request, batch=2)).capture()
     assert done[3:] == ["compile_ahead", "captured", "captured"]
     adapter.build(replace(request, dtype="bfloat16")).capture()  # another model

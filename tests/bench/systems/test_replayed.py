@@ -1,4 +1,4 @@
-"""The reference in replays is the reference: every piece, every layer, from any position."""
+"""The replayed reference equals the plain one: every piece and layer, from any position."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=p
 
 
 def through(operator: Any, prompts: list[int], learner: str, mini_batch: int, device: str) -> list[Tensor]:
-    """Logits of two sequences after each of some prompts in turn, and the state at the end."""
+    """Logits of two sequences after successive prompts, and the final state."""
     config = TTTConfig(learner, 128, 96, 3, 2, vocabulary=512, base_lr=1.0, mini_batch=mini_batch)
     model = from_seed(config, 0, device, torch.float64, operator=operator)
     chance = torch.Generator().manual_seed(1)
@@ -56,7 +56,7 @@ def test_a_mini_batch_longer_than_a_piece_is_one(monkeypatch: pytest.MonkeyPatch
 
 
 def test_whole_pieces_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """192 tokens in three layers are nine pieces of one graph; what follows a start inside a mini-batch is none."""
+    """192 tokens in three layers are nine replays of one graph; a start inside a mini-batch replays none."""
     pieces, made = [], []
     through_piece, make = replayed._Piece.through, replayed.repeatable
     monkeypatch.setattr(replayed._Piece, "through", lambda self, ready: pieces.append(1) or through_piece(self, ready))

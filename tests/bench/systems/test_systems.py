@@ -1,4 +1,4 @@
-"""The adapters keep the protocol, gates and witnesses notice a wrong model, and the example of CONTRIBUTING.md runs."""
+"""Adapters follow the protocol, their checks find a wrong model, and the example of CONTRIBUTING.md runs."""
 
 import ast
 import re
@@ -89,10 +89,10 @@ def test_what_is_timed_is_compared_with_the_reference(adapter, system, phase, op
 
 
 class Later:
-    """An adapter whose timed work goes wrong after some calls, when its gate has long been passed."""
+    """An adapter whose timed work goes wrong after its correctness check."""
 
     packages = ()
-    verdicts: ClassVar = {}  # of the gate, which judges the same model in each test of a case
+    verdicts: ClassVar = {}  # cached checks: every test of a case has the same model
 
     def __init__(self, adapter, spoil, calls=2):
         self.adapter, self.spoil, self.left = adapter, spoil, calls
@@ -145,7 +145,7 @@ def forgotten_prompt(work):
     ],
 )
 def test_tokens_that_the_model_would_not_choose_are_seen(adapter, system, phase, owner, name, wrong, monkeypatch):
-    """Also where what follows them is right for such tokens."""
+    """Even if the later logits are right for such tokens."""
     asked = case(system, phase, **({"steps": 5} if phase == "request" else {}))
     policy = Policy(min_samples=2, budget_s=0)
     assert CaseRun(asked, policy).record(adapter()).status == "ok"
@@ -226,7 +226,7 @@ def test_a_layer_is_measured_whole_or_in_part(options):
     workload = TTTTorch().build(case("ttt-linear", scope="layer", **options))
     assert workload.gate().passed
     workload.run()
-    assert ("flops" in workload.metrics) == ("part" not in options)  # what a part does is not counted
+    assert ("flops" in workload.metrics) == ("part" not in options)  # the work of a part is not counted
 
 
 def test_each_form_of_a_layer_counts_its_own_work_and_both_move_the_same():
@@ -274,7 +274,7 @@ def test_the_adapter_of_the_documents_is_complete():
     example = re.findall(r"```python\n(\"\"\"Run my RNN.*?)```", CONTRIBUTING.read_text(), re.DOTALL)[0]
     assert len(example.splitlines()) <= 45
     functions = [node for node in ast.walk(ast.parse(example)) if isinstance(node, ast.FunctionDef)]
-    for each in functions:  # it is to be copied into bench/systems, where mypy wants them
+    for each in functions:  # mypy requires them in bench/systems
         assert each.returns, each.name
         assert all(argument.annotation for argument in each.args.args if argument.arg != "self"), each.name
     names: dict = {}
@@ -340,7 +340,7 @@ def test_a_model_that_rounds_more_has_wider_limits_and_its_record_says_so(system
 
 
 def test_a_request_says_when_its_tokens_came(monkeypatch):
-    """By moments in seconds of which a call takes seven; the clock's own samples know nothing of them."""
+    """Times in seconds, seven per call, apart from the clock's samples."""
     moments = [0.0, 0.5, 0.51, 0.52, 0.9, 0.91, 0.92]
     marks = (7.0 * call + moment * (1 + call % 2) for call in count() for moment in moments)
     monkeypatch.setattr(token_times, "now", lambda: next(marks))

@@ -1,4 +1,4 @@
-"""All candidates are compiled before one is measured, and the package's choice is left alone; nothing is launched."""
+"""All candidates compile before one is measured, without launches, and the package makes its own choice."""
 
 import json
 import os
@@ -13,12 +13,12 @@ TIMES_MS = {16: 3.0, 32: 1.0, 64: 2.0}
 
 
 def add(x, n, BLOCK):
-    """The source that Triton asks of a kernel; never compiled here."""
+    """Source that Triton requests of a kernel; never compiled here."""
 
 
 @pytest.fixture
 def triton(monkeypatch, tmp_path):
-    """Triton with a GPU that it believes in; `launches` notes (compiled only, block) of what reaches a kernel."""
+    """Triton with a fake GPU; `launches` records (compiled only, block) of each kernel call."""
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction
@@ -36,11 +36,11 @@ def triton(monkeypatch, tmp_path):
 
 
 def tuner():
-    """A kernel as a new process has it: three candidates, the middle one the fastest, the last the smallest."""
+    """A kernel of a new process: three candidates, the second the fastest, the third the smallest."""
     import triton
 
     configs = [triton.Config({"BLOCK": block}, num_stages=stages) for block, stages in ((64, 1), (32, 2), (16, 3))]
-    # As when Triton is told not to interpret, whatever other tests do to the environment.
+    # No interpreter, whatever other tests set in the environment.
     kernel = triton.runtime.jit.JITFunction(add)
 
     def measure(call, quantiles):

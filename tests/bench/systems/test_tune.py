@@ -1,4 +1,4 @@
-"""Tuning takes the fastest settings that pass the gate; a reference stands in for the kernel, a clock for the GPU."""
+"""Tuning takes the fastest correct settings; a reference replaces the kernel, a clock the GPU."""
 
 import tomllib
 
@@ -17,7 +17,7 @@ TOOK_MS = {SLOW: 3.2, FAST: 1.6, WRONG: 0.1}
 
 
 class Clock(CpuClock):
-    """What a call takes is what its settings say."""
+    """A clock that reads the time of a call from its settings."""
 
     def __init__(self, kernel):
         self.kernel, self.time_s = kernel, 0.0
@@ -32,7 +32,7 @@ class Clock(CpuClock):
 
 
 class Kernel:
-    """`generate_step` by the reference, wrong or impossible at some settings."""
+    """`generate_step` by the reference, with errors at some settings."""
 
     def __init__(self):
         self.launched, self.compiled = None, []
@@ -93,7 +93,7 @@ def test_where_none_passes_there_is_no_choice(kernel, monkeypatch):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine with a GPU, on which planes have a right candidate and float32 has none."""
+    """A machine with a GPU: planes have a correct candidate, float32 has none."""
 
     def measured(trial, log):
         log(f"{trial.learner} {trial.form} {trial.precision} {trial.batch}")

@@ -1,4 +1,4 @@
-"""The vLLM adapter times the right steps, checks what it timed, and refuses what is unfair; with a small engine."""
+"""The vLLM adapter times the right steps, checks timed outputs, and refuses unfair settings; with a small engine."""
 
 import json
 import sys
@@ -12,19 +12,16 @@ import fake_vllm
 import pytest
 import torch
 
-from bench.models.config import cut
 from bench.systems import needs, token_times
 from bench.systems.logits import choice_check
 from bench.systems.needs import cannot_import
 from bench.systems.vllm import engine as vllm_engine
-from bench.systems.vllm import mamba as vllm_mamba
 from bench.systems.vllm import system as vllm_system
-from bench.systems.vllm import transformer as vllm_transformer
-from bench.systems.vllm.engine import Batch, Settings
+from bench.systems.vllm.engine import Batch
 from bench.systems.vllm.mamba import GENERATE_PROMPT, VllmMamba
 from bench.systems.vllm.transformer import VllmGroupedQueryTransformer, VllmTransformer
 from harness.measure.measured_case import CaseRun
-from harness.measure.system import NeedsFreshProcess, Skip, Workload
+from harness.measure.system import Skip
 from harness.measure.timer import take_engine_samples
 from harness.profiling import in_worker
 from harness.profiling.in_worker import ProfilerChoice
@@ -35,37 +32,15 @@ CASE = Case("transformer", "vllm", "tiny", "generate", 4, 48, dtype="float32", t
 FEW = Policy(budget_s=0)
 
 
-@pytest.fixture
-def llm(monkeypatch):
-    """The class of the engines that are started: change it to change them."""
-
-    class LLM(fake_vllm.LLM):
-        started: list = []  # noqa: RUF012
-        compute = False
-
-    modules: dict = {}
-    LLM.registered = fake_vllm.install(LLM, modules)
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(vllm_system, "gpu_memory", lambda: 80 * 10**9)
-    monkeypatch.setattr(vllm_transformer, "compute_capability", lambda: 9)
-    # The small engine computes on the CPU, and so does what it is compared with.
-    for module in (vllm_system, vllm_engine, vllm_transformer, vllm_mamba):
-        monkeypatch.setattr(module, "device", lambda: "cpu")
-    monkeypatch.setattr(VllmTransformer, "max_num_batched_tokens", 64)
-    monkeypatch.setattr(vllm_system, "SEQUENCES", 64)
-    return LLM
-
-
 class OnCpu(VllmTransformer):
-    """With the small engine, whose work is no GPU's."""
+    """transformer/vllm on the small engine."""
 
     def build(self, case):
         return replace(super().build(case), device="cpu")
 
 
 class GroupedOnCpu(OnCpu, VllmGroupedQueryTransformer):
-    """The same with the other model."""
+    """transformer-gqa/vllm on the small engine."""
 
 
 def test_a_step_is_steady_when_every_sequence_generates_in_it_and_in_the_one_before():
@@ -94,7 +69,7 @@ def test_generate_runs_as_many_sequences_as_the_cache_holds_and_says_so(llm):
 def test_generate_with_room_for_all(llm):
     workload = VllmTransformer().build(CASE)
     assert (workload.metrics["sequences_at_once"], workload.tokens) == (4, 4)
-    batches = list(islice(workload.engine_samples(FEW), 2))  # as many as are asked for, batch after batch
+    batches = list(islice(workload.engine_samples(FEW), 2))  # batch after batch, without end
     assert min(len(batch) for batch in batches) >= vllm_system.STEADY_STEPS
     assert workload.metrics["context_at_last_step"] > 48
 
@@ -142,7 +117,7 @@ def test_a_profiler_sees_prompts_from_their_first_step_on(llm):
 
     @contextmanager
     def around():
-        assert engine.has_unfinished_requests()  # they are handed over
+        assert engine.has_unfinished_requests()  # they are enqueued
         step, engine.step = engine.step, lambda: seen.append(1) or step()
         yield
         assert not engine.has_unfinished_requests()
@@ -164,32 +139,6 @@ def test_too_few_steps_in_which_all_generate_are_no_profile(llm, monkeypatch):
     monkeypatch.setattr(Batch, "steady_ms", lambda batch, sequences: [1.0] * 15)
     with pytest.raises(RuntimeError, match="all sequences generated in 15 steps, a profiler sees 16"):
         workload.engine_batch(nullcontext())
-
-
-def test_an_engine_of_fewer_layers_holds_as_many_sequences(llm):
-    settings = VllmTransformer()._settings(replace(CASE, size=cut("1.3b", 2), context=2048, batch=512))
-    whole = VllmTransformer()._settings(replace(CASE, size="1.3b", context=2048, batch=512))
-    assert replace(settings, size="1.3b", cache_bytes=None) == whole
-    assert settings.arguments()["kv_cache_memory_bytes"] == pytest.approx(66.9e9 / 12, rel=1e-2)
-    assert "kv_cache_memory_bytes" not in whole.arguments()
-
-
-@pytest.mark.parametrize(("phase", "apart"), [("forward", True), ("generate", False), ("request", False)])
-def test_forwards_alone_have_graphs_of_prompts_and_are_told_their_cache(llm, phase, apart):
-    """vLLM itself would try them beside a cache of 8,192 blocks of 128 tokens, which no GPU holds."""
-    told = VllmTransformer()._settings(replace(CASE, phase=phase, size="1.3b", context=2048)).arguments()
-    assert (max(told.get("compilation_config", {}).get("cudagraph_capture_sizes", [0])) == 8192) is apart
-    assert told.get("kv_cache_memory_bytes", 0) == (pytest.approx(64.9e9, rel=1e-2) if apart else 0)
-    assert told.get("attention_config", {}) == ({"flash_attn_max_num_splits_for_cuda_graph": 1} if apart else {})
-
-
-def test_graphs_of_prompts_keep_the_attention_that_is_asked_for():
-    settings = Settings("1.3b", "bfloat16", 1024, 512, None, 8192, "FLASH_ATTN-2", "prompts")
-    assert settings.arguments()["attention_config"] == {
-        "backend": "FLASH_ATTN",
-        "flash_attn_version": 2,
-        "flash_attn_max_num_splits_for_cuda_graph": 1,
-    }
 
 
 def test_a_cache_that_holds_no_sequence_is_out_of_memory(llm):
@@ -318,30 +267,6 @@ def test_no_prompt_is_drawn_twice(llm, monkeypatch):
         workload.run()
 
 
-def test_an_engine_is_kept_while_its_settings_serve_and_then_another_process_is_needed(llm):
-    system = VllmTransformer()
-    system.build(CASE)
-    system.build(replace(CASE, batch=2, context=64))
-    other = replace(CASE, options=(("block_size", 8),))
-    with pytest.raises(NeedsFreshProcess):
-        system.build(other)
-    assert len(llm.started) == 1
-    VllmTransformer().build(other)
-    assert llm.started[1].arguments["block_size"] == 8
-
-
-def test_blocks_are_those_that_suit_the_phase(llm):
-    sizes = {}
-    for phase in ("forward", "generate", "request"):
-        VllmTransformer().engine(replace(CASE, phase=phase))
-        sizes[phase] = llm.started[-1].arguments["block_size"]
-    assert sizes == {"forward": 128, "generate": 16, "request": 128}
-    system = VllmTransformer()
-    system.engine(CASE)
-    with pytest.raises(NeedsFreshProcess):
-        system.engine(replace(CASE, phase="forward"))
-
-
 def test_vllm_is_handed_its_own_class_of_the_model(llm):
     system = VllmTransformer()  # the folder goes when the system does
     system.build(CASE)
@@ -349,28 +274,6 @@ def test_vllm_is_handed_its_own_class_of_the_model(llm):
     assert json.loads((Path(llm.started[0].folder) / "config.json").read_text())["architectures"] == [
         "LlamaForCausalLM"
     ]
-
-
-def test_settings_are_read_from_the_engine(llm):
-    settings = VllmTransformer().build(CASE).settings
-    assert settings["attention"] == "FLASH_ATTN"
-    assert settings["attention_version"] == "3"
-    assert settings["max_num_batched_tokens"] == "64"
-    assert settings["cache_dtype"] == "bfloat16"
-    assert settings["cuda_graphs"] == "FULL_AND_PIECEWISE"
-    assert settings["prefix_cache"] == "off"
-    assert settings["token_ids"] == "uniform over the vocabulary, new for each sample"
-
-
-def test_another_attention_fails_unless_it_was_asked_for(llm, monkeypatch):
-    monkeypatch.setattr(fake_vllm.Attention, "version", 2)
-    with pytest.raises(RuntimeError, match="runs on FLASH_ATTN-2, expected FLASH_ATTN-3"):
-        VllmTransformer().build(CASE)
-    system = VllmTransformer()
-    assert isinstance(system.build(replace(CASE, options=(("attention", "FLASH_ATTN-2"),))), Workload)
-    assert llm.started[-1].arguments["attention_config"] == {"backend": "FLASH_ATTN", "flash_attn_version": 2}
-    with pytest.raises(RuntimeError, match="expected TRITON_ATTN"):
-        VllmTransformer().build(replace(CASE, options=(("attention", "TRITON_ATTN"),)))
 
 
 def test_the_engines_logits_are_held_against_the_repositorys_model(llm):
@@ -394,50 +297,6 @@ def test_an_engine_that_remembers_prompts_misses_its_gate(llm):
     workload = VllmTransformer().build(CASE)
     llm.started[0].llm_engine.vllm_config.cache_config.enable_prefix_caching = True
     assert "samples_that_leave_something" in workload.gate().reason
-
-
-def graph_sizes(sequences, graphs="engine"):
-    settings = Settings("1.3b", "bfloat16", 1024, sequences, None, 8192, graphs=graphs)
-    return settings.arguments().get("compilation_config", {}).get("cudagraph_capture_sizes")
-
-
-def test_graphs_reach_every_batch_in_flight():
-    assert graph_sizes(512) is None  # vLLM's own list ends there
-    assert {1, 8, 248, 256, 496, 512, 768, 1024, 4096} <= set(graph_sizes(4096))
-    assert max(graph_sizes(4096)) == 4096
-    assert graph_sizes(512, "doubling") == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
-
-
-@pytest.mark.parametrize("sequences", [512, 4096])
-def test_prompts_that_launches_bound_have_graphs(sequences):
-    """As our models' have them: those of at most 8,192 tokens together."""
-    sizes = graph_sizes(sequences, "prompts")
-    assert set(sizes) >= {1, 496, 512, 1024, 2048, 4096, 8192}
-    assert (max(sizes), sizes) == (8192, sorted(set(sizes)))
-    assert [size for size in sizes if size > sequences][-4:] == [5120, 6144, 7168, 8192]
-
-
-def test_unknown_graph_sizes_are_an_error():
-    with pytest.raises(ValueError, match="graphs 'none': must be one of engine, prompts, doubling"):
-        graph_sizes(512, "none")
-
-
-@pytest.mark.parametrize(("batch", "sequences"), [(4096, 4096), (100, 4096), (64, 64), (7, 64)])
-def test_only_what_could_be_in_flight_widens_the_engine(llm, monkeypatch, batch, sequences):
-    monkeypatch.setattr(VllmTransformer, "cache_bytes", lambda system, config, context: 10**9)
-    assert VllmTransformer().engine(replace(CASE, batch=batch)).settings.max_num_seqs == sequences
-
-
-def test_the_batches_of_a_panel_share_two_engines(llm):
-    small, large = VllmTransformer(), VllmTransformer()
-    for batch in (1, 2, 16, 64):
-        small.engine(replace(CASE, batch=batch))
-    for batch in (65, 1024, 4096):
-        with pytest.raises(NeedsFreshProcess):
-            small.engine(replace(CASE, batch=batch))
-        large.engine(replace(CASE, batch=batch))
-    assert [engine.arguments["max_num_seqs"] for engine in llm.started] == [64, 4096]
-    assert VllmTransformer().engine(replace(CASE, batch=8192)).settings.max_num_seqs == 8192
 
 
 def test_mamba_generates_after_short_prompts_and_says_so(llm):
@@ -483,7 +342,7 @@ def test_kernels_for_another_torch_are_no_vllm_and_a_missing_part_skips_a_case(l
     monkeypatch.setattr(vllm_system, "no_gpu", lambda: "")
     assert VllmTransformer().unavailable() == ""
     monkeypatch.setitem(sys.modules, "vllm.v1.engine.llm_engine", None)
-    assert VllmTransformer().unavailable() == ""  # it takes seconds to import
+    assert VllmTransformer().unavailable() == ""  # not imported yet: it takes seconds
     with pytest.raises(Skip, match=r"vllm cannot be imported: .*llm_engine"):
         VllmTransformer().build(CASE)
     monkeypatch.setitem(sys.modules, "vllm.platforms.cuda", None)
@@ -519,7 +378,7 @@ def test_a_prompt_beyond_the_references_room_is_said_to_be_compared_with_nothing
 
 
 def test_the_reference_of_the_gate_serves_what_was_timed_block_by_block(llm, monkeypatch):
-    """As beside a GPU: weights are replaced on their way to the host and for each block's turn."""
+    """As with a GPU: weights are replaced on their way to the host and for each block."""
 
     def replaced(model):
         for weight in model.parameters():

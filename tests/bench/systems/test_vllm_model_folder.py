@@ -1,4 +1,4 @@
-"""The folder of an engine's model: the same name again, one process at a time, and nothing of a killed one left."""
+"""The folder of an engine's model: a stable name, one process at a time, and no leftovers of a killed one."""
 
 import errno
 import fcntl

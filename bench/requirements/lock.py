@@ -1,0 +1,68 @@
+"""Write the lock files of this folder from pyproject.toml and the .in files, by `make lock`.
+
+A release below the newest one gets a comment that names the newest; its `via` lines name the packages that hold it.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+PYPROJECT = FOLDER.parent.parent / "pyproject.toml"
+HEADER = "# Written by `make lock` from {sources}; do not edit.\n# {what}\n"
+LINUX = ("--python-platform", "x86_64-manylinux_2_35", "--generate-hashes", "--python-version", "3.12")
+PROJECT = (str(PYPROJECT), "--extra", "dev", "--extra", "gpu")
+# File: its first comment, and the arguments of `uv pip compile` besides its .in file.
+LOCKS = {
+    "cpu": (
+        "No GPU, Python 3.11 to 3.13. Packages of CUDA are left out: a CPU build of PyTorch needs none.",
+        (*PROJECT, "--python-version", "3.11"),
+    ),
+    "cuda": ("A CUDA GPU: Linux on x86-64, Python 3.12, CUDA 13.", (*PROJECT, *LINUX, "--only-binary", ":all:")),
+    "mamba": (
+        "On top of cuda.txt, without dependencies: mamba-ssm and causal-conv1d are built with nvcc.",
+        ("--no-deps", *LINUX),
+    ),
+    "vllm": ("vLLM: Linux on x86-64, Python 3.12, CUDA 13.", (*LINUX, "--only-binary", ":all:")),
+}
+PACKAGE = re.compile(r"^([\w.-]+)(?:\[[\w,-]+\])?==(\S+)", re.MULTILINE)
+OF_CUDA = re.compile(r"^(?:nvidia-(?!ml-py)|cuda-)")
+
+
+def compiled(*arguments: str, requirements: str = "") -> str:
+    """Resolve the arguments' files to pinned releases, or `requirements` where one is "-"; exit with uv's message."""
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-emit-index-url"]
+    command += ["--no-emit-find-links", "--config-file", str(FOLDER / "uv.toml"), *arguments]
+    done = subprocess.run(
+        command, cwd=PYPROJECT.parent, input=requirements, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(done.stderr)
+    return done.stdout
+
+
+def lock(name: str) -> str:
+    """The content of one lock file."""
+    what, arguments = LOCKS[name]
+    text = compiled(*arguments, str((FOLDER / f"{name}.in").relative_to(PYPROJECT.parent)))
+    blocks = re.split(r"^(?=[\w.-]+(?:\[[\w,-]+\])?==)", text, flags=re.MULTILINE)
+    if name == "cpu":
+        blocks = [block for block in blocks if not OF_CUDA.match(block)]
+    names = "\n".join(match[1] for block in blocks if (match := PACKAGE.match(block)))
+    alone = [each for each in arguments if each not in (*PROJECT, "--generate-hashes", "--no-deps")]
+    newest = dict(PACKAGE.findall(compiled(*alone, "--no-deps", "-", requirements=names)))
+    sources = f"{name}.in and pyproject.toml" if PROJECT[0] in arguments else f"{name}.in"
+    return HEADER.format(sources=sources, what=what) + "".join(noted(block, newest) for block in blocks)
+
+
+def noted(block: str, newest: dict[str, str]) -> str:
+    """A package's lines, after a comment where a newer release exists."""
+    match = PACKAGE.match(block)
+    if match is None or newest[match[1]] == match[2]:
+        return block
+    return f"# newest: {newest[match[1]]}\n{block}"
+
+
+for each in sys.argv[1:] or LOCKS:
+    (FOLDER / f"{each}.txt").write_text(lock(each), "utf-8")

@@ -1,0 +1,188 @@
+"""Measure one layer of today's recurrent regressors by flash-linear-attention: the chunked kernels of delta rules.
+
+A layer is its sequence mixer alone, as in TTT's layers: projections, convolutions and output gating are left out.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.cost import total
+from bench.systems.ceilings import ceilings_of
+from bench.systems.needs import cannot_find, import_or_skip, no_gpu
+from bench.systems.on_device import device
+from bench.systems.triton_tuning import keep_choices, prepare
+from bench.systems.ttt.layer import LAYER_GATE_TOKENS, LAYER_LIMITS, timed_verdict
+from bench.systems.witness import drawn
+from harness.measure.gate import Check, Verdict, relative_error
+from harness.measure.system import Input, Skip, Workload
+from harness.schema.case import Case
+from harness.schema.work import SCAN, Work
+
+SIZE = "1.3b"  # the only size with published heads
+LONGEST_DECAY = 0.1  # log-decays are uniform in [-0.1, 0]
+WITNESS_TOKENS = 4096  # a token of the naive form takes ten launches
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One regressor: its chunked kernel (MODULE:FUNCTION), its heads, and what its transition is.
+
+    vector_decay: one decay per key channel. householder: delta-rule updates per token.
+    """
+
+    kernel: str
+    heads: int
+    key_dim: int
+    value_dim: int
+    vector_decay: bool = False
+    householder: int = 1
+
+    @property
+    def state_numbers(self) -> int:
+        """Numbers of one sequence's state."""
+        return self.heads * self.key_dim * self.value_dim
+
+    def work(self, case: Case) -> Work:
+        """Count per state number: decay 1, prediction and update 4 per Householder step, output 2."""
+        tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
+        decays = self.key_dim if self.vector_decay else 1
+        pairs = self.householder * (self.key_dim + self.value_dim + 1)
+        row = width * (self.key_dim + self.value_dim + pairs) + 4 * decays
+        state = case.batch * self.state_numbers
+        return Work((3 + 4 * self.householder) * tokens * self.state_numbers, tokens * self.heads * row + 4 * state)
+
+
+# Gated DeltaNet (arXiv 2412.06464), Kimi Delta Attention (2510.26692), Gated DeltaProduct (2502.10297): the package's
+# layers at width 2,048.
+RULES = {
+    "gated-deltanet": Rule("fla.ops.gated_delta_rule:chunk_gated_delta_rule", 6, 256, 512),
+    "kda": Rule("fla.ops.kda:chunk_kda", 16, 128, 128, vector_decay=True),
+    "deltaproduct": Rule("fla.ops.gated_delta_product:chunk_gated_delta_product", 6, 256, 512, householder=2),
+}
+
+
+class Regressor:
+    """A layer of RULES on backend fla: the forward of whole sequences from an empty state."""
+
+    packages: tuple[str, ...] = ("flash-linear-attention", "triton")
+
+    def unavailable(self) -> str:
+        """Report a missing GPU or package; a case imports the package, which takes ten seconds."""
+        keep_choices()
+        return no_gpu() or cannot_find("fla")
+
+    def build(self, case: Case) -> Workload:
+        """Build the forward of a case; Skip for another size."""
+        return build(case)
+
+
+def build(case: Case) -> Workload:
+    """`batch` sequences of `context` tokens through one layer, checked against `naive`."""
+    if case.size != SIZE:
+        raise Skip(f"{case.system} is set up for the size {SIZE} only")
+    rule = RULES[case.system]
+    module, _, name = rule.kernel.partition(":")
+    import_or_skip(module)
+    kernel, inputs = getattr(import_module(module), name), random_inputs(rule, case)
+    more = {"num_householder": rule.householder} if rule.householder > 1 else {}
+
+    @torch.inference_mode()
+    def run() -> list[Tensor]:
+        return list(kernel(**inputs, **more, output_final_state=True)[:2])
+
+    prepare(run)
+    work = {SCAN: rule.work(case)}
+    axis = 1 if rule.householder == 1 else None
+    fills = {"q": ("normal", 1.0), "k": ("normal", rule.key_dim**-0.5), "v": ("normal", 1.0), "beta": ("uniform", 1.0)}
+    return Workload(
+        run=run,
+        tokens=case.batch * case.context,
+        device=device(),
+        inputs={key: Input(inputs[key], *fill, 0, axis) for key, fill in fills.items()},
+        witness=_witness(rule, inputs, case),
+        gate=lambda: _gate(rule, kernel, more, inputs, case),
+        metrics=total(work).metrics() | ceilings_of(device()) | {"state_bytes": 4 * case.batch * rule.state_numbers},
+        work=work,
+        settings={"kernel": name, "tuned": "on this case"},
+    )
+
+
+def random_inputs(rule: Rule, case: Case) -> dict[str, Tensor]:
+    """q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H], log-decays g; k, v and beta have `householder` rows a token.
+
+    Keys have unit norm in the mean, so that a state stays bounded.
+    """
+    batch, tokens, heads, dtype = case.batch, case.context, rule.heads, getattr(torch, case.dtype)
+    rows = tokens * rule.householder
+    decays = (rule.key_dim,) if rule.vector_decay else ()
+
+    def normal(length: int, dim: int, spread: float = 1.0) -> Tensor:
+        return (spread * torch.randn(batch, length, heads, dim, device=device())).to(dtype)
+
+    return {
+        "q": normal(tokens, rule.key_dim),
+        "k": normal(rows, rule.key_dim, rule.key_dim**-0.5),
+        "v": normal(rows, rule.value_dim),
+        "beta": torch.rand(batch, rows, heads, device=device()).to(dtype),
+        "g": -LONGEST_DECAY * torch.rand(batch, tokens, heads, *decays, device=device()),
+    }
+
+
+@torch.inference_mode()
+def naive(rule: Rule, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Token by token in float32: S = Diag(exp g) S; S += beta k (v - S^T k)^T per pair; o = S^T q / sqrt(K)."""
+    q, k, v, beta, decay = q.float() * rule.key_dim**-0.5, k.float(), v.float(), beta.float(), g.float().exp()
+    if not rule.vector_decay:
+        decay = decay[..., None]
+    state = q.new_zeros(q.shape[0], rule.heads, rule.key_dim, rule.value_dim)
+    outputs = []
+    for token in range(q.shape[1]):
+        state = state * decay[:, token, ..., None]
+        for row in range(token * rule.householder, (token + 1) * rule.householder):
+            error = v[:, row] - torch.einsum("bhkv,bhk->bhv", state, k[:, row])
+            state = state + torch.einsum("bhk,bhv->bhkv", beta[:, row, :, None] * k[:, row], error)
+        outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, token]))
+    return torch.stack(outputs, dim=1), state
+
+
+def _some(rule: Rule, inputs: dict[str, Tensor], rows: list[int], tokens: int) -> dict[str, Tensor]:
+    """The first tokens of some sequences."""
+    per = {name: 1 if name in ("q", "g") else rule.householder for name in inputs}
+    return {name: value[rows, : tokens * per[name]].contiguous() for name, value in inputs.items()}
+
+
+def _gate(rule: Rule, kernel: Any, more: dict[str, int], inputs: dict[str, Tensor], case: Case) -> Verdict:
+    """The first tokens of one sequence: output and final state against `naive`."""
+    piece = _some(rule, inputs, [0], min(LAYER_GATE_TOKENS + 1, case.context))  # past a chunk's end
+    with torch.inference_mode():
+        got = kernel(**piece, **more, output_final_state=True)
+    names = ("output_relative_error", "state_relative_error")
+    found = zip(names, got, naive(rule, **piece), strict=False)
+    limit = LAYER_LIMITS[case.dtype]
+    return Verdict([Check.at_most(name, relative_error(a, b), limit) for name, a, b in found])
+
+
+def _witness(rule: Rule, inputs: dict[str, Tensor], case: Case) -> Callable[[Random], Callable[[Any, int], Verdict]]:
+    """The first tokens of a timed sequence, and its final state where all tokens were compared, against `naive`."""
+
+    def witness(chance: Random) -> Callable[[Any, int], Verdict]:
+        rows = drawn(chance, case.batch, case.context, WITNESS_TOKENS)
+        tokens = min(case.context, WITNESS_TOKENS)
+
+        def judge(outputs: list[Tensor], calls: int) -> Verdict:
+            out, state = naive(rule, **_some(rule, inputs, rows, tokens))
+            found = [("output", outputs[0][rows, :tokens], out)]
+            if tokens == case.context:
+                return timed_verdict([*found, ("state", outputs[1][rows], state)], case.dtype)
+            rest = f"tokens after the first {tokens} were compared with nothing: the naive form reads one at a time"
+            return timed_verdict(found, case.dtype, rest)
+
+        return judge
+
+    return witness

@@ -1,0 +1,34 @@
+"""The small vLLM of the adapter's tests."""
+
+import sys
+
+import fake_vllm
+import pytest
+
+from bench.systems.vllm import engine as vllm_engine
+from bench.systems.vllm import mamba as vllm_mamba
+from bench.systems.vllm import system as vllm_system
+from bench.systems.vllm import transformer as vllm_transformer
+from bench.systems.vllm.transformer import VllmTransformer
+
+
+@pytest.fixture
+def llm(monkeypatch):
+    """The class of the started engines; tests set its attributes."""
+
+    class LLM(fake_vllm.LLM):
+        started: list = []  # noqa: RUF012
+        compute = False
+
+    modules: dict = {}
+    LLM.registered = fake_vllm.install(LLM, modules)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(vllm_system, "gpu_memory", lambda: 80 * 10**9)
+    monkeypatch.setattr(vllm_transformer, "compute_capability", lambda: 9)
+    # The small engine and its reference compute on the CPU.
+    for module in (vllm_system, vllm_engine, vllm_transformer, vllm_mamba):
+        monkeypatch.setattr(module, "device", lambda: "cpu")
+    monkeypatch.setattr(VllmTransformer, "max_num_batched_tokens", 64)
+    monkeypatch.setattr(vllm_system, "SEQUENCES", 64)
+    return LLM

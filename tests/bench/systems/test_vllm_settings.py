@@ -1,0 +1,143 @@
+"""The vLLM adapter starts engines with the settings of a case, and shares them among cases."""
+
+import os
+from dataclasses import replace
+
+import fake_vllm
+import pytest
+
+from bench.models.config import cut
+from bench.systems.vllm.engine import Settings
+from bench.systems.vllm.transformer import VllmTransformer
+from harness.measure.system import NeedsFreshProcess, Workload
+from harness.schema.case import Case
+
+CASE = Case("transformer", "vllm", "tiny", "generate", 4, 48, dtype="float32", timing="engine")
+
+
+def test_an_engine_of_fewer_layers_holds_as_many_sequences(llm):
+    settings = VllmTransformer()._settings(replace(CASE, size=cut("1.3b", 2), context=2048, batch=512))
+    whole = VllmTransformer()._settings(replace(CASE, size="1.3b", context=2048, batch=512))
+    assert replace(settings, size="1.3b", cache_bytes=None) == whole
+    assert settings.arguments()["kv_cache_memory_bytes"] == pytest.approx(66.9e9 / 12, rel=1e-2)
+    assert "kv_cache_memory_bytes" not in whole.arguments()
+
+
+@pytest.mark.parametrize(("phase", "apart"), [("forward", True), ("generate", False), ("request", False)])
+def test_forwards_alone_have_graphs_of_prompts_and_are_told_their_cache(llm, phase, apart):
+    """vLLM itself would allocate 8,192 blocks of 128 tokens to try them, which no GPU holds."""
+    told = VllmTransformer()._settings(replace(CASE, phase=phase, size="1.3b", context=2048)).arguments()
+    assert (max(told.get("compilation_config", {}).get("cudagraph_capture_sizes", [0])) == 8192) is apart
+    assert told.get("kv_cache_memory_bytes", 0) == (pytest.approx(64.9e9, rel=1e-2) if apart else 0)
+    assert told.get("attention_config", {}) == ({"flash_attn_max_num_splits_for_cuda_graph": 1} if apart else {})
+
+
+def test_a_case_chooses_the_model_runner_and_the_graphs(llm, monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    options = (("cuda_graphs", "FULL_DECODE_ONLY"), ("model_runner", "V1"))
+    VllmTransformer().engine(replace(CASE, options=options))
+    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert llm.started[0].arguments["compilation_config"] == {"cudagraph_mode": "FULL_DECODE_ONLY"}
+    monkeypatch.setattr(VllmTransformer, "model_runners", {"generate": "V2"})
+    VllmTransformer().engine(CASE)
+    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert "compilation_config" not in llm.started[1].arguments
+
+
+def test_graphs_of_prompts_keep_the_attention_that_is_asked_for():
+    settings = Settings("1.3b", "bfloat16", 1024, 512, None, 8192, "FLASH_ATTN-2", "prompts")
+    assert settings.arguments()["attention_config"] == {
+        "backend": "FLASH_ATTN",
+        "flash_attn_version": 2,
+        "flash_attn_max_num_splits_for_cuda_graph": 1,
+    }
+
+
+def test_an_engine_is_kept_while_its_settings_serve_and_then_another_process_is_needed(llm):
+    system = VllmTransformer()
+    system.build(CASE)
+    system.build(replace(CASE, batch=2, context=64))
+    other = replace(CASE, options=(("block_size", 8),))
+    with pytest.raises(NeedsFreshProcess):
+        system.build(other)
+    assert len(llm.started) == 1
+    VllmTransformer().build(other)
+    assert llm.started[1].arguments["block_size"] == 8
+
+
+def test_blocks_are_those_that_suit_the_phase(llm):
+    sizes = {}
+    for phase in ("forward", "generate", "request"):
+        VllmTransformer().engine(replace(CASE, phase=phase))
+        sizes[phase] = llm.started[-1].arguments["block_size"]
+    assert sizes == {"forward": 128, "generate": 16, "request": 128}
+    system = VllmTransformer()
+    system.engine(CASE)
+    with pytest.raises(NeedsFreshProcess):
+        system.engine(replace(CASE, phase="forward"))
+
+
+def test_settings_are_read_from_the_engine(llm):
+    settings = VllmTransformer().build(CASE).settings
+    assert settings["attention"] == "FLASH_ATTN"
+    assert settings["attention_version"] == "3"
+    assert settings["max_num_batched_tokens"] == "64"
+    assert settings["cache_dtype"] == "bfloat16"
+    assert settings["cuda_graphs"] == "FULL_AND_PIECEWISE"
+    assert settings["prefix_cache"] == "off"
+    assert settings["token_ids"] == "uniform over the vocabulary, new for each sample"
+
+
+def test_another_attention_fails_unless_it_was_asked_for(llm, monkeypatch):
+    monkeypatch.setattr(fake_vllm.Attention, "version", 2)
+    with pytest.raises(RuntimeError, match="runs on FLASH_ATTN-2, expected FLASH_ATTN-3"):
+        VllmTransformer().build(CASE)
+    system = VllmTransformer()
+    assert isinstance(system.build(replace(CASE, options=(("attention", "FLASH_ATTN-2"),))), Workload)
+    assert llm.started[-1].arguments["attention_config"] == {"backend": "FLASH_ATTN", "flash_attn_version": 2}
+    with pytest.raises(RuntimeError, match="expected TRITON_ATTN"):
+        VllmTransformer().build(replace(CASE, options=(("attention", "TRITON_ATTN"),)))
+
+
+def graph_sizes(sequences, graphs="engine"):
+    settings = Settings("1.3b", "bfloat16", 1024, sequences, None, 8192, graphs=graphs)
+    return settings.arguments().get("compilation_config", {}).get("cudagraph_capture_sizes")
+
+
+def test_graphs_reach_every_batch_in_flight():
+    assert graph_sizes(512) is None  # vLLM's own list ends there
+    assert {1, 8, 248, 256, 496, 512, 768, 1024, 4096} <= set(graph_sizes(4096))
+    assert max(graph_sizes(4096)) == 4096
+    assert graph_sizes(512, "doubling") == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+
+
+@pytest.mark.parametrize("sequences", [512, 4096])
+def test_prompts_that_launches_bound_have_graphs(sequences):
+    """As in our models: prompts of at most 8,192 tokens in all."""
+    sizes = graph_sizes(sequences, "prompts")
+    assert set(sizes) >= {1, 496, 512, 1024, 2048, 4096, 8192}
+    assert (max(sizes), sizes) == (8192, sorted(set(sizes)))
+    assert [size for size in sizes if size > sequences][-4:] == [5120, 6144, 7168, 8192]
+
+
+def test_unknown_graph_sizes_are_an_error():
+    with pytest.raises(ValueError, match="graphs 'none': must be one of engine, prompts, doubling"):
+        graph_sizes(512, "none")
+
+
+@pytest.mark.parametrize(("batch", "sequences"), [(4096, 4096), (100, 4096), (64, 64), (7, 64)])
+def test_only_what_could_be_in_flight_widens_the_engine(llm, monkeypatch, batch, sequences):
+    monkeypatch.setattr(VllmTransformer, "cache_bytes", lambda system, config, context: 10**9)
+    assert VllmTransformer().engine(replace(CASE, batch=batch)).settings.max_num_seqs == sequences
+
+
+def test_the_batches_of_a_panel_share_two_engines(llm):
+    small, large = VllmTransformer(), VllmTransformer()
+    for batch in (1, 2, 16, 64):
+        small.engine(replace(CASE, batch=batch))
+    for batch in (65, 1024, 4096):
+        with pytest.raises(NeedsFreshProcess):
+            small.engine(replace(CASE, batch=batch))
+        large.engine(replace(CASE, batch=batch))
+    assert [engine.arguments["max_num_seqs"] for engine in llm.started] == [64, 4096]
+    assert VllmTransformer().engine(replace(CASE, batch=8192)).settings.max_num_seqs == 8192
