@@ -33,6 +33,8 @@ class FusedBlock(TTTBlock):
     through `.data`, of which PyTorch keeps no count, is not seen in the learning rates and the token scale.
     """
 
+    dependent_launches = True
+
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(config, device, dtype)
         self._pack()
@@ -43,7 +45,7 @@ class FusedBlock(TTTBlock):
         changed = self._follow_parameters(rope)
         layer = self.seq_modeling_block
         is_one_token = h.shape[1] == 1 and not beside_another_chunk()
-        pdl = is_one_token and len(h) <= MOST_DEPENDENT and fits(h, self._projections)
+        pdl = is_one_token and self.dependent_launches and len(h) <= MOST_DEPENDENT and fits(h, self._projections)
         # As `dependent_launch` asks: a layer's state is written once a token, and before the next token comes the
         # embedding's plain launch; after parameters that were made just now comes the first launch here, then plain.
         h, x = self._enter(h, state, pdl and not changed)
