@@ -73,7 +73,7 @@ class FusedBlock(TTTBlock):
             return h, self.seq_norm(h)
         first, conv = self.conv.norm, self.conv.conv
         weights = (first.weight, conv.weight, conv.bias, self.seq_norm.weight)
-        return residual_convolution(h, state.block_conv, *weights, first.eps, pdl=pdl)
+        return residual_convolution(h, state.block_conv, *weights, first.eps, pdl=pdl, slots=state.slots)
 
     def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
         """Q, K, V and learning rates from the product's columns [q or shared, v, gate or k, lr]: three passes."""
@@ -85,7 +85,8 @@ class FusedBlock(TTTBlock):
             return Projections(self._heads(shared), self._heads(k), v, logits + bias)
         conv_q, conv_k = ((conv.weight, conv.bias) for conv in (layer.conv_q, layer.conv_k))
         position, base_lr = state.inner.position, layer.config.base_lr
-        q, k, lr = query_key(shared, state.qk_conv, conv_q, conv_k, rope, position, logits, bias, base_lr, pdl=pdl)
+        inputs = (shared, state.qk_conv, conv_q, conv_k, rope, position, logits, bias, base_lr)
+        q, k, lr = query_key(*inputs, pdl=pdl, slots=state.slots)
         return Projections(q, k, v, lr, ready=True, pdl=pdl)
 
     def _columns(self, projected: Tensor, index: int) -> Tensor:

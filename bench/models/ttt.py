@@ -38,12 +38,14 @@ from tk_kernels.reference.token_rows import overwrite
 class LayerState:
     """The state of one block: the last convolution inputs [B, 3, C] ((M) only) and the operator's state.
 
-    `qk_conv` holds outputs of the shared projection, which the convolutions of Q and of K both read.
+    `qk_conv` holds outputs of the shared projection, which the convolutions of Q and of K both read. slots [B]: for
+    `FusedBlock.generate_step`, indices of the sequences in tensors of more than B.
     """
 
     block_conv: Tensor | None
     qk_conv: Tensor | None
     inner: Any
+    slots: Tensor | None = None
 
     def rows(self, rows: slice) -> "LayerState":
         """The state of some sequences, views of this one."""

@@ -4,10 +4,10 @@ A page holds what `Operator.generate_state` makes, then the convolutions' window
 the number of tokens that vLLM has computed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from bench.models.operator import Operator
 from bench.models.ttt import LayerState, TTTBlock, TTTModel
 from bench.serving.step import Run, Step
 
-ALIGNED = 16  # bytes, as kernels read them
+ALIGNED = 64  # bytes: tensors and pages of 16 numbers, as the kernels' compiler asks for
 
 
 class Layout:
@@ -26,6 +26,7 @@ class Layout:
 
     def __init__(self, config: TTTConfig, operator: Operator, dtype: torch.dtype) -> None:
         self.operator, self._mini_batch, self._inner = operator, config.mini_batch, at_least_float32(dtype)
+        self._heads = config.heads
         device = torch.device("meta")
         weights = [torch.empty(shape, device=device, dtype=self._inner) for shape in config.weight_shapes.values()]
         caches = [None, None]
@@ -48,13 +49,21 @@ class Layout:
             for offset, shape, dtype in spans
         ]
 
-    def read(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
-        """A copy of the states in slots [B] int64, for generate_step; positions [B] in the mini-batch."""
+    def in_place(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
+        """The states in slots [B], for generate_step; positions [B, H] in the mini-batch."""
+        state = _mapped(self._empty, iter(views).__next__, positions)
+        return replace(state, inner=replace(state.inner, slots=slots), slots=slots)
+
+    def read(self, views: Sequence[Tensor], slots: Tensor, position: int) -> LayerState:
+        """A copy of the states in slots [B] int64, for forward from this position in the mini-batch."""
         each = iter(views)
-        return _mapped(self._empty, lambda _: next(each).index_select(0, slots), positions)
+        positions = torch.full((len(slots), self._heads), position, dtype=torch.int32, device=slots.device)
+        state = _mapped(self._empty, lambda: next(each).index_select(0, slots), positions)
+        return replace(state, inner=state.inner.to_state())
 
     def write(self, views: Sequence[Tensor], slots: Tensor, state: LayerState) -> None:
-        """Store states of generate_step in slots [B] int64."""
+        """Store states that forward left in slots [B] int64."""
+        state = replace(state, inner=self.operator.generate_state(state.inner))
         for view, x in zip(views, _tensors(state), strict=True):
             view.index_copy_(0, slots, x)
 
@@ -76,14 +85,14 @@ def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], 
     """
     h = model.model.embed_tokens(ids)
     count = len(step.slots)
+    positions = step.positions[:, None].repeat(1, model.config.heads)  # as the kernels read them
     steps = h[:count, None]
     prompts = [h[run.token :][: run.count * run.length].unflatten(0, (run.count, run.length)) for run in step.runs]
     for index, block in enumerate(model.blocks):
         views = layers[index] if layers else []
         if count:
-            state = layout.read(views, step.slots, step.positions)
+            state = layout.in_place(views, step.slots, positions)
             steps = block.generate_step(steps, model._rope, state, model.operator)
-            layout.write(views, step.slots, state)
         for number, run in enumerate(step.runs):
             prompts[number] = _forward(model, layout, views, block, prompts[number], run, step.prompt_slots)
     return torch.cat([x.flatten(0, 1) for x in (steps, *prompts)])
@@ -94,16 +103,10 @@ def _forward(
 ) -> Tensor:
     """One block on one run: the residual stream [count, length, C] before -> after."""
     slots = slots[run.first : run.first + run.count]
-    if run.fresh:
-        state = layout.before(block, run.count)
-    else:
-        positions = torch.full((run.count,), run.start, dtype=torch.int32, device=h.device)
-        state = layout.read(views, slots, positions)
-        if hasattr(state.inner, "to_state"):
-            state = replace(state, inner=state.inner.to_state())
+    state = layout.before(block, run.count) if run.fresh else layout.read(views, slots, run.start)
     h = block(h, model._rope, state, model.operator, run.start)
     if views:
-        layout.write(views, slots, replace(state, inner=model.operator.generate_state(state.inner)))
+        layout.write(views, slots, state)
     return h
 
 
@@ -111,32 +114,30 @@ def _tensors(state: LayerState) -> list[Tensor]:
     """Every tensor of a state except the position."""
     found: list[Tensor] = []
 
-    def keep(x: Tensor) -> Tensor:
-        found.append(x)
-        return x
+    def keep(x: Any) -> None:
+        if isinstance(x, Tensor):
+            found.append(x)
+        elif isinstance(x, tuple):
+            for each in x:
+                keep(each)
+        elif is_dataclass(x):
+            for field in fields(x):
+                if field.name != "position":
+                    keep(getattr(x, field.name))
 
-    _mapped(state, keep, None)
+    keep(state)
     return found
 
 
-def _mapped(state: Any, function: Callable[[Tensor], Tensor], positions: Tensor | None) -> Any:
-    """`state` with `function` of each of its tensors, and with these positions [B] where they are given."""
-
-    def one(name: str, x: Any) -> Any:
-        if name != "position":
-            return _mapped(x, function, positions)
-        if positions is None:
-            return x
-        wide = positions.view(-1, *[1] * (x.ndim - 1)).expand(-1, *x.shape[1:])
-        return wide.to(x.dtype, copy=True).contiguous()
-
+def _mapped(state: Any, tensor: Callable[[], Tensor], positions: Tensor) -> Any:
+    """`state` with `tensor()` in place of each tensor in the order of `_tensors`, and these positions."""
     if isinstance(state, Tensor):
-        return function(state)
-    if is_dataclass(state):
-        values = {field.name: one(field.name, getattr(state, field.name)) for field in fields(state)}
-        return replace(cast(Any, state), **values)
+        return tensor()
     if isinstance(state, tuple):
-        names: Iterator[str] | Sequence[str] = getattr(state, "_fields", [""] * len(state))
-        parts = [one(name, x) for name, x in zip(names, state, strict=True)]
-        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
-    return state
+        return tuple(_mapped(each, tensor, positions) for each in state)
+    if not is_dataclass(state) or isinstance(state, type):
+        return state
+    names = [field.name for field in fields(state)]
+    return replace(
+        state, **{n: positions if n == "position" else _mapped(getattr(state, n), tensor, positions) for n in names}
+    )
