@@ -4,7 +4,7 @@
 def register() -> None:
     """Make TTT checkpoint folders known to vLLM, in each of its processes; may be called again."""
     import vllm
-    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import AutoConfig
 
     from bench.serving.hugging_face import HuggingFaceConfig, refusing
     from bench.serving.refusals import untried

@@ -14,7 +14,8 @@ class HuggingFaceConfig(PretrainedConfig):
 
     def __init__(self, **values: Any) -> None:
         values.pop("max_position_embeddings", None)  # a TTT model's state holds any context
-        super().__init__(**{"architectures": [ARCHITECTURE], "tie_word_embeddings": True} | values)
+        defaults: dict[str, Any] = {"architectures": [ARCHITECTURE], "tie_word_embeddings": True}
+        super().__init__(**defaults | values)
 
 
 def refusing(why: str) -> type[HuggingFaceConfig]:

@@ -1,4 +1,4 @@
-"""What a step of vLLM tells the model: slots and positions of its requests, in buffers that CUDA graphs read."""
+"""Slots, positions and prompts of a vLLM step, in buffers that CUDA graphs read."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -29,10 +29,11 @@ class Layout:
         self._heads = config.heads
         device = torch.device("meta")
         weights = [torch.empty(shape, device=device, dtype=self._inner) for shape in config.weight_shapes.values()]
-        caches = [None, None]
-        if config.backbone == "mamba":
-            caches = [empty_conv_cache(1, config.width, device, dtype) for _ in caches]  # type: ignore[misc]
-        self._empty = LayerState(*caches, operator.generate_state(self._first(weights, 1)))
+        convolved = config.backbone == "mamba"
+        block_conv, qk_conv = (
+            empty_conv_cache(1, config.width, device, dtype) if convolved else None for _ in range(2)
+        )
+        self._empty = LayerState(block_conv, qk_conv, operator.generate_state(self._first(weights, 1)))
         tensors = _tensors(self._empty)
         self.shapes = [tuple(x.shape[1:]) for x in tensors]
         self.dtypes = [x.dtype for x in tensors]
@@ -70,9 +71,11 @@ class Layout:
     def before(self, block: TTTBlock, batch: int) -> LayerState:
         """The state before the first token, for forward."""
         weights = block.seq_modeling_block.learner_weights()
-        caches = (self._empty.block_conv, self._empty.qk_conv)
-        empty = (None if x is None else x.new_zeros(batch, *x.shape[1:], device=weights[0].device) for x in caches)
-        return LayerState(*empty, self._first(weights, batch))
+        given, device = (self._empty.block_conv, self._empty.qk_conv), weights[0].device
+        block_conv, qk_conv = (
+            None if x is None else torch.zeros(batch, *x.shape[1:], dtype=x.dtype, device=device) for x in given
+        )
+        return LayerState(block_conv, qk_conv, self._first(weights, batch))
 
     def _first(self, weights: Sequence[Tensor], batch: int) -> Any:
         return self.operator.init_state(weights, batch, self._mini_batch, self._inner)
@@ -87,7 +90,8 @@ def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], 
     count = len(step.slots)
     positions = step.positions[:, None].repeat(1, model.config.heads)  # as the kernels read them
     steps = h[:count, None]
-    prompts = [h[run.token :][: run.count * run.length].unflatten(0, (run.count, run.length)) for run in step.runs]
+    spans = [(h[run.token :][: run.requests * run.length], run) for run in step.runs]
+    prompts = [span.unflatten(0, (run.requests, run.length)) for span, run in spans]
     for index, block in enumerate(model.blocks):
         views = layers[index] if layers else []
         if count:
@@ -101,9 +105,9 @@ def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], 
 def _forward(
     model: TTTModel, layout: Layout, views: Sequence[Tensor], block: TTTBlock, h: Tensor, run: Run, slots: Tensor
 ) -> Tensor:
-    """One block on one run: the residual stream [count, length, C] before -> after."""
-    slots = slots[run.first : run.first + run.count]
-    state = layout.before(block, run.count) if run.fresh else layout.read(views, slots, run.start)
+    """One block on one run: the residual stream [requests, length, C] before -> after."""
+    slots = slots[run.first : run.first + run.requests]
+    state = layout.before(block, run.requests) if run.fresh else layout.read(views, slots, run.start)
     h = block(h, model._rope, state, model.operator, run.start)
     if views:
         layout.write(views, slots, state)

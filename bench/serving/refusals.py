@@ -1,4 +1,4 @@
-"""What the plug-in does not serve, each in one sentence. Imports neither torch nor vLLM."""
+"""Settings that the plug-in refuses, each in one sentence. Imports neither torch nor vLLM."""
 
 VERSIONS = ("0.33",)  # major and minor of the vLLM releases that were tried
 

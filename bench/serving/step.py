@@ -7,10 +7,10 @@ MOST_SEQUENCES = 64  # of a run: their states are in float32 during forward
 
 
 class Run(NamedTuple):
-    """Consecutive prompts that forward takes as one batch [count, length]."""
+    """Consecutive prompts that forward takes as one batch [requests, length]."""
 
     first: int  # number of the first request among the step's prompts
-    count: int
+    requests: int
     token: int  # number of its first token among the step's tokens
     length: int  # tokens of each request
     start: int  # their position in the mini-batch
@@ -41,8 +41,8 @@ def prompt_runs(lengths: Sequence[int], computed: Sequence[int], token: int, min
             continue
         run = Run(request, 1, token, length, before % mini_batch, before == 0)
         last = runs[-1] if runs else None
-        if last and last.count < MOST_SEQUENCES and last[3:] == run[3:] and last.first + last.count == request:
-            runs[-1] = last._replace(count=last.count + 1)
+        if last and last.requests < MOST_SEQUENCES and last[3:] == run[3:] and last.first + last.requests == request:
+            runs[-1] = last._replace(requests=last.requests + 1)
         else:
             runs.append(run)
         token += length

@@ -11,7 +11,7 @@ from bench.models.config import CheckpointError
 def load(model: CausalLM, given: Iterable[tuple[str, Tensor]]) -> set[str]:
     """Copy tensors into the model's weights of the same names; returns these names.
 
-    A tied head may be given next to the embedding or in its place. Raises CheckpointError for an unknown or missing
+    A tied head may be given next to the embedding or instead of it. Raises CheckpointError for an unknown or missing
     name and for another shape.
     """
     weights, loaded = model.weights(), set()
