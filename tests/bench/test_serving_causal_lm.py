@@ -40,5 +40,6 @@ def test_generate_gives_the_tokens_of_our_own_loop(folder):
 
 def test_padded_prompts_are_refused(folder):
     model = AutoModelForCausalLM.from_pretrained(folder)
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
     with pytest.raises(ValueError, match=r"^attention_mask with zeros: prompts must have one length"):
-        model.generate(torch.ones(2, 3, dtype=torch.long), attention_mask=torch.tensor([[0, 1, 1], [1, 1, 1]]))
+        model.generate(torch.ones(2, 3, dtype=torch.long), attention_mask=mask, max_new_tokens=1)
