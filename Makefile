@@ -84,7 +84,7 @@ numbers: $(INSTALLED)
 # Files in their order: by the number of their tests, as xdist has them, long ones of few tests would come last. Many
 # tests wait for processes, so there is one more of pytest's than there are cores, up to four.
 test: $(INSTALLED) lint chromium axe slurm
-	OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$($(PY) -c "import os; print(os.cpu_count() + 1)") \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$($(PY) -c "import os; print(os.cpu_count() + 1)") \
 	  $(PY) -m pytest -m "not gpu and not index" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Asks the package index whether each lock file still resolves: downloads metadata, no packages.

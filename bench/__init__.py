@@ -1,1 +1,1 @@
-"""What is measured: the models, the systems, the suites and the command line."""
+"""Models, systems, suites and the command line `ttt-bench`."""

@@ -2,50 +2,49 @@
 
 import io
 import sys
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from bench.arguments import refuse_arguments
-from bench.catalogue.suites import BUDGETS_S
-from bench.ending import guarded, replace_closed_streams
+from bench.ending import guarded, refuse_arguments
+from bench.errors import UserError
 from bench.options import (
-    COLUMNS,
-    SLOWER,
     Batch,
+    Budget,
     Checkpoint,
     Context,
     Device,
+    FailOn,
     Gpus,
     Json,
     Markdown,
     Out,
     Page,
     Phase,
+    Resume,
     RetryOption,
     RunFolder,
     Suites,
     Systems,
     TimeLimit,
 )
+from bench.request import RunRequest
 
-if TYPE_CHECKING:
-    from bench.request import RunRequest
-
-_COLUMN_INCHES = 3.3  # the width of a column of a paper
+_COLUMN_INCHES = 3.3  # a column of a paper
 app = typer.Typer(
     add_completion=False,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # Typer's panels call every flag a <bool>
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    rich_markup_mode=None,  # Typer's panels show every flag as a <bool>
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     help="Build, measure and explain Test-Time Training (TTT) kernels.",
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         from importlib.metadata import version
 
         print(f"ttt-bench {version('ttt-bench')}")
@@ -55,7 +54,9 @@ def _version(asked: bool) -> None:
 @app.callback()
 def root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Build, measure and explain Test-Time Training (TTT) kernels."""
     if context.invoked_subcommand is None:
@@ -65,7 +66,7 @@ def root(
 
 @app.command("list")
 def list_all() -> None:
-    """List suites, and what can run here and why the rest cannot."""
+    """List the suites, and which systems can run here."""
     from bench.commands.listing import list_suites, list_systems
 
     list_suites()
@@ -75,25 +76,19 @@ def list_all() -> None:
 
 @app.command()
 def build(
-    learner: Annotated[list[str] | None, typer.Argument(help="With --tune: linear, mlp; by default both.")] = None,
-    tune: Annotated[
-        bool, typer.Option("--tune", help="Measure launch settings of the generate kernels on this GPU instead.")
-    ] = False,
-    form: Annotated[str | None, typer.Option(help="Of --tune: dual, primal; by default both.")] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Of --tune, the state's: planes, float32, bfloat16, float16; by default all.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(help="Of --tune: sequences that generate together; 512.", min=1)] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Of --tune: a new file of sections; by default printed.")
-    ] = None,
+    learner: Annotated[list[str] | None, typer.Argument(metavar="LEARNER", help="For --tune: linear, mlp.")] = None,
+    tune: Annotated[bool, typer.Option("--tune", help="Measure launch settings of the generate kernels.")] = False,
+    form: Annotated[str | None, typer.Option(help="For --tune: dual, primal.")] = None,
+    precision: Annotated[str | None, typer.Option(help="For --tune: planes, float32, bfloat16, float16.")] = None,
+    batch: Annotated[int | None, typer.Option(help="For --tune: sequences; default: 512.", min=1)] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="For --tune: a new file to write.")] = None,
 ) -> None:
-    """Compile the CUDA kernels; show their registers and spills.
+    """Compile the CUDA kernels and print their registers and spills.
 
-    It needs nvcc and no GPU. --tune makes sections for tk_kernels/generate/tuning.toml.
+    Needs nvcc, but no GPU. --tune needs a GPU and prints sections for
+    tk_kernels/generate/tuning.toml, by default for every learner, form and
+    precision.
     """
-    from bench.errors import UserError
-
     if tune:
         from bench.commands.tune import tune as measure_settings
 
@@ -102,7 +97,7 @@ def build(
     given = {"LEARNER": learner, "--form": form, "--precision": precision, "--batch": batch, "--output": output}
     for name, value in given.items():
         if value:
-            raise UserError(f"build {name}: says what to tune; add --tune")
+            raise UserError(f"build {name}: is an option of --tune; add --tune")
     from bench.commands.build import build_kernels
 
     build_kernels()
@@ -117,42 +112,30 @@ def run(
     phase: Phase = None,
     checkpoint: Checkpoint = None,
     out: Out = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Keep what is finished; measure the rest, skipped cases too.")
-    ] = False,
+    resume: Resume = False,
     retry: RetryOption = None,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Print the cases, the jobs and how long they will take; --device cuda: of a GPU."
-        ),
+        typer.Option("--dry-run", help="Print cases, jobs and estimated time; with --device cuda also without a GPU."),
     ] = False,
     time_limit: TimeLimit = 600,
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            help=f"Seconds of sampling a case; {BUDGETS_S['cuda']:g} on a GPU, {BUDGETS_S['cpu']:g} on a CPU.",
-            min=0.001,
-        ),
-    ] = None,
+    budget: Budget = None,
     device: Device = "auto",
     gpus: Gpus = None,
     slurm: Annotated[
         str | None,
-        typer.Option(help="Submit tasks to Slurm instead: partition=gpu,time=01:00:00,gpus=4 and more of sbatch's."),
+        typer.Option(help="Submit Slurm tasks with these options of sbatch: partition=gpu,time=01:00:00,gpus=4"),
     ] = None,
 ) -> None:
     """Measure suites into a run folder.
 
-    OUT/run.json says what is measured, OUT/records/ holds a record of every case.
+    OUT/run.json holds the plan and OUT/records/ one record per case.
     """
     from bench.commands import measure
     from bench.commands import slurm as tasks
-    from bench.errors import UserError
-    from bench.request import RunRequest
 
     if gpus is not None and slurm is not None:
-        raise UserError("--gpus --slurm: one of them; --slurm says gpus=N itself")
+        raise UserError("--gpus --slurm: use one of them; --slurm takes gpus=N")
     request = RunRequest(
         suites=suite, systems=systems, batch=batch, context=context, phase=phase, checkpoint=checkpoint, device=device,
         budget_s=budget, time_limit_s=time_limit, gpus=gpus, slurm=slurm, out=out, resume=resume, retry=retry,
@@ -165,23 +148,19 @@ def run(
         measure.run(request, _folder(request))
 
 
-def _folder(request: "RunRequest") -> Path:
-    """OUT, or a new folder that is named after this moment."""
-    from datetime import datetime
-
-    from bench.errors import UserError
-
+def _folder(request: RunRequest) -> Path:
+    """OUT, or a new folder named after the current time."""
     if request.out is None and request.resume:
-        raise UserError("--resume: say by --out which run")
+        raise UserError("--resume: name the run by --out")
     return request.out or Path("out") / f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
 @app.command()
 def status(
     run: RunFolder,
-    cancel: Annotated[bool, typer.Option("--cancel", help="End the Slurm job that works on it.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="End the run's Slurm job.")] = False,
 ) -> None:
-    """Show how far a run is and who works on it."""
+    """Show a run's progress and the process that works on it."""
     from bench.commands.status import status
 
     status(run, cancel)
@@ -190,16 +169,13 @@ def status(
 @app.command(hidden=True)
 def work(
     run: RunFolder,
-    keys: Annotated[
-        Path | None, typer.Option(help="A file with the keys of the cases to run, a line each; all without it.")
-    ] = None,
+    keys: Annotated[Path | None, typer.Option(help="A file with the keys of the cases to run, one per line.")] = None,
     retry: RetryOption = None,
     time_limit: TimeLimit = 600,
     checkpoint: Checkpoint = None,
 ) -> None:
-    """Be one task of a run that Slurm's tasks share."""
+    """Run as one Slurm task of a run."""
     from bench.commands.slurm import work
-    from bench.request import RunRequest
 
     work(RunRequest(checkpoint=checkpoint, time_limit_s=time_limit, retry=retry), run, keys)
 
@@ -215,12 +191,11 @@ def verify(
     time_limit: TimeLimit = 600,
     device: Device = "auto",
 ) -> None:
-    """Check outputs and fidelity; time nothing.
+    """Check outputs without timing.
 
-    Exit status 1 when a case differs or fails, or all are skipped.
+    Exit status 1 if a case is incorrect or fails, or if all cases are skipped.
     """
     from bench.commands.verify import verify as check
-    from bench.request import RunRequest
 
     check(
         RunRequest(
@@ -233,52 +208,41 @@ def verify(
 @app.command()
 def table(
     run: RunFolder,
-    csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="A JSON list of rows.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table.")] = False,
-    columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    json: Json = False,
+    markdown: Markdown = False,
+    columns: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated columns, such as system,context,latency_ms; `all` for every one."),
+    ] = None,
     systems: Systems = None,
 ) -> None:
     """Print a run as a table."""
     from bench.commands import results
-    from bench.errors import UserError
 
-    formats = [name for name, asked in (("csv", csv), ("json", json), ("markdown", markdown)) if asked]
-    if len(formats) > 1:
-        raise UserError(f"--{' --'.join(formats)}: one format at a time")
-    results.table(run, formats[0] if formats else "text", systems, columns)
+    results.table(run, _format(csv=csv, json=json, markdown=markdown), systems, columns)
 
 
 @app.command()
 def report(
     run: RunFolder,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The page; by default RUN/report.html.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The page; default: RUN/report.html.")] = None,
     systems: Systems = None,
-    png: Annotated[
-        Path | None, typer.Option(help="Draw figures to this PNG file instead; needs Chromium and playwright.")
-    ] = None,
-    pdf: Annotated[
-        Path | None, typer.Option(help="Draw figures to this PDF file instead, for a paper; needs the same.")
-    ] = None,
-    inches: Annotated[
-        float | None,
-        typer.Option(help="The width of each figure alone, without title and caption.", min=2, max=20),
-    ] = None,
-    figures: Annotated[
-        str, typer.Option(help="Of --png: figures by their name, such as fig15; `all`: the page; else the first.")
-    ] = "",
-    theme: Annotated[str, typer.Option(help="Of --png: light or dark.")] = "light",
-    width: Annotated[int, typer.Option(help="Of --png: the page's, in CSS pixels.", min=320, max=4096)] = 1240,
-    log_y: Annotated[bool, typer.Option("--log-y", help="Of --png: logarithmic values.")] = False,
+    png: Annotated[Path | None, typer.Option(help="Draw figures into this PNG file instead; needs Chromium.")] = None,
+    pdf: Annotated[Path | None, typer.Option(help="Draw figures into this PDF file instead; needs Chromium.")] = None,
+    inches: Annotated[float | None, typer.Option(help="Width of each figure, for a paper.", min=2, max=20)] = None,
+    figures: Annotated[str, typer.Option(help="For --png: figures such as fig15, or `all`; default: the first.")] = "",
+    theme: Annotated[str, typer.Option(help="For --png: light or dark.")] = "light",
+    width: Annotated[int, typer.Option(help="For --png: width of the page in CSS pixels.", min=320, max=4096)] = 1240,
+    log_y: Annotated[bool, typer.Option("--log-y", help="For --png: logarithmic values.")] = False,
 ) -> None:
-    """Draw a run as one page, or its figures as PNG or PDF."""
+    """Write a run's page, or its figures as PNG or PDF."""
     from bench.commands import results
-    from bench.errors import UserError
 
     targets = {"--output": output, "--png": png, "--pdf": pdf}
     given = [name for name, path in targets.items() if path is not None]
     if len(given) > 1:
-        raise UserError(f"{' '.join(given)}: one of them; each names the file to write")
+        raise UserError(f"{' '.join(given)}: use one of them")
     if pdf is not None:
         results.picture(run, pdf, figures, theme, width, log_y, systems, inches or _COLUMN_INCHES)
     elif png is not None:
@@ -289,22 +253,19 @@ def report(
 
 @app.command()
 def site(
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the site.")],
-    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN...", help="The folders of runs.")] = None,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Serve the site on the loopback address, until Ctrl-C.")
-    ] = False,
-    port: Annotated[int, typer.Option(help="Of --serve; 0 for a free one.", min=0, max=65535)] = 8000,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The site's folder.")],
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="Run folders.")] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve the site on the loopback address.")] = False,
+    port: Annotated[int, typer.Option(help="For --serve; 0 picks a free port.", min=0, max=65535)] = 8000,
 ) -> None:
-    """Make, update or serve a static site of runs.
+    """Write, update or serve a static site of runs.
 
-    It has a page of each run, systems over time, and any two runs compared.
+    The site has each run's page, each system over time, and comparisons of runs.
     """
     from bench.commands import site as commands
-    from bench.errors import UserError
 
     if not runs and not serve:
-        raise UserError("site: name the folders of runs, or add --serve to look at a site")
+        raise UserError("site: name run folders, or add --serve to serve an existing site")
     if runs:
         commands.site(runs, output)
     if serve:
@@ -314,16 +275,10 @@ def site(
 @app.command()
 def convert(
     file: Annotated[Path, typer.Argument(metavar="JAX_FILE", help="`streaming_params` or `streaming_train_state`.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The new folder, for --checkpoint.")],
-    base_lr: Annotated[
-        float | None,
-        typer.Option(help="The run's ttt_base_lr; by default the paper's: 1 of TTT-Linear, 0.1 of TTT-MLP."),
-    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The new folder for --checkpoint.")],
+    base_lr: Annotated[float | None, typer.Option(help="The training run's ttt_base_lr; default: the paper's.")] = None,
 ) -> None:
-    """Convert a checkpoint of the authors' JAX code.
-
-    The new folder has config.json and safetensors.
-    """
+    """Convert a checkpoint of the authors' JAX code to safetensors."""
     from bench.commands.convert import convert_checkpoint
 
     convert_checkpoint(file, output, base_lr)
@@ -331,67 +286,59 @@ def convert(
 
 @app.command()
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="The folder of a run.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The folder of the run that is compared with it.")],
-    fail_on: Annotated[
-        str | None, typer.Option(help=f"{SLOWER} at least 5%; smaller differences need `ttt-bench ab`.")
-    ] = None,
+    a: Annotated[Path, typer.Argument(metavar="A", help="A run folder.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The run folder to compare with A.")],
+    fail_on: FailOn = None,
     markdown: Markdown = False,
     json: Json = False,
     html: Page = None,
 ) -> None:
-    """Compare two runs; judge differences beyond 5%.
+    """Compare two runs; only differences beyond 5% count.
 
-    It shows B/A of each case, and how the machines differ.
+    Prints B/A for each case, and how the machines differ.
     """
     from bench.commands import compare as commands
 
-    commands.compare(a, b, fail_on, commands.Shown(_format(markdown, json), html))
+    commands.compare(a, b, fail_on, commands.Shown(_format(markdown=markdown, json=json), html))
 
 
 @app.command()
 def ab(
-    old: Annotated[str, typer.Argument(metavar="OLD", help="A git revision, or the folder of a checkout.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="What is compared with it.")],
+    old: Annotated[str, typer.Argument(metavar="OLD", help="A git revision or a checkout's folder.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The revision or folder to compare with OLD.")],
     suite: Suites = None,
     systems: Systems = None,
     batch: Batch = None,
     context: Context = None,
     phase: Phase = None,
-    rounds: Annotated[
-        int, typer.Option(help="Fresh processes of each case and side, in turns; fewer than 5 raise false alarms.")
-    ] = 6,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the two runs, OUT/old and OUT/new.")] = Path(
-        "out/ab"
-    ),
-    fail_on: Annotated[str | None, typer.Option(help=f"{SLOWER} such as 3%.")] = None,
+    rounds: Annotated[int, typer.Option(help="Processes per case and side; fewer than 5 raise false alarms.")] = 6,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs OUT/old and OUT/new.")] = Path("out/ab"),
+    fail_on: FailOn = None,
     markdown: Markdown = False,
     json: Json = False,
     html: Page = None,
     time_limit: TimeLimit = 600,
-    budget: Annotated[float | None, typer.Option(help="Seconds of sampling a case and side.", min=0.001)] = None,
+    budget: Budget = None,
     device: Device = "auto",
 ) -> None:
-    """Measure two commits in turns on this machine, and judge.
+    """Measure two commits in turns on this machine and compare them.
 
-    Each case is faster, slower, same or undecided; exit status 1 if one is slower.
+    Each case is faster, slower, same or undecided. Exit status 1 if one is slower.
     """
     from bench.commands import compare as commands
-    from bench.request import RunRequest
 
     request = RunRequest(
         command="ab", sides=(old, new), suites=suite, systems=systems, batch=batch, context=context, phase=phase,
         rounds=rounds, budget_s=budget, time_limit_s=time_limit, device=device, out=out,
     )  # fmt: skip
-    commands.ab(request, out, fail_on, commands.Shown(_format(markdown, json), html))
+    commands.ab(request, out, fail_on, commands.Shown(_format(markdown=markdown, json=json), html))
 
 
-def _format(markdown: bool, json: bool) -> str:
-    from bench.errors import UserError
-
-    if markdown and json:
-        raise UserError("--markdown --json: one format at a time")
-    return "markdown" if markdown else "json" if json else "text"
+def _format(**wanted: bool) -> str:
+    given = [name for name, flag in wanted.items() if flag]
+    if len(given) > 1:
+        raise UserError(f"--{' --'.join(given)}: one format at a time")
+    return given[0] if given else "text"
 
 
 @app.command()
@@ -406,31 +353,21 @@ def profile(
         str,
         typer.Option(
             "--with",
-            help="nsys or torch for times; ncu for bytes, operations and stalls beside torch's times; "
-            "auto: the best of what is here.",
+            help="nsys or torch: times; ncu: torch's times and hardware counters; auto: the best available.",
         ),
     ] = "auto",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="A run whose cases are profiled, or the folder of a new one; by default out/DATE-TIME."
-        ),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the profiles that are there; make the rest.")] = False,
-    retry: Annotated[
-        str | None,
-        typer.Option(help="Resume, and make again what was `lost` (the default), or all that `failed`."),
-    ] = None,
+    out: Out = None,
+    resume: Resume = False,
+    retry: Annotated[str | None, typer.Option(help="Resume, and profile `lost` or all `failed` cases again.")] = None,
     time_limit: TimeLimit = 600,
     device: Device = "auto",
     gpus: Gpus = None,
 ) -> None:
-    """Run cases again under a profiler, never timed.
+    """Profile cases: where their time goes, and why.
 
-    OUT/profiles/ holds where the time of each went, and why.
+    OUT/profiles/ holds one profile per case.
     """
     from bench.commands.profile import profile
-    from bench.request import RunRequest
 
     request = RunRequest(
         command="profile", suites=suite, systems=systems, batch=batch, context=context, phase=phase,
@@ -441,11 +378,10 @@ def profile(
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one sentence on stderr and exit status 2."""
-    replace_closed_streams()
+    """Run the command line; a user error is one sentence on stderr and exit status 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that knows no µ shows a mark
+            stream.reconfigure(errors="replace")  # a terminal without µ shows a question mark
     sys.exit(guarded(_command))
 
 

@@ -1,14 +1,15 @@
-"""FLOPs and bytes that a language model's work takes at the least.
+"""Lower bounds on the FLOPs and bytes of a language model.
 
-A multiply-add is two FLOPs. Every weight multiplies every token once (2 FLOPs a parameter and token: Kaplan et al.,
-arXiv 2001.08361, section 2.1), but for the embedding, whose matrix multiplies the last token of a prompt alone where it
-is the head, and for a learner's initial weights, from which a prompt begins. What mixes tokens is added: causal
-attention (two products of T^2 / 2 pairs), Mamba's scan (arXiv 2312.00752, equation 2: the new state and its output, 6 a
-number of the state), a delta rule token by token (7 a number of Gated DeltaNet's state and 9 of RWKV-7's:
-`bench.systems.fla.models`), TTT's inner loop (`tk_kernels.ttt_linear.cost`, `tk_kernels.ttt_mlp.cost`: in a forward
-with the products within a mini-batch whole, as matrix units compute them, 4 to 14% of it more than their triangles).
-Bytes are those of the weights, each read once a call or step, of token ids, and of the state or cache and the last
-inputs of convolutions, read and written; activations, which a fused kernel need not write, are not counted.
+FLOPs, two per multiply-add:
+- Each weight multiplies each token once (Kaplan et al., arXiv 2001.08361, section 2.1).
+- The head multiplies the last token of a prompt. The embedding and a learner's initial weights multiply nothing.
+- Causal attention: two GEMMs over T^2 / 2 pairs.
+- Mamba's scan: 6 per element of the state (arXiv 2312.00752, equation 2).
+- Delta rules: 7 per element for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).
+- TTT's inner loop: `tk_kernels.ttt_linear.cost` and `tk_kernels.ttt_mlp.cost`, with whole tiles instead of triangles.
+
+Bytes: weights once per call or step, token ids, and the state, KV cache and convolution inputs, read and written.
+Activations are not counted, because a fused kernel need not write them.
 """
 
 from collections.abc import Mapping
@@ -22,28 +23,27 @@ from harness.schema.case import Case
 from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work
 
 ID_BYTES = 8
-LEARNER_BYTES = 4  # of a number of a learner's initial weights, in whatever dtype the model is
+LEARNER_BYTES = 4  # a learner's initial weights are float32 in a model of any dtype
 
 
 def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> dict[str, Work]:
-    """One unit of a case by the parts of a profile: a forward, a step of generate for the whole batch, or a request.
+    """Work per part of a profile, for one forward, one generate step of the batch, or one request.
 
-    config: one of `bench.models.config`, or whatever has a `width` and a `vocabulary`; what mixes tokens in the latter
-    is not counted, and is no part. form: of TTT's generate step. What joins the parts moves activations alone, which
-    a fused kernel need not write: it takes nothing at the least.
+    config: a class of `bench.models.config`, or any object with `width` and `vocabulary`, whose mixing is not counted.
+    form: of TTT's generate step. Parts between GEMMs only move activations, so they count as nothing.
     """
     if case.phase == "forward":
         return _forward(config, parameters, case)
     if case.phase == "generate":
         return _step(config, parameters, case, form)
     steps = case.new_tokens
-    midway = replace(case, context=case.context + steps // 2)  # a cache grows as it is read
+    midway = replace(case, context=case.context + steps // 2)  # the mean length of the growing cache
     prompt, step = _forward(config, parameters, case), _step(config, parameters, midway, form)
     return {part: prompt[part] + step[part] * steps for part in prompt}
 
 
 def total(parts: Mapping[str, Work]) -> Work:
-    """The work of all parts together."""
+    """Sum the work of all parts."""
     return sum(parts.values(), Work(0, 0))
 
 
@@ -60,7 +60,7 @@ def _step(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work
 
 
 def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens: int) -> dict[str, Work]:
-    """Parts of a call that reads `tokens` tokens and answers with the logits of one for each sequence."""
+    """The parts of a call that reads `tokens` tokens and returns one token's logits per sequence."""
     table, tables = config.vocabulary * config.width, 1 if getattr(config, "tied", True) else 2
     weights, element = parameters - tables * table - _learner(config), ELEMENT_BYTES[case.dtype]
     found = {
@@ -75,7 +75,7 @@ def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens:
 
 
 def _windows(config: Any, case: Case, read: bool = False) -> Work:
-    """The last inputs of convolutions: written after a prompt; where read, a step replaces the oldest."""
+    """The last inputs of convolutions. A prompt writes them; a step (read) reads them and writes one more."""
     if not isinstance(config, MambaConfig | DeltaRuleConfig | TTTConfig):
         return Work(0, 0)
     kept = case.batch * window_bytes(config, ELEMENT_BYTES[case.dtype])
@@ -83,23 +83,23 @@ def _windows(config: Any, case: Case, read: bool = False) -> Work:
 
 
 def _learner(config: Any) -> int:
-    """Initial weights of the learners, which multiply nothing: each sequence has its own."""
+    """The number of initial weights of the learners."""
     if not isinstance(config, TTTConfig):
         return 0
     return config.layers * sum(heads * rows * columns for heads, rows, columns in config.weight_shapes.values())
 
 
 def _decays(config: Any) -> int:
-    """Mamba's decays, one a number of the state: what multiplies by them is counted with the scan."""
+    """The number of Mamba's decays, which count with the scan."""
     return config.layers * config.state_numbers if isinstance(config, MambaConfig) and not config.groups else 0
 
 
 def _mixed_prompt(config: Any, case: Case) -> Work | None:
-    """What mixes the tokens of a prompt, in all layers, and the state that it writes; None where it is not known."""
+    """Attention, scan or inner loop of a prompt in all layers, and the state that it writes; None if unknown."""
     batch, tokens = case.batch, case.context
     if isinstance(config, TransformerConfig):
         layer = Work(
-            2 * batch * tokens**2 * config.width, 2 * batch * tokens * config.width * state_element_bytes(case)
+            2 * batch * tokens**2 * config.width, 2 * batch * tokens * config.kv_width * state_element_bytes(case)
         )
     elif isinstance(config, MambaConfig | DeltaRuleConfig):
         state = batch * config.state_numbers
@@ -118,10 +118,11 @@ def _mixed_prompt(config: Any, case: Case) -> Work | None:
 
 
 def _mixed_step(config: Any, case: Case, form: str) -> Work | None:
-    """What mixes a token with those before it, in all layers, and the state that is read and written; None: unknown."""
+    """Attention, scan or inner loop of a step in all layers, and its state, read and written; None if unknown."""
     batch, context = case.batch, case.context
     if isinstance(config, TransformerConfig):
-        layer = Work(4 * batch * context * config.width, 2 * batch * context * config.width * state_element_bytes(case))
+        cache = 2 * batch * context * config.kv_width
+        layer = Work(4 * batch * context * config.width, cache * state_element_bytes(case))
     elif isinstance(config, MambaConfig | DeltaRuleConfig):
         state = batch * config.state_numbers
         layer = Work(config.token_flops * state, 2 * state * state_element_bytes(case))

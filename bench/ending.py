@@ -1,9 +1,9 @@
-"""How does a call of the program end: done, by a mistake that is said in a sentence, interrupted, its output closed?"""
+"""Run the program: refuse mistaken arguments, and turn every user error into one sentence and an exit status."""
 
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -12,13 +12,35 @@ from bench.errors import INTERRUPTED, UserError
 from harness.schema.reason import printable
 from harness.schema.record import RecordError
 
+LISTS = ("--systems", "--batch", "--context", "--phase", "--columns")
+_PATHS = ("--out", "--output", "-o")
+
+
+def refuse_arguments(words: Sequence[str], group: Any) -> None:
+    """Raise UserError for an option of a command in `group` that is given twice, or for an empty path.
+
+    Typer takes the last of two values, and an empty path as the current folder.
+    """
+    command = group.commands.get(next((word for word in words if not word.startswith("-")), ""))
+    given = [word.partition("=")[0] for word in words]
+    for option in command.params if command else ():
+        if getattr(option, "multiple", True) or getattr(option, "is_flag", False):
+            continue
+        if sum(given.count(name) for name in option.opts) > 1:
+            name = max(option.opts, key=len)
+            raise UserError(f"{name} is given twice{': separate its values by commas' if name in LISTS else ''}")
+    for word, after in zip(words, [*words[1:], None], strict=False):
+        option, equals, value = word.partition("=")
+        if option in _PATHS and (value if equals else after) == "":
+            raise UserError(f"{option} '': is empty; name a folder or file")
+
 
 def guarded(call: Callable[[], Any]) -> int:
-    """The exit status of a call, whose mistakes are one sentence on stderr."""
+    """Call the program and return its exit status; a user error is one sentence on stderr."""
     try:
         status = call() or 0
         sys.stdout.flush()
-        # Typer hands back this status for Ctrl-C; a command that has said what it means ends by SystemExit.
+        # Typer returns this status for Ctrl-C; a command that handles Ctrl-C raises SystemExit.
         return _print_error("interrupted", INTERRUPTED) if status == INTERRUPTED else status
     except (UserError, RecordError) as error:
         return _print_error(str(error), 2)
@@ -27,31 +49,20 @@ def guarded(call: Callable[[], Any]) -> int:
     except BrokenPipeError:
         return _end_of_stdout("")
     except OSError as error:
-        if error.filename is not None and error.strerror:  # of a path that somebody gave
+        if error.filename is not None and error.strerror:
             return _print_error(f"{error.filename}: {error.strerror}", 2)
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
             raise
         return _end_of_stdout(f"the output cannot be written: {error.strerror}")
     except Exception as error:
-        # Typer brings its own click in newer releases, so its usage errors have no one class to catch.
+        # Typer bundles its own click in newer releases, so its usage errors share no class.
         if not hasattr(error, "format_message"):
             raise
         return _print_error("; ".join(filter(None, (error.format_message().rstrip("."), _usage(error)))), 2)
 
 
-def replace_closed_streams() -> None:
-    """Give nobody's stdin, stdout and stderr where they are closed: else a file of a run would get their numbers."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            descriptor = os.open(os.devnull, os.O_RDWR)
-            if descriptor != number:
-                os.dup2(descriptor, number)
-                os.close(descriptor)
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
-
-
 def _usage(error: Any) -> str:
-    """Which arguments a command takes, where one is missing or too many; else ""."""
+    """A command's usage, if an argument is missing or unexpected."""
     wrong = type(error).__name__ == "MissingParameter" or "unexpected extra argument" in error.format_message()
     context = error.ctx if wrong else None
     if context is None:
@@ -60,7 +71,7 @@ def _usage(error: Any) -> str:
 
 
 def _end_of_stdout(message: str) -> int:
-    """Nothing more can be printed; the interpreter must not try when it ends."""
+    """Close a broken stdout, so that the interpreter does not flush it at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     return _print_error(message, 1) if message else 1

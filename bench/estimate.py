@@ -1,51 +1,25 @@
-"""How long a run will take, from what earlier runs of the same cases took on the same device or kind of device."""
+"""Estimate how long a run takes, from earlier runs of the same cases on the same device or kind of device."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from heapq import heapreplace
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.schema.case import Case
 from harness.schema.record import RecordError
 from harness.schema.run import Run
-from harness.schema.run_file import Job
+from harness.schema.run_file import Job, Planned
 
 RESULTS = Path(__file__).resolve().parent.parent / "reports" / "results"
 
-Durations = Mapping[str, float]  # seconds, by the key of a case
+Durations = Mapping[str, float]  # seconds by case key
 
 
-def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
-    """Seconds that each case took in the runs beside and in `out` and in the published ones.
-
-    machine: on its device, and for a case that never ran there, on others of its kind; None: on any GPU. A case
-    that was skipped wherever it was tried took as long as that.
-    """
-    device, kind = (machine.get("device"), machine.get("device_kind")) if machine else (None, "cuda")
-    here: dict[str, list[float]] = {}
-    elsewhere: dict[str, list[float]] = {}
-    skipped: dict[str, list[float]] = {}
-    out = out.resolve()  # as RESULTS is
-    own = {out, *_runs_in(out.parent), *_runs_in(out)}
-    timed = [*map(_timed, sorted(own)), *map(_published, sorted(_runs_in(RESULTS) - own))]
-    for case in chain.from_iterable(timed):
-        if case.skipped:
-            if case.device_kind == kind:
-                skipped.setdefault(case.key, []).append(case.seconds)
-        elif device and case.device == device:
-            here.setdefault(case.key, []).append(case.seconds)
-        elif case.device_kind == kind:
-            elsewhere.setdefault(case.key, []).append(case.seconds)
-    return {key: median(seconds) for key, seconds in (skipped | elsewhere | here).items()}
-
-
-@dataclass(frozen=True)
-class _Timed:
-    """How long a case took in a run, in `seconds`, and where."""
+class _Timed(NamedTuple):
+    """A case of an earlier run."""
 
     key: str
     seconds: float
@@ -54,12 +28,42 @@ class _Timed:
     device_kind: str | None
 
 
+class JobTime(NamedTuple):
+    """The time of a job's cases, without untimed ones.
+
+    guessed: cases that take the median of their size, phase and scope. untimed: cases without any estimate.
+    """
+
+    seconds: float
+    guessed: int = 0
+    untimed: int = 0
+
+
+def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
+    """Seconds per case, the median over the runs in and next to `out` and the published runs.
+
+    machine: runs on its device count, or else runs on its kind of device; None: any GPU.
+    A case that was skipped in every run counts with the time of its skip.
+    """
+    device, kind = (machine.get("device"), machine.get("device_kind")) if machine else (None, "cuda")
+    here: dict[str, list[float]] = {}
+    elsewhere: dict[str, list[float]] = {}
+    skipped: dict[str, list[float]] = {}
+    out = out.resolve()
+    own = {out, *_runs_in(out.parent), *_runs_in(out)}
+    for case in chain(*map(_timed, sorted(own)), *map(_published, sorted(_runs_in(RESULTS) - own))):
+        if case.device_kind == kind:
+            same = device and case.device == device
+            (skipped if case.skipped else here if same else elsewhere).setdefault(case.key, []).append(case.seconds)
+    return {key: median(seconds) for key, seconds in (skipped | elsewhere | here).items()}
+
+
 def _runs_in(folder: Path) -> set[Path]:
     return {path.parent for path in folder.glob("*/run.json")} if folder.is_dir() else set()
 
 
 def _timed(folder: Path) -> tuple[_Timed, ...]:
-    """The cases that the run in `folder` says the time of; none where there is no run or it cannot be read."""
+    """The cases of a measured run; () without a readable run."""
     try:
         run = Run.open(folder) if Run.exists(folder) else None
         records = run.records() if run and run.mode == "measure" else []
@@ -78,28 +82,19 @@ def _timed(folder: Path) -> tuple[_Timed, ...]:
     )
 
 
-_published = cache(_timed)  # what is published does not change while a process plans, and takes a second to read
+_published = cache(_timed)  # published runs do not change, and take a second to read
 
 
-@dataclass(frozen=True)
-class JobTime:
-    """How long a job will take."""
-
-    seconds: float  # of its cases, but of those that nothing is known of
-    guessed: int = 0  # cases that were never run, and count as long as those of the same size, phase and scope
-    untimed: int = 0  # cases that nothing is known of
-
-
-def job_time(job: Job, past: Durations) -> JobTime:
-    """How long all cases of a job will take, once each."""
+def job_time(job: Job, past: Durations, left: Sequence[Planned] | None = None) -> JobTime:
+    """The time of a job. left: its unfinished cases, if not all."""
     known: dict[tuple[Any, ...], list[float]] = {}
     for case in (planned.case for planned in job.cases):
         if case.key in past:
             known.setdefault(_kind(case), []).append(past[case.key])
-    unknown = [planned.case for planned in job.cases if planned.case.key not in past]
-    guesses = [median(known[_kind(case)]) for case in unknown if _kind(case) in known]
-    seconds = sum(map(sum, known.values())) + sum(guesses)
-    return JobTime(seconds, len(guesses), len(unknown) - len(guesses))
+    cases = [planned.case for planned in (job.cases if left is None else left)]
+    guesses = [median(known[_kind(case)]) for case in cases if case.key not in past and _kind(case) in known]
+    timed = [past[case.key] for case in cases if case.key in past]
+    return JobTime(sum(timed) + sum(guesses), len(guesses), len(cases) - len(timed) - len(guesses))
 
 
 def _kind(case: Case) -> tuple[Any, ...]:
@@ -107,7 +102,7 @@ def _kind(case: Case) -> tuple[Any, ...]:
 
 
 def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:
-    """The jobs by how long they will take; a case that nothing is known of counts as the median of all."""
+    """Sort jobs by their time; an untimed case counts as the median of all cases."""
     typical = median(past.values()) if past else 1.0
 
     def seconds(job: Job) -> float:
@@ -117,16 +112,16 @@ def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:
     return sorted(jobs, key=seconds, reverse=True)
 
 
-def side_by_side(seconds_of_jobs: Sequence[float], places: int) -> float:
-    """Seconds until the last of jobs has ended, the longest first, each on the first of `places` that is free."""
-    busy = [0.0] * places
+def side_by_side(seconds_of_jobs: Sequence[float], slots: int) -> float:
+    """Seconds until all jobs end, longest first, each in the first free of `slots`."""
+    busy = [0.0] * slots
     for seconds in sorted(seconds_of_jobs, reverse=True):
         heapreplace(busy, busy[0] + seconds)
     return max(busy)
 
 
 def in_words(seconds: float | None) -> str:
-    """`3 min`, `40 s`, or that it is not known."""
+    """Format a duration as `40 s`, `3 min` or `2.0 h`."""
     if seconds is None:
         return "not known"
     if seconds < 90:

@@ -1,4 +1,4 @@
-"""What a sequence keeps between two tokens, in bytes: a cache, a state, and the last inputs of its convolutions."""
+"""Count the bytes of a sequence's state: KV cache or state, and the last inputs of its convolutions."""
 
 from importlib import import_module
 from typing import Any
@@ -11,13 +11,13 @@ _PRECISIONS = {"float32-planes": "planes"}
 
 
 def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
-    """Bytes that one sequence keeps between two tokens, after `context` tokens; `form`: of TTT's generate.
+    """Bytes of one sequence's state after `context` tokens. form: of TTT's generate.
 
-    A prompt that was read leaves TTT's weights, and no rows where it is whole mini-batches.
+    A forward of whole mini-batches leaves TTT's weights and no rows.
     """
     size, windows = state_element_bytes(case), window_bytes(config, ELEMENT_BYTES[case.dtype])
-    if isinstance(config, TransformerConfig):  # a key and a value of each token in each layer
-        return 2 * config.layers * config.width * case.context * size
+    if isinstance(config, TransformerConfig):  # a key and a value per token and layer
+        return 2 * config.layers * config.kv_width * case.context * size
     if isinstance(config, MambaConfig):
         return config.layers * config.state_numbers * size + windows
     assert isinstance(config, TTTConfig)
@@ -30,16 +30,16 @@ def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
 
 
 def generate_precision(case: Case) -> tuple[str, int]:
-    """How `tk_kernels.generate.traffic` calls the state_dtype of a case, and the bytes of a number of its rows."""
-    asked = case.state_dtype or "float32"
-    return _PRECISIONS.get(asked, asked), 4 if asked == "float32" else 2
+    """The precision that `tk_kernels.generate.traffic` uses for a case, and the bytes of an element of its rows."""
+    dtype = case.state_dtype or "float32"
+    return _PRECISIONS.get(dtype, dtype), 4 if dtype == "float32" else 2
 
 
 def state_element_bytes(case: Case) -> int:
-    """Bytes of a number of the state, in all its planes."""
+    """Bytes of an element of the state, in all its planes."""
     return ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]
 
 
 def window_bytes(config: Any, element_bytes: int) -> int:
-    """The last inputs of all convolutions of one sequence."""
+    """Bytes of the last inputs of all convolutions of one sequence."""
     return config.layers * convolved_channels(config) * (CONV_KERNEL - 1) * element_bytes

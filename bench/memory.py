@@ -1,22 +1,24 @@
-"""Whether a case can fit on this machine at all: the least that it must hold, against all the memory there is."""
+"""Decide whether a case can fit: the least that it must hold, against the device's memory."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 from bench.errors import UserError
 from bench.kept import ELEMENT_BYTES, kept_bytes, state_element_bytes, window_bytes
-from bench.models.case_model import config_of
+from bench.models.case_model import checkpoint_missing, config_of
 from bench.models.config import MODELS, TTTConfig, parameter_count
 from harness.schema.case import Case
 from harness.schema.reason import rounded
+from harness.schema.record import Record
+from harness.schema.run_file import Planned
 
 
 def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> None:
-    """Raise UserError where the command line asks for a batch and context that no chosen system can hold.
+    """Raise UserError for a requested batch and context that no selected system can hold.
 
-    What fits in one system and not in another is a figure's point: it is tried, and becomes a record.
+    A shape that fits some systems is tried in all of them: the others' records are points of the figure.
     """
     total = total_memory_bytes(machine)
     least: dict[tuple[str, int, int], int] = {}
@@ -28,11 +30,52 @@ def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> N
             raise UserError(f"{phase} with --batch {batch} --context {context}: {_shortage(needed, total)}")
 
 
-def beyond_memory_of(case: Case, total: int) -> str:
-    """Why a case need not be tried on a machine of `total` bytes; "" for what may fit.
+def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int | None) -> str:
+    """Why a case need not be tried, or "". memory_bytes: the device's, None if unknown.
 
-    What it must hold is known, but for an engine, which runs as many sequences at once as fit; and a worker that runs
-    out of memory costs its start.
+    A model's batch or context that grows is tried once beyond the memory: its figure shows where memory ends.
+    """
+    if missing := checkpoint_missing(planned.case):
+        return missing
+    skipped = any(each.status == "skipped" and _smaller_axis(each.case, planned.case) for each in earlier)
+    shows_end = planned.grows and planned.case.option("scope", "model") == "model" and not skipped
+    too_large = beyond_memory_of(planned.case, memory_bytes) if memory_bytes and not shows_end else ""
+    return beyond_memory(planned, earlier) or too_large
+
+
+def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
+    """The smaller case that did not fit or took too long, if batch or context grow until memory is exhausted."""
+    if not planned.grows:
+        return ""
+    for record in earlier:
+        axis = _smaller_axis(record.case, planned.case)
+        if not axis:
+            continue
+        size = f"{axis} {getattr(record.case, axis)}"
+        if record.status in ("oom", "timeout"):
+            return f"{size} {'did not fit' if record.status == 'oom' else 'exceeded the time limit'}"
+        at_once = record.metrics.get("sequences_at_once") or record.case.batch
+        if axis == "batch" and at_once < record.case.batch:
+            return f"only {at_once} sequences of {size} fitted at once, and were measured"
+    return ""
+
+
+def _smaller_axis(smaller: Case, case: Case) -> str:
+    """The axis, batch or context, by which alone one case is smaller than another; "" otherwise.
+
+    Their timing may differ, because a larger case does the same work.
+    """
+    for axis in ("batch", "context"):
+        if getattr(smaller, axis) < getattr(case, axis):
+            others = (name for name in Case.__dataclass_fields__ if name not in (axis, "timing"))
+            return axis if all(getattr(smaller, name) == getattr(case, name) for name in others) else ""
+    return ""
+
+
+def beyond_memory_of(case: Case, total: int) -> str:
+    """Why a case cannot fit into `total` bytes, or "".
+
+    An engine is counted with one sequence, because it runs as many at once as fit.
     """
     needed = least_bytes(case)
     if case.system in MODELS and case.option("scope", "model") == "model" and case.timing != "engine":
@@ -42,35 +85,32 @@ def beyond_memory_of(case: Case, total: int) -> str:
 
 
 def _shortage(needed: int, total: int) -> str:
-    return f"needs at least {_said_bytes(needed)} and this machine has {_said_bytes(total)}"
+    return f"needs at least {_size(needed)} and this machine has {_size(total)}"
 
 
-def _said_bytes(count: int) -> str:
+def _size(count: int) -> str:
     return f"{rounded(count / 1e12)} TB" if count > 1e12 else f"{rounded(count / 1e9)} GB"
 
 
 def sequences_that_fit(config: TTTConfig, state_bytes: float, dtype: str, total: int) -> int:
-    """How many sequences a model can generate for at once: of `total` bytes, those that its weights leave.
+    """How many sequences a model can generate at once in `total` bytes, next to its weights.
 
-    state_bytes: what one layer's operator keeps of one sequence; the inputs of its convolutions come on top.
+    state_bytes: one layer's state per sequence, without the inputs of its convolutions.
     """
     left = total - parameter_count(config) * ELEMENT_BYTES[dtype]
     return max(0, int(left // (config.layers * state_bytes + window_bytes(config, ELEMENT_BYTES[dtype]))))
 
 
 def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:
-    """The GPU's memory in an environment snapshot, None where it does not tell, or without a GPU the machine's."""
+    """The memory of a snapshot's GPU, None if unknown; without a GPU, this machine's."""
     gpu = machine.get("gpu")
     return gpu["memory_bytes"] if gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def least_bytes(case: Case) -> int:
-    """Token ids (8 bytes each), weights, and one sequence's past, as an engine may run few of them at once.
-
-    Of a layer: all that goes in and comes out.
-    """
+    """Token ids (8 bytes each), weights, and one sequence's state; for a layer, its inputs, outputs and state."""
     ids = 8 * case.batch * (case.context if case.phase != "generate" else 1)
-    if case.system not in MODELS:  # others size themselves
+    if case.system not in MODELS:  # these systems size themselves
         return ids
     config = config_of(case)
     if case.option("scope", "model") == "layer":
@@ -80,7 +120,7 @@ def least_bytes(case: Case) -> int:
 
 
 def _layer_bytes(config: Any, case: Case) -> int:
-    """generate: the state of every sequence. forward: besides q, k, v, out and lr, and the state before and after."""
+    """generate: every sequence's state. forward: also q, k, v, out, lr, and a second state."""
     cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
     shape = (config.heads, config.head_dim)
     state = cost.state_bytes(case.batch, *shape, state_element_bytes(case))

@@ -1,4 +1,4 @@
-"""Check that a comparison of language models is fair: what each is, read from it, against what all must be."""
+"""Check that language models are comparable: equal size, vocabulary and dtype, and no work skipped."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from bench.models.config import model_config, parameter_count
 from harness.measure.gate import Check
 from harness.schema.case import Case
 
-PARAMETERS_OFF = "parameters_off_transformer"  # a check's name
-# The published sizes lie within 6% of each other, and Mamba's 48 blocks within 8% of the Transformer.
-PARAMETERS_OFF_LIMIT = 0.08
+PARAMETERS_OFF = "parameters_off_transformer"
+PARAMETERS_OFF_LIMIT = 0.08  # Mamba's 48 blocks are within 8% of the Transformer, the others within 6%
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What must be alike: sizes are counts; `head_rows` is rows of the LM head for each prompt of a prefill.
+    """Facts about a model. parameters, vocabulary: counts.
 
-    dtype: of most weights; learners, decays and norms may be wider. token_ids: how they are drawn, which the harness or
-    the adapter does. kept: what one sample leaves for the next, weights apart, as far as an engine says (its prefix
-    cache); the check of what was timed, on inputs drawn anew, would find it of any.
+    dtype: of most weights; learners, decays and norms may be wider.
+    token_ids: how the ids of a sample are drawn.
+    kept: state that a sample leaves for the next, such as an engine's prefix cache.
+    head_rows: rows of the LM head per prompt of a forward; None if not counted.
     """
 
     parameters: int
@@ -39,7 +39,7 @@ class Facts:
 
 
 def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
-    """The facts of named weights (each once, tied ones too); the dtype is that of most of their numbers."""
+    """The facts about named weights, tied weights once; the dtype is that of most elements."""
     counts: dict[str, int] = {}
     for weight in weights.values():
         name = str(weight.dtype).removeprefix("torch.")
@@ -48,7 +48,7 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 
 
 def checks(facts: Facts, case: Case) -> list[Check]:
-    """A gate's checks that the model is a fair one for its case: a miss leaves the case without a timing."""
+    """The checks that a model is comparable; a case that fails one is not timed."""
     found = [] if case.option("checkpoint") else _of_one_size(facts, case)
     found += [
         Check.at_most("weights_of_another_dtype", float(facts.dtype != case.dtype), 0),
@@ -56,12 +56,12 @@ def checks(facts: Facts, case: Case) -> list[Check]:
     ]
     if facts.head_rows is not None:
         found.append(Check.at_most("head_rows_per_prompt", facts.head_rows, 1))
-        found.append(Check.at_most("head_rows_not_seen", max(0.0, 1 - facts.head_rows), 0))  # a head of other weights
+        found.append(Check.at_most("head_rows_not_seen", max(0.0, 1 - facts.head_rows), 0))  # another head was used
     return found
 
 
 def _of_one_size(facts: Facts, case: Case) -> list[Check]:
-    """Whether the model is as large as the Transformer of its size; a checkpoint is as large as it is."""
+    """Compare the model's size with the Transformer's."""
     transformer = model_config("transformer", case.size)
     parameters_off = abs(facts.parameters / parameter_count(transformer) - 1)
     return [
@@ -71,7 +71,7 @@ def _of_one_size(facts: Facts, case: Case) -> list[Check]:
 
 
 def count_head_rows(call: Callable[[], Any], head: Any) -> tuple[Any, int]:
-    """What `call` returns, and how many rows it put through a linear layer with the weight `head`."""
+    """Run `call`; return its result and the rows that it passed through a linear layer with the weight `head`."""
     import torch.nn.functional as F
     from torch.overrides import TorchFunctionMode
 

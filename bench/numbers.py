@@ -1,245 +1,260 @@
 """Write the tables of Markdown files from runs: python -m bench.numbers TABLES.toml FILE...
 
-A section of the TOML file defines a table, which replaces what stands between `<!-- table NAME -->` and `<!-- end -->`:
+A section of the TOML file defines one table. The command writes it between `<!-- table NAME -->` and `<!-- end -->`:
 
     [linear-forward]
     run = "h100"
-    value = "latency_ms"
-    where = { suites = "kernel-forward", system = "ttt-linear", backend = "thunderkittens", l2 = "cold" }
     head = "ms"
+    value = "latency_ms"
+    where = { suites = "kernel-forward", system = "ttt-linear", l2 = "cold" }
     columns = [{ label = "2k", context = 2048 }, { label = "8k", context = 8192 }]
     rows = [{ label = "B=1", batch = 1 }, { label = "B=16", batch = 16 }]
 
-`run` is a run's folder, relative to the TOML file; a column may name another one. A cell is `value` of the case that
-`where`, its row and its column name by columns of `ttt-bench table`; a row or a column may name another `value`. "a|b"
-is either, and a list gives as many numbers, separated by slashes. `best = "max"` (or "min") takes the best of several
-cases, `scale` multiplies and `digits` (3) are the significant ones. A case that bears a mark has its sign, as in
-figures, and the signs are told below.
+`run` is a folder next to the TOML file. `where`, the row and the column select one case by columns of `ttt-bench
+table`; "a|b" matches either. A cell is the case's `value` times `scale`. A row or column may override both.
 
-In place of a `value`, `profile` asks the case's profile: "ms" in kernels and gaps, the share of a list of parts
-(`reports.profiles.parts`) such as ["ttt", "scan"], which are ms with `unit = "ms"`, or "longest", the kernel that takes
-most of the time and what bounds it.
+`profile` reads the case's profile instead: "ms", "longest" (kernel), or a list of parts (`reports.profiles.parts`).
+Parts are shares of the time, or milliseconds with `unit = "ms"`.
 
-Two kinds of rows stand beside those of cases: `given = [29.6, 116]`, one number a column, was measured elsewhere, and
-`ratio = ["TTT-MLP", "ours"]` is a row above, of that label, over another one.
+`given = [29.6, 116]` is a row of numbers from elsewhere. `ratio = ["a", "b"]` divides two rows above by their labels.
 
-Tables of whole runs, `runs` and `apart`: see `run_tables`.
+Two kinds of tables describe whole runs:
+
+    [runs]
+    runs = [{ run = "h100", note = "the paper's suites" }]
+
+    [run-to-run]
+    apart = [{ label = "one machine, twice", a = "h100", b = "h100-again" }]
 """
 
 import math
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import product
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from bench.ending import guarded
 from bench.errors import UserError, unknown
-from bench.run_tables import KEY, NO_COLUMN, TABLES, Source, SourceOf, chosen, kind_of
 from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.profile import Profile
-from harness.schema.reason import counted
+from harness.schema.reason import counted, span
 from harness.schema.record import RecordError
 from harness.schema.run import Run
+from reports.compare.comparison import compare
+from reports.compare.views import NEAR
+from reports.profiles.ceilings import common_ceilings, with_common_ceilings
 from reports.profiles.parts import LABELS, parts
 from reports.profiles.words import longest
-from reports.stats import MARKS, SIGNS, marks_in
+from reports.stats import MARKS, SIGNS, UNSTEADY, UNSTEADY_TIMES, frame, marks_in, row_keys
+from reports.words import short_commit
 
 BLOCK = re.compile(r"(<!-- table (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 BEGINNING = "<!-- table "
 DIGITS = 3
-# Of a row, a column or the whole; no columns of the frame.
-KEYS = {"value", "profile", "unit", "best", "scale", "digits"}
-WHOLE = {"run", "head", "columns", "rows", "where", *KEYS}  # of a table of cases
-Definitions = Mapping[str, Mapping[str, Any]]  # by the names of their tables
+OPTIONS = ("value", "profile", "unit", "scale")  # every other key of a row or column selects cases
+KEY = "key of the case"  # a column of `Source.rows`
 
-
-def with_numbers(text: str, definitions: Definitions, source_of: SourceOf) -> str:
-    """The text of a file with its tables written anew. source_of: what the run has that a table names.
-
-    Raises UserError where there is no table, or where one is not defined or finds no case.
-    """
-    begun, found = text.count(BEGINNING), len(BLOCK.findall(text))
-    if not begun:
-        raise UserError(f"has no table; one begins with {BEGINNING}NAME -->")
-    if found != begun:
-        raise UserError(f"{counted(begun, 'table')} begin with {BEGINNING}NAME -->, and <!-- end --> ends {found}")
-    return BLOCK.sub(lambda block: block[1] + _table(block["name"], definitions, source_of) + block[3], text)
-
-
-def _table(name: str, definitions: Definitions, source_of: SourceOf) -> str:
-    """The lines of a table, with the meanings of its signs below."""
-    if name not in definitions:
-        raise unknown(f"table {name}", name, sorted(definitions))
-    asked = definitions[name]
-    try:
-        kind = kind_of(asked)
-        head, *lines = TABLES[kind](asked, source_of) if kind else _cases(asked, source_of)
-    except (UserError, RecordError) as error:
-        raise UserError(f"table {name}: {error}") from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"table {name}: its definition cannot be read: {type(error).__name__} {error}") from None
-    table = "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *lines))
-    meanings: dict[str, str] = {}
-    for _, sign, meaning in () if kind else SIGNS:
-        if f" {sign} " in table:
-            meanings.setdefault(sign, meaning)  # marks may share a sign
-    signs = "; ".join(f"{sign} {meaning}" for sign, meaning in meanings.items())
-    return table + (f"\nSigns: {signs}.\n" if signs else "")
-
-
-def _cases(asked: Mapping[str, Any], source_of: SourceOf) -> list[list[str]]:
-    """The cells of a table of cases, its head first."""
-    for name in asked.keys() - WHOLE:
-        raise unknown(name, name, sorted(WHOLE))
-    rows = asked["rows"]
-    columns = [column if "run" in column else {**column, "run": asked["run"]} for column in asked["columns"]]
-    sources = {run: source_of(run) for run in dict.fromkeys(column["run"] for column in columns)}
-    lines = [[str(each) for each in (asked.get("head", ""), *(column["label"] for column in columns))]]
-    above: dict[str, list[list[Number]]] = {}
-    for row in rows:
-        found = above[row["label"]] = _row(asked, row, columns, sources, above)
-        if not any(number.text for cell in found for number in cell):
-            raise UserError(f"row {row['label']!r}: no case of the run")
-        lines.append([str(row["label"]), *map(_text, found)])
-    of_cases = [row for row in rows if not {"given", "ratio"} & row.keys()]
-    for column in columns:
-        if of_cases and not any(Cell.of(asked, row, column).has_case(sources[column["run"]]) for row in of_cases):
-            raise UserError(f"column {column['label']!r}: no case of the run")
-    return lines
+Definition = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Number:
-    """One number of a cell, as it is and as it is written; None where it is words, None and "" without such a case."""
+class Source:
+    """A run's rows (`reports.stats.frame`) and its profiles by case key."""
+
+    rows: pd.DataFrame
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
+    run: Run | None = None
+
+    @classmethod
+    def of(cls, run: Run) -> "Source":
+        """Read a run; its profiles share their measured peaks, as on its page."""
+        records, profiles = run.records(), run.profiles()
+        ceilings = common_ceilings(records, profiles.values())
+        rows = frame(records, run.catalogue, ceilings).assign(**{KEY: row_keys(records)})
+        return cls(rows, dict(zip(profiles, with_common_ceilings([*profiles.values()], records), strict=True)), run)
+
+
+SourceOf = Callable[[str], Source]
+
+
+class Number(NamedTuple):
+    """A cell's value, None for words, and its text, "" without a case."""
 
     value: float | None = None
     text: str = ""
 
 
-def _row(
-    asked: Mapping[str, Any],
-    row: Mapping[str, Any],
-    columns: list[dict[str, Any]],
-    sources: Mapping[str, Source],
-    above: Mapping[str, list[list[Number]]],
-) -> list[list[Number]]:
-    """A row's numbers by column: of cases, given, or the ratio of two rows above."""
-    if "given" in row:
-        given = [None if number == "" else float(number) for number in row["given"]]
-        if len(given) != len(columns):
-            raise UserError(f"row {row['label']!r}: {len(given)} given numbers for {len(columns)} columns")
-        return [[Number() if number is None else Number(number, f"{number:,.15g}")] for number in given]
-    if "ratio" in row:
-        upper, lower = (above[label] for label in row["ratio"])
-        digits = row.get("digits", asked.get("digits", DIGITS))
-        return [
-            [_over(first, second, digits) for first, second in zip(*cells, strict=True)]
-            for cells in zip(upper, lower, strict=True)
-        ]
-    return [Cell.of(asked, row, column).numbers(sources[column["run"]]) for column in columns]
+def with_numbers(text: str, definitions: Mapping[str, Definition], source_of: SourceOf) -> str:
+    """The text of a file with its tables rewritten. Raises UserError for a missing table, definition or case."""
+    begun, whole = text.count(BEGINNING), len(BLOCK.findall(text))
+    if not begun or begun != whole:
+        raise UserError(f"{counted(begun, 'table')} begin with {BEGINNING}NAME -->, and {whole} end with <!-- end -->")
+    return BLOCK.sub(lambda block: block[1] + _table(block["name"], definitions, source_of) + block[3], text)
 
 
-def _over(first: Number, second: Number, digits: int) -> Number:
+def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf) -> str:
+    """The Markdown of a table and the meanings of its signs."""
+    if name not in definitions:
+        raise unknown(f"table {name}", name, sorted(definitions))
+    definition = definitions[name]
+    kind = {"runs": _runs, "apart": _run_pairs}.get(next(iter(definition.keys() & {"runs", "apart"}), ""), _cases)
+    try:
+        head, *lines = kind(definition, source_of)
+    except (UserError, RecordError) as error:
+        raise UserError(f"table {name}: {error}") from None
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"table {name}: cannot read its definition: {type(error).__name__} {error}") from None
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *lines))
+    meanings: dict[str, str] = {}
+    for _, sign, meaning in SIGNS if kind is _cases else ():
+        if f" {sign} " in table:
+            meanings.setdefault(sign, meaning)  # several flags share a sign
+    signs = "; ".join(f"{sign} {meaning}" for sign, meaning in meanings.items())
+    return table + (f"\nSigns: {signs}.\n" if signs else "")
+
+
+def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
+    """The cells of a table of cases, its head first."""
+    columns, source = definition["columns"], source_of(definition["run"])
+    shared = {name: definition[name] for name in OPTIONS if name in definition} | definition.get("where", {})
+    lines = [[definition.get("head", ""), *(str(column["label"]) for column in columns)]]
+    above: dict[str, list[Number]] = {}
+    for row in definition["rows"]:
+        if "given" in row:
+            numbers = [Number() if each == "" else Number(float(each), f"{each:,.15g}") for each in row["given"]]
+        elif "ratio" in row:
+            numbers = [_ratio(*pair) for pair in zip(*(above[label] for label in row["ratio"]), strict=True)]
+        else:
+            numbers = [_cell(shared | row | column, source) for column in columns]
+        above[row["label"]] = numbers
+        lines.append([str(row["label"]), *(number.text for number in numbers)])
+    for label, *cells in (*lines, *zip(*lines, strict=True)):
+        if not any(cells):
+            raise UserError(f"{label!r}: no case of the run has this value")
+    return lines
+
+
+def _ratio(first: Number, second: Number) -> Number:
     if first.value is None or second.value is None:
         return Number()
-    return Number(first.value / second.value, significant(first.value / second.value, digits))
+    return Number(first.value / second.value, significant(first.value / second.value))
 
 
-def _text(cell: list[Number]) -> str:
-    """The numbers of a cell, separated by slashes; "" where there is none."""
-    return " / ".join(number.text or "–" for number in cell) if any(number.text for number in cell) else ""
+def _cell(options: Mapping[str, Any], source: Source) -> Number:
+    where = {name: each for name, each in options.items() if name not in (*OPTIONS, "label")}
+    found, profile = _selected(source.rows, where), options.get("profile")
+    found = found[found[KEY].isin(source.profiles) if profile else _column(found, options["value"]).notna()]
+    if len(found) > 1:
+        raise UserError(f"{len(found)} cases have {', '.join(f'{name} {each}' for name, each in where.items())}")
+    if found.empty:
+        return Number()
+    row = found.iloc[0]
+    if profile:
+        return _from_profile(source.profiles[row[KEY]], profile, options.get("unit", "share"))
+    flags = marks_in(row.get(MARKS), options["value"])
+    signs = [sign for flag, sign, _ in SIGNS if flag in flags]
+    value = options.get("scale", 1) * float(row[options["value"]])
+    return Number(value, " ".join([significant(value), *signs]))
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What one cell asks of the run; see the module."""
-
-    where: Mapping[str, Any]
-    value: str = ""
-    profile: str | tuple[str, ...] = ""
-    unit: str = "share"
-    best: str = ""
-    scale: float = 1
-    digits: int = DIGITS
-
-    @classmethod
-    def of(cls, table: Mapping[str, Any], row: Mapping[str, Any], column: Mapping[str, Any]) -> "Cell":
-        """From the whole table, a row and a column of its definition; the later says more."""
-        said: dict[str, Any] = {}
-        for level in ({name: each for name, each in table.items() if name in KEYS}, row, column):
-            if {"value", "profile"} <= level.keys():
-                raise UserError(f"{level.get('label', 'the table')!r}: has both a value and a profile")
-            if {"value", "profile"} & level.keys():
-                said.pop("value", None), said.pop("profile", None)
-            said |= level
-        how = {name: said.pop(name) for name in KEYS & set(said)}
-        del said["label"], said["run"]
-        if isinstance(how.get("profile"), list):
-            how["profile"] = tuple(how["profile"])
-        return cls(where=dict(table.get("where", {})) | said, **how)
-
-    def numbers(self, source: Source) -> list[Number]:
-        """One for each case that it names."""
-        if not self.profile and self.value not in source.rows:
-            raise UserError(NO_COLUMN.format(self.value))
-        return [self._number(source, where) for where in self._each_case()]
-
-    def has_case(self, source: Source) -> bool:
-        """Whether the run has one of the cases that it names, with a result or without."""
-        return any(not chosen(source.rows, where).empty for where in self._each_case())
-
-    def _each_case(self) -> Iterator[dict[str, Any]]:
-        lists = {name: each if isinstance(each, list) else [each] for name, each in self.where.items()}
-        return (dict(zip(lists, one, strict=True)) for one in product(*lists.values()))
-
-    def _number(self, source: Source, where: Mapping[str, Any]) -> Number:
-        found = chosen(source.rows, where)
-        found = found[found[KEY].isin(source.profiles) if self.profile else found[self.value].notna()]
-        if len(found) > 1 and (self.profile or not self.best):
-            raise UserError(f"{len(found)} cases are {', '.join(f'{name} {each}' for name, each in where.items())}")
-        if found.empty:
-            return Number()
-        if self.profile:
-            return self._told(source.profiles[found.iloc[0][KEY]])
-        one = found.sort_values(self.value, ascending=self.best != "max").iloc[0]
-        borne = marks_in(one.get(MARKS), self.value)
-        signs = [sign for mark, sign, _ in SIGNS if mark in borne]
-        value = self.scale * float(one[self.value])
-        return Number(value, " ".join([significant(value, self.digits), *signs]))
-
-    def _told(self, profile: Profile) -> Number:
-        """What is asked of a profile."""
-        if profile.status != "ok":
-            return Number()
-        if self.profile == "longest":
-            return Number(text=longest(profile))
-        if self.profile == "ms":
-            return Number(profile.unit_ms, significant(profile.unit_ms, self.digits))
-        if isinstance(self.profile, str) or not set(self.profile) <= set(LABELS):
-            raise UserError(f"profile = {self.profile!r}: must be ms, longest, or a list of {', '.join(LABELS)}")
-        time_us = sum(part.time_us for part in parts(profile) if part.name in self.profile)
-        if self.unit == "ms":
-            time_ms = time_us / profile.units / 1e3
-            return Number(time_ms, significant(time_ms, self.digits))
-        if self.unit != "share":
-            raise UserError(f"unit = {self.unit!r}: must be share or ms")
-        return Number(time_us / profile.region_us, f"{time_us / profile.region_us:.0%}")
+def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows whose columns have the requested values; a row's suites match if one of them does."""
+    for name, wanted in where.items():
+        values = wanted.split("|") if isinstance(wanted, str) else [wanted]
+        cells = _column(rows, name).map(lambda cell: cell if isinstance(cell, tuple) else (cell,))
+        rows = rows.loc[[any(value in cell for value in values) for cell in cells]]
+    return rows
 
 
-def significant(number: float, digits: int) -> str:
-    """So many significant digits, with commas and without an exponent."""
-    rounded = float(f"{number:.{digits - 1}e}")
-    decimals = digits - 1 - math.floor(math.log10(abs(rounded))) if rounded else 0
+def _column(rows: pd.DataFrame, name: str) -> pd.Series:
+    if name not in rows:
+        raise UserError(f"no column {name!r}; `ttt-bench table RUN --columns all` shows them")
+    return rows[name]
+
+
+def _from_profile(profile: Profile, wanted: str | list[str], unit: str) -> Number:
+    if profile.status != "ok":
+        return Number()
+    if wanted == "longest":
+        return Number(text=longest(profile))
+    if wanted == "ms":
+        return Number(profile.unit_ms, significant(profile.unit_ms))
+    if isinstance(wanted, str) or not set(wanted) <= set(LABELS):
+        raise UserError(f"profile = {wanted!r}: must be ms, longest, or a list of {', '.join(LABELS)}")
+    time_us = sum(part.time_us for part in parts(profile) if part.name in wanted)
+    if unit == "ms":
+        return Number(time_us / profile.units / 1e3, significant(time_us / profile.units / 1e3))
+    return Number(time_us / profile.region_us, f"{time_us / profile.region_us:.0%}")
+
+
+def significant(number: float) -> str:
+    """Format three significant digits, trailing zeros included, with commas and without an exponent."""
+    rounded = float(f"{number:.{DIGITS - 1}e}")
+    decimals = DIGITS - 1 - math.floor(math.log10(abs(rounded))) if rounded else 0
     return f"{rounded:,.{max(0, decimals)}f}"
 
 
+def _runs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
+    """One row per run: GPU, time, commit, cases with a result, note."""
+    lines = [["run", "GPU", "measured, UTC", "commit", "results", "what is in it"]]
+    for each in definition["runs"]:
+        lines.append([f"`{each['run']}`", *_facts(source_of(each["run"])), each.get("note", "")])
+    return lines
+
+
+def _facts(source: Source) -> list[str]:
+    assert source.run is not None
+    measured = source.rows[source.rows["status"] == "ok"]
+    if measured.empty:
+        raise UserError(f"{source.run.folder}: has no results")
+    units = sorted(filter(None, set(measured["device_id"])))
+    gpu = ", ".join(sorted(set(measured["device"]))) + (f" ({', '.join(units)})" if units else "")
+    began = sorted(filter(None, measured["started_at"]))
+    commits = list(dict.fromkeys(short_commit(each, 8) for each in measured["commit"]))
+    commit = commits[0] if len(commits) == 1 else counted(len(commits), "commit")
+    flags = [flag for cell in measured.get(MARKS, ()) for flag in _flags(cell)]
+    doubts = [f"{flags.count(flag)} {flag}" for flag in dict.fromkeys(flags)]
+    planned = sum(len(job.cases) for job in source.run.jobs)
+    return [gpu, _period(began[0], began[-1]), commit, "; ".join([f"{measured[KEY].nunique()} of {planned}", *doubts])]
+
+
+def _flags(cell: Any) -> dict[str, None]:
+    """The flags of a row; the flags of single times that are unsteady count as one."""
+    return dict.fromkeys(UNSTEADY if flag in UNSTEADY_TIMES.values() else flag for flag in marks_in(cell))
+
+
+def _period(first: str, last: str) -> str:
+    """Format two ISO times as `2026-11-23 13:59 to 14:24`; another day is repeated."""
+    day, last_day = first[:10], last[:10]
+    return f"{day} {span(first[11:16], last[11:16] if last_day == day else f'{last_day} {last[11:16]}')}"
+
+
+def _run_pairs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
+    """One row per pair of runs: how much the times per token of b differ from those of a."""
+    lines = [["b over a, time per token", "points", "median", *(f"within {bar:.0%}" for bar in NEAR), "farthest"]]
+    for each in definition["apart"]:
+        a, b = (source_of(each[side]).run for side in "ab")
+        assert a is not None
+        assert b is not None
+        rows = compare(a, b).rows
+        if not rows:
+            raise UserError(f"{a.folder} and {b.folder}: no case has a result in both")
+        change, farthest = median(row.judged.ratio - 1 for row in rows), max(rows, key=lambda row: row.apart)
+        within = [str(sum(row.apart <= bar for row in rows)) for bar in NEAR]
+        far = f"{farthest.judged.ratio - 1:+.1%}: {farthest.label}"
+        lines.append([str(each["label"]), str(len(rows)), f"{change:+.1%}", *within, far])
+    return lines
+
+
 def main(tables: Path, files: Sequence[Path]) -> None:
-    """Write the tables of Markdown files anew as `tables` defines them; none is touched where one cannot be."""
+    """Rewrite the tables of Markdown files as `tables` defines them; an error leaves every file as it was."""
     source_of = cache(lambda run: Source.of(Run.open(tables.parent / run)))
     texts: dict[Path, tuple[str, str]] = {}
     file = tables

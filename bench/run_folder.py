@@ -1,4 +1,4 @@
-"""Into which run does a command measure: a new one, or one that goes on?"""
+"""Create the run folder of a command, or open the run that it continues."""
 
 import math
 import sys
@@ -18,7 +18,7 @@ from harness.workers.task import refuse_submitted
 
 
 def resumed(request: RunRequest, out: Path) -> Run | None:
-    """The run in `out` that the request goes on with; None where it begins one. RunError where `out` holds another."""
+    """The run in `out` that the request continues; None if it begins one. Raises RunError if `out` is in use."""
     refuse_submitted(out)
     if request.resume and Run.exists(out):
         return Run.open(out)
@@ -27,7 +27,7 @@ def resumed(request: RunRequest, out: Path) -> Run | None:
 
 
 def open_run(work: Plan, out: Path, before: Run | None) -> Run:
-    """The new run in `out`, or the one there before with what is asked for added; RunError where another has it."""
+    """Create the run in `out`, or extend the run `before` by the plan. Raises RunError if another process holds it."""
     if not work.machine["commit"] and (refusal := refusal_of_git()):
         print(f"ttt-bench: no record of this run will name its commit: {refusal}", file=sys.stderr)
     if before:
@@ -39,7 +39,7 @@ def open_run(work: Plan, out: Path, before: Run | None) -> Run:
 
 
 def file_of(work: Plan, mode: str) -> RunFile:
-    """What the run.json of a new run of this plan holds; mode: as of `RunFile`."""
+    """The run.json of a new run."""
     return RunFile(
         mode,  # type: ignore[arg-type]
         work.device,
@@ -52,49 +52,47 @@ def file_of(work: Plan, mode: str) -> RunFile:
 
 
 def request_of(work: Plan) -> PastRequest:
-    """This call of the program, as a run keeps it."""
-    machine, asked = work.machine, work.request.published()
+    """The request as run.json stores it, with time, commit and machine."""
+    machine, published = work.machine, work.request.published()
     constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    typed = asked.model_dump(mode="json", exclude_defaults=True)
-    return PastRequest(at, tuple(asked.words()), machine["commit"], machine["dirty"], constant, typed)
+    typed = published.model_dump(mode="json", exclude_defaults=True)
+    return PastRequest(at, tuple(published.words()), machine["commit"], machine["dirty"], constant, typed)
 
 
 def extended(work: Plan, out: Path) -> Run:
-    """The run in `out` with what is asked for added; RunError where another has it."""
+    """Add the plan to the run in `out`. Raises RunError if another process holds it."""
     with Run.open(out).held():
-        current = Run.open(out)  # as it is now that nobody else adds to it
+        current = Run.open(out)  # another process may have added to it before it was held
         clear(out)
         current.extend(work.jobs, work.catalogue, request_of(work))
-    if said := by_another(current):
-        print(f"ttt-bench: {said}", file=sys.stderr)
+    if change := code_or_gpu_change(current):
+        print(f"ttt-bench: {change}", file=sys.stderr)
     return current
 
 
 def retry_of(run: Run, retry: str) -> Retry:
-    """Which cases of a run are tried again, as `RunRequest.retry` says; of "marked" those that a page marks."""
-    if retry != "marked":
+    """Which finished cases the scheduler measures again; retry: as in `RunRequest`."""
+    if retry != "flagged":
         return not_ok if retry == "failed" else nothing
     keys = disturbed(run.records())
     return lambda record: record.case.key in keys
 
 
-def by_another(run: Run) -> str:
-    """One sentence where the last request of a run is of another commit, tree or GPU than the one before it."""
+def code_or_gpu_change(run: Run) -> str:
+    """A sentence if the last request changed the commit, the working tree or the GPU of the run."""
     if len(run.file.requests) < 2:
         return ""
     before, now = run.file.requests[-2:]
-    commits = [
-        request.commit and f"{request.commit[:10]}{'-dirty' if request.dirty else ''}" for request in (before, now)
-    ]
-    gpus = [device_id_of(request.machine) for request in (before, now)]
+    commits = [each.commit and f"{each.commit[:10]}{'-dirty' if each.dirty else ''}" for each in (before, now)]
+    gpus = [device_id_of(each.machine) for each in (before, now)]
     pairs = [(kind, *pair) for kind, pair in (("commit", commits), ("GPU", gpus)) if all(pair) and len(set(pair)) > 1]
-    others = " and ".join(f"{kind} {old} by {kind} {new}" for kind, old, new in pairs)
-    return f"goes on with a run of {others}" if others else ""
+    changes = " and ".join(f"{kind} {old} to {kind} {new}" for kind, old, new in pairs)
+    return f"the run changes from {changes}" if changes else ""
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:
-    """UserError where a run measures otherwise than is asked for, or elsewhere."""
+    """Raise UserError if the run has another mode, device or budget than the plan."""
     if current.mode != "measure":
         raise UserError(f"{current.folder}: is a run of mode {current.mode!r}, not 'measure'; name another folder")
     refuse_another_device(current, work)
@@ -102,22 +100,22 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
     if asked_s is not None and not math.isclose(own_s, asked_s, rel_tol=1e-4):
         raise UserError(
             f"{current.folder}: samples each case for {own_s:g} s, not {asked_s:g}; "
-            f"name another folder or say --budget {own_s:g}"
+            f"name another folder or use --budget {own_s:g}"
         )
 
 
 def refuse_another_device(current: Run, work: Plan) -> None:
-    """UserError where a run is of another kind of device, or was asked for on a machine with another GPU or CPU.
+    """Raise UserError if the run is from another kind of device, or another GPU or CPU model.
 
-    The machine does not count where it only submits what others run.
+    The model does not count on a machine that only submits the run.
     """
     if current.jobs and work.device != current.file.device:
-        words = f"is a run of {current.file.device} cases, and these are of {work.device}"
-        raise UserError(f"{current.folder}: {words}; name another --out")
+        kinds = f"is a run on {current.file.device}, and these cases are for {work.device}"
+        raise UserError(f"{current.folder}: {kinds}; name another --out")
     before = current.file.requests[-1].machine if current.file.requests else {}
     here = {before.get("device_kind"), work.machine["device_kind"], work.device}
     if len(here) == 1 and before.get("device") != work.machine["device"]:
         raise UserError(
-            f"{current.folder}: is of {before.get('device')}, and this machine has {work.machine['device']}; "
+            f"{current.folder}: is from {before.get('device')}, and this machine has {work.machine['device']}; "
             "name another folder"
         )

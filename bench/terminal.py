@@ -1,17 +1,17 @@
-"""Tables for the terminal."""
+"""Print tables on the terminal."""
 
 from collections.abc import Iterable, Sequence
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table; cells are printed literally (no rich markup) and numbers are never cut."""
+    """Print a table; cells are literal text (no rich markup), and numbers never wrap."""
     from rich.console import Console
     from rich.table import Table
 
     rows = list(rows)
     grid = Table(box=None, header_style="bold", pad_edge=False)
-    for place, name in enumerate(columns):
-        numeric = all(row[place].replace(".", "").isdigit() for row in rows if row[place])
+    for at, name in enumerate(columns):
+        numeric = all(row[at].replace(".", "").isdigit() for row in rows if row[at])
         grid.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
     for row in rows:
         grid.add_row(*row)

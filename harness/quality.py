@@ -1,4 +1,4 @@
-"""How far can the times of a case be trusted? Facts about its records: contended, hot, unsteady, of few samples."""
+"""Flags of a case's times: contended, thermally throttled, unsteady, few samples."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,16 +12,14 @@ from harness.measure.nvml import is_hot
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded
 
-# Up to which samples agree: half of a median's interval over the median, and the distance of its quartiles over it.
-STEADY = 0.1
-# How far the samples at the beginning of a case may be from those at its end; beyond, something changed between them.
-DRIFT = 0.05
+STEADY = 0.1  # limit of half the interval over the median, and of the quartiles' distance over it
+DRIFT = 0.05  # limit of the difference between the first and the last quarter of the samples
 TIMES_OF_A_REQUEST = ("time_to_first_token_ms", "time_between_tokens_ms")  # metrics with an interval
 
 
 @dataclass(frozen=True)
 class ProcessSamples:
-    """The samples of the processes of a case: medians, and intervals within a process and over processes."""
+    """Samples of a case by process: medians, and intervals within a process and over processes."""
 
     processes: tuple[tuple[float, ...], ...]
 
@@ -37,7 +35,7 @@ class ProcessSamples:
 
     @cached_property
     def spread(self) -> float:
-        """The range of the processes' medians over their median; NaN for one process."""
+        """Range of the processes' medians over their median; NaN for one process."""
         medians = [median(samples) for samples in self.processes]
         repeated = len(medians) > 1 and self.latency_ms > 0
         return (max(medians) - min(medians)) / self.latency_ms if repeated else math.nan
@@ -52,8 +50,8 @@ class ProcessSamples:
 
     @property
     def is_unsteady(self) -> bool:
-        """Whether the median is not known to within `STEADY`, half of the samples lie further apart, or it changed."""
-        if self.over_processes and len(self.processes) == 2:  # their interval is nine times as far as they are apart
+        """Whether the interval or the quartiles exceed `STEADY`, or the ends differ by more than `DRIFT`."""
+        if self.over_processes and len(self.processes) == 2:  # Student's interval of two is nine times their distance
             return self.spread > STEADY
         low, high = self.over_processes or self.within[1:]
         if high - low > 2 * STEADY * self.latency_ms:
@@ -65,22 +63,22 @@ class ProcessSamples:
 
 @dataclass(frozen=True)
 class Quality:
-    """The facts. unsteady: its latency; unsteady_times: (metric, low, high) of the times of its requests."""
+    """Flags of a case. unsteady: its latency. unsteady_times: (metric, low, high) of TTFT and ITL."""
 
-    contended: bool = False  # others used the machine
-    hot: bool = False  # heat slowed the GPU down
+    contended: bool = False  # other programs used the machine
+    hot: bool = False  # thermally throttled
     few_samples: bool = False
     unsteady: bool = False
     unsteady_times: tuple[tuple[str, float, float], ...] = ()
 
     @property
     def disturbed(self) -> bool:
-        """Whether another measurement may be without one of them."""
+        """Whether another measurement may be better."""
         return self.contended or self.hot or self.unsteady or bool(self.unsteady_times)
 
 
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
-    """The facts about the records of a case from one place; timing: theirs, where it is known already."""
+    """Return the flags of a case's records from one machine. timing: their samples, if known."""
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
         return Quality()
@@ -97,18 +95,18 @@ def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) ->
 
 
 def disturbed(records: Iterable[Record]) -> set[str]:
-    """The keys of the cases that were disturbed at one place at least."""
+    """Return the keys of cases that were disturbed on at least one machine."""
     groups = {key: by_place(own) for key, own in by_case(records).items()}
     return {key for key, places in groups.items() if any(quality_of(group).disturbed for group in places)}
 
 
 def timing_of(measured: Iterable[Record]) -> ProcessSamples:
-    """The samples of records that have some."""
+    """Return the samples of records."""
     return ProcessSamples(tuple(tuple(record.samples_ms) for record in measured))
 
 
 def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """The records of each case by its key, one a process, in the order in which they come."""
+    """Group records by case key."""
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(record.case.key, []).append(record)
@@ -116,7 +114,7 @@ def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def by_place(repeats: Sequence[Record]) -> list[list[Record]]:
-    """The repeats of a case by machine and commit; those without a result join theirs, or the first that has one."""
+    """Group the repeats of a case by machine and commit; repeats without a result join their group, or the first."""
     places: dict[tuple[str, ...], list[Record]] = {}
     for record in repeats:
         if record.status == "ok":
@@ -131,18 +129,18 @@ def by_place(repeats: Sequence[Record]) -> list[list[Record]]:
 
 
 def _place(record: Record) -> tuple[str, ...]:
-    said = record.environment
-    commit = str(said.get("commit") or "")
-    return str(said.get("device") or ""), device_id_of(said), commit, str(bool(commit and said.get("dirty")))
+    found = record.environment
+    commit = str(found.get("commit") or "")
+    return str(found.get("device") or ""), device_id_of(found), commit, str(bool(commit and found.get("dirty")))
 
 
 def timed(records: Iterable[Record]) -> list[Record]:
-    """Those with samples."""
+    """Return the records with samples."""
     return [record for record in records if record.samples_ms]
 
 
 def merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
-    """Each metric's median over the processes that say it."""
+    """Return each metric's median over the processes that report it."""
     if len(records) == 1:
         return records[0].metrics
     names = dict.fromkeys(name for record in records for name in record.metrics)
@@ -151,7 +149,7 @@ def merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
 
 
 def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, float, float]]:
-    """(metric, low, high) of each time of a request whose interval is too wide."""
+    """Yield (metric, low, high) of TTFT and ITL with a wide interval."""
     for name in TIMES_OF_A_REQUEST:
         time, low, high = (metrics.get(each) for each in (name, f"{name}_low", f"{name}_high"))
         if time is not None and low is not None and high is not None and high - low > 2 * STEADY * time:
@@ -159,10 +157,9 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 
 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """(median of the processes' medians, low, high): the 95% interval of a median within one process, the usual one.
+    """Return (median of the processes' medians, low, high) of a typical process.
 
-    So far as in the median process its own interval (`median_interval`) goes, as a share of its median: what sets
-    processes apart is no part of it.
+    low and high are the processes' median relative bounds; differences between processes are not included.
     """
     within = [median_interval(samples) for samples in processes]
     centre = median(middle for middle, _, _ in within)
@@ -172,7 +169,7 @@ def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float,
 
 
 def quartiles_apart(samples: Sequence[float]) -> float:
-    """How far the quartiles of the samples are apart, over their median; 0 for fewer than six."""
+    """Return the distance of the quartiles over the median; 0 for fewer than six samples."""
     if len(samples) < FEWEST or not (middle := median(samples)):
         return 0.0
     first, _, third = quantiles(samples, method="inclusive")
@@ -180,11 +177,10 @@ def quartiles_apart(samples: Sequence[float]) -> float:
 
 
 def ends_apart(samples: Sequence[float]) -> float:
-    """How far the median of the first quarter, six samples at least, is from that of the last, over that.
+    """Return the relative difference of the medians of the first and the last quarter, at least six samples each.
 
-    0 for fewer than twelve samples, and where the two overlap, as noise would have it: of ten samples and more the
-    middle halves, of fewer all. Of steady Gaussian noise of 5% it is above 5% in 1.6% of cases of 40 samples, and in at
-    most 0.4% of cases of fewer, or of more than 60.
+    0 for fewer than twelve samples, and if the two overlap: the middle halves of ten and more, the ranges of fewer.
+    Steady Gaussian noise of 5% exceeds 5% in at most 1.6% of cases.
     """
     if len(samples) < 2 * FEWEST:
         return 0.0
@@ -194,7 +190,7 @@ def ends_apart(samples: Sequence[float]) -> float:
 
 
 def _middle(samples: Sequence[float]) -> tuple[float, float, float]:
-    """The median between the quartiles, or of fewer than ten samples between the ends."""
+    """Return (low, median, high): quartiles, or the range of fewer than ten samples."""
     if len(samples) < 10:
         return min(samples), median(samples), max(samples)
     low, middle, high = quantiles(samples, method="inclusive")

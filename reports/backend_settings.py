@@ -1,12 +1,12 @@
-"""With which settings did each backend run, as its records say them?"""
+"""The recorded settings of each backend."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from harness.schema.record import Record
 
-_MOST = 3  # values of a setting that are said; one with more goes with the case
-# Said elsewhere on the page: on equal terms, as notes, of kernels; and how long the run sampled.
+_MOST = 3  # values of a setting that are listed; more depend on the case
+# Shown elsewhere on the page.
 _ELSEWHERE = {
     *("weights_dtype", "token_ids", "kept_between_samples", "gate_limits", "warning", "kernels"),
     *("prompt_tokens", "prompt", "gated", "input_sets", "form_trials"),
@@ -16,7 +16,7 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True)
 class BackendSettings:
-    """A system on a backend, and (setting, its values in words) of what its records say."""
+    """A system on a backend, and (setting, values in words) of its records."""
 
     system: str
     backend: str
@@ -24,7 +24,7 @@ class BackendSettings:
 
 
 def backend_settings(records: Iterable[Record]) -> list[BackendSettings]:
-    """The backends that say settings, in order of appearance; of a setting that goes with the case, how many values."""
+    """The backends with recorded settings, in order of appearance."""
     found: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for record in records:
         own = found.setdefault((record.case.system, record.case.backend), {})

@@ -1,7 +1,4 @@
-"""Were the models of a comparison alike in what makes it fair? One row for each, as their records say.
-
-Models of one size whose cases ask for one type are a comparison: a figure of several sizes or types says so itself.
-"""
+"""Fairness checks: do the models of one size and dtype agree in parameters, vocabulary and weights?"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -11,19 +8,18 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.record import Record
 from reports.words import said_setting
 
-# Largest over smallest number of parameters within one size.
+# Largest over smallest number of parameters within a size.
 PARAMETERS_LIMIT = 1.08
 FAIRNESS_METRICS = ("parameters", "vocabulary")
-MODEL_OPTIONS = ("backbone", "mini_batch", "checkpoint")  # which make another model
+MODEL_OPTIONS = ("backbone", "mini_batch", "checkpoint")  # options that change the model
 _UNRECORDED = "not checked: its parameters are not recorded"
 
 
 @dataclass(frozen=True)
 class Model:
-    """One system, backend, size, dtype asked for and (name, value) of the options that make another model.
+    """A system, backend, size and requested dtype, with the options that change the model.
 
-    Texts are "" and numbers None where its records do not say. unlike: what sets it apart from most other models of its
-    comparison, each in words; none for a fair one.
+    Unknown texts are "", unknown numbers None. unlike: its differences from most other models, in words.
     """
 
     system: str
@@ -40,17 +36,16 @@ class Model:
     unlike: tuple[str, ...] = ()
 
     def said(self, catalogue: Catalogue) -> str:
-        """Its size and options, and what was asked for where its weights are of another type."""
+        """Its size and options, and the requested dtype if the weights have another."""
         options = [said_setting(catalogue.axis(name), value) for name, value in self.options]
         asked = [] if self.weights_dtype in ("", self.dtype) else [f"{self.dtype} asked for"]
         return ", ".join([self.size, *options, *asked])
 
 
 def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
-    """The models of all measured cases, those of one comparison together, in order of appearance.
+    """The models of all measured cases, grouped by size and dtype; none if no record has parameters.
 
-    Layers alone and cases without a timing are left out: they are in no comparison of models. None where no record
-    says its parameters.
+    Cases of single layers are left out.
     """
     timed = [each for each in records if each.status == "ok" and each.case.option("scope", "model") == "model"]
     models = list(dict.fromkeys(_model(record) for record in timed))
@@ -59,17 +54,20 @@ def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
     compared: dict[tuple[str, str], list[Model]] = {}
     for model in models:
         compared.setdefault((model.size, model.dtype), []).append(model)
-    return [judged for together in compared.values() for judged in _judged(together, catalogue)]
+    return [
+        replace(model, unlike=_unlike(model, together, catalogue))
+        for together in compared.values()
+        for model in together
+    ]
 
 
 def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
-    """A sentence for each model that is unlike the others, and one that names the systems that do not say their size.
-
-    None where all are alike.
-    """
+    """A sentence for each model that differs from the others, and one for the systems without a recorded size."""
     models = list(models)
     silent = dict.fromkeys(catalogue.system_label(model.system) for model in models if _UNRECORDED in model.unlike)
-    told = [f"Not checked for equal terms, as its parameters are not recorded: {', '.join(silent)}."] if silent else []
+    unchecked = (
+        [f"Not checked for equal terms, as its parameters are not recorded: {', '.join(silent)}."] if silent else []
+    )
     found = {model: [what for what in model.unlike if what != _UNRECORDED] for model in models}
     apart = (
         f"{catalogue.system_label(model.system)} ({catalogue.backend_label(model.backend)}, {model.said(catalogue)}) "
@@ -77,7 +75,7 @@ def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
         for model, unlike in found.items()
         if unlike
     )
-    return [*dict.fromkeys(apart), *told]
+    return [*dict.fromkeys(apart), *unchecked]
 
 
 def _model(record: Record) -> Model:
@@ -103,17 +101,13 @@ def _whole(value: float | None) -> int | None:
 
 
 def _checked(record: Record, name: str) -> float | None:
-    """What the gate found for a check."""
+    """The value of a correctness check; None without it."""
     checks = (record.gate or {}).get("checks", [])
     return next((check["value"] for check in checks if check["name"] == name), None)
 
 
-def _judged(models: list[Model], catalogue: Catalogue) -> list[Model]:
-    return [replace(model, unlike=_unlike(model, models, catalogue)) for model in models]
-
-
 def _voices(models: Iterable[Model]) -> list[Model]:
-    """Of each system and backend the models without options or, where it has none, those of its first options."""
+    """The models without options; for a system and backend without such, those of its first options."""
     ordered = sorted(models, key=lambda model: bool(model.options))
     first: dict[tuple[str, str], tuple[tuple[str, Scalar], ...]] = {}
     for model in ordered:
@@ -122,24 +116,24 @@ def _voices(models: Iterable[Model]) -> list[Model]:
 
 
 def _most(others: Iterable[Model], differs: Callable[[Model], bool | None]) -> list[Model]:
-    """The others that differ, where they are more than half of those that can be told; none where they are fewer."""
-    told = [(other, differing) for other in others if (differing := differs(other)) is not None]
-    found = [other for other, differing in told if differing]
-    return found if 2 * len(found) > len(told) else []
+    """The models that differ, if they are more than half of those that are known to differ or not."""
+    known = [(other, differing) for other in others if (differing := differs(other)) is not None]
+    found = [other for other, differing in known if differing]
+    return found if 2 * len(found) > len(known) else []
 
 
 def _differ(a: str | int | None, b: str | int | None) -> bool | None:
-    """None where one of them is not recorded."""
+    """None if one of them is unknown."""
     return a != b if a and b else None
 
 
 def _off(a: int | None, b: int | None) -> bool | None:
-    """Whether two numbers of parameters are too far apart; None where one of them is not recorded."""
+    """Whether two numbers of parameters are too far apart; None if one of them is unknown."""
     return max(a, b) / min(a, b) > PARAMETERS_LIMIT if a and b else None
 
 
 def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> tuple[str, ...]:
-    """In what a model differs from most others of its comparison; those of its own system and backend are no others."""
+    """The differences from most models of other systems and backends."""
     own = (model.system, model.backend)
     others = _voices(other for other in models if (other.system, other.backend) != own)
     found = [_UNRECORDED] if model.parameters is None else []

@@ -1,21 +1,20 @@
-"""How far did each state precision drift from the exact model? One row for each case that was compared with it."""
+"""Fidelity: the drift of each state precision from the float64 model."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.schema.record import Record
 
-# Beside those of the catalogue, what makes the table.
+# Metrics of the table that are not in the catalogue.
 FIDELITY_METRICS = ("compared_tokens", "total_variation_first", "total_variation_last")
 
 
 @dataclass(frozen=True)
 class Drift:
-    """Distances of a model's next-token probabilities from those of the model in float64, after the same tokens.
+    """The distance of next-token probabilities from the float64 model's, after the same tokens.
 
-    Total variation: mean, largest, and mean over the first and the last eighth of the tokens.
-    argmax_disagreement: the share of tokens whose most probable successor differs. Numbers are None where the record
-    does not say.
+    Total variation: mean, largest, and mean over the first and last eighth of the tokens.
+    argmax_disagreement: the share of tokens whose most probable successor differs. None: not recorded.
     """
 
     system: str
@@ -33,7 +32,7 @@ class Drift:
 
 
 def fidelity(records: Iterable[Record]) -> list[Drift]:
-    """The compared cases in their order; of a case compared again, the last."""
+    """The compared cases in order; the last record of each counts."""
     compared = {record.case: _drift(record) for record in records if "total_variation_mean" in record.metrics}
     return list(compared.values())
 

@@ -1,4 +1,4 @@
-"""Tables of words and numbers as Markdown, or as text for a terminal."""
+"""Tables as Markdown, or as text for a terminal."""
 
 from collections.abc import Sequence
 from io import StringIO
@@ -9,25 +9,25 @@ from rich.text import Text
 
 from harness.schema.reason import printable
 
-_WHOLE = 100_000  # characters: no line is folded
+_WHOLE = 100_000  # a width at which no line wraps
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool] = ()) -> str:
-    """A Markdown table; cells are Markdown, except that a bar does not end one. Numeric columns are right-aligned."""
+    """A Markdown table; cells are Markdown, except that bars are escaped. Numeric columns are right-aligned."""
     rule = ["---:" if place < len(numeric) and numeric[place] else "---" for place in range(len(head))]
     lines = [_cells(head), rule, *map(_cells, rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def escaped(text: str) -> str:
-    """Text in which Markdown and HTML find no markup."""
+    """Escape text for Markdown and HTML."""
     for sign in "\\|`*_<>[]":
         text = text.replace(sign, f"\\{sign}")
     return printable(text)
 
 
 def text(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool], width: int | None = None) -> str:
-    """Columns below their names; words beyond `width` go on on the next line, numbers never."""
+    """A text table; words beyond `width` wrap, numbers never."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     for name, is_number in zip(head, numeric, strict=True):
         column = Text(printable(name))

@@ -1,13 +1,15 @@
-"""On which machines, and with which software, were the records taken?"""
+"""The machines and software that the records ran on."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from harness.schema.record import Record
-from reports.commits import short_commit
+from reports.words import short_commit
 
 Path = tuple[str, ...]
+Name = tuple[str, str]
 
 _CHANGING = frozenset(("before", "after", "load_1m", "others_share", "idle_share"))
 _VERSIONS = {
@@ -23,10 +25,9 @@ _UNITS = {"_bytes": ("GB", 1e9), "_mhz": ("MHz", 1), "_c": ("°C", 1), "_w": ("W
 
 @dataclass
 class Machine:
-    """Records that agree in `facts`, by name. `systems`: theirs, each with its backend.
+    """Records that agree in `facts`. systems: (system, backend) of each.
 
-    readings: values read before and after each case (clocks, temperature, power, load). Numbers show the lowest and
-    highest value, words all values.
+    readings: values read before and after each case, such as clocks; the range of numbers, or all words.
     """
 
     facts: dict[str, str]
@@ -37,10 +38,10 @@ class Machine:
 
 @dataclass
 class Machines:
-    """The environments of a run. common: the facts that all records that state them agree in, by group and name.
+    """The environments of a run.
 
-    places: the machines and commits; software: the sets of packages. Each names only the facts that differ.
-    versions: the distinct values of the facts that identify a run, by name.
+    common: the facts without two values, by group and name. `places`: the machines and commits; software: the sets of
+    packages; each names only the facts that differ. versions: the values of the facts in `_VERSIONS`.
     """
 
     common: dict[str, dict[str, str]]
@@ -53,31 +54,36 @@ def machines(records: Iterable[Record]) -> Machines:
     """The environments of the records, in order of appearance; records without one are left out."""
     alike: dict[tuple, list[Record]] = {}
     readings: dict[tuple, dict[Path, set]] = {}
+    facts: dict[tuple, dict[Name, str]] = {}
     for record in records:
         if record.environment:
-            changed: list[tuple[Path, Any]] = []
-            key = _split(record.environment, (), changed)
+            leaves = list(_leaves(record.environment))
+            fixed = [(path, value) for path, value, changes in leaves if not changes]
+            key = tuple(sorted(fixed, key=itemgetter(0)))
+            if key not in facts:
+                facts[key] = _facts(fixed)
             alike.setdefault(key, []).append(record)
             seen = readings.setdefault(key, {})
-            for path, value in changed:
-                # Before and after are one span: over many cases it matters little which of them a reading is.
-                seen.setdefault(tuple(part for part in path if part not in ("before", "after")), set()).add(value)
-    facts = {key: _facts(group[0].environment) for key, group in alike.items()}
-    names = dict.fromkeys(place for each in facts.values() for place in each)
-    values = {place: dict.fromkeys(each[place] for each in facts.values() if place in each) for place in names}
+            for path, value, changes in leaves:
+                if changes:  # before and after are one span
+                    seen.setdefault(tuple(part for part in path if part not in ("before", "after")), set()).add(value)
+    values: dict[Name, dict[str, None]] = {}
+    for own in facts.values():
+        for name, value in own.items():
+            values.setdefault(name, {})[value] = None
     common: dict[str, dict[str, str]] = {}
-    for (group, name), found in values.items():
+    for name, found in values.items():
         if len(found) == 1:
-            common.setdefault(group, {})[name] = next(iter(found))
+            common.setdefault(name[0], {})[name[1]] = next(iter(found))
 
     def apart(is_software: bool) -> list[Machine]:
         found: dict[tuple, Machine] = {}
         spans: dict[tuple, dict[Path, set]] = {}
         for key, group in alike.items():
             own = {
-                place[1]: short_commit(value)
-                for place, value in facts[key].items()
-                if len(values[place]) > 1 and (place[0] == "software") == is_software
+                name[1]: short_commit(value)
+                for name, value in facts[key].items()
+                if len(values[name]) > 1 and (name[0] == "software") == is_software
             }
             at = tuple(sorted(own.items()))
             machine = found.setdefault(at, Machine(own))
@@ -90,37 +96,13 @@ def machines(records: Iterable[Record]) -> Machines:
             machine.readings = {_name(path): _span(path[-1], read) for path, read in spans.get(at, {}).items()}
         return list(found.values())
 
-    versions = {label: " · ".join(filter(None, values.get(place, ()))) for label, place in _VERSIONS.items()}
+    versions = {label: " · ".join(filter(None, values.get(name, ()))) for label, name in _VERSIONS.items()}
     versions = {label: said for label, said in versions.items() if said}
     return Machines(common, apart(False), apart(True) if alike else [], versions)
 
 
-def _split(value: dict, path: Path, readings: list[tuple[Path, Any]]) -> tuple:
-    """What of nested objects does not change by itself, as a key; (path, scalar) of what does goes to `readings`.
-
-    The order of names tells no two apart. Long flat objects, such as the packages, become a key at once.
-    """
-    if _CHANGING.isdisjoint(value):
-        flat = tuple(sorted(value.items()))
-        try:
-            hash(flat)
-        except TypeError:  # an object or a list is in it
-            pass
-        else:
-            return flat
-    key: list[tuple[str, Any]] = []
-    for name, inner in value.items():
-        if name in _CHANGING:
-            readings.extend((here, reading) for here, reading, _ in _leaves({name: inner}, path))
-        elif isinstance(inner, dict):
-            key += [(name, _split(inner, (*path, name), readings))] if inner else []
-        elif inner != []:
-            key.append((name, repr(inner) if isinstance(inner, list) else inner))
-    return tuple(sorted(key))
-
-
 def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tuple[Path, Any, bool]]:
-    """(path, scalar, whether it changes by itself) for every value of nested objects and lists."""
+    """(path, scalar, whether it is a reading) for every value of nested objects and lists."""
     for name, inner in value.items():
         here, changes = (*path, str(name)), changing or name in _CHANGING
         if isinstance(inner, dict):
@@ -130,25 +112,23 @@ def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tu
             yield from ((here, str(item) if isinstance(item, dict | list) else item, changes) for item in items)
 
 
-def _facts(environment: dict) -> dict[tuple[str, str], str]:
-    """What does not change by itself, by group ("" for the top) and name."""
-    found: dict[tuple[str, str], str] = {}
-    for path, value, changing in _leaves(environment):
-        if changing:
-            continue
-        place, said = (path[0] if len(path) > 1 else "", _name(path[1:] or path)), _said(path[-1], value)
-        found[place] = f"{found[place]}, {said}" if place in found else said
+def _facts(leaves: Iterable[tuple[Path, Any]]) -> dict[Name, str]:
+    """The facts in words by (group, name); the group of a top-level fact is ""."""
+    found: dict[Name, str] = {}
+    for path, value in leaves:
+        name, said = (path[0] if len(path) > 1 else "", _name(path[1:] or path)), _said(path[-1], value)
+        found[name] = f"{found[name]}, {said}" if name in found else said
     return found
 
 
 def _name(path: Path) -> str:
-    """A path in words, without the unit, which stands with the value."""
+    """A path in words, without the unit."""
     unit = next((unit for unit in _UNITS if path[-1].endswith(unit)), "")
     return " ".join((*path[:-1], path[-1].removesuffix(unit))).replace("_", " ")
 
 
 def _said(name: str, value: Any) -> str:
-    """A value in words: numbers with the unit that ends their name."""
+    """A value in words, with the unit that ends its name."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, int | float):

@@ -1,7 +1,4 @@
-"""How does a figure or a page become a picture, such as the one in the README?
-
-It needs Chromium and playwright (extra dev).
-"""
+"""Pictures of figures and pages, by Chromium and playwright (extra dev)."""
 
 import shutil
 import tempfile
@@ -21,11 +18,9 @@ CHROMIUM_ARGS = (
     "--disable-sync",
     "--no-first-run",
 )
-# Without controls, which do nothing in a picture, and with a margin of the page's colour.
+# Hides controls and adds a margin.
 PICTURE_STYLE = ".more, details, .top { display: none !important } .suite { padding: 0 24px } figure { border: 0 }"
-RESIZE_MS = 500  # for figures to follow a change of their width
-
-
+RESIZE_MS = 500  # figures need it to follow a change of their width
 WHOLE_PAGE = "all"
 _STARTS = {".png": b"\x89PNG\r\n", ".pdf": b"%PDF"}
 _INCH, _DOTS = 96, 300  # CSS pixels and printed dots
@@ -41,11 +36,10 @@ def write_picture(
     systems: Sequence[str] = (),
     inches: float | None = None,
 ) -> None:
-    """Write a PNG or PDF of the figures of a suite, of the page's first figures, or ("all") of the whole page.
+    """Write a PNG or PDF of a suite's figures, of the page's first figures, or ("all") of the whole page.
 
-    inches: the width of each figure alone, for a paper: white, without title and caption; a PDF has a sheet for each.
-    Raises RecordError where the run cannot be read, there is no browser, the page has no such figures,
-    or `out` is something else than a picture.
+    inches: the width of each figure alone, for a paper: white, without title and caption; a PDF sheet for each.
+    Raises RecordError for an unreadable run, a missing browser, unknown figures, or an `out` that is no picture.
     """
     from reports.publish import write_report
 
@@ -79,7 +73,7 @@ def _starts_with(path: Path, start: bytes) -> bool:
 
 
 def chromium_path() -> str:
-    """Where Chromium or Chrome is; RecordError says what to install."""
+    """The path of Chromium or Chrome; RecordError names what to install."""
     for name in CHROMIUM_NAMES:
         if path := shutil.which(name):
             return path
@@ -88,7 +82,7 @@ def chromium_path() -> str:
 
 @contextmanager
 def chromium(*arguments: str) -> Iterator[Any]:
-    """A headless browser (playwright's) that makes no connections of its own; `arguments` are added to its own."""
+    """A headless browser (playwright's) that makes no connections of its own."""
     path = chromium_path()
     try:
         from playwright.sync_api import sync_playwright
@@ -105,7 +99,7 @@ def chromium(*arguments: str) -> Iterator[Any]:
 def take(
     browser: Any, report: Path, figures: str = "", theme: str = "light", width: int = 1240, y_log: bool = False
 ) -> bytes:
-    """A PNG as `write_picture` describes it, of the page at `report`."""
+    """A PNG of the page at `report`; see `write_picture`."""
     page = _opened(browser, report, {"width": width, "height": 900}, theme, 2, y_log)
     if figures == WHOLE_PAGE:
         page.evaluate("drawAll(figures)")
@@ -119,7 +113,7 @@ def take(
 
 
 def take_alone(browser: Any, report: Path, figures: str, inches: float, y_log: bool, is_pdf: bool) -> bytes:
-    """A PDF with a sheet for each figure, or a PNG of them below each other, as `write_picture` describes them."""
+    """A PDF with a sheet for each figure, or a PNG of all of them; see `write_picture`."""
     page = _opened(browser, report, {"width": round(inches * _INCH), "height": 900}, "light", _DOTS / _INCH, y_log)
     section = _suite(page, figures)
     numbers = section.locator("figure").evaluate_all("all => all.map(each => Number(each.dataset.figure))")
@@ -142,7 +136,7 @@ def _opened(
 
 
 def _suite(page: Any, figures: str) -> Any:
-    """The section of the figures of a suite, or the first."""
+    """The section of a suite's figures, or the first."""
     sections = page.locator("section.suite")
     names = [name.removeprefix("Figures of ") for name in sections.evaluate_all("all => all.map(e => e.ariaLabel)")]
     if not names or (figures and figures not in names):

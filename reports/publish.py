@@ -1,4 +1,4 @@
-"""From a run to a page or a table, in one call."""
+"""Write the page or the table of a run."""
 
 import sys
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from harness.schema.run import Run
 from harness.schema.run_file import FILE
 from reports.page.part import is_of, part_of
 
+MOST_ON_A_PAGE = 20_000  # records: a page of them takes a minute, 1 GB of memory and 20 MB on disk
 _PAGE_STARTS = (b"<!doctype html", b"<html")
 
 
 def write_report(run_folder: Path, out: Path, title: str | None = None, systems: Sequence[str] = ()) -> list[str]:
-    """Write the page of a run to `out`, whole or not at all; of `systems`, or of all.
+    """Write the page of a run to `out`, whole or not at all; returns the skipped backends (`words.left_out`).
 
-    Returns the backends that the run left out, and why (`words.left_out`). title: else it names the run and its
-    devices. Raises RecordError where the run cannot be read, a system has no records, or `out` is something else than a
-    page.
+    systems: only these. title: by default the run's name and its devices.
+    Raises RecordError for an unreadable run, a system without records, too many records, or an `out` that is no page.
     """
     from reports.page.html import TITLE, render, run_title
     from reports.profiles.ceilings import common_ceilings
@@ -32,6 +32,7 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
     refuse_what_is_no_page(out, run_folder)
     records, profiles = _records(run), run.profiles().values()
     kept, unrun = of_systems(records, systems), run.missing(records)
+    refuse_too_many(kept, run_folder)
     missing = [case for case in unrun if is_of(case, systems)]
     part = part_of([*(record.case for record in records), *unrun], systems, run.catalogue)
     table = frame(kept, run.catalogue, common_ceilings(records, profiles))
@@ -46,10 +47,10 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
 def write_table(
     run_folder: Path, fmt: str, out: TextIO | None = None, systems: Sequence[str] = (), columns: Sequence[str] = ()
 ) -> None:
-    """Write one row for each case to `out` (standard output), as "csv", "json", "markdown" or "text".
+    """Write one row per case to `out` (standard output), as "csv", "json", "markdown" or "text".
 
-    systems, columns: only these; ("all",) for every column. Raises RecordError for another format or
-    column, where the run cannot be read, and where a system has no records.
+    systems, columns: only these; ("all",) for every column.
+    Raises RecordError for an unreadable run, an unknown format or column, or a system without records.
     """
     from reports.profiles.ceilings import common_ceilings
     from reports.stats import frame
@@ -70,7 +71,7 @@ def _records(run: Run) -> list[Record]:
 
 
 def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record]:
-    """The records of these systems, each NAME or NAME/BACKEND; all for none. RecordError where one has no records."""
+    """The records of these systems, each NAME or NAME/BACKEND; RecordError for one without records."""
     for system in systems:
         if not any(is_of(record.case, [system]) for record in records):
             there = ", ".join(dict.fromkeys(record.case.system_backend for record in records))
@@ -78,8 +79,17 @@ def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record
     return [record for record in records if is_of(record.case, systems)]
 
 
+def refuse_too_many(records: Sequence[Record], run_folder: Path) -> None:
+    """Raise RecordError for more records than a page may have."""
+    if len(records) > MOST_ON_A_PAGE:
+        raise RecordError(
+            f"{run_folder}: {len(records):,} records, and a page holds at most {MOST_ON_A_PAGE:,}; "
+            f"report some of its systems with --systems, or print all with `ttt-bench table {run_folder}`"
+        )
+
+
 def refuse_what_is_no_page(out: Path, run_folder: Path) -> None:
-    """RecordError where writing a page to `out` would destroy something else, or put a stranger among the records."""
+    """Raise RecordError if `out` is a folder, another kind of file, or belongs to the run."""
     place = out.resolve()
     if place.is_dir():
         raise RecordError(f"{out}: is a folder; name an HTML file, such as {out / 'report.html'}")

@@ -1,4 +1,4 @@
-"""The templates, styles and scripts that lie beside the modules which draw with them."""
+"""Templates, styles and scripts, which lie next to the modules that use them."""
 
 from importlib.resources import files
 
@@ -6,14 +6,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
 def source(package: str, name: str) -> str:
-    """The text of a style or script in the folder of a package."""
+    """The text of a style or script of a package."""
     return files(package).joinpath(name).read_text("utf-8")
 
 
 def environment(package: str, tidy: bool = False) -> Environment:
-    """Jinja for the templates in the folder of a package: text is escaped, an unknown name is an error.
+    """Jinja for the templates of a package; it escapes text and refuses unknown names.
 
-    tidy: without the lines that held a statement alone.
+    tidy: remove lines that hold only a statement.
     """
     return Environment(
         loader=PackageLoader(package, "."),

@@ -1,4 +1,4 @@
-"""What do the raw samples of each case say? One row for each, whatever the number of processes it ran in."""
+"""Statistics of the raw samples: one row for each case and machine, over all of its processes."""
 
 import math
 from collections import Counter
@@ -18,11 +18,11 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded, load_note
-from reports.commits import commit_said
 from reports.fairness import FAIRNESS_METRICS
 from reports.fidelity import FIDELITY_METRICS
 from reports.profiles.ceilings import common_ceilings
 from reports.roofline import RATE_COLUMNS, WORK_METRICS, explanation
+from reports.words import commit_said
 
 CASE_COLUMNS = ("suites", "system", "backend", "size", "phase", "batch", "context")
 OUTCOME_COLUMNS = ("status", "reason")
@@ -35,21 +35,21 @@ STATISTIC_COLUMNS = (
     "tokens_per_s",
     "peak_memory_gb",
 )
-# Of a run with repeats: the interval over its processes (`interval.repeats_interval`).
+# In runs with repeats: the interval over processes (`interval.repeats_interval`).
 REPEAT_COLUMNS = ("latency_ms_repeats_low", "latency_ms_repeats_high")
 SETTING_COLUMNS = ("dtype", "state_dtype", "timing", "l2")
 MACHINE_COLUMNS = ("device", "device_id", "commit")
 COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS + MACHINE_COLUMNS
 SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
 NOTES, MARKS = "notes", "marks"
-_TIMING, _QUALITY, _RECORDS = "_timing", "_quality", "records"  # of a row, not of the table
-# What a point of a figure is marked for, the gravest first.
+_TIMING, _QUALITY, _RECORDS = "_timing", "_quality", "records"  # a row's values without a column
+# The flags of a point, the gravest first.
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "loaded machine", "thermal slowdown"
 UNSTEADY = "unsteady"
 TIMES_OF_A_REQUEST = {"time_to_first_token_ms": "first token", "time_between_tokens_ms": "time between tokens"}
 UNSTEADY_TIMES = {name: f"unsteady {said}" for name, said in TIMES_OF_A_REQUEST.items()}
-AMOUNTS = ("state_bytes", "peak_memory_gb")  # columns that no disturbance of a time changes
-# Of each mark its sign in a picture, and what it means there.
+AMOUNTS = ("state_bytes", "peak_memory_gb")  # columns that do not depend on time
+# (flag, sign in a figure, meaning)
 SIGNS = (
     (CACHE_FULL, "†", "fewer sequences at once than asked for"),
     (FEW_SAMPLES, "*", f"fewer than {FEWEST} samples"),
@@ -62,10 +62,10 @@ SIGNS = (
     ),
     *((mark, "§", f"unsteady: a time is not known to within {STEADY:.0%}") for mark in UNSTEADY_TIMES.values()),
 )
-UNTRIED = ("skipped", "unstarted")  # cases that were not tried at all; every other without a result failed
-# Settings that a reader must know to compare a latency: they go into the column NOTES.
+UNTRIED = ("skipped", "unstarted")  # other statuses without a result are failures
+# Settings whose values go into the column NOTES.
 NOTED_SETTINGS = ("gate_limits", "warning")
-# Metrics that show in another form: as a rate, a note, or in a table of their own.
+# Metrics without a column: they show as a rate, a note, or in a table of their own.
 _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences_at_once"}
 
 Place = tuple[str, ...]
@@ -76,13 +76,12 @@ def frame(
 ) -> pd.DataFrame:
     """One row for each case and each machine and commit that measured it, in the order of the records.
 
-    Columns: `COLUMNS`, then one for each option in use, then `SAMPLE_COLUMNS`, then what any record fills:
-    `REPEAT_COLUMNS`, rates, metrics, `NOTES` and `MARKS`. latency_ms is the median of the medians of the processes,
-    its interval the 95% interval within a process (below 6 samples its range), process_spread the range of the
-    processes' medians over their median, `REPEAT_COLUMNS` the 95% interval over processes
-    (`interval.repeats_interval`); processes are those that were timed, or all where none was. What a record does not
-    say is NaN, or "" where it is text; an option at its default has the catalogue's. ceilings: `common_ceilings` of all
-    of the run, where these are some of its records or it has profiles.
+    Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `REPEAT_COLUMNS`, rates, metrics,
+    `NOTES`, `MARKS`. Unknown numbers are NaN, unknown texts "".
+    latency_ms: the median of the processes' medians, with the 95% interval within a process.
+    process_spread: the range of the processes' medians over their median.
+    processes: those that were timed, or all if none was.
+    `ceilings`: `common_ceilings` of the whole run; needed for a part of its records, or with profiles.
     """
     records = list(records)
     cases = by_case(records)
@@ -106,7 +105,7 @@ def frame(
 
 
 def case_statuses(table: pd.DataFrame) -> Counter[str]:
-    """How many cases of a frame have which status; one that several machines measured is counted once."""
+    """Count the cases of a frame by status; a case that several machines measured counts once."""
     columns = [*CASE_COLUMNS[1:], *SETTING_COLUMNS, *option_columns(table)]
     return Counter(table.drop_duplicates(columns)["status"])
 
@@ -117,13 +116,13 @@ def row_keys(records: Iterable[Record]) -> list[str]:
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
-    """What a row is marked for, of its cell of `MARKS`; y: only what says something of its value in this column."""
+    """The flags in a cell of `MARKS`; y: only those that concern this column."""
     marks = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
     return tuple(mark for mark in marks if not y or mark in marks_of(y))
 
 
 def marks_of(y: str) -> tuple[str, ...]:
-    """The marks that say something of a value in the column `y`."""
+    """The flags that concern the column `y`."""
     if y in AMOUNTS:
         return (CACHE_FULL,)
     return CACHE_FULL, FEW_SAMPLES, LOADED, HOT, UNSTEADY_TIMES.get(y, UNSTEADY)
@@ -135,7 +134,7 @@ def option_columns(table: pd.DataFrame) -> list[str]:
 
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
-    """The metrics to show, those of the catalogue first and in its order."""
+    """The recorded metrics with a column, in the catalogue's order, then others by name."""
     taken = {*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
@@ -159,8 +158,8 @@ def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
     """A column for each option in use.
 
-    One at its default is not in a case: it is filled in for a system and backend that has others, or has a case in a
-    suite of which a figure has it as an axis. An option that is called like a column of the table gets another name.
+    A case does not hold an option at its default. The default is filled in for backends that have other values, or that
+    are in a suite with a figure over the option. An option with the name of another column is renamed.
     """
     names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
     varied = {(case.system_backend, name) for case in cases for name, _ in case.options}
@@ -190,7 +189,7 @@ def _row(
     metrics: Sequence[str],
     ceilings: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    """The row of the records of a case from one place; records: how many it has in all."""
+    """The row of a case on one machine; records: their number on all machines."""
     first = group[0]
     measured = [record for record in group if record.status == "ok"]
     found = merged_metrics(measured or group)
@@ -215,7 +214,7 @@ def _row(
 
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
-    """Median latency with its interval, and what follows from it; memory is known even without samples."""
+    """The latency with its intervals, and the rates; memory also without samples."""
     memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
     values: dict[str, Any] = dict.fromkeys((*STATISTIC_COLUMNS, *REPEAT_COLUMNS), math.nan)
     values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan
@@ -228,14 +227,14 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
     values |= dict(zip(REPEAT_COLUMNS, timing.over_processes or (math.nan, math.nan), strict=True))
     values[_TIMING] = timing
     if latency > 0 and all(record.tokens for record in measured):
-        # Of each process, as engines hold unlike numbers of sequences.
+        # Per process, as an engine may hold other numbers of sequences.
         a_token = median(median(record.samples_ms) / record.tokens for record in measured)
         values |= {"us_per_token": a_token * 1e3, "tokens_per_s": 1e3 / a_token if a_token else math.nan}
     return values
 
 
 def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
-    """What a reader must know to compare the latency of this row with others."""
+    """Notes that a reader needs to compare this latency with others."""
     for record in group:
         yield from (record.settings[name] for name in NOTED_SETTINGS if name in record.settings)
     case = group[0].case
@@ -248,7 +247,7 @@ def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
         yield f"{metrics['sequences_at_once']:.0f} of {case.batch} sequences at once: no more fit"
     for record in group:
         prompt = record.settings.get("prompt_tokens", "")
-        if prompt not in ("", "0", str(case.context)):  # 0: a recurrent model's initial state, as the page says
+        if prompt not in ("", "0", str(case.context)):  # 0: a recurrent model's initial state
             yield f"read a prompt of {prompt}, not {case.context}"
     before = [earlier for record in group for earlier in record.earlier if earlier.status not in UNTRIED]
     if before:
@@ -258,12 +257,12 @@ def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 
 
 def _result(record: Record) -> str:
-    """The median of a record, or what became of it, in a word."""
+    """The median of a record, or its status."""
     return f"{median(record.samples_ms):.4g} ms" if record.samples_ms else record.status
 
 
 def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
-    """Why a number may be less than it seems."""
+    """Reasons to doubt the latency."""
     if 0 < row["samples"] < FEWEST:
         yield f"only {counted(row['samples'], 'sample')}: the bar is their range, no interval"
     yield from _unsteadiness(group, row)
@@ -281,7 +280,7 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unsteadiness(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
-    """What an unsteady point is not known to within `STEADY`."""
+    """Notes on an unsteady latency or time of a request."""
     found = row[_QUALITY]
     if found.unsteady and row[_TIMING].over_processes:
         apart = f"{row['processes']} processes, {row['process_spread']:.1%} apart,"
@@ -302,7 +301,7 @@ def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 
 
 def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:
-    """Whether fewer sequences than asked for ran at once; a forward's need not, as each leaves when it is read."""
+    """Whether fewer sequences than requested ran at once; a forward's leave when they are read."""
     return case.phase != "forward" and (metrics.get("sequences_at_once") or case.batch) < case.batch
 
 

@@ -1,7 +1,8 @@
-"""How do the results look as CSV, JSON, Markdown or text?"""
+"""The results as CSV, JSON, Markdown or text."""
 
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -10,25 +11,24 @@ import pandas as pd
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import printable
 from harness.schema.record import RecordError
-from reports.commits import short_commit
 from reports.grid import markdown, text
 from reports.stats import CASE_COLUMNS, MARKS, OUTCOME_COLUMNS, option_columns
+from reports.words import short_commit
 
 FORMATS = ("csv", "json", "markdown", "text")
-WIDTH = 80  # of a terminal that does not say its own
-MOST_COLUMNS = 8  # of text that nobody chose
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-_QUOTED = frozenset('",\r\n')
+WIDTH = 80  # columns of a terminal of unknown width
+MOST_COLUMNS = 8  # of a text table without --columns
+_FORMULA_STARTS = ("=", "+", "-", "@")
 _CASE = ("system", "backend", "phase", "batch", "context")
 
 
 def write_frame(
     table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue | None = None, columns: Sequence[str] = ()
 ) -> None:
-    """Write the rows of `stats.frame` to `out`; `fmt` is one of `FORMATS`, else RecordError.
+    """Write the rows of `stats.frame` to `out`; raises RecordError for an unknown format or column.
 
-    columns: which; ("all",) for every one; none for all of CSV and JSON and the most telling of the others, which show
-    numbers in the units of the catalogue and once what is the same in every row.
+    columns: only these; ("all",) for every one. By default CSV and JSON have all columns. Text and Markdown choose,
+    show numbers in the catalogue's units, and print constant columns once.
     """
     if fmt not in FORMATS:
         raise RecordError(f"table format {fmt!r}: must be one of {', '.join(FORMATS)}")
@@ -53,7 +53,7 @@ def plain(value: Any) -> Any:
 
 
 def said(value: Any) -> str:
-    """A cell in words, unrounded; "" for what is not known."""
+    """A cell as text, unrounded; "" for unknown."""
     value = plain(value)
     if isinstance(value, list):
         return ", ".join(value)
@@ -61,15 +61,13 @@ def said(value: Any) -> str:
 
 
 def _write_csv(table: pd.DataFrame, out: TextIO) -> None:
-    out.write(",".join(_csv_cell(name) for name in table.columns) + "\n")
-    for row in table.itertuples(index=False, name=None):
-        out.write(",".join(_csv_cell(said(value)) for value in row) + "\n")
+    table.map(lambda value: _harmless(said(value))).rename(columns=_harmless).to_csv(out, index=False)
 
 
-def _csv_cell(text: str) -> str:
-    """Text that a spreadsheet would take for a formula gets a leading apostrophe."""
-    text = f"'{text}" if text.startswith(_FORMULA_STARTS) and not _is_number(text) else text
-    return f'"{text.replace(chr(34), chr(34) * 2)}"' if _QUOTED.intersection(text) else text
+def _harmless(text: str) -> str:
+    """Printable text; an apostrophe precedes what a spreadsheet would run as a formula."""
+    text = printable(text)
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) and not _is_number(text) else text
 
 
 def _is_number(text: str) -> bool:
@@ -111,17 +109,15 @@ def _escaped(cell: str) -> str:
 
 
 def _width() -> int:
-    """Of the terminal, or what COLUMNS says; nothing is folded in a file, but what is shown is chosen to fit one."""
-    import shutil
-
+    """The terminal's width, or that of the variable COLUMNS."""
     return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
 def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int | None) -> tuple[list[str], list[str]]:
-    """What sets the cases apart, their status where one has no result, why where none has, and of the rest what fits.
+    """(columns to show, columns without room in which rows differ).
 
-    Then what has no room: columns in which rows differ, and marks. Without a width, as in Markdown, no two rows of
-    other cases look alike.
+    First the columns that identify cases, then status or reason, then those that fit. width: None for no limit; then
+    every row is distinct.
     """
     names = [name for name in _CASE if name in ("system", "backend") or _varies(table, name)]
     settings = _settings(table)
@@ -147,7 +143,7 @@ def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int | None) -> tu
 
 
 def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
-    """The settings without which rows of other cases would look alike, the most telling first."""
+    """The fewest settings that tell cases apart, the most telling first."""
     found: list[str] = []
     while True:
         alike = table[table.duplicated([*_CASE, *found], keep=False)]
@@ -159,7 +155,7 @@ def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
 
 
 def _wanted(table: pd.DataFrame, catalogue: Catalogue, apart: Sequence[str]) -> list[str]:
-    """The columns that are shown where they fit, the most telling first; apart: the first of the settings."""
+    """The columns to show if they fit, the most telling first; apart: the first settings."""
     settings = [*apart, *(name for name in _settings(table) if _varies(table, name))]
     numbers = [metric.name for metric in catalogue.metrics if metric.text]
     names = dict.fromkeys(["latency_ms", *settings, MARKS, *numbers, *CASE_COLUMNS[1:], "status", "samples"])
@@ -180,7 +176,7 @@ def _widest(table: pd.DataFrame, name: str, catalogue: Catalogue) -> int:
 
 
 def _same(table: pd.DataFrame, names: Sequence[str]) -> dict[str, str]:
-    """What the settings and machine columns that are left out say, where they are the same in every row."""
+    """The settings and machine columns that are not shown and are constant."""
     wanted = ("suites", "size", "phase", "batch", "context", "dtype", "timing", "device", "commit")
     columns = [name for name in wanted if name not in names and len(table) and table[name].nunique(dropna=False) == 1]
     found = {name: printable(said(table[name].iloc[0])) for name in columns}
@@ -188,13 +184,13 @@ def _same(table: pd.DataFrame, names: Sequence[str]) -> dict[str, str]:
 
 
 def _heading(name: str, catalogue: Catalogue) -> str:
-    """The column's name, with its unit where the number is shown in another than the name says."""
+    """The column's name, with a unit if it is scaled."""
     metric = catalogue.metric(name)
     return printable(f"{name} [{metric.unit}]" if metric.scale != 1 else name)
 
 
 def shown(value: Any, scale: float) -> str:
-    """Four significant digits, or all before the point; control characters, which a record may hold, become spaces."""
+    """A cell as printable text; numbers have four significant digits, or all before the point."""
     number = plain(value)
     if isinstance(number, int | float) and not isinstance(number, bool) and scale != 1:
         number = number / scale

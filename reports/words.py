@@ -1,19 +1,21 @@
-"""How values are written: numbers rounded to digits, 2048 as `2k`, a setting in its phrase, lists."""
+"""How the reports write numbers, settings, commits and lists."""
 
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
 import pandas as pd
 
+from harness.measure.environment import DIRTY
 from harness.schema.case import Case
 from harness.schema.catalogue import AxisEntry, Catalogue
 
 
 def said_x(value: float) -> str:
-    """2048 as 2k and 1048576 as 1M, as on the axes."""
+    """Write 2048 as 2k and 1048576 as 1M."""
     for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
         if value >= unit and value % unit == 0:
             return f"{value / unit:g}{letter}"
@@ -21,7 +23,7 @@ def said_x(value: float) -> str:
 
 
 def said_setting(axis: AxisEntry, value: Any) -> str:
-    """A value of an axis as captions say it: `context 2k`."""
+    """A value of an axis in its phrase: `context 2k`."""
     return axis.phrase.replace("{}", said_x(int(value)) if isinstance(value, Integral) else str(value))
 
 
@@ -30,13 +32,13 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
-def rounded(number: float, digits: int) -> float | None:
-    """To so many significant digits; None for what is not finite, which JSON cannot hold."""
-    return float(f"{number:.{digits}g}") if math.isfinite(number) else None
+def rounded(number: float | None, digits: int) -> float | None:
+    """Round to significant digits; None for None and for NaN and infinity, which JSON cannot hold."""
+    return None if number is None or not math.isfinite(number) else float(f"{number:.{digits}g}")
 
 
 def said_number(number: float, digits: int = 3) -> str:
-    """`3,340`, `4.46`, `4.20`: to so many significant digits, without an exponent."""
+    """Write a number with significant digits and no exponent: `3,340`, `4.46`, `4.20`."""
     short = rounded(number, digits)
     if short is None:
         return str(number)
@@ -45,21 +47,39 @@ def said_number(number: float, digits: int = 3) -> str:
 
 
 def with_sign(share: float, digits: int) -> str:
-    """0.012 as `+1.2%` and -0.012 as `−1.2%`, with a real minus."""
+    """Write 0.012 as `+1.2%` and -0.012 as `−1.2%`."""
     return f"{share:+.{digits}%}".replace("-", "−")
 
 
 def share_of(number: int, whole: int, thing: str) -> str:
-    """`3 of the 12 points`, `all 12 points`, `the only point`; thing: one of them, such as `point`."""
+    """`3 of the 12 points`, `all 12 points`, `the only point`; thing: the singular."""
     if whole == 1:
         return f"the only {thing}"
     return f"all {whole:,} {thing}s" if number == whole else f"{number:,} of the {whole:,} {thing}s"
 
 
-def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Backends whose every case was skipped for one reason: `no vLLM: its environment failed to install`.
+def commit_said(environment: Mapping[str, Any]) -> str:
+    """The commit of a record's environment, with `DIRTY` for uncommitted changes; "" for none."""
+    commit = environment.get("commit")
+    return f"{commit}{DIRTY}" if commit and environment.get("dirty") else str(commit or "")
 
-    rows: of `stats.frame`. A backend that other systems have with other statuses is named with its system.
+
+def short_commit(commit: str, digits: int = 10) -> str:
+    """A commit's first digits, and whether there were uncommitted changes; other texts unchanged."""
+    name, mark = commit.removesuffix(DIRTY), DIRTY if commit.endswith(DIRTY) else ""
+    return (name[:digits] if re.fullmatch(r"[0-9a-f]{11,}", name) else name) + mark
+
+
+def commit_words(commit: str) -> str:
+    """`short_commit` for a sentence."""
+    short = short_commit(commit)
+    return f"{short.removesuffix(DIRTY)} with uncommitted changes" if short.endswith(DIRTY) else short
+
+
+def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
+    """Name the backends that skipped all cases for one reason: `no vLLM: its environment failed to install`.
+
+    rows: of `stats.frame`. A backend is named with its system where its systems differ in this.
     """
     found = []
     for backend, own in rows.groupby("backend", sort=False):
@@ -72,7 +92,7 @@ def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def _one_reason(rows: pd.DataFrame) -> str:
-    """Why all rows were skipped; "" where some were not, or for other reasons."""
+    """The one reason why all rows were skipped, else ""."""
     one = set(rows["status"]) == {"skipped"} and rows["reason"].nunique() == 1
     return str(rows["reason"].iloc[0]).rstrip(".") if one else ""
 
@@ -80,9 +100,9 @@ def _one_reason(rows: pd.DataFrame) -> str:
 def counts_of_missing(
     missing: Iterable[Case], rows: pd.DataFrame, catalogue: Catalogue
 ) -> dict[tuple[str, str], tuple[str, int]]:
-    """Of each (system, backend) of the cases without a record its name and how many they are.
+    """(name, number) of the cases without a record, by (system, backend).
 
-    The backend is named where the system has several, in `rows` of `stats.frame` and these cases together.
+    rows: of `stats.frame`. The name has the backend where the system has several.
     """
     counts = Counter((case.system, case.backend) for case in missing)
     pairs = set(counts) | set(zip(rows["system"], rows["backend"], strict=True))

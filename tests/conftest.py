@@ -1,4 +1,4 @@
-"""Without a GPU, tests run Triton kernels in its interpreter. In the background, they are as in the foreground."""
+"""Without a GPU, run Triton kernels in the interpreter. Restore SIGINT for tests in the background."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import pytest
 
 from tests.interpreter import INTERPRETED
 
-# A shell starts what runs in the background with SIGINT ignored, and so would the processes that tests start be.
+# A shell starts background jobs with SIGINT ignored, and child processes inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -20,8 +20,8 @@ KERNELS = (
 )
 
 
-# The variable counts where a kernel is defined, so it is set while test modules are imported; before and afterwards
-# only tests that ask for it see it, as Triton and child processes, pytest's own too, behave differently with it.
+# Triton reads the variable where a kernel is defined, so it is set while pytest imports test modules. Otherwise only
+# tests with `triton_kernels` see it: Triton and child processes behave differently with it.
 def pytest_collectstart() -> None:
     if INTERPRETED:
         os.environ["TRITON_INTERPRET"] = "1"
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if INTERPRETED and any("triton_kernels" in getattr(item, "fixturenames", ()) for item in session.items):
-        for name in KERNELS:  # or the first test that imports one defines it without the variable
+        for name in KERNELS:  # before a test defines one without the variable
             import_module(f"tk_kernels.{name}")
     if before is None:
         os.environ.pop("TRITON_INTERPRET", None)
@@ -44,6 +44,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture
 def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that run Triton kernels: in the interpreter where there is no GPU."""
+    """Run Triton kernels, without a GPU in the interpreter."""
     if INTERPRETED:
         monkeypatch.setenv("TRITON_INTERPRET", "1")

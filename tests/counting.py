@@ -1,4 +1,4 @@
-"""How much a function does, counted in calls of Python functions: no clock, so no machine or load decides."""
+"""Count Python function calls as a measure of work that no machine load changes."""
 
 import sys
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def calls_of(do: Callable[..., object], *arguments: object) -> int:
-    """How many Python functions `do` calls."""
+    """Count the Python functions that `do` calls."""
     count = 0
 
     def seen(frame: FrameType, event: str, argument: Any) -> None:

@@ -1,4 +1,4 @@
-"""Where tests of Triton kernels run: on the GPU, or without one in Triton's interpreter (see conftest.py)."""
+"""Run tests of Triton kernels on the GPU, or without one in Triton's interpreter (see conftest.py)."""
 
 import os
 

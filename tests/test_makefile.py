@@ -1,4 +1,4 @@
-"""`make bench` on a machine with a GPU, with an interpreter that says what it is asked to run and runs nothing."""
+"""Run `make bench` with an interpreter that prints its command instead of running it."""
 
 import shutil
 import subprocess
@@ -13,13 +13,13 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is n
 
 @pytest.fixture(autouse=True)
 def outside_make(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without these, the `make` of the test command makes each of these a sub-make, which prints its folder."""
+    """Unset the variables of `make test`: a sub-make prints its folder."""
     for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
         monkeypatch.delenv(name, raising=False)
 
 
 def bench(folder: Path, *settings: str) -> str:
-    """What `make bench` runs in `folder`."""
+    """Return the run commands of `make bench` in `folder`."""
     command = ["make", "bench", "TARGET=cuda", "PY=echo RUN", "OUT=out", *settings]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     return "\n".join(line for line in done.stdout.splitlines() if line.startswith("RUN -m bench run"))
@@ -27,7 +27,7 @@ def bench(folder: Path, *settings: str) -> str:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A fresh clone, but that its environments are there already."""
+    """A fresh clone with its environments installed."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copytree(ROOT / "bench" / "requirements", tmp_path / "bench" / "requirements")

@@ -1,4 +1,4 @@
-"""What is measured: the only place where names and labels are defined."""
+"""Systems, suites and metrics: the one source of names and labels."""
 
 from bench.catalogue.metrics import AXES, METRICS, PHASE_LABELS
 from bench.catalogue.systems import BACKENDS, SYSTEMS
@@ -7,7 +7,7 @@ from harness.schema.catalogue import BackendEntry, Catalogue, SuiteEntry, System
 
 
 def catalogue(suites: tuple[SuiteEntry, ...]) -> Catalogue:
-    """The catalogue that a run of these suites carries with it; UserError where an entry cannot be drawn."""
+    """The catalogue that a run of these suites stores. Raises UserError for an entry that no page can draw."""
     try:
         return Catalogue(
             systems=tuple(SystemEntry(s.name, s.label, s.family, s.tone, s.marker) for s in SYSTEMS),

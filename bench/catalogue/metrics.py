@@ -1,4 +1,4 @@
-"""Every number that a record holds or that follows from it, every axis of a case, and the phases: label and unit."""
+"""Labels and units of every metric, axis and phase."""
 
 from harness.schema.case import STEPS
 from harness.schema.catalogue import AxisEntry, MetricEntry
@@ -13,26 +13,26 @@ METRICS: tuple[MetricEntry, ...] = (
     MetricEntry("process_spread", "Spread between processes", "%", "lower", scale=0.01),
     MetricEntry("us_per_token", "Latency per token", "µs", "lower", text=True),
     MetricEntry("time_to_first_token_ms", "Time to first token", "ms", "lower", text=True),
-    MetricEntry("time_to_first_token_ms_low", "95% low to first token", "ms"),
-    MetricEntry("time_to_first_token_ms_high", "95% high to first token", "ms"),
-    MetricEntry("time_between_tokens_ms", "Time between tokens", "ms", "lower", text=True),
-    MetricEntry("time_between_tokens_ms_low", "95% low between tokens", "ms"),
-    MetricEntry("time_between_tokens_ms_high", "95% high between tokens", "ms"),
+    MetricEntry("time_to_first_token_ms_low", "95% low of TTFT", "ms"),
+    MetricEntry("time_to_first_token_ms_high", "95% high of TTFT", "ms"),
+    MetricEntry("time_between_tokens_ms", "Inter-token latency", "ms", "lower", text=True),
+    MetricEntry("time_between_tokens_ms_low", "95% low of ITL", "ms"),
+    MetricEntry("time_between_tokens_ms_high", "95% high of ITL", "ms"),
     MetricEntry("tokens_per_s", "Throughput", "tokens/s", "higher"),
     MetricEntry("peak_memory_gb", "Peak memory", "GB", "lower"),
-    # Work against the highest ceilings that the processes of the run measured.
-    MetricEntry("tflops", "Rate of arithmetic", "TFLOP/s", "higher"),
-    MetricEntry("gbs", "Least bytes over time", "GB/s", "higher"),
-    MetricEntry("floor_ms", "Floor", "ms"),
-    MetricEntry("floor_share", "Share of floor", "", "higher", text=True),
-    MetricEntry("copy_share", "Share of bandwidth ceiling", "", "higher"),
-    # As the record has them.
+    # Work against the highest measured peaks of the run.
+    MetricEntry("tflops", "Compute throughput", "TFLOP/s", "higher"),
+    MetricEntry("gbs", "Effective bandwidth", "GB/s", "higher"),
+    MetricEntry("floor_ms", "Lower bound", "ms"),
+    MetricEntry("floor_share", "Share of lower bound", "", "higher", text=True),
+    MetricEntry("copy_share", "Share of peak bandwidth", "", "higher"),
+    # From the record.
     MetricEntry("energy_j_per_token", "Energy per token", "mJ", "lower", scale=1e-3),
     MetricEntry("state_bytes", "State", "MB", "lower", scale=1e6),
     MetricEntry("launches", "Kernels launched"),
-    MetricEntry("registers", "Registers a thread"),
-    MetricEntry("spilled_bytes", "Spilled bytes a thread", "", "lower"),
-    MetricEntry("shared_bytes", "Shared bytes a block"),
+    MetricEntry("registers", "Registers per thread"),
+    MetricEntry("spilled_bytes", "Spilled bytes per thread", "", "lower"),
+    MetricEntry("shared_bytes", "Shared bytes per block"),
     MetricEntry("sequences_that_fit", "Sequences that fit", "", "higher"),
     MetricEntry("total_variation_mean", "Total variation, mean", "", "lower"),
     MetricEntry("total_variation_max", "Total variation, largest", "", "lower"),
@@ -47,7 +47,7 @@ AXES: tuple[AxisEntry, ...] = (
     AxisEntry("state_dtype", "State dtype", "state {}"),
     AxisEntry("timing", "Timing", "timing {}"),
     AxisEntry("l2", "L2", "L2 {}"),
-    # Options of a case; one at its default is not in the case.
+    # Options of a case; a case does not store options at their default.
     AxisEntry("scope", "Scope", "a {}", "model"),
     AxisEntry("mini_batch", "Mini-batch size (tokens)", "mini-batch {}", 16),
     AxisEntry("backbone", "Backbone", "{} backbone", "mamba"),
@@ -56,8 +56,8 @@ AXES: tuple[AxisEntry, ...] = (
     AxisEntry("part", "Part", "{}", ""),
     AxisEntry("steps", "New tokens", "{} new tokens", STEPS),
     AxisEntry("compare", "Compared with", "compared with {}", ""),
-    AxisEntry("block_size", "Tokens of a cache block", "blocks of {} tokens"),
-    AxisEntry("max_num_batched_tokens", "Tokens of a step", "steps of {} tokens"),
+    AxisEntry("block_size", "Tokens per cache block", "blocks of {} tokens"),
+    AxisEntry("max_num_batched_tokens", "Tokens per step", "steps of {} tokens"),
     AxisEntry("graphs", "Graph sizes", "graph sizes {}"),
     AxisEntry("attention", "Attention", "attention {}"),
 )

@@ -1,7 +1,4 @@
-"""The suites: the cases that each figure of the paper, and each of ours, needs.
-
-To add a suite with its figure, add one entry to SUITES.
-"""
+"""The suites: the cases of each figure. To add a suite, add one entry to SUITES."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +12,13 @@ from harness.schema.catalogue import FigureEntry as Figure
 from harness.schema.catalogue import PaperClaim as Claim
 
 LANGUAGE_MODELS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
-# Today's recurrent models stand beside the paper's four in its figures.
+# Newer systems in the paper's figures, next to its four.
+GROUPED = ("transformer-gqa",)
 RECURRENT = ("mamba2", "gated-deltanet", "rwkv7")
-COMPARED = (*LANGUAGE_MODELS, *RECURRENT)
+COMPARED = (*LANGUAGE_MODELS, *GROUPED, *RECURRENT)
 TTT = ("ttt-linear", "ttt-mlp")
 COMPARED_EXACTLY: dict[str, tuple[str | int, ...]] = {"compare": ("float64",)}
-# How the generate kernels can keep the weights; "float32-planes" is float32 in two 16-bit planes.
+# State dtypes of the generate kernels; "float32-planes" is float32 in two 16-bit planes.
 STATE_DTYPES = ("float32-planes", "float32", "bfloat16", "float16")
 
 
@@ -31,7 +29,7 @@ def doubling(first: int, last: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Panel:
-    """A rectangle of cases: every combination of its axes, for every system."""
+    """Every combination of axes, for every system."""
 
     phase: str
     systems: tuple[str, ...]
@@ -39,24 +37,24 @@ class Panel:
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
     options: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
-    scope: str = "model"  # or "layer": one layer of it, the latency of the kernel suites
+    scope: str = "model"  # or "layer"
     l2: str = "warm"
-    timing: str = ""  # "" for the system's own; see `plan.timing_of`
-    # Whether batch or context run into memory's end on purpose: after the first that does not fit, larger ones are
-    # skipped.
+    timing: str = ""  # "" for the system's own; see `cases.timing_of`
+    # Batch or context grow until memory is exhausted; after the first that does not fit, larger ones are skipped.
     grows: bool = False
-    backends: tuple[str, ...] = ()  # only these; empty for all
-    state_dtypes: tuple[str, ...] = ()  # empty for that of each system
-    dtype: str = ""  # of weights and activations; "" is bfloat16 on a GPU and float32 on a CPU
+    backends: tuple[str, ...] = ()  # () for all
+    state_dtypes: tuple[str, ...] = ()  # () for the system's own
+    dtype: str = ""  # of weights and activations; "" for bfloat16 on a GPU and float32 on a CPU
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Panels of cases, the question they answer, and its figures.
+    """Panels of cases, the question that they answer, and its figures.
 
-    device: "cuda" where it needs a GPU. min_samples: of a point, whatever the budget. trial: of a system's settings,
-    whose best is its default; run when it is named. budget_s: seconds of sampling a case, 0 for `BUDGETS_S`; a run of
-    several suites has the highest.
+    device: "cuda" for a suite that needs a GPU.
+    min_samples: per point, whatever the budget.
+    trial: a search for a system's default settings; it runs only by name.
+    budget_s: seconds of sampling per case, 0 for `BUDGETS_S`; a run of several suites takes the highest.
     """
 
     name: str
@@ -70,9 +68,9 @@ class Suite:
 
 
 def _setting(phase: str, batch: int | None = None, system: str = "transformer", **options: str | int) -> Panel:
-    """Figure 15's case, at few contexts, of vLLM's Transformer (or another system in vLLM) under some settings.
+    """Figure 15's cases at a few contexts, in vLLM with some settings.
 
-    Of 1,024 tokens 335 sequences fit at once, between two powers of two: there the sizes of the graphs can matter.
+    At 1,024 tokens 335 sequences fit at once, which is no power of two, so the sizes of the graphs can matter.
     """
     usual_batch, contexts = {"forward": (16, (2048, 8192)), "generate": (512, (512, 1024, 2048))}[phase]
     chosen: dict[str, tuple[str | int, ...]] = {
@@ -82,7 +80,7 @@ def _setting(phase: str, batch: int | None = None, system: str = "transformer", 
 
 
 def _request(systems: tuple[str, ...], *backends: str, state_dtypes: tuple[str, ...] = ()) -> Panel:
-    """Prompts of 2k to 32k tokens and 128 after each, of one sequence and of 16."""
+    """Requests of 2k to 32k tokens with 128 output tokens, one or 16 at once."""
     contexts = doubling(2048, 32768)
     options: dict[str, tuple[str | int, ...]] = {"steps": (128,)}
     return Panel(
@@ -90,7 +88,7 @@ def _request(systems: tuple[str, ...], *backends: str, state_dtypes: tuple[str, 
     )
 
 
-# What the kernels have of an option of the layer, at the figures' shapes.
+# Values of the layer's options that the kernels support.
 MINI_BATCHES: dict[str, tuple[str | int, ...]] = {"mini_batch": (16, 32)}
 BOTH_BACKBONES: dict[str, tuple[str | int, ...]] = {"backbone": ("mamba", "transformer")}
 CONTEXTS, BATCHES = doubling(2048, 32768), (1, 16, 64, 512)
@@ -104,12 +102,12 @@ def _axis(
     options: dict[str, tuple[str | int, ...]],
     **how: str,
 ) -> Panel:
-    """Both TTT layers on one kernel over an option; how: scope, l2 and timing."""
+    """Both TTT systems on one backend over an option. how: scope, l2 and timing."""
     return Panel(phase, TTT, ("1.3b",), batches, contexts, options, backends=(backend,), **how)  # type: ignore[arg-type]
 
 
-# Of its abstract, measured there on an A100.
-_OF_THE_PAPER = (
+# The paper's abstract; measured on an A100.
+_PAPER_CLAIMS = (
     Claim("TTT-Linear is faster than the Transformer from 8k tokens on", "ttt-linear", "transformer", 8192),
     Claim("TTT-Linear matches Mamba", "ttt-linear", "mamba", margin=0.1),
 )
@@ -127,11 +125,11 @@ SUITES: tuple[Suite, ...] = (
             Figure("generate", "Generate latency per token", x="batch"),
         ),
         min_samples=1,
-        budget_s=0.2,  # 100 cases of at most five times that: a first run samples for two minutes at most
+        budget_s=0.2,  # 100 cases with at most five times the budget: two minutes of sampling
     ),
     Suite(
         "fig15-forward",
-        "Figure 15, left: forward latency a token over the context length, batch 16",
+        "Figure 15, left: forward latency per token over the context length, batch 16",
         (Panel("forward", COMPARED, ("1.3b",), (16,), doubling(2048, 32768)),),
         figures=(
             Figure(
@@ -139,21 +137,21 @@ SUITES: tuple[Suite, ...] = (
                 "Forward latency per token",
                 source="Figure 15, left",
                 primary=HEADLINES,
-                claims=_OF_THE_PAPER,
+                claims=_PAPER_CLAIMS,
             ),
         ),
         device="cuda",
     ),
     Suite(
         "fig15-generate",
-        "Figure 15, right: generate latency a token over the context length, batch 512",
+        "Figure 15, right: generate latency per token over the context length, batch 512",
         (Panel("generate", COMPARED, ("1.3b",), (512,), doubling(512, 32768)),),
         figures=(Figure("generate", "Generate latency per token", source="Figure 15, right", primary=HEADLINES),),
         device="cuda",
     ),
     Suite(
         "fig20-throughput",
-        "Figure 20: tokens a second over the batch size, until memory ends",
+        "Figure 20: tokens per second over the batch size, until memory is exhausted",
         (
             Panel("forward", COMPARED, ("1.3b",), doubling(1, 256), (2048,), grows=True),
             Panel("generate", COMPARED, ("1.3b",), doubling(1, 4096), (2048,), grows=True),
@@ -168,7 +166,7 @@ SUITES: tuple[Suite, ...] = (
     ),
     Suite(
         "fig8-minibatch",
-        "Figure 8, right: one TTT-Linear layer, time to compute W and to compute z over the mini-batch size",
+        "Figure 8, right: time of one TTT-Linear layer to compute W and z over the mini-batch size",
         (
             Panel(
                 "forward",
@@ -181,7 +179,7 @@ SUITES: tuple[Suite, ...] = (
                 backends=("torch",),
             ),
         ),
-        figures=(Figure("forward", "Time of computing W and z", "mini_batch", "latency_ms", "Figure 8, right"),),
+        figures=(Figure("forward", "Time to compute W and z", "mini_batch", "latency_ms", "Figure 8, right"),),
         device="cuda",
     ),
     Suite(
@@ -204,11 +202,11 @@ SUITES: tuple[Suite, ...] = (
     ),
     Suite(
         "long-context",
-        "One sequence of 8k to a million tokens: time per token, and what the model keeps of it, until memory ends",
+        "One sequence of 8k to a million tokens: time per token and state, until memory is exhausted",
         (
             Panel(
                 "forward",
-                LANGUAGE_MODELS,
+                (*LANGUAGE_MODELS, *GROUPED),
                 ("1.3b",),
                 (1,),
                 doubling(8192, 1 << 20),
@@ -218,28 +216,28 @@ SUITES: tuple[Suite, ...] = (
         ),
         figures=(
             Figure("forward", "Forward latency per token of one long sequence"),
-            Figure("forward", "What is kept of one long sequence", y="state_bytes", y_log=True),
+            Figure("forward", "State or KV cache of one long sequence", y="state_bytes", y_log=True),
         ),
         device="cuda",
     ),
     Suite(
         "prompt-then-128",
-        "A request, as its user feels it: time to the first token, and the mean between the 128 after it; of 16 at "
-        "once the median. vLLM answers some of them while it still reads the others, the other systems all together",
+        "Requests with 128 output tokens: TTFT and ITL, for 16 at once the median. vLLM answers some requests while it "
+        "reads others; the other systems answer all together",
         (
             _request(TTT, "thunderkittens", state_dtypes=("float32-planes",)),
-            _request(("transformer", "mamba"), "vllm", "mamba-ssm"),
+            _request(("transformer", *GROUPED, "mamba"), "vllm", "mamba-ssm"),
         ),
         figures=(
             Figure("request", "Time to a request's first token", y="time_to_first_token_ms", split=("batch",)),
-            Figure("request", "Time between a request's tokens", y="time_between_tokens_ms", split=("batch",)),
-            Figure("request", "A prompt and the 128 tokens after it", y="latency_ms", split=("batch",)),
+            Figure("request", "Inter-token latency of a request", y="time_between_tokens_ms", split=("batch",)),
+            Figure("request", "End-to-end latency of a request", y="latency_ms", split=("batch",)),
         ),
         device="cuda",
     ),
     Suite(
         "mini-batch",
-        "What does a larger mini-batch cost or gain? TTT at 16 and 32 tokens: forward of a layer, models",
+        "What does a larger mini-batch cost? TTT at 16 and 32 tokens: a layer's forward, and models",
         (
             _axis("forward", (16,), CONTEXTS, "thunderkittens", MINI_BATCHES, scope="layer", l2="cold", timing="graph"),
             _axis("forward", (16,), CONTEXTS, "thunderkittens", MINI_BATCHES),
@@ -253,7 +251,7 @@ SUITES: tuple[Suite, ...] = (
     ),
     Suite(
         "backbone",
-        "What do the Mamba backbone's convolutions and gate cost? (M) beside (T), whole models",
+        "What do the Mamba backbone's convolutions and gate cost? Models with (M) and (T)",
         (
             _axis("forward", (16,), CONTEXTS, "thunderkittens", BOTH_BACKBONES),
             _axis("generate", BATCHES, (2048,), "triton-dual", BOTH_BACKBONES),
@@ -282,7 +280,7 @@ SUITES: tuple[Suite, ...] = (
                 )
                 for l2 in ("cold", "warm")
             ),
-            # What is tens of times slower is compared at fewer lengths, so that it does not take most of the time.
+            # Backends that are tens of times slower run at fewer lengths.
             Panel(
                 "forward",
                 TTT,
@@ -310,7 +308,7 @@ SUITES: tuple[Suite, ...] = (
     ),
     Suite(
         "kernel-generate",
-        "One layer's step of generate: batch 1 to 4096, each form and state precision",
+        "One layer's generate step: batch 1 to 4096, each form and state precision",
         (
             Panel(
                 "generate",
@@ -328,7 +326,7 @@ SUITES: tuple[Suite, ...] = (
         figures=(
             Figure(
                 "generate",
-                "One layer's step of generate",
+                "One layer's generate step",
                 x="batch",
                 y="latency_ms",
                 y_log=True,
@@ -356,16 +354,16 @@ SUITES: tuple[Suite, ...] = (
                     state_dtypes=STATE_DTYPES,
                     dtype=dtype,
                 )
-                # In float32 the rounding of the activations does not hide that of the state.
+                # In float32 rounded activations do not hide the rounding of the state.
                 for dtype in ("", "float32")
             ),
         ),
-        device="cuda",  # 2,048 steps of the exact model, in float64, take ten minutes on two cores
+        device="cuda",  # 2,048 float64 steps take ten minutes on two cores
     ),
     Suite(
         "vllm-settings",
-        "Which attention, block size, tokens a step and graphs suit vLLM best? Its adapters' defaults are from here",
-        # In an order that starts each engine once.
+        "Which attention backend, block size, tokens per step and graphs are fastest in vLLM?",
+        # This order starts each engine once.
         (
             _setting("forward", block_size=16, max_num_batched_tokens=8192),
             _setting("forward", block_size=16, max_num_batched_tokens=32768),
@@ -381,6 +379,11 @@ SUITES: tuple[Suite, ...] = (
                 _setting("generate", block_size=16, max_num_batched_tokens=16384, attention=name)
                 for name in ("FLASH_ATTN-2", "TRITON_ATTN", "FLASHINFER")
             ),
+            *(
+                _setting(phase, system="transformer-gqa", block_size=block, max_num_batched_tokens=32768)
+                for block in (16, 64, 128)
+                for phase in ("forward", "generate")
+            ),
             *(_setting("forward", system="mamba", max_num_batched_tokens=tokens) for tokens in (16384, 131072)),
         ),
         device="cuda",
@@ -390,9 +393,9 @@ SUITES: tuple[Suite, ...] = (
 
 
 def refuse_mistakes(suites: Sequence[Suite]) -> None:
-    """UserError for the first suite that has the name of another, or names what does not exist.
+    """Raise UserError for a suite with another's name or an unknown system, backend, size, metric or axis.
 
-    Of such a system, backend or size no case would be planned, and the suite would only be smaller.
+    A suite would silently lack the cases of an unknown system, backend or size.
     """
     known = {
         "system": [system.name for system in SYSTEMS],
@@ -402,7 +405,7 @@ def refuse_mistakes(suites: Sequence[Suite]) -> None:
         "metric": [metric.name for metric in METRICS],
         "axis": ["system", "backend", *(axis.name for axis in AXES)],
     }
-    where = {"metric": "METRICS", "axis": "AXES"}  # what a suite of one's own may have to add
+    where = {"metric": "METRICS", "axis": "AXES"}  # a new suite may have to add one
     seen: set[str] = set()
     for suite in suites:
         if suite.name in seen:
@@ -416,7 +419,7 @@ def refuse_mistakes(suites: Sequence[Suite]) -> None:
 
 
 def _names_of(suite: Suite) -> Iterator[tuple[str, str]]:
-    """What the suite names that must exist: of which kind, and its name."""
+    """The names in a suite that must exist, each with its kind."""
     for panel in suite.panels:
         for kind, names in (("system", panel.systems), ("backend", panel.backends), ("size", panel.sizes)):
             yield from ((kind, name) for name in names)
@@ -427,21 +430,21 @@ def _names_of(suite: Suite) -> Iterator[tuple[str, str]]:
 
 
 def find_suite(name: str) -> Suite:
-    """The suite called `name`; UserError otherwise."""
+    """The suite called `name`. Raises UserError if there is none."""
     for suite in SUITES:
         if suite.name == name:
             return suite
     names = [suite.name for suite in SUITES] + [group.name for group in GROUPS]
     if "," in name:
-        raise UserError(f"suite {name!r}: names of suites are separated by spaces")
+        raise UserError(f"suite {name!r}: separate suites by spaces")
     if name.partition("/")[0] in {adapter.system for adapter in ADAPTERS}:
-        raise UserError(f"suite {name!r}: is a system; say --systems {name}")
+        raise UserError(f"suite {name!r}: is a system; use --systems {name}")
     raise unknown(f"suite {name!r}", name, names)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Suites that are asked for by one word, on some systems (empty for all)."""
+    """Suites under one name, on some systems (() for all)."""
 
     name: str
     question: str
@@ -449,36 +452,35 @@ class Group:
     systems: tuple[str, ...] = ()
 
 
-# Default seconds of sampling a case, the same in every suite, so that a case of two suites is measured in one way; on a
-# GPU beside the six samples of every point. The paper's suites take 20 minutes so on one H100.
+# Seconds of sampling per case, equal in all suites, because suites share cases.
 BUDGETS_S = {"cuda": 1.0, "cpu": 1.5}
 
 GROUPS: tuple[Group, ...] = (
     Group(
         "fig15",
-        "Figure 15: latency over context length, of the four headline systems on the paper's backends",
+        "Figure 15: latency over context length, headline systems",
         ("fig15-forward", "fig15-generate"),
         HEADLINES,
     ),
     Group(
         "paper",
-        "Figures 15 and 20: TTT-Linear, TTT-MLP, vLLM's Transformer and Mamba on the paper's backends",
+        "Figures 15 and 20: TTT-Linear, TTT-MLP, vLLM's Transformer with and without GQA, and Mamba",
         ("fig15-forward", "fig15-generate", "fig20-throughput"),
         HEADLINES,
     ),
     Group(
         "all",
-        "Every suite but `quick` and the trials of settings, on every system; slow references last",
+        "Every suite except `quick` and searches for settings, on every system; slow references last",
         tuple(suite.name for suite in SUITES if suite.name != "quick" and not suite.trial),
     ),
 )
 
 
 def find_group(name: str) -> Group | None:
-    """The group called `name`, if there is one."""
+    """The group called `name`, or None."""
     return next((group for group in GROUPS if group.name == name), None)
 
 
 def default_suite(device: str) -> str:
-    """What `ttt-bench run` runs without a name: the paper's figures on a GPU, small models without one."""
+    """The suite of `ttt-bench run` without a name."""
     return "paper" if device == "cuda" else "quick"

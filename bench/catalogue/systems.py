@@ -1,8 +1,7 @@
-"""Every system and backend that can be measured: label, look, what it needs, and the adapter that runs it.
+"""Every system and backend: label, marker, requirements and adapter.
 
-An adapter is imported only in its worker, so that this list costs nothing and systems whose packages conflict can live
-in environments of their own. To add a system, write its adapter and one entry here; to add a backend, its adapter and
-two (`CONTRIBUTING.md`).
+Only a system's worker imports its adapter, so packages may conflict between environments.
+To add a system, write its adapter and one entry here; for a backend, two entries (`CONTRIBUTING.md`).
 """
 
 from dataclasses import dataclass, replace
@@ -10,22 +9,24 @@ from dataclasses import dataclass, replace
 ANYWHERE = ("cpu", "cuda")
 BOTH, LAYER = ("model", "layer"), ("layer",)
 FORWARD, PREFILL, GENERATE, NO_REQUEST = ("forward",), ("forward", "request"), ("generate",), ("forward", "generate")
-VLLM, MAMBA = "make venv-vllm", "make venv-mamba"  # what installs them; `make baselines` does both
-# A prefill of so many tokens may be shorter than its launches from Python: those of a 1.3B model take 1 ms a layer, the
-# work of 2,048 tokens half of that, so that they break even at 4,096 on a fast host, and later on a slow one. Beyond it
-# a graph would only hold memory.
+VLLM, MAMBA = "make venv-vllm", "make venv-mamba"  # `make baselines` runs both
+# Up to so many tokens a 1.3B model's forward is launch-bound on a slow host. Beyond it a graph only holds memory.
 LAUNCH_BOUND_TOKENS = 8192
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """What runs a system on one backend.
+    """The adapter of a system on one backend.
 
-    entry: MODULE:CLASS (see `harness.SystemAdapter`). scopes: the whole language model, or one layer of it.
-    state_dtype: of the recurrent state or cache, "" for the type of the weights. install: what makes it available.
-    devices: elsewhere it is left out, unless it is named. replays: whether a prefill that is shorter than its launches
-    is timed as replays of a CUDA graph. engine: whether it times itself. headline: whether it answers the paper's
-    figures for its system. slow: a reference that runs after all others.
+    entry: MODULE:CLASS (see `harness.SystemAdapter`).
+    scopes: "model" for the whole language model, "layer" for one layer.
+    state_dtype: of the recurrent state or KV cache, "" for the dtype of the weights.
+    install: the command that makes it available.
+    devices: on other devices it runs only by name.
+    replays: whether a launch-bound forward is timed as replays of a CUDA graph.
+    engine: whether it times itself.
+    headline: whether it is its system's backend in the paper's figures.
+    slow: whether it is a reference that runs last.
     """
 
     backend: str
@@ -43,16 +44,15 @@ class Adapter:
 
     @property
     def label(self) -> str:
-        """SYSTEM/BACKEND, as the command line and systems.toml name it."""
+        """SYSTEM/BACKEND."""
         return f"{self.system}/{self.backend}"
 
 
 @dataclass(frozen=True)
 class System:
-    """A system as it is called and drawn, and what runs it.
+    """A system with its label, colour and adapters.
 
-    tone: index of its colour, 0 to 7. marker: circle, square, diamond, triangle-up, pentagon, triangle-down or star
-    (`harness.schema.catalogue.MARKERS`).
+    tone: index of its colour, 0 to 7. marker: one of `harness.schema.catalogue.MARKERS`.
     """
 
     name: str
@@ -65,7 +65,7 @@ class System:
 
 @dataclass(frozen=True)
 class Backend:
-    """What a backend is called, and the dash of its lines."""
+    """A backend with its label and the dash of its lines."""
 
     name: str
     label: str
@@ -87,7 +87,7 @@ BACKENDS: tuple[Backend, ...] = (
 
 
 def _ttt(learner: str) -> tuple[Adapter, ...]:
-    """The backends of both TTT layers; learner is "Linear" or "MLP"."""
+    """The adapters of a TTT system; learner is "Linear" or "MLP"."""
     kernels, compiled = "bench.systems.ttt.kernels", "bench.systems.ttt.compiled"
     planes = "float32-planes"
     return (
@@ -99,6 +99,18 @@ def _ttt(learner: str) -> tuple[Adapter, ...]:
         Adapter("torch-compile", f"{compiled}:Compiled{learner}", LAYER, "float32", phases=FORWARD, slow=True),
         Adapter("torch", "bench.systems.ttt.pytorch:TTTTorch", BOTH, "float32", devices=ANYWHERE, slow=True),
     )  # fmt: skip
+
+
+_VLLM = "bench.systems.vllm.transformer"
+
+
+def _transformers() -> tuple[Adapter, ...]:
+    """The backends of this repository's Transformers."""
+    attention, pytorch = "bench.systems.transformer.attention", "bench.systems.transformer.pytorch"
+    return (
+        Adapter("flash-attn", f"{attention}:FlashAttn", install=VLLM, replays=True),
+        Adapter("torch", f"{pytorch}:TorchTransformer", devices=ANYWHERE, replays=True, slow=True),
+    )
 
 
 SYSTEMS: tuple[System, ...] = (
@@ -121,11 +133,19 @@ SYSTEMS: tuple[System, ...] = (
         2,
         "diamond",
         (
-            Adapter("vllm", "bench.systems.vllm.transformer:VllmTransformer", install=VLLM, engine=True, headline=True),
-            Adapter("flash-attn", "bench.systems.transformer.attention:FlashAttn", install=VLLM, replays=True),
-            Adapter(
-                "torch", "bench.systems.transformer.pytorch:TorchTransformer", devices=ANYWHERE, replays=True, slow=True
-            ),
+            Adapter("vllm", f"{_VLLM}:VllmTransformer", install=VLLM, engine=True, headline=True),
+            *_transformers(),
+        ),
+    ),
+    System(
+        "transformer-gqa",
+        "Transformer, GQA",
+        "attention",
+        7,
+        "diamond",
+        (
+            Adapter("vllm", f"{_VLLM}:VllmGroupedQueryTransformer", install=VLLM, engine=True, headline=True),
+            *_transformers(),
         ),
     ),
     System(
@@ -172,7 +192,7 @@ SYSTEMS: tuple[System, ...] = (
 
 
 def _all_adapters() -> tuple[Adapter, ...]:
-    """Every adapter under its system's name, in the order in which jobs run: headlines first, slow references last."""
+    """Every adapter with its system's name, in the order of jobs: headlines first, slow references last."""
     found = [replace(adapter, system=system.name) for system in SYSTEMS for adapter in system.adapters]
     return tuple(sorted(found, key=lambda adapter: (adapter.slow, not adapter.headline)))
 

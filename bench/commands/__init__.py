@@ -1,1 +1,1 @@
-"""The commands of `ttt-bench`, apart from the command line so that its help starts at once."""
+"""The commands of `ttt-bench`, imported only when they run, so that `--help` starts at once."""

@@ -1,4 +1,4 @@
-"""`ttt-bench build`: compile the CUDA kernels ahead."""
+"""`ttt-bench build`: compile the CUDA kernels ahead of time."""
 
 import re
 
@@ -7,7 +7,7 @@ from bench.terminal import print_rows
 
 
 def build_kernels() -> None:
-    """Compile every CUDA kernel that the cache lacks; ThunderKittens is cloned where no checkout is named."""
+    """Compile each CUDA kernel that is not cached and print its resources; clone ThunderKittens if needed."""
     from tk_kernels import build
 
     try:
@@ -25,6 +25,6 @@ def build_kernels() -> None:
 
 
 def _plain(name: str) -> str:
-    """A kernel's name without what it returns, its namespaces and its arguments, but with those of its templates."""
+    """A kernel's name with its template arguments, without return type, namespaces and parameters."""
     name = name.removeprefix("void ").replace("(anonymous namespace)::", "").partition("(")[0]
     return re.sub(r"\w+::", "", name).replace("> >", ">>").strip()

@@ -1,4 +1,4 @@
-"""Compare two runs; judges only differences beyond 5% (`compare`). Measure two commits in turns, and judge (`ab`)."""
+"""Compare two runs (`compare`), or measure two commits in turns on one machine (`ab`)."""
 
 import os
 import sys
@@ -30,16 +30,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Shown:
-    """How a comparison is shown: "text", "markdown" or "json" on stdout, and as a page in `html` where it is named."""
+    """The output of a comparison: "text", "markdown" or "json" on stdout, and a page in the file `html`."""
 
     fmt: str
     html: Path | None
 
 
 def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
-    """Compare two runs; judges only differences beyond 5%, unless they are the two sides of one `ab`.
+    """Compare two stored runs; exit status 1 for a regression beyond `fail_on`, 3 if nothing can be compared.
 
-    Exit status 1 for a regression beyond `fail_on`, 3 where nothing can be compared, or judged for `fail_on`.
+    Stored runs are judged only beyond 5%, except the two sides of one `ab`.
     """
     bar = None if fail_on is None else percentage(fail_on)
     if a.resolve() == b.resolve():
@@ -50,26 +50,23 @@ def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
 
 
 def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> None:
-    """Measure two commits in turns into the runs OUT/old and OUT/new, and judge.
+    """Measure two commits in turns into OUT/old and OUT/new, and compare them.
 
-    Exit status 1 for a regression, 3 where nothing can be compared.
+    Exit status 1 for a regression, 3 if nothing can be compared.
     """
     from reports.compare.judge import LEAST_ROUNDS, MOST_ROUNDS
 
     bar = None if fail_on is None else percentage(fail_on)
     if not LEAST_ROUNDS <= request.rounds <= MOST_ROUNDS:
-        raise UserError(
-            f"--rounds {request.rounds}: must be from {LEAST_ROUNDS} to {MOST_ROUNDS}; "
-            "a verdict needs the spread between rounds"
-        )
+        raise UserError(f"--rounds {request.rounds}: must be from {LEAST_ROUNDS} to {MOST_ROUNDS}")
     folders = (out / "old", out / "new")
     for folder in folders:
         if Run.exists(folder):
             raise UserError(f"{out}: holds a comparison already; name another folder")
     work = plan(request)
     work.refuse_elsewhere()
-    for said in work.notes_on_systems:
-        print(f"ttt-bench: {said}", file=sys.stderr)
+    for note in work.notes:
+        print(f"ttt-bench: {note}", file=sys.stderr)
     with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
         if _harness_files(old) != _harness_files(new):
             print("ttt-bench: harness/ differs between the two: each side is measured by its own", file=sys.stderr)
@@ -85,7 +82,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> Non
 
 
 def percentage(text: str) -> float:
-    """The share that `5%` says."""
+    """Parse `5%` as 0.05. Raises UserError outside of the range that can be judged."""
     from reports.compare.comparison import STORED_BAR
     from reports.compare.judge import BAR
 
@@ -96,12 +93,12 @@ def percentage(text: str) -> float:
     if value is None:
         raise UserError(f"--fail-on {text}: must be a percentage, such as {STORED_BAR:.0%}")
     if not BAR <= value <= 10:
-        raise UserError(f"--fail-on {text}: must be from {BAR:.0%}, the least that is judged, to 1000%")
+        raise UserError(f"--fail-on {text}: must be from {BAR:.0%} to 1000%")
     return value
 
 
 def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison":
-    """Show the comparison of two runs; exit status 3 where nothing can be compared, or judged for `fail_on`."""
+    """Print the comparison of two runs; exit status 3 if nothing can be compared or judged."""
     from reports.compare import comparison as comparing
     from reports.compare import views
     from reports.profiles.diff import diff_of_runs
@@ -141,7 +138,7 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
 
 @contextmanager
 def _checkout(name: str) -> Iterator[Path]:
-    """The root of a side: a checkout by its path, or a worktree of a revision, which is removed afterwards."""
+    """The root of a side: the folder of a checkout, or a temporary worktree of a revision."""
     path = Path(name)
     if path.is_dir():
         if not (path / "harness" / "worker.py").is_file():
@@ -150,7 +147,7 @@ def _checkout(name: str) -> Iterator[Path]:
         yield path.resolve()
         return
     if not (ROOT / ".git").exists():
-        raise UserError(f"{name}: is no folder, and this program is not run from a checkout that could hold a revision")
+        raise UserError(f"{name}: is no folder, and this program does not run from a git checkout")
     commit, refusal = ask_git(ROOT, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if refusal and not refusal_of_git(ROOT):
         shallow = ask_git(ROOT, "rev-parse", "--is-shallow-repository")[0] == "true"
@@ -159,7 +156,7 @@ def _checkout(name: str) -> Iterator[Path]:
     _refuse_changes(ROOT, "this checkout")
     with tempfile.TemporaryDirectory(prefix="ttt-bench-ab-") as folder:
         root = Path(folder) / commit[:10]
-        no_hooks = ("-c", f"core.hooksPath={os.devnull}")  # theirs are for people's own checkouts, and may fail
+        no_hooks = ("-c", f"core.hooksPath={os.devnull}")  # a user's hooks may fail in a worktree
         try:
             _, refusal = ask_git(ROOT, *no_hooks, "worktree", "add", "--detach", str(root), commit, timeout_s=None)
             if refusal:
@@ -170,14 +167,13 @@ def _checkout(name: str) -> Iterator[Path]:
 
 
 def _harness_files(root: Path) -> dict[str, bytes]:
-    """What measures on a side."""
     return {str(path.relative_to(root)): path.read_bytes() for path in (root / "harness").rglob("*.py")}
 
 
 def _refuse_changes(root: Path, name: str) -> None:
-    """A commit says what was measured only where git names it and nothing differs from it."""
+    """Raise UserError if the working tree differs from its commit, because records name the commit."""
     if refusal := refusal_of_git(root):
-        raise UserError(f"{name}: git does not say its commit: {refusal}")
+        raise UserError(f"{name}: git does not report its commit: {refusal}")
     if commit_and_dirty(root)[1]:
         changed = uncommitted(root) or ["the working tree"]
         raise UserError(f"{name}: {changed[0]} differs from the commit; commit it or `git stash -u`, then compare")
@@ -185,7 +181,7 @@ def _refuse_changes(root: Path, name: str) -> None:
 
 @dataclass
 class _Side:
-    """One commit: its run, how its workers start, and its commit, "" where the checkout does not say."""
+    """One commit: its run, its workers' launches, and its name, "" if the checkout has none."""
 
     run: Run
     launches: Mapping[tuple[str, str], Launch]
@@ -199,8 +195,8 @@ class _Side:
         launches = {pair: replace(launch, root=root) for pair, launch in work.launches.items()}
         return cls(Run.create(folder, file), launches, commit)
 
-    def measure(self, job: Job, number: int, work: Plan, show: "_Counted") -> set[str]:
-        """Run a job's round in a fresh process; the keys of its cases that have a result."""
+    def measure(self, job: Job, number: int, work: Plan, show: "_Display") -> set[str]:
+        """Run one round of a job in a fresh process; return the keys of its cases that have a result."""
         show.turn = " ".join(filter(None, (f"round {number + 1},", self.run.folder.name, self.commit[:10])))
         options = Options(jobs=[job], repeats=[number], limits=work.request.limits, on_event=show, skip=work.skip)
         records = run_jobs(self.run, self.launches, options)
@@ -211,36 +207,36 @@ class _Side:
         return {record.case.key for record in ok}
 
     def _refuse_other_code(self, record: Record) -> None:
-        """The interpreter of a systems.toml may be a container that never looks into our worktree."""
+        """Raise UserError if the worker ran another commit, as a container does that ignores PYTHONPATH."""
         ran = str(record.environment.get("commit") or "")
         if self.commit and ran != self.commit:
             raise UserError(
                 f"{record.case.system_backend}: its worker ran the code of {ran[:10] or 'an unknown commit'}, "
-                f"not that of {self.commit[:10]}; a command of a systems.toml must let PYTHONPATH through"
+                f"not of {self.commit[:10]}; a command of a systems.toml must pass PYTHONPATH on"
             )
 
 
 def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
-    """A B, B A, A B, ...: each job on one side and at once on the other, so that what drifts meets both alike.
+    """Measure A B, B A, A B, ...: each job on one side and then the other, so that drift affects both.
 
-    A case without a result on either side is not tried again.
+    A case without a result on one side is dropped from later rounds.
     """
     jobs = list(work.jobs)
     rounds = work.request.rounds
     with Progress("ab", 2 * rounds * work.total) as progress:
-        show = _Counted(progress, 2 * rounds * work.total)
+        show = _Display(progress, 2 * rounds * work.total)
         for number in range(rounds):
-            for place, job in enumerate(jobs):
+            for at, job in enumerate(jobs):
                 order = sides if number % 2 == 0 else list(reversed(sides))
                 finished = [side.measure(job, number, work, show) for side in order if job.cases]
                 left = tuple(each for each in job.cases if all(each.case.key in keys for keys in finished))
                 show.total -= 2 * (len(job.cases) - len(left)) * (rounds - number - 1)
-                jobs[place] = replace(job, cases=left)
+                jobs[at] = replace(job, cases=left)
 
 
 @dataclass
-class _Counted:
-    """Shows the events of many calls of `run_jobs` as those of one. turn: the round and side of what is recorded."""
+class _Display:
+    """Show the events of many calls of `run_jobs` as one. turn: the round and side of the next records."""
 
     show: Progress
     total: int

@@ -1,4 +1,4 @@
-"""`ttt-bench convert`: a checkpoint of the authors' JAX code as a folder that `--checkpoint` takes."""
+"""`ttt-bench convert`: turn a checkpoint of the authors' JAX code into a folder for `--checkpoint`."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from harness.schema.files import refusing
 
 
 def convert_checkpoint(file: Path, folder: Path, base_lr: float | None) -> None:
-    """Convert, and say what came of it."""
+    """Convert the file and print the model."""
     from bench.models.case_model import read_checkpoint
     from bench.models.config import CheckpointError
     from bench.models.jax_checkpoint import convert

@@ -1,4 +1,4 @@
-"""`ttt-bench list`."""
+"""`ttt-bench list`: the suites and the systems."""
 
 import sys
 
@@ -12,10 +12,10 @@ from tk_kernels.build import NO_GPU, OTHER_GPU
 
 
 def list_systems() -> None:
-    """Ask every system whether it can run here, each interpreter once."""
-    print("asking each system's packages; importing them takes a few seconds", file=sys.stderr)
+    """Print whether each system can run here; each interpreter starts once."""
+    print("importing each system's packages takes a few seconds", file=sys.stderr)
     if named := systems_of_file():
-        print(f"{SYSTEMS_FILE} of this folder says how to start {', '.join(named)}", file=sys.stderr)
+        print(f"{SYSTEMS_FILE} of this folder starts {', '.join(named)}", file=sys.stderr)
     starts = launches()
     found = probe([starts[adapter.system, adapter.backend] for adapter in ADAPTERS])
     rows = []
@@ -30,7 +30,7 @@ def list_systems() -> None:
 
 
 def list_suites() -> None:
-    """Every suite with its question and the device it needs, and the groups of suites."""
+    """Print each suite and group with its question and device."""
     refuse_mistakes(SUITES)
     rows = [(suite.name, suite.device or "any", suite.question) for suite in SUITES]
     rows += [(group.name, "cuda", f"{group.question}: {', '.join(group.suites)}") for group in GROUPS]

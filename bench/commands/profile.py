@@ -1,4 +1,4 @@
-"""`ttt-bench profile`: run cases again under a profiler, and keep what it finds in a run."""
+"""`ttt-bench profile`: run cases again under a profiler and store the profiles in a run."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -6,16 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
+from bench.cases import with_keys
 from bench.errors import INTERRUPTED, UserError
 from bench.estimate import in_words, longest_first, past_durations
-from bench.gpus import gpus_asked
+from bench.gpus import selected_gpus
 from bench.models.config import SIZES, cut
-from bench.plan import Plan, plan, with_keys
+from bench.plan import Plan, plan
 from bench.request import RunRequest
 from bench.run_folder import extended, file_of, refuse_another_device
 from harness.measure.ranges import COUNTED
-from harness.profiling.jobs import Profiler
-from harness.profiling.request import BUILD
+from harness.profiling.jobs import BUILD, Profiler
 from harness.profiling.tools.choice import choose
 from harness.schema.profile import Profile
 from harness.schema.reason import counted
@@ -29,25 +29,27 @@ from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import Recorded, agreement, recorded, sentences
 
 CEILINGS = "bench.systems.ceilings:measured_ceilings"
-LEAST_WIDTH = 1536  # of a model that is cut: two layers of it are 100 MB, twice an H100's L2
-COUNTED_LAYERS = COUNTED + 1  # up to the one that is counted
+LEAST_WIDTH = 1536  # two layers have 100 MB of weights, twice an H100's L2; those of a narrower model would fit
+COUNTED_LAYERS = COUNTED + 1  # up to the layer whose kernels are counted
 
 
 def profile(request: RunRequest, out: Path) -> None:
-    """Profile into the run folder `out`, one that was measured or a new one; exit status 1 where nothing came of it."""
+    """Profile into a new run or a measured one; exit status 1 if no profile was made."""
     refuse_submitted(out)
+    if request.retry == "flagged":
+        raise UserError("--retry flagged: profiles have no flags; use lost or failed")
     before = Run.open(out) if Run.exists(out) else None
     work = plan(request, before if before and before.mode == "profile" else None)
     work.refuse_elsewhere()
-    places = gpu_places(gpus_asked(request.gpus, work.device))
+    places = gpu_places(selected_gpus(request.gpus, work.device))
     tools = choose(request.way, work.device)
-    new = "" if before else f"{out}: a new run, without latencies to hold its profiles against"
+    new = "" if before else f"{out}: a new run, without latencies to compare its profiles with"
     run = _run_of(out, work, before)
     jobs = _jobs_of(run, work.jobs)
     if places:
         jobs = longest_first(jobs, past_durations(work.machine, out))
-    for said in filter(None, (*work.notes_on_systems, tools.said, new, warning("they may slow what is profiled"))):
-        print(f"ttt-bench: {said}", file=sys.stderr)
+    for note in filter(None, (*work.notes, tools.said, new, warning("they may slow the profiled cases"))):
+        print(f"ttt-bench: {note}", file=sys.stderr)
     profiler = Profiler(
         run,
         work.launches,
@@ -65,7 +67,7 @@ def profile(request: RunRequest, out: Path) -> None:
     if request.resume:
         print(f"{out}: {counted(every - left, 'profile')} kept from before", flush=True)
     profiler.on_times = lambda profile: print(f"timed, to be counted: {profile.case.label}", flush=True)
-    profiler.on_profile = _Shown(left, recorded(run.records()))
+    profiler.on_profile = _Printer(left, recorded(run.records()))
     try:
         found = profiler.jobs(jobs, places)
     except KeyboardInterrupt:
@@ -76,7 +78,7 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """The run to profile into: the one in the folder, or a new one of mode "profile"."""
+    """The run in the folder, or a new run of mode "profile"."""
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)
@@ -88,18 +90,18 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
 
 
 def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
-    """What of the jobs the run has; what it did not measure is not profiled into it."""
+    """The jobs with only the cases that the run has."""
     known = {planned.case.key for job in run.jobs for planned in job.cases}
     kept = with_keys(jobs, known)
     if not kept:
-        raise UserError(f"{run.folder}: has none of these cases; name another folder to profile them on their own")
+        raise UserError(f"{run.folder}: has none of these cases; name another folder for their profiles")
     return kept
 
 
 def of_few_layers(planned: Planned) -> Planned:
-    """A model's case with so few layers that a profiler can save what they keep; a layer's and a checkpoint's as is.
+    """Replace a model's case by one of few layers, so that a profiler can save and restore the state.
 
-    Nor is a model cut whose layers would then fit into an L2, where the whole one's come from memory.
+    A layer's case and a checkpoint stay whole. So does a small model: its few layers would fit into the L2.
     """
     case = planned.case
     if case.option("scope", "model") != "model" or case.option("checkpoint", ""):
@@ -109,28 +111,29 @@ def of_few_layers(planned: Planned) -> Planned:
     return replace(planned, case=replace(case, size=cut(case.size, COUNTED_LAYERS)))
 
 
-class _Shown:
-    """Prints each profile as it is finished: its kernels and gaps against the record's latency, and what bounds it."""
+class _Printer:
+    """Print each finished profile: its time against the record's latency, and its bottleneck."""
 
     def __init__(self, total: int, latencies: Mapping[str, Recorded]) -> None:
         self._total, self._done, self._latencies = total, 0, latencies
-        self._one_at_a_time = Lock()
+        self._lock = Lock()
 
     def __call__(self, profile: Profile) -> None:
-        with self._one_at_a_time:
-            self._show(profile)
+        with self._lock:
+            self._done += 1
+            for line in self._lines(profile):
+                print(line, flush=True)
 
-    def _show(self, profile: Profile) -> None:
-        self._done += 1
+    def _lines(self, profile: Profile) -> list[str]:
         counter = f"[{self._done}/{self._total}]"
         if profile.status != "ok":
-            print(f"{counter} {profile.status} {profile.case.label}: {profile.reason}", flush=True)
-            return
+            return [f"{counter} {profile.status} {profile.case.label}: {profile.reason}"]
         (profile,) = with_common_ceilings([profile])
         agrees = agreement(profile, self._latencies.get(profile.case.key))
         stages_s = dict(profile.stages_s)
         built, took = in_words(stages_s.pop(BUILD, 0.0)), in_words(sum(stages_s.values()))
-        print(f"{counter} {profile.case.label}: {agrees} ({took}, and {built} to build the model)", flush=True)
-        print(f"    {' '.join(sentences(profile))}", flush=True)
-        for note in profile.notes:
-            print(f"    ({note})", flush=True)
+        return [
+            f"{counter} {profile.case.label}: {agrees} ({took}, and {built} to build the model)",
+            f"    {' '.join(sentences(profile))}",
+            *(f"    ({note})" for note in profile.notes),
+        ]

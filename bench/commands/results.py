@@ -1,4 +1,4 @@
-"""`ttt-bench table`, `numbers`, `report` and `picture`: show a run."""
+"""`ttt-bench table` and `ttt-bench report`: show a run."""
 
 import sys
 from pathlib import Path
@@ -10,21 +10,21 @@ from harness.schema.files import refusing
 
 def table(run: Path, fmt: str, systems: str | None, columns: str | None) -> None:
     """Print a run's records as text, Markdown, CSV or JSON."""
-    from reports import write_table
+    from reports.publish import write_table
 
-    write_table(run, fmt, systems=words("--systems", systems, str), columns=words("--columns", columns, str))
+    write_table(run, fmt, systems=words("--systems", systems), columns=words("--columns", columns))
 
 
 def report(run: Path, output: Path | None, systems: str | None) -> None:
     """Write the HTML page of a run."""
-    from reports import write_report
+    from reports.publish import write_report
 
     output = output or run / "report.html"
     with refusing(output, "written", UserError):
-        left_out = write_report(run, output, systems=words("--systems", systems, str))
+        left_out = write_report(run, output, systems=words("--systems", systems))
     print(f"wrote {output}")
-    for said in left_out:
-        print(f"ttt-bench: {said}", file=sys.stderr)
+    for note in left_out:
+        print(f"ttt-bench: {note}", file=sys.stderr)
 
 
 def picture(
@@ -37,11 +37,11 @@ def picture(
     systems: str | None,
     inches: float | None,
 ) -> None:
-    """Write a PNG or PDF of a run's figures; inches: their width, each alone for a paper."""
+    """Write a PNG or PDF of a run's figures. inches: the width of each figure alone, for a paper."""
     from reports.picture import write_picture
 
     if theme not in ("light", "dark"):
         raise UserError(f"--theme {theme}: must be light or dark")
     with refusing(output, "written", UserError):
-        write_picture(run, output, figures, theme, width, log_y, words("--systems", systems, str), inches)
+        write_picture(run, output, figures, theme, width, log_y, words("--systems", systems), inches)
     print(f"wrote {output}")

@@ -1,4 +1,4 @@
-"""`ttt-bench site`: publish many runs as a static site, and look at one."""
+"""`ttt-bench site`: publish runs as a static site, and serve it."""
 
 import sys
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def site(runs: Sequence[Path], output: Path) -> None:
-    """Write the site of `runs`, or bring it up to date."""
+    """Write or update the site of `runs`."""
     from reports.site.build import write_site
 
     with refusing(output, "written", UserError):
@@ -30,7 +30,7 @@ def site(runs: Sequence[Path], output: Path) -> None:
 
 
 def serve(folder: Path, port: int) -> None:
-    """Serve a site on the loopback address until it is interrupted."""
+    """Serve a site on the loopback address until Ctrl-C."""
     from reports.site.folder import refuse_what_is_no_site
 
     if Run.exists(folder):
@@ -49,14 +49,14 @@ def serve(folder: Path, port: int) -> None:
 
 
 class _Handler(SimpleHTTPRequestHandler):
-    """The files of a site, and no list of what a folder holds."""
+    """Serve a site's files, but no folder listings."""
 
     def list_directory(self, path: Any) -> None:
         self.send_error(HTTPStatus.NOT_FOUND)
 
     def end_headers(self) -> None:
-        self.send_header("Cache-Control", "no-cache")  # a site is built again while it is looked at
+        self.send_header("Cache-Control", "no-cache")  # the site may be rebuilt while it is served
         super().end_headers()
 
     def log_message(self, *arguments: Any) -> None:
-        """Nobody reads a list of files that were asked for."""
+        """Print no access log."""

@@ -1,4 +1,4 @@
-"""`ttt-bench status`: how far a run is, who works on it, and how to end that."""
+"""`ttt-bench status`: show the progress of a run and the processes that work on it; cancel its Slurm job."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -16,14 +16,17 @@ from harness.workers import slurm
 
 
 def status(out: Path, cancel: bool) -> None:
-    """Print each job that is not done, with its finished cases and its holder, and how to go on where nobody works.
+    """Print each unfinished job with its holder, and how to continue if no process works on the run.
 
-    With `cancel`, end the Slurm job of the run first.
+    cancel: end the Slurm job of the run first.
     """
     run = Run.open(out)
     submitted = claims.submission(out)
     if cancel:
-        _cancel(out, submitted)
+        if submitted is None:
+            raise UserError(f"{out}: --cancel: was not submitted to Slurm")
+        slurm.cancel(submitted.array)
+        print(f"Slurm job {submitted.array} is cancelled; finished cases are kept")
     states, unknown = _states(submitted)
     alone = claims.holder_alone(run.folder)
     rows, records = [], []
@@ -45,15 +48,15 @@ def status(out: Path, cancel: bool) -> None:
         print(f"Slurm job {submitted.array}, submitted from {submitted.host}: {unknown or counts or 'ended'}")
     elsewhere = alone is not None and not alone.is_here and bool(rows)
     if not states and not unknown and (elsewhere or any(row[2] == "left" for row in rows)):
-        said = f"{alone} may be gone" if elsewhere else "no process is running it"
+        note = f"{alone} may be gone" if elsewhere else "no process is running it"
         command = _to_continue(run, out)
-        print(f"{said}; to continue:\n  {command}" if command else said)
+        print(f"{note}; to continue:\n  {command}" if command else note)
 
 
 def _to_continue(run: Run, out: Path) -> str:
-    """The command that goes on with a run as its last request had it; "" where it cannot go on, as a side of `ab`.
+    """The command that continues the last request, or "" for a run that cannot continue, such as a side of `ab`.
 
-    Of a version that kept no request it goes on with all of the run's cases.
+    A run of a version that stored no request continues with all of its cases.
     """
     last = run.file.requests[-1] if run.file.requests else None
     if run.mode == "verify" or (last and last.arguments[:1] == ("ab",)):
@@ -78,23 +81,16 @@ def _state(
         holder = claimed.holder(job.name)
         if holder and (states is None or holder.index in states):
             return f"held by {holder}"
-    if alone:
-        return "done" if whole else f"held by {alone}"
-    return "done" if whole else "left"
+    if whole:
+        return "done"
+    return f"held by {alone}" if alone else "left"
 
 
 def _states(submitted: Holder | None) -> tuple[dict[str, str] | None, str]:
-    """The states of the tasks, None where they are not known; and why."""
+    """The states of the Slurm tasks; None and the reason if Slurm does not report them."""
     if submitted is None:
         return {}, ""
     try:
         return slurm.task_states(submitted.array), ""
     except slurm.SlurmError as error:
         return None, str(error)
-
-
-def _cancel(out: Path, submitted: Holder | None) -> None:
-    if submitted is None:
-        raise UserError(f"{out}: --cancel: was not submitted to Slurm")
-    slurm.cancel(submitted.array)
-    print(f"Slurm job {submitted.array} is cancelled; what is finished is kept")

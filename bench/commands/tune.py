@@ -1,7 +1,7 @@
-"""`ttt-bench build --tune`: launch settings of the generate kernels for this GPU, as sections of `tuning.toml`."""
+"""`ttt-bench build --tune`: measure launch settings of the generate kernels for this GPU's `tuning.toml`."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -18,26 +18,25 @@ LEARNERS = tuple(BASE_LR)
 
 
 def tune(learners: Sequence[str], forms: str | None, precisions: str | None, batch: int, output: Path | None) -> None:
-    """Write a section for each learner and form to a new file, or print it; each candidate goes to stderr."""
-    for word in learners:
-        _known("LEARNER", word, LEARNERS)
-    forms_asked = words("--form", forms, lambda word: _known("--form", word, FORMS)) or FORMS
+    """Write a section per learner and form to a new file, or print it; log each candidate to stderr."""
+    chosen_learners = _known("LEARNER", learners, LEARNERS) or LEARNERS
+    chosen_forms = _known("--form", words("--form", forms), FORMS) or FORMS
 
     from tk_kernels.generate.common import PRECISIONS, available
 
     known = tuple(PRECISIONS)
-    precisions_asked = words("--precision", precisions, lambda word: _known("--precision", word, known)) or known
+    chosen_precisions = _known("--precision", words("--precision", precisions), known) or known
     if reason := available() or _no_gpu():
         raise UserError(f"nothing can be tuned here: {reason}")
 
     with _opened(output) as file:
-        for learner, form in product(dict.fromkeys(learners or LEARNERS), forms_asked):
-            for name, rows in _rows(learner, form, precisions_asked, batch).items():
+        for learner, form in product(chosen_learners, chosen_forms):
+            for name, rows in _rows(learner, form, chosen_precisions, batch).items():
                 print(section(name, f"ttt_{learner}", form, rows), end="\n\n", file=file, flush=True)
 
 
 def _rows(learner: str, form: str, precisions: Sequence[str], batch: int) -> dict[str, dict[str, Tuning]]:
-    """Of each section of the table, the fastest settings by state precision."""
+    """The fastest settings by section and state precision."""
     from bench.systems.ttt.trial import Trial
 
     found: dict[str, dict[str, Tuning]] = {}
@@ -50,10 +49,11 @@ def _rows(learner: str, form: str, precisions: Sequence[str], batch: int) -> dic
     return found
 
 
-def _known(option: str, word: str, known: Sequence[str]) -> str:
-    if word not in known:
-        raise UserError(f"{option} {word}: unknown; there are {', '.join(known)}")
-    return word
+def _known(option: str, given: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
+    for word in given:
+        if word not in known:
+            raise UserError(f"{option} {word}: unknown; there are {', '.join(known)}")
+    return tuple(dict.fromkeys(given))
 
 
 def _no_gpu() -> str:
@@ -68,15 +68,11 @@ def _log(text: str) -> None:
 
 @contextmanager
 def _opened(output: Path | None) -> Iterator[TextIO]:
-    """A new file, opened before anything is measured, or standard output; no file is overwritten."""
+    """A new file, opened before the measurements, or stdout. Raises UserError for a file that exists."""
     if output is None:
         yield sys.stdout
         return
-    try:
-        file = output.open("x")
-    except FileExistsError:
-        raise UserError(f"{output}: exists; name another file") from None
-    except OSError as error:
-        raise UserError(f"{output}: cannot be written: {error.strerror}") from None
-    with file:
+    if output.exists():
+        raise UserError(f"{output}: exists; name another file")
+    with output.open("x") as file:
         yield file

@@ -1,33 +1,7 @@
-"""The language models that are measured.
+"""The language models.
 
-`config` holds the sizes, `hugging_face` reads a checkpoint's config.json; they import no torch, so that the parent
-process can use them. `factory` makes models from a seed, `checkpoint` from files. `ttt`, `transformer` and `mamba` are
-the models. A TTT model takes two parts from outside: the inner loop (`operator`: PyTorch; `kernel_operator`: the
-project's kernels) and the block around it (`ttt.TTTBlock`: PyTorch; `fused.FusedBlock`: fused kernels).
+`config` (sizes), `hugging_face` (config.json) and `case_model` (a case's model) import no torch.
+`factory` builds a model from a seed, `checkpoint` from files. `ttt`, `transformer` and `mamba` define the models.
+A TTT model takes two parts: the inner loop (`operator`, or the project's kernels in `kernel_operator`) and the block
+around it (`ttt.TTTBlock`, or fused kernels in `fused.FusedBlock`).
 """
-
-from bench.models.config import (
-    BACKBONES,
-    MODELS,
-    SIZES,
-    ConfigError,
-    MambaConfig,
-    ModelConfig,
-    TransformerConfig,
-    TTTConfig,
-    model_config,
-    parameter_count,
-)
-
-__all__ = [
-    "BACKBONES",
-    "MODELS",
-    "SIZES",
-    "ConfigError",
-    "MambaConfig",
-    "ModelConfig",
-    "TTTConfig",
-    "TransformerConfig",
-    "model_config",
-    "parameter_count",
-]

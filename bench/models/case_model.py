@@ -1,7 +1,7 @@
-"""Which model a case asks for: one of the size table with its options, or a checkpoint. Imports no torch.
+"""The model of a case: a size with options, or a checkpoint. Imports no torch.
 
-A case names a checkpoint NAME@DIGEST, by its folder's name and its content, never by a path: a record is published, and
-a folder may be written anew. Where it lies is told to a run's processes by an environment variable.
+A case names a checkpoint as NAME@DIGEST, the folder's name and a digest of its content. Records hold no path.
+An environment variable tells worker processes the folder.
 """
 
 import hashlib
@@ -16,16 +16,13 @@ from harness.schema.case import Case, Scalar
 from harness.schema.files import listed, open_regular, refusing
 from harness.schema.reason import printable
 
-VARIABLE = "TTT_BENCH_CHECKPOINTS"  # a JSON object: NAME@DIGEST -> [folder, its files' states]
-DIGITS = 16  # of the digest, in a case
+VARIABLE = "TTT_BENCH_CHECKPOINTS"  # a JSON object: NAME@DIGEST -> [folder, sizes and times of its files]
+DIGITS = 16  # of the digest
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder with config.json and safetensors files, and what its config.json says.
-
-    name: NAME@DIGEST. states: of its files (`_states`) as they were digested.
-    """
+    """A checkpoint folder. name: NAME@DIGEST. states: sizes and times of its files when they were digested."""
 
     name: str
     folder: Path
@@ -34,24 +31,21 @@ class Checkpoint:
 
     @property
     def system(self) -> str:
-        """The system whose function it is."""
+        """The TTT system of the model."""
         return f"ttt-{self.config.learner}"
 
     @property
     def size(self) -> str:
-        """The size of the table that it has, or else layers x width."""
+        """The name of the size, or LAYERSxWIDTH if SIZES lacks it."""
         tables = {name: model_config(self.system, name) for name in SIZES}
         own = f"{self.config.layers}x{self.config.width}"
         return next((name for name, each in tables.items() if _shape(each) == _shape(self.config)), own)
 
     @property
     def options(self) -> dict[str, tuple[Scalar, ...]]:
-        """The options of its cases, one value each."""
-        return {
-            "checkpoint": (self.name,),
-            "mini_batch": (self.config.mini_batch,),
-            "backbone": (self.config.backbone,),
-        }
+        """The options of the checkpoint's cases, one value each."""
+        config = self.config
+        return {"checkpoint": (self.name,), "mini_batch": (config.mini_batch,), "backbone": (config.backbone,)}
 
 
 def _shape(config: ModelConfig) -> tuple[int, ...]:
@@ -60,10 +54,9 @@ def _shape(config: ModelConfig) -> tuple[int, ...]:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint of a folder; CheckpointError where its config.json is not of a TTT model that is supported.
+    """Read and digest a checkpoint folder.
 
-    CheckpointError also for a file that cannot be read, such as a Git LFS pointer.
-    Every byte that `bench.models.checkpoint.load` may read is digested: seconds for some gigabytes.
+    Raises CheckpointError for an unsupported config.json or an unreadable file, such as a Git LFS pointer.
     """
     states = _states(folder)
     config = read_config(folder)
@@ -82,34 +75,34 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _states(folder: Path) -> str:
-    """The sizes of the files and when they were written: others where a file was since, as by a training job."""
+    """The sizes and times of the files; they change when a training job writes a file."""
     states = [(file.name, file.stat()) for file in _files(folder)]
     return " ".join(f"{name}:{state.st_size}:{state.st_mtime_ns}" for name, state in states)
 
 
 def offer(checkpoint: Checkpoint) -> None:
-    """Tell this process, and those that it starts, where a checkpoint lies."""
+    """Publish a checkpoint's folder to this process and its children."""
     os.environ[VARIABLE] = json.dumps(_offered() | {checkpoint.name: [str(checkpoint.folder), checkpoint.states]})
 
 
 def checkpoint_folder(case: Case) -> Path | None:
-    """Where the checkpoint of a case lies, None for a case without.
+    """The folder of a case's checkpoint; None for a case without one.
 
-    CheckpointError where nobody has said it, or its files are no longer those of the case's digest.
+    Raises CheckpointError for a checkpoint that was not offered, or whose files changed since.
     """
     name = str(case.option("checkpoint", ""))
     if not name:
         return None
     folder, states = _offered().get(name, ("", ""))
     if not folder:
-        raise CheckpointError(f"checkpoint {name}: say where it lies, --checkpoint DIR")
+        raise CheckpointError(f"checkpoint {name}: name its folder by --checkpoint DIR")
     if _states(Path(folder)) != states:
-        raise CheckpointError(f"checkpoint {name}: its files were written since it was read; begin another run")
+        raise CheckpointError(f"checkpoint {name}: its files have changed since it was read; begin another run")
     return Path(folder)
 
 
 def checkpoint_missing(case: Case) -> str:
-    """Why the checkpoint of a case cannot be read here, "" where it can or the case has none."""
+    """Why a case's checkpoint cannot be read, or ""."""
     try:
         checkpoint_folder(case)
     except CheckpointError as error:
@@ -118,7 +111,7 @@ def checkpoint_missing(case: Case) -> str:
 
 
 def config_of(case: Case) -> ModelConfig:
-    """The configuration of a case's model. Raises ConfigError for a model or size that is not in the tables."""
+    """The configuration of a case's model. Raises ConfigError for an unknown model or size."""
     folder = checkpoint_folder(case)
     if folder is not None:
         return read_config(folder)
@@ -127,7 +120,7 @@ def config_of(case: Case) -> ModelConfig:
 
 
 def ttt_config_of(case: Case) -> TTTConfig:
-    """The same of a TTT system."""
+    """The configuration of a TTT system's case."""
     config = config_of(case)
     assert isinstance(config, TTTConfig)
     return config

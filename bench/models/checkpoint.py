@@ -1,8 +1,6 @@
-"""Models to and from safetensors under the authors' names; every key, shape and dtype is checked before it is read.
+"""Load and save models as safetensors under the authors' names.
 
-`load` takes a folder as Hugging Face holds it and derives the model from its config.json; `hugging_face` says which
-settings are supported and how the authors' JAX checkpoints relate. `load_weights` takes the configuration from its
-caller.
+`load` reads a folder in Hugging Face's layout; `load_weights` takes the configuration from its caller.
 """
 
 import os
@@ -24,11 +22,11 @@ from harness.schema.files import listed, open_regular
 
 WEIGHTS_FILE = "model.safetensors"
 FLOATING = ("F64", "F32", "F16", "BF16")
-NAMED_AT_MOST = 5  # wrong keys in one message; a file of another model has hundreds
+NAMED_AT_MOST = 5  # wrong keys in a message
 
 
 class _Entry(NamedTuple):
-    """What a file's header says of one key."""
+    """A key in a file's header."""
 
     file: Path
     shape: tuple[int, ...]
@@ -36,16 +34,15 @@ class _Entry(NamedTuple):
 
 
 def save(model: CausalLM, path: str | Path) -> None:
-    """Write all weights to one .safetensors file in their own dtypes; a tied weight is written once."""
+    """Write all weights to a .safetensors file in their own dtypes; a tied weight is stored once."""
     path = _safetensors(Path(path))
     save_file({name: weight.contiguous() for name, weight in model.weights().items()}, path, {"format": "pt"})
 
 
 def load(folder: str | Path, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any) -> CausalLM:
-    """The TTT model of a folder: config.json and model.safetensors, or shards with model.safetensors.index.json.
+    """Load a TTT model from config.json and model.safetensors, or shards with model.safetensors.index.json.
 
-    dtype and options (operator, block) are those of `load_weights`. Raises CheckpointError for a setting of config.json
-    that is not supported, for files that do not fit together, and for what `load_weights` refuses.
+    dtype, options: as in `load_weights`. Raises CheckpointError for an unsupported setting or wrong weights.
     """
     return load_weights(read_config(folder), folder, device, dtype, **options)
 
@@ -57,12 +54,14 @@ def load_weights(
     dtype: torch.dtype | None = None,
     **options: Any,
 ) -> CausalLM:
-    """The model `config` with the weights of a .safetensors file, or of a folder (see `load`; config.json is not read).
+    """Load weights of a .safetensors file, or a folder whose config.json is not read, into a model.
 
-    The file may be of any floating dtype; projections become `dtype` (default: bfloat16 on a GPU, float32 on a CPU), a
-    TTT learner's and Mamba's decay parameters at least float32. A tied head may be stored beside the embedding or in
-    its place. Raises CheckpointError before any weight is read if a key is missing or unknown or has another shape or
-    no floating dtype, and if a file is cut short or a pickle; then for NaN, infinity and a head that should be tied.
+    dtype: of projections, by default bfloat16 on a GPU and float32 on a CPU.
+    TTT learners and Mamba's decays are at least float32.
+    options: of the model's class (operator, block).
+    A tied head may be stored next to the embedding or instead of it.
+    Raises CheckpointError for a missing or unknown key, a wrong shape or dtype, a truncated file or a pickle, before
+    any weight is read; then for NaN, infinity, and a head that differs from a tied embedding.
     """
     path = Path(path)
     entries = _entries(path)
@@ -77,7 +76,7 @@ def load_weights(
 
 
 def _entries(path: Path) -> dict[str, _Entry]:
-    """Every key of the file or of the folder's files."""
+    """The keys of the file or of the folder's files."""
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
     if not path.is_dir():
@@ -94,12 +93,12 @@ def _entries(path: Path) -> dict[str, _Entry]:
 
 
 def _indexed(index: Path) -> dict[str, _Entry]:
-    """The keys that an index lists, each in the shard that it names; other files of the folder are not read."""
+    """The keys of an index, each in its shard. Raises CheckpointError if index and shards disagree."""
     shard_of = read_json(index).get("weight_map")
     if not isinstance(shard_of, dict) or not shard_of:
         raise CheckpointError(f"{index}: has no weight_map from keys to files")
     if (index.parent / WEIGHTS_FILE).exists() and WEIGHTS_FILE not in shard_of.values():
-        raise CheckpointError(f"{index.parent}: holds both {WEIGHTS_FILE} and {INDEX_FILE}; remove the one not meant")
+        raise CheckpointError(f"{index.parent}: holds both {WEIGHTS_FILE} and {INDEX_FILE}; remove one")
     for key, name in shard_of.items():
         if not isinstance(name, str) or Path(name).name != name:
             raise CheckpointError(f"{index}: {key}: in {name!r}, must be the name of a file in the same folder")
@@ -110,7 +109,7 @@ def _indexed(index: Path) -> dict[str, _Entry]:
     for name, entries in found.items():
         for key in entries:
             if shard_of.get(key) != name:
-                raise CheckpointError(f"{index.parent / name}: {key}: not listed by {INDEX_FILE} as in this file")
+                raise CheckpointError(f"{index.parent / name}: {key}: not listed for this file by {INDEX_FILE}")
     return {key: found[name][key] for key, name in shard_of.items()}
 
 
@@ -156,7 +155,7 @@ def _check_entries(path: Path, entries: dict[str, _Entry], weights: dict[str, Te
 
 
 def _copy(file: Path, key: str, weight: Tensor) -> None:
-    """Read one key into a weight, converted to the weight's dtype."""
+    """Read a key into a weight and its dtype. Raises CheckpointError for a value that is not finite."""
     with _opened(file) as opened:
         stored = opened.get_tensor(key)
     weight.copy_(stored)
@@ -167,7 +166,7 @@ def _copy(file: Path, key: str, weight: Tensor) -> None:
 
 
 def _check_tied(entries: dict[str, _Entry], weights: dict[str, Tensor], tied: dict[str, str]) -> None:
-    """A head stored beside the embedding must be the embedding."""
+    """Raise CheckpointError if a stored tied head differs from the embedding."""
     for alias, name in tied.items():
         if alias not in entries:
             continue

@@ -1,25 +1,26 @@
-"""Model configurations: the size table, the options of each architecture, parameter counts. Imports no torch."""
+"""Model configurations: sizes, options, parameter counts. Imports no torch."""
 
 import math
 from dataclasses import dataclass, field, replace
 
 VOCABULARY = 32000
+QUERY_GROUP = 4  # query heads of one KV head in transformer-gqa
 CONV_KERNEL = 4
 ROPE_THETA = 10000.0
 NORM_EPS = 1e-6
 
 
 class ConfigError(ValueError):
-    """A model that does not exist or cannot be built; the message names the value and what there is."""
+    """A model that does not exist or cannot be built; the message names the value and the known ones."""
 
 
 class CheckpointError(ValueError):
-    """A file or folder that is not a checkpoint of the model; the message names it, the key and what was expected."""
+    """A file or folder that is no checkpoint of the model; the message names the file, the key and the expectation."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One row of the size table: model width, SwiGLU width, blocks, heads."""
+    """A row of the size table."""
 
     width: int
     ffn_width: int
@@ -27,8 +28,7 @@ class Shape:
     heads: int
 
 
-# Paper, appendix "Training details": the four sizes are those of the Transformer (GPT-3's, with Llama's SwiGLU).
-# `tiny` is ours: the smallest model that still has two layers and two heads of 64.
+# Paper, appendix "Training details": GPT-3's sizes with Llama's SwiGLU. `tiny` is for tests and quick runs.
 SIZES = {
     "tiny": Shape(128, 384, 2, 2),
     "125m": Shape(768, 2048, 12, 12),
@@ -36,25 +36,26 @@ SIZES = {
     "760m": Shape(1536, 4096, 24, 16),
     "1.3b": Shape(2048, 5504, 24, 32),
 }
-MODELS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
+MODELS = ("ttt-linear", "ttt-mlp", "transformer", "transformer-gqa", "mamba")
 BACKBONES = ("mamba", "transformer")
 
-# The inner learning rate before its gate and 1/D (paper, section 3.1), by learner.
+# The inner learning rate before the sigmoid and 1/D (paper, section 3.1), by learner.
 BASE_LR = {"linear": 1.0, "mlp": 0.1}
 
-# The learner of TTT-MLP is a quarter of a tiny model: its SwiGLU is made narrower, so that the four tiny models lie
-# within 4% of each other. The real sizes lie within 6% as they are.
-_TINY_FFN_WIDTH = {"ttt-mlp": 240, "transformer": 416}
+# A quarter of a tiny TTT-MLP is its learner; other SwiGLU widths keep the tiny models within 4% of each other.
+_TINY_FFN_WIDTH = {"ttt-mlp": 240, "transformer": 416, "transformer-gqa": 416}
 _TINY_VOCABULARY = 512
 _CUT = "/"  # between the name of a size and its number of layers
 
 
 @dataclass(frozen=True)
 class TTTConfig:
-    """A TTT language model: `learner` "linear" or "mlp", `backbone` "mamba" (M) or "transformer" (T).
+    """A TTT language model.
 
-    base_lr: the inner learning rate before its gate and 1/D. norm_eps: epsilon of the RMSNorms; the LayerNorms inside
-    the TTT layer always have 1e-6. tied: the LM head is the embedding.
+    learner: "linear" or "mlp". backbone: "mamba" (M) or "transformer" (T).
+    base_lr: the inner learning rate before the sigmoid and 1/D.
+    norm_eps: of the RMSNorms; the LayerNorms of the TTT layer have 1e-6.
+    tied: the LM head is the embedding.
     """
 
     learner: str
@@ -85,27 +86,24 @@ class TTTConfig:
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, int, int]]:
-        """The learner's initial weights by the authors' names, one slice a head."""
+        """The shapes of the learner's initial weights [H, ...] by the authors' names."""
         heads, dim = self.heads, self.head_dim
         if self.learner == "linear":
             return {"W1": (heads, dim, dim), "b1": (heads, 1, dim)}
         hidden = 4 * dim
-        return {
-            "W1": (heads, dim, hidden),
-            "b1": (heads, 1, hidden),
-            "W2": (heads, hidden, dim),
-            "b2": (heads, 1, dim),
-        }
+        first = {"W1": (heads, dim, hidden), "b1": (heads, 1, hidden)}
+        return first | {"W2": (heads, hidden, dim), "b2": (heads, 1, dim)}
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """A Llama-shaped Transformer with as many key-value heads as query heads and a tied head."""
+    """A Llama-shaped Transformer with a tied LM head; fewer KV heads are grouped-query attention (arXiv 2305.13245)."""
 
     width: int
     ffn_width: int
     layers: int
     heads: int
+    kv_heads: int
     vocabulary: int = VOCABULARY
 
     def __post_init__(self) -> None:
@@ -115,12 +113,16 @@ class TransformerConfig:
     def head_dim(self) -> int:
         return self.width // self.heads
 
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
 
 @dataclass(frozen=True)
 class MambaConfig:
-    """A Mamba (arXiv 2312.00752) with its published expansion 2, state 16 and time-step rank width / 16.
+    """A Mamba (arXiv 2312.00752); defaults as published, with time-step rank width / 16.
 
-    groups: of a Mamba-2's B and C, which pass its convolution too; 0 in a Mamba.
+    groups: groups of B and C in a Mamba-2, whose convolution includes them; 0 for a Mamba.
     """
 
     width: int
@@ -140,20 +142,20 @@ class MambaConfig:
 
     @property
     def state_numbers(self) -> int:
-        """Of one layer and sequence."""
+        """Elements of the state per layer and sequence."""
         return self.inner_width * self.state_dim
 
     @property
     def token_flops(self) -> int:
-        """FLOPs of a token for each number of the state: the new state and its output (equation 2)."""
+        """FLOPs per token and element of the state: the new state and its output (equation 2)."""
         return 6
 
 
 @dataclass(frozen=True)
 class DeltaRuleConfig:
-    """A linear RNN of another package whose state is a matrix a head, [key_dim, value_dim], changed by a delta rule.
+    """A linear RNN of another package with state [key_dim, value_dim] per head and a delta rule.
 
-    token_flops: of a token for each number of the state. convolved: channels of a layer that pass a short convolution.
+    token_flops: FLOPs per token and element of the state. convolved: channels of a layer's short convolution.
     """
 
     width: int
@@ -167,7 +169,7 @@ class DeltaRuleConfig:
 
     @property
     def state_numbers(self) -> int:
-        """Of one layer and sequence."""
+        """Elements of the state per layer and sequence."""
         return self.heads * self.key_dim * self.value_dim
 
 
@@ -175,10 +177,9 @@ ModelConfig = TTTConfig | TransformerConfig | MambaConfig
 
 
 def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: int = 16) -> ModelConfig:
-    """The configuration of `model` at `size`; `backbone` and `mini_batch` are options of the TTT models.
+    """The configuration of a model of MODELS at a size of SIZES, or at a size with fewer layers (`cut`).
 
-    size: a name of SIZES, or one that is `cut`. Raises ConfigError for a name that is not in MODELS, SIZES or BACKBONES
-    and for a mini-batch below 1.
+    backbone, mini_batch: options of the TTT models. Raises ConfigError for an unknown name or a mini-batch below 1.
     """
     name, layers = uncut(size)
     _require_one_of("model", model, MODELS)
@@ -188,39 +189,45 @@ def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: 
         shape = replace(shape, layers=layers)
     if name == "tiny":
         vocabulary, ffn_width = _TINY_VOCABULARY, _TINY_FFN_WIDTH.get(model, ffn_width)
-    if model == "mamba":  # a Mamba block is about half a Transformer block, so there are twice as many
+    if model == "mamba":  # a Mamba block has about half the parameters of a Transformer block
         return MambaConfig(shape.width, 2 * shape.layers, vocabulary)
     if model == "transformer":
-        return TransformerConfig(shape.width, ffn_width, shape.layers, shape.heads, vocabulary)
+        return TransformerConfig(shape.width, ffn_width, shape.layers, shape.heads, shape.heads, vocabulary)
+    if model == "transformer-gqa":  # the SwiGLU is wider by the parameters that the K and V projections lose
+        kv_heads = max(1, shape.heads // QUERY_GROUP)
+        lost = shape.width * (shape.heads - kv_heads) // shape.heads
+        return TransformerConfig(
+            shape.width, ffn_width + 2 * lost // 3, shape.layers, shape.heads, kv_heads, vocabulary
+        )
     learner = model.removeprefix("ttt-")
     sizes = (shape.width, ffn_width, shape.layers, shape.heads, vocabulary)
     return TTTConfig(learner, *sizes, backbone, mini_batch, base_lr=BASE_LR[learner])
 
 
 def cut(size: str, layers: int) -> str:
-    """The name of a size with so many layers in place of its own."""
+    """The name of a size with another number of layers."""
     return f"{size}{_CUT}{layers}"
 
 
 def uncut(size: str) -> tuple[str, int]:
-    """The name of SIZES that was cut, and to how many layers; 0 where it was not."""
+    """Split a name of `cut` into the size and the number of layers; 0 for a whole size."""
     name, _, layers = size.partition(_CUT)
     return (name, int(layers)) if layers.isdecimal() and int(layers) else (size, 0)
 
 
 def convolved_channels(config: ModelConfig | DeltaRuleConfig) -> int:
-    """Channels of a layer that pass a short convolution; each keeps its last CONV_KERNEL - 1 inputs."""
+    """Channels of a layer's short convolutions; each stores its last CONV_KERNEL - 1 inputs."""
     if isinstance(config, MambaConfig):
         return config.inner_width + 2 * config.groups * config.state_dim
     if isinstance(config, DeltaRuleConfig):
         return config.convolved
     if isinstance(config, TTTConfig) and config.backbone == "mamba":
-        return 2 * config.width  # the block's own, and what Q and K are both made of
+        return 2 * config.width  # the block's own, and the shared input of Q and K
     return 0
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """How many numbers are trained; a head that is the embedding counts once."""
+    """The number of parameters; a tied head counts once."""
     tables = 2 if isinstance(config, TTTConfig) and not config.tied else 1  # embedding, head
     return tables * config.vocabulary * config.width + config.layers * _layer_parameters(config) + config.width
 
@@ -228,12 +235,14 @@ def parameter_count(config: ModelConfig) -> int:
 def _layer_parameters(config: ModelConfig) -> int:
     if isinstance(config, MambaConfig):
         return _mamba_layer(config)
-    shared = 4 * config.width**2 + 3 * config.width * config.ffn_width + 2 * config.width  # q k|g v o, SwiGLU, norms
+    kv_width = config.kv_width if isinstance(config, TransformerConfig) else config.width
+    projections = 2 * config.width * (config.width + kv_width)  # q, o; k (or the gate), v
+    shared = projections + 3 * config.width * config.ffn_width + 2 * config.width  # SwiGLU, norms
     return shared + (_ttt_extra(config) if isinstance(config, TTTConfig) else 0)
 
 
 def _ttt_extra(config: TTTConfig) -> int:
-    """Parameters of a TTT block beyond a Transformer block's ((M): the gate takes the K projection's place)."""
+    """Parameters of a TTT block beyond a Transformer block; in (M) the output gate replaces the K projection."""
     width, heads = config.width, config.heads
     learner = sum(a * b * c for a, b, c in config.weight_shapes.values())
     learning_rate = config.mini_batch + heads * width + heads

@@ -11,11 +11,11 @@ from bench.models.ttt import TTTModel
 
 
 def model_class(config: ModelConfig) -> type[CausalLM]:
-    """The class that implements this configuration."""
+    """The class that implements a configuration."""
     if isinstance(config, TransformerConfig):
         return Transformer
     if isinstance(config, MambaConfig):
-        from bench.models.mamba import Mamba  # transformers takes seconds to import; the other models need none of it
+        from bench.models.mamba import Mamba  # imports transformers, which takes seconds
 
         return Mamba
     return TTTModel
@@ -29,5 +29,5 @@ def default_dtype(device: torch.device | str) -> torch.dtype:
 def from_seed(
     config: ModelConfig, seed: int, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any
 ) -> CausalLM:
-    """A model with random initial weights; `options` go to its class (TTT: operator, block). See CausalLM.from_seed."""
+    """A model with random initial weights. options: of its class (TTT: operator, block)."""
     return model_class(config).from_seed(config, seed, device, dtype or default_dtype(device), **options)

@@ -1,7 +1,7 @@
-"""The function of `ttt.TTTBlock` around the inner loop, in ten launches on a GPU, of few rows in seven to nine.
+"""`ttt.TTTBlock` with fused kernels around the inner loop: ten launches on a GPU, or seven to nine for few rows.
 
-Projections that share an input are one matrix product, whose columns the kernels read in place; residuals are added by
-the products that make them. Below, a pass is a tensor [B, T, C] read or written once.
+Projections that share an input are one GEMM, and kernels read its columns in place. GEMMs add their residuals.
+A pass is one read or write of a tensor [B, T, C].
 """
 
 from collections.abc import Sequence
@@ -19,18 +19,16 @@ from tk_kernels.edges.few_rows import Norm, NormGate, few_rows_product, fits
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.edges.swiglu_product import swiglu_product
 
-# Sequences of a step of dependent launches. On an H100 they save 5% at one, 8% at two, 2% at four, nothing at sixteen:
-# the products of more than two read no weights ahead.
-MOST_DEPENDENT = 4
-ALIGNED = 8  # columns of 2 bytes in the 16 bytes that a kernel reads at once
+MOST_DEPENDENT = 4  # sequences of a step with dependent launches; more gain nothing on an H100
+ALIGNED = 8  # columns of 2 bytes per 16-byte load
 
 
 class FusedBlock(TTTBlock):
-    """`TTTBlock` with its elementwise steps in Triton; same parameters, same names, same state.
+    """`TTTBlock` with elementwise steps in Triton; same parameters, names and state; no gradients.
 
-    Adds in place to the residual stream, its own or ((T) only) the caller's, so it computes no gradients. Parameters
-    may be changed in place, replaced, moved or converted; what is made from them follows at the next call. A change
-    through `.data`, of which PyTorch keeps no count, is not seen in the learning rates and the token scale.
+    Adds in place to the residual stream, in (T) to the caller's.
+    Parameters may change, move or be replaced; the next call follows. A change through `.data` is not seen in the
+    learning rates and the token scale, because PyTorch does not count it.
     """
 
     dependent_launches = True
@@ -41,13 +39,11 @@ class FusedBlock(TTTBlock):
         self._learner: Learner
 
     def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
-        """See TTTBlock._through."""
         changed = self._follow_parameters(rope)
         layer = self.seq_modeling_block
         is_one_token = h.shape[1] == 1 and not beside_another_chunk()
         pdl = is_one_token and self.dependent_launches and len(h) <= MOST_DEPENDENT and fits(h, self._projections)
-        # As `dependent_launch` asks: a layer's state is written once a token, and before the next token comes the
-        # embedding's plain launch; after parameters that were made just now comes the first launch here, then plain.
+        # `dependent_launch` needs a plain launch between two writes of a state, and after new parameters.
         h, x = self._enter(h, state, pdl and not changed)
         projected = product(x, self._projections, pdl)
         out = learn(self._split(projected, rope, state, pdl), self._learner)
@@ -61,7 +57,7 @@ class FusedBlock(TTTBlock):
         return add_product_(h, hidden, self.mlp.down_proj.weight, pdl)
 
     def _opened(self, h: Tensor, pdl: bool) -> Tensor:
-        """The feed-forward layer's hidden values: SwiGLU of two products of the normed residual stream."""
+        """SwiGLU of the normed residual stream: the hidden values of the feed-forward layer."""
         norm = Norm(self.ffn_norm.weight, self.ffn_norm.eps)
         if fits(h, self._gate_up, swiglu=True):
             return few_rows_product(h, self._gate_up, norm, swiglu=True, pdl=pdl)
@@ -76,7 +72,7 @@ class FusedBlock(TTTBlock):
         return residual_convolution(h, state.block_conv, *weights, first.eps, pdl=pdl, slots=state.slots)
 
     def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
-        """Q, K, V and learning rates from the product's columns [q or shared, v, gate or k, lr]: three passes."""
+        """Q, K, V and learning rates from the GEMM's columns [q or shared, v, gate or k, lr]: three passes."""
         layer = self.seq_modeling_block
         logits, bias = projected[..., self._rate_rows()], layer.learnable_ttt_lr_bias[:, 0]
         shared, v = self._columns(projected, 0), self._heads(self._columns(projected, 1))
@@ -98,31 +94,30 @@ class FusedBlock(TTTBlock):
         return x.unflatten(-1, (config.heads, config.head_dim))
 
     def _rate_rows(self) -> slice:
-        """The product's columns with the learning rate's logits."""
+        """The GEMM's columns with the learning rate's logits."""
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 
     def _pack(self) -> None:
-        """Make one matrix of the weights that share an input, and these weights views of it."""
+        """Make weights that share an input views of one matrix."""
         config, layer = self.seq_modeling_block.config, self.seq_modeling_block
         third = layer.g_proj if config.backbone == "mamba" else layer.k_proj
-        # Spare rows: the learning rate's weights, and zeros up to 16 bytes, which the kernels read at once.
+        # Spare rows hold the learning rate's weights, and zeros up to a 16-byte load.
         self._projections = pack([layer.q_proj, layer.v_proj, third], spare_rows=round_up(config.heads, ALIGNED))
         self._gate_up = pack([self.mlp.gate_proj, self.mlp.up_proj])
         if config.backbone == "mamba":
             for conv in (self.conv.conv, layer.conv_q, layer.conv_k):
                 conv.weight.data = taps_apart(conv.weight.data)
         self._packed = (layer.q_proj, layer.v_proj, third, self.mlp.gate_proj, self.mlp.up_proj)
-        self._addresses = self._places()
+        self._addresses = self._data_pointers()
         self._made_of: list[tuple[int, int]] = []
 
-    def _places(self) -> list[int]:
-        """Where the weights lie that are parts of one matrix."""
+    def _data_pointers(self) -> list[int]:
         return [linear.weight.data_ptr() for linear in self._packed]
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Make anew what is made from parameters where these have moved or changed; whether anything was."""
-        if self._places() != self._addresses:
+        """Update packed and derived weights whose parameters moved or changed; return whether a derived one did."""
+        if self._data_pointers() != self._addresses:
             self._pack()
         layer = self.seq_modeling_block
         weights = (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)
@@ -131,15 +126,12 @@ class FusedBlock(TTTBlock):
         if changed:
             self._projections[self._rate_rows()].copy_(layer.learnable_ttt_lr_weight[:, 0])
             self._learner = layer.learner(rope)
-            self._made_of, self._weights = made_of, weights  # kept, so that no other weight can have their ids
+            self._made_of, self._weights = made_of, weights  # a live weight's id is not reused
         return changed
 
 
 def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
-    """One matrix [sum of outputs + spare_rows, C] whose rows the projections' weights become: nothing is kept twice.
-
-    The spare rows are zero.
-    """
+    """Make the projections' weights views of one matrix [sum of outputs + spare_rows, C]; spare rows are zero."""
     weights = [projection.weight for projection in projections]
     inputs = weights[0].shape[1]
     packed = weights[0].data.new_empty(sum(len(weight) for weight in weights) + spare_rows, inputs)
@@ -151,12 +143,12 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
 
 
 def taps_apart(weight: Tensor) -> Tensor:
-    """A convolution's weight [C, 1, 4], channels contiguous in memory, as kernels read them."""
+    """A convolution's weight [C, 1, 4] with contiguous channels, as kernels read it."""
     return weight.permute(2, 1, 0).contiguous().permute(2, 1, 0)
 
 
 def product(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
-    """x @ weight^T: x [B, T, F], weight [N, F] -> [B, T, N]. pdl: of few rows, see `few_rows_product`."""
+    """x @ weight^T: x [B, T, F], weight [N, F] -> [B, T, N]. pdl: for few rows, as in `few_rows_product`."""
     return few_rows_product(x, weight, pdl=pdl) if fits(x, weight) else F.linear(x, weight)
 
 

@@ -1,17 +1,18 @@
-"""Read the config.json of a TTT checkpoint folder as Hugging Face holds it. Imports no torch.
+"""Read the config.json of a TTT checkpoint folder in Hugging Face's layout. Imports no torch.
 
 Keys and defaults are those of `TTTConfig` in the authors' PyTorch code (github.com/test-time-training/ttt-lm-pytorch).
-An absent key has the authors' default; in particular `ttt_base_lr` is then 1.0, for TTT-MLP too, although the paper
-trains TTT-MLP with 0.1. A value that would make another function than `bench.models.ttt` computes is refused by name.
+An absent key takes the authors' default. `ttt_base_lr` is then 1.0 for TTT-MLP too, although the paper uses 0.1.
+A value that changes the function beyond what `bench.models.ttt` computes is refused by name.
 
-Checkpoints of the authors' JAX code, in which the models are trained, have no config.json: `jax_checkpoint` converts
-them. Its blocks `ttt_linear` and `ttt_mlp` are the (M) backbone (`pre_conv`, `share_qk` and `use_gate` true).
+The authors' JAX code stores no config.json; `jax_checkpoint` converts its checkpoints.
+Its blocks `ttt_linear` and `ttt_mlp` are the (M) backbone (`pre_conv`, `share_qk` and `use_gate` true).
 """
 
 import json
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.models.config import CONV_KERNEL, CheckpointError, ConfigError, TTTConfig
 from harness.schema.files import read_regular
@@ -20,30 +21,7 @@ from harness.schema.reason import clipped
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
 
-# Keys whose value decides the function, with the authors' defaults.
-_COUNTS = {
-    "vocab_size": 32000,
-    "hidden_size": 2048,
-    "intermediate_size": 5504,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 32,
-    "mini_batch_size": 16,
-}
-_NUMBERS = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "ttt_base_lr": 1.0}
-_SWITCHES = {"tie_word_embeddings": True, "pre_conv": False, "share_qk": False, "use_gate": False}
-_CHOICES = {"ttt_layer_type": ("linear", "mlp"), "hidden_act": ("silu",)}  # the first is the default
-_BACKBONE = ("pre_conv", "share_qk", "use_gate")
-
-# Keys that say what the file is; absent (but for model_type) or one of these.
-_DTYPES = ("float64", "float32", "float16", "bfloat16")
-_KINDS: dict[str, tuple[Any, ...]] = {
-    "model_type": ("ttt",),
-    "architectures": (None, ["TTTForCausalLM"]),
-    "dtype": (None, *_DTYPES),
-    "torch_dtype": (None, *_DTYPES),
-}
-
-# Keys without influence on the logits: of training, of the tokenizer, of transformers' bookkeeping.
+# Keys without influence on the logits: training, tokenizer, bookkeeping of transformers.
 _WITHOUT_EFFECT = {
     "_name_or_path",
     "auto_map",
@@ -60,43 +38,73 @@ _WITHOUT_EFFECT = {
     "transformers_version",
     "use_cache",
 }
-_MOST = 1 << 20  # of layers, tokens of the vocabulary, ...: a larger model fits no machine
-_KNOWN = {*_COUNTS, *_NUMBERS, *_SWITCHES, *_CHOICES, *_KINDS, *_WITHOUT_EFFECT, "conv_kernel"}
+_BACKBONE = ("pre_conv", "share_qk", "use_gate")
+
+_Count = Annotated[int, Field(ge=1, le=1 << 20)]  # a larger model fits no machine
+_Number = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Dtype = Literal["float64", "float32", "float16", "bfloat16"] | None
+
+
+class _Settings(BaseModel):
+    """The keys that decide the function, with the authors' defaults."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    model_type: Literal["ttt"]
+    architectures: Annotated[list[Literal["TTTForCausalLM"]], Field(min_length=1, max_length=1)] | None = None
+    dtype: _Dtype = None
+    torch_dtype: _Dtype = None
+    vocab_size: _Count = 32000
+    hidden_size: _Count = 2048
+    intermediate_size: _Count = 5504
+    num_hidden_layers: _Count = 24
+    num_attention_heads: _Count = 32
+    mini_batch_size: _Count = 16
+    rms_norm_eps: _Number = 1e-6
+    rope_theta: _Number = 10000.0
+    ttt_base_lr: _Number = 1.0
+    tie_word_embeddings: bool = True
+    pre_conv: bool = False
+    share_qk: bool = False
+    use_gate: bool = False
+    ttt_layer_type: Literal["linear", "mlp"] = "linear"
+    hidden_act: Literal["silu"] = "silu"
+    conv_kernel: Any = CONV_KERNEL
 
 
 def read_config(folder: str | Path) -> TTTConfig:
-    """The configuration that the folder's config.json describes.
-
-    Raises CheckpointError, with the file, the key and its value, for one that is not supported.
-    """
+    """Read the folder's config.json. Raises CheckpointError with the file, the key and its value."""
     file = Path(folder) / CONFIG_FILE
     values = _values(file)
-    _check_kind(file, values)
-    counts = {key: _count(file, key, values.get(key, default)) for key, default in _COUNTS.items()}
-    numbers = {key: _number(file, key, values.get(key, default)) for key, default in _NUMBERS.items()}
-    switches = {key: _one_of(file, key, values.get(key, default), (True, False)) for key, default in _SWITCHES.items()}
-    choices = {key: _one_of(file, key, values.get(key, known[0]), known) for key, known in _CHOICES.items()}
     try:
+        settings = _Settings.model_validate(values)
         return TTTConfig(
-            learner=choices["ttt_layer_type"],
-            width=counts["hidden_size"],
-            ffn_width=counts["intermediate_size"],
-            layers=counts["num_hidden_layers"],
-            heads=counts["num_attention_heads"],
-            vocabulary=counts["vocab_size"],
-            backbone=_backbone(file, values, switches),
-            mini_batch=counts["mini_batch_size"],
-            base_lr=numbers["ttt_base_lr"],
-            rope_theta=numbers["rope_theta"],
-            norm_eps=numbers["rms_norm_eps"],
-            tied=switches["tie_word_embeddings"],
+            learner=settings.ttt_layer_type,
+            width=settings.hidden_size,
+            ffn_width=settings.intermediate_size,
+            layers=settings.num_hidden_layers,
+            heads=settings.num_attention_heads,
+            vocabulary=settings.vocab_size,
+            backbone=_backbone(file, settings),
+            mini_batch=settings.mini_batch_size,
+            base_lr=settings.ttt_base_lr,
+            rope_theta=settings.rope_theta,
+            norm_eps=settings.rms_norm_eps,
+            tied=settings.tie_word_embeddings,
         )
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        must = first["msg"].replace("Input should be", "must be")
+        if first["type"] == "extra_forbidden":
+            must = "not a setting of the published TTTConfig; remove it if it has no effect"
+        raise _refused(file, key, values.get(key), must) from None
     except ConfigError as error:
         raise CheckpointError(f"{file}: {error}") from None
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; CheckpointError where there is none."""
+    """Read a JSON object. Raises CheckpointError if the file holds none."""
     try:
         values = json.loads(read_regular(file).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
@@ -108,52 +116,30 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _values(file: Path) -> dict[str, Any]:
+    """The keys that may have an effect; an unknown key that is null has none."""
     folder = file.parent
     if not folder.is_dir():
         hint = f"give its folder, {folder.parent}" if folder.exists() else "no such folder"
         raise CheckpointError(f"{folder}: {hint}; a checkpoint is a folder with {CONFIG_FILE} and safetensors files")
     if not file.exists():
-        raise CheckpointError(f"{folder}: holds no {CONFIG_FILE}, which says what function its weights are of")
-    return read_json(file)
+        raise CheckpointError(f"{folder}: holds no {CONFIG_FILE}, which defines the model")
+    known = _Settings.model_fields
+    return {
+        key: value
+        for key, value in read_json(file).items()
+        if key not in _WITHOUT_EFFECT and (key in known or value is not None)
+    }
 
 
-def _check_kind(file: Path, values: dict[str, Any]) -> None:
-    """Refuse another kind of model, and every key of unknown effect unless it is null."""
-    for key, known in _KINDS.items():
-        _one_of(file, key, values.get(key), known)
-    for key, value in values.items():
-        if key not in _KNOWN and value is not None:
-            raise _refused(file, key, value, "not a setting of the published TTTConfig; remove it if it has no effect")
-
-
-def _backbone(file: Path, values: dict[str, Any], switches: dict[str, bool]) -> str:
-    on = [switches[key] for key in _BACKBONE]
+def _backbone(file: Path, settings: _Settings) -> str:
+    on = [getattr(settings, key) for key in _BACKBONE]
     if any(on) != all(on):
-        said = ", ".join(f"{key} = {json.dumps(switches[key])}" for key in _BACKBONE)
-        raise CheckpointError(f"{file}: {said}: must be all true (Mamba backbone) or all false (Transformer backbone)")
-    if all(on):
-        _one_of(file, "conv_kernel", values.get("conv_kernel", CONV_KERNEL), (CONV_KERNEL,))
+        values = ", ".join(f"{key} = {json.dumps(getattr(settings, key))}" for key in _BACKBONE)
+        raise CheckpointError(f"{file}: {values}: must be all true (Mamba backbone) or all false (Transformer)")
+    if all(on) and settings.conv_kernel != CONV_KERNEL:
+        raise _refused(file, "conv_kernel", settings.conv_kernel, f"must be {CONV_KERNEL}")
     return "mamba" if all(on) else "transformer"
 
 
-def _count(file: Path, key: str, value: Any) -> int:
-    if type(value) is not int or not 1 <= value <= _MOST:
-        raise _refused(file, key, value, f"must be an integer from 1 to {_MOST}")
-    return value
-
-
-def _number(file: Path, key: str, value: Any) -> float:
-    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
-        raise _refused(file, key, value, "must be a positive number")
-    return float(value)
-
-
-def _one_of(file: Path, key: str, value: Any, known: tuple[Any, ...]) -> Any:
-    """The value if it is among `known`, type included: 1 is not true."""
-    if not any(type(value) is type(each) and value == each for each in known):
-        raise _refused(file, key, value, f"must be {' or '.join(json.dumps(each) for each in known)}")
-    return value
-
-
-def _refused(file: Path, key: str, value: Any, expected: str) -> CheckpointError:
-    return CheckpointError(f"{file}: {key} = {clipped(json.dumps(value), 60)}: {expected}")
+def _refused(file: Path, key: str, value: Any, must: str) -> CheckpointError:
+    return CheckpointError(f"{file}: {key} = {clipped(json.dumps(value), 60)}: {must}")

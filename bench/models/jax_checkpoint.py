@@ -1,9 +1,9 @@
-"""Convert a checkpoint of the authors' JAX code to a folder as Hugging Face holds it, exactly.
+"""Convert a checkpoint of the authors' JAX code to a folder in Hugging Face's layout, exactly.
 
-Its file (`streaming_params`, or `streaming_train_state` with the optimizer; ttt/infra/checkpoint.py of
-github.com/test-time-training/ttt-lm-jax) is a stream of msgpack'd pairs: a path, and the bytes of flax's msgpack of one
-array, which is extension type 1 around (shape, dtype's name, data in C order). It holds no settings: sizes follow from
-the arrays' shapes, and epsilon and RoPE theta are those of all published configurations.
+The file is `streaming_params`, or `streaming_train_state` with the optimizer (ttt/infra/checkpoint.py of
+github.com/test-time-training/ttt-lm-jax). It is a stream of msgpack pairs: a path, and the bytes of flax's msgpack of
+one array: extension type 1 with (shape, dtype name, data in C order). It holds no settings. Sizes follow from shapes;
+epsilon and RoPE theta are those of all published configurations.
 """
 
 import json
@@ -27,9 +27,9 @@ from harness.schema.files import open_regular
 
 ARRAY = 1  # flax's extension type
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-TRAIN_STATE = ("params", "params")  # where a whole train state has the weights
+TRAIN_STATE = ("params", "params")  # the path of the weights in a train state
 
-# Names of JAX, as parts of a path, and those of the authors' PyTorch model; the latter of two that both match decides.
+# Path patterns of the JAX code -> names of the authors' PyTorch model, applied in order.
 _RENAMED = (
     (r"^model\.wte\.embedding$", "model.embed_tokens.weight"),
     (r"^model\.ln_f\.", "model.norm."),
@@ -52,13 +52,13 @@ _RENAMED = (
 
 
 def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
-    """Write config.json and model.safetensors of a JAX checkpoint into a new folder, and load it once.
+    """Write config.json and model.safetensors of a JAX checkpoint into a new folder, in the file's dtype.
 
-    base_lr: of the training run; by default the paper's of the learner. The dtype is the file's. Raises CheckpointError
-    for a file of another format or model, and for a folder that is there; ImportError without msgpack.
+    base_lr: the training run's; None for the paper's. The folder is loaded once to check it.
+    Raises CheckpointError for a file of another format or model, or an existing folder; ImportError without msgpack.
     """
     if folder.exists():
-        raise CheckpointError(f"{folder}: is there already; name a new folder")
+        raise CheckpointError(f"{folder}: exists; name a new folder")
     weights = {}
     for path, array in read_arrays(file):
         name = renamed(path)
@@ -79,7 +79,7 @@ def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
 
 
 def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """The weights of a file by their paths, without those of an optimizer."""
+    """Read the weights of a file by path, without the optimizer's arrays."""
     import msgpack
 
     try:
@@ -88,12 +88,12 @@ def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
             for path, packed in unpacker:
                 end = unpacker.tell()
                 path = tuple("/".join(path).split("/"))  # some parameters have a slash in their names
-                of_train_state = path[:2] == TRAIN_STATE
-                if of_train_state or path[0] in ("model", "lm_head"):
-                    yield path[2:] if of_train_state else path, _array(path, msgpack.unpackb(packed, raw=False))
-            # The unpacker ends in silence where the file does, also within a pair.
+                in_train_state = path[:2] == TRAIN_STATE
+                if in_train_state or path[0] in ("model", "lm_head"):
+                    yield path[2:] if in_train_state else path, _array(path, msgpack.unpackb(packed, raw=False))
+            # The unpacker ends without an error in the middle of a pair.
             if beyond := opened.seek(0, os.SEEK_END) - end:
-                raise CheckpointError(f"{file}: is cut short: its last {beyond} bytes are no whole (path, array) pair")
+                raise CheckpointError(f"{file}: is truncated: its last {beyond} bytes are no whole (path, array) pair")
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
     except CheckpointError:
@@ -106,7 +106,7 @@ def _array(path: tuple[str, ...], value: Any) -> Tensor:
     import msgpack
 
     if not isinstance(value, msgpack.ExtType) or value.code != ARRAY:
-        raise CheckpointError(f"{'/'.join(path)}: is no array in one piece; arrays beyond 1 GiB are not read")
+        raise CheckpointError(f"{'/'.join(path)}: is not one whole array; arrays beyond 1 GiB are not supported")
     shape, dtype, data = msgpack.unpackb(value.data, raw=True)
     name = dtype.decode() if isinstance(dtype, bytes) else repr(dtype)
     if name not in DTYPES:
@@ -118,7 +118,7 @@ def _array(path: tuple[str, ...], value: Any) -> Tensor:
 
 
 def renamed(path: tuple[str, ...]) -> str:
-    """The name of the authors' PyTorch state dict."""
+    """The name in the authors' PyTorch state dict."""
     name = ".".join(path)
     for jax, torch_name in _RENAMED:
         name = re.sub(jax, torch_name, name)
@@ -126,9 +126,9 @@ def renamed(path: tuple[str, ...]) -> str:
 
 
 def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
-    """Dense kernels [in, out] to [out, in], convolutions' [4, 1, C] to [C, 1, 4], rates' [H, C, 1] to [H, 1, C].
+    """Transpose an array to PyTorch's layout: [in, out] to [out, in], [4, 1, C] to [C, 1, 4], [H, C, 1] to [H, 1, C].
 
-    RoPE pairs are interleaved in both codes: Q and K are not permuted.
+    RoPE pairs are interleaved in both codes, so Q and K are not permuted.
     """
     if path[-1:] != ("kernel",) or array.ndim < 2:
         return array
@@ -138,12 +138,12 @@ def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
 
 
 def config_of_weights(file: Path, weights: dict[str, Tensor], base_lr: float | None) -> dict[str, Any]:
-    """The config.json of weights by their PyTorch names."""
+    """The config.json that fits weights with PyTorch names."""
     block = "model.layers.0.seq_modeling_block."
     inner = (f"{block}W1", f"{block}learnable_token_idx")
     needed = ("model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight", *inner)
     if missing := [name for name in needed if name not in weights]:
-        raise CheckpointError(f"{file}: holds no {missing[0]}, so it is of no TTT model or cut short")
+        raise CheckpointError(f"{file}: holds no {missing[0]}, so it is no TTT model or truncated")
     embedding, gate, first, index = (weights[name] for name in needed)
     learner = "mlp" if f"{block}W2" in weights else "linear"
     layers = {name.split(".")[2] for name in weights if name.startswith("model.layers.")}

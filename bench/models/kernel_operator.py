@@ -1,4 +1,4 @@
-"""The inner loop on the project's kernels: prefill on ThunderKittens or Triton, generate on Triton, one state."""
+"""The inner loop on the project's kernels: forward in ThunderKittens or Triton, generate in Triton."""
 
 from importlib import import_module
 from typing import Any
@@ -19,10 +19,11 @@ from tk_kernels.generate.common import rope_table
 
 
 class KernelOperator(TorchOperator):
-    """The forward and the Triton generate kernel of one learner ("linear", "mlp").
+    """The kernels of a learner ("linear", "mlp").
 
-    form, precision: of the generate state, see `tk_kernels.ttt_linear.generate`. prefill_on_reference: prefill in
-    PyTorch, for systems that measure generate. backend: of the forward; "" takes the fastest that runs here.
+    form, precision: of the generate state; see `tk_kernels.ttt_linear.generate`.
+    prefill_on_reference: run forward in PyTorch, for systems that measure generate.
+    backend: of the forward; "" takes the fastest that runs here.
     """
 
     def __init__(
@@ -41,10 +42,10 @@ class KernelOperator(TorchOperator):
         self._table_of: Tensor | None = None
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
-        """See Operator.forward; with `start`, without a host sync."""
+        """Needs no host sync if `start` is given."""
         if self._forward is None:
             return super().forward(projections, learner, state, start)
-        rope = not projections.ready and learner.rope_theta == ROPE_THETA  # the only theta of the kernel's own RoPE
+        rope = not projections.ready and learner.rope_theta == ROPE_THETA  # the kernel's own RoPE has this theta only
         if not (rope or projections.ready):
             projections = ready_for_prefill(projections, learner, state.position)
         q, k, v = projections[:3]
@@ -54,20 +55,20 @@ class KernelOperator(TorchOperator):
         return self._forward(q, k, v, lr, *outer, state, **options)[0]
 
     def generate_state(self, state: Any) -> Any:
-        """See Operator.generate_state: the same numbers in the kernel's form and precision."""
+        """The state in the kernel's form and precision."""
         if isinstance(state, self._generate.GenerateState):
             return state
         return self._generate.GenerateState.from_state(state, self._generate_form, self._precision)
 
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
-        """See Operator.generate_step; the kernel computes RoPE and learning rates unless the projections have them."""
+        """The kernel computes RoPE and learning rates unless the projections are `ready`."""
         inputs = *projections[:4], *outer_parameters(learner), state
         if projections.ready:
             return self._generate.generate_step(*inputs, pdl=projections.pdl)
         return self._generate.generate_step(*inputs, rope=self._rope_table(learner.rope), base_lr=learner.base_lr)
 
     def _rope_table(self, rope: Rotation) -> Tensor:
-        """The rotation as the kernel reads it, made once for all layers and steps."""
+        """The rotation in the kernel's layout, cached for all layers and steps."""
         if self._table_of is not rope[0]:
             self._table, self._table_of = rope_table(*rope), rope[0]
         return self._table

@@ -1,4 +1,4 @@
-"""Parts that the models share: norms, SwiGLU, causal convolution, RoPE, initial weights, NVTX ranges."""
+"""Shared layers: norms, SwiGLU, causal convolution, RoPE, initial weights, NVTX ranges."""
 
 import re
 from collections.abc import Iterable
@@ -15,58 +15,58 @@ INITIALIZER_RANGE = 0.02
 
 
 def round_up(count: int, multiple: int) -> int:
-    """The least multiple that is at least `count`."""
+    """Round `count` up to a multiple."""
     return -(-count // multiple) * multiple
 
 
 class _Ranges:
-    """Whether the models mark their layers for a profiler; off by default, as it slows eager runs."""
+    """Off by default, because ranges slow eager runs."""
 
     enabled = False
 
 
 def mark_layers(enabled: bool) -> None:
-    """Switch the NVTX range around every layer ("layer 0", ...) on or off, for all models of this process."""
+    """Switch the NVTX ranges "layer 0", ... on or off, for all models of this process."""
     _Ranges.enabled = enabled
 
 
 def layer_range(index: int) -> AbstractContextManager[object]:
-    """The range of one layer for profilers; nothing when ranges are off."""
+    """The NVTX range of a layer, if ranges are on."""
     return nvtx_range(layer_name(index)) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def operator_range() -> AbstractContextManager[object]:
-    """The range of a layer's inner loop, inside of the layer's."""
+    """The NVTX range of a layer's inner loop, if ranges are on."""
     return nvtx_range(OPERATOR) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """float64 for float64, else float32: the dtype of inner states and learning rates beside tokens of `dtype`."""
+    """float64 for float64, else float32: the dtype of inner states and learning rates for tokens in `dtype`."""
     return torch.promote_types(dtype, torch.float32)
 
 
 class _Unfilled(nn.Linear):
     def reset_parameters(self) -> None:
-        """Nothing: filling 1.3B parameters twice takes seconds, and torch's skip_init a second of imports."""
+        """Leave the weight unfilled: filling 1.3B parameters twice takes seconds."""
 
 
 def linear(inputs: int, outputs: int, device: torch.device, dtype: torch.dtype) -> nn.Linear:
-    """A projection without bias, its weight not yet filled."""
+    """A projection without bias and with an uninitialized weight."""
     return _Unfilled(inputs, outputs, bias=False, device=device, dtype=dtype)
 
 
 def embedding(vocabulary: int, width: int, device: torch.device, dtype: torch.dtype) -> nn.Embedding:
-    """An embedding, its weight not yet filled."""
+    """An embedding with an uninitialized weight."""
     return nn.Embedding.from_pretrained(torch.empty(vocabulary, width, device=device, dtype=dtype), freeze=False)
 
 
 def parameter(shape: Iterable[int], device: torch.device, dtype: torch.dtype) -> nn.Parameter:
-    """A parameter, its values not yet filled."""
+    """An uninitialized parameter."""
     return nn.Parameter(torch.empty(tuple(shape), device=device, dtype=dtype))
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, the mean square in at least float32."""
+    """x / rms(x) * weight over the last dimension; the mean square has at least float32."""
 
     def __init__(self, width: int, device: torch.device, dtype: torch.dtype, eps: float = NORM_EPS) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class RMSNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)), no biases."""
+    """`down(silu(gate(x)) * up(x))`, without biases."""
 
     def __init__(self, width: int, ffn_width: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class SwiGLU(nn.Module):
 
 
 class CausalConv(nn.Module):
-    """A depthwise convolution over the last four tokens with a bias; weight [C, 1, 4] as in nn.Conv1d."""
+    """Depthwise convolution over the last four tokens, with bias; weight [C, 1, 4] as in nn.Conv1d."""
 
     def __init__(self, width: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -99,19 +99,19 @@ class CausalConv(nn.Module):
         self.bias = parameter((width,), device, dtype)
 
     def forward(self, window: Tensor) -> Tensor:
-        """window [B, T + 3, C], the three tokens before included -> [B, T, C]."""
+        """window [B, T + 3, C], with the three previous tokens -> [B, T, C]."""
         return F.conv1d(window.transpose(1, 2), self.weight, self.bias, groups=self.bias.shape[0]).transpose(1, 2)
 
 
 def slide(cache: Tensor, x: Tensor) -> Tensor:
-    """The window [B, T + 3, C] of cache [B, 3, C] and x [B, T, C]; the cache then holds the last three tokens."""
+    """Concatenate cache [B, 3, C] and x [B, T, C]; the cache then holds the last three tokens."""
     window = torch.cat((cache, x), dim=1)
     cache.copy_(window[:, -cache.shape[1] :])
     return window
 
 
 def empty_conv_cache(batch: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The cache before the first token: three tokens of zeros, [B, 3, C]."""
+    """The cache before any token: zeros [B, 3, C]."""
     return torch.zeros(batch, CONV_KERNEL - 1, width, device=device, dtype=dtype)
 
 
@@ -119,7 +119,7 @@ Rotation = tuple[Tensor, Tensor]
 
 
 def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float = ROPE_THETA) -> Rotation:
-    """cos and sin of position * theta^(-2i/D), [*position, 1, D/2] (the 1 stands for the heads), at least float32."""
+    """cos and sin of position * theta^(-2i/D), [*position, 1 (heads), D/2], in at least float32."""
     dtype = at_least_float32(dtype)
     exponent = torch.arange(0, head_dim, 2, device=position.device, dtype=dtype) / head_dim
     angle = position[..., None, None] * theta**-exponent
@@ -127,14 +127,14 @@ def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float =
 
 
 def rotate_interleaved(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Rotate the pairs (2i, 2i+1) of x [B, T, H, D]; computed in the rotation's dtype, returned in x's."""
+    """Rotate the pairs (2i, 2i+1) of x [B, T, H, D] in the rotation's dtype; the result has x's dtype."""
     cos, sin = rotated_by
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
 
 
 def rotate_halves(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Rotate the pairs (i, i + D/2) of x [B, T, H, D], as Llama does; computed in the rotation's dtype."""
+    """Rotate the pairs (i, i + D/2) of x [B, T, H, D], as Llama does, in the rotation's dtype."""
     cos, sin = rotated_by
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
@@ -147,11 +147,11 @@ _CONVOLUTION = re.compile(r"conv(_q|_k)?\.(weight|bias)$")
 
 @torch.no_grad()
 def fill_with_initial_weights(module: nn.Module, generator: torch.Generator) -> None:
-    """Give every parameter the authors' initial distribution, in the order of named_parameters().
+    """Fill every parameter with the authors' initial distribution, in the order of named_parameters().
 
-    Norm weights are one, norm biases zero; `learnable_token_idx` and the biases of the learner and of its learning rate
-    are zero; convolutions are uniform within 1/sqrt(4), PyTorch's default; all other weights are normal with deviation
-    0.02. Numbers are drawn in float32 and then rounded, so that a seed gives the same weights in every dtype.
+    Norm weights are one. Norm biases, `learnable_token_idx` and the learner's biases are zero.
+    Convolutions are uniform within 1/sqrt(4), PyTorch's default. All other weights are normal with deviation 0.02.
+    Values are drawn in float32 and rounded, so a seed gives the same weights in every dtype.
     """
     for name, weight in module.named_parameters():
         drawn = torch.empty(weight.shape, device=weight.device, dtype=torch.float32)

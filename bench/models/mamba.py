@@ -1,4 +1,4 @@
-"""The Mamba baseline: transformers' own implementation behind our prefill and generate_step."""
+"""The Mamba baseline: the implementation of transformers."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -12,22 +12,22 @@ from bench.models.base import CausalLM, check_ids
 from bench.models.config import CONV_KERNEL, MambaConfig
 from bench.models.layers import INITIALIZER_RANGE, at_least_float32, layer_range
 
-MEMORY = 96  # over the model's width: the deviation of the weights that make B and C
+MEMORY = 96  # deviation of x_proj's rows for B and C, times the width
 
 
 @dataclass
 class MambaState:
-    """transformers' cache: per layer the last four inputs [B, E, 4] and the state [B, E, N] in float32."""
+    """The cache of transformers: per layer the last four inputs [B, E, 4] and the float32 state [B, E, N]."""
 
     batch: int
     cache: DynamicCache
 
 
 class Mamba(CausalLM):
-    """Mamba by transformers' slow path; parameters bear transformers' names.
+    """Mamba on the slow path of transformers, with its parameter names.
 
-    transformers' scan starts from zero whatever the cache holds, so only the first prompt of a state is scanned; later
-    tokens go one by one. The scan holds [B, E, T, N] in float32: unlike the other models', its memory grows with T.
+    The scan starts from zero whatever the cache holds, so only the first prompt of a state is scanned. Later tokens run
+    one by one. The scan needs [B, E, T, N] in float32, so its memory grows with T.
     """
 
     def __init__(self, config: MambaConfig, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> None:
@@ -44,11 +44,11 @@ class Mamba(CausalLM):
     def from_seed(
         cls, config: MambaConfig, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any
     ) -> Self:
-        """See CausalLM.from_seed; the distributions are transformers' own, except for those of B and C."""
+        """Weights have the distributions of transformers, except those of B and C."""
         return cls(config, device, dtype, seed=seed, **options)
 
     def init_state(self, batch: int, context: int = 0) -> MambaState:
-        """See CausalLM.init_state; a Mamba state holds any context."""
+        """A state holds any context."""
         cache: Any = DynamicCache(config=self.inner.config)
         weight, inner_width = self.inner.lm_head.weight, self.config.inner_width
         for layer in cache.layers:
@@ -61,12 +61,11 @@ class Mamba(CausalLM):
         return MambaState(batch, cache)
 
     def reset_state(self, state: MambaState) -> None:
-        """See CausalLM.reset_state."""
         state.cache.reset()
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
-        """See CausalLM.prefill; one scan for a new state, else token by token."""
+        """Scan a new state; run later prompts token by token."""
         check_ids(ids, 2, state.batch)
         chunks = ids.split(1, dim=1) if state.cache.has_previous_state() else (ids,)
         for chunk in chunks:
@@ -75,22 +74,18 @@ class Mamba(CausalLM):
 
     @torch.no_grad()
     def generate_step(self, ids: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
-        """See CausalLM.generate_step."""
         check_ids(ids, 1, state.batch)
         return self._logits(self._hidden(ids[:, None], state)), state
 
     def weights(self) -> dict[str, Tensor]:
-        """See CausalLM.weights."""
         return {name: weight.detach() for name, weight in self.inner.named_parameters()}
 
     @property
     def head(self) -> Tensor:
-        """See CausalLM.head."""
         return self.inner.lm_head.weight
 
     @property
     def tied(self) -> dict[str, str]:
-        """See CausalLM.tied."""
         return {"lm_head.weight": "backbone.embeddings.weight"}
 
     def _hidden(self, ids: Tensor, state: MambaState) -> Tensor:
@@ -108,9 +103,9 @@ class Mamba(CausalLM):
 
 @torch.no_grad()
 def remember(model: nn.Module, config: MambaConfig) -> None:
-    """Scale random weights of x_proj to B and C of about one, so that logits depend on the state at every width.
+    """Scale random weights of x_proj to B and C near one, so that logits depend on the state at every width.
 
-    With a deviation of 0.02 a tiny model's state is 1e-4 of its output, and bfloat16 hides a scan that is wrong.
+    Otherwise a tiny model's state is 1e-4 of its output, and bfloat16 hides a wrong scan.
     """
     for name, weight in model.named_parameters():
         if name.endswith("x_proj.weight"):
@@ -128,14 +123,14 @@ def _transformers_config(config: MambaConfig) -> TransformersMambaConfig:
         conv_kernel=CONV_KERNEL,
         time_step_rank=config.time_step_rank,
         tie_word_embeddings=True,
-        # The authors' initial weights; transformers' defaults give random models that bfloat16 makes chaotic.
+        # The authors' initial weights; the defaults of transformers give models that are chaotic in bfloat16.
         initializer_range=INITIALIZER_RANGE,
         rescale_prenorm_residual=True,
     )
 
 
 def _round_weights(inner: Any, dtype: torch.dtype) -> None:
-    """Weights to `dtype`; those that set the decay (A, the time step's bias) and D to at least float32."""
+    """Convert weights to `dtype`; A, D and the time step's bias to at least float32."""
     kept = {p for layer in inner.backbone.layers for p in (layer.mixer.A_log, layer.mixer.D, layer.mixer.dt_proj.bias)}
     for weight in inner.parameters():
         weight.data = weight.data.to(at_least_float32(dtype) if weight in kept else dtype)

@@ -1,8 +1,7 @@
-"""Two chunks of a prompt at once, on two CUDA streams: the inner loop of one runs beside the products of the other.
+"""Overlap two chunks of a prompt on two CUDA streams: the inner loop of one and the GEMMs of the other.
 
-A TTT kernel goes through a sequence with one block a head, so that few sequences leave most SMs idle for as long as
-their chain of mini-batches takes. A chunk may enter a layer as soon as the chunk before has left it, which is all that
-its state asks for.
+A TTT kernel has one thread block per head and sequence, so few sequences leave most SMs idle. A chunk may enter a layer
+once the previous chunk has left it, because only the layer's state connects them.
 """
 
 import functools
@@ -16,15 +15,14 @@ _within: ContextVar[bool] = ContextVar("within", default=False)
 
 
 def beside_another_chunk() -> bool:
-    """Whether what is launched now runs beside another chunk's kernels."""
+    """Whether current launches overlap with another chunk's kernels."""
     return _within.get()
 
 
 class Overlap:
-    """The two streams, and how far the chunk before has come. Work of the current stream precedes all of it.
+    """Two streams that wait for the current stream's work, and the progress of the previous chunk.
 
-    What is allocated in a chunk belongs to its stream, whose next work waits for the stream that called `join`: its
-    memory is free for others only then.
+    Memory allocated in a chunk belongs to its stream. `join` lets the calling stream reuse it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,11 +31,11 @@ class Overlap:
         for stream in self._streams:
             stream.wait_stream(self._caller)
         self._chunks = 0
-        self._left: dict[int, torch.cuda.Event] = {}  # of each layer, when the chunk before has left it
+        self._left: dict[int, torch.cuda.Event] = {}  # by layer: the previous chunk has left it
 
     @contextmanager
     def chunk(self) -> Iterator[None]:
-        """Around the launches of the next chunk."""
+        """Enclose the launches of the next chunk."""
         within = _within.set(True)
         try:
             with torch.cuda.stream(self._streams[self._chunks % 2]):
@@ -48,7 +46,7 @@ class Overlap:
 
     @contextmanager
     def layer(self, index: int) -> Iterator[None]:
-        """Around the launches of a layer, within `chunk`."""
+        """Enclose the launches of a layer, within `chunk`."""
         stream = self._streams[self._chunks % 2]
         if index in self._left:
             stream.wait_event(self._left[index])
@@ -56,7 +54,7 @@ class Overlap:
         self._left[index] = stream.record_event()
 
     def join(self) -> None:
-        """What the calling stream does next waits for all chunks."""
+        """Make the calling stream wait for all chunks."""
         for stream in self._streams:
             self._caller.wait_stream(stream)
 

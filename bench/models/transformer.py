@@ -1,7 +1,7 @@
-"""The Transformer baseline: Llama's blocks on scaled_dot_product_attention, with a KV cache."""
+"""The Transformer baseline: Llama's blocks with scaled_dot_product_attention and a KV cache."""
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -11,16 +11,15 @@ from bench.models.base import ChunkedModel, Decoder
 from bench.models.config import TransformerConfig
 from bench.models.layers import RMSNorm, Rotation, SwiGLU, layer_range, linear, rotate_halves, rotation, round_up
 
-# Masked attention kernels copy the mask at every step unless the length of the cache is aligned.
+# Masked attention kernels copy the mask at each step unless the cache's length is aligned.
 CAPACITY_MULTIPLE = 64
 
 
 @dataclass
 class TransformerState:
-    """Keys and values [layers, 2, B, H, capacity, D] and how many tokens each row holds, `position` [1] int64.
+    """The KV cache [layers, 2, B, KV heads, capacity, D] and the number of its tokens, `position` [1] int64.
 
-    `length` is the host's copy of position, or None where the host does not know it: generate_step sets it to None, and
-    a caller that replays a CUDA graph of a step must do so too before the next prefill.
+    length: the host's copy of position; None after generate_step, or after a replay of its CUDA graph.
     """
 
     cache: Tensor
@@ -36,50 +35,63 @@ class TransformerState:
         return self.cache.shape[4]
 
     def rows(self, rows: slice) -> "TransformerState":
-        """The state of some sequences, views of this one; all groups of a prompt must be made before the first runs.
-
-        They share the position, so each must know where it began by itself.
-        """
+        """The state of some sequences, as views with a length of their own, because they share the position."""
         if self.length is None:
             self.length = int(self.position)
         return TransformerState(self.cache[:, :, rows], self.position, self.length)
 
 
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
+    """Attend from q [B, H, T, D] to k, v [B, KV heads, T, D], or under a causal mask to longer ones."""
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+
+
+def step_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attend from q [B, H, 1, D] to caches k, v [B, KV heads, capacity, D] under a mask [1, capacity].
+
+    The query heads of one KV head are rows of one query: SDPA's masked kernels know no groups.
+    """
+    rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
+    return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).flatten(1, 2).unsqueeze(2)
+
+
 class Attention(nn.Module):
-    """Causal attention with rotary positions; as many key-value heads as query heads, no biases."""
+    """Causal attention with RoPE and without biases."""
 
     def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config
         self.q_proj = linear(config.width, config.width, device, dtype)
-        self.k_proj = linear(config.width, config.width, device, dtype)
-        self.v_proj = linear(config.width, config.width, device, dtype)
+        self.k_proj = linear(config.width, config.kv_width, device, dtype)
+        self.v_proj = linear(config.width, config.kv_width, device, dtype)
         self.o_proj = linear(config.width, config.width, device, dtype)
 
     def forward(self, x: Tensor, rope: Rotation, cache: Tensor, start: int) -> Tensor:
-        """x [B, T, C] -> [B, T, C]; writes rows from `start` on of cache [2, B, H, capacity, D], attends up to them."""
+        """x [B, T, C] -> [B, T, C]; write rows from `start` on of cache [2, B, KV heads, capacity, D]."""
         q, k, v = self._project(x, rope)
         end = start + x.shape[1]
         cache[0, :, :, start:end], cache[1, :, :, start:end] = k, v
         if start == 0:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            out = causal_attention(q, k, v)
         else:
-            from torch.nn.attention.bias import causal_lower_right  # a second, for long prompts only
+            from torch.nn.attention.bias import causal_lower_right  # takes a second to import
 
             mask = causal_lower_right(x.shape[1], end)
-            out = F.scaled_dot_product_attention(q, cache[0, :, :, :end], cache[1, :, :, :end], attn_mask=mask)
+            out = causal_attention(q, cache[0, :, :, :end], cache[1, :, :, :end], mask)
         return self._merge(out)
 
     def generate_step(self, x: Tensor, rope: Rotation, cache: Tensor, position: Tensor, mask: Tensor) -> Tensor:
-        """x [B, 1, C] -> [B, 1, C]; writes the row at `position` and attends to the whole cache under the mask."""
+        """x [B, 1, C] -> [B, 1, C]; writes the row at `position`, attends to the whole cache under the mask."""
         q, k, v = self._project(x, rope)
         cache[0].index_copy_(2, position, k)
         cache[1].index_copy_(2, position, v)
-        return self._merge(F.scaled_dot_product_attention(q, cache[0], cache[1], attn_mask=mask))
+        return self._merge(step_attention(q, cache[0], cache[1], mask))
 
     def _project(self, x: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v [B, H, T, D], q and k rotated."""
-        q, k, v = (p(x).unflatten(-1, (self.config.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        """q [B, H, T, D], k and v [B, KV heads, T, D]; q and k have RoPE."""
+        head_dim = self.config.head_dim
+        q, k, v = (p(x).unflatten(-1, (-1, head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
         return rotate_halves(q, rope).transpose(1, 2), rotate_halves(k, rope).transpose(1, 2), v.transpose(1, 2)
 
     def _merge(self, out: Tensor) -> Tensor:
@@ -87,7 +99,7 @@ class Attention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and SwiGLU, each after a norm and added to the residual stream; Llama's names."""
+    """Attention and SwiGLU with pre-norms and residuals; Llama's names."""
 
     def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -106,10 +118,10 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(ChunkedModel):
-    """A Llama-shaped Transformer; parameters bear the names of Hugging Face's Llama state dict.
+    """A Llama-shaped Transformer with the names of Hugging Face's Llama.
 
-    Every sequence of a batch is at the same position. A step attends to the whole capacity under a mask, so that its
-    shapes are static: give init_state the context that is to be measured, and no more.
+    All sequences of a batch have the same position. A step attends to the whole capacity under a mask, so that its
+    shapes are static; give init_state no more context than needed.
     """
 
     def __init__(self, config: TransformerConfig, device: torch.device | str, dtype: torch.dtype) -> None:
@@ -120,15 +132,15 @@ class Transformer(ChunkedModel):
         self.model = Decoder(config.vocabulary, config.width, blocks, device, dtype)
 
     def init_state(self, batch: int, context: int) -> TransformerState:
-        """See CausalLM.init_state; the capacity is `context` rounded up to a multiple of 64."""
+        """The capacity is `context` rounded up to a multiple of 64."""
         capacity = round_up(context, CAPACITY_MULTIPLE)
-        shape = (self.config.layers, 2, batch, self.config.heads, capacity, self.config.head_dim)
-        # Zeros and not empty: a masked row has weight 0, and 0 times a NaN would still be NaN.
+        shape = (self.config.layers, 2, batch, self.config.kv_heads, capacity, self.config.head_dim)
+        # Zeros, because a masked row has weight 0, and 0 times NaN is NaN.
         cache = torch.zeros(shape, device=self.device, dtype=self.dtype)
         return TransformerState(cache, torch.zeros(1, device=self.device, dtype=torch.int64))
 
     def reset_state(self, state: TransformerState) -> None:
-        """See CausalLM.reset_state; the old rows stay and are masked."""
+        """Old rows stay and are masked."""
         state.position.zero_()
         state.length = 0
 

@@ -1,7 +1,7 @@
 """TTT language models: arXiv 2407.04620, section 2 (the layer) and appendix (backbones).
 
-A model is embedding, blocks, norm and head. A block is convolution ((M) only), TTT layer and SwiGLU; the TTT layer is
-projections, an inner loop (`Operator`) and an output projection.
+A block is a convolution ((M) only), a TTT layer and SwiGLU. A TTT layer is projections, an inner loop (`Operator`) and
+an output projection.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,10 +36,10 @@ from tk_kernels.reference.token_rows import overwrite
 
 @dataclass
 class LayerState:
-    """The state of one block: the last convolution inputs [B, 3, C] ((M) only) and the operator's state.
+    """The state of a block: the last convolution inputs [B, 3, C] ((M) only) and the operator's state.
 
-    `qk_conv` holds outputs of the shared projection, which the convolutions of Q and of K both read. slots [B]: for
-    `FusedBlock.generate_step`, indices of the sequences in tensors of more than B.
+    qk_conv: outputs of the projection that the convolutions of Q and K share.
+    slots [B]: for `FusedBlock.generate_step`, indices of the sequences in tensors of more than B.
     """
 
     block_conv: Tensor | None
@@ -48,14 +48,14 @@ class LayerState:
     slots: Tensor | None = None
 
     def rows(self, rows: slice) -> "LayerState":
-        """The state of some sequences, views of this one."""
+        """The state of some sequences, as views."""
         block_conv, qk_conv = (None if cache is None else cache[rows] for cache in (self.block_conv, self.qk_conv))
         return LayerState(block_conv, qk_conv, rows_of(self.inner, rows))
 
 
 @dataclass
 class WholeState:
-    """All layers' convolution caches in one tensor, and the operator's states of all (`Operator.init_states`)."""
+    """The convolution caches of all layers in one tensor, and the states of `Operator.init_states`."""
 
     caches: Tensor | None
     inner: Any
@@ -63,11 +63,10 @@ class WholeState:
 
 @dataclass
 class TTTState:
-    """The state of `batch` sequences; its size does not depend on their length.
+    """The state of `batch` sequences, of any length.
 
-    `length` is how many tokens each has seen, or None where the host does not know: generate_step sets it to None, and
-    a caller that replays a CUDA graph of a step must do so too before the next prefill. `whole`: what the layers are
-    views of, where they are.
+    length: tokens per sequence; None after generate_step, or after a replay of its CUDA graph.
+    whole: the tensors that the layers are views of, if any.
     """
 
     batch: int
@@ -76,7 +75,7 @@ class TTTState:
     whole: WholeState | None = None
 
     def rows(self, rows: slice) -> "TTTState":
-        """The state of some sequences, whose tensors are views of this one's."""
+        """The state of some sequences, as views."""
         return TTTState(len(range(self.batch)[rows]), [layer.rows(rows) for layer in self.layers], self.length)
 
 
@@ -93,10 +92,10 @@ class BlockConv(nn.Module):
 
 
 class TTTLayer(nn.Module):
-    """Projections, convolutions, rotation and learning rate; the operator; norm, gate and output projection.
+    """The TTT layer around the inner loop: projections, convolutions, learning rate; norm, output gate, projection.
 
-    Projections and norms are in `dtype`; the learner's parameters (W1, b1, ..., learnable_*, ttt_norm_*) in at least
-    float32, because one mini-batch changes them by less than half an ulp of bfloat16.
+    Projections and norms are in `dtype`. The learner's parameters (W1, b1, ..., learnable_*, ttt_norm_*) have at least
+    float32, because a mini-batch changes them by less than half an ulp of bfloat16.
     """
 
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -127,11 +126,11 @@ class TTTLayer(nn.Module):
         self.register_buffer("token_idx", 1.0 / index, persistent=False)
 
     def learner_weights(self) -> list[Tensor]:
-        """The learner before the first token: W1, b1 and, of TTT-MLP, W2, b2."""
+        """The learner's initial weights: W1, b1 and, for TTT-MLP, W2, b2."""
         return [self.get_parameter(name) for name in self.config.weight_shapes]
 
     def project(self, x: Tensor, state: LayerState) -> Projections:
-        """The operator's inputs from x [B, T, C]; the convolution inputs in `state` move T tokens on."""
+        """The operator's inputs from x [B, T, C]; advances the convolution inputs in `state`."""
         q, k = self._query_and_key(x, state)
         return Projections(self._heads(q), self._heads(k), self._heads(self.v_proj(x)), self._lr_logits(x))
 
@@ -145,8 +144,8 @@ class TTTLayer(nn.Module):
         return x.unflatten(-1, (self.config.heads, self.config.head_dim))
 
     def _lr_logits(self, x: Tensor) -> Tensor:
-        product = F.linear(x, self.learnable_ttt_lr_weight[:, 0].to(x.dtype))
-        return product + self.learnable_ttt_lr_bias[:, 0]  # the sum is in the bias's dtype
+        logits = F.linear(x, self.learnable_ttt_lr_weight[:, 0].to(x.dtype))
+        return logits + self.learnable_ttt_lr_bias[:, 0]  # the sum has the bias's dtype
 
     def learner(self, rope: Rotation) -> Learner:
         """The operator's parameters outside its state."""
@@ -156,18 +155,18 @@ class TTTLayer(nn.Module):
         return Learner(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
 
     def output(self, x: Tensor, out: Tensor) -> Tensor:
-        """The operator's out [B, T, H, D] after norm, gate (from the layer's input x) and projection: [B, T, C]."""
+        """Apply norm, output gate (from the layer's input x) and projection to out [B, T, H, D]: [B, T, C]."""
         out = self.post_norm(out.flatten(-2))
         if self.config.backbone == "mamba":
             out = F.gelu(self.g_proj(x), approximate="tanh") * out
         return self.o_proj(out)
 
 
-Learn = Callable[[Projections, Learner], Tensor]  # the operator bound to one layer's state -> out [B, T, H, D]
+Learn = Callable[[Projections, Learner], Tensor]  # the operator bound to a layer's state -> out [B, T, H, D]
 
 
 class TTTBlock(nn.Module):
-    """Convolution ((M) only), TTT and SwiGLU, each after a norm and added to the residual stream."""
+    """Convolution ((M) only), TTT layer and SwiGLU with pre-norms and residuals."""
 
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -179,9 +178,9 @@ class TTTBlock(nn.Module):
         self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
 
     def forward(self, h: Tensor, rope: Rotation, state: LayerState, operator: Operator, start: int | None) -> Tensor:
-        """The residual stream [B, T, C] before -> after; `state` moves T tokens on.
+        """Update the residual stream [B, T, C] and advance `state` by T tokens.
 
-        `start`: the state's position in its mini-batch, None where the host does not know it.
+        start: the position in the mini-batch; None if the host does not know it.
         """
 
         def learn(projections: Projections, learner: Learner) -> Tensor:
@@ -191,7 +190,7 @@ class TTTBlock(nn.Module):
         return self._through(h, rope, state, learn)
 
     def generate_step(self, h: Tensor, rope: Rotation, state: LayerState, operator: Operator) -> Tensor:
-        """The residual stream [B, 1, C] before -> after; `state` moves one token on."""
+        """Update the residual stream [B, 1, C] and advance `state` by one token."""
 
         def learn(projections: Projections, learner: Learner) -> Tensor:
             with operator_range():
@@ -200,7 +199,7 @@ class TTTBlock(nn.Module):
         return self._through(h, rope, state, learn)
 
     def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
-        """The block around the inner loop; `bench.models.fused` computes it in fewer passes over memory."""
+        """The block around the inner loop; `bench.models.fused` overrides it."""
         if state.block_conv is not None:
             h = h + self.conv(h, state.block_conv)
         layer, x = self.seq_modeling_block, self.seq_norm(h)
@@ -209,24 +208,21 @@ class TTTBlock(nn.Module):
 
 
 def rope_tables(config: TTTConfig, device: torch.device, dtype: torch.dtype) -> Rotation:
-    """cos and sin [m, D/2] of the positions in a mini-batch, in at least float32."""
+    """cos and sin [m, D/2] for the positions in a mini-batch, in at least float32."""
     positions = torch.arange(config.mini_batch, device=device)
     cos, sin = (table.squeeze(-2) for table in rotation(positions, config.head_dim, dtype, config.rope_theta))
     return cos, sin
 
 
 class TTTModel(ChunkedModel):
-    """TTT-Linear or TTT-MLP with the (M) or (T) backbone; parameters bear the names of the authors' state dict.
+    """TTT-Linear or TTT-MLP with the (M) or (T) backbone and the authors' parameter names.
 
-    `operator` computes the inner loop; the default is the reference in its dual form. `block` computes what is around
-    it: `TTTBlock` in plain PyTorch, `bench.models.fused.FusedBlock` with fused kernels.
+    operator: the inner loop, by default the dual form in PyTorch. block: `TTTBlock` or `fused.FusedBlock`.
     """
 
-    # A kernel goes through a sequence with one block a head: of 32 heads, fewer sequences leave SMs of an H100 idle.
-    least_group = 16
-    # Of a chunk where two run at once: enough rows for a GPU's products, and two chunks of them early in a prompt.
-    overlapped_tokens = 8192
-    many_chunks = 16  # so many and more become half as many of twice the length: fewer ends to wait for
+    least_group = 16  # a kernel has one thread block per head and sequence; fewer leave SMs of an H100 idle
+    overlapped_tokens = 8192  # per overlapped chunk: enough rows for a GEMM, and an early second chunk
+    many_chunks = 16  # from so many on, chunks double their length
 
     def __init__(
         self,
@@ -250,7 +246,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_state(self, batch: int, context: int = 0) -> TTTState:
-        """See CausalLM.init_state; the state holds any context."""
+        """The state holds any context."""
         dtype, caches = at_least_float32(self.dtype), self._conv_caches(batch)
         inner = self.operator.init_states(self._learner_weights, batch, self.config.mini_batch, dtype)
         states = (type(inner)(*(each[layer] for each in inner)) for layer in range(self.config.layers))
@@ -259,7 +255,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def reset_state(self, state: TTTState) -> None:
-        """See CausalLM.reset_state; takes a state of generate_state too, and leaves it in its form."""
+        """A state of generate_state stays in its form."""
         state.length = 0
         if state.whole is not None:
             if state.whole.caches is not None:
@@ -276,28 +272,27 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
-        """See CausalLM.generate_state; shares the convolution caches of `state`.
+        """Convert a state for generate_step; shares its convolution caches.
 
-        `into`, an earlier result for this same `state`, is brought up to date in place, so that a CUDA graph captured
-        on it serves the next prompt.
+        into: an earlier result for this `state`, updated in place so that its CUDA graph stays valid.
         """
         if into is None:
             made = [replace(layer, inner=self.operator.generate_state(layer.inner)) for layer in state.layers]
             return TTTState(state.batch, made, state.length)
-        for old, layer in zip(into.layers, state.layers, strict=True):  # one layer's copy at a time
+        for old, layer in zip(into.layers, state.layers, strict=True):
             overwrite(old.inner, self.operator.generate_state(layer.inner))
         into.length = state.length
         return into
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """See CausalLM.init_generate_state; at most one layer exists in both forms at a time."""
+        """At most one layer exists in both forms at a time, which bounds the memory."""
         inner = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         caches = self._by_layer(self._conv_caches(batch))
         return TTTState(batch, [LayerState(*each) for each in zip(*caches, inner, strict=True)])
 
     def _conv_caches(self, batch: int) -> Tensor | None:
-        """The empty caches of the blocks' first convolutions, then of the shared projections: [2, layers, B, 3, C]."""
+        """Empty caches [2, layers, B, 3, C]: the blocks' first convolutions, and the shared projections."""
         if self.config.backbone == "transformer":
             return None
         caches = empty_conv_cache(2 * self.config.layers * batch, self.config.width, self.device, self.dtype)
@@ -316,11 +311,10 @@ class TTTModel(ChunkedModel):
 
     @property
     def blocks(self) -> list[TTTBlock]:
-        """The blocks, in their order."""
         return cast(list[TTTBlock], list(self.model.layers))
 
     def _through_prompt(self, ids: Tensor, state: TTTState) -> Tensor:
-        """See ChunkedModel; two chunks at a time where the operator leaves SMs idle."""
+        """Overlap two chunks if the operator leaves SMs idle."""
         length = self._chunk_length(len(ids))
         if ids.shape[1] <= length or not self._leaves_idle(len(ids)):
             return super()._through_prompt(ids, state)
@@ -333,7 +327,7 @@ class TTTModel(ChunkedModel):
         return hidden[:, -1:]
 
     def _leaves_idle(self, batch: int) -> bool:
-        """Whether the operator's blocks, one a head, take at most half of the GPU's SMs."""
+        """Whether the operator's thread blocks, one per head and sequence, use at most half of the SMs."""
         if self.device.type != "cuda" or not self.operator.block_a_head:
             return False
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
@@ -366,6 +360,6 @@ class TTTModel(ChunkedModel):
         return self.get_buffer("rope_cos"), self.get_buffer("rope_sin")
 
     def _chunk_length(self, batch: int) -> int:
-        """Whole mini-batches: a chunk ends inside one only where the prompt or the state's start makes it."""
+        """Round chunks to whole mini-batches."""
         tokens = self.overlapped_tokens // batch if self._leaves_idle(batch) else super()._chunk_length(batch)
         return max(self.config.mini_batch, tokens // self.config.mini_batch * self.config.mini_batch)

@@ -42,7 +42,7 @@ def transformer_logits(model: Transformer, ids: Tensor, last: int, device: torch
     ids = ids.to(device)
     table = model.model.embed_tokens.weight.to(device)
     h, rope = F.embedding(ids, table), model._rope(torch.arange(tokens, device=device))
-    cache = h.new_empty(2, batch, model.config.heads, tokens, model.config.head_dim)
+    cache = h.new_empty(2, batch, model.config.kv_heads, tokens, model.config.head_dim)
     for block in model.model.layers:
         with visiting(block, device):
             h = block(h, rope, cache, 0)

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 
 from bench.errors import CANNOT_IMPORT
+from harness.measure.environment import versions_of
 from harness.measure.system import Skip
 from harness.schema.reason import of_exception
 from tk_kernels.build import NO_GPU
@@ -30,6 +31,14 @@ def cannot_find(package: str) -> str:
     return "" if importlib.util.find_spec(package) else f"{package} {CANNOT_IMPORT}: No module named {package!r}"
 
 
+def other_release(package: str, oldest: str, newest: str) -> str:
+    """Name the release to install where the installed one is not of a minor from `oldest` to `newest`; else ""."""
+    version = versions_of((package,)).get(package, newest)
+    if _minor(oldest) <= _minor(version) <= _minor(newest):
+        return ""
+    return f"{package} {version} is not supported: install {package}=={newest}.* (supported: {oldest} to {newest})"
+
+
 def import_or_skip(*modules: str) -> None:
     """Import modules that a case needs; Skip says which cannot be imported."""
     if why := cannot_import(*modules):
@@ -46,6 +55,11 @@ def no_gpu() -> str:
     import torch
 
     return "" if torch.cuda.is_available() else NO_GPU
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
 
 
 def _message(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Describe the machine of a measurement: GPU, CPU, packages, commit; no host names, user names or paths."""
+"""Describe the machine of a measurement: GPU, CPU, packages, variables, commit; no host names, users or paths."""
 
 import os
 import platform
@@ -12,39 +12,55 @@ from pathlib import Path
 from typing import Any
 
 from harness.measure.nvml import open_gpu
-from harness.measure.variables import child_environment, recorded_variables
 
-# Beside those that an adapter names; cuBLAS goes by the major release of CUDA.
+# In addition to an adapter's own; cuBLAS goes by the major release of CUDA.
 PACKAGES = ("torch", "triton", "numpy", "nvidia-ml-py", "nvidia-cublas", "nvidia-cublas-cu12")
 SOURCES = (".py", ".cu", ".cuh", ".h")
-RECORDS_APART = ":(exclude)reports/results"
+_WITHOUT_RESULTS = ":(exclude)reports/results"
 COMMIT_VARIABLE = "TTT_BENCH_COMMIT"
-DIRTY = "-dirty"  # after a commit: with uncommitted changes, as git describe says it
-UNKNOWN = "-unknown"  # the same where git did not say whether there are any
+DIRTY = "-dirty"  # after a commit: with uncommitted changes, as in git describe
+UNKNOWN = "-unknown"  # after a commit: git did not report changes
 
-_CONSTANT_OF_GPU = (
-    "name",
-    "driver",
-    "memory_bytes",
-    "device_id",
-    "power_limit_w",
-    "max_sm_clock_mhz",
-    "ecc",
-    "compute_capability",
+_CONSTANT = {
+    "name", "driver", "memory_bytes", "device_id", "power_limit_w", "max_sm_clock_mhz", "ecc", "compute_capability",
+    "model", "cores", "threads",
+}  # fmt: skip
+
+# Variables of git and Slurm commands redirect them or override a written script.
+# GIT_CONFIG_* stays: it holds a container's `safe.directory`.
+_FOREIGN = re.compile(r"GIT_(?!CONFIG)|SQUEUE_|SBATCH_|SCANCEL_|SINFO_")
+# NVML numbers GPUs by bus; CUDA numbers them by speed without this variable.
+DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+_CHANGES_SPEED = re.compile(
+    r"ATEN_CPU_CAPABILITY|LD_PRELOAD"
+    r"|(ONEDNN|DNNL|OMP|GOMP|KMP|MKL|OPENBLAS|CUDA|CUBLAS|TRITON|NVIDIA|PYTORCH|TORCH|VLLM|NCCL|MALLOC)_\w+"
 )
-_CONSTANT = {*_CONSTANT_OF_GPU, "model", "cores", "threads"}
+_PRIVATE = re.compile(r"\w*_(KEY|TOKEN|DIR|HOME|PATH|SECRET|PASSWORD|IP|HOST|URL)|\w*VISIBLE_DEVICES|CUDA_DEVICE_ORDER")
+_LONGEST = 200
+
+
+def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment variables of a child process; `added` comes last."""
+    kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
+    return {**kept, **DEVICE_ORDER, **(added or {})}
+
+
+def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that change speed; a value with a folder becomes "..."."""
+    return {
+        name: "..." if re.search(r"[/\\]", value) else value[:_LONGEST]
+        for name, value in sorted(environment.items())
+        if _CHANGES_SPEED.fullmatch(name) and not _PRIVATE.fullmatch(name)
+    }
 
 
 def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any]:
-    """The machine and the software now.
+    """Return the state of the machine and the versions of its software.
 
-    device_kind: "cuda" or "cpu", whichever is measured; "" is "cuda" where there is a GPU. visible: as in `open_gpu`.
-    Keys: device (a name), device_kind, gpu (None without one): name, driver, memory_bytes, device_id (8 hexadecimal
-    digits of its UUID's SHA-256, "" if unknown), power_limit_w, max_sm_clock_mhz, ecc (whether it is on),
-    compute_capability ("9.0"), sm_clock_mhz,
-    memory_clock_mhz, temperature_c (after a case that heat slowed down, the highest meanwhile), power_w,
-    throttle_reasons; cpu: model, cores, threads (of torch, where it is loaded), load_1m; software: name -> version;
-    variables: those that are set and change speed; commit ("" if unknown), dirty (None if unknown).
+    device_kind: "cuda" or "cpu", the measured device; "" is "cuda" on a machine with a GPU. visible: as in `open_gpu`.
+    Keys: device (a name), device_kind, gpu (None without one): `Gpu.constants` and `Gpu.readings`;
+    cpu: model, cores, threads (of torch), load_1m; software: versions by name; variables: `recorded_variables`;
+    commit ("" if unknown), dirty (None if unknown).
     """
     gpu = None if device_kind == "cpu" else open_gpu(visible)
     kind = device_kind or ("cpu" if gpu is None else "cuda")
@@ -54,7 +70,7 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
         "device": cpu_model() if kind == "cpu" else (gpu_facts or {}).get("name", ""),
         "device_kind": kind,
         "gpu": gpu_facts,
-        "cpu": {"model": cpu_model(), "cores": _cores(), **_threads(), "load_1m": _load()},
+        "cpu": {"model": cpu_model(), "cores": _cores(), **_threads(), "load_1m": os.getloadavg()[0]},
         "software": software(),
         "variables": recorded_variables(),
         "commit": commit,
@@ -63,40 +79,38 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
 
 def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """One environment of two snapshots: what changes by itself goes under gpu and cpu, "before" and "after"."""
+    """Merge two snapshots: readings of gpu and cpu go under "before" and "after"."""
     parts = {part: _paired(before.get(part), after.get(part)) for part in ("gpu", "cpu")}
     return after | parts
 
 
 def device_id_of(environment: Mapping[str, Any]) -> str:
-    """Which GPU of its model an environment names, of a stranger's file too; "" where it does not."""
-    gpu = environment.get("gpu")
-    return str(gpu.get("device_id") or "") if isinstance(gpu, Mapping) else ""
+    """Return the id of an environment's GPU, "" if unknown."""
+    return str((environment.get("gpu") or {}).get("device_id") or "")
 
 
 def _paired(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, Any] | None:
     if not after:
         return after
     constant = {name: value for name, value in after.items() if name in _CONSTANT}
-    return constant | {"before": _changing(before or {}), "after": _changing(after)}
+    return constant | {"before": _readings(before or {}), "after": _readings(after)}
 
 
-def _changing(part: dict[str, Any]) -> dict[str, Any]:
+def _readings(part: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in part.items() if name not in _CONSTANT}
 
 
 def software() -> dict[str, str]:
-    """The versions of Python, the kernel, CUDA (where torch is loaded) and of the packages that are installed."""
-    torch = sys.modules.get("torch")
-    cuda = getattr(getattr(torch, "version", None), "cuda", None)
-    kernel = re.match(r"[\d.]*\d", platform.release())  # what follows may be a name that somebody gave it
+    """Return the versions of Python, the kernel, CUDA (once torch is loaded) and installed packages."""
+    cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
+    kernel = re.match(r"[\d.]*\d", platform.release())  # a suffix may be somebody's name
     system = {platform.system().lower(): kernel[0]} if kernel else {}
     return {"python": platform.python_version(), **system, **({"cuda": cuda} if cuda else {}), **versions_of(PACKAGES)}
 
 
 @lru_cache(maxsize=8)
 def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
-    """The versions of distributions, of those that are installed."""
+    """Return the versions of the installed ones of these distributions."""
     found = {}
     for name in packages:
         try:
@@ -108,7 +122,7 @@ def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def cpu_model() -> str:
-    """The model of the CPU, as its maker calls it."""
+    """Return the vendor's name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -122,37 +136,29 @@ def _cores() -> int:
 
 
 def _threads() -> dict[str, int]:
-    counted = getattr(sys.modules.get("torch"), "get_num_threads", None)
-    return {"threads": counted()} if counted else {}
-
-
-def _load() -> float | None:
-    try:
-        return os.getloadavg()[0]
-    except OSError:
-        return None
+    threads = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    return {"threads": threads()} if threads else {}
 
 
 @lru_cache(maxsize=8)
 def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
-    """(commit, whether its files differ) of a checkout, by default of the one that holds this package.
+    """Return commit and whether files differ, for a checkout, by default this package's.
 
-    Files that git does not know count where they are source code: a page or a table that was written there is none.
-    A committed run that goes on is none either.
-    Without one, what TTT_BENCH_COMMIT says: COMMIT, or COMMIT with DIRTY or UNKNOWN. ("", None) where neither is known.
+    Untracked files count if they are source code. Files under reports/results never count.
+    Without a checkout, TTT_BENCH_COMMIT decides: COMMIT, or COMMIT with DIRTY or UNKNOWN. ("", None) if unknown.
     """
     root = root or _root()
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     if commit:
         changed = uncommitted(root)
         return commit, None if changed is None else bool(changed)
-    said = os.environ.get(COMMIT_VARIABLE, "")
-    named = said.partition("-")[0]
-    return named, None if said in ("", named + UNKNOWN) else said == named + DIRTY
+    variable = os.environ.get(COMMIT_VARIABLE, "")
+    named = variable.partition("-")[0]
+    return named, None if variable in ("", named + UNKNOWN) else variable == named + DIRTY
 
 
 def refusal_of_git(root: Path | None = None) -> str:
-    """Why git names no commit of a checkout, in its words; "" where it names one, or nothing was checked out."""
+    """Return git's reason for naming no commit of a checkout, or ""."""
     root = root or _root()
     return ask_git(root, "rev-parse", "HEAD")[1] if (root / ".git").exists() else ""
 
@@ -162,29 +168,27 @@ def _root() -> Path:
 
 
 def marked_commit(commit: str, dirty: bool | None) -> str:
-    """What TTT_BENCH_COMMIT says of a checkout."""
+    """Return the value of TTT_BENCH_COMMIT for a checkout."""
     return commit and commit + {True: DIRTY, False: "", None: UNKNOWN}[dirty]
 
 
 def uncommitted(root: Path) -> list[str] | None:
-    """The files of the program in a checkout that differ from its commit; None where git does not say."""
-    changes = _git(root, "status", "--porcelain", "--untracked-files=all", "--", ".", RECORDS_APART)
-    return None if changes is None else [line[3:] for line in changes.splitlines() if _differs(line)]
-
-
-def _differs(line: str) -> bool:
-    """Whether a line of `git status --porcelain` is a change of the program."""
-    return not line.startswith("??") or line.rstrip('"').endswith(SOURCES)
+    """Return a checkout's changed files and untracked source files; None if git fails."""
+    changes = _git(root, "status", "--porcelain", "--untracked-files=all", "--", ".", _WITHOUT_RESULTS)
+    if changes is None:
+        return None
+    lines = changes.splitlines()
+    return [line[3:] for line in lines if not line.startswith("??") or line.rstrip('"').endswith(SOURCES)]
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    said, refusal = ask_git(root, *arguments)
-    return None if refusal else said
+    output, refusal = ask_git(root, *arguments)
+    return None if refusal else output
 
 
 def ask_git(root: Path, *arguments: str, timeout_s: float | None = 20) -> tuple[str, str]:
-    """(stdout, ""), or ("", why git refuses in its words) where its command fails."""
-    # Without locks: a `git status` that is killed with its run would leave the repository locked.
+    """Run git; return (stdout, ""), or ("", its reason) if it fails."""
+    # Without locks: a killed `git status` would leave the repository locked.
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
         done = subprocess.run(

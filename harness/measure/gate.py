@@ -1,16 +1,16 @@
-"""Compare outputs with those of a reference: distances, the limits they must keep, and the verdict."""
+"""Compare outputs with a reference: distances, their limits, and whether all are met."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-_CHUNK = 1 << 24  # elements compared at a time in float64: 128 MB, however large the outputs
+_CHUNK = 1 << 24  # elements compared at once in float64: 128 MB
 
 
 @dataclass(frozen=True)
 class Check:
-    """One distance, the limit it must keep, and whether it does."""
+    """One distance, its limit, and whether it is met."""
 
     name: str
     value: float
@@ -19,15 +19,15 @@ class Check:
 
     @classmethod
     def at_most(cls, name: str, value: float, limit: float) -> "Check":
-        """Passes where value <= limit; NaN never does."""
+        """Pass if value <= limit; NaN fails."""
         return cls(name, float(value), float(limit), bool(value <= limit))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Every check of one case. A verdict without checks has shown nothing, so it is not passed.
+    """All checks of a case. Without any check it has not passed.
 
-    unchecked: what could not be compared, in words; "" where everything was that the case asks for.
+    unchecked: a sentence about outputs that were not compared, or "".
     """
 
     checks: Sequence[Check]
@@ -38,34 +38,27 @@ class Verdict:
         return bool(self.checks) and all(check.passed for check in self.checks)
 
     def __add__(self, other: "Verdict") -> "Verdict":
-        """The checks of both, and what neither could compare."""
         unchecked = dict.fromkeys(filter(None, (self.unchecked, other.unchecked)))
         return Verdict([*self.checks, *other.checks], "; ".join(unchecked))
 
     @property
     def reason(self) -> str:
-        """Which checks are missed, by how much; "" where all pass."""
+        """The failed checks with value and limit, "" if all passed."""
         if not self.checks:
-            return "the gate checked nothing"
-        missed = [f"{c.name} is {c.value:.3g}, limit {c.limit:.3g}" for c in self.checks if not c.passed]
-        return "; ".join(missed)
+            return "nothing was checked"
+        return "; ".join(f"{c.name} is {c.value:.3g}, limit {c.limit:.3g}" for c in self.checks if not c.passed)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values; a distance that is not finite becomes None."""
-        values = {"passed": self.passed, "checks": [_check_dict(check) for check in self.checks]}
-        return values | ({"unchecked": self.unchecked} if self.unchecked else {})
-
-
-def _check_dict(check: Check) -> dict[str, Any]:
-    value = check.value if math.isfinite(check.value) else None
-    return {"name": check.name, "value": value, "limit": check.limit, "passed": check.passed}
+        """Return JSON values; a distance that is not finite becomes None."""
+        checks = [asdict(c) | {"value": c.value if math.isfinite(c.value) else None} for c in self.checks]
+        return {"passed": self.passed, "checks": checks} | ({"unchecked": self.unchecked} if self.unchecked else {})
 
 
 def relative_error(out: Any, ref: Any) -> float:
-    """||out - ref|| / ||ref|| in the Frobenius norm, accumulated in float64.
+    """Return ||out - ref|| / ||ref|| in the Frobenius norm, accumulated in float64.
 
-    out, ref: tensors of one shape, any floating type and device. NaN or infinity in either gives NaN or infinity.
-    Raises ValueError where the shapes differ.
+    out, ref: tensors of one shape, any floating dtype and device.
+    NaN or infinity in either gives NaN or infinity. Raises ValueError for different shapes.
     """
     _same_shape(out, ref)
     error = size = 0.0
@@ -79,9 +72,9 @@ def relative_error(out: Any, ref: Any) -> float:
 
 
 def total_variation(logits: Any, ref: Any) -> float:
-    """Half the L1 distance of the next-token probabilities, of the row where it is largest; within [0, 1].
+    """Return half the L1 distance of next-token probabilities, the maximum over rows, in [0, 1].
 
-    logits, ref: [..., V]; the softmax is taken in float64. Raises ValueError where the shapes differ.
+    logits, ref: [..., V]; softmax in float64. Raises ValueError for different shapes.
     """
     _same_shape(logits, ref)
     expected = ref.double().softmax(-1)

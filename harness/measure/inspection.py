@@ -1,12 +1,12 @@
-"""Check that what is timed is the work that was asked for: fresh inputs, and outputs that follow them.
+"""Check that the timed work is the requested work: fresh inputs, and outputs that follow them.
 
-Between samples the inputs are renewed; the outputs must be finite, and those of every sequence must change. After the
-last sample the outputs are poisoned, the timed callable runs once more, and its outputs are compared with the reference
+Between samples the inputs are refilled; outputs must be finite and change for every sequence. After the last sample
+the timed call runs once more on poisoned outputs, and its outputs are compared with the reference
 (`Workload.witness`). Tokens, units and sizes are compared with the case.
 
-This finds mistakes. An adapter that cheats on purpose is not caught: one that looks answers up by their inputs, works
-in the checked call alone, or patches the harness. Work without `inputs` or `witness` is compared with nothing, and the
-record says so. An engine that times itself is believed down to the lower bound of its bytes and FLOPs.
+This finds mistakes, not an adapter that cheats on purpose by looking up answers or patching the harness.
+Work without `inputs` or `witness` is compared with nothing, and the record notes that. An engine's own times are
+accepted down to half of the roofline bound.
 """
 
 import math
@@ -21,33 +21,33 @@ from typing import Any
 
 from harness.measure.cuda_clock import wait_for
 from harness.measure.gate import Check, Verdict
-from harness.measure.peak_memory import is_out_of_memory
+from harness.measure.process_state import is_out_of_memory
 from harness.measure.system import Input, Workload
 from harness.measure.timer import Clock
 from harness.schema.case import Case
 from harness.schema.work import floor_ms
 
-RENEW_EVERY_S = 0.25  # so that renewing does not change how warm and how loaded the device is
+RENEW_EVERY_S = 0.25  # at most, so that refilling does not change the device's temperature and load
 RENEW_SHARE = 0.02  # of the time, at most
 SAME_INPUTS = "no inputs were renewed, so outputs that were remembered would pass"
 NO_ROOM = "the reference has no room beside the model, so the timed outputs were not compared"
 _LOOKED_AT = 1 << 20  # elements of a tensor that are compared between samples
-_RECENT = 64  # tokens: a prompt that is truncated to them is a mistake that random weights hide
-_LATE_S = 5e-3  # of device work after the last timed call has ended
-_BELOW_FLOOR = 0.5  # of the floor, whose ceilings were measured with an error of their own
+_RECENT = 64  # tokens: random weights hide that a prompt was truncated to so many
+_LATE_S = 5e-3  # of device work after the end of the timed call
+_BELOW_BOUND = 0.5  # of the roofline bound, whose measured peaks have errors of their own
 
 
 class Inspector:
-    """Inspects one workload while it is timed. `run` is what the clock must be given."""
+    """Checks one workload while it is timed. The clock times `run`."""
 
     def __init__(
         self, case: Case, workload: Workload, referring: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
-        """referring: what to enter while the reference answers. ValueError for an axis that an input has not."""
+        """referring: context around the reference. Raises ValueError for an axis that an input lacks."""
         self._case, self._workload, self._referring = case, workload, referring
         self._chance = Random(secrets.randbits(128))
         self._outputs: Any = None
-        self._seen: list[Any] = []  # of the outputs, by sequence
+        self._seen: list[Any] = []  # rows of the previous outputs
         self._seen_inputs: dict[str, Any] = {}
         self._next_at = 0.0
         self._ran = self._past_renewed = False
@@ -59,24 +59,24 @@ class Inspector:
         self._given = self._rows_of_inputs()
 
     def run(self) -> object:
-        """The workload's `run`; where a graph is captured, its outputs are those of every replay."""
-        self._outputs = None  # freed first: what is timed must not hold its outputs twice
+        """Call the workload's `run` and keep its outputs; a captured graph overwrites them in every replay."""
+        self._outputs = None  # freed first: the timed call must not hold its outputs twice
         self._outputs = self._workload.run()
         return self._outputs
 
     def before_sample(self) -> None:
-        """Renew the inputs where it is time, after a look at what the calls since the last renewal left."""
+        """Check the outputs and refill the inputs, now and then."""
         now = time.monotonic()
         if self._workload.inputs and now >= self._next_at:
             if self._ran:
                 self._look()
             self._renew()
-            wait_for(self._workload.device)  # whose time to renew them counts, too
+            wait_for(self._workload.device)
             self._ran = True
             self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
 
     def checked_call(self, clock: Clock) -> Verdict:
-        """Run the timed callable on fresh inputs and poisoned outputs, compare what it left, then with another past.
+        """Run the timed call on fresh inputs and poisoned outputs and compare it; then again with another past.
 
         The second call has the same recent tokens. Its outputs must change, however little.
         """
@@ -92,39 +92,34 @@ class Inspector:
         return Verdict([*self.missed, *verdict.checks], "; ".join(filter(None, (verdict.unchecked, renewed))))
 
     def _compared_call(self, clock: Clock, unchanged: str) -> Verdict:
-        """Run one sample and compare its outputs; unchanged: the name of the check that outputs follow their inputs."""
-        judge = self._judge()
-        self._poisoned_call(clock)
-        self._follow_inputs(unchanged, self._past_renewed)
-        verdict = Verdict([], "" if judge else "the outputs of the timed calls were compared with nothing")
-        finite = Verdict([*self._late(), *_finite(self._outputs)])
-        if judge:
-            with self._referring():
-                verdict = judged(lambda: judge(self._outputs, clock.launches))
-        return finite + verdict + Verdict(list(shape_checks(self._case, self._workload, self._outputs)))
-
-    def _judge(self) -> Callable[[Any, int], Verdict] | None:
-        """The witness's; where what it keeps has no room beside what was timed, one that says so."""
+        """Run one sample and compare its outputs. unchanged: name of the check that outputs follow inputs."""
         self._past_renewed = False
-        if self._workload.witness is None:
-            return None
-        try:
-            judge = self._workload.witness(self._chance)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            return lambda outputs, calls: Verdict([], NO_ROOM)
-        self._past_renewed = self._workload.renews_past
-        return judge
-
-    def _poisoned_call(self, clock: Clock) -> None:
-        """One more sample, whose outputs find poison where they are written."""
+        compare, verdict = self._start_check()
         for each in tensors_of(self._outputs):
             _poison(each)
         if not clock.replays:
-            self._outputs = None  # freed, so that the call may be given the poisoned memory
-        self._given = self._rows_of_inputs()  # a witness may have changed them
+            self._outputs = None  # freed, so that the call may get the poisoned memory
+        self._given = self._rows_of_inputs()  # the check may have changed them
         clock.sample()
+        self._follow_inputs(unchanged, self._past_renewed)
+        finite = Verdict([*self._late(), *_finite(self._outputs)])
+        if compare:
+            with self._referring():
+                verdict = unless_out_of_memory(lambda: compare(self._outputs, clock.launches))
+        return finite + verdict + Verdict(list(shape_checks(self._case, self._workload, self._outputs)))
+
+    def _start_check(self) -> tuple[Callable[[Any, int], Verdict] | None, Verdict]:
+        """Start the workload's check; return the comparison, or None and a note."""
+        if self._workload.witness is None:
+            return None, Verdict([], "the outputs of the timed calls were compared with nothing")
+        try:
+            compare = self._workload.witness(self._chance)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return None, Verdict([], NO_ROOM)
+        self._past_renewed = self._workload.renews_past
+        return compare, Verdict([])
 
     def _renew(self, early_only: bool = False) -> None:
         for each in self._workload.inputs.values():
@@ -135,9 +130,9 @@ class Inspector:
         return {name: _rows(each.tensor, each.batch_axis) for name, each in self._workload.inputs.items()}
 
     def _look(self) -> None:
-        """Outputs must be finite and have changed since the last look, and inputs must not.
+        """Check that outputs are finite and have changed since the last look, and that inputs have not.
 
-        Other numbers would not do: a state that is not finite costs a GPU less power, and so less time.
+        A state that is not finite costs a GPU less power, and so less time.
         """
         self.missed += self._late()
         self._follow_inputs()
@@ -147,10 +142,10 @@ class Inspector:
             self._miss("inputs_changed_by_the_work")
 
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
-        """A sequence whose outputs are those of its earlier inputs, or of another past, was not computed from them.
+        """Check that the outputs of each sequence changed if its input or past did.
 
-        Its renewed input may be the same by chance: the one token of a sequence is one of some hundreds. Whole numbers
-        count where there is nothing else: among them may be the inputs themselves.
+        A refilled input may be equal by chance. Integer outputs count only without floating ones, as they may be
+        the inputs themselves.
         """
         outputs, batch = list(tensors_of(self._outputs)), self._case.batch
         floating = [each for each in outputs if each.is_floating_point()]
@@ -167,7 +162,7 @@ class Inspector:
             self.missed.append(Check.at_most(name, 1.0, 0.0))
 
     def _late(self) -> list[Check]:
-        """Device work that the clock did not wait for."""
+        """Check that no device work follows the timed call."""
         if self._workload.device != "cuda":
             return []
         start = time.monotonic()
@@ -176,10 +171,10 @@ class Inspector:
         return [Check.at_most("seconds_of_work_after_the_call", late, _LATE_S)] if late > _LATE_S else []
 
 
-def judged(judge: Callable[[], Verdict]) -> Verdict:
-    """The verdict, or that there is none where the reference has no room beside what was timed."""
+def unless_out_of_memory(compare: Callable[[], Verdict]) -> Verdict:
+    """Compare, or note that the reference did not fit next to the timed work."""
     try:
-        return judge()
+        return compare()
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -187,7 +182,7 @@ def judged(judge: Callable[[], Verdict]) -> Verdict:
 
 
 def _worse(verdict: Verdict) -> Verdict:
-    """Of the checks of one name, the one that failed or came nearest to its limit."""
+    """Keep one check per name: the failed one, or the one nearest to its limit."""
     worst: dict[str, Check] = {}
     for check in verdict.checks:
         other = worst.setdefault(check.name, check)
@@ -197,7 +192,7 @@ def _worse(verdict: Verdict) -> Verdict:
 
 
 def tensors_of(outputs: Any) -> Iterator[Any]:
-    """The torch tensors in a tensor, or in nested tuples, lists and dicts of them."""
+    """Yield the tensors in a tensor, or in nested tuples, lists and dicts."""
     if isinstance(outputs, (tuple, list, dict)):
         for each in outputs.values() if isinstance(outputs, dict) else outputs:
             yield from tensors_of(each)
@@ -206,7 +201,7 @@ def tensors_of(outputs: Any) -> Iterator[Any]:
 
 
 def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
-    """Tokens and units, by which a sample's time is divided, must be the case's; of an engine, of those in flight."""
+    """Check tokens and units, which divide a sample's time, against the case; an engine's against its batch."""
     whole = case.context + case.new_tokens  # of a request
     claimed = case.batch * {"forward": case.context, "generate": 1, "request": whole}[case.phase]
     at_once = workload.metrics.get("sequences_at_once")
@@ -219,7 +214,7 @@ def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
 
 
 def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check]:
-    """Inputs and outputs must be as large as the case, and show each unit: [units, batch, ...], or as many tensors."""
+    """Check that inputs and outputs have the case's sizes, and outputs show each unit: [units, batch, ...]."""
     for each in workload.inputs.values():
         for axis, wanted in ((each.batch_axis, case.batch), (each.token_axis, case.context)):
             if axis is not None and each.tensor.shape[axis] != wanted:
@@ -229,7 +224,7 @@ def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check
     if units > 1 and not shown:
         yield Check.at_most("outputs_without_the_units", units, 1)
     if not workload.inputs and not workload.witness:
-        return  # outputs of which nothing is claimed
+        return
     if not tensors:
         yield Check.at_most("outputs_that_are_no_tensors", 1, 0)
     if not all(case.batch in each.shape for each in tensors):
@@ -237,16 +232,16 @@ def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check
 
 
 def floor_check(workload: Workload, samples_ms: list[float]) -> list[Check]:
-    """No sample is shorter than half of the time that its bytes and FLOPs need at the measured ceilings."""
+    """Check that no sample is shorter than half of the roofline bound at the measured peaks."""
     least_ms = floor_ms(workload.metrics.get("flops"), workload.metrics.get("bytes"), workload.metrics)
     shortest = min(samples_ms)
-    if not least_ms or shortest >= _BELOW_FLOOR * least_ms:
+    if not least_ms or shortest >= _BELOW_BOUND * least_ms:
         return []
-    return [Check.at_most("floor_over_shortest_sample", least_ms / max(shortest, 1e-9), 1 / _BELOW_FLOOR)]
+    return [Check.at_most("floor_over_shortest_sample", least_ms / max(shortest, 1e-9), 1 / _BELOW_BOUND)]
 
 
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
-    """Fill a tensor in place from a seed; with early_only, all but its last tokens, and nothing that has no tokens."""
+    """Fill a tensor in place from a seed. early_only: only its early tokens, nothing without a token axis."""
     import torch
 
     chance, tensor = torch.Generator(given.tensor.device).manual_seed(seed), given.tensor
@@ -263,7 +258,7 @@ def fill(given: Input, seed: int, early_only: bool = False) -> None:
 
 
 def _finite(outputs: Any) -> Iterator[Check]:
-    """Everywhere: what was poisoned and not written is not finite either."""
+    """Check that all outputs are finite; poisoned elements that nobody wrote are not."""
     floating = [each for each in tensors_of(outputs) if each.is_floating_point()]
     if floating:
         lost = sum(int((~chunk.isfinite()).sum()) for each in floating for chunk in each.reshape(-1).split(1 << 26))
@@ -279,7 +274,7 @@ def _poison(tensor: Any) -> None:
 
 
 def _rows(tensor: Any, axis: int | None) -> Any:
-    """A copy of some elements of each sequence, from all over it: [sequences, elements]; of one without an axis."""
+    """Copy elements of each sequence, evenly spread: [sequences, elements]. Without an axis, one sequence."""
     found = tensor.detach()
     axis = None if axis is None else axis % found.dim()
     for other in sorted(set(range(found.dim())) - {axis}, key=lambda each: -found.shape[each]):
@@ -289,5 +284,5 @@ def _rows(tensor: Any, axis: int | None) -> Any:
 
 
 def _any(changed: Iterable[Any]) -> Any:
-    """Which sequences have a changed element in any of the tensors [sequences, elements]."""
+    """Return which sequences have a changed element in any of the tensors [sequences, elements]."""
     return reduce(or_, (each.any(1).cpu() for each in changed))

@@ -1,4 +1,4 @@
-"""Distribution-free confidence interval of the median, of the samples of a process and of processes."""
+"""Distribution-free confidence interval of the median, within one process and over processes."""
 
 import math
 import sys
@@ -8,26 +8,22 @@ from functools import lru_cache
 from itertools import pairwise
 from statistics import mean, median, stdev
 
-FEWEST = 6  # samples whose extremes hold the median with 95%
-TOGETHER = 5  # successive samples whose median says where a drift is, whatever one of them is
-# Standard errors of a correlation of independent samples: of whether samples lie above the median, and of their ranks.
+FEWEST = 6  # samples whose range contains the median with 95%
+TOGETHER = 5  # samples of a block; its median follows a drift and ignores an outlier
+# Standard errors of a correlation of independent samples: of signs about the median, and of ranks.
 _CORRELATED, _RANKS_CORRELATED = 1.3, 0.5
 _LARGEST = math.log(sys.float_info.max)
 
 
 def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
-    """(median, low, high) of samples in the order in which they were taken, within this process.
+    """Return (median, low, high) of samples of one process in the order of measurement.
 
-    low and high are order statistics that hold the true median with at least `confidence`: the number of independent
-    samples below the median is binomial(n, 1/2), so the r-th smallest and r-th largest hold it with probability
-    1 - 2 P(binomial <= r - 1). Samples that follow each other are often correlated; the interval is then that of as
-    many independent samples as they are worth (`independent_samples`). Where no pair reaches `confidence` (fewer than
-    `FEWEST` at 0.95), low and high are the extremes: no interval of that confidence, but the range. Of many samples
-    that are worth so few it is the range of the medians of `TOGETHER` at a time, which is how far they drifted: one
-    sample of a thousand that something else delayed is no part of it.
-
-    It says nothing of other processes, whose medians differ by more (`repeats_interval`). Raises ValueError without
-    samples, or for a confidence outside of (0, 1).
+    low and high are order statistics. The number of independent samples below the median is binomial(n, 1/2).
+    The r-th smallest and r-th largest therefore contain it with probability 1 - 2 P(binomial <= r - 1).
+    Correlated samples count as fewer independent ones (`independent_samples`).
+    With fewer than `FEWEST` samples, the result is their range, without that confidence. Many samples that are
+    worth so few give the range of the medians of blocks, which ignores single outliers.
+    Raises ValueError without samples, or for a confidence outside (0, 1).
     """
     if not samples:
         raise ValueError("median of no samples")
@@ -47,20 +43,20 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple
 
 
 def independent_samples(samples: Sequence[float]) -> int:
-    """As many independent samples as these know of their median: the fewer by two estimates.
+    """Return the number of independent samples that these are worth, the smaller of two estimates.
 
-    Of samples that drift slowly or in no simple way, `_worth_by_signs` knows more; of a few dozen, `_worth_by_ranks`.
+    Signs detect slow or irregular drift, ranks the correlation of a few dozen samples.
     """
     return min(_worth_by_signs(samples), _worth_by_ranks(samples))
 
 
 def _worth_by_ranks(samples: Sequence[float]) -> int:
-    """n (1 - r) / (1 + r), where r is the correlation of the ranks of successive samples.
+    """Return n (1 - r) / (1 + r) for the correlation r of the ranks of successive samples.
 
-    r is corrected for the mean being that of the same samples (Marriott and Pope, Biometrika 41, 1954).
+    r is corrected for the mean of the same samples (Marriott and Pope, Biometrika 41, 1954).
     """
     count, ordered = len(samples), sorted(samples)
-    # Equal samples share the middle of their places.
+    # Equal samples share a rank.
     rank = [bisect_left(ordered, each) + bisect_right(ordered, each) - count for each in samples]
     spread = sum(each * each for each in rank)
     if count < FEWEST or not spread:
@@ -73,11 +69,10 @@ def _worth_by_ranks(samples: Sequence[float]) -> int:
 
 
 def _worth_by_signs(samples: Sequence[float]) -> int:
-    """n / (1 + 2 sum of the correlations at lags 1, 2, ...) of whether a sample lies above the median.
+    """Return n / (1 + 2 sum of the correlations of signs about the median at lags 1, 2, ...).
 
-    On these alone an interval of order statistics depends. The sum ends where a pair of successive ones is no longer
-    positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3). All samples where the first correlation may
-    be chance.
+    The sum ends at the first pair of lags that is not positive (Geyer, Practical Markov Chain Monte Carlo, 1992,
+    section 3.3). If the first correlation may be chance, all samples count.
     """
     count, middle = len(samples), median(samples)
     above = int("0" + "".join("1" if sample > middle else "0" for sample in samples), 2)
@@ -99,17 +94,16 @@ def _worth_by_signs(samples: Sequence[float]) -> int:
             break
         total += pair
     length = 1 + 2 * total
-    length *= 1 + 2 * length / count  # correlations about a mean that is itself estimated come out too small
+    length *= 1 + 2 * length / count  # correlations about an estimated mean are too small
     return max(1, min(count, int(count / length)))
 
 
 def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """(median, low, high) of the samples of fresh processes, each in its order, of what they have in common.
+    """Return (median, low, high) over processes, each with its samples in order.
 
-    The middle is the median of their medians. The interval is Student's at 95% for the mean of the medians'
-    logarithms, as a few processes have no other, and holds that of each process (`median_interval`); a further process
-    may lie outside, of five with independent medians in a quarter of cases. It is that of the process where there is
-    one, which says nothing of others. Raises ValueError without samples.
+    The middle is the median of their medians. The interval is Student's at 95% for the mean of the logarithms of the
+    medians, and contains the interval of each process. A further process may lie outside.
+    One process has its own interval. Raises ValueError without samples.
     """
     if not processes:
         raise ValueError("median of no processes")
@@ -117,7 +111,7 @@ def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float
     medians = [middle for middle, _, _ in within]
     low, high = min(low for _, low, _ in within), max(high for _, _, high in within)
     if len(medians) > 1 and min(medians) > 0:
-        from scipy.special import stdtrit  # here, as only reports need it: workers' environments may lack it
+        from scipy.special import stdtrit  # only reports need it: workers' environments may lack it
 
         logs = [math.log(middle) for middle in medians]
         half = float(stdtrit(len(logs) - 1, 0.975)) * stdev(logs) / math.sqrt(len(logs))
@@ -128,7 +122,7 @@ def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float
 
 @lru_cache(maxsize=4096)
 def _lower_rank(count: int, confidence: float) -> int:
-    """The largest rank r, from 1, whose interval still reaches `confidence`; 1 if none does."""
+    """Return the largest rank, from 1, whose interval reaches `confidence`; 1 if none does."""
     below, rank = 0.0, 0
     while rank < (count + 1) // 2:
         # In logarithms: 2**-count underflows beyond a thousand samples.

@@ -1,22 +1,22 @@
-"""Run one case in this process: build, gate, warm up, time, check what was timed, and make the record."""
+"""Run one case in this process: build, check, warm up, time, check the timed call, and make the record."""
 
 import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from random import Random
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.environment import around, snapshot, versions_of
 from harness.measure.gate import Verdict
-from harness.measure.inspection import Inspector, claim_checks, floor_check, judged
+from harness.measure.inspection import Inspector, claim_checks, floor_check, unless_out_of_memory
 from harness.measure.nvml import LASTS_S, Cooler, EnergyMeter, Gpu, open_gpu
-from harness.measure.peak_memory import CudaPeak, PeakMemory, ResidentPeak, is_out_of_memory
-from harness.measure.process_state import ProcessState
+from harness.measure.process_state import CudaPeak, ProcessState, ResidentPeak, is_out_of_memory
 from harness.measure.ranges import nvtx_range, range_name
 from harness.measure.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
 from harness.measure.timer import (
@@ -38,115 +38,91 @@ from harness.schema.record import Record
 
 NO_REFERENCE = "the system has no reference to be verified against"
 
-
-@dataclass
-class _Found:
-    """Fields of the record, as far as they are known: what was found before a failure is not lost with it."""
-
-    timing: Timing = field(default_factory=lambda: Timing([], [], ""))
-    calls: int = 1
-    tokens: int = 0
-    peak_memory_bytes: int | None = None
-    verdict: Verdict | None = None
-    metrics: dict[str, float | None] = field(default_factory=dict)
-    settings: dict[str, str] = field(default_factory=dict)
-    after: dict[str, Any] | None = None  # the machine, when the work had just ended
-
-
-class CaseProfiler(Protocol):
-    """Profiles a case in this process."""
-
-    def measured_ceilings(self) -> dict[str, float | None]:
-        """Peak rates of this GPU, measured before the case takes memory; {} without."""
-
-    def profile(self, case: Case, workload: Workload, throttled: Callable[[], bool]) -> dict[str, Any]:
-        """Fields of the case's profile as JSON values."""
+# (case, workload, whether the GPU is throttled) -> fields of the case's profile as JSON values
+CaseProfiler = Callable[[Case, Workload, Callable[[], bool]], dict[str, Any]]
 
 
 @dataclass
 class CaseRun:
-    """One case on its way to a record. mode: "verify" checks without timing, "profile" never times."""
+    """One case on its way to a record.
+
+    mode: "verify" checks without timing, "profile" calls `profiler` instead.
+    cooler: remembers across cases whether the GPU was thermally throttled.
+    healthy: whether the process can run another case.
+    """
 
     case: Case
     policy: Policy
     mode: Mode = "measure"
-    profiler: CaseProfiler | None = None  # for mode "profile"
-    cooler: Cooler = field(default_factory=Cooler)  # which knows how hot the cases before left the GPU
-    status: str = "ok"
-    reason: str = ""
-    found: _Found = field(default_factory=_Found)
-    stages_s: dict[str, float] = field(default_factory=dict)
-    healthy: bool = True
-    ceilings: dict[str, float | None] = field(default_factory=dict)
-    profile: dict[str, Any] = field(default_factory=dict)  # for mode "profile"
-    _inner_s: float = 0.0  # of stages inside of the one that goes on
-    _claimed: dict[str, float | None] = field(default_factory=dict)  # metrics of the adapter, before anything ran
-    owns_process: bool = False  # an engine that lives on from case to case sets its process up as it needs it
+    profiler: CaseProfiler | None = None
+    cooler: Cooler = field(default_factory=Cooler)
+    healthy: bool = field(default=True, init=False)
+    profile: dict[str, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise ValueError(f"mode {self.mode!r}: must be one of {', '.join(get_args(Mode))}")
-        if (self.profiler is not None) != (self.mode == "profile"):
-            raise ValueError(f"mode {self.mode!r}: a profiler is for mode 'profile', and that needs one")
+        # Fields of the record, as far as they are known: a failure keeps earlier ones.
+        self._status, self._reason = "ok", ""
+        self._timing, self._calls, self._tokens = Timing([], [], ""), 1, 0
+        self._peak_bytes: int | None = None
+        self._verdict: Verdict | None = None
+        self._metrics: dict[str, float | None] = {}
+        self._settings: dict[str, str] = {}
+        self._stages_s: dict[str, float] = {}
+        self._claimed: dict[str, float | None] = {}  # the adapter's metrics before anything ran
+        self._after: dict[str, Any] | None = None  # the machine right after the work
+        self._inner_s = 0.0  # of stages inside the current one
+        self._owns_process = False  # an engine keeps its process as it needs it
 
     def record(self, system: SystemAdapter) -> Record:
-        """Run the case; what it raises becomes the status and the reason of the record, but for NeedsFreshProcess."""
+        """Run the case; exceptions except NeedsFreshProcess become status and reason of the record."""
         started_at, start, before = datetime.now(UTC), time.monotonic(), snapshot()
         self.cooler.saw(before["gpu"])
         state = ProcessState()
         self._guarded(system)
-        self.cooler.saw((self.found.after or {}).get("gpu"))
-        if not self.owns_process:
+        self.cooler.saw((self._after or {}).get("gpu"))
+        if not self._owns_process:
             self.healthy = state.restore() and self.healthy
-        found = self.found
+        environment = around(before, self._after or snapshot())
         return Record(
             self.case,
-            self.status,
-            self.reason,
-            samples_ms=found.timing.samples_ms,
-            throttled=found.timing.throttled,
-            calls=found.calls,
-            tokens=found.tokens,
-            stop=found.timing.stop,
-            peak_memory_bytes=found.peak_memory_bytes,
-            gate=found.verdict.to_dict() if found.verdict else None,
-            metrics=found.metrics,
-            settings=found.settings,
-            environment=self._environment(before, system),
+            self._status,
+            self._reason,
+            samples_ms=self._timing.samples_ms,
+            throttled=self._timing.throttled,
+            calls=self._calls,
+            tokens=self._tokens,
+            stop=self._timing.stop,
+            peak_memory_bytes=self._peak_bytes,
+            gate=self._verdict.to_dict() if self._verdict else None,
+            metrics=self._metrics,
+            settings=self._settings,
+            environment=environment | {"software": environment["software"] | versions_of(system.packages)},
             started_at=started_at.isoformat(timespec="seconds"),
             wall_s=time.monotonic() - start,
-            stages_s=self.stages_s,
+            stages_s=self._stages_s,
         )
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        """What happens inside counts as this stage, also when it fails, but for what is a stage of its own."""
+        """Time a stage, also if it fails; nested stages are not counted twice."""
         start, outer_s = time.monotonic(), self._inner_s
         self._inner_s = 0.0
         try:
             yield
         finally:
             took = time.monotonic() - start
-            self.stages_s[name] = self.stages_s.get(name, 0.0) + took - self._inner_s
+            self._stages_s[name] = self._stages_s.get(name, 0.0) + took - self._inner_s
             self._inner_s = outer_s + took
-
-    def _reference(self) -> AbstractContextManager[None]:
-        """The stage in which the reference answers for what was timed."""
-        return self._stage("reference")
-
-    def _environment(self, before: dict[str, Any], system: SystemAdapter) -> dict[str, Any]:
-        environment = around(before, self.found.after or snapshot())
-        return environment | {"software": environment["software"] | versions_of(system.packages)}
 
     def _guarded(self, system: SystemAdapter) -> None:
         try:
-            # Before the case holds memory that they need.
-            self.ceilings = self.profiler.measured_ceilings() if self.profiler else {}
             with self._stage("build"):
                 workload = system.build(self.case)
                 if not isinstance(workload, Workload):
                     raise TypeError(f"{type(system).__name__}.build returned {workload!r:.60}, which is no Workload")
-            self.owns_process = workload.engine_samples is not None
+            self._owns_process = workload.engine_samples is not None
         except Skip as skip:
             return self._end("skipped", sentence(str(skip)) or "the system does not say why")
         except NeedsFreshProcess:
@@ -155,8 +131,6 @@ class CaseRun:
             return self._fail(error)
         try:
             self._run(workload)
-        except _CannotTime as error:
-            self._end("skipped", str(error))
         except (Exception, SystemExit) as error:
             self._fail(error)
         return None
@@ -170,62 +144,61 @@ class CaseRun:
 
     def _run(self, workload: Workload) -> None:
         try:
-            found = self.found
-            found.metrics, found.settings = dict(workload.metrics), dict(workload.settings)
-            self._claimed = dict(workload.metrics)
-            found.tokens = workload.tokens
-            if self._passes_gate(workload):
+            self._metrics, self._settings = dict(workload.metrics), dict(workload.settings)
+            self._claimed, self._tokens = dict(workload.metrics), workload.tokens
+            if self._passes_first_check(workload):
                 self._work(workload)
-            found.after = found.after or snapshot(workload.device)  # before `close`
+            self._after = self._after or snapshot(workload.device)  # before `close`
         finally:
-            self._close(workload)
+            try:
+                workload.close()
+            except Exception:  # the record stands, but the process cannot be trusted with another case
+                traceback.print_exc()
+                self.healthy = False
 
-    def _passes_gate(self, workload: Workload) -> bool:
+    def _passes_first_check(self, workload: Workload) -> bool:
         if self.mode == "profile" or workload.gate is None:
             return True
         with self._stage("gate"):
             verdict = workload.gate()
-        self.found.metrics |= workload.metrics  # a gate may find some
+        self._metrics |= workload.metrics  # the check may add some
         return self._accepts(verdict)
 
     def _accepts(self, verdict: Verdict) -> bool:
-        """Whether the verdict is passed; it joins what was checked before."""
-        whole = (self.found.verdict or Verdict([])) + verdict
+        """Add checks to earlier ones; return whether all passed."""
+        whole = (self._verdict or Verdict([])) + verdict
         if whole.checks:
-            self.found.verdict = whole
+            self._verdict = whole
         if whole.checks and not whole.passed:
             self._end("incorrect", sentence(whole.reason))
-        return self.status == "ok"
+        return self._status == "ok"
 
     def _work(self, workload: Workload) -> None:
-        if self.mode != "verify":
-            self._let_cool(workload)
-        peak: PeakMemory = CudaPeak() if workload.device == "cuda" else ResidentPeak()
+        gpu = open_gpu() if workload.device == "cuda" else None
+        if gpu and self.mode != "verify" and self.cooler.goal_c is not None:
+            with self._stage("cool_down"):
+                self.cooler.rest(gpu)
+        peak = CudaPeak() if workload.device == "cuda" else ResidentPeak()
         peak.start()
         with self._stage("warm_up"):
             workload.capture()
-        if self.profiler:
-            gpu = open_gpu() if workload.device == "cuda" else None
-            found = self.profiler.profile(self.case, workload, gpu.throttled if gpu else never_throttled)
-            self.profile = found | {"ceilings": self.ceilings}
-            self.found.after = _machine_after(workload, gpu)
-        elif self.mode == "verify":
+        if self.mode == "verify":
             self._verify(workload)
-        else:
-            self._measure(workload, peak)
+        elif self.profiler:
+            self.profile = self.profiler(self.case, workload, gpu.throttled if gpu else never_throttled)
+            self._after = _machine_after(workload, gpu)
+        elif self._can_be_timed(workload):
+            self._measure(workload, gpu, peak)
 
-    def _let_cool(self, workload: Workload) -> None:
-        """Let a GPU rest that heat slowed down in the case before."""
-        gpu = open_gpu() if workload.device == "cuda" and self.cooler.goal_c is not None else None
-        if gpu:
-            with self._stage("cool_down"):
-                self.cooler.rest(gpu)
+    def _can_be_timed(self, workload: Workload) -> bool:
+        timing, l2 = self.case.timing, self.case.l2
+        if workload.device == "cuda" or workload.engine_samples or (timing, l2) == ("eager", "warm"):
+            return True
+        self._end("skipped", f"timing {timing!r} with l2 {l2!r} needs a CUDA device; this system ran on the CPU")
+        return False
 
     def _verify(self, workload: Workload) -> None:
-        """The case checked at its own batch and length, and no time kept.
-
-        Its calls are eager, also those of a case that is timed in a graph: what they launch is the same.
-        """
+        """Check the case at its own batch and length without timing it. Calls are eager, also of graph cases."""
         if workload.gate is None and workload.witness is None:
             return self._end("skipped", NO_REFERENCE)
         if not self._accepts(Verdict(list(claim_checks(self.case, workload)))) or workload.witness is None:
@@ -241,32 +214,25 @@ class CaseRun:
             self._accepts(inspector.checked_call(clock))
         return None
 
-    def _measure(self, workload: Workload, peak: PeakMemory) -> None:
-        gpu = open_gpu() if workload.device == "cuda" else None
-        clock, inspector = clock_for(self.case, workload), Inspector(self.case, workload, self._reference)
+    def _measure(self, workload: Workload, gpu: Gpu | None, peak: CudaPeak | ResidentPeak) -> None:
+        clock = clock_for(self.case, workload)
+        inspector = Inspector(self.case, workload, partial(self._stage, "reference"))
+        metered = gpu if self.case.l2 == "warm" else None  # flushing the cache draws energy of its own
         policy = self.policy
-        if self._metered(gpu) and workload.engine_samples is None:  # the energy counter needs that long
+        if metered and workload.engine_samples is None:  # the energy counter needs that long
             policy = replace(policy, budget_s=max(policy.budget_s, LASTS_S))
-        self.found.settings = workload.settings | sampling_settings(clock, policy)
-        energy = EnergyMeter(self._metered(gpu))
+        self._settings = workload.settings | sampling_settings(clock, policy)
+        energy = EnergyMeter(metered)
         timing = self._timed(workload, clock, gpu, policy, energy, inspector)
-        # At once: clocks and throttle reasons are those of the work, not of a GPU at rest or at its check.
-        self.found.after = _machine_after(workload, gpu)
-        bytes_held = peak.peak_bytes()
-        self.found.peak_memory_bytes = None if bytes_held is None else bytes_held - clock.own_bytes
-        self.found.timing = timing
-        calls = clock.launches * workload.units
-        self.found.calls = calls
+        self._after = _machine_after(workload, gpu)  # before the GPU is idle or checks the outputs
+        self._peak_bytes = peak.peak_bytes() - clock.own_bytes
+        self._timing, self._calls = timing, clock.launches * workload.units
         if workload.measured is not None:
-            self.found.metrics |= workload.measured(len(timing.samples_ms) * clock.launches)
-        sampled_s = sum(timing.samples_ms) * calls / 1e3
-        self.found.metrics |= energy.per_token(len(timing.samples_ms) * calls * workload.tokens, sampled_s)
+            self._metrics |= workload.measured(len(timing.samples_ms) * clock.launches)
+        sampled_s = sum(timing.samples_ms) * self._calls / 1e3
+        self._metrics |= energy.per_token(len(timing.samples_ms) * self._calls * workload.tokens, sampled_s)
         with self._stage("check"):
             self._accepts(self._checked(workload, clock, inspector, timing))
-
-    def _metered(self, gpu: Gpu | None) -> Gpu | None:
-        """The GPU whose energy is told: of a cold case, flushing the cache draws some that is not the work's."""
-        return gpu if self.case.l2 == "warm" else None
 
     def _timed(
         self,
@@ -277,60 +243,48 @@ class CaseRun:
         energy: EnergyMeter,
         inspector: Inspector,
     ) -> Timing:
-        """Samples in ms of one unit, from the clock or from the engine itself."""
+        """Return samples in milliseconds per unit, from the clock or from the engine itself."""
         throttled = gpu.throttled if gpu else never_throttled
+        forget = gpu.forget if gpu else lambda: None  # a record's throttle reasons are those of its samples
         with nvtx_range(range_name(self.case.phase)):
             if workload.engine_samples is not None:
                 batches = iter(workload.engine_samples(policy))
                 with self._stage("warm_up"):
                     warm_up_engine(batches, policy, clock, throttled)
-                _forget_what_slowed(gpu)
+                forget()
                 with self._stage("sample"), energy:
                     return take_engine_samples(batches, policy, throttled)
             with self._stage("warm_up"):
                 clock.prepare(inspector.run)
                 inspector.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests
                 warm_up(clock, policy, throttled)
-            _forget_what_slowed(gpu)
+            forget()
             with self._stage("sample"), energy:
-                least_s = LASTS_S if self._metered(gpu) else LEAST_S
+                least_s = LASTS_S if gpu and self.case.l2 == "warm" else LEAST_S
                 timing = take_samples(clock, policy, throttled, inspector.before_sample, least_s)
         timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
         return timing
 
     def _checked(self, workload: Workload, clock: Clock, inspector: Inspector, timing: Timing) -> Verdict:
-        """What the timed callable left, against the reference."""
-        floor = floor_check(workload, timing.samples_ms)
+        """Compare the timed call with the reference, and its time with the roofline bound."""
+        bound = floor_check(workload, timing.samples_ms)
         if workload.engine_samples is None:
             verdict = inspector.checked_call(clock)
         elif workload.witness:
-            with self._reference():
-                verdict = judged(lambda: _engine_verdict(workload))
+            with self._stage("reference"):
+                verdict = unless_out_of_memory(lambda: _engine_verdict(workload))
         else:
             verdict = Verdict([], "what the engine answered was compared with nothing")
-        return verdict + Verdict([*claim_checks(self.case, workload), *floor])
-
-    def _close(self, workload: Workload) -> None:
-        try:
-            workload.close()
-        except Exception:  # the measurement stands; the process is not to be trusted with another
-            traceback.print_exc()
-            self.healthy = False
+        return verdict + Verdict([*claim_checks(self.case, workload), *bound])
 
     def _end(self, status: str, reason: str) -> None:
-        self.status, self.reason = status, reason
-        self.found.timing = Timing([], [], "")  # only what is "ok" may be timed, and what followed from samples
-        self.found.metrics = self._claimed
-
-
-def _forget_what_slowed(gpu: Gpu | None) -> None:
-    """So that the reasons that a record names are those of its samples."""
-    if gpu:
-        gpu.forget()
+        self._status, self._reason = status, reason
+        self._timing = Timing([], [], "")  # only "ok" keeps samples and metrics that follow from them
+        self._metrics = self._claimed
 
 
 def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
-    """The machine, when the work had just ended; of its GPU, what slowed it down at any time, and how hot that was."""
+    """Return a snapshot right after the work, with every throttle reason since `forget` and the temperature then."""
     after = snapshot(workload.device)
     if gpu and after["gpu"]:
         after["gpu"]["temperature_c"] = gpu.hottest_c or after["gpu"]["temperature_c"]
@@ -339,26 +293,18 @@ def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
 
 
 def _engine_verdict(workload: Workload) -> Verdict:
-    """On the last batch that an engine ran by itself."""
+    """Check the last batch of an engine."""
     assert workload.witness is not None
     return workload.witness(Random(secrets.randbits(128)))(None, 1)
 
 
-class _CannotTime(Exception):
-    """The case asks for a timing that its device does not have."""
-
-
 def clock_for(case: Case, workload: Workload) -> Clock:
-    """The clock of the workload's device."""
-    if workload.device == "cuda":
-        return CudaEventClock(case.timing, case.l2)
-    if workload.engine_samples is None and (case.timing, case.l2) != ("eager", "warm"):
-        raise _CannotTime(f"timing {case.timing!r} with l2 {case.l2!r} needs a CUDA device; this system ran on the CPU")
-    return CpuClock()
+    """Return the clock of the workload's device."""
+    return CudaEventClock(case.timing, case.l2) if workload.device == "cuda" else CpuClock()
 
 
 def sampling_settings(clock: Clock, policy: Policy) -> dict[str, str]:
-    """For how long, in seconds, and how often the case might be sampled, and its least warm-up if throttled."""
+    """Return budget and minimum of the sampling, and the least warm-up of a throttled load."""
     allowed: dict[str, float] = {
         "budget_s": policy.budget_s,
         "min_samples": policy.min_samples,

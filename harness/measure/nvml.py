@@ -1,4 +1,4 @@
-"""Read by NVML what the GPU reports about itself during a measurement; opened only where there is a GPU."""
+"""Query the GPU through NVML: constants, clocks, throttling, temperature and energy."""
 
 import hashlib
 import math
@@ -12,12 +12,9 @@ from typing import Any
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _UUID = ("GPU-", "MIG-")
-# The driver may take 0.1 ms to say whether it throttles the GPU, which rests meanwhile: asked after each sample of
-# 0.8 ms, one at its power cap ran 4% faster than without a rest.
-ASKED_EVERY_S = 0.02
+ASKED_EVERY_S = 0.02  # a query takes 0.1 ms; after each sample of 0.8 ms it let a power-capped GPU run 4% faster
 
-# Reasons that slow the GPU down against its settings: power cap, hardware, thermal (software, hardware), power brake.
-# Idle clocks, application clocks and display clocks are settings or rest, not throttling.
+# Reasons that slow the GPU down against its settings. Idle, application and display clocks are not throttling.
 _THROTTLE = {
     0x04: "sw_power_cap",
     0x08: "hw_slowdown",
@@ -29,32 +26,33 @@ THERMAL = frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"})
 
 
 class Gpu:
-    """One GPU through NVML. What the driver does not answer is None, never an error."""
+    """One GPU. A value that the driver does not report is None, never an error."""
 
     def __init__(self, pynvml: Any, handle: Any) -> None:
         self._nvml = pynvml
         self._handle = handle
         self._throttled, self._ask_at = False, -math.inf
-        self.slowed_by: set[str] = set()  # the reasons that `throttled` has seen
-        self.hottest_c: float | None = None  # where heat was one of them
+        self.slowed_by: set[str] = set()  # reasons seen by `throttled`
+        self.hottest_c: float | None = None  # during a thermal slowdown
 
     def constants(self) -> dict[str, Any]:
-        """What does not change: name, driver, memory_bytes and so on; compute_capability as "9.0"."""
+        """Return constant properties; device_id: 8 hexadecimal digits of the UUID's SHA-256, "" without a UUID."""
         capability = self._ask("nvmlDeviceGetCudaComputeCapability")
         ecc = self._ask("nvmlDeviceGetEccMode")
+        uuid = _text(self._ask("nvmlDeviceGetUUID"))
         return {
             "name": _text(self._ask("nvmlDeviceGetName")),
             "driver": _text(_quietly(self._nvml.nvmlSystemGetDriverVersion)),
             "memory_bytes": getattr(self._ask("nvmlDeviceGetMemoryInfo"), "total", None),
-            "device_id": _digest(_text(self._ask("nvmlDeviceGetUUID"))),
+            "device_id": hashlib.sha256(uuid.encode()).hexdigest()[:8] if uuid else "",
             "power_limit_w": self._thousandth("nvmlDeviceGetEnforcedPowerLimit"),
             "max_sm_clock_mhz": self._ask("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_SM),
-            "ecc": None if ecc is None else bool(ecc[0]),  # now; the other is from the next boot on
+            "ecc": None if ecc is None else bool(ecc[0]),  # ecc[1] takes effect at the next boot
             "compute_capability": capability and ".".join(map(str, capability)),
         }
 
     def readings(self) -> dict[str, Any]:
-        """What changes: clocks in MHz, temperature in degrees Celsius, power in W, throttle_reasons."""
+        """Return current clocks in MHz, temperature in degrees Celsius, power in W, and throttle_reasons."""
         return {
             "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
             "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
@@ -64,14 +62,14 @@ class Gpu:
         }
 
     def throttle_reasons(self) -> list[str]:
-        """The names of the reasons why the clocks are below their settings, now."""
+        """Return the current reasons for clocks below their settings."""
         bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
         if bits is None:
             bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")  # drivers before 535
         return [name for bit, name in _THROTTLE.items() if (bits or 0) & bit]
 
     def throttled(self) -> bool:
-        """Whether the GPU is slowed down, as of at most `ASKED_EVERY_S` ago."""
+        """Return whether the GPU is throttled, at most `ASKED_EVERY_S` late."""
         now = time.monotonic()
         if now >= self._ask_at:
             reasons = self.throttle_reasons()
@@ -82,13 +80,13 @@ class Gpu:
         return self._throttled
 
     def forget(self) -> None:
-        """Begin anew to collect what slows the GPU down: the next `throttled` asks."""
+        """Forget the reasons seen so far."""
         self.slowed_by.clear()
         self.hottest_c = None
         self._ask_at = -math.inf
 
     def energy_j(self) -> float | None:
-        """Joules since the driver was loaded."""
+        """Return Joules since the driver was loaded."""
         return self._thousandth("nvmlDeviceGetTotalEnergyConsumption")
 
     def _celsius(self) -> int | None:
@@ -96,7 +94,6 @@ class Gpu:
         return found
 
     def _thousandth(self, name: str) -> float | None:
-        """What the driver says in milliwatts or millijoules, in W or J."""
         value = self._ask(name)
         return None if value is None else value / 1e3
 
@@ -105,9 +102,9 @@ class Gpu:
 
 
 def open_gpu(visible: str | None = None) -> Gpu | None:
-    """The GPU that this process uses, or None where there is none or NVML cannot be opened.
+    """Return this process's GPU; None without a GPU or without NVML.
 
-    visible: instead, the one that a process with this CUDA_VISIBLE_DEVICES would use.
+    visible: a CUDA_VISIBLE_DEVICES to use instead of this process's.
     """
     pynvml = _initialised()
     handle = None if pynvml is None else _quietly(lambda: _handle(pynvml, visible))
@@ -115,7 +112,7 @@ def open_gpu(visible: str | None = None) -> Gpu | None:
 
 
 def visible_gpus() -> list[str]:
-    """Every GPU that this process may use, as CUDA_VISIBLE_DEVICES names it: a number of nvidia-smi, or a UUID."""
+    """Return every GPU of this process as CUDA_VISIBLE_DEVICES names it: an index of nvidia-smi, or a UUID."""
     pynvml = _initialised()
     if pynvml is None:
         return []
@@ -131,13 +128,13 @@ def _initialised() -> Any:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # no package, no library, no driver, no permission: there is no GPU to ask
+    except Exception:  # no package, library, driver or permission
         return None
     return pynvml
 
 
 def _handle(pynvml: Any, visible: str | None) -> Any:
-    """That of `visible`; without it torch's own device if it has one, else the first of CUDA_VISIBLE_DEVICES."""
+    """Return the handle of `visible`, of torch's device, or of the first of CUDA_VISIBLE_DEVICES."""
     uuid = _uuid_in_use() if visible is None else ""
     if uuid:
         names = [uuid] if uuid.startswith(_UUID) else [kind + uuid for kind in _UUID]
@@ -152,7 +149,7 @@ def _handle(pynvml: Any, visible: str | None) -> Any:
 
 
 def _by_uuid(pynvml: Any, name: str) -> Any:
-    """The GPU or MIG device of a UUID, or of the start of one that no other has, as CUDA takes them."""
+    """Return the GPU or MIG device of a UUID or of its unique prefix, as CUDA accepts them."""
     if found := _quietly(lambda: pynvml.nvmlDeviceGetHandleByUUID(name)):
         return found
     devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -169,7 +166,7 @@ def _mig_devices(pynvml: Any, device: Any) -> list[Any]:
 
 
 def _uuid_in_use() -> str:
-    """The UUID of torch's current device, mostly without its kind; CUDA and NVML may number the devices differently."""
+    """Return the UUID of torch's current device, mostly without its prefix; torch may number devices its own way."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""
@@ -179,52 +176,46 @@ def _uuid_in_use() -> str:
 def _quietly(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
-    except Exception:  # NVML raises one class per error code, among them "not supported" by this GPU
+    except Exception:  # NVML raises one class per error code, such as "not supported"
         return None
-
-
-def _digest(uuid: str) -> str:
-    """8 hexadecimal digits that tell GPUs of one model apart without naming them; "" of no UUID."""
-    return hashlib.sha256(uuid.encode()).hexdigest()[:8] if uuid else ""
 
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else value or ""
 
 
-# Below where heat slowed a GPU down, from which it runs some seconds at its power limit before it is as hot again.
-COOLER_C = 15
+COOLER_C = 15  # below a thermal slowdown: then the GPU runs for seconds at its power limit
 LONGEST_S = 20.0
 
 
 def is_hot(environment: Mapping[str, Any]) -> bool:
-    """Whether heat slowed the GPU down while a case ran, sampled or profiled; of a stranger's file too."""
+    """Return whether the GPU was thermally throttled during a case."""
     reasons = _reading(environment, "throttle_reasons")
-    return isinstance(reasons, list) and any(isinstance(name, str) and name in THERMAL for name in reasons)
+    return isinstance(reasons, list) and any(name in THERMAL for name in reasons if isinstance(name, str))
 
 
 def heat_note(environment: Mapping[str, Any]) -> str:
-    """What a reader must know of a case that heat slowed down."""
+    """Return a note about a thermally throttled case."""
     celsius = _reading(environment, "temperature_c")
     at = f", at {celsius:.0f} °C" if isinstance(celsius, int | float) else ""
     return f"heat slowed the GPU down{at}"
 
 
 class Cooler:
-    """Lets a GPU that heat slowed down rest before the next case."""
+    """Let a thermally throttled GPU rest before the next case."""
 
     def __init__(self, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic) -> None:
         self._sleep, self._now = sleep, now
-        self.goal_c: float | None = None  # degrees Celsius; None where it need not rest
+        self.goal_c: float | None = None  # degrees Celsius; None if the GPU need not rest
 
     def saw(self, readings: Mapping[str, Any] | None) -> None:
-        """Learn from `Gpu.readings`, of before a case or of its end, whether it must rest."""
+        """Set the goal from `Gpu.readings` during a thermal slowdown."""
         reasons, celsius = ((readings or {}).get(name) for name in ("throttle_reasons", "temperature_c"))
         if celsius is not None and THERMAL.intersection(reasons or ()):
             self.goal_c = celsius - COOLER_C
 
     def rest(self, gpu: Gpu) -> None:
-        """Wait until the GPU is as cool as it must be, for at most `LONGEST_S`."""
+        """Wait until the GPU is as cool as the goal, at most `LONGEST_S`."""
         end = self._now() + LONGEST_S
         while self.goal_c is not None and self._now() < end:
             celsius = gpu.readings()["temperature_c"]
@@ -235,32 +226,29 @@ class Cooler:
 
 
 def _reading(environment: Mapping[str, Any], name: str) -> Any:
-    """One of the GPU right after the last sample; None where there is none."""
-    gpu = environment.get("gpu")
-    after = gpu.get("after") if isinstance(gpu, Mapping) else None
-    return after.get(name) if isinstance(after, Mapping) else None
+    """Return a reading of the GPU after the last sample, or None."""
+    return ((environment.get("gpu") or {}).get("after") or {}).get(name)
 
 
 LOOK_EVERY_S = 0.02
-LATE_S = 0.05  # after the look before: the driver, or the thread that samples, held up a look that is later
-NEEDS_S = 0.7  # between two refreshes, each seen mostly up to LOOK_EVERY_S late: within 3%; up to LATE_S: 7%
-LASTS_S = 1.0  # a block in which refreshes are surely so far apart
-FILLS = 0.9  # of the block by samples, or the mean power is that of something else too
+LATE_S = 0.05  # a read this long after the previous one was delayed and dates no refresh
+NEEDS_S = 0.7  # between first and last refresh: an error of at most 7%, mostly 3%
+LASTS_S = 1.0  # a block surely has refreshes so far apart
+FILLS = 0.9  # share of the block that samples must fill
 
 
 class EnergyMeter:
-    """What the GPU drew inside of a `with` block.
+    """Mean power of the GPU during a `with` block.
 
-    The driver refreshes its counter some ten times a second, and a sample or a region begins and ends anywhere between:
-    over one second, what is read at both ends is up to 10% off. So a thread sees when it is refreshed, which leaves
-    nothing for the sampling to wait for, and the block has the mean power from the first refresh to the last.
+    The driver refreshes its counter about ten times a second. Reads at both ends of one second would be up to 10% off.
+    A thread therefore watches for refreshes and divides the energy between the first and the last by their distance.
     """
 
     def __init__(self, gpu: Gpu | None) -> None:
         self._gpu = gpu
         self._over = Event()
         self._seen: float | None = None
-        self._looks: tuple[float, float] | None = None  # when the first and the last were
+        self._looks: tuple[float, float] | None = None  # times of the first and the last read
         self._refreshes: list[tuple[float, float]] = []
 
     def __enter__(self) -> "EnergyMeter":
@@ -275,22 +263,20 @@ class EnergyMeter:
             self._thread.join()
 
     def per_token(self, tokens: int, seconds: float) -> dict[str, float | None]:
-        """The metric `energy_j_per_token` of so many in so many seconds; nothing where it is not known well enough.
+        """Return the metric `energy_j_per_token` for samples of `tokens` in `seconds`, or {} if it is unreliable.
 
-        Nor where the seconds are fewer than nine tenths of the block's, as those of an engine's steps between prompts.
+        Samples must fill nine tenths of the block; an engine's steps between prompts do not.
         """
         if len(self._refreshes) < 2 or not tokens or self._looks is None:
             return {}
         began, ended = self._looks
-        if seconds < FILLS * (ended - began):
-            return {}
         (first_s, first_j), (last_s, last_j) = self._refreshes[0], self._refreshes[-1]
-        if last_s - first_s < NEEDS_S:
+        if seconds < FILLS * (ended - began) or last_s - first_s < NEEDS_S:
             return {}
         return {"energy_j_per_token": (last_j - first_j) / (last_s - first_s) * seconds / tokens}
 
     def look(self, now: float, joules: float | None) -> None:
-        """What the counter says by `now`: a refresh where it says something else than at a look just before."""
+        """Note a read of the counter; a new value right after the previous read is a refresh."""
         first, before = self._looks or (now, now)
         self._looks = (first, now)
         if joules is None or joules == self._seen:

@@ -1,14 +1,81 @@
-"""Put back what a case changed in its process, so that the next case of the same worker finds it as it was."""
+"""Memory and global settings of this process: peak memory, out-of-memory errors, settings restored after a case."""
 
 import os
+import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+_PROCESS = Path("/proc/self")
+_OUT_OF_MEMORY = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+)
+
+
+class CudaPeak:
+    """Peak memory of torch's allocator, weights included, without other allocators."""
+
+    def start(self) -> None:
+        """Forget earlier peaks; allocated memory counts."""
+        import gc
+
+        import torch
+
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+    def peak_bytes(self) -> int:
+        """Return bytes since `start`."""
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+
+
+class ResidentPeak:
+    """Largest resident set of this process, interpreter and libraries included.
+
+    Linux resets its high-water mark through /proc/self/clear_refs. If that is forbidden, an earlier, larger case
+    of this process hides a later one.
+    """
+
+    def start(self) -> None:
+        """Reset the high-water mark if the system allows it."""
+        with suppress(OSError):
+            (_PROCESS / "clear_refs").write_text("5")
+
+    def peak_bytes(self) -> int:
+        """Return bytes since `start`, or since the start of the process."""
+        try:
+            lines = (_PROCESS / "status").read_text().splitlines()
+        except OSError:
+            lines = []
+        marks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+        return 1024 * (marks[0] if marks else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an exception or one of its causes reports that host or device memory ended."""
+    for _ in range(20):  # causes may form a loop
+        if error is None:
+            return False
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            return True
+        # Libraries that call CUDA themselves raise a plain RuntimeError.
+        if isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
 
 
 class ProcessState:
-    """Working directory, environment, CPU affinity and torch's global settings, as they are now."""
+    """Working directory, environment, CPU affinity and torch's global settings, to restore after a case."""
 
     def __init__(self) -> None:
         self._folder = _folder()
@@ -17,10 +84,9 @@ class ProcessState:
         self._torch = _torch_settings()
 
     def restore(self) -> bool:
-        """Put everything back that differs now; whether the process is as it was.
+        """Restore all settings; return whether that succeeded.
 
-        It is not where torch was loaded since and its settings are not those that it starts with: whoever loaded it
-        changed them, and nobody knows what else.
+        It fails if the case loaded torch and changed settings that nobody recorded before.
         """
         if self._folder and _folder() != self._folder:
             with suppress(OSError):
@@ -33,7 +99,7 @@ class ProcessState:
                 os.sched_setaffinity(0, self._affinity)
         now = _torch_settings()
         if not self._torch:
-            return all(now.get(name, value) == value for name, value in _TORCH_STARTS_WITH.items())
+            return all(now.get(name, value) == value for name, value in _TORCH_DEFAULTS.items())
         for name, value in self._torch.items():
             if now[name] != value and name in _SETTERS:
                 _SETTERS[name](sys.modules["torch"], value)
@@ -63,8 +129,7 @@ def _torch_settings() -> dict[str, Any]:
     }
 
 
-# What a torch that was just loaded says, but for the threads, which the environment decides.
-_TORCH_STARTS_WITH = {
+_TORCH_DEFAULTS = {  # without the threads, which the environment decides
     "default_dtype": "torch.float32",
     "grad_enabled": True,
     "inference_mode": False,
@@ -73,20 +138,14 @@ _TORCH_STARTS_WITH = {
     "default_device": "cpu",
     "cudnn_benchmark": False,
 }
-
-
-def _set_cudnn_benchmark(torch: Any, value: bool) -> None:
-    torch.backends.cudnn.benchmark = value
-
-
-# An inference mode that was entered and not left cannot be put back: the process ends.
+# An inference mode that a case entered cannot be left from outside: the process ends.
 _SETTERS: dict[str, Callable[[Any, Any], object]] = {
     "default_dtype": lambda torch, value: torch.set_default_dtype(getattr(torch, value.removeprefix("torch."))),
     "num_threads": lambda torch, value: torch.set_num_threads(value),
     "grad_enabled": lambda torch, value: torch.set_grad_enabled(value),
     "deterministic_algorithms": lambda torch, value: torch.use_deterministic_algorithms(value),
     "matmul_precision": lambda torch, value: torch.set_float32_matmul_precision(value),
-    # Named, even the CPU would stand between every later call and its work.
+    # None: a named device, even the CPU, adds a dispatch to every later call.
     "default_device": lambda torch, value: torch.set_default_device(None if value == "cpu" else value),
-    "cudnn_benchmark": _set_cudnn_benchmark,
+    "cudnn_benchmark": lambda torch, value: setattr(torch.backends.cudnn, "benchmark", value),
 }

@@ -1,24 +1,24 @@
-"""NVTX ranges that mark the timed work for profilers, and the range of the CUDA profiler interface."""
+"""NVTX ranges around the timed work, for profilers, and the range of the CUDA profiler interface."""
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
-OPERATOR = "operator"  # the range of a layer's inner loop, inside of the layer's
-COUNTED = 1  # the number of the layer whose kernels stand for those of all where each is counted
-TIMED = "timed"  # the range around what is timed, where a profiler sees a call under its phase's ranges beside it
-LEAD = "lead"  # around the runs just before that, which no profile shows; their layers have ranges too
+OPERATOR = "operator"  # a layer's inner loop, inside the layer's range
+COUNTED = 1  # the layer whose counters represent all layers
+TIMED = "timed"  # the timed runs
+LEAD = "lead"  # the runs before the timed ones, which no profile shows
 
 
 class _Recording:
-    """Whether PyTorch's profiler is to see the ranges too; off, as each costs microseconds. entered: told each name."""
+    """State of the ranges. on: PyTorch's profiler records them, microseconds each. entered: called with each name."""
 
     on = False
     entered: Callable[[str], object] | None = None
 
 
 def layer_name(index: int) -> str:
-    """The range of a layer: "layer 0" for the first."""
+    """Return the range of a layer: "layer 0" for the first."""
     return f"layer {index}"
 
 
@@ -26,24 +26,24 @@ COUNTED_LAYER = layer_name(COUNTED)
 
 
 def is_layer(name: str) -> bool:
-    """Whether a range is that of a layer."""
+    """Return whether a range belongs to a layer."""
     word, _, index = name.partition(" ")
     return word == "layer" and index.isdecimal()
 
 
 def range_name(phase: str) -> str:
-    """What a profiler calls the work of a phase: a forward is a `prefill`, the field's word for it."""
+    """Return the range of a phase. Profiles call a forward `prefill`."""
     return "prefill" if phase == "forward" else phase
 
 
 def range_names(phase: str) -> tuple[str, ...]:
-    """The ranges of a phase, the outermost first: a request has those of its prompt and of its steps inside."""
+    """Return the ranges of a phase, the outermost first."""
     return (range_name(phase), "prefill", "generate") if phase == "request" else (range_name(phase),)
 
 
 @contextmanager
 def recorded(on: bool = True) -> Iterator[None]:
-    """Inside of the block, `nvtx_range` is a range of PyTorch's profiler too."""
+    """Let PyTorch's profiler record each `nvtx_range` of the block."""
     before, _Recording.on = _Recording.on, on
     try:
         yield
@@ -53,7 +53,7 @@ def recorded(on: bool = True) -> Iterator[None]:
 
 @contextmanager
 def told(entered: Callable[[str], object]) -> Iterator[None]:
-    """Inside of the block, `entered` is told the name of each `nvtx_range` before it begins."""
+    """Call `entered` with the name of each `nvtx_range` of the block before it begins."""
     before, _Recording.entered = _Recording.entered, entered
     try:
         yield
@@ -62,22 +62,18 @@ def told(entered: Callable[[str], object]) -> Iterator[None]:
 
 
 def is_recorded() -> bool:
-    """Whether PyTorch's profiler is to see the ranges."""
+    """Return whether PyTorch's profiler records the ranges."""
     return _Recording.on
 
 
 @contextmanager
 def nvtx_range(name: str) -> Iterator[None]:
-    """A push/pop range called `name`; nothing before PyTorch uses CUDA. See `recorded` for PyTorch's profiler."""
+    """Open a push/pop range, once PyTorch uses CUDA."""
     if _Recording.entered:
         _Recording.entered(name)
-    if not _Recording.on:
-        with _nvtx(name):
-            yield
-        return
-    from torch.profiler import record_function
-
-    with _nvtx(name), record_function(name):
+    if _Recording.on:
+        from torch.profiler import record_function
+    with _nvtx(name), record_function(name) if _Recording.on else nullcontext():
         yield
 
 
@@ -96,7 +92,7 @@ def _nvtx(name: str) -> Iterator[None]:
 
 @contextmanager
 def profiler_range(device: str) -> Iterator[None]:
-    """cudaProfilerStart to cudaProfilerStop, for profilers told to capture only that; nothing on a CPU."""
+    """Run the block between cudaProfilerStart and cudaProfilerStop; nothing on a CPU."""
     if device != "cuda":
         yield
         return

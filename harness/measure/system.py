@@ -1,4 +1,4 @@
-"""What a system hands over to be measured: the protocol between an adapter and the worker."""
+"""Protocol between a system's adapter and the worker: the adapter builds a workload for each case."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -11,30 +11,27 @@ from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.work import Work
 
-REPLAYED = "replayed from a graph"  # what `settings["prompt"]` says of a request whose prompt is
+REPLAYED = "replayed from a graph"  # `settings["prompt"]` of a request that replays its prompt
 
 
 class Skip(Exception):
-    """Raised by `build` for a case that this system cannot run; the message, one sentence, says why."""
+    """Raise it in `build` for a case that the system cannot run, with one sentence."""
 
 
 class NeedsFreshProcess(Exception):
-    """Raised by `build` where this process cannot serve the case any more but a new one can.
-
-    An engine that gives its memory back only when its process ends is left that way.
-    """
+    """Raise it in `build` if only a new process can run the case, because an engine holds this one's memory."""
 
 
 def _nothing() -> None:
-    """What `close` does where there is nothing to free."""
+    pass
 
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor that `run` reads, and how the harness fills it anew, in place, with values nobody can foresee.
+    """A tensor that `run` reads; the harness refills it in place with random values.
 
-    fill: "normal" (standard deviation `scale`), "uniform" (from 0 to `scale`), or "tokens" (whole numbers below
-    `scale`). batch_axis, token_axis: which axes are the sequences and the tokens of the case; None for none.
+    fill: "normal" (standard deviation `scale`), "uniform" (0 to `scale`) or "tokens" (integers below `scale`).
+    batch_axis, token_axis: axes of the case's sequences and tokens; None if missing.
     """
 
     tensor: Any
@@ -52,31 +49,27 @@ class Input:
 class Workload:
     """The work of one case, ready to run.
 
-    run: does the timed work once and returns its outputs: a tensor, or a tuple, list or dict of tensors that no later
-        call reads. Called any number of times, on a GPU without waiting for the device, and for timing "graph"
-        capturable. One call stands for `units` units (such as 16 generate steps) and a sample is divided by it. With
-        more than one unit the last tensor is [units, batch, ...], or there is one tensor for each unit.
-    tokens: how many tokens one unit processes.
-    capture: called once before `run`, where a case is timed, checked or profiled: captures what `run` replays, whose
-        memory counts then.
-    inputs: what `run` reads and the harness renews between samples and before the checked call.
-    witness: called with random numbers just before the last timed call, when inputs are renewed: draws the sequences
-        to compare and keeps what they start from. It returns what is called after `calls` timed calls of `run` with
-        the outputs of the last one, and compares them with the reference. None where there is none. It is called for
-        two checked calls: the second has the same recent tokens, and another past.
-    renews_past: whether `witness` gives each sequence another past, where that is no input with a token axis.
-    gate: compares outputs with the reference before anything is timed; None where there is nothing to compare with.
-    engine_samples: for systems that time themselves: ms of one unit, all that one batch gave at a time, as it ends. The
-        first batches, for as long as a warm-up lasts and at least one, are not counted.
-    engine_batch: for such a system: runs a batch, inside of the context only what it takes samples of (of generate,
-        some of the steps in which every sequence takes part), and returns how many units those are; a profiler sees
-        them alone.
-    measured: asked after sampling for metrics that the work found itself in so many last calls of `run`, or samples of
-        its engine.
-    metrics, settings: numbers and texts for the record; `flops` and `bytes` are those of one unit.
-    work: of one unit too, by its parts (`harness.schema.work.PRODUCTS` and so on); {} where not counted.
-    close: frees what the next case must not find.
-    Running out of memory is a MemoryError or torch's OutOfMemoryError, whoever raises it.
+    run: runs the timed work once and returns its outputs, a tensor or nested tuples, lists and dicts of tensors.
+        No later call may read them. On a GPU it does not wait for the device; timing "graph" captures it.
+        One call is `units` units, such as 16 generate steps, and samples are divided by it. With several units the
+        last tensor is [units, batch, ...], or each unit has a tensor.
+    tokens: tokens that one unit processes.
+    capture: called once before `run`: captures what `run` replays, after memory counting has begun.
+    inputs: tensors that the harness refills between samples and before the checked calls.
+    `witness`: starts a check of the timed call. It draws random sequences and stores their state just before the call.
+        It returns a function of the outputs and the number of calls that compares them with the reference.
+        The second checked call has the same recent tokens and another past. None without a reference.
+    renews_past: whether `witness` gives each sequence another past, if no input with a token axis does.
+    `gate`: checks outputs against the reference before timing; None without a reference.
+    engine_samples: for systems that time themselves: yields milliseconds per unit, one list per batch.
+        The first batches are warm-up, at least one.
+    engine_batch: for such a system: runs a batch, with only its timed part inside the context, and returns its units.
+        For generate, that part is some of the steps in which every sequence takes part.
+    measured: returns the work's own metrics over so many last calls of `run`, or samples of its engine.
+    metrics, settings: numbers and texts for the record; `flops` and `bytes` are per unit.
+    work: least FLOPs and bytes per unit, by part (`harness.schema.work.PRODUCTS` and so on); {} if not counted.
+    close: frees memory for the next case.
+    Out of memory is a MemoryError or torch's OutOfMemoryError.
     """
 
     run: Callable[[], object]
@@ -104,15 +97,15 @@ class Workload:
 
 
 class SystemAdapter(Protocol):
-    """An adapter. One instance serves every case of a worker; its module imports only what it needs to say so.
+    """Adapter of a system. One instance serves all cases of a worker.
 
-    packages: the distributions, beside torch, on whose versions its numbers depend.
+    packages: distributions, in addition to torch, whose versions affect its speed.
     """
 
     packages: tuple[str, ...]
 
     def unavailable(self) -> str:
-        """One sentence why the system cannot run here; empty where it can."""
+        """Return one sentence why the system cannot run here, or ""."""
 
     def build(self, case: Case) -> Workload:
-        """The workload of a case; Skip where it cannot be, NeedsFreshProcess where it cannot be here."""
+        """Build the workload of a case. Raises Skip or NeedsFreshProcess."""

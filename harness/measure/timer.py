@@ -1,4 +1,4 @@
-"""Time a callable: warm up until steady, then sample until the median is known or the budget ends."""
+"""Time a callable: warm up until samples agree, then sample until the median is known or the budget ends."""
 
 import math
 import time
@@ -10,41 +10,38 @@ from typing import Protocol
 from harness.measure.interval import median_interval
 from harness.schema.policy import Policy
 
-LEAST_SAMPLES = 20  # before the interval may end sampling: six of a machine that is about to change agree as well
-LEAST_S = 0.5  # likewise: clocks swing, and a millisecond's twenty samples lie in one swing
-MAX_SAMPLES = 1000  # more narrow the interval of short work by less than runs differ
-DOUBTFUL = 2.0  # precisions: an interval beyond them at the end of the budget shows a disturbance, which is waited for
-PATIENCE = 5.0  # budgets in all for a disturbance to pass
-LONGEST_WAIT_S = 60.0  # beyond the budget, likewise: a case has a time limit
-WARMUP_S = 0.2  # of a device that needs no longer
-WARMUP_MAX_S = 5.0  # whatever still drifts
+LEAST_SAMPLES = 20  # before the interval may end sampling: six may agree by chance
+LEAST_S = 0.5  # before the interval may end sampling: clocks swing, and twenty short samples lie in one swing
+MAX_SAMPLES = 1000  # more narrow the interval by less than the difference between runs
+DOUBTFUL = 2.0  # a wider interval, in units of the precision, extends the budget: a disturbance may pass
+PATIENCE = 5.0  # budgets in all
+LONGEST_WAIT_S = 60.0  # beyond the budget: a case has a time limit
+WARMUP_S = 0.2  # at least
+WARMUP_MAX_S = 5.0
 WARMUP_BUDGETS = 12  # at most: six rounds share a GPU's budget of a second and still settle for 2 s each
 STEADY = 0.02  # relative difference of two successive windows
-_WINDOW = 5  # samples whose median is compared with that of the five before them
-_WINDOW_S = 0.5  # that a window needs to last: of longer work it has fewer samples, down to one
-BATCHES = 3  # of an engine, from which on its samples tell how well their median is known
-READS = 10  # times the budget may an engine take in all, what it does not time included
+_WINDOW = 5  # samples of a window
+_WINDOW_S = 0.5  # a window need not be longer: longer calls need fewer samples
+BATCHES = 3  # batches of an engine before its interval may end sampling
+READS = 10  # budgets that an engine may take in all, prompts included
 
 
 @dataclass
 class Timing:
-    """Raw samples in ms, whether the GPU was throttled at each or up to 20 ms before, and what ended sampling."""
+    """Raw samples in milliseconds, their throttle flags (up to 20 ms late), and the criterion that ended sampling."""
 
     samples_ms: list[float]
     throttled: list[bool]
     stop: str
 
 
-def no_inspection() -> None:
-    """For work that is not inspected between its samples."""
-
-
 class Clock(Protocol):
-    """Times one callable. `own_bytes` of device memory are the clock's, not the callable's.
+    """A clock that times one callable.
 
-    wakes_s: seconds of load after which a device that was at rest runs at its speed. settles_s: the same for a load
-    that its controllers slow down. loaded_s: seconds of them that `prepare` spent, its first call left out.
-    replays: whether calls are replays of a capture, which write to the outputs of the captured one.
+    own_bytes: device memory of the clock. launches: calls per sample.
+    wakes_s, settles_s: seconds of load until an idle device, or a throttled one, runs at a steady speed.
+    loaded_s: seconds of load in `prepare`, without its first call.
+    replays: whether calls replay a capture and overwrite its outputs.
     """
 
     own_bytes: int
@@ -55,17 +52,17 @@ class Clock(Protocol):
     replays: bool
 
     def prepare(self, run: Callable[[], object]) -> None:
-        """Make ready to time `run`: call it, which may compile; capture it; choose how many launches make a sample."""
+        """Compile and capture `run`, and choose the number of launches per sample."""
 
     def sample(self) -> float:
-        """Milliseconds of one call, the mean of the `launches` calls that make a sample."""
+        """Return milliseconds of one call, the mean over `launches`."""
 
     def now(self) -> float:
-        """Seconds on the clock of the budgets."""
+        """Return seconds on the clock of the budgets."""
 
 
 class CpuClock:
-    """The monotonic clock of the host around one call."""
+    """The host's monotonic clock around one call."""
 
     own_bytes = 0
     launches = 1
@@ -73,35 +70,35 @@ class CpuClock:
     replays = False
 
     def prepare(self, run: Callable[[], object]) -> None:
-        """Keep `run`, and call it once."""
+        """Call `run` once."""
         self._run = run
         run()
 
     def sample(self) -> float:
-        """Milliseconds of one call."""
+        """Return milliseconds of one call."""
         start = time.perf_counter_ns()
         self._run()
         return (time.perf_counter_ns() - start) / 1e6
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Return monotonic seconds."""
         return time.monotonic()
 
 
 def never_throttled() -> bool:
-    """For devices that report no throttling."""
+    """Stand in for devices that report no throttling."""
     return False
 
 
 def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
-    """Time `run`: prepare, warm up, sample. limited: whether it may be a load that the device slows down."""
+    """Prepare, warm up and sample `run`. limited: whether the device may throttle it."""
     clock.prepare(run)
     warm_up(clock, policy, lambda: limited)
     return take_samples(clock, policy)
 
 
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
-    """Run until steady, the device's controllers included; the samples on the way there."""
+    """Run until samples agree and the device's controllers have settled; return the samples."""
     samples: list[float] = []
     if clock.loaded_s >= least_warmup_s(clock, policy, limited=True):
         return samples
@@ -117,7 +114,7 @@ def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_
 
 
 def least_warmup_s(clock: Clock, policy: Policy, limited: bool) -> float:
-    """Seconds of warm-up before steadiness ends it. limited: whether the device slows the load down."""
+    """Return the least seconds of warm-up. limited: whether the device throttles the load."""
     return min(_most_warmup_s(policy), max(WARMUP_S, clock.settles_s if limited else clock.wakes_s))
 
 
@@ -126,7 +123,7 @@ def _most_warmup_s(policy: Policy) -> float:
 
 
 def _is_steady(samples: list[float], seconds_each: float) -> bool:
-    """Whether the last two windows of samples agree."""
+    """Return whether the last two windows of samples agree."""
     window = min(_WINDOW, max(1, math.ceil(_WINDOW_S / max(seconds_each, 1e-9))))
     if len(samples) < 2 * window:
         return False
@@ -138,10 +135,10 @@ def take_samples(
     clock: Clock,
     policy: Policy,
     throttled: Callable[[], bool] = never_throttled,
-    before_sample: Callable[[], None] = no_inspection,
+    before_sample: Callable[[], None] = lambda: None,
     least_s: float = LEAST_S,
 ) -> Timing:
-    """Sample until a stopping rule of `policy` holds; least_s: seconds before the interval may end sampling."""
+    """Sample until a criterion of `policy` holds. least_s: seconds before the interval may end sampling."""
     timing = Timing([], [], "")
     start = clock.now()
     while not timing.stop:
@@ -158,7 +155,7 @@ def warm_up_engine(
     clock: Clock,
     throttled: Callable[[], bool] = never_throttled,
 ) -> None:
-    """Let a system that times itself run until steady; its first batch, which compiles, is never counted."""
+    """Run batches of a system that times itself until it has warmed up; the first batch compiles."""
     start, limited = time.monotonic(), False
     for _ in batches_ms:
         limited = limited or throttled()
@@ -169,12 +166,11 @@ def warm_up_engine(
 def take_engine_samples(
     batches_ms: Iterable[Sequence[float]], policy: Policy, throttled: Callable[[], bool] = never_throttled
 ) -> Timing:
-    """Samples of a system that times itself, until it or a stopping rule ends them; ValueError if there is none.
+    """Take samples of a system that times itself until it or a criterion ends; ValueError without samples.
 
-    All of a batch are kept, as all were measured: its first steps alone are those of a GPU that has just read prompts.
-    How well the median is known is asked of `BATCHES` batches and more, as the steps of one have much in common; with
-    fewer only the budget or `MAX_SAMPLES` ends sampling. The budget is of what was sampled, and in all `READS` times as
-    much: an engine reads prompts before it makes steps.
+    Whole batches are kept: their first steps follow a prompt and are unlike the others. Steps of a batch are
+    correlated, so the interval may end sampling after `BATCHES` batches. The budget counts sampled time, and `READS`
+    times the budget ends sampling in any case.
     """
     timing = Timing([], [], "")
     start = time.monotonic()
@@ -194,11 +190,11 @@ def take_engine_samples(
 def stop_reason(
     samples: list[float], elapsed_s: float, policy: Policy, due: bool | None = None, least_s: float = LEAST_S
 ) -> str:
-    """Why sampling is over: "interval", "count" or "budget"; "" while it is not.
+    """Return the criterion that ends sampling, "interval", "count" or "budget", or "".
 
-    Once the budget ends, a disturbed case is sampled for up to `PATIENCE` budgets or `LONGEST_WAIT_S` more. Samples so
-    long that this leaves `min_samples`: half as many again, as one of six alone widens the interval.
-    due: whether to look at the interval; None is when a tenth more are taken, as sorting costs more than short samples.
+    After the budget, a case with a wide interval continues for up to `PATIENCE` budgets or `LONGEST_WAIT_S`.
+    Calls so long that only `min_samples` fit get half as many again: with six, one outlier widens the interval.
+    due: whether to compute the interval; None is after every tenth more samples, since sorting outlasts short calls.
     """
     if len(samples) < policy.min_samples:
         return ""

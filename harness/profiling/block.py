@@ -1,4 +1,4 @@
-"""Profile a block of anybody's script by PyTorch's profiler; `profile_jobs` profiles the cases of a run."""
+"""Profile a block of any script with torch.profiler."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +12,14 @@ from harness.schema.profile import ProfileError, Region
 
 
 class Profiled:
-    """What `profiled` found; `region` is there once its block has ended."""
+    """Result of `profiled`; `region` exists once the block has ended."""
 
     region: Region
 
 
 @contextmanager
 def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -> Iterator[Profiled]:
-    """Profile a block by torch.profiler, its `harness.measure.ranges.nvtx_range` as ranges.
+    """Profile a block, with its `harness.measure.ranges.nvtx_range` as ranges.
 
         from harness.profiling.block import profiled
         from reports.profiles.words import sentences
@@ -30,19 +30,20 @@ def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -
         for sentence in sentences(found.region):
             print(sentence)
 
-    device: "cuda" where there is a GPU, else "cpu". units: of work in the block. keep: where the trace is left, as
-    .json.gz. Raises ValueError for arguments that cannot be, before the block runs, and ProfileError where nothing ran
-    in it, or where it lies in another such block.
+    device: by default "cuda" on a machine with a GPU, else "cpu".
+    units: units of work in the block.
+    keep: path of the trace, ending in .json.gz.
+    Raises ValueError for wrong arguments, and ProfileError for an empty block or one inside another.
     """
     import torch
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise ValueError(f"device {device!r}: must be cpu, or cuda where there is a GPU")
+        raise ValueError(f"device {device!r}: must be cpu, or cuda on a machine with a GPU")
     if units < 1:
         raise ValueError(f"units is {units}, must be at least 1")
     if keep is not None and (not str(keep).endswith(".json.gz") or not Path(keep).parent.is_dir()):
-        raise ValueError(f"keep {str(keep)!r}: must end in .json.gz, in a folder that is there")
+        raise ValueError(f"keep {str(keep)!r}: must end in .json.gz, in an existing folder")
     if is_recorded():
         raise ProfileError("a profiled block lies in another one: torch.profiler cannot record both")
     wait_for(device)

@@ -1,4 +1,4 @@
-"""Run one case under a profiler, in its worker: a call under its ranges, then the timed work undisturbed by them."""
+"""Run one case under a profiler, in its worker: one call under its ranges, then the timed runs without them."""
 
 import importlib
 import math
@@ -14,12 +14,11 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from harness.measure.cuda_clock import SETTLES_S, WAKES_S, CudaEventClock, wait_for
-from harness.measure.peak_memory import is_out_of_memory
+from harness.measure.process_state import is_out_of_memory
 from harness.measure.ranges import COUNTED_LAYER, LEAD, TIMED, nvtx_range, profiler_range, range_name, recorded, told
 from harness.measure.system import Workload
 from harness.measure.timer import (
     CpuClock,
-    Timing,
     never_throttled,
     take_engine_samples,
     take_samples,
@@ -33,13 +32,13 @@ from harness.schema.policy import Policy
 from harness.schema.profile import ProfileError
 
 WARM_RUNS = 3
-RUNS = 5  # of what is timed, one after another, at the least, so that one that is held up does not count
-RUNS_S = 0.25  # and for so long
-CAPPED_S = 1.0  # or so long at the power cap, where the clocks swing: an H200's from 1.5 to 1.98 GHz in half a second
-LONGEST_S = 6.0  # but fewer where they would take longer than this
-ALONE = Policy(budget_s=1.0)  # how runs are timed while nothing is profiled
-LAUNCHES = 20_000  # of kernels that Kineto records, those that lead in too: a trace of more takes longer than it shows
-COUNTED_STEPS = 2  # of a call of generate, its last ones: what is done once a mini-batch is in the last
+RUNS = 5  # at least, so that a delayed run does not count
+RUNS_S = 0.25  # at least
+CAPPED_S = 1.0  # at least, on a power-capped GPU, whose clocks swing
+LONGEST_S = 6.0  # at most
+ALONE = Policy(budget_s=1.0)  # to time runs without a profiler
+LAUNCHES = 20_000  # kernels that Kineto records: larger traces take long to read
+COUNTED_STEPS = 2  # last generate steps of a call; the last one also does the work once per mini-batch
 _LONG_S = 1.0  # a run this long needs no second one to be warm
 
 Tool = Literal["none", "kineto", "nsys", "ncu"]
@@ -48,10 +47,13 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class ProfilerChoice:
-    """Which profiler a case runs under; keep: where Kineto leaves its trace; ceilings: MODULE:FUNCTION that measures.
+    """The profiler of a case.
 
-    Nsight's programs are outside of the worker: they capture the region of the CUDA profiler interface. "none": the
-    case is but timed. alone_us: what that found, 0 where it is to be found beside the profile.
+    tool: Nsight's programs run outside the worker and capture the range of the CUDA profiler interface.
+        "none" only times the case.
+    keep: path of Kineto's trace.
+    `ceilings`: MODULE:FUNCTION that measures the GPU's peaks.
+    alone_us: time without a profiler, as "none" returned it; 0 to measure it.
     """
 
     tool: Tool = "kineto"
@@ -59,19 +61,9 @@ class ProfilerChoice:
     ceilings: str = ""
     alone_us: float = 0.0
 
-    def measured_ceilings(self) -> dict[str, float | None]:
-        """Peak rates of this GPU by `ceilings`."""
-        return ceilings_by(self.ceilings)
 
-    def profile(
-        self, case: Case, workload: Workload, throttled: Callable[[], bool] = never_throttled
-    ) -> dict[str, Any]:
-        """Fields of the case's profile under this profiler."""
-        return profile(case, workload, self, throttled)
-
-
-def ceilings_by(entry: str) -> dict[str, float | None]:
-    """What MODULE:FUNCTION measures of this GPU; {} without an entry, or where memory does not suffice for it."""
+def measured_ceilings(entry: str) -> dict[str, float | None]:
+    """Measure the GPU's peaks with MODULE:FUNCTION; {} without an entry, or if memory does not suffice."""
     if not entry:
         return {}
     module, _, function = entry.partition(":")
@@ -82,22 +74,23 @@ def ceilings_by(entry: str) -> dict[str, float | None]:
             return {}
         raise
     if torch := sys.modules.get("torch"):
-        torch.cuda.empty_cache()  # an engine takes what is free when it starts
+        torch.cuda.empty_cache()  # an engine takes the free memory when it starts
     return found
 
 
 def profile(
     case: Case, workload: Workload, asked: ProfilerChoice, throttled: Callable[[], bool] = never_throttled
 ) -> dict[str, Any]:
-    """Run the case for the profiler: fields of a `Profile` as JSON values, those that a report lacks; of Kineto, all.
+    """Run the case for the profiler and return fields of a `Profile` as JSON values.
 
-    Of "none" it is "alone_us" alone: how long a call takes while nothing is profiled, of an engine a unit; 0 on a CPU.
-    Raises ProfileError where Kineto found nothing, and for an engine without `Workload.engine_batch`.
+    Kineto gives all fields, Nsight those that its reports lack. "none" gives "alone_us": microseconds per call, or per
+    unit of an engine, without a profiler; 0 on a CPU.
+    Raises ProfileError for an empty trace, and for an engine without `Workload.engine_batch`.
     """
     work = _Work(case, workload, throttled)
     work.warm()
     if asked.tool != "ncu":
-        work.alone(asked.alone_us)
+        work.time_alone(asked.alone_us)
     if asked.tool == "none":
         return {"alone_us": work.call_us}
     found: dict[str, Any] = {}
@@ -107,44 +100,41 @@ def profile(
         found = _captured(work)
     else:
         _counted(work)
+    notes = ["profiled with a warm L2 cache, not cold"] if case.l2 == "cold" else []
     parts = {part: asdict(each) for part, each in workload.work.items()}
-    return found | {"notes": [*work.notes, *found.get("notes", ())], "work": parts}
+    return found | {"notes": [*notes, *found.get("notes", ())], "work": parts}
 
 
 class _Work:
-    """What of a case runs under a profiler."""
+    """The calls of a case under a profiler. A run is one sample's calls, or an engine's batch."""
 
     def __init__(self, case: Case, workload: Workload, throttled: Callable[[], bool] = never_throttled) -> None:
         self.case, self.workload, self.throttled = case, workload, throttled
-        self.name, self.device = range_name(case.phase), workload.device
+        self.device = workload.device
         self.is_engine = workload.engine_samples is not None
         if self.is_engine and workload.engine_batch is None:
             raise ProfileError("the system times itself and has no batch for a profiler (Workload.engine_batch)")
-        # Steps of an engine's batch: what leads in is the batch before them, and one region sees them.
+        # An engine's generate steps: the batch before them leads in, and one region shows them.
         self.is_part = self.is_engine and case.phase == "generate"
         self.units = workload.units
-        self.notes: list[str] = []
-        self.passes = 0  # of a call through the layer that is counted
-        self.call_s = 0.0  # of one call, its ranges and the host's wait included
-        self.calls = 1  # of a run: as many as a sample of a measurement launches together
-        self.lead = 0  # runs just before those that are looked at
+        self.passes = 0  # passes of a call through the counted layer
+        self.call_s = 0.0  # seconds of a call under its ranges
+        self.calls = 1  # calls of a run
+        self.lead = 0  # runs before the profiled ones
         self.runs = RUNS
-        self.host_us: list[float] = []  # of an engine, which times itself: each run's time
-        self.clock: CudaEventClock | None = None  # of what runs on a GPU and is no engine
-        self.call_us = 0.0  # of a call, of an engine of a unit, while nothing is profiled; 0 where that is not known
-        self.alone_us = 0.0  # of a run, likewise
-        if case.l2 == "cold":
-            self.notes.append("profiled with the L2 cache as the work leaves it, not cold")
+        self.host_us: list[float] = []  # an engine's time of each run
+        self.clock: CudaEventClock | None = None  # except for engines and CPUs
+        self.call_us = self.alone_us = 0.0  # of a call or an engine's unit, and of a run, without a profiler
 
     def warm(self) -> None:
-        """Run until what compiles has compiled; learn how many units a run of an engine is."""
+        """Compile; count the units of an engine's batch and the passes through the counted layer."""
         if self.is_engine:
             self._once(nullcontext())
             return
         for _ in range(WARM_RUNS):
             start = time.monotonic()
             entered: list[str] = []
-            # With the ranges on, so that what is compiled anew for them is compiled here.
+            # With ranges, for which torch.compile may compile anew.
             with recorded(), told(entered.append):
                 self.ranged(nullcontext())
             self.passes = entered.count(COUNTED_LAYER)
@@ -153,40 +143,35 @@ class _Work:
             if self.call_s > _LONG_S:
                 break
 
-    def alone(self, call_us: float = 0.0) -> None:
-        """Learn how long a run takes while nothing is profiled, as a measurement times it: a profiler may slow it.
-
-        call_us: of a call, of an engine of a unit, where an earlier timing told it.
-        """
-        if not self.is_engine and self.device != "cuda":
-            return
-        if not self.is_engine:
+    def time_alone(self, call_us: float = 0.0) -> None:
+        """Time a run without a profiler, which may slow it down. call_us: result of an earlier timing."""
+        engine_samples = self.workload.engine_samples
+        if engine_samples is not None:
+            if not call_us:
+                batches = iter(engine_samples(ALONE))
+                clock = CudaEventClock() if self.device == "cuda" else CpuClock()
+                warm_up_engine(batches, ALONE, clock, self.throttled)
+                call_us = median(take_engine_samples(batches, ALONE, self.throttled).samples_ms) * 1e3
+            self.call_us, self.alone_us = call_us, call_us * self.units
+        elif self.device == "cuda":
             self.clock = CudaEventClock(self.case.timing)
             self.clock.prepare(self.workload.run, self.call_s)
             self.calls = self.clock.launches
-        self.call_us = call_us or median(self._samples_alone().samples_ms) * 1e3
-        self.alone_us = self.call_us * (self.units if self.is_engine else self.calls)
-
-    def _samples_alone(self) -> Timing:
-        if self.workload.engine_samples is not None:
-            batches = iter(self.workload.engine_samples(ALONE))
-            warm_up_engine(batches, ALONE, CudaEventClock() if self.device == "cuda" else CpuClock(), self.throttled)
-            return take_engine_samples(batches, ALONE, self.throttled)
-        assert self.clock is not None
-        warm_up(self.clock, ALONE, self.throttled)
-        return take_samples(self.clock, ALONE, self.throttled)
+            if not call_us:
+                warm_up(self.clock, ALONE, self.throttled)
+                call_us = median(take_samples(self.clock, ALONE, self.throttled).samples_ms) * 1e3
+            self.call_us, self.alone_us = call_us, call_us * self.calls
 
     def timed(self) -> Callable[[], object]:
-        """A run: a sample's calls as a measurement launches them, or an engine's batch."""
+        """Return a run."""
         if self.is_engine:
             return lambda: self._once(self._on_the_hosts_clock())
         return self.clock.launch if self.clock else self.workload.run
 
     def load(self, run: Callable[[], object]) -> None:
-        """Run what is timed until the GPU's power controller has settled; learn how many runs to lead in and to see.
+        """Run until the GPU's clocks have settled; choose the numbers of lead-in and profiled runs.
 
-        It rests where a measurement does: at its power cap a GPU runs faster after each rest. Turning a profiler on is
-        such a rest, so what leads in settles it again.
+        Turning a profiler on lets the GPU rest, so a lead-in settles the clocks again.
         """
         start, runs, took_s, capped = time.monotonic(), 0, 0.0, False
         while self.device == "cuda" and took_s < SETTLES_S:
@@ -199,12 +184,12 @@ class _Work:
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
-        """How many runs to lead in and to see, of at most `most` in all, of which a quarter at the least leads in."""
+        """Return lead-in and profiled runs, at most `most` in all, of which a quarter leads in."""
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs
 
     def repeat(self, run: Callable[[], object], runs: int) -> bool:
-        """So many runs, and after each what a measurement does after a sample: wait, and ask about throttling."""
+        """Repeat a run, with the waits and throttle queries of a measurement; return whether it was throttled."""
         throttled = False
         for _ in range(runs):
             run()
@@ -213,16 +198,16 @@ class _Work:
         return throttled
 
     def seen(self, runs: int) -> Runs:
-        """What a profiler saw in the last runs."""
+        """Describe the last runs."""
         return Runs(runs, self.units, self.calls, self.host_us[-runs:], self.alone_us, self.case.timing == "graph")
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
-        """One call in the range of its phase, inside of `region`; of an engine's batch what it takes samples of."""
+        """Run one call, or the timed part of an engine's batch, in its phase's range, inside `region`."""
         entered: list[Found] = []
 
         @contextmanager
         def inside() -> Iterator[None]:
-            with region as found, nvtx_range(self.name):
+            with region as found, nvtx_range(range_name(self.case.phase)):
                 entered.append(found)
                 with self._on_the_hosts_clock():
                     yield
@@ -251,7 +236,7 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     found = work.ranged(kineto.recording(work.device, with_ranges=True))
     ranged = kineto.launched(found.events, work.device)
     if work.is_part:
-        # Ranges and the host's calls cost an engine that waits for its host up to half of its time.
+        # Ranges cost an engine that waits for its CPU up to half of its time.
         found = work.ranged(kineto.recording(work.device, with_ranges=False, keep=keep))
         return _values(found_of(kineto.launched(found.events, work.device), ranged, work.seen(1)))
     run = work.timed()
@@ -264,7 +249,7 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _operators_by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
-    """Of several calls under their ranges the one of median length: what holds one up is not what bounds the case."""
+    """Profile several calls on a CPU under their ranges and return the one of median length."""
     calls: list[tuple[dict[str, Any], Path]] = []
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -275,32 +260,31 @@ def _operators_by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
             calls.append((found_in(operators, operators), trace))
         values, trace = sorted(calls, key=lambda call: call[0]["region_us"])[(len(calls) - 1) // 2]
         if keep:
-            with suppress(OSError):  # the worker may run where that folder is not
+            with suppress(OSError):  # the worker's container may lack that folder
                 shutil.copyfile(trace, keep)
     return _values(values) | {"units": work.units}
 
 
 def _counted(work: _Work) -> None:
-    """A call in whose last passes through the counted layer Nsight counts."""
+    """Run a call; Nsight Compute counts in its last passes through the counted layer."""
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:
 
         def entered(name: str) -> None:
             nonlocal passes
-            if name != COUNTED_LAYER:
-                return
-            if passes == first:
-                region.enter_context(profiler_range(work.device))
-            passes += 1
+            if name == COUNTED_LAYER:
+                if passes == first:
+                    region.enter_context(profiler_range(work.device))
+                passes += 1
 
         with told(entered):
             work.ranged(nullcontext() if work.passes else profiler_range(work.device))
 
 
 def _captured(work: _Work) -> dict[str, Any]:
-    """Run a call under its ranges, then what is timed, in Nsight's region.
+    """Run a call under its ranges, then the timed runs, in Nsight's region.
 
-    The answer: what it saw, and whether that was apart from the call under its ranges.
+    Returns "seen", a description of the runs, and "apart": whether they are apart from the call under ranges.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))
@@ -319,6 +303,6 @@ def _captured(work: _Work) -> dict[str, Any]:
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Dataclasses as JSON values."""
+    """Turn dataclasses into JSON values."""
     parts = {name: [asdict(each) for each in found[name]] for name in ("kernels", "ranges")}
     return {**found, **parts, "timeline": asdict(found["timeline"])}

@@ -1,43 +1,111 @@
-"""Profile the cases of a run's jobs by the chosen profilers, keep the profiles, and do without a profiler that fails.
+"""Profile the cases of a run's jobs: times of all cases, then counters; a failing profiler is given up.
 
-Nsight Systems tells times and Nsight Compute tells ratios; where the first is not available, Kineto of PyTorch tells
-times from inside of the worker.
+Nsight Systems gives times, or Kineto inside the worker. Nsight Compute gives counters ("ratios").
 """
 
+import os
+import tempfile
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
 
-from harness.measure.environment import device_id_of
-from harness.profiling.job import JobProfiler
-from harness.profiling.request import ProfileRequest
-from harness.schema.profile import Profile
-from harness.schema.run_file import Job, Pair
+from harness.measure.environment import around, device_id_of, snapshot
+from harness.measure.nvml import VARIABLE as GPU_VARIABLE
+from harness.profiling.tools.choice import Tools
+from harness.profiling.under_profiler import STOP_S, ToolLost, UnderProfiler
+from harness.schema.profile import Counters, Profile, ProfileError, profile_path, read_profile, write_profile
+from harness.schema.reason import sentence
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import Pool
-from harness.workers.process import Place
-from harness.workers.scheduler import signals_raise
+from harness.workers.process import HERE, Launch, Limits, Place, PlaceLost, Stopped, WorkerProcess
+from harness.workers.scheduler import LOST, signals_raise
+
+BUILD, TIMES, RATIOS = "build", "times", "ratios"  # stages of a profile
+NOT_COUNTED = "not counted: "  # start of a note with the reason
+GIVEN_UP = f"{NOT_COUNTED}Nsight Compute was given up after an earlier case"
+TOGETHER = 8  # cases of a worker: it builds the model once, but finishes no profile before all are timed
+_ENVIRONMENT = ("device", "device_kind", "gpu", "software", "commit", "dirty")
 
 
-class Profiler(ProfileRequest):
-    """Profiles the requested cases, each once, and writes each profile to the run's folder."""
+@dataclass
+class Profiler:
+    """Profiles cases of a run, each once, and writes each profile to the run's folder.
+
+    `ceilings`: MODULE:FUNCTION that measures the GPU's peaks.
+    skip: returns a reason to skip a case, or "".
+    stand_in: returns a case with the same kernels in less memory for Nsight Compute, which saves all memory that a
+        kernel may write. If it fails, the case itself runs.
+    say: called with sentences for the user.
+    on_times, on_profile: called with each profile before its counters, and when it is finished.
+    stop_s: limit for a profiler to write its report.
+    resume: keep finished profiles and times without counters, and failures unless `retry_failed`.
+    `place`: the slot of a run without several GPUs.
+    """
+
+    run: Run
+    launches: Mapping[Pair, Launch]
+    tools: Tools
+    limits: Limits = field(default_factory=Limits)
+    ceilings: str = ""
+    skip: Callable[[Planned], str] = lambda planned: ""
+    stand_in: Callable[[Planned], Planned] = lambda planned: planned
+    say: Callable[[str], object] = lambda text: None
+    on_times: Callable[[Profile], object] = lambda profile: None
+    on_profile: Callable[[Profile], object] = lambda profile: None
+    stop_s: float = STOP_S
+    resume: bool = False
+    retry_failed: bool = False
+    place: Place = HERE
 
     def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = ()) -> list[Profile]:
-        """Profile the cases of `jobs`: times of all, then ratios; at `places`, each job at the first that is free.
+        """Profile the cases of `jobs`: times of all, then counters. Each job runs on the first free slot.
 
-        Times are those of the GPU that measured the job, if that is among them: no two are alike. Nothing is timed
-        while Nsight Compute counts, as that holds up launches on other GPUs of the machine, too. RunError where the GPU
-        is gone, or every one of them.
+        Times come from the GPU that measured the job, if it is there. Nothing is timed while Nsight Compute counts,
+        which delays launches on the machine's other GPUs. Raises RunError if every GPU is gone.
         """
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
-            found: list[dict[str, Profile]] = [{} for _ in jobs]  # by their cases' keys, as they come
+            found: list[dict[str, Profile]] = [{} for _ in jobs]  # by case key
             homes = self._homes(jobs, places) if places else [""] * len(jobs)
             self._each(jobs, places, lambda number, at: at.times(found[number]), homes)
             if self.tools.ratios:
                 self._each(jobs, places, lambda number, at: at.ratios(found[number]), [""] * len(jobs))
             return [profile for profiles in found for profile in profiles.values()]
 
+    def pending(self, job: Job) -> tuple[Planned, ...]:
+        """Return the cases of a job to profile."""
+        if not self.resume:
+            return job.cases
+        return tuple(each for each in job.cases if not self._is_finished(self.earlier(each)))
+
+    def earlier(self, planned: Planned) -> Profile | None:
+        """Return an earlier profile of a case, if it is readable."""
+        path = profile_path(self.run.folder, planned.case.key)
+        with suppress(ProfileError):
+            return read_profile(path) if path.exists() else None
+        return None
+
+    def _is_finished(self, found: Profile | None) -> bool:
+        if found is None or found.status in (*LOST, "skipped"):
+            return False
+        if found.status == "ok":  # the run may have been interrupted before the counters
+            return self.has_ratios(found) or not self.tools.ratios
+        return not self.retry_failed
+
+    def has_ratios(self, found: Profile) -> bool:
+        """Return whether a profile has counters, or failed to get them and is not retried."""
+        counted = any(kernel.counters for kernel in found.kernels)
+        return RATIOS in found.stages_s and (counted or not self.resume or not self.retry_failed)
+
     def _homes(self, jobs: Sequence[Job], places: Sequence[Place]) -> list[str]:
-        """The one of the places' GPUs that measured most cases of each job; "" where none did."""
+        """Return for each job the GPU that measured most of its cases, "" if that is not here."""
         here = {place.device_id for place in places}
         measured: dict[Pair, Counter[str]] = defaultdict(Counter)
         for record in self.run.records():
@@ -49,20 +117,252 @@ class Profiler(ProfileRequest):
         self,
         jobs: Sequence[Job],
         places: Sequence[Place],
-        do: Callable[[int, JobProfiler], None],
+        do: Callable[[int, "JobProfiler"], None],
         homes: Sequence[str],
     ) -> None:
-        """Do each of the jobs, by its number: what one loses of the tools the next one tries, unless all have lost it.
-
-        homes: the GPU that each is for, "" for any.
-        """
+        """Run `do` for each job by number. A profiler that one job gave up is tried by the next, unless it is lost."""
         pool = Pool(self.run.folder, places or (self.place,), self.say)
-        stopped = pool.stop.is_set if places else self.stopped
 
         def at(number: int, place: Place) -> None:
-            mine = JobProfiler(self, jobs[number], place, stopped)
+            mine = JobProfiler(self, jobs[number], place, pool.stop.is_set)
             do(number, mine)
             if mine.lost_everywhere:
                 self.tools = mine.tools
 
         pool.each(range(len(jobs)), at, lambda number: homes[number])
+
+
+class JobProfiler:
+    """Profiles the cases of a job on a slot.
+
+    stopped: whether the run is to end; called while a worker works.
+    tools: profilers that are not given up. lost_everywhere: whether they are given up for all jobs.
+    """
+
+    def __init__(self, asked: Profiler, job: Job, place: Place, stopped: Callable[[], bool]) -> None:
+        self.asked, self.job, self.place, self.stopped = asked, job, place, stopped
+        self.tools, self.lost_everywhere = asked.tools, False
+        launch = asked.launches[job.pair]
+        self.launch = replace(launch, env={**launch.env, **place.env})
+        self.under_profiler = UnderProfiler(asked.run, place, asked.limits, asked.ceilings, asked.stop_s, stopped)
+
+    def times(self, found: dict[str, Profile]) -> None:
+        """Add profiles with times to `found` by case key, from earlier profiles or as few workers as possible."""
+        missing: list[Planned] = []
+        for planned in self.asked.pending(self.job):
+            earlier = self.asked.earlier(planned) if self.asked.resume else None
+            if earlier is not None and earlier.status == "ok":
+                found.setdefault(planned.case.key, earlier)
+            elif planned.case.key not in found:
+                missing.append(planned)
+        for cases in by_worker(missing):
+            with WorkerProcess(self.launch, self.asked.limits.start_s, self.stopped) as worker:
+                alone = self._alone(worker, cases)
+                for planned in cases:
+                    before = alone.get(planned.case.key, _Alone())
+                    found[planned.case.key] = self._with_times(worker, planned, before)
+
+    def ratios(self, found: dict[str, Profile]) -> None:
+        """Add counters to the profiles, each case in a worker of its own.
+
+        If Nsight Compute is given up, a profile lacks the stage, and a resumption tries again.
+        """
+        launch = replace(self.launch, env={**self.launch.env, **_lock_of(self.place)})
+        for key, profile in found.items():
+            if profile.status != "ok" or self.asked.has_ratios(profile):
+                continue
+            profile = replace(profile, notes=tuple(note for note in profile.notes if not note.startswith(NOT_COUNTED)))
+            if self.tools.ratios:
+                start = time.monotonic()
+                profile, record = self._with_ratios(launch, profile)
+                found[key] = _took(profile, RATIOS, start, record) if self.tools.ratios else profile
+            else:
+                found[key] = replace(profile, notes=(*profile.notes, GIVEN_UP))
+            write_profile(self.asked.run.folder, found[key])
+            self.asked.on_profile(found[key])
+
+    def _alone(self, worker: WorkerProcess, cases: Sequence[Planned]) -> dict[str, "_Alone"]:
+        """Time several cases on a GPU before Kineto records the first, after which it delays all launches."""
+        asked = [planned for planned in cases if not self.asked.skip(planned)]
+        if self.tools.times != "kineto" or len(asked) < 2:
+            return {}
+        if worker.ready().environment.get("device_kind") != "cuda":
+            return {}
+        self.asked.say(f"{self.job.name}: {len(asked)} cases are timed before the first is profiled")
+        found: dict[str, _Alone] = {}
+        for planned in asked:
+            start, built_s = time.monotonic(), 0.0
+            try:
+                (call_us, record), lost = self.under_profiler.alone(worker, planned), None
+                built_s = record.stages_s.get(BUILD, 0.0)
+            except ToolLost as error:
+                self._end_if_stopped()
+                if not self.place.is_there():
+                    raise PlaceLost from None
+                call_us, lost = 0.0, error
+            found[planned.case.key] = _Alone(call_us, lost, time.monotonic() - start, built_s)
+        return found
+
+    def _with_times(self, worker: WorkerProcess, planned: Planned, before: "_Alone") -> Profile:
+        """Return a case's profile with times, written to the run's folder."""
+        start, started_at = time.monotonic() - before.took_s, datetime.now(UTC).isoformat(timespec="seconds")
+        record = None
+        if reason := self.asked.skip(planned):
+            profile = Profile(case=planned.case, status="skipped", reason=reason, started_at=started_at)
+        else:
+            try:
+                if before.lost is not None:
+                    raise before.lost
+                found, answered = self._times(worker, planned, before.us)
+                environment = {name: answered.environment.get(name) for name in _ENVIRONMENT}
+                values = found | {"environment": environment, "started_at": started_at}
+                profile, record = Profile.from_values({"case": planned.case.to_dict(), **values}), answered
+            except (ToolLost, ProfileError) as error:
+                self._end_if_stopped()
+                status, why = getattr(error, "status", "failed"), sentence(str(error))
+                profile = Profile(case=planned.case, status=status, reason=why, started_at=started_at)
+                if not self.place.is_there():
+                    raise PlaceLost from None
+        profile = _took(profile, TIMES, start, record, before.built_s)
+        self._keep(profile, record)
+        if profile.status == "ok" and self.tools.ratios:
+            self.asked.on_times(profile)
+        else:
+            self.asked.on_profile(profile)
+        return profile
+
+    def _keep(self, profile: Profile, record: Record | None) -> None:
+        run = self.asked.run
+        write_profile(run.folder, profile)
+        if run.mode == "profile":  # a run that measures keeps its own records
+            environment = snapshot(visible=self.place.env.get(GPU_VARIABLE))
+            record = record or Record(
+                profile.case,
+                profile.status,
+                profile.reason,
+                environment=around(environment, environment),
+                started_at=profile.started_at,
+            )
+            run.record_file(self.job).append(record)
+
+    def _times(self, worker: WorkerProcess, planned: Planned, alone_us: float) -> tuple[dict[str, Any], Record]:
+        """Return a profile's fields and the worker's record. Raises ToolLost or ProfileError."""
+        if self.tools.times == "kineto":
+            return self.under_profiler.by_kineto(worker, self.launch, planned, alone_us)
+        try:
+            worker.stop()  # Kineto's, of an earlier case
+            found, record = self.under_profiler.by_nsys(self.launch, planned)
+            return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}}, record
+        except (ToolLost, ProfileError) as error:
+            self._end_if_stopped()
+            if not self.tools.fallback:
+                raise ToolLost(_advised(error), status=getattr(error, "status", "failed")) from None
+            why = self._give_up("times", error)
+            found, record = self.under_profiler.by_kineto(worker, self.launch, planned)
+            return found | {"notes": [why, *found["notes"]]}, record
+
+    def _with_ratios(self, launch: Launch, profile: Profile) -> tuple[Profile, Record | None]:
+        """Return the profile with counters and the worker's record, or with a note and None."""
+        planned = Planned(profile.case)
+        stand_in = self.asked.stand_in(planned)
+        try:
+            try:
+                counters, command, record = self.under_profiler.by_ncu(launch, profile.case, stand_in)
+            except (ToolLost, ProfileError) as lost:
+                # A whole engine under ncu exceeds the time limit.
+                if getattr(lost, "lasting", False) or stand_in == planned or profile.case.timing == "engine":
+                    raise
+                stand_in = planned
+                counters, command, record = self.under_profiler.by_ncu(launch, profile.case, planned)
+        except (ToolLost, ProfileError) as error:
+            self._end_if_stopped()
+            if not self.place.is_there():
+                raise PlaceLost from None
+            why = f"{NOT_COUNTED}{self._give_up('ratios', error)}"
+            return replace(profile, notes=(*profile.notes, why)), None
+        if stand_in != planned:
+            counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a model of fewer layers"
+            profile = replace(profile, notes=(*profile.notes, counted))
+        tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
+        return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command)), record
+
+    def _end_if_stopped(self) -> None:
+        """Raise Stopped instead of noting a failure: Ctrl-C also ends a program that reads a report."""
+        if self.stopped():
+            raise Stopped
+
+    def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
+        """Report an error, and give the profiler up if it would fail again; return the sentence."""
+        why = sentence(_advised(error))
+        self.asked.say(why)
+        if isinstance(error, ToolLost) and error.lasting:
+            self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
+            self.lost_everywhere = self.lost_everywhere or error.everywhere
+        return why
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """Microseconds of a call without a profiler, 0 if unknown, or why the case does not run.
+
+    took_s: seconds spent, of which built_s on the model.
+    """
+
+    us: float = 0.0
+    lost: ToolLost | None = None
+    took_s: float = 0.0
+    built_s: float = 0.0
+
+
+def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
+    """Group cases by worker, at most `TOGETHER`; an engine's by phase, the shortest first.
+
+    Once Kineto has recorded, it delays every later launch, which short work shows most. Another phase restarts the
+    engine in any case.
+    """
+    found: dict[str, list[Planned]] = {}
+    for planned in cases:
+        found.setdefault(planned.case.phase if planned.case.timing == "engine" else "", []).append(planned)
+    ordered = (sorted(each, key=_length) if phase else each for phase, each in found.items())
+    return [each[first : first + TOGETHER] for each in ordered for first in range(0, len(each), TOGETHER)]
+
+
+def _length(planned: Planned) -> int:
+    """Return the tokens that an engine reads at once, or adds in a step."""
+    case = planned.case
+    return case.batch * (1 if case.phase == "generate" else case.context)
+
+
+def _took(profile: Profile, stage: str, start: float, record: Record | None, built_before: float = 0.0) -> Profile:
+    """Add the stage's seconds since `start`, with model build time as its own stage.
+
+    built_before: build time of an earlier request.
+    """
+    built = built_before + (record.stages_s.get(BUILD, 0.0) if record else 0.0)
+    so_far = profile.stages_s.get(BUILD, 0.0)
+    took = time.monotonic() - start - built
+    return replace(profile, stages_s={**profile.stages_s, BUILD: so_far + built, stage: took})
+
+
+def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
+    """Add counters to kernels, and a note if kernels without counters take over 5% of the time."""
+    kernels = tuple(replace(each, counters=counters.get(each.name)) for each in profile.kernels)
+    total = sum(kernel.time_us for kernel in kernels)
+    missed = sum(kernel.time_us for kernel in kernels if kernel.counters is None)
+    note = f"Nsight Compute counted no launch of kernels that take {missed / total:.0%} of the time" if total else ""
+    notes = (*profile.notes, note) if missed > 0.05 * total else profile.notes
+    return replace(profile, kernels=kernels, notes=notes)
+
+
+def _advised(error: Exception) -> str:
+    """Return the message of an error with advice; a ToolLost has its own."""
+    return str(error) if isinstance(error, ToolLost) else f"{error}; try again (--retry failed), or say --with torch"
+
+
+def _lock_of(place: Place) -> dict[str, str]:
+    """Return a TMPDIR per GPU: Nsight Compute's lock is a file there, which lets one program count at a time."""
+    if not place.name:
+        return {}
+    folder = Path(tempfile.gettempdir()) / f"ttt-bench-{os.getuid()}-{place.device_id or place.env[GPU_VARIABLE]}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return {"TMPDIR": str(folder)}

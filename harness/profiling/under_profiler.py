@@ -1,4 +1,4 @@
-"""Run a case in a worker under a profiler, and read what the worker answers and what the profiler's report says."""
+"""Run a case in a worker under a profiler; read the worker's answer and the profiler's report."""
 
 import re
 import shlex
@@ -10,8 +10,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.measure.environment import child_environment
 from harness.measure.ranges import range_names
-from harness.measure.variables import child_environment
 from harness.profiling.tools import ncu, nsys
 from harness.profiling.tools.trace import Runs, found_of
 from harness.schema.case import Case
@@ -23,15 +23,15 @@ from harness.schema.run_file import Planned
 from harness.workers.process import Launch, Limits, Place, WorkerProcess
 from harness.workers.protocol import WorkerLost, case_request, record_of
 
-STOP_S = 180.0  # a profiler writes its report when the worker has ended
-_READ_S = 300.0  # for a program that reads a report
+STOP_S = 180.0  # for a profiler to write its report
+_READ_S = 300.0  # to read a report
 _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 
 
 class ToolLost(Exception):
-    """A profiler that gave nothing for a case; the message is one sentence.
+    """A profiler gave no result for a case, in one sentence.
 
-    lasting: nor will it for another case of the job; everywhere: nor for any on this machine.
+    lasting: nor will it for the job's other cases. everywhere: nor for any case on this machine.
     """
 
     def __init__(self, reason: str, lasting: bool = False, status: str = "failed", *, everywhere: bool = False) -> None:
@@ -41,11 +41,10 @@ class ToolLost(Exception):
 
 @dataclass(frozen=True)
 class UnderProfiler:
-    """Lets workers run cases of a run under a profiler, and reads what they answer and what it reports.
+    """Profiles cases of a run. Every method raises ToolLost or ProfileError without a result.
 
-    place: where. ceilings: MODULE:FUNCTION that measures what the GPU does at best. stop_s: how long a profiler
-    may take to write its report when its worker has ended. stopped: whether to end, asked while a worker works.
-    Each way raises ToolLost or ProfileError where there is nothing to read.
+    `place`: GPU slot. `ceilings`: MODULE:FUNCTION that measures the GPU's peaks.
+    stop_s: limit for a profiler to write its report. stopped: whether the run is to end.
     """
 
     run: Run
@@ -56,10 +55,7 @@ class UnderProfiler:
     stopped: Callable[[], bool]
 
     def alone(self, worker: WorkerProcess, planned: Planned) -> tuple[float, Record]:
-        """How long a call of a case takes in the worker while nothing is profiled, and the worker's record.
-
-        In µs; 0 if not known.
-        """
+        """Return microseconds of a call without a profiler, 0 if unknown, and the worker's record."""
         answer = _answer(worker, self._request(planned, tool="none"), self.limits.case_s)
         record = self._record_of(answer, planned)
         found = answer["profile"].get("alone_us")
@@ -68,9 +64,9 @@ class UnderProfiler:
     def by_kineto(
         self, worker: WorkerProcess, launch: Launch, planned: Planned, alone_us: float = 0.0
     ) -> tuple[dict[str, Any], Record]:
-        """Fields of the profile of a case by Kineto, inside of the worker, and the worker's record.
+        """Return a profile's fields by Kineto inside the worker, and the worker's record.
 
-        alone_us: what `alone` found, 0 where the worker is to find it.
+        alone_us: result of `alone`; 0 lets the worker measure it.
         """
         keep = str(self._raw(planned.case, ".trace.json.gz"))
         answer = _answer(
@@ -82,7 +78,7 @@ class UnderProfiler:
         return answer["profile"] | {"tools": {"torch.profiler": version}, "commands": [command]}, record
 
     def by_nsys(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
-        """The same by Nsight Systems, around a worker of its own."""
+        """Return the same by Nsight Systems, around a worker of its own."""
         report, database = self._raw(planned.case, ".nsys-rep"), self._raw(planned.case, ".sqlite")
         wrapped = replace(launch, command=[*nsys.wrapping(report), *launch.command])
         answer, record = self._under(wrapped, planned, "nsys", report)
@@ -98,7 +94,7 @@ class UnderProfiler:
         return found | {"commands": [command]}, record
 
     def by_ncu(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str, Record]:
-        """Counters by kernel of what is planned, the command, and the record; the raw report is that of `case`."""
+        """Return counters by kernel of `planned`, the command, and the record. `case` names the report."""
         report, log = self._raw(case, ".ncu-rep"), self._raw(case, ".log")
         wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_names(case.phase)), *launch.command])
         _, record = self._under(wrapped, planned, "ncu", report, log)
@@ -108,7 +104,7 @@ class UnderProfiler:
     def _under(
         self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
     ) -> tuple[dict[str, Any], Record]:
-        """What a worker of its own answers under a profiler that leaves its report; ToolLost where there is none."""
+        """Run a worker under a profiler that writes `report`; return its answer and record."""
         for stale in (report, nsys.recorded(report)):
             stale.unlink(missing_ok=True)
         if log is not None:
@@ -122,9 +118,9 @@ class UnderProfiler:
                 raise _why(tool, _text(log), str(lost), lost.status) from None
         if status is None:
             raise ToolLost(f"{tool} did not end within {self.stop_s:g} s and was killed; try a smaller case", True)
-        said = _text(log)
-        if ncu.FORBIDDEN in said or status or not report.exists():
-            raise _why(tool, said, nsys.not_imported(report, worker.ending_words) or _ending(status), "failed")
+        text = _text(log)
+        if ncu.FORBIDDEN in text or status or not report.exists():
+            raise _why(tool, text, nsys.not_imported(report, worker.ending_words) or _ending(status), "failed")
         return answer, record
 
     def _request(self, planned: Planned, **asked: Any) -> dict[str, Any]:
@@ -132,7 +128,7 @@ class UnderProfiler:
         return case_request(planned, self.run.file.policy, "profile", {**asked, "ceilings": ceilings})
 
     def _record_of(self, answer: Mapping[str, Any], planned: Planned) -> Record:
-        """The record in an answer; ToolLost where it cannot be this case's, or with its status where it is not "ok"."""
+        """Return the record in an answer; ToolLost for another case, and for a status other than "ok"."""
         try:
             record = record_of(answer, planned)
             self.place.refuse_another_gpu(record.environment)
@@ -149,7 +145,7 @@ class UnderProfiler:
 
 
 def _answer(worker: WorkerProcess, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
-    """The answer of the worker; ToolLost with the status and the reason of its record where there is none."""
+    """Return the worker's answer; ToolLost with status and reason of its loss."""
     try:
         return worker.ask(request, limit_s, last=last)
     except WorkerLost as lost:
@@ -157,7 +153,7 @@ def _answer(worker: WorkerProcess, request: Mapping[str, Any], limit_s: float, *
 
 
 def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
-    """What happened under a profiler in one sentence that says what to do."""
+    """Return the failure of a profiler, with advice."""
     if ncu.FORBIDDEN in log:
         return ToolLost(
             "ncu may not read the GPU's counters: load the driver with NVreg_RestrictProfilingToAdminUsers=0, "
@@ -165,21 +161,21 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
             lasting=True,
             everywhere=True,
         )
-    said = ncu.complaint(log)
+    complaint = ncu.complaint(log)
     if ncu.NOTHING in log:
         return ToolLost("ncu profiled no kernel: it saw no range of the case; --with torch does without it", True)
     if status == "timeout":
         return ToolLost(f"{tool} gave nothing in time: {otherwise}; give it more --time-limit", True, status)
     if status == "unstarted":
-        advice = "" if said else "give it more --time-limit, or "
-        return ToolLost(f"{tool} failed: {said or otherwise}; {advice}--with torch does without it", True, status)
+        advice = "" if complaint else "give it more --time-limit, or "
+        return ToolLost(f"{tool} failed: {complaint or otherwise}; {advice}--with torch does without it", True, status)
     if status == "oom":
-        return ToolLost(f"the case did not fit beside {tool}: {otherwise}; try a smaller batch", status=status)
-    return ToolLost(f"{tool} failed: {said or otherwise}; --with torch does without it", status=status)
+        return ToolLost(f"the case did not fit next to {tool}: {otherwise}; try a smaller batch", status=status)
+    return ToolLost(f"{tool} failed: {complaint or otherwise}; --with torch does without it", status=status)
 
 
 def _ending(status: int) -> str:
-    """How a profiler ended that left no good report; a shell's 128 and more are signals."""
+    """Describe the end of a profiler without a report; 128 and more are signals."""
     number = status - 128 if status > 128 else -status
     if number in {each.value for each in signal.Signals}:
         return f"it was killed by {signal.Signals(number).name}"
@@ -187,8 +183,8 @@ def _ending(status: int) -> str:
 
 
 def _read_by(command: Sequence[str]) -> str:
-    """What a profiler's own program prints of a report; ProfileError where it cannot read it."""
-    env = child_environment({"LC_ALL": "C"})  # a comma means thousands and nothing else
+    """Run a profiler's own program to read a report; return its output. Raises ProfileError."""
+    env = child_environment({"LC_ALL": "C"})  # a comma separates thousands only
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_READ_S, env=env)
     except (OSError, subprocess.TimeoutExpired) as error:

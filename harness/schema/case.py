@@ -1,12 +1,12 @@
-"""One thing to measure: frozen, hashable, with a key made of what changes the work."""
+"""A case: one point to measure, frozen and hashable, with a key made of the fields that change the work."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_serializer
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, model_serializer
 from pydantic.dataclasses import dataclass
 
 MOST = (1 << 63) - 1  # the largest integer of a table's column
@@ -18,8 +18,17 @@ Mode = Literal["measure", "verify", "profile"]  # time cases, only check them, o
 PHASES = ("forward", "generate", "request")
 
 
+STORED = ConfigDict(extra="forbid", strict=True)  # files hold no unknown field, and no value of another type
+
+
+class Stored:
+    """Base of stored dataclasses that are checked only when they are read."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STORED
+
+
 def one_of(*words: str) -> Any:
-    """A constraint of a text field."""
+    """Constrain a text field to these words."""
     return Field(pattern=f"^({'|'.join(words)})$")
 
 
@@ -46,7 +55,7 @@ _Value = Annotated[Scalar, PlainValidator(_scalar)]
 
 
 def _sorted_options(options: Any) -> Any:
-    """Pairs of name and value sorted by name, from pairs or an object."""
+    """Sort options, an object or pairs of name and value, by name."""
     try:
         pairs = [tuple(pair) for pair in (options.items() if isinstance(options, Mapping) else options)]
         names = {name for name, _ in pairs}
@@ -58,16 +67,16 @@ def _sorted_options(options: Any) -> Any:
     return ordered
 
 
-@dataclass(frozen=True, config={"strict": True, "extra": "forbid"})
+@dataclass(frozen=True, config=STORED)
 class Case:
-    """One thing to measure.
+    """One point to measure.
 
-    phase: "forward" (a prompt), "generate" (steady-state steps), "request" (a prompt, then steps).
-    context: tokens of the prompt, or tokens already in the state of a generate step.
-    state_dtype: type of the recurrent state or cache, "" for the system's own.
-    timing: "eager" launches, CUDA "graph" replays, or "engine" where the system times itself.
+    phase: "forward" (a prompt), "generate" (steady-state steps) or "request" (a prompt, then steps).
+    context: tokens of the prompt, or tokens already in the state before a generate step.
+    state_dtype: dtype of the recurrent state or KV cache, "" for the system's default.
+    timing: "eager" launches, CUDA "graph" replays, or "engine" if the system times itself.
     l2: cache state before each sample.
-    options: further axes that differ from their default, such as (("mini_batch", 32),), sorted by name.
+    options: further axes with values other than their defaults, such as (("mini_batch", 32),), sorted by name.
     Raises pydantic's ValidationError, a ValueError.
     """
 
@@ -85,43 +94,43 @@ class Case:
 
     @cached_property
     def key(self) -> str:
-        """16 hexadecimal digits, equal for equal cases in every process and version of Python.
+        """Return 16 hexadecimal digits, equal for equal cases in every process.
 
-        A field at its default is not in it, so that a new field changes no key that is already in a file.
+        Fields at their default are left out, so a new field changes no existing key.
         """
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def system_backend(self) -> str:
-        """SYSTEM/BACKEND, as the command line names them."""
+        """SYSTEM/BACKEND, as on the command line."""
         return f"{self.system}/{self.backend}"
 
     @property
     def label(self) -> str:
-        """The case in a few words, for people."""
+        """The case in a few words."""
         words = [self.system_backend, self.size, self.phase, f"B={self.batch}", f"T={self.context}"]
         words += [self.dtype, *([f"state {self.state_dtype}"] if self.state_dtype not in ("", self.dtype) else [])]
         words += [self.timing, *(["cold"] if self.l2 == "cold" else [])]
         return " ".join([*words, *(f"{name}={value}" for name, value in self.options)])
 
     def option(self, name: str, default: Any = None) -> Any:
-        """The value of an option, or `default` where the case has none of that name."""
+        """Return the value of an option, or `default`."""
         return dict(self.options).get(name, default)
 
     @property
     def new_tokens(self) -> int:
-        """How many tokens a request adds to each prompt: its option `steps`."""
+        """Tokens that a request adds to each prompt."""
         return int(self.option("steps", STEPS))
 
     @model_serializer
     def to_dict(self) -> dict[str, Any]:
-        """The case as JSON values, without the fields at their default; `options` becomes an object."""
+        """Return JSON values without the fields at their default; `options` becomes an object."""
         known = self.__dataclass_fields__.values()
         values = {f.name: value for f in known if (value := getattr(self, f.name)) != f.default}
         return values | ({"options": dict(self.options)} if self.options else {})
 
     @classmethod
     def from_dict(cls, values: Any) -> "Case":
-        """The case that `to_dict` wrote; pydantic's ValidationError names a field that is missing, unknown or wrong."""
+        """Return the case that `to_dict` wrote; ValidationError names a wrong field."""
         return cls(**values)

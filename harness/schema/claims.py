@@ -1,34 +1,34 @@
-"""Who holds a run and its jobs: small files beside the run, each made whole by one process alone.
+"""Claims: small files in a run's folder that name the process holding the run or one of its jobs.
 
 FOLDER/claims/run.json           the process that holds the run alone
-FOLDER/claims/submission.json    the Slurm job whose tasks share the run, and from where it was submitted
+FOLDER/claims/submission.json    the Slurm job whose tasks share the run, and the host that submitted it
 FOLDER/claims/ARRAY/JOB.json     the task that holds a job; JOB.done once the job is finished
 """
 
-import json
 import os
 import shutil
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from pydantic import TypeAdapter
+
+from harness.schema.case import Stored, Text
 from harness.schema.files import create_atomically, read_regular, refusing, write_atomically
-from harness.schema.reason import printable
 from harness.schema.record import RecordError
 
 
 @dataclass(frozen=True)
-class Holder:
+class Holder(Stored):
     """A process that holds a run or one of its jobs.
 
-    array, index, restart: of a task, Slurm's id of the array, its index in it, and how often it was requeued.
-    started: when the process began, in the kernel's ticks since the machine's start; 0 where that is not known.
+    array, index, restart: Slurm's array id, the task's index in it, and how often Slurm requeued the task.
+    started: start of the process in kernel ticks since boot; 0 if unknown.
     """
 
-    host: str
+    host: Text
     process: int
     array: str = ""
     index: str = ""
@@ -37,7 +37,7 @@ class Holder:
 
     @classmethod
     def here(cls, environment: Mapping[str, str] = os.environ) -> "Holder":
-        """This process, as a task where Slurm runs it as one."""
+        """Return this process, with its Slurm task if Slurm started it."""
         array = environment.get("SLURM_ARRAY_JOB_ID") or environment.get("SLURM_JOB_ID", "")
         index = environment.get("SLURM_ARRAY_TASK_ID", "0") if array else ""
         restart = environment.get("SLURM_RESTART_COUNT", "0") if array else "0"
@@ -46,24 +46,24 @@ class Holder:
 
     @property
     def name(self) -> str:
-        """ARRAY_INDEX of a task, as Slurm writes it; "" of another process."""
+        """ARRAY_INDEX of a Slurm task, "" otherwise."""
         return f"{self.array}_{self.index}" if self.array else ""
 
     @property
     def is_here(self) -> bool:
-        """Whether its process is of this machine."""
+        """Whether the process belongs to this machine."""
         return self.host == socket.gethostname()
 
     @property
     def is_dead(self) -> bool:
-        """Whether its process is known to have ended: no process of this machine has its number and began with it."""
+        """Whether the process has surely ended: its number is free, or a later process has it."""
         if not self.is_here:
             return False
         try:
             os.kill(self.process, 0)
         except (ProcessLookupError, OverflowError):
             return True
-        except OSError:  # another user's
+        except OSError:  # a process of another user
             pass
         now = _started(self.process)
         return 0 not in (now, self.started) and now != self.started
@@ -74,14 +74,17 @@ class Holder:
         return f"{task}process {self.process} on {self.host}"
 
 
+_ADAPTER: TypeAdapter[Holder] = TypeAdapter(Holder)
+
+
 class Claims:
-    """The claims on the jobs of a run by the tasks of one array."""
+    """Claims of an array's tasks on the jobs of a run."""
 
     def __init__(self, run_folder: Path, array: str) -> None:
         self.folder = _folder(run_folder) / array
 
     def take(self, job: str, holder: Holder) -> bool:
-        """Whether the holder has the job now: it was free, or an earlier start of the same task had claimed it."""
+        """Claim a job if it is free or an earlier start of the same task holds it; return whether that succeeded."""
         if self.is_finished(job):
             return False
         with refusing(self.folder, "written", RecordError):
@@ -97,16 +100,16 @@ class Claims:
             return True
 
     def finish(self, job: str) -> None:
-        """Leave a finished job; no task of the array takes it again."""
+        """Release a finished job; no task of the array takes it again."""
         with refusing(self.folder, "written", RecordError):
             os.replace(self._path(job), self._done(job))
 
     def holder(self, job: str) -> Holder | None:
-        """The task that claimed a job and has not finished it."""
+        """Return the task that claimed a job and has not finished it."""
         return _read(self._path(job))
 
     def is_finished(self, job: str) -> bool:
-        """Whether a task of the array finished the job."""
+        """Return whether a task of the array finished the job."""
         return self._done(job).exists()
 
     def _path(self, job: str) -> Path:
@@ -117,15 +120,12 @@ class Claims:
 
 
 def note_holder(run_folder: Path, holder: Holder) -> None:
-    """Say who holds the run alone."""
-    with refusing(run_folder, "written", RecordError):
-        path = _folder(run_folder) / "run.json"
-        path.parent.mkdir(exist_ok=True)
-        write_atomically(path, _text(holder))
+    """Write down the process that holds the run alone."""
+    _note(run_folder, "run.json", holder)
 
 
 def forget_holder(run_folder: Path, alone: bool) -> None:
-    """Remove the holder's note; alone: also the folder of claims, if it is empty: those in it are of tasks."""
+    """Remove the holder's note; alone: also the folder of claims, if no task left claims in it."""
     with suppress(OSError):
         (_folder(run_folder) / "run.json").unlink(missing_ok=True)
         if alone:
@@ -133,42 +133,38 @@ def forget_holder(run_folder: Path, alone: bool) -> None:
 
 
 def holders(run_folder: Path) -> list[Holder]:
-    """Who holds the run alone, else the tasks that claimed a job of it."""
+    """Return the process that holds the run alone, or the tasks that claimed its jobs."""
     alone = holder_alone(run_folder)
     found = [alone] if alone else [_read(path) for path in sorted(_folder(run_folder).glob("*/*.json"))]
     return [each for each in found if each is not None]
 
 
 def holder_alone(run_folder: Path) -> Holder | None:
-    """The process that says that it holds the run alone; not one that was killed before it could take that back."""
+    """Return the process that holds the run alone, unless it is dead."""
     found = _read(_folder(run_folder) / "run.json")
     return None if found is None or found.is_dead else found
 
 
 def note_submission(run_folder: Path, array: str) -> None:
-    """Say which Slurm job the run's tasks belong to, and from where it was submitted."""
-    with refusing(run_folder, "written", RecordError):
-        folder = _folder(run_folder)
-        folder.mkdir(exist_ok=True)
-        write_atomically(folder / "submission.json", _text(Holder(socket.gethostname(), os.getpid(), array)))
+    """Write down the Slurm job of the run's tasks and the host that submitted it."""
+    _note(run_folder, "submission.json", Holder(socket.gethostname(), os.getpid(), array))
 
 
 def submission(run_folder: Path) -> Holder | None:
-    """Who submitted the run, and as which Slurm job; None where nobody did."""
+    """Return the submission of the run to Slurm, if there is one."""
     return _read(_folder(run_folder) / "submission.json")
 
 
 def forget_submission(run_folder: Path) -> None:
-    """The Slurm job has done what it was submitted for."""
+    """Remove the submission: its Slurm job is done."""
     with refusing(run_folder, "written", RecordError):
         (_folder(run_folder) / "submission.json").unlink(missing_ok=True)
 
 
 def clear(run_folder: Path) -> None:
-    """Free every job; for whoever holds the run alone, when no task of it lives."""
-    folder = _folder(run_folder)
+    """Free every job. Only for a process that holds the run alone while none of its tasks is alive."""
     with refusing(run_folder, "written", RecordError):
-        for path in folder.glob("*/"):
+        for path in _folder(run_folder).glob("*/"):
             shutil.rmtree(path)
     forget_submission(run_folder)
 
@@ -177,24 +173,25 @@ def _folder(run_folder: Path) -> Path:
     return run_folder / "claims"
 
 
+def _note(run_folder: Path, name: str, holder: Holder) -> None:
+    with refusing(run_folder, "written", RecordError):
+        _folder(run_folder).mkdir(exist_ok=True)
+        write_atomically(_folder(run_folder) / name, _text(holder))
+
+
 def _read(path: Path) -> Holder | None:
     try:
-        values: Any = json.loads(read_regular(path))
-        holder = Holder(**values)
-    except (OSError, ValueError, TypeError):
+        return _ADAPTER.validate_json(read_regular(path))
+    except (OSError, ValueError):
         return None
-    kinds = {name: type(value) for name, value in asdict(holder).items()}
-    wanted = {"host": str, "process": int, "array": str, "index": str, "restart": int, "started": int}
-    return holder if kinds == wanted and holder.host == printable(holder.host) else None
 
 
 def _started(process: int) -> int:
-    """When a process began, as `Holder.started`."""
     try:
         return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):  # no /proc, or the process is gone
         return 0
 
 
-def _text(holder: Holder) -> str:
-    return json.dumps(asdict(holder)) + "\n"
+def _text(holder: Holder) -> bytes:
+    return _ADAPTER.dump_json(holder) + b"\n"

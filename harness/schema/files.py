@@ -1,4 +1,4 @@
-"""Write files whole or not at all; list and read them as people have them; say why a file could not be had."""
+"""Write files whole or not at all, read regular files only, and turn an OSError into one sentence."""
 
 import errno
 import fcntl
@@ -12,33 +12,28 @@ from pathlib import Path
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LEFT_BEHIND = ("Thumbs.db", "desktop.ini", "__MACOSX")
 _POINTER = b"version https://git-lfs.github.com/spec/"
-READ_LIMIT = 256 << 20  # bytes of a file that is read whole
+READ_LIMIT = 256 << 20  # bytes
 
 
-def open_regular(path: Path) -> int:
-    """A descriptor to read a regular file from. OSError for a Git LFS pointer, and for a pipe or a device.
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file and return its descriptor.
 
-    A pipe may block, and a device may never end.
+    Raises OSError for a Git LFS pointer, and for a pipe or a device, which may block or never end.
     """
     # O_NONBLOCK: opening a FIFO waits for its writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "Not a regular file")
-    refuse_pointer(descriptor)
-    return descriptor
-
-
-def refuse_pointer(descriptor: int) -> None:
-    """Close a file that Git LFS left in place of its content, and raise OSError."""
     if os.pread(descriptor, len(_POINTER), 0) == _POINTER:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "Is a Git LFS pointer; run `git lfs pull`")
+    return descriptor
 
 
 def read_regular(path: Path, limit: int = READ_LIMIT) -> bytes:
-    """The content of a regular file of at most `limit` bytes; OSError for any other."""
+    """Return the content of a regular file; OSError if it has more than `limit` bytes."""
     with os.fdopen(open_regular(path), "rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -47,19 +42,16 @@ def read_regular(path: Path, limit: int = READ_LIMIT) -> bytes:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace `path` by `content`, text in UTF-8; what was there stays until all of it is on the disk. Raises OSError.
-
-    What UTF-8 cannot hold becomes a question mark.
-    """
-    with _written_beside(path, content) as aside:
-        os.replace(aside, path)
+    """Replace `path` by `content` once all of it is on the disk. Text that UTF-8 lacks becomes question marks."""
+    with _temporary(path, content) as temporary:
+        os.replace(temporary, path)
 
 
 def create_atomically(path: Path, content: str | bytes) -> bool:
-    """Whether `path` was made, whole; False where it is there: of several processes one makes it. Raises OSError."""
-    with _written_beside(path, content) as aside:
+    """Create `path` whole and return True, or return False if it exists. One of several processes creates it."""
+    with _temporary(path, content) as temporary:
         try:
-            os.link(aside, path)
+            os.link(temporary, path)
         except FileExistsError:
             return False
         except OSError as error:
@@ -69,39 +61,36 @@ def create_atomically(path: Path, content: str | bytes) -> bool:
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 return False
-            os.replace(aside, path)
+            os.replace(temporary, path)
     return True
 
 
 @contextmanager
-def _written_beside(path: Path, content: str | bytes) -> Iterator[str]:
-    """A file with `content` in the folder of `path`, which is gone afterwards."""
+def _temporary(path: Path, content: str | bytes) -> Iterator[str]:
+    """Write `content` to a temporary file in the folder of `path`, and remove it afterwards."""
     data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
-    aside = str(path.parent / f".{path.name}.{secrets.token_hex(4)}")
+    temporary = str(path.parent / f".{path.name}.{secrets.token_hex(4)}")
     # The umask sets its mode, and no chmod follows: some mounts refuse it.
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        yield aside
+        yield temporary
     finally:
-        Path(aside).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
-    """The entries of a folder by name, without those that a file manager or another system leaves (`._records.jsonl`).
-
-    Raises OSError where there is a folder that cannot be read.
-    """
+    """List a folder by name, without hidden files and those of file managers. A missing folder is empty."""
     found = (path for path in folder.iterdir() if path.match(pattern)) if folder.is_dir() else ()
     return sorted(path for path in found if not path.name.startswith(".") and path.name not in _LEFT_BEHIND)
 
 
 @contextmanager
 def refusing(path: Path, verb: str, refusal: type[Exception]) -> Iterator[None]:
-    """Inside, an OSError is a `refusal` that says `PATH: cannot be VERB` and why. verb: "read" or "written"."""
+    """Turn an OSError into a `refusal`: `PATH: cannot be VERB: REASON`. verb: "read" or "written"."""
     try:
         yield
     except OSError as error:
@@ -109,7 +98,7 @@ def refusing(path: Path, verb: str, refusal: type[Exception]) -> Iterator[None]:
 
 
 def unlock_and_close(descriptor: int) -> None:
-    """Close a file and give up its lock at once: a process that another thread is starting may still have it open."""
+    """Unlock a file, then close it: a process that another thread is starting may still hold the descriptor."""
     with suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

@@ -1,20 +1,20 @@
-"""When a case stops sampling."""
+"""Stopping criteria of a case."""
 
 from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-MOST_SAMPLES = 1_000_000  # that a case may ask for
+MOST_SAMPLES = 1_000_000
 
 
 @dataclass(frozen=True, config={"strict": True, "extra": "ignore"})
 class Policy:
-    """Stopping criteria, as NVBench has them. `measure.timer` holds the constants behind them.
+    """Two stopping criteria, as in NVBench, and a minimum; `measure.timer` holds further constants.
 
-    precision: sampling ends once the 95% interval of the median lies within this share of the median.
-    budget_s: seconds of sampling after which it ends anyway, except where the interval is twice as wide as
-        `precision`; 0 takes `min_samples` and skips warm-up.
+    precision: sampling ends once the 95% interval of the median is within this share of the median.
+    budget_s: seconds of sampling, longer while the interval exceeds twice `precision`.
+        0 takes `min_samples` and skips the warm-up.
     min_samples: sampling never ends earlier.
     Raises pydantic's ValidationError, a ValueError. Fields of earlier versions are ignored.
     """

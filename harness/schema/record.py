@@ -1,9 +1,11 @@
-"""One measured, failed or skipped case: its schema and its JSON line."""
+"""A record: the result of one case as a line of JSON, and the file that holds the records of a job."""
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import field
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -11,28 +13,29 @@ from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict
 
 from harness.schema.case import Case, one_of
+from harness.schema.files import BYTE_ORDER_MARK, open_regular, refusing
 from harness.schema.reason import clipped, invalid, printable
 
 SCHEMA_VERSION = 3
 REASON_LIMIT = 2000  # bytes
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
 LEAST_MS, MOST_MS = 1e-9, 1e12  # of a sample that is not 0: readers divide by samples and add them up
-NESTING_LIMIT = 16  # levels of `gate` and `environment`, which readers walk by recursion
+NESTING_LIMIT = 16  # levels of nested values, which readers walk by recursion
 
 STATUSES = ("ok", "incorrect", "failed", "killed", "unstarted", "timeout", "oom", "skipped")
 _WHOLE_LIMIT = 1 << 64  # integers below it fit a float
-LINE_START = b'{"schema":'
+_LINE_START = b'{"schema":'
 
 
 class RecordError(ValueError):
-    """A record or a record file that cannot be used; one printable sentence that says what is wrong and where."""
+    """An unusable record or file, in one printable sentence with the reason."""
 
     def __init__(self, message: str) -> None:
         super().__init__(clipped(message, MESSAGE_LIMIT))
 
 
 def unfit(value: Any) -> str:
-    """Why readers cannot hold JSON values: they are nested too deep, or an integer fits no float; "" where they can."""
+    """Return why readers cannot hold JSON values (nested too deep, an integer beyond a float), or ""."""
     level = [value]
     for _ in range(NESTING_LIMIT):
         inner = [each for outer in level for each in (outer.values() if isinstance(outer, dict) else outer)]
@@ -45,7 +48,7 @@ def unfit(value: Any) -> str:
 
 
 def _printable_tree(value: Any) -> Any:
-    """The value with every text in it, keys too, made printable."""
+    """Make every text in a value printable, keys included."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
@@ -54,8 +57,8 @@ def _printable_tree(value: Any) -> Any:
 
 
 def _tree(value: Any) -> Any:
-    if isinstance(value, dict) and (said := unfit(value)):
-        raise ValueError(said)
+    if isinstance(value, dict) and (why := unfit(value)):
+        raise ValueError(why)
     return _printable_tree(value) if isinstance(value, dict) else value
 
 
@@ -66,13 +69,14 @@ def _sample(value: float) -> float:
 
 
 def _metric(value: Any) -> Any:
-    """A Python number for one of NumPy; None for one that is not finite."""
+    """Convert a NumPy number to Python's, and one that is not finite to None."""
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, int) and not -_WHOLE_LIMIT < value < _WHOLE_LIMIT:
         raise ValueError("must be a number below 2^64")
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+# Keys that readers look up; others are allowed.
 class _Check(TypedDict):
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     name: str
@@ -92,8 +96,6 @@ class _Part(TypedDict, total=False):
 
 
 class _Environment(TypedDict, total=False):
-    """What readers look into; the rest may be anything."""
-
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     gpu: _Part | None
     cpu: _Part | None
@@ -109,7 +111,7 @@ _Reason = Annotated[
 
 
 def _version(value: Any) -> Any:
-    """Schema 2 is read as 3: only its status "gate" is now "incorrect"."""
+    """Read schema 2 as 3: one status got another name, see `_Status`."""
     if isinstance(value, int) and value not in (2, SCHEMA_VERSION):
         raise ValueError(f"must be 2 or {SCHEMA_VERSION}")
     return SCHEMA_VERSION if value == 2 else value
@@ -121,21 +123,18 @@ _Status = Annotated[str, BeforeValidator(lambda text: "incorrect" if text == "ga
 
 @dataclass(config={"strict": True, "extra": "forbid"})
 class Record:
-    """The result of one case. Raises pydantic's ValidationError where a field is wrong or fields contradict each other.
+    """Result of one case. Raises pydantic's ValidationError for a wrong field or a contradiction.
 
-    repeat: which of the run's repeats, from 0; each is a fresh process.
-    status: "ok"; "incorrect" (outputs differ from the reference); "failed" (raised, or exited); "killed" (by a signal);
-        "unstarted" (its worker could not be started); "timeout"; "oom"; "skipped" (cannot run here). All but "ok"
-        carry a reason and no samples.
-    samples_ms: raw, each the milliseconds of one unit of work; `throttled` has a bool for each.
-    calls: units of work that one sample spans. tokens: tokens of one unit. stop: why sampling ended.
-    gate: `Verdict.to_dict()`. metrics: numbers; those that are not finite become None. settings: texts.
-    environment: `environment.snapshot()` with what changes under "before" and "after", the end of the last sample; the
-        GPU's throttle_reasons there are those of all samples.
-    started_at: ISO 8601, UTC. wall_s: seconds that the case took; stages_s: those of its stages, such as "build",
-        "gate", "cool_down" (of a GPU that heat slowed down), "warm_up", "sample", "reference" (its answer for what was
-        timed) and "check" (the rest of the check).
-    earlier: what its file has of this case and repeat before it, oldest first; no part of its own line.
+    repeat: number of the run's repeat, from 0; each is a fresh process.
+    status: one of `STATUSES`, as in harness/README.md. Every status except "ok" has a reason and no samples.
+    samples_ms: raw milliseconds of one unit; `throttled` has a flag for each.
+    calls: units of work in one sample. tokens: tokens of one unit. stop: the criterion that ended sampling.
+    `gate`: `Verdict.to_dict()`. metrics: numbers; those that are not finite become None. settings: texts.
+    environment: `environment.snapshot()` with readings "before" the case and "after" its last sample.
+        The throttle_reasons after it are those of all samples.
+    started_at: ISO 8601, UTC. wall_s: seconds of the case. stages_s: seconds by stage: build, `gate`,
+        cool_down, warm_up, sample, reference and check.
+    earlier: previous records of this case and repeat in its file, oldest first; not written.
     """
 
     schema: _Schema = field(default=SCHEMA_VERSION, kw_only=True)
@@ -168,26 +167,26 @@ class Record:
         if self.status != "ok" and self.samples_ms:
             raise ValueError(f"status {self.status!r} with samples; only 'ok' may be timed")
         if len(self.throttled) != len(self.samples_ms):
-            raise ValueError(f"{len(self.throttled)} throttle marks for {len(self.samples_ms)} samples")
+            raise ValueError(f"{len(self.throttled)} throttle flags for {len(self.samples_ms)} samples")
         if self.status == "ok" and self.gate is not None and self.gate.get("passed") is not True:
-            raise ValueError("status 'ok' with a gate that was not passed")
+            raise ValueError("status 'ok' with a failed check")
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as JSON values, the schema version first; a number that is not finite becomes None."""
+        """Return JSON values, the schema version first; numbers that are not finite become None."""
         return json.loads(self.to_json())  # type: ignore[no-any-return]
 
     def to_json(self) -> str:
-        """One line of JSON without its newline."""
+        """Return one line of JSON without its newline."""
         return _ADAPTER.dump_json(self).decode()
 
     @classmethod
     def from_dict(cls, values: Any) -> "Record":
-        """The record that `to_dict` wrote; see `from_json`."""
+        """Return the record that `to_dict` wrote. Raises RecordError."""
         return cls.from_json(json.dumps(values))
 
     @classmethod
     def from_json(cls, line: bytes | str) -> "Record":
-        """The record of a line of JSON; RecordError names what is wrong."""
+        """Return the record of a line of JSON. Raises RecordError."""
         try:
             return _ADAPTER.validate_json(line)
         except ValidationError as error:
@@ -200,9 +199,100 @@ _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 
 def finite(value: Any) -> Any:
-    """JSON values without NaN and infinity, which JSON has not: they become None."""
+    """Replace NaN and infinity, which JSON lacks, by None."""
     if isinstance(value, Mapping):
         return {name: finite(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class RecordFile:
+    """Records in a file, one JSON line each, appended by the process that holds the run (`Run.held`).
+
+    A killed writer may leave its last line incomplete: `read` ignores that line, `append` removes it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def append(self, record: Record) -> None:
+        """Write one line and wait until it is on the disk. Raises RecordError."""
+        with refusing(self.path, "written", RecordError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Not O_APPEND: a failed write is truncated again.
+            fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
+            try:
+                self._repair(fd)
+                end = os.lseek(fd, 0, os.SEEK_END)
+                try:
+                    _write_all(fd, (record.to_json() + "\n").encode())
+                    os.fsync(fd)
+                except BaseException:
+                    os.ftruncate(fd, end)
+                    raise
+            finally:
+                os.close(fd)
+
+    def read(self) -> list[Record]:
+        """Return every record in order, none if there is no file. RecordError names the file and the line."""
+        with refusing(self.path, "read", RecordError):
+            try:
+                with os.fdopen(open_regular(self.path), "rb") as file:
+                    lines = file.readlines()
+            except FileNotFoundError:
+                return []
+        if lines and _is_incomplete(lines[-1]):
+            lines.pop()
+        return [_parse(f"{self.path}, line {number}", line) for number, line in enumerate(lines, start=1)]
+
+    def _repair(self, fd: int) -> None:
+        """Remove an incomplete last line; add a missing newline to a complete one."""
+        start, line = _last_line(fd)
+        if _is_incomplete(line):
+            os.ftruncate(fd, start)
+        elif line and not line.endswith(b"\n"):
+            _parse(f"{self.path}, last line", line)
+            os.lseek(fd, 0, os.SEEK_END)
+            _write_all(fd, b"\n")
+
+
+def _is_incomplete(line: bytes) -> bool:
+    """Return whether a last line is the start of a record. Never true for a line that is no record's."""
+    line = line.removeprefix(BYTE_ORDER_MARK)
+    if not line.startswith(_LINE_START[: len(line)]):
+        return False
+    try:
+        json.loads(line)
+    except json.JSONDecodeError as error:
+        return not error.msg.startswith("Extra data")  # after a complete record, which must not be lost
+    except ValueError:
+        return True
+    except RecursionError:  # not written by `to_json`
+        return False
+    return False
+
+
+def _parse(where: str, line: bytes) -> Record:
+    try:
+        return Record.from_json(line.removeprefix(BYTE_ORDER_MARK))
+    except RecordError as error:
+        advice = "; delete that line, and `run --resume` measures its case again" if "not JSON" in str(error) else ""
+        raise RecordError(f"{where}: {error}{advice}") from None
+
+
+def _last_line(fd: int) -> tuple[int, bytes]:
+    """Return offset and bytes of the last line; (0, b"") for an empty file."""
+    end, size = os.lseek(fd, 0, os.SEEK_END), 1 << 16
+    while True:
+        start = max(0, end - size)
+        tail = os.pread(fd, end - start, start)
+        newline = tail.rfind(b"\n", 0, max(0, len(tail) - 1))
+        if newline >= 0 or not start:
+            return start + newline + 1, tail[newline + 1 :]
+        size *= 2
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

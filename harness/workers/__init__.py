@@ -1,1 +1,1 @@
-"""Run cases in subprocesses: protocol, process, scheduler, Slurm, progress."""
+"""Run cases in worker processes: protocol, process, scheduler, Slurm, progress."""

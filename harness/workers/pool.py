@@ -1,4 +1,4 @@
-"""Jobs on several GPUs of one host: one a GPU at a time, each with cores of its own."""
+"""Run jobs on several GPUs of one host, one per GPU at a time, each with its own CPU cores."""
 
 import os
 import threading
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from harness.measure.environment import DEVICE_ORDER
 from harness.measure.nvml import VARIABLE, open_gpu
-from harness.measure.variables import DEVICE_ORDER
 from harness.schema.reason import counted
 from harness.schema.run_file import RunError
 from harness.workers.process import HERE, Place, PlaceLost
@@ -19,12 +19,12 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def gpu_places(gpus: Sequence[str]) -> list[Place]:
-    """A place for each GPU, as CUDA_VISIBLE_DEVICES names it."""
+    """Return a slot for each GPU, as CUDA_VISIBLE_DEVICES names it."""
     return [_gpu_place(gpu) for gpu in gpus]
 
 
 def place_here() -> Place:
-    """Where a run of one GPU works: it is lost once no GPU answers."""
+    """Return the slot of a run on one GPU, lost once no GPU answers."""
     return replace(HERE, is_there=lambda: bool(_device_id())) if _device_id() else HERE
 
 
@@ -41,9 +41,10 @@ def _device_id(gpu: str | None = None) -> str:
 
 @dataclass
 class Pool:
-    """Places that do jobs: one in this thread, several each in a thread of its own.
+    """GPU slots that run jobs: one in this thread, several each in a thread of its own.
 
-    folder: the run's. say: gets a sentence for each lost GPU.
+    folder: of the run.
+    say: called with a sentence for each lost GPU.
     """
 
     folder: Path
@@ -54,11 +55,11 @@ class Pool:
     def each(
         self, jobs: Iterable[T], do: Callable[[T, Place], object], home: Callable[[T], str] = lambda job: ""
     ) -> None:
-        """Do the jobs in their order, each at the first place that is free; `stop` is set at the end.
+        """Run the jobs in order, each on the first free slot, and set `stop` at the end.
 
-        home: the device_id of the place that a job waits for while that is there; "" is for any. `do` raises PlaceLost
-        where the place's GPU is gone, and Stopped once `stop` is set. RunError where every place's GPU is gone before
-        the end. What ends one job by an error, or Ctrl-C, ends all.
+        do: raises PlaceLost if the slot's GPU is gone, and Stopped once `stop` is set.
+        home: device_id that a job waits for while that GPU is there; "" for any.
+        Raises RunError if every GPU is gone. An error of one job, or Ctrl-C, ends all.
         """
         if len(self.places) == 1:
             self._alone(jobs, do)
@@ -68,7 +69,7 @@ class Pool:
         under_way: list[threading.Event] = []  # of each thread, set at its end
         try:
             for place, cores in zip(self.places, cores_by_share(len(self.places)), strict=True):
-                # Each for as long as its workers: the kernel ends a worker with the thread that started it.
+                # A thread lives as long as its workers: the kernel kills a worker with the thread that started it.
                 ended = threading.Event()
                 threading.Thread(target=self._serve, args=(queue, place, cores, do, errors, ended), daemon=True).start()
                 under_way.append(ended)
@@ -101,10 +102,10 @@ class Pool:
         errors: list[BaseException],
         ended: threading.Event,
     ) -> None:
-        """Do jobs at a place until none is left; of errors, the first counts."""
+        """Run jobs on a slot until none is left; collect the first error."""
         try:
             if cores:
-                os.sched_setaffinity(0, cores)  # of this thread, and of the workers that it starts
+                os.sched_setaffinity(0, cores)  # of this thread and its workers
             while (job := queue.take(place, self.stop.is_set)) is not None:
                 lost = False
                 try:
@@ -125,9 +126,9 @@ class Pool:
 
 
 def _wait_for(under_way: Iterable[threading.Event]) -> None:
-    """Until all are set; in steps, so that signals are handled in between.
+    """Wait for all events in steps, to handle signals in between.
 
-    A thread that is joined while a signal raises counts as ended before Python 3.13, whatever it does.
+    Before Python 3.13, a thread counts as ended if a signal raises while it is joined.
     """
     for ended in under_way:
         while not ended.wait(0.2):
@@ -135,7 +136,7 @@ def _wait_for(under_way: Iterable[threading.Event]) -> None:
 
 
 class _Queue(Generic[T]):
-    """Jobs in order; one whose GPU is gone comes back, so nobody leaves while a job is under way."""
+    """Jobs in order. A job whose GPU is gone comes back, so no slot leaves while a job is running."""
 
     def __init__(self, jobs: Iterable[T], home: Callable[[T], str], places: Iterable[Place]) -> None:
         self._jobs, self._home = list(jobs), home
@@ -143,7 +144,7 @@ class _Queue(Generic[T]):
         self._running, self._changed = 0, threading.Condition()
 
     def take(self, place: Place, stopped: Callable[[], bool]) -> T | None:
-        """The next job for a place; None where there is no more, or once it is to stop."""
+        """Return the next job for a slot; None if there is no more, or once `stopped`."""
         with self._changed:
             while (job := self._next(place)) is None and (self._jobs or self._running) and not stopped():
                 self._changed.wait(0.2)
@@ -154,7 +155,7 @@ class _Queue(Generic[T]):
             return job
 
     def done(self, place: Place, back: T | None = None) -> None:
-        """A job ended at a place, or goes back to the front, as the place is gone."""
+        """Note the end of a job, or put it back because the slot's GPU is gone."""
         with self._changed:
             self._running -= 1
             if back is not None:
@@ -163,7 +164,7 @@ class _Queue(Generic[T]):
             self._changed.notify_all()
 
     def left(self) -> list[T]:
-        """The jobs that nobody took."""
+        """Return the jobs that no slot took."""
         return self._jobs
 
     def _next(self, place: Place) -> T | None:
@@ -172,14 +173,14 @@ class _Queue(Generic[T]):
 
 
 def cores_by_share(count: int) -> list[frozenset[int]]:
-    """The processors of this thread, shared among `count` workers; empty sets where they cannot be set."""
+    """Divide this thread's CPUs among `count` workers; empty sets if affinity cannot be set."""
     return shares(_cores(), count)
 
 
 def shares(cores: Sequence[tuple[int, ...]], count: int) -> list[frozenset[int]]:
-    """Processors for each of `count` workers: whole cores next to each other, as many for each as there are.
+    """Return equally many adjacent cores for each of `count` workers.
 
-    cores: the processors of each core. Where there are fewer cores than workers, workers share them.
+    cores: the CPUs of each core. With fewer cores than workers, workers share them.
     """
     if not cores:
         return [frozenset()] * count
@@ -190,7 +191,7 @@ def shares(cores: Sequence[tuple[int, ...]], count: int) -> list[frozenset[int]]
 
 
 def _cores() -> list[tuple[int, ...]]:
-    """The processors that this process may use by core, those of one socket together; empty where it cannot be set."""
+    """Return this thread's CPUs by core, cores of a socket together; [] if affinity cannot be set."""
     if not hasattr(os, "sched_getaffinity"):
         return []
     by_core: dict[tuple[int, int], list[int]] = {}
@@ -200,7 +201,7 @@ def _cores() -> list[tuple[int, ...]]:
 
 
 def _core_of(cpu: int) -> tuple[int, int]:
-    """(socket, core) of a processor; two of one core are neighbours that disturb each other."""
+    """Return (socket, core) of a CPU."""
     with suppress(OSError, ValueError):
         folder = _TOPOLOGY / f"cpu{cpu}" / "topology"
         socket, core = (int((folder / name).read_text()) for name in ("physical_package_id", "core_id"))

@@ -1,20 +1,20 @@
-"""Ask systems in workers whether they can run here, and what they find: packages, versions, the machine."""
+"""Ask systems in workers whether they can run here: packages, versions, the machine."""
 
 import os
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from harness.workers.process import Launch, Limits, WorkerProcess
 from harness.workers.protocol import Probe
 
-PROBE_CORES = 8  # from which probes of one interpreter are spread over several processes
+PROBE_CORES = 8  # from so many cores on, packages of one interpreter have processes of their own
 
 
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
-    """Ask systems whether they can run, interpreters side by side and those of one interpreter in one process.
+    """Probe systems, interpreters in parallel, and systems of one interpreter in one process.
 
-    Where there are cores for it, adapters of other packages have other processes: importing an engine takes most of it.
+    With enough cores, adapters of different packages run in parallel too: importing an engine takes seconds.
     """
     found: dict[int, Probe] = {}
     groups: dict[tuple, list[int]] = {}
@@ -23,17 +23,12 @@ def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[P
         package = launch.entry.partition(":")[0].rpartition(".")[0] if many else ""
         key = (tuple(launch.command), launch.root, tuple(sorted(launch.env.items())), package)
         groups.setdefault(key, []).append(number)
-    threads = [
-        threading.Thread(target=_probe_together, args=(launches, group, found, limit_s)) for group in groups.values()
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+
+    def probe_together(group: list[int]) -> None:
+        with WorkerProcess(replace(launches[group[0]], entry=""), limit_s) as worker:
+            for number in group:
+                found[number] = worker.probe(launches[number].entry)
+
+    with ThreadPoolExecutor(max(1, len(groups))) as threads:
+        list(threads.map(probe_together, groups.values()))
     return [found[number] for number in range(len(launches))]
-
-
-def _probe_together(launches: Sequence[Launch], group: list[int], found: dict[int, Probe], limit_s: float) -> None:
-    with WorkerProcess(replace(launches[group[0]], entry=""), limit_s) as worker:
-        for number in group:
-            found[number] = worker.probe(launches[number].entry)

@@ -1,17 +1,16 @@
-"""Show how far a run is, how long the rest will take, and the result of each case, on terminals and in logs."""
+"""Show a run's progress, remaining time and results: a bar on a terminal, plain lines elsewhere."""
 
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from statistics import median
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.measure.nvml import heat_note, is_hot
 from harness.schema.reason import counted
 from harness.schema.record import Record
-from harness.schema.run_file import Planned
 from harness.workers.machine_load import is_loaded, load_note
 from harness.workers.scheduler import Event
 
@@ -22,10 +21,10 @@ _BAR_WIDTH, _NUMBERS_WIDTH = 10, 40
 
 
 class Progress:
-    """Shows the events of a run: a bar with the remaining time on a terminal, plain lines elsewhere.
+    """Context manager to pass to `run_jobs(on_event=...)`.
 
-    Use as a context manager and hand it to `run_jobs(on_event=...)`. title: what runs; total: cases expected, until
-    the run's own plan says how many are left. stream: stderr by default, so that stdout stays the results'.
+    title: name of the run. total: expected cases, until the plan is known.
+    stream: stderr by default, so that stdout holds results only.
     """
 
     def __init__(
@@ -36,19 +35,22 @@ class Progress:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         stream = stream or sys.stderr
-        self._view = _Bar(title, total, stream) if stream.isatty() else _Lines(title, stream, now)
+        self._context: Any = nullcontext()
+        if stream.isatty():
+            bar = _Bar(title, total, stream)
+            self._show, self._context = bar.show, bar.rich
+        else:
+            self._show = _Lines(title, stream, now).show
 
     def __enter__(self) -> "Progress":
-        self._view.open()
+        self._context.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._view.close()
+    def __exit__(self, *error: Any) -> None:
+        self._context.__exit__(*error)
 
     def __call__(self, event: Event) -> None:
-        self._view.show(event)
+        self._show(event)
 
 
 class _Lines:
@@ -58,29 +60,23 @@ class _Lines:
         self._title, self._stream, self._now = title, stream, now
         self._start = now()
 
-    def open(self) -> None:
-        """Nothing to draw yet."""
-
-    def close(self) -> None:
-        """Nothing to clear away."""
-
     def show(self, event: Event) -> None:
         if event.kind == "lost":
             self._print(event.message)
         elif event.kind == "plan":
             self._start = self._now()
             self._print(plan_line(self._title, event))
-        elif event.kind == "record" and event.record is not None:
+        elif event.record is not None:
             left = remaining(event.done, event.total, self._now() - self._start)
             counter = f"[{event.done:>{len(str(event.total))}}/{event.total}]"
-            self._print(f"{counter} {_placed(event, event.record)}{f'  ({left})' if left else ''}")
+            self._print(f"{counter} {_with_slot(event, outcome(event.record))}{f'  ({left})' if left else ''}")
 
     def _print(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
 
 
 class _Bar:
-    """A bar at the bottom, what runs on each GPU in a line of its own, finished cases scrolling above them."""
+    """A bar at the bottom, a line for each GPU's current case, and finished cases scrolling above."""
 
     def __init__(self, title: str, total: int, stream: TextIO) -> None:
         from rich.console import Console
@@ -88,7 +84,7 @@ class _Bar:
         from rich.progress import Progress as Rich
 
         self._title = title
-        self._rich = Rich(
+        self.rich = Rich(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=_BAR_WIDTH),
             MofNCompleteColumn(),
@@ -97,15 +93,9 @@ class _Bar:
             TextColumn("{task.fields[counts]}", markup=False),
             console=Console(file=stream, highlight=False),
         )
-        self._task = self._rich.add_task(title, total=total or None, counts="")
-        self._places: dict[str, TaskID] = {}
+        self._task = self.rich.add_task(title, total=total or None, counts="")
+        self._slots: dict[str, TaskID] = {}
         self._counts: Counter[str] = Counter()
-
-    def open(self) -> None:
-        self._rich.start()
-
-    def close(self) -> None:
-        self._rich.stop()
 
     def show(self, event: Event) -> None:
         changes: dict[str, Any] = {"total": event.total, "completed": event.done}
@@ -113,40 +103,34 @@ class _Bar:
             self._print(event.message)
         elif event.kind == "plan":
             self._print(plan_line(self._title, event))
-        elif event.kind == "start" and event.planned is not None and event.place:
-            self._show_at(event.place, event.planned)
         elif event.kind == "start" and event.planned is not None:
-            changes["description"] = _shortened(event.planned.case.label, self._room())
+            room = max(12, self.rich.console.width - _BAR_WIDTH - _NUMBERS_WIDTH)
+            label = _shortened(_with_slot(event, event.planned.case.label), room)
+            if event.place:
+                if event.place not in self._slots:
+                    self._slots[event.place] = self.rich.add_task("", total=None, counts="")
+                self.rich.update(self._slots[event.place], description=label)
+            else:
+                changes["description"] = label
         elif event.record is not None:
-            self._print(_placed(event, event.record))
+            self._print(_with_slot(event, outcome(event.record)))
             self._counts[event.record.status] += 1
             lost = sum(count for status, count in self._counts.items() if status != "ok")
             changes["counts"] = f"{lost} without result" if lost else ""
-        self._rich.update(self._task, **changes)
-
-    def _show_at(self, place: str, planned: Planned) -> None:
-        """What runs at one of several places."""
-        if place not in self._places:
-            self._places[place] = self._rich.add_task("", total=None, counts="")
-        label = _shortened(f"{place}: {planned.case.label}", self._room())
-        self._rich.update(self._places[place], description=label)
+        self.rich.update(self._task, **changes)
 
     def _print(self, line: str) -> None:
-        self._rich.console.print(line, markup=False, soft_wrap=True)
-
-    def _room(self) -> int:
-        """Columns for what runs now, beside the bar, its numbers and its counts."""
-        return max(12, self._rich.console.width - _BAR_WIDTH - _NUMBERS_WIDTH)
+        self.rich.console.print(line, markup=False, soft_wrap=True)
 
 
 def plan_line(title: str, event: Event) -> str:
-    """How many cases a run has before it."""
+    """Return the number of cases to run and of finished ones."""
     kept = f", {event.kept} kept from before" if event.kept else ""
     return f"{title + ': ' if title else ''}{counted(event.total, 'case')} to run{kept}"
 
 
 def outcome(record: Record) -> str:
-    """The result of a case on one line: its status, its label, and its median or the reason why it has none."""
+    """Return the result of a case on one line: status, label, and median or reason."""
     result = record.reason
     if record.samples_ms:
         result = f"{_milliseconds(median(record.samples_ms))} median of {len(record.samples_ms)}"
@@ -157,8 +141,8 @@ def outcome(record: Record) -> str:
     return f"{record.status:<7} {record.case.label}{': ' + result if result else ''}"
 
 
-def _placed(event: Event, record: Record) -> str:
-    return f"{event.place}: {outcome(record)}" if event.place else outcome(record)
+def _with_slot(event: Event, text: str) -> str:
+    return f"{event.place}: {text}" if event.place else text
 
 
 def _shortened(text: str, width: int) -> str:
@@ -170,7 +154,7 @@ def _milliseconds(value: float) -> str:
 
 
 def remaining(done: int, total: int, elapsed_s: float) -> str:
-    """How long the rest will take if its cases are like the finished ones; "" where that says nothing."""
+    """Estimate the remaining time from the mean of the finished cases; "" without any."""
     if not done or done >= total:
         return ""
     seconds = elapsed_s / done * (total - done)

@@ -1,4 +1,4 @@
-"""Run the jobs of a run: one loop for one device, several GPUs, and a task of Slurm; resumable."""
+"""Run the jobs of a run on one device, on several GPUs, or as a Slurm task; resumable."""
 
 import signal
 import threading
@@ -14,18 +14,17 @@ from typing import Any
 from harness.measure.environment import around, commit_and_dirty, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.schema.claims import Holder
-from harness.schema.reason import counted, of_exception
-from harness.schema.record import Record, RecordError
+from harness.schema.reason import of_exception
+from harness.schema.record import Record
 from harness.schema.run import Run, latest
 from harness.schema.run_file import Job, Pair, Planned
-from harness.workers.machine_load import LoadMeter
 from harness.workers.pool import Pool
 from harness.workers.process import HERE, Launch, Limits, Place, PlaceLost, Stopped, WorkerProcess
 from harness.workers.protocol import WorkerLost, case_request, record_of
 
 TRIES = 2  # attempts at a case whose worker was killed or did not start, over all resumptions
 LOST = ("killed", "unstarted")
-Retry = Callable[[Record], bool]  # whether a resumption measures again a finished case with this record
+Retry = Callable[[Record], bool]  # whether to measure a finished case with this record again
 SkipReason = Callable[[Planned, Sequence[Record]], str]
 
 
@@ -40,16 +39,16 @@ def not_ok(record: Record) -> bool:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP arrived: workers are ended and records kept as for Ctrl-C."""
+    """SIGTERM or SIGHUP arrived; it ends a run as Ctrl-C does."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a display may show. kind: "plan" (first), "start" (of a case), "record" (its end),
-    "lost" (a GPU is gone).
+    """Progress of a run.
 
-    done, total: cases of this run, without the `kept` ones that an earlier run finished. message: for "lost".
-    place: where the case runs, "" where there is only one.
+    kind: "plan" (first), "start" (of a case), "record" (its end), or "lost" (a GPU, with `message`).
+    done, total: cases of this call, without the `kept` ones that an earlier call finished.
+    `place`: GPU slot of the case, "" for the only one.
     """
 
     kind: str
@@ -66,8 +65,10 @@ class Event:
 class Options:
     """Options of one call of `run_jobs`.
 
-    jobs, repeats: all of the run's by default. retry: which finished cases to measure again. skip: a reason skips the
-    case; it gets the case and its job's records so far. on_event: gets each `Event`.
+    jobs, repeats: all of the run's by default.
+    retry: which finished cases to measure again.
+    skip: returns a reason to skip a case, or ""; called with the case and its job's records so far.
+    on_event: called with each `Event`.
     """
 
     jobs: Sequence[Job] | None = None
@@ -85,20 +86,21 @@ def run_jobs(
     places: Sequence[Place] = (HERE,),
     task: Holder | None = None,
 ) -> list[Record]:
-    """Run all unfinished cases; append each record to its job's file; return the last record per case and repeat.
+    """Run unfinished cases, append their records, and return the last record per case and repeat.
 
-    A case that crashes, is killed, exceeds its limit, exhausts memory or fails a check is a record too. A resumption
-    tries skipped cases again. It tries lost ones (`LOST`) up to `TRIES` times, and others as `options.retry` says.
-    One place: every case runs once before any runs a second time. Several: each job runs at the first free place.
-    task: a task that claimed the jobs and shares the run; without it the run is held alone.
-    Raises RecordError for an unusable file, RunError where no GPU is left, ValueError for a job without a launch.
+    A crash, a signal, a timeout, exhausted memory and a failed check are records too. A resumption retries skipped
+    cases, lost ones (`LOST`) up to `TRIES` times, and others as `options.retry` decides.
+    `places`: with one slot, every case runs once before any runs a second time; with several, a job stays on its slot.
+    task: the Slurm task that claimed the jobs; without it, the run is held alone.
+    Raises RecordError for an unusable file, RunError if no GPU is left, ValueError for a job without a launch.
     KeyboardInterrupt (SIGTERM: `Terminated`) passes through once the workers are killed.
     """
     jobs = run.jobs if options.jobs is None else options.jobs
     repeats = tuple(range(run.file.repeats) if options.repeats is None else options.repeats)
     for job in jobs:
         if job.pair not in launches:
-            raise ValueError(f"system {'/'.join(job.pair)}: unknown; there are {_names(launches)}")
+            known = ", ".join("/".join(pair) for pair in sorted(launches)) or "none"
+            raise ValueError(f"system {'/'.join(job.pair)}: unknown; there are {known}")
     with signals_raise(), run.held(task):
         todo = {job.name: Todo.of(run, job, repeats, options.retry) for job in jobs}
         total = sum(len(each.pending) for each in todo.values())
@@ -113,43 +115,28 @@ def run_jobs(
                 if any(at == repeat for _, at in pending):
                     _JobRun(run, job, launches[job.pair], options, repeat, place, display, pool.stop).cases(pending)
 
-        alone = len(places) == 1
-        pool.each(
-            [(job, at) for at in ([(each,) for each in repeats] if alone else [repeats]) for job in jobs], run_one
-        )
-        for job in jobs:
-            _refuse_loss(run, job, repeats)
+        by_repeat = [(each,) for each in repeats] if len(places) == 1 else [repeats]
+        pool.each([(job, at) for at in by_repeat for job in jobs], run_one)
         return run.records()
-
-
-def _refuse_loss(run: Run, job: Job, repeats: Sequence[int]) -> None:
-    """RecordError where a finished job lacks a record, as another program removed it."""
-    there = sum(record.repeat in repeats for record in latest(job, run.job_records(job)))
-    if lost := len(job.cases) * len(repeats) - there:
-        raise RecordError(
-            f"{run.record_file(job).path}: lost {counted(lost, 'record')} while the run was writing to it"
-        )
 
 
 @dataclass(frozen=True)
 class Todo:
-    """What is left of a job: (case, repeat) pairs in order, each until it has its record; how many are kept."""
+    """Pending (case, repeat) pairs of a job in order, and the number of finished ones."""
 
     pending: list[tuple[Planned, int]]
     kept: int
 
     @classmethod
     def of(cls, run: Run, job: Job, repeats: Sequence[int], retry: Retry) -> "Todo":
-        """What is left of a job of a run; retry: as in `Options`."""
+        """Return the pending cases of a job. retry: as in `Options`."""
         records = run.job_records(job)
         last = {(record.case.key, record.repeat): record for record in records}
         tries = Counter((record.case.key, record.repeat) for record in records if record.status in LOST)
 
         def is_finished(planned: Planned, repeat: int) -> bool:
             record = last.get((planned.case.key, repeat))
-            if record is None or record.status == "skipped":
-                return False
-            if retry(record):
+            if record is None or record.status == "skipped" or retry(record):
                 return False
             return record.status not in LOST or tries[planned.case.key, repeat] >= TRIES
 
@@ -160,30 +147,23 @@ class Todo:
 
 @dataclass
 class _Display:
-    """Counts what is done and tells whoever shows it."""
+    """Counts finished cases and calls `on_event`, from one thread at a time."""
 
     on_event: Callable[[Event], object]
     total: int
     kept: int
     done: int = 0
-    one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def emit(
-        self,
-        kind: str,
-        planned: Planned | None = None,
-        record: Record | None = None,
-        message: str = "",
-        place: str = "",
-    ) -> None:
-        with self.one_at_a_time:
+    def emit(self, kind: str, **fields: Any) -> None:
+        with self.lock:
             self.done += kind == "record"
-            self.on_event(Event(kind, self.done, self.total, self.kept, planned, record, message, place))
+            self.on_event(Event(kind, self.done, self.total, self.kept, **fields))
 
 
 @dataclass
 class _JobRun:
-    """The cases of one job in one repeat, in one worker after another."""
+    """The cases of one job in one repeat."""
 
     run: Run
     job: Job
@@ -197,10 +177,10 @@ class _JobRun:
     def cases(self, pending: list[tuple[Planned, int]]) -> None:
         """Run this repeat's pending cases in order and remove each.
 
-        PlaceLost where the place's GPU is gone, Stopped once `stop` is set.
+        Raises PlaceLost if the GPU is gone, and Stopped once `stop` is set.
         """
-        run = self.run
-        whole = next(each for each in run.jobs if each.pair == self.job.pair)  # other calls' cases tell of memory too
+        run, name = self.run, self.place.name
+        whole = next(each for each in run.jobs if each.pair == self.job.pair)  # with the cases of other calls
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.repeat]
         before = {record.case.key: record for record in records}
         launch = replace(self.launch, env={**self.launch.env, **self.place.env})
@@ -208,33 +188,33 @@ class _JobRun:
             for planned in [planned for planned, at in pending if at == self.repeat]:
                 if self.stop.is_set():
                     raise Stopped
-                self.display.emit("start", planned, place=self.place.name)
+                self.display.emit("start", planned=planned, place=name)
                 if reason := self.options.skip(planned, records):
                     record = self._unmeasured(worker, planned, "skipped", reason)
                 else:
                     record = self._record(worker, planned)
                 if record.status not in ("ok", "incorrect") and not self.place.is_there():
                     raise PlaceLost
-                record = self._kept(record, before.get(planned.case.key))
+                earlier = before.get(planned.case.key)
+                if earlier and record.status == earlier.status == "skipped" and record.reason == earlier.reason:
+                    record = earlier  # the file stays as it is
+                else:
+                    run.record_file(self.job).append(record)
                 records = [each for each in records if each.case.key != planned.case.key] + [record]
-                self.display.emit("record", planned, record, place=self.place.name)
+                self.display.emit("record", planned=planned, record=record, place=name)
                 pending.remove((planned, self.repeat))
 
-    def _kept(self, record: Record, before: Record | None) -> Record:
-        """Append a record; a case skipped for the same reason as before keeps its old one, and the file stays."""
-        if before and record.status == before.status == "skipped" and record.reason == before.reason:
-            return before
-        self.run.record_file(self.job).append(record)
-        return record
-
     def _record(self, worker: WorkerProcess, planned: Planned) -> Record:
-        """The record of a case, or of how its worker was lost."""
+        """Return the record of a case, or of the loss of its worker."""
         found = worker.ready()
         if not found.available:
             return self._unmeasured(worker, planned, found.status, found.reason)
         started_at, start = _now(), time.monotonic()
+        policy = self.run.file.policy
+        least = max(policy.min_samples, ceil(planned.min_samples / self.run.file.repeats))
+        request = case_request(planned, replace(policy, min_samples=least), self.run.mode)
         try:
-            return self._measured(worker, planned)
+            return self._checked(planned, worker.ask(request, self.options.limits.case_s))
         except WorkerLost as lost:
             record = self._unmeasured(worker, planned, lost.status, lost.reason)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -243,45 +223,34 @@ class _JobRun:
             record = self._unmeasured(worker, planned, "failed", reason)
         return replace(record, started_at=started_at, wall_s=time.monotonic() - start)
 
-    def _measured(self, worker: WorkerProcess, planned: Planned) -> Record:
-        load = LoadMeter()
-        record = self._checked(planned, worker.ask(self._request(planned), self.options.limits.case_s))
-        environment = record.environment
-        cpu = {**(environment.get("cpu") or {}), **load.reading()}
-        return replace(record, repeat=self.repeat, environment={**environment, "cpu": cpu})
-
     def _checked(self, planned: Planned, answer: Mapping[str, Any]) -> Record:
-        """The record in an answer; ValueError where it is not one of this case, or claims more time than has passed."""
-        record = record_of(answer, planned)
-        self.place.refuse_another_gpu(record.environment)
+        """Return the record in an answer; ValueError for another case or device, or more time than has passed."""
+        record = replace(record_of(answer, planned), repeat=self.repeat)
+        environment = record.environment
+        self.place.refuse_another_gpu(environment)
         asked = self.run.file.requests[-1].machine if self.run.file.requests else {}
         of_gpu = bool(self.place.device_id) or asked.get("device_kind") == "cuda"
-        if record.status == "ok" and of_gpu and record.environment.get("device_kind") != "cuda":
+        if record.status == "ok" and of_gpu and environment.get("device_kind") != "cuda":
             raise ValueError("it was measured on the CPU: the worker's packages see no GPU, and the run is of one")
         claimed_s = sum(record.samples_ms) * record.calls / 1e3
         if claimed_s > answer["waited_s"] * 1.01 + 0.1:
             raise ValueError(
                 f"its samples add up to {claimed_s:.3g} s, more than the {answer['waited_s']:.3g} s it took"
             )
-        why = self.run.foreign(replace(record, repeat=self.repeat), self.job)
-        if why:
+        if why := self.run.foreign(record, self.job):
             raise ValueError(why)
-        return record
-
-    def _request(self, planned: Planned) -> dict[str, Any]:
-        run = self.run
-        least = max(run.file.policy.min_samples, ceil(planned.min_samples / run.file.repeats))
-        return case_request(planned, replace(run.file.policy, min_samples=least), run.mode)
+        cpu = {**(environment.get("cpu") or {}), **answer["load"]}
+        return replace(record, environment={**environment, "cpu": cpu})
 
     def _unmeasured(self, worker: WorkerProcess, planned: Planned, status: str, reason: str) -> Record:
-        """A record made here because no worker made it."""
+        """Return a record that no worker made."""
         found = worker.found
         environment = found.environment if found and found.environment else self._seen_from_here()
         paired = around(environment, environment)
         return Record(planned.case, status, reason, environment=paired, started_at=_now(), repeat=self.repeat)
 
     def _seen_from_here(self) -> dict[str, Any]:
-        """What is known of a worker that never answered: its machine and its code, and not its packages."""
+        """Return the environment of a worker that never answered: its machine and code, without packages."""
         machine = snapshot(visible=self.place.env.get(GPU_VARIABLE))
         commit, dirty = commit_and_dirty(self.launch.root)
         return machine | {"software": {}, "commit": commit, "dirty": dirty}
@@ -291,15 +260,11 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _names(launches: Mapping[Pair, Launch]) -> str:
-    return ", ".join(f"{system}/{backend}" for system, backend in sorted(launches)) or "none"
-
-
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP (unless it is ignored, as under nohup) end a run as Ctrl-C does.
+    """Raise Terminated at SIGTERM, and at SIGHUP unless it is ignored, as under nohup.
 
-    Left alone outside of the main thread, which cannot set handlers.
+    Only the main thread can set handlers; other threads leave them alone.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

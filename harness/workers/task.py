@@ -1,4 +1,4 @@
-"""One task of several that share a run: claim its jobs one after another, and run those that nobody else has."""
+"""One of several Slurm tasks that share a run: claim free jobs one after another and run them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,15 +17,18 @@ from harness.workers.scheduler import Event, Options, run_jobs
 def run_task(
     run: Run, launches: Mapping[Pair, Launch], holder: Holder, options: Options, place: Place = HERE
 ) -> list[str]:
-    """Run the free ones of `options.jobs` in their order, and those of an earlier start of this task; return names.
+    """Run the free jobs of `options.jobs`, and those of an earlier start of this task; return their names.
 
-    holder: this task, with the id of its array. RunError where another array has the run, another start of this task
-    has taken its job over, or the place's GPU is gone.
+    holder: this task. Raises RunError if another array holds the run, a later start of this task took its job over,
+    or the GPU is gone.
     """
     jobs = run.jobs if options.jobs is None else options.jobs
     done = []
     with run.held(holder):
-        _join(run, holder)
+        submitted = claims.submission(run.folder)
+        if submitted is None or submitted.array != holder.array:  # the user submitted the script
+            refuse_submitted(run.folder)
+            claims.note_submission(run.folder, holder.array)
         claimed = Claims(run.folder, holder.array)
         for job in jobs:
             if claimed.take(job.name, holder):
@@ -38,16 +41,8 @@ def run_task(
     return done
 
 
-def _join(run: Run, holder: Holder) -> None:
-    """See that the run is this array's, also where its script was submitted by hand."""
-    known = claims.submission(run.folder)
-    if known is None or known.array != holder.array:
-        refuse_submitted(run.folder)
-        claims.note_submission(run.folder, holder.array)
-
-
 def refuse_submitted(folder: Path) -> None:
-    """RunError where a Slurm job that has not ended has the run in `folder`."""
+    """Raise RunError if an unfinished Slurm job holds the run in `folder`."""
     known = claims.submission(folder)
     if known is None:
         return
@@ -55,8 +50,8 @@ def refuse_submitted(folder: Path) -> None:
         alive = slurm.task_states(known.array)
     except slurm.SlurmError as error:
         raise RunError(
-            f"{folder}: was submitted as Slurm job {known.array} from {known.host}, and whether that has ended cannot "
-            f"be said here ({error}); if it has, remove {folder / 'claims'}"
+            f"{folder}: was submitted as Slurm job {known.array} from {known.host}, and its state is unknown here "
+            f"({error}); if it has ended, remove {folder / 'claims'}"
         ) from None
     if alive:
         raise RunError(
@@ -68,7 +63,7 @@ def refuse_submitted(folder: Path) -> None:
 def _show_own(
     run: Run, claimed: Claims, job: Job, holder: Holder, on_event: Callable[[Event], object], event: Event
 ) -> None:
-    """Show an event, or end the task before a case where another start of it has taken its job over."""
+    """Show an event; raise RunError at the start of a case if a later start of the task took the job over."""
     now = claimed.holder(job.name)
     if event.kind == "start" and now != holder:
         raise RunError(f"{run.folder}: the job {job.name} was taken over by {now or 'a later run'}")

@@ -1,10 +1,10 @@
-"""Run a command, and when it ends or the caller dies, kill everything that it started.
+"""Run a command; when it ends or the caller dies, kill all its descendants.
 
     python -I -S warden.py COMMAND [ARGUMENT ...]
 
-The command gets this process's standard streams. Descendants that left its process group or session are adopted
-(PR_SET_CHILD_SUBREAPER) and killed too. Exits with the command's status, or with 128 + the number of its signal.
-Linux only; it imports nothing but the standard library, so that it starts in some ten milliseconds.
+The command inherits the standard streams. PR_SET_CHILD_SUBREAPER adopts descendants that left its process group or
+session. The exit status is the command's, or 128 + the number of its signal. Linux only; it imports only the standard
+library, to start in ten milliseconds.
 """
 
 import ctypes
@@ -14,16 +14,16 @@ import sys
 import time
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-NOT_STARTED = 127  # the status where there is no such command, as shells have it
+NOT_STARTED = 127  # status if there is no such command, as in shells
 _KILL_S = 20.0  # for descendants that fork while they are killed
 
 
 def main(command: list[str]) -> int:
-    """The status of `command`, once nothing of it is left."""
+    """Return the status of `command` once all its descendants are gone."""
     caller = os.getppid()
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the caller may have blocked what must arrive here
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the caller may have blocked signals that must arrive here
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -51,7 +51,7 @@ def _become(command: list[str], prctl: "ctypes._NamedFuncPointer", warden: int) 
 
 
 def _release_streams() -> None:
-    """Let the caller see the end of the command's output when the command ends."""
+    """Close the inherited stdin and stdout, so that the caller sees the end of the command's output."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -72,7 +72,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def kill_descendants() -> None:
-    """Kill every descendant of this process until none is left; at most for 20 s."""
+    """Kill every descendant of this process until none is left, for at most 20 s."""
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         for pid in descendants(os.getpid()):
@@ -89,9 +89,9 @@ def kill_descendants() -> None:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """The processes below `ancestor`, as /proc has them now."""
+    """Return the processes below `ancestor` in /proc."""
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/stat", "rb") as file:

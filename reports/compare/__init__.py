@@ -1,1 +1,1 @@
-"""Two runs beside each other: pairs of cases, what differs, verdicts."""
+"""Compare two runs case by case."""

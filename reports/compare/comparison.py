@@ -1,8 +1,8 @@
-"""Compare two runs case by case: the ratio B/A with an interval, what differs between them, and what may be concluded.
+"""Compare two runs case by case: the ratio B/A with its interval, the differences of the runs, and conclusions.
 
-Two stored runs of the same packages differ by 0.7% in the median and by 2% in one case of twenty, a whole system at
-once, so they are judged only beyond `STORED_BAR`. The two sides of `ttt-bench ab` were measured in turns and are judged
-by `reports.compare.judge`. Cases on two models of GPU have a ratio and no verdict.
+Two stored runs of the same packages differ by 0.7% in the median and by 2% in 5% of the cases. They are called slower
+or faster only beyond `STORED_BAR`. `reports.compare.judge` decides on the interleaved runs of `ttt-bench ab`. Cases on
+two GPU models have a ratio only.
 """
 
 import math
@@ -16,14 +16,14 @@ from harness.schema.run import Run
 from reports.compare.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
 from reports.compare.side import GPU_UNIT, CaseSide, RunCases, Side
 
-STORED_BAR = 0.05  # two stored runs are not judged below it: the same case has differed by up to 2.6%
-# Within which 95% of cases lie in two runs of the same packages: of one GPU, of two of a kind, of a CPU.
+STORED_BAR = 0.05  # the same case has differed by up to 2.6% between two stored runs
+# 95% of cases differ less between two runs of the same packages: on one GPU, two GPUs of a model, a CPU.
 BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
 NOISE = "same within noise"
 ELSEWHERE = ("another GPU", "another driver", "another CPU")
 VERDICTS = ("slower", "lost", "faster", "gained", "same", NOISE, "undecided", "not judged", *ELSEWHERE)
-LOG_LIMIT = 700.0  # of what a float can hold
-NAMED = 3  # values of a setting that are named one by one
+LOG_LIMIT = 700.0  # exp of more overflows a float
+NAMED = 3  # values of a setting that are listed
 _UNFINISHED = "no record in {}, which is unfinished"
 
 
@@ -33,7 +33,7 @@ class NotComparable(RecordError):
 
 @dataclass(frozen=True)
 class Difference:
-    """What is not the same on the two sides. where: the systems, empty for all. a, b: None where cases vary."""
+    """A difference of the two sides. where: the systems, empty for all. a, b: None if they depend on the case."""
 
     what: str
     a: str | None = None
@@ -51,7 +51,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """A case with a result on both sides. a_ms, b_ms: medians of the medians of its processes; notes: what to know."""
+    """A case with a result on both sides. a_ms, b_ms: medians of the processes' medians."""
 
     key: str
     label: str
@@ -63,14 +63,14 @@ class Row:
 
     @property
     def apart(self) -> float:
-        """How much longer the longer of the two is, as a share; the same whichever is called A."""
+        """The longer time over the shorter, less 1."""
         ratio = max(self.judged.ratio, math.exp(-LOG_LIMIT))
         return max(ratio, 1 / ratio) - 1
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A case without a result on one side or both. lost: it has one in A, B was asked for it; gained: in B alone."""
+    """A case without a result on one side or both. lost: B requested it, only A has it; gained: the reverse."""
 
     label: str
     reason: str
@@ -80,10 +80,10 @@ class Missing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs held against each other; rows from the largest difference to the smallest.
+    """Two compared runs; rows from the largest difference to the smallest.
 
-    interleaved: whether the two are the sides of `ttt-bench ab`. fail_on: the slowdown from which a row has regressed.
-    near: two stored runs of the same packages have 95% of their cases within it.
+    interleaved: whether the two are the sides of `ttt-bench ab`. fail_on: the slowdown from which a case regressed.
+    near: the difference that 95% of the cases keep in two stored runs of the same packages.
     """
 
     a: Side
@@ -97,20 +97,20 @@ class Comparison:
 
     @property
     def elsewhere(self) -> str:
-        """The first device that differs, if it differs in every row: `another GPU`; else ""."""
+        """`another GPU` or the like, if the devices differ in every row; else ""."""
         verdicts = [row.judged.verdict for row in self.rows]
         return verdicts[0] if verdicts and set(verdicts) <= {*ELSEWHERE} else ""
 
     @property
     def regressions(self) -> int:
-        """Cases that B is slower at by more than `fail_on`, or has lost; another device has none."""
+        """The number of cases that are slower by more than `fail_on`, or lost; 0 for other devices."""
         if self.elsewhere:
             return 0
         return sum(row.judged.regressed for row in self.rows) + sum(each.lost for each in self.missing)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many cases have each verdict; `lost` is a case without a result in B alone, `gained` in A alone."""
+        """The number of cases by outcome."""
         verdicts = [row.judged.verdict for row in self.rows]
         if not self.elsewhere:
             verdicts += ["lost"] * sum(each.lost for each in self.missing)
@@ -119,9 +119,9 @@ class Comparison:
 
 
 def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
-    """Pair the cases of two runs and judge what may be judged.
+    """Compare two runs.
 
-    Raises NotComparable for two that share no case, RecordError for a run that was not timed or has no records.
+    Raises NotComparable for two without a common case, RecordError for a run without records or timing.
     """
     sides = (RunCases.of(a), RunCases.of(b))
     for run, side in zip((a, b), sides, strict=True):
@@ -135,7 +135,7 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
 
 
 def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
-    """Compare two runs of which only the cases are at hand."""
+    """Compare the cases of two runs."""
     both = [pair for key in a.cases if key in b.cases and (pair := Pair(a.cases[key], b.cases[key])).has_result]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
     judged = _judged_rounds(both, fail_on) if interleaved else [judged_stored(pair, fail_on) for pair in both]
@@ -165,7 +165,7 @@ class Pair:
 
     @property
     def log_ratios(self) -> list[float]:
-        """log(B's median / A's median), both a token, of each round that both finished."""
+        """log(B's / A's median time per token) of each round that both finished."""
         a, b = self.a.log_ms, self.b.log_ms
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
@@ -200,7 +200,7 @@ class Pair:
 
     @property
     def elsewhere(self) -> str:
-        """The verdict on two timings whose devices differ: the first difference; "" for the same devices."""
+        """The outcome on two devices: their first difference; "" for the same device."""
         a, b = _device_facts(self.a), _device_facts(self.b)
         what = next((what for what in (*a, *b) if a.get(what) != b.get(what)), "")
         return f"another {what.removesuffix(' cores')}" if what else ""
@@ -211,22 +211,22 @@ class Pair:
 
     @property
     def on_other_gpus(self) -> bool:
-        """Whether the two sides ran on two units."""
+        """Whether the two sides ran on two GPUs."""
         return self.a.facts.get(GPU_UNIT) != self.b.facts.get(GPU_UNIT)
 
     @property
     def on_other_hosts(self) -> bool:
-        """Whether two hosts are compared rather than what ran on them: a GPU of another unit is taken for another."""
+        """Whether the host bounds the time and another GPU suggests another host."""
         return self.a.host_bound and self.on_other_gpus
 
     @property
     def is_sound(self) -> bool:
-        """Whether both sides are, and hosts do not matter."""
+        """Whether both sides are sound, on the same host if it matters."""
         return self.a.is_sound and self.b.is_sound and not self.on_other_hosts
 
 
 def _judged_rounds(pairs: Sequence[Pair], fail_on: float) -> list[Judged]:
-    """Verdicts on rounds in turns; a case that finished fewer than two on both sides is undecided."""
+    """Outcomes on interleaved rounds; fewer than two complete rounds are undecided."""
     enough = [len(pair.log_ratios) >= LEAST_ROUNDS and not pair.elsewhere for pair in pairs]
     verdicts = iter(judge([pair.log_ratios for pair, has in zip(pairs, enough, strict=True) if has], fail_on))
     return [next(verdicts) if has else _undecided(pair) for pair, has in zip(pairs, enough, strict=True)]
@@ -239,7 +239,7 @@ def _undecided(pair: Pair) -> Judged:
 
 
 def judged_stored(pair: Pair, fail_on: float = BAR) -> Judged:
-    """Two stored runs: slower or faster where they are further apart than those of the same packages ever were."""
+    """The outcome on a case of two stored runs."""
     middle, half = _stored_ratio(pair)
     verdict = pair.elsewhere or _stored_verdict(pair, middle, half)
     regressed = verdict == "slower" and middle > math.log1p(fail_on)
@@ -262,13 +262,13 @@ def _judgement(verdict: str, middle: float, half: float, rounds: int, regressed:
 
 
 def _stored_ratio(pair: Pair) -> tuple[float, float]:
-    """log(B/A), and the half width of its 95% interval: of each side's median, and between two runs."""
+    """log(B/A), and half the width of its 95% interval, with the spread between runs."""
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     return pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])
 
 
 def _device_facts(side: CaseSide) -> dict[str, str]:
-    """The GPU and its driver, or the CPU, by name; of several machines all."""
+    """The GPU and its driver, or the CPU, by name; several machines are joined."""
     names = dict.fromkeys(name for device in side.devices for name in device)
     return {
         name: " and ".join(dict.fromkeys(device.get(name) or "not recorded" for device in side.devices))
@@ -277,7 +277,7 @@ def _device_facts(side: CaseSide) -> dict[str, str]:
 
 
 def differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
-    """What differs between the records that are compared: devices, commits, machines, packages and settings."""
+    """The differences of the compared records: devices, commits, machines, packages and settings."""
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for pair in pairs:
         a, b = (_device_facts(side) | dict(side.facts) for side in (pair.a, pair.b))
@@ -300,7 +300,7 @@ def _where(names: Sequence[str], everywhere: set[str]) -> tuple[str, ...]:
 def _missing(
     of_a: Mapping[str, CaseSide], of_b: Mapping[str, CaseSide], unmeasured_a: Set[str], unmeasured_b: Set[str]
 ) -> Iterator[Missing]:
-    """The cases that cannot be compared, each with its reason. unmeasured: what a run was asked for besides."""
+    """The cases without a comparison, each with its reason. unmeasured: planned cases without a record."""
     for key in dict.fromkeys((*of_a, *of_b)):
         a, b = of_a.get(key), of_b.get(key)
         if a is None or b is None:

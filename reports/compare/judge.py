@@ -1,7 +1,7 @@
-"""Judge paired rounds of two sides: each case slower, faster, the same, or undecided and how many rounds would decide.
+"""Decide on paired rounds of two sides: each case is slower, faster, the same, or undecided.
 
-The unit is a fresh process: the samples of one share its memory layout, clocks and temperature, so more of them say
-little about the next process. A case's numbers are the logarithms of B's median over A's, one for each round.
+A round is a fresh process per side, as samples of one process share memory layout, clocks and temperature. The numbers
+of a case are log(B's median / A's median), one per round.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-BAR = 0.01  # a difference that is shown to be larger than this is slower or faster
-SAME = 0.02  # one that is shown to be smaller than this is the same
+BAR = 0.01  # a significantly larger difference is slower or faster
+SAME = 0.02  # a significantly smaller one is the same
 ALPHA = 0.05
-PRIOR_ROUNDS = 4.0  # the weight of all cases' variance beside a case's own
+PRIOR_ROUNDS = 4.0  # the weight of all cases' variance, in rounds
 LEAST_ROUNDS, MOST_ROUNDS = 2, 99
 
 Numbers = NDArray[np.float64]
@@ -23,10 +23,10 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Judged:
-    """A case's verdict. ratio: B over A, the geometric mean of its rounds; low, high: its 95% interval.
+    """A case's outcome. ratio: B over A, the geometric mean of its rounds; low, high: its 95% interval.
 
-    regressed: shown to be slower by more than what was asked to fail on. decided_by: rounds that would decide an
-    undecided case if they went on like the ones there are; None where more than `MOST_ROUNDS` would be needed.
+    regressed: significantly slower by more than the requested limit. decided_by: the rounds that would decide an
+    undecided case with the same mean and variance; None beyond `MOST_ROUNDS`.
     """
 
     verdict: str
@@ -39,12 +39,10 @@ class Judged:
 
 
 def judge(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[Judged]:
-    """The verdicts on a suite's cases, each given as log(B's median / A's median) of its rounds, at least
-    `LEAST_ROUNDS`.
+    """The outcomes on the cases of a suite, each given as the log ratios of its rounds.
 
-    One-sided t tests that the slowdown (the speed-up) exceeds `BAR`, the false discoveries among all cases held at
-    `ALPHA`; a case that is neither is the same where both tests against `SAME` say so. Raises ValueError for a case of
-    fewer than two rounds.
+    One-sided t tests: the slowdown or speed-up exceeds `BAR`, with a false discovery rate of `ALPHA` over all cases.
+    Else two tests against `SAME`. Raises ValueError for a case of fewer than `LEAST_ROUNDS` rounds.
     """
     if not cases:
         return []
@@ -55,7 +53,7 @@ def judge(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[Judged
     regressed = found.discoveries(fail_on)
     same = (found.p_values(-SAME) < ALPHA) & (found.p_values(-SAME, sign=-1) < ALPHA)
     verdicts = np.select([slower, faster, same], ["slower", "faster", "same"], "undecided")
-    # What one discovery more would have to reach.
+    # The level that one more discovery must reach.
     level = ALPHA * (1 + max(slower.sum(), faster.sum())) / len(cases)
     low, high = found.interval()
     return [
@@ -74,9 +72,9 @@ def judge(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[Judged
 
 @dataclass(frozen=True)
 class _Estimates:
-    """Of each case: mean and standard deviation of its log ratios, how many they are, and degrees of freedom.
+    """Mean, standard deviation, rounds and degrees of freedom of each case's log ratios.
 
-    prior: those of them that come from the other cases.
+    prior: the degrees of freedom from the other cases.
     """
 
     mean: Numbers
@@ -87,10 +85,10 @@ class _Estimates:
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
-        """With each variance shrunk towards the median of all: s² = (w·median(s²) + (k-1)·s²) / (w + k - 1).
+        """Shrink each variance towards the median of all: s² = (w·median(s²) + (k-1)·s²) / (w + k - 1).
 
-        Few cases know little of each other's variance: w is 4, but less than there are cases. It is 0 for a case whose
-        own variance is so large that it can hardly be that of the others, such as one that the host bounds.
+        w is 4, and less than the number of cases. It is 0 for a case whose variance is significantly larger, such as a
+        host-bound one.
         """
         rounds = np.array([len(case) for case in cases], float)
         values = np.full((len(cases), int(rounds.max())), np.nan)
@@ -105,13 +103,13 @@ class _Estimates:
         return cls(np.nanmean(values, axis=1), np.sqrt(shrunk), rounds, freedom, prior)
 
     def p_values(self, bar: float, sign: int = 1) -> Numbers:
-        """Of the test that the slowdown (sign -1: the speed-up) exceeds `bar`, or is less than a negative bar."""
+        """P-values of a slowdown (sign -1: a speed-up) beyond `bar`, or below a negative bar."""
         if bar < 0:
             return self._tail(np.log1p(-bar) - sign * self.mean)
         return self._tail(sign * self.mean - np.log1p(bar))
 
     def discoveries(self, bar: float, sign: int = 1) -> NDArray[np.bool_]:
-        """The cases whose slowdown (speed-up) exceeds `bar`, at most `ALPHA` of them falsely."""
+        """The cases with a slowdown (speed-up) beyond `bar`; at most `ALPHA` of them are false."""
         return stats.false_discovery_control(self.p_values(bar, sign)) <= ALPHA
 
     def interval(self) -> tuple[Numbers, Numbers]:
@@ -120,7 +118,7 @@ class _Estimates:
         return self.mean - half, self.mean + half
 
     def decided_by(self, at: int, level: float) -> int | None:
-        """The least number of rounds at which a case as it is now would be slower, faster or the same."""
+        """The least number of rounds that would decide a case with this mean and variance."""
         size, deviation = abs(self.mean[at]), self.deviation[at]
         rounds = np.arange(self.rounds[at] + 1, MOST_ROUNDS + 1)
         error = deviation / np.sqrt(rounds)

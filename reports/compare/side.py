@@ -1,4 +1,4 @@
-"""What does a run say of each case, as far as another run is held against it?"""
+"""The cases of one run, reduced to what a comparison needs."""
 
 import json
 import math
@@ -15,18 +15,16 @@ from harness.schema.reason import counted, printable, span
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.workers.machine_load import is_loaded
-from reports.commits import commit_said, commit_words
+from reports.words import commit_said, commit_words
 
 GPU_UNIT = "GPU unit"
-NO_GPU = "none"  # the GPU of what was measured on a CPU
-# Of an engine, up to which its host bounds it: on another host a prompt of one took 5% less, and each step 0.12 ms
-# more, which is 5% of a step of four sequences.
-FEW_SEQUENCES = 4
+NO_GPU = "none"  # stands for the GPU in a CPU measurement
+FEW_SEQUENCES = 4  # up to so many, an engine's host bounds it: another host changed a step by 5%
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs. measured: the first and the last day, UTC, and how many cases it has not measured yet."""
+    """One of the two runs. measured: its first and last day (UTC), and the number of missing cases."""
 
     name: str
     commit: str
@@ -38,14 +36,14 @@ class Side:
 class CaseSide:
     """A case in one run.
 
-    medians: repeat -> median in ms of what it measured; empty without a result, and then `why` says why. tokens: of
-    each of them; an engine's step answers as many sequences as fit into its memory, which differs from start to start.
-    below, above: how far the 95% interval of log(ms) goes; infinite where it has no end, as without a result.
-    samples, timed: of all rounds, and how many of the `rounds` have any. others: the most of the processors that
-    others used while it was measured, where they disturbed it; else 0. hot: whether heat slowed the GPU down. changed:
-    whether the samples of a process alone are not at the end what they were at the beginning. devices: what must be
-    the same for two timings to be compared, of each machine that measured the case. facts: what else may differ, by
-    name, of all processes. host_bound: whether an engine's host bounds it.
+    medians: the median in ms by repeat; empty without a result, then `why` has the reason.
+    tokens: the tokens per sample by repeat; an engine's vary with the sequences that fit into memory.
+    below, above: the distances to the ends of the 95% interval of log(ms); infinite without an end.
+    samples: of all rounds. timed: how many of the `rounds` have samples.
+    others: the largest share of the CPU that other programs used, if it was contended; else 0.
+    hot: thermally throttled. changed: the samples of its only process drifted.
+    devices: facts that must agree for a outcome, per machine. facts: other facts of all processes, by name.
+    host_bound: whether an engine's host bounds it.
     """
 
     key: str
@@ -77,12 +75,12 @@ class CaseSide:
 
     @property
     def half(self) -> float:
-        """How far the interval goes to its longer side."""
+        """The longer half of the interval."""
         return max(self.below, self.above)
 
     @property
     def is_sound(self) -> bool:
-        """Whether it has enough samples of one time, from a cool machine left alone by others."""
+        """Whether it has enough samples without drift, from a cool, uncontended machine."""
         return self.samples >= FEWEST and not (self.others or self.hot or self.changed)
 
     @property
@@ -97,21 +95,21 @@ class CaseSide:
 
     @property
     def tokens_said(self) -> str:
-        """`tokens` in words: each number once."""
+        """The distinct numbers of tokens in words."""
         return " or ".join(map(str, sorted(set(self.tokens.values()))))
 
     @cached_property
     def log_ms(self) -> dict[int, float]:
-        """The logarithm of each process's ms a token: what is compared."""
+        """log(ms per token) by repeat."""
         return {repeat: math.log(ms / self.tokens[repeat]) for repeat, ms in self.medians.items()}
 
 
 @dataclass(frozen=True)
 class RunCases:
-    """A run as comparisons read it.
+    """A run, reduced to what a comparison needs.
 
-    turns: the request of a `ttt-bench ab`, which its two runs share; "" for other runs. unmeasured: the keys of the
-    planned cases without a record.
+    turns: the request that the two runs of a `ttt-bench ab` share; "" for other runs.
+    unmeasured: the keys of the planned cases without a record.
     """
 
     mode: str
@@ -123,7 +121,7 @@ class RunCases:
 
     @classmethod
     def of(cls, run: Run, records: Sequence[Record] | None = None) -> "RunCases":
-        """From a run; records: its records, where they are at hand."""
+        """Reduce a run; records: its records, if they were read."""
         records = run.records() if records is None else records
         asked = run.file.requests[0] if run.file.requests else None
         return cls(
@@ -142,12 +140,12 @@ class RunCases:
 
 
 def case_sides(records: Iterable[Record], repeats: int) -> dict[str, CaseSide]:
-    """The cases that have a record, by key, of a run of so many repeats."""
+    """The cases with a record, by key."""
     return {key: _case_side(own, repeats) for key, own in by_case(records).items()}
 
 
 def run_side(run: Run, records: Sequence[Record]) -> Side:
-    """What sets a run apart, from its timed records; of a run without one, from what asked for it."""
+    """Name, commit, device and dates, from the timed records or else from the last request."""
     measured = timed(records)
     unfinished = _unfinished(run, records)
     days = sorted({record.started_at[:10] for record in measured if record.started_at})
@@ -163,7 +161,7 @@ def run_side(run: Run, records: Sequence[Record]) -> Side:
 
 
 def _unfinished(run: Run, records: Sequence[Record]) -> str:
-    """How much is not measured yet, in words; "" where all of it is."""
+    """The number of missing cases or records in words; "" for a finished run."""
     missing = len(run.missing(records))
     if missing:
         return f"unfinished: {counted(missing, 'case')} without a record"
@@ -172,7 +170,7 @@ def _unfinished(run: Run, records: Sequence[Record]) -> str:
 
 
 def _case_side(records: Sequence[Record], repeats: int) -> CaseSide:
-    """What the records of a case, one a repeat, say together."""
+    """Reduce the records of a case."""
     first, measured = records[0], timed(records)
     medians = _medians(measured)
     tokens = {record.repeat: record.tokens or 1 for record in measured if record.repeat in medians}
@@ -203,16 +201,13 @@ def _case_side(records: Sequence[Record], repeats: int) -> CaseSide:
 
 
 def _medians(measured: Iterable[Record]) -> dict[int, float]:
-    """One of 0 ms has no ratio and is left out."""
+    """The median by repeat, without those of 0 ms, which have no ratio."""
     found = {record.repeat: median(record.samples_ms) for record in measured}
     return {repeat: middle for repeat, middle in found.items() if 0 < middle < math.inf}
 
 
 def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple[float, float]:
-    """(below, above), see CaseSide. Of several processes that of their medians a token; of one its median's.
-
-    Of few samples of one process their range.
-    """
+    """(below, above) of `CaseSide`: Student's interval over processes, or the interval of a single process."""
     if len(medians) > 1:
         from scipy import stats
 
@@ -244,7 +239,7 @@ def _device(record: Record) -> dict[str, str]:
 
 
 def _facts(measured: Iterable[Record]) -> dict[str, str]:
-    """What the processes say, by name: each value once, in an order that is not theirs."""
+    """The facts of all processes by name, with distinct values sorted."""
     own = [_facts_of(record) for record in measured]
     found = {name: {facts.get(name, "") for facts in own} for facts in own for name in facts}
     return {

@@ -1,4 +1,4 @@
-"""Show a comparison as text, Markdown, JSON or an HTML page."""
+"""A comparison as text, Markdown, JSON or an HTML page."""
 
 import json
 import math
@@ -10,11 +10,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from harness.schema.reason import counted, printable, rounded, span
+from harness.schema.reason import counted, printable, span
 from harness.schema.record import finite
 from reports import grid
 from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, STORED_BAR, VERDICTS, Comparison, Row
 from reports.compare.judge import BAR, SAME
+from reports.words import said_number
 
 COLUMNS = ("verdict", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
 STORED_MEANING = (
@@ -25,13 +26,13 @@ STORED_MEANING = (
 )
 ELSEWHERE_MEANING = "Cases on two devices have a ratio and no verdict."
 NUMERIC = (False, True, True, True, True, False, False)
-NEAR = (0.01, 0.02, 0.03)  # the README's table of two runs counts cases within these
-NAMED_CASES = 12  # cases without a comparison that are named one by one
-MARKDOWN_ROWS = 100  # of the folded table: GitHub takes comments of up to 65,536 characters
-BEYOND = 0.05  # the share of points that a confirmed run may have beyond: as many as two runs of the same packages have
+NEAR = (0.01, 0.02, 0.03)  # limits of the table of two runs
+NAMED_CASES = 12  # more cases without a comparison are counted by system
+MARKDOWN_ROWS = 100  # GitHub takes comments of up to 65,536 characters
+BEYOND = 0.05  # share of points beyond the limit in a confirmed run
 NAMED_GROUPS = 3  # groups of cases that the answer names
-SCALE = math.log(1.02)  # the least that the axis of the page shows to either side
-WIDTH = 160  # of its plots, in pixels
+SCALE = math.log(1.02)  # the least half width of the plots' axis
+WIDTH = 160  # pixels per plot
 
 
 def answer(comparison: Comparison) -> str:
@@ -65,7 +66,7 @@ def _ratios(comparison: Comparison) -> str:
 
 
 def _beyond(rows: Sequence[Row]) -> str:
-    """The systems of these rows, each with the cause that its first note names."""
+    """Count these rows by system and by their first note."""
     causes = [", ".join([row.system, *(note.partition(" in ")[0] for note in row.notes[:1])]) for row in rows]
     groups = Counter(causes).most_common()
     said = [f"{count} of {cause}" for cause, count in groups[:NAMED_GROUPS]]
@@ -74,7 +75,7 @@ def _beyond(rows: Sequence[Row]) -> str:
 
 
 def text(comparison: Comparison) -> str:
-    """Lines for a terminal or a log, one for each case."""
+    """Text for a terminal, one line per case."""
     rows = [_cells(row) for row in comparison.rows]
     table = grid.text(COLUMNS, rows, NUMERIC).rstrip("\n") if rows else ""
     parts = [[answer(comparison)], _opening(comparison), [table], _without(comparison), _closing(comparison)]
@@ -83,7 +84,7 @@ def text(comparison: Comparison) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
-    """A comment for a pull request: the answer, then folded the largest differences and everything else."""
+    """A comment for a pull request: the answer, then a folded table of the largest differences."""
     rows = [[grid.escaped(cell) for cell in _cells(row)] for row in comparison.rows[:MARKDOWN_ROWS]]
     left = len(comparison.rows) - len(rows)
     title = f"{counted(len(rows), 'case')}, the largest difference first{f'; {left} more differ less' if left else ''}"
@@ -96,7 +97,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def to_json(comparison: Comparison) -> str:
-    """A JSON object of everything, unrounded; ratios are B/A, and an interval without an end ends in null."""
+    """Everything as JSON, unrounded; ratios are B/A, an infinite end is null."""
     rows = [_flat(row) for row in comparison.rows]
     values = {
         "tool": "ttt-bench",
@@ -115,7 +116,7 @@ def to_json(comparison: Comparison) -> str:
 
 
 def page(comparison: Comparison, profiles: str = "") -> str:
-    """One HTML page with everything in it. profiles: the section on what both profiled."""
+    """A self-contained HTML page. profiles: the section on profiles of both runs."""
     from reports.page.embedding import script_hash
     from reports.resources import environment, source
 
@@ -124,7 +125,11 @@ def page(comparison: Comparison, profiles: str = "") -> str:
         environment("reports.compare")
         .get_template("compare.html.j2")
         .render(
-            style=Markup(source("reports.page", "style.css") + source("reports.profiles", "section.css")),
+            style=Markup(
+                source("reports.page", "style.css")
+                + source("reports.compare", "table.css")
+                + source("reports.profiles", "section.css")
+            ),
             comparison=comparison,
             body=body(comparison) + profiles,
             program=Markup(program),
@@ -134,14 +139,14 @@ def page(comparison: Comparison, profiles: str = "") -> str:
 
 
 def script() -> str:
-    """The program of a page with the `body` of a comparison."""
+    """The script of a page with a comparison."""
     from reports.resources import source
 
     return source("reports.compare", "table.js")
 
 
 def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
-    """The page's content; links: the addresses of the two runs, where they have pages."""
+    """The content of a page; links: the pages of the two runs, or ""."""
     from reports.resources import environment
 
     reach = _reach(comparison.rows)
@@ -163,7 +168,7 @@ def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
 
 
 def _opening(comparison: Comparison) -> list[str]:
-    """What differs, before any number."""
+    """The two sides and their differences."""
     sides = [
         f"{letter}: {side.name}, commit {side.commit}, on {side.device}{f', {side.measured}' if side.measured else ''}"
         for letter, side in (("A", comparison.a), ("B", comparison.b))
@@ -173,7 +178,7 @@ def _opening(comparison: Comparison) -> list[str]:
 
 
 def _without(comparison: Comparison) -> list[str]:
-    """Each reason once, with the cases that it took from the comparison."""
+    """Each reason once, with the cases that are not compared."""
     reasons: dict[str, list[str]] = {}
     for each in comparison.missing:
         reasons.setdefault(each.reason, []).append(each.label)
@@ -181,7 +186,7 @@ def _without(comparison: Comparison) -> list[str]:
 
 
 def _named(labels: list[str]) -> str:
-    """The cases, or where they are many how many of each system; --json has all."""
+    """The cases, or if they are many their number by system."""
     if len(labels) <= NAMED_CASES:
         return ", ".join(labels)
     systems = Counter(label.partition(" ")[0] for label in labels)
@@ -189,7 +194,7 @@ def _named(labels: list[str]) -> str:
 
 
 def _closing(comparison: Comparison) -> list[str]:
-    """The verdicts counted, and their meaning."""
+    """The number of cases by outcome, and the meaning of outcomes."""
     lines = [] if comparison.elsewhere else [_counts(comparison) or "No case has a result in both."]
     if comparison.interleaved:
         lines.append(
@@ -213,26 +218,26 @@ def _cells(row: Row) -> list[str]:
         judged.verdict,
         f"{judged.ratio:.3f}",
         f"{judged.low:.3f} to {judged.high:.3f}",
-        rounded(row.a_ms, 4),
-        rounded(row.b_ms, 4),
+        said_number(row.a_ms, 4),
+        said_number(row.b_ms, 4),
         row.label,
         "; ".join(row.notes),
     ]
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    """A row with its verdict on one level."""
+    """A row with its outcome on one level."""
     values = asdict(row)
     return values | values.pop("judged")
 
 
 def _reach(rows: Sequence[Row]) -> float:
-    """How far the plots go, in log(B/A): every ratio and nine of ten intervals lie within."""
+    """The half width of the plots' axis in log(B/A); it holds every ratio and 90% of the interval ends."""
     ends = sorted(abs(math.log(end)) for row in rows for end in (row.judged.low, row.judged.high))
     return max(SCALE, *(math.log1p(row.apart) for row in rows), ends[int(0.9 * (len(ends) - 1))]) if rows else SCALE
 
 
 def _plot(row: Row, reach: float) -> dict[str, float]:
-    """The pixels of a row's ratio and interval on a logarithmic axis, which cuts the interval at its ends."""
+    """The pixels of a row's ratio and interval on the logarithmic axis; the interval is clipped."""
     places = {"low": row.judged.low, "ratio": row.judged.ratio, "high": row.judged.high}
     return {name: round(WIDTH / 2 * (1 + min(1, max(-1, math.log(at) / reach))), 1) for name, at in places.items()}

@@ -1,60 +1,50 @@
-"""How is a run cited?"""
+"""The BibTeX entry of a run."""
 
 import re
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 
 import pandas as pd
 
-from harness.schema.reason import counted
-from reports.commits import short_commit
 from reports.page.figures import days
-from reports.page.part import Part
 from reports.stats import case_statuses
+from reports.words import short_commit
 
 _SPECIAL = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
 _SPECIAL["^"] = r"\textasciicircum{}"
 
 
 def devices_of(table: pd.DataFrame) -> list[str]:
-    """The devices that a table (of `stats.frame`) names, each once."""
+    """The distinct devices of a table (of `stats.frame`)."""
     return [device for device in table["device"].unique() if device]
 
 
-def citation(title: str, table: pd.DataFrame, missing: int = 0, part: Part | None = None) -> str:
-    """A BibTeX entry of the run in `table` (of `stats.frame`): project, version, commit, device and date.
+def citation(title: str, table: pd.DataFrame, missing: int = 0, part: str = "") -> str:
+    """A BibTeX entry of the run in `table`: project, version, commit, device and date.
 
-    missing: how many planned cases have no record. part: which of the run's systems are in it, where not all are.
+    missing: the number of planned cases without a record. part: the notice of a page that shows some systems.
     """
     when = days(table["started_at"])
-    devices = devices_of(table)
     commits = [short_commit(commit) for commit in table["commit"].unique() if commit]
     statuses = case_statuses(table)
-    said = [
-        f"Measured on {' and '.join(devices) or 'a device that was not recorded'}",
+    notes = [
+        f"Measured on {' and '.join(devices_of(table)) or 'a device that was not recorded'}",
         when,
         f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}" if commits else "",
         f"{statuses['ok']} of {statuses.total() + missing} cases",
-        f"only {part.names}: the run has {counted(part.others, 'other case')}" if part else "",
+        f"{part[:1].lower()}{part[1:].rstrip('.')}",
     ]
     fields = {
         "title": f"{{{_escaped(title)}}}: a run of ttt-bench",
         "author": "{The ttt-bench authors}",
         "year": when[:4],
-        "version": _version(),
-        "note": _escaped(", ".join(filter(None, said))),
+        "version": version("ttt-bench"),
+        "note": _escaped(", ".join(filter(None, notes))),
     }
-    key = "-".join(filter(None, ["ttt-bench", re.sub(r"\W+", "-", when[:10]), *commits[:1], part.key if part else ""]))
+    key = "-".join(filter(None, ["ttt-bench", re.sub(r"\W+", "-", when[:10]), *commits[:1]]))
     lines = ",\n".join(f"  {name:<7} = {{{value}}}" for name, value in fields.items() if value)
     return f"@misc{{{re.sub(r'[^A-Za-z0-9-]', '', key)},\n{lines}\n}}"
 
 
 def _escaped(text: str) -> str:
-    """For TeX, in one line."""
+    """The text in one line for TeX."""
     return "".join(_SPECIAL.get(sign, sign) for sign in " ".join(text.split()))
-
-
-def _version() -> str:
-    try:
-        return version("ttt-bench")
-    except PackageNotFoundError:
-        return ""

@@ -1,4 +1,4 @@
-"""What does a page's program read? The rows of the run as columns, the figures, and what everything is called."""
+"""The JSON of a page: rows as columns, figures, and the labels of both."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ from reports.tables import plain, shown, telling_apart
 from reports.words import rounded, said_setting
 
 DIGITS = 6
-# Of the page's own columns; metrics and axes are called as the catalogue says.
+# The page's own columns. The catalogue has the labels of metrics and axes.
 LABELS = {
     "suites": "Suites",
     "system": "System",
@@ -48,17 +48,20 @@ LABELS = {
     "throttled": "Throttled",
     "stop": "Stopped by",
     "started_at": "Started",
-    "bound": "Floor set by",
+    "bound": "Lower bound set by",
+    "floor_ms": "Lower bound (ms)",
+    "floor_share": "Share of lower bound",
     "cases": "Cases",
-    "which": "Which",
+    "which": "Which cases",
     "others": "Other settings",
     NOTES: "Notes",
-    MARKS: "Marks",
+    MARKS: "Flags",
 }
 _ALWAYS_SHOWN = ("suites", "system", "backend", "phase", "batch", "context", "status", "latency_ms")
-# What fits a screen, beside the settings that tell rows apart; the page offers the others.
+# The columns that fit a screen, next to the settings that separate rows. The page's menu has the others.
 _SHORT = ("system", "backend", "phase", "batch", "context", "status", "latency_ms", "us_per_token")
 _SETTINGS, _MOST_SETTINGS = ("scope", "state_dtype", "l2"), 3
+_LATE = ("started_at", "device_id", "commit", "reason", NOTES)
 
 
 def page_data(
@@ -68,22 +71,22 @@ def page_data(
     failures: Sequence[Mapping[str, Any]],
     profiles: Mapping[int, str],
 ) -> dict[str, Any]:
-    """JSON values. failures: of the cases without a result; profiles: where in the page that of a row's case is."""
+    """The page's JSON. failures: cases without a result. profiles: the anchor of a row's profile."""
     settings = [*SETTING_COLUMNS, *option_columns(table)]
     apart = telling_apart(table, settings)
     most = _MOST_SETTINGS
-    if len(apart) > most:  # what has no column of its own has one together
+    if len(apart) > most:  # the settings without a column of their own share one
         most -= 1
         table = table.assign(others=_other_settings(table, apart[most:], catalogue))
     labels = {name: _label(name, catalogue) for name in (*table.columns, "cases", "which")}
-    shown = _shown_columns(table, catalogue)
-    telling = [name for name in dict.fromkeys([*apart, *_SETTINGS]) if name in shown]
+    columns = _shown_columns(table, catalogue)
+    telling = [name for name in dict.fromkeys([*apart, *_SETTINGS]) if name in columns]
     return {
         "count": len(table),
         "columns": [_column(name, table[name]) for name in table.columns],
         "numeric": [*(name for name in table.columns if _holds_numbers(table[name])), "cases"],
-        "shown": shown,
-        "short": [name for name in shown if name in {*_SHORT, *telling[:most], "others"}],
+        "shown": columns,
+        "short": [name for name in columns if name in {*_SHORT, *telling[:most], "others"}],
         "names": _names(table, catalogue, failures),
         "settings": settings,
         "labels": labels,
@@ -102,26 +105,26 @@ def page_data(
 
 
 def samples(records: list[Record]) -> str:
-    """JSON: of each row the samples of each of its processes, in ms to four digits."""
+    """JSON of the samples of each row and process, in ms to four digits."""
     groups = (group for case in by_case(records).values() for group in by_place(case))
     found = [[[rounded(ms, 4) for ms in record.samples_ms] for record in group] for group in groups]
     return json.dumps(found, separators=(",", ":"))
 
 
 def profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, str]:
-    """Where in the page the profile of each row's case is, for the rows that have one."""
+    """The anchor of the profile of each row that has one."""
     anchors = profiled.anchors if profiled else {}
     return {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
 
 
 def _other_settings(table: pd.DataFrame, names: Sequence[str], catalogue: Catalogue) -> list[str]:
-    """What each row has in these columns in words, but for defaults.
+    """The values of each row in these columns in words, without defaults.
 
-    Of a column without one that every row has a value in, what most rows have is the default.
+    The default of a column that is set in every row and has none in the catalogue is its most frequent value.
     """
     usual = {name: catalogue.axis(name).default for name in names}
-    of_all = [name for name in names if usual[name] is None and table[name].notna().all() and (table[name] != "").all()]
-    usual |= {name: table[name].mode().iat[0] for name in of_all}
+    filled = [name for name in names if usual[name] is None and table[name].notna().all() and (table[name] != "").all()]
+    usual |= {name: table[name].mode().iat[0] for name in filled}
 
     def words(name: str, value: Any) -> str:
         return "" if pd.isna(value) or value in ("", usual[name]) else said_setting(catalogue.axis(name), value)
@@ -131,7 +134,7 @@ def _other_settings(table: pd.DataFrame, names: Sequence[str], catalogue: Catalo
 
 
 def _label(name: str, catalogue: Catalogue) -> str:
-    """What a column is called: in our words or, with its unit, in the catalogue's."""
+    """The label of a column, with its unit where it has one."""
     if name in LABELS:
         return LABELS[name]
     if any(metric.name == name for metric in catalogue.metrics):
@@ -140,36 +143,33 @@ def _label(name: str, catalogue: Catalogue) -> str:
 
 
 def _varied(table: pd.DataFrame) -> list[str]:
-    """The columns that are shown in any case, and those that differ from row to row."""
+    """The columns that are always shown or differ between rows."""
     return [name for name in table.columns if name in _ALWAYS_SHOWN or table[name].nunique(dropna=False) > 1]
 
 
 def _shown_columns(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """The columns worth a column."""
-    return sorted((name for name in _varied(table) if name != MARKS), key=lambda name: _place(name, catalogue))
+    """The columns that the results offer: the case and its latency, then its causes, then rarely read ones."""
+    case = set(CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS) - {"reason"}
+    causes = {*RATE_COLUMNS, *(metric.name for metric in catalogue.metrics)}
+
+    def rank(name: str) -> int:
+        return 0 if name in case else 1 if name in causes else 3 if name in _LATE else 2
+
+    return sorted((name for name in _varied(table) if name != MARKS), key=rank)
 
 
-def said_once(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, str]:
-    """What is the same in every row, by the column's label."""
+def constants(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, str]:
+    """The values that all rows share, by the column's label."""
     varied = _varied(table)
     values = {name: table[name].iloc[0] for name in table.columns if name not in varied and len(table)}
-    same = {name: shown(value, catalogue.metric(name).scale) for name, value in values.items()}
-    return {_label(name, catalogue): value for name, value in same.items() if value}
-
-
-def _place(name: str, catalogue: Catalogue) -> int:
-    """Where a column stands in the results: what explains a latency after it, what is seldom read at the end."""
-    if name in CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS and name != "reason":
-        return 0
-    if name in RATE_COLUMNS or any(metric.name == name for metric in catalogue.metrics):
-        return 1
-    return 3 if name in ("started_at", "device_id", "commit", "reason", NOTES) else 2
+    words = {name: shown(value, catalogue.metric(name).scale) for name, value in values.items()}
+    return {_label(name, catalogue): text for name, text in words.items() if text}
 
 
 def _names(
     table: pd.DataFrame, catalogue: Catalogue, failures: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, str]]:
-    """What legends call the values of a column, where that is not the value; also of cases without a record."""
+    """The labels of systems, backends and phases, also of cases without a record."""
     labels: dict[str, Callable[[str], str | None]] = {
         "system": catalogue.system_label,
         "backend": catalogue.backend_label,
@@ -180,7 +180,7 @@ def _names(
         column: {name: label(name) for name in (*table[column].unique(), *lost[column])}
         for column, label in labels.items()
     }
-    return {column: {name: said for name, said in of.items() if said} for column, of in found.items()}
+    return {column: {name: text for name, text in names.items() if text} for column, names in found.items()}
 
 
 def _holds_numbers(column: pd.Series) -> bool:
@@ -204,7 +204,7 @@ def _number(value: Any) -> float | int | None:
 
 
 def _word(value: Any) -> tuple[str, ...] | str | None:
-    """A cell of words: suites stay apart, as the page filters by each."""
+    """A cell of words; suites stay a tuple, because the page filters by each."""
     if isinstance(value, tuple):
         return value
     value = plain(value)

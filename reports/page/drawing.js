@@ -1,22 +1,22 @@
-/* What does Plotly get to draw: traces and axes of the lines shown, at a width, in the colours of a theme? */
+/* The traces and axes that Plotly draws, at a width and in a theme. */
 
 const PLOT_HEIGHT = 340;
 const MARGIN = { top: 18, bottom: 48, left: 60, right: 5 };
-const PROFILED = "↗";
-const LANE_HEIGHT = 0.045, LANES_HEIGHT = 0.25; // of one line and of all
+const PROFILE_NOTE = "□ profiled: click or Enter";
+const LANE_HEIGHT = 0.045, LANES_HEIGHT = 0.25; // of failed cases: one line's share of the height, and all lines'
 const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
-const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // a row and a letter of the y axis's title, in pixels
+const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // pixels of a row and a letter of the y title
 const SIGN_ROOM = 13;
-const CROWDED = 0.07; // of the height of a figure, within which a point above leaves no room for a sign
+const CROWDED = 0.07; // a point above within this share of the height leaves no room for a sign
 const TICKS = [1, 2, 5];
 const TICK_SIZE = 12.5, TICK_GAP = 5;
 
 const probe = document.body.appendChild(element("span", { hidden: true }));
 
-const colours = new Map(); // of style.css by theme: to ask a browser takes long
+const colours = new Map(); // by name and theme, because computed styles are slow
 
-/* What a colour of style.css is in the theme of the moment. */
+/* A color of style.css in the current theme. */
 function themed(name) {
   const key = `${name} ${probe.style.colorScheme || `${document.documentElement.dataset.theme} ${matchMedia("(prefers-color-scheme: dark)").matches}`}`;
   if (!colours.has(key)) {
@@ -26,7 +26,7 @@ function themed(name) {
   return colours.get(key);
 }
 
-/* Runs `work` with the colours of the light theme, whatever the page's. */
+/* Run `work` with the colors of the light theme. */
 function inLight(work) {
   probe.style.colorScheme = "light";
   try {
@@ -36,12 +36,12 @@ function inLight(work) {
   }
 }
 
-/* Plotly reads a part of HTML in its texts; words from records are shown as they are. */
+/* Escape text for Plotly, which reads some HTML. */
 function neutral(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
-/* How wide a text of the page is, in pixels. */
+/* The width of a text in pixels. */
 function textWidth(text, size) {
   textWidth.context ??= document.createElement("canvas").getContext("2d");
   textWidth.family ??= getComputedStyle(document.body).fontFamily;
@@ -49,19 +49,19 @@ function textWidth(text, size) {
   return textWidth.context.measureText(text).width;
 }
 
-/* The text, or as much of it as is no wider than so many pixels. */
-function fitting(text, size, room) {
+/* The text, truncated at its end or its start to `room` pixels. */
+function fitting(text, size, room, isEnd = true) {
   let shown = text;
-  for (let end = text.length - 1; end > 0 && textWidth(shown, size) > room; end -= 1) shown = `${text.slice(0, end)}…`;
+  for (let left = text.length - 1; left > 0 && textWidth(shown, size) > room; left -= 1) shown = isEnd ? `${text.slice(0, left)}…` : `…${text.slice(-left)}`;
   return shown;
 }
 
-/* The colour of a line: its system's, or for a floor that of the axes. */
+/* The color of a line; a lower bound has that of the axes. */
 function tone(line) {
   return line.y ? "--muted" : `--tone-${line.tone}`;
 }
 
-/* The largest of 1, 2 and 5 of any decade that is at most `value`, and the smallest that is at least it. */
+/* The largest tick (1, 2 or 5 of a decade) up to `value`, and the smallest from it on. */
 function tickBelow(value) {
   const decade = 10 ** Math.floor(Math.log10(value));
   return decade * (TICKS.filter((tick) => tick * decade <= value).at(-1) ?? 0.5);
@@ -72,7 +72,7 @@ function tickAbove(value) {
   return decade * (TICKS.find((tick) => tick * decade >= value) ?? 10);
 }
 
-/* Words in rows of at most `most` characters, broken between the pieces. */
+/* Join pieces to rows of at most `most` characters. */
 function folded(pieces, most, gap) {
   const rows = [];
   for (const piece of pieces) {
@@ -86,8 +86,8 @@ function nameParts(line) {
   return line.name.split(" · ");
 }
 
-/* One drawing: `lines` are [line, its points]; `view`: {xLog, yLog, ratio: the line that others are relative to, paper:
-   the width and height of a picture for a paper}. */
+/* One drawing. `lines`: [line, its points]. `view`: {xLog, yLog, ratio: the line that divides, paper: {width, height},
+   isLive: show which points have a profile}. */
 class Drawing {
   constructor(points, lines, view) {
     Object.assign(this, { points, data: points.data, lines, view });
@@ -95,18 +95,10 @@ class Drawing {
     const best = this.data.best && !view.ratio;
     this.ringed = best ? lines.filter(([, all]) => all.some((point) => point.y) && points.turns(all)) : [];
     this.notes = points.footnotes(lines);
-    if (this.ringed.length) this.notes.push("○ the best of a line that falls behind it");
-    if (lines.some(([, all]) => all.some((point) => this.isProfiled(point)))) this.notes.push(`${PROFILED} profiled: click or Enter`);
+    if (this.ringed.length) this.notes.push("○ the best batch of a line that declines");
+    this.profiled = view.isLive ? lines.flatMap(([, all]) => all.filter((point) => point.y && profileOf(point.row))) : [];
     this.height = view.paper?.height ?? PLOT_HEIGHT;
     this.inner = this.height - MARGIN.top - MARGIN.bottom;
-  }
-
-  isProfiled(point) {
-    return Boolean(point.y && !this.view.paper && profileOf(point.row));
-  }
-
-  signs(point) {
-    return this.points.signs(point) + (this.isProfiled(point) ? PROFILED : "");
   }
 
   get isRatio() {
@@ -120,15 +112,16 @@ class Drawing {
   traces() {
     return [
       ...this.lines.map(([line, all]) => this.lineTrace(line, all)),
-      ...this.ringed.map(([line, all]) => this.bestTrace(line, all)),
+      ...this.ringed.map(([line, all]) => this.ring([this.points.best(all)], { symbol: "circle-open", size: 17, color: themed(tone(line)), line: { width: 2 } })),
       ...this.broken.map(([line, all], lane) => this.failedTrace(line, all, lane)),
       ...this.lines.flatMap(([line, all]) => this.signTraces(line, all)),
+      ...(this.profiled.length ? [this.ring(this.profiled, { symbol: "square-open", size: 15, color: themed("--muted"), line: { width: 1 } })] : []),
     ];
   }
 
-  /* Three lines; all else is below the plot. */
+  /* The card of a point: three lines. The readout below the plot has the rest. */
   hover(line, point) {
-    const most = Math.min(60, Math.floor(innerWidth / 8) - 8); // characters of a card that a phone does not cut
+    const most = Math.min(60, Math.floor(innerWidth / 8) - 8); // characters that fit a phone
     const [name, ...parts] = this.points.brief(line, point, this.yTitle).map((text) => (text.length > most ? `${text.slice(0, most - 1)}…` : text)).map(neutral);
     return [`<b>${name}</b>`, ...parts].join("<br>");
   }
@@ -156,14 +149,14 @@ class Drawing {
       marker: this.marker(line, drawn, colour),
       hovertext: drawn.map((point) => this.hover(line, point)),
       hoverinfo: "text",
-      cliponaxis: false, // a marker at the top of the axis is whole
+      cliponaxis: false, // show whole markers at the axis ends
     };
   }
 
-  /* The marker of the line's system; of a full cache the same, larger and with a dot in it. */
+  /* The system's marker; a full cache has a larger one with a dot. */
   marker(line, drawn, colour) {
     const edge = { color: colour, width: 1.5 };
-    if (line.y) return { symbol: "line-ew", size: 10, line: edge }; // a floor at a single x is a dash
+    if (line.y) return { symbol: "line-ew", size: 10, line: edge }; // a bound at a single x is a dash
     const full = drawn.map((point) => this.points.marks(point).includes(CACHE_FULL));
     const size = line.marker.startsWith("triangle") ? 10 : 8;
     const fill = line.hollow ? themed("--paper") : colour;
@@ -178,31 +171,30 @@ class Drawing {
     };
   }
 
-  bestTrace(line, points) {
-    const best = this.points.best(points);
+  ring(points, marker) {
     return {
       type: "scatter",
       mode: "markers",
-      x: [best.x],
-      y: [best.y.value],
-      marker: { symbol: "circle-open", size: 17, color: themed(tone(line)), line: { width: 2 } },
+      x: points.map((point) => point.x),
+      y: points.map((point) => point.y.value),
+      marker,
       hoverinfo: "skip",
       cliponaxis: false,
       showlegend: false,
     };
   }
 
-  /* The signs of marked points, beside their markers and bars; none where there are none. */
+  /* The signs next to flagged points. */
   signTraces(line, points) {
-    const marked = points.filter((point) => point.y && this.signs(point));
-    if (!marked.length) return [];
+    const flagged = points.filter((point) => point.y && this.points.signs(point));
+    if (!flagged.length) return [];
     return [{
       type: "scatter",
       mode: "markers+text",
-      x: marked.map((point) => point.x),
-      y: marked.map((point) => point.y.value),
-      text: marked.map((point) => this.signs(point)),
-      textposition: marked.map((point) => (this.isCrowdedAbove(line, point) ? "bottom left" : "top left")),
+      x: flagged.map((point) => point.x),
+      y: flagged.map((point) => point.y.value),
+      text: flagged.map((point) => this.points.signs(point)),
+      textposition: flagged.map((point) => (this.isCrowdedAbove(line, point) ? "bottom left" : "top left")),
       textfont: { size: 14, color: themed(tone(line)) },
       marker: { size: SIGN_ROOM, opacity: 0 }, // keeps the text off the point
       hoverinfo: "skip",
@@ -211,7 +203,7 @@ class Drawing {
     }];
   }
 
-  /* Does a point of another line stand where the sign of this one would, with more room below? */
+  /* Whether another line's point takes the room above a point, and there is more room below. */
   isCrowdedAbove(line, point) {
     const [from, to] = this.yRange();
     const place = this.view.yLog ? Math.log10 : Number;
@@ -243,7 +235,7 @@ class Drawing {
     };
   }
 
-  /* [line, point, the trace and the place in it where it stands, its axes] of all points, line by line. */
+  /* [line, point, trace, index in the trace, axes] of all points, line by line. */
   places() {
     const kept = ([line, all], trace, axes, keep) => all.filter(keep).map((point, at) => [line, point, trace, at, axes]);
     const drawn = this.lines.flatMap((pair, at) => kept(pair, at, "xy", (point) => point.y));
@@ -253,7 +245,7 @@ class Drawing {
     return [...drawn, ...lost].sort((a, b) => order.get(a[0]) - order.get(b[0]) || a[1].x - b[1].x);
   }
 
-  /* The values of x that any line of the figure has, shown or not, in order. */
+  /* The values of x of all lines, also hidden ones, in order. */
   xValues() {
     const rows = this.data.lines.flatMap((line) => line.rows);
     return [...new Set(rows.map((row) => this.points.cell(row, this.data.x)))].sort((a, b) => a - b);
@@ -262,7 +254,7 @@ class Drawing {
   xAxis(shared) {
     const values = this.xValues();
     const log = this.view.xLog && values[0] > 0;
-    // One value alone would leave the axis a single tick.
+    // A single value gets neighbors, so that the axis has ticks.
     if (values.length === 1) values.splice(0, 1, ...(log ? [values[0] / 2, values[0], 2 * values[0]] : [0, values[0] || 1]));
     const place = log ? Math.log10 : Number;
     const [first, last] = [place(values[0]), place(values.at(-1))];
@@ -281,7 +273,7 @@ class Drawing {
     };
   }
 
-  /* From where to where the values of the lines reach, in the axis's own measure, and at least two ticks. */
+  /* The range of the values in axis units, with at least two ticks. */
   yRange() {
     const ends = this.lines.flatMap(([, all]) => all).flatMap((point) => (point.y ? [point.y.low, point.y.value, point.y.high] : []));
     if (!this.view.yLog) return [0, 1.08 * Math.max(largest(ends), 0) || 1];
@@ -292,60 +284,47 @@ class Drawing {
 
   yAxis(shared, strip, range, title) {
     const log = this.view.yLog;
-    const rate = this.data.y === "tokens_per_s" && !this.view.ratio;
-    // 1, 2 and 5 of each decade, or where these would crowd the decades alone.
+    const isLarge = log ? range[0] >= 0 && range[1] > 4 : range[1] > 1e4; // 100k instead of 100000
+    // 1, 2 and 5 of each decade, or only decades over a wide range.
     const ticks = log ? { dtick: range[1] - range[0] > 2.5 ? 1 : "D2" } : { nticks: 7 };
-    return { ...shared, type: log ? "log" : "linear", range, tickformat: rate ? "~s" : "~g", ...ticks, domain: [strip, 1], showticklabels: this.lines.length > 0, title: { text: title.map(neutral).join("<br>"), standoff: 8 } };
+    return { ...shared, type: log ? "log" : "linear", range, tickformat: isLarge ? "~s" : "~g", ...ticks, domain: [strip, 1], showticklabels: this.lines.length > 0, title: { text: title.map(neutral).join("<br>"), standoff: 8 } };
   }
 
-  /* The short name of a line, and the parts that set it apart from others of that name. */
-  endName(line) {
-    const others = this.lines.map(([other]) => other).filter((other) => other !== line && other.short === line.short);
-    if (!others.length) return [line.short];
-    const apart = nameParts(line).slice(1).filter((part) => !others.every((other) => nameParts(other).includes(part)));
-    const own = apart.find((part) => !others.some((other) => nameParts(other).includes(part)));
-    return [line.short, ...(own ? [own] : apart)];
-  }
-
-  /* What the names of all measured lines say, where there are several. */
+  /* The parts that the names of all measured lines share. */
   get shared() {
     const measured = this.lines.filter(([line]) => !line.y);
     const [[first], ...others] = measured.length > 1 ? measured : [[{ name: "" }]];
     return nameParts(first).filter((part) => part && others.every(([line]) => nameParts(line).includes(part)));
   }
 
-  /* The end names of lines as texts at most `room` wide, with their backends where these fit. Where two would be cut to the same, all lack the words that
-     all measured lines share, and those that are still alike lack the parts that they share at the front. */
+  /* The names of lines at most `room` wide: without shared parts, with the first two or one, without shared words, or
+     truncated. */
   endTexts(lines, room) {
-    const own = lines.map((line) => nameParts(line).filter((part) => !this.shared.includes(part)));
-    for (const most of [Infinity, 2]) {
-      const texts = own.map((parts) => parts.slice(0, most).join(" · "));
-      if (new Set(texts).size === texts.length && texts.every((text) => text && textWidth(text, LABEL_SIZE) <= room)) return texts;
-    }
-    const cut = (parts) => fitting(parts.join(" · "), LABEL_SIZE, room);
-    const full = lines.map((line) => this.endName(line));
-    if (new Set(full.map(cut)).size === lines.length) return full.map(cut);
-    const words = full.filter((_, at) => !lines[at].y).map((parts) => parts.flatMap((part) => part.split(" ")));
-    const isTelling = (word) => !words.every((all) => all.includes(word));
-    const telling = (parts) => parts.map((part) => part.split(" ").filter(isTelling).join(" ")).filter(Boolean);
-    const names = full.map((parts) => (telling(parts).length ? telling(parts) : parts));
-    return names.map((parts) => {
-      const alike = names.filter((other) => cut(other) === cut(parts));
-      const apart = parts.findIndex((part, at) => alike.some((other) => other[at] !== part));
-      return cut(apart > 0 ? [`…${parts[apart]}`, ...parts.slice(apart + 1)] : parts);
-    });
+    const all = lines.map((line) => nameParts(line).filter((part) => !this.shared.includes(part)));
+    const words = all.filter((_, at) => !lines[at].y).map((parts) => parts.join(" ").split(" "));
+    const isTelling = (word) => !words.every((own) => own.includes(word));
+    const bounds = all.filter((_, at) => lines[at].y);
+    const ofBound = (parts) => parts.filter((part, at) => !at || !bounds.every((own) => own.includes(part)));
+    const ofLine = (parts) => parts.map((part) => part.split(" ").filter(isTelling).join(" ")).filter(Boolean);
+    const short = all.map((parts, at) => (lines[at].y ? ofBound(parts) : ofLine(parts)));
+    const firsts = [2, 1].map((most) => all.map((parts) => parts.slice(0, most)));
+    const kinds = [all, ...firsts, short].map((kind) => kind.map((parts) => parts.join(" · ")));
+    const isFit = (texts) => new Set(texts).size === texts.length && texts.every((text) => text && textWidth(text, LABEL_SIZE) <= room);
+    const texts = kinds.find(isFit);
+    if (texts) return texts;
+    const names = kinds.at(-1).map((text, at) => text || kinds[0][at]);
+    const cut = names.map((text) => fitting(text, LABEL_SIZE, room));
+    return cut.map((text, at) => (cut.indexOf(text) === cut.lastIndexOf(text) ? text : fitting(names[at], LABEL_SIZE, room, false)));
   }
 
-  /* The name of each line beside the plot, at the height of its end and at most `room` wide, moved apart where they
-     would lie on each other, within the plot: `pixels` above the foot of the y axis and, beside the lanes of failed
-     cases, below it. With them the thin lines to the names that were moved further than their height, or whose lines
-     end before the last value of x; one value alone stands in the middle. */
+  /* The names next to the plot at the heights of their lines' ends, at most `room` wide and moved apart, and thin leader
+     lines to moved names. `pixels`: the height of the y axis. A line that ends early has a leader too. */
   endLabels(range, xaxis, pixels, room) {
     const xLog = xaxis.type === "log";
     const values = this.xValues();
     const last = values.length > 1 ? values.at(-1) : Infinity;
     const labels = this.lines.flatMap(([line, points]) => {
-      const end = points.filter(({ y }) => y && (y.value > 0 || !this.view.yLog)).at(-1);  // a log axis has no place for 0
+      const end = points.filter(({ y }) => y && (y.value > 0 || !this.view.yLog)).at(-1); // a log axis has no 0
       if (!end) return [];
       const y = this.view.yLog ? Math.log10(end.y.value) : end.y.value;
       const at = (pixels * (y - range[0])) / (range[1] - range[0]);
@@ -372,13 +351,13 @@ class Drawing {
       most = label.to - gap;
     }
     const texts = this.endTexts(labels.map(({ line }) => line), room);
-    // On a logarithmic axis a name is placed by a logarithm, and a shape by what that is of.
+    // On a log axis Plotly positions annotations by the logarithm and shapes by the value.
     const value = (log, at) => (log ? 10 ** at : at);
     const names = [], leaders = [];
     labels.forEach(({ x, y, at, to }, index) => {
-      // Plotly draws no name whose place is beyond the axis: it is within, and the name moved from there.
+      // Plotly omits annotations beyond the axis: anchor the name within and shift it.
       const within = Math.min(Math.max(to, 1), pixels - 1);
-      const beside = y + ((within - at) * (range[1] - range[0])) / pixels;
+      const anchor = y + ((within - at) * (range[1] - range[0])) / pixels;
       const led = x < last || Math.abs(to - at) > LABEL_GAP;
       names.push({
         text: neutral(texts[index]),
@@ -386,27 +365,25 @@ class Drawing {
         x: 1,
         xanchor: "left",
         yanchor: "middle",
-        ...(led ? { y: beside, yshift: to - within } : { y, yshift: to - at }),
+        ...(led ? { y: anchor, yshift: to - within } : { y, yshift: to - at }),
         showarrow: false,
         font: { size: LABEL_SIZE, color: themed("--ink") },
       });
       if (!led) return;
       const x1 = value(xLog, xaxis.range[1]);
-      const [y0, y1] = [y, beside].map((place) => value(this.view.yLog, place));
+      const [y0, y1] = [y, anchor].map((place) => value(this.view.yLog, place));
       leaders.push({ type: "line", layer: "below", x0: x, x1, y0, y1, line: { color: themed("--muted"), width: 0.75 } });
     });
     return { names, leaders };
   }
 
-  /* The texts of ticks at these pixels, without those that would touch the one before. */
+  /* The tick texts; every second, third, … stays if more would touch. */
   thinned(pixels, texts) {
-    let end = -Infinity;
-    return texts.map((text, at) => {
-      const half = textWidth(text, TICK_SIZE) / 2;
-      if (pixels[at] - half < end + TICK_GAP) return "";
-      end = pixels[at] + half;
-      return text;
-    });
+    const half = texts.map((text) => textWidth(text, TICK_SIZE) / 2);
+    const isClear = (step) => pixels.every((x, at) => at % step || at < step || x - half[at] >= pixels[at - step] + half[at - step] + TICK_GAP);
+    let step = 1;
+    while (!isClear(step)) step += 1;
+    return texts.map((text, at) => (at % step ? "" : text));
   }
 
   layout(width) {
@@ -418,22 +395,24 @@ class Drawing {
       tickcolor: themed("--rule-strong"),
       zeroline: false,
       automargin: false,
+      ticklabeloverflow: "allow", // Plotly measures every label otherwise
     };
     const one = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: themed("--muted"), width: 1, dash: "dot" } };
     const range = this.yRange();
     const pixels = (1 - strip) * this.inner;
-    const said = this.view.yLog ? `${this.yTitle}, log` : this.yTitle;
-    const none = { xref: "paper", yref: "paper", x: 0.5, y: 0.5, showarrow: false, text: "No line is chosen", font: { size: 14 } };
-    const title = folded(said.split(" "), (pixels + 2 * MARGIN.top) / TITLE_LETTER, " ");
+    const label = this.view.yLog ? `${this.yTitle}, log` : this.yTitle;
+    const none = { xref: "paper", yref: "paper", x: 0.5, y: 0.5, showarrow: false, text: "No line is selected", font: { size: 14 } };
+    const title = folded(label.split(" "), (pixels + 2 * MARGIN.top) / TITLE_LETTER, " ");
     const left = MARGIN.left + TITLE_HEIGHT * (title.length - 1);
     const most = (width - left - 24) / 6;
-    const rows = folded(this.notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
+    const notes = [...this.notes, ...(this.profiled.length ? [PROFILE_NOTE] : [])];
+    const rows = folded(notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
     const xaxis = this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 });
-    const beside = MARGIN.right + LABEL_SHIFT;
-    const { names, leaders } = this.endLabels(range, xaxis, pixels, LABEL_SHARE * width - beside);
-    // The signs of the first points stand beside them, not on the axis.
+    const gap = MARGIN.right + LABEL_SHIFT;
+    const { names, leaders } = this.endLabels(range, xaxis, pixels, LABEL_SHARE * width - gap);
+    // Keep the signs of the first points off the axis.
     const signed = this.lines.some(([line, all]) => this.signTraces(line, all).length);
-    const right = beside + Math.max(0, largest(names.map((name) => textWidth(name.text, LABEL_SIZE))));
+    const right = gap + Math.max(0, largest(names.map((name) => textWidth(name.text, LABEL_SIZE))));
     const [place, at] = [xaxis.type === "log" ? Math.log10 : Number, xaxis.ticktext];
     const [from, to] = xaxis.range;
     const scale = (width - left - right - (signed ? SIGN_ROOM : 0)) / (to - from);
@@ -441,7 +420,7 @@ class Drawing {
     xaxis.ticktext = this.thinned(xaxis.tickvals.map((value) => scale * place(value)), at);
     const note = { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", yshift: -46, showarrow: false, align: "left", font: { size: 11.5 } };
     return {
-      autosize: true, // Plotly keeps the first width of its element otherwise
+      autosize: true, // follow the element's width
       height: this.height + NOTE_HEIGHT * rows.length,
       margin: { l: left, r: right, t: MARGIN.top, b: MARGIN.bottom + NOTE_HEIGHT * rows.length },
       paper_bgcolor: "rgba(0,0,0,0)",

@@ -1,4 +1,4 @@
-"""How does text become a part of a page that runs no script but its own?"""
+"""Text as elements of a page that runs only its own scripts."""
 
 import base64
 import gzip
@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 
 
 def embedded_json(value: Any) -> Markup:
-    """JSON for inside a script element: no text in it can end the element or begin another."""
+    """JSON for a script element; no text in it can end the element or begin another."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -20,26 +20,26 @@ def embedded_json(value: Any) -> Markup:
 
 
 def packed(text: str) -> Markup:
-    """Text compressed and in base 85, which takes a quarter more than its bytes; load.js unpacks it.
+    """Compressed text in base 85, which adds a quarter to its bytes. load.js unpacks it.
 
-    The signs that mean something in HTML are replaced by others: , for <, . for > and : for &.
+    The characters <, > and & have a meaning in HTML. They become comma, full stop and colon.
     """
     data = base64.b85encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
     return Markup(data.translate(str.maketrans("<>&", ",.:")))
 
 
 def script_hash(script: str) -> str:
-    """What the page's Content-Security-Policy calls this script by; any other script does not run."""
+    """The hash that allows a script in the page's Content-Security-Policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 @cache
 def plotly_source() -> str:
-    """The script that draws."""
+    """The source of plotly.js."""
     return get_plotlyjs().replace("\r\n", "\n")
 
 
 @cache
 def packed_plotly() -> Markup:
-    """The same, packed once for all pages of a process."""
+    """The source of plotly.js, packed once per process."""
     return packed(plotly_source())

@@ -1,20 +1,20 @@
-/* What does a reader do with a figure: choose lines and axes, go from point to point, take it along, link to it? */
+/* A figure on the page: its lines and axes, its points by keyboard, its downloads and its address. */
 
-/* What a link calls a line. */
+/* A line's name in an address. */
 function slug(text) {
   return text.toLowerCase().replaceAll(/[^\p{L}\p{N}.]+/gu, "-").replaceAll(/^-|-$/g, "");
 }
 
-const NEAR = 300; // pixels from the screen within which a figure is drawn
+const NEAR = 300; // draw figures this many pixels beyond the screen
 const MANY_LINES = 8;
 
 class Figure {
-  /* `cell(row, column)`: a value of the table; `scales`: what columns are divided by to be shown; `hiddenSystems`: the
-     set that the page's checkboxes keep. `stale`: what is drawn is not what would be; it is drawn once it is in view. */
+  /* `cell(row, column)`: a value of the table. `scales`: the divisor of each column. `hiddenSystems`: the set behind the
+     page's checkboxes. `stale`: the figure needs drawing once it is in view. */
   constructor(host, data, cell, scales, hiddenSystems) {
     Object.assign(this, { host, data, cell, hiddenSystems, points: new Points(data, cell, scales), stale: true });
     this.plot = host.querySelector(".plot");
-    this.said = host.querySelector(".readout");
+    this.readout = host.querySelector(".readout");
     this.strip = host.querySelector(".strip");
     [this.xLog, this.yLog, this.relative, this.link, this.inches] = ["x-log", "y-log", "ratio", "link", "inches"].map((role) => host.querySelector(`[data-role=${role}]`));
     this.numbers = host.querySelector("details.numbers");
@@ -22,7 +22,7 @@ class Figure {
     this.lines = new Map(); // [line, its ratio] to its points
   }
 
-  /* What a figure out of view does not need. */
+  /* Build the parts that a figure out of view does not need. */
   prepare() {
     if (this.measured) return;
     this.measured = this.data.lines.filter((line) => this.points.hasResult(line));
@@ -33,7 +33,7 @@ class Figure {
     this.listen();
   }
 
-  /* As the page opens it. */
+  /* Restore the settings that the page opens with. */
   reset() {
     this.shown = new Set(this.measured.filter((line) => line.primary));
     this.hasMore = !this.shown.size;
@@ -72,39 +72,23 @@ class Figure {
   buildLegend() {
     this.entries = this.data.lines.map((line) => (this.measured.includes(line) ? this.entry(line) : this.missingEntry(line)));
     this.host.querySelector(".legend").replaceChildren(...this.entries);
-    const systems = this.others.filter((line) => line.unnamed).length;
-    this.kinds = !systems ? "backends" : systems === this.others.length ? "systems" : "systems and backends";
     this.more.hidden = !this.others.length || this.others.length === this.measured.length;
   }
 
   entry(line) {
     const name = element("span", { textContent: line.name });
     const button = element("button", { type: "button", title: "Hide or show this line" }, swatch(line), name);
-    if (this.data.best) button.append(element("small", { textContent: this.bestWords(line) }));
     button.onclick = () => this.toggle(line);
-    const only = element("button", { type: "button", className: "only", textContent: "only this", ariaLabel: `Only ${line.name}` });
+    const only = element("button", { type: "button", className: "only", textContent: "only", ariaLabel: `Only ${line.name}` });
     only.onclick = () => this.showOnly(line);
     return element("li", {}, button, ...(this.measured.length > 1 ? [only] : []));
   }
 
-  bestWords(line) {
-    const points = this.points.of(line);
-    const best = this.points.best(points);
-    const { x, y } = best;
-    const words = `${compact.format(y.value).replace("K", "k")} at batch ${axisLabel(x)}`; // as on the axes
-    if (points.filter((point) => point.y).length === 1) return `${words}, the only one with a result`;
-    if (this.points.turns(points)) return `best ${words}`;
-    const larger = points.filter((point) => point.x > x);
-    if (!larger.length) return `${words}, the largest tried`;
-    if (this.points.marks(best).includes(CACHE_FULL)) return `${words}, as many as fit at once`;
-    return `${words}, ${larger.some((point) => point.y) ? "larger ones not told apart" : "the largest with a result"}`;
-  }
-
-  /* A line without any result stays in the legend, with the reason. */
+  /* The legend's entry of a line without a result, with the reason. */
   missingEntry(line) {
-    const said = (words) => [...new Set(this.points.of(line).map(words))].filter(Boolean);
-    const reasons = said((point) => this.points.reason(point)).join("\n");
-    const why = said((point) => this.points.whyNot(point)).join(", ");
+    const distinct = (words) => [...new Set(this.points.of(line).map(words))].filter(Boolean);
+    const reasons = distinct((point) => this.points.reason(point)).join("\n");
+    const why = distinct((point) => this.points.whyNot(point)).join(", ");
     return element("li", { className: "missing", title: reasons, textContent: `${line.name}: no result (${why})` });
   }
 
@@ -113,7 +97,7 @@ class Figure {
     this.changed();
   }
 
-  /* This line alone; all of them again where it is alone. */
+  /* Show this line alone, or all lines if it is alone already. */
   showOnly(line) {
     const alone = this.shown.size === 1 && this.shown.has(line);
     this.shown = new Set(alone ? this.measured.filter((each) => this.isOffered(each)) : [line]);
@@ -133,11 +117,11 @@ class Figure {
     return this.ratio ? this.points.of(line, this.ratio) : this.lines.get(line);
   }
 
-  /* `paper`: {width, height} of a picture for a paper, which has no sign that leads elsewhere. */
-  drawing(paper = null) {
+  /* `paper`: {width, height} of a picture for a paper. `isLive`: for the screen. */
+  drawing(paper = null, isLive = !paper) {
     this.prepare();
     const lines = this.visibleLines().map((line) => [line, this.pointsOf(line)]);
-    return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, ratio: this.ratio, paper });
+    return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, ratio: this.ratio, paper, isLive });
   }
 
   isInView() {
@@ -145,7 +129,7 @@ class Figure {
     return bottom > -NEAR && top < innerHeight + NEAR;
   }
 
-  /* The whole figure at `width`, or at that of its place; across the page where its lines or its table need that. */
+  /* Draw the figure at `width`, by default that of its element; many lines take the width of the page. */
   async draw(width) {
     this.stale = false;
     this.prepare();
@@ -159,16 +143,16 @@ class Figure {
     }
     if (!this.measured.length) {
       this.plot.className = "empty";
-      this.plot.textContent = "No case of this figure has a result; the reasons are in the list of cases without one.";
+      this.plot.textContent = "No case of this figure has a result. The section Without a result has the reasons.";
       return;
     }
-    const drawing = this.drawing();
+    const drawing = this.drawing(null, !width);
     const layout = drawing.layout(width ?? this.plot.clientWidth);
     this.places = drawing.places();
     this.place = null;
-    this.said.textContent = ""; // its point may be gone
+    this.readout.textContent = ""; // the point may be hidden now
     this.strip.hidden = true;
-    this.plot.style.height = `${layout.height}px`; // when the window's size changes, Plotly takes the element's height
+    this.plot.style.height = `${layout.height}px`; // Plotly takes the element's height when the window changes
     await Plotly.react(this.plot, drawing.traces(), layout, { responsive: true, displayModeBar: false, doubleClick: "reset" });
     if (this.isDrawn) return;
     this.isDrawn = true;
@@ -176,7 +160,7 @@ class Figure {
     this.plot.on("plotly_click", (event) => this.click(event));
   }
 
-  /* For paper: light and as wide as a page. */
+  /* Draw the figure light and as wide as a printed page. */
   drawForPrint() {
     inLight(() => this.draw(PRINT_WIDTH));
     if (this.measured.length) inLight(() => Plotly.relayout(this.plot, { width: PRINT_WIDTH, autosize: false }));
@@ -187,17 +171,17 @@ class Figure {
       this.entries[index].hidden = !this.isOffered(line);
       this.entries[index].querySelector("button")?.setAttribute("aria-pressed", String(this.shown.has(line)));
     });
-    this.more.textContent = this.hasMore ? `Fewer ${this.kinds}` : `More ${this.kinds} (${this.others.length})`;
+    this.more.textContent = this.hasMore ? "Fewer lines" : `More lines (${this.others.length})`;
     this.more.setAttribute("aria-expanded", String(this.hasMore));
   }
 
-  /* Drawn anew, with what is chosen in the page's address. */
+  /* Redraw, and put the settings into the page's address. */
   changed() {
     this.draw();
     if (page.started) history.replaceState(null, "", this.address());
   }
 
-  /* What differs from how the page opens it, as the part of an address behind #. */
+  /* The fragment of an address for the current settings. */
   address() {
     const lines = this.visibleLines();
     const first = this.measured.filter((line) => line.primary);
@@ -212,7 +196,7 @@ class Figure {
     return `#${encodeURIComponent(this.data.id)}${parts.length ? `?${parts.join("&")}` : ""}`;
   }
 
-  /* As an address says it; what it names and is not there is passed over. */
+  /* Apply the settings of an address; unknown names are ignored. */
   restore(parameters) {
     this.prepare();
     const named = (name) => this.measured.filter((line) => (parameters.get(name) ?? "").split(",").includes(slug(line.name)));
@@ -228,7 +212,7 @@ class Figure {
     this.numbers.open = parameters.has("numbers");
   }
 
-  /* Left and right go from point to point, line by line; Enter goes to the profile of one. */
+  /* Left and Right move through the points line by line; Enter opens a point's profile. */
   go(event) {
     if (event.key === "Enter") this.openProfile(this.places?.[this.place]);
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -244,14 +228,14 @@ class Figure {
     if (!place) return;
     const anchor = profileOf(place[1].row);
     if (anchor) goTo(anchor, this.plot);
-    else this.said.append(" · This point has no profile: `ttt-bench profile` makes one.");
+    else this.readout.append(" · This point has no profile: `ttt-bench profile` makes one.");
   }
 
-  /* All that is known of a point, below the plot, where neither a card nor a finger lies on it; and its samples. */
+  /* Describe a point below the plot, with its samples. */
   tell([line, point]) {
     const anchor = profileOf(point.row);
-    this.said.textContent = this.points.words(line, point, this.drawing().yTitle).join(" · ");
-    if (anchor) this.said.append(" · ", element("a", { href: `#${anchor}`, className: "offer", textContent: "Profile of this point" }));
+    this.readout.textContent = this.points.words(line, point, this.drawing().yTitle).join(" · ");
+    if (anchor) this.readout.append(" · ", element("a", { href: `#${anchor}`, className: "offer", textContent: "Profile of this point" }));
     showSamples(this.strip, line, point);
   }
 
@@ -261,11 +245,11 @@ class Figure {
 
   tellAt(event) {
     const place = this.placeAt(event);
-    if (place && place[1] !== this.told) this.tell(place);
-    this.told = place?.[1];
+    if (place && place[1] !== this.described) this.tell(place);
+    this.described = place?.[1];
   }
 
-  /* A finger's tap shows a point and must not lead away from it. */
+  /* A click opens the profile; a tap only describes the point. */
   click(event) {
     const place = this.placeAt(event);
     if (!place) return;
@@ -274,8 +258,8 @@ class Figure {
   }
 }
 
-/* The buttons of a list with one stop for the tab key; arrow keys move among those that can be seen. Returned is what
-   is to be called when elements were hidden: the stop may be one of them. */
+/* Give the buttons of a list one tab stop, with arrow keys between visible ones. Returns a function to call after
+   hiding elements, which moves the stop to a visible one. */
 function roving(host) {
   const every = () => [...host.querySelectorAll("button")];
   const items = () => every().filter((each) => !each.closest("[hidden]"));

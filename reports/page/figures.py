@@ -1,10 +1,9 @@
-"""Which figures does a page have, and what was held fixed in each?
+"""The figures of a page: which lines, axes, caption and details each has.
 
-A figure refers to the rows of `stats.frame` by number; the page draws it (`figures.js`), so that one
-copy of the numbers serves figures, tables and downloads.
+A figure refers to rows of `stats.frame` by number. Figures, tables and downloads share one copy of the numbers.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -12,31 +11,23 @@ from typing import Any
 import pandas as pd
 
 from harness.measure.interval import FEWEST
-from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
-from harness.schema.reason import counted, span
+from harness.schema.reason import span
 from reports.page.lines import FigurePanel, Line, Looks, forms_of, sortable
-from reports.stats import (
-    AMOUNTS,
-    CASE_COLUMNS,
-    MACHINE_COLUMNS,
-    NOTES,
-    SETTING_COLUMNS,
-    option_columns,
-    suites_of_cases,
-)
-from reports.words import counts_of_missing, left_out, share_of
+from reports.stats import AMOUNTS, MACHINE_COLUMNS, option_columns
+from reports.words import share_of
 
-WIDE_RANGE = 30  # largest over smallest value of a figure, from which its first choice of axis is logarithmic
+WIDE_RANGE = 30  # largest over smallest value from which a figure opens with a logarithmic axis
 
-LATENCIES, RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "gbs")  # whose bars are a latency's
+LATENCIES, RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "gbs")  # with the latency's interval
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What the page needs to draw one figure; `x` and `y` are columns, `y_log` its first choice of axis.
+    """The data of one figure in the page's JSON; `x` and `y` are columns of the table.
 
-    id: what a link to it says. caption: the settings of all lines; remarks: sentences on how they were measured.
+    id: its name in an address. caption: the settings of all lines. remarks: sentences about the measurement.
+    y_log: whether the y axis opens logarithmic. headline: whether the figure answers the run's question.
     """
 
     id: str
@@ -53,34 +44,31 @@ class Figure:
     y_log: bool
     best: bool
     lines: list[Line]
-    headline: bool = False  # it answers the question of its run
+    headline: bool = False
     claims: tuple[PaperClaim, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def figures(table: pd.DataFrame, catalogue: Catalogue, missing: Sequence[Case] = ()) -> list[Figure]:
-    """The figures of the suites in `table` (of `stats.frame`), those with primary lines first.
-
-    missing: the planned cases without a record, of which captions tell.
-    """
-    drawing = _Drawing(_with_place(table), catalogue, missing)
-    plans = sorted(drawing.plans(), key=lambda plan: not plan[1].primary)
-    return _apart([figure for plan in plans for figure in drawing.drawn(*plan)])
+def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
+    """The figures of the suites in `table` (of `stats.frame`), those with primary lines first."""
+    looks, table = Looks(table, catalogue), _with_machine(table)
+    plans = sorted(_plans(table, catalogue), key=lambda plan: not plan[1].primary)
+    return _numbered([figure for plan in plans for figure in _drawn(looks, *plan)])
 
 
 def undrawn(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """A sentence for each figure that is left out although its cases have results: they lack its metric."""
+    """A sentence for each figure that has results but lacks its metric."""
     return [
         f"{entry.title} is not drawn: no record has {catalogue.metric(entry.y).label}."
-        for _, entry, rows in _Drawing(table, catalogue).plans()
+        for _, entry, rows in _plans(table, catalogue)
         if entry.y not in rows and rows["status"].eq("ok").any()
     ]
 
 
-def _apart(drawn: list[Figure]) -> list[Figure]:
-    """The figures, those of one id numbered."""
+def _numbered(drawn: list[Figure]) -> list[Figure]:
+    """The figures, with a number behind an id that an earlier figure has."""
     seen: dict[str, int] = {}
     for number, figure in enumerate(drawn):
         seen[figure.id] = seen.get(figure.id, 0) + 1
@@ -94,8 +82,8 @@ def axis_title(entry: MetricEntry) -> str:
     return f"{entry.label} ({entry.unit})" if entry.unit else entry.label
 
 
-def _with_place(table: pd.DataFrame) -> pd.DataFrame:
-    """Where one machine alone is known, records that broke before naming theirs belong to it; so with its commit."""
+def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
+    """The table, where failed records without a machine or commit get the only one that the run has."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -105,102 +93,71 @@ def _with_place(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**values)
 
 
-class _Drawing:
-    """The table, its catalogue and the looks that all figures share."""
+def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
+    """Yield (suite, figure, its rows) for the catalogue's figures and for phases that have no figure there.
 
-    def __init__(self, table: pd.DataFrame, catalogue: Catalogue, missing: Sequence[Case] = ()) -> None:
-        self.table, self.catalogue, self.missing = table, catalogue, missing
-        self.looks = Looks(table, catalogue)
+    A suite with a question and no figure is answered by a table.
+    """
+    for suite in catalogue.suites:
+        rows = table[[suite.name in names for names in table["suites"]]]
+        phases = dict.fromkeys(rows["phase"])
+        for entry in suite.figures:
+            if entry.phase in phases:
+                yield suite.name, entry, rows[rows["phase"] == entry.phase]
+        drawn = {entry.phase for entry in suite.figures}
+        if suite.figures or not suite.question:
+            yield from _default_plans(suite.name, rows, [phase for phase in phases if phase not in drawn], catalogue)
+    others = table[[not names for names in table["suites"]]]
+    yield from _default_plans("", others, dict.fromkeys(others["phase"]), catalogue)
 
-    def plans(self) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
-        """(suite, figure, its rows): those of the catalogue, and one for each phase of a suite that it says no more of.
 
-        A suite with a question and no figure is answered by a table.
-        """
-        for suite in self.catalogue.suites:
-            rows = self.table[[suite.name in names for names in self.table["suites"]]]
-            phases = dict.fromkeys(rows["phase"])
-            for entry in suite.figures:
-                if entry.phase in phases:
-                    yield suite.name, entry, rows[rows["phase"] == entry.phase]
-            drawn = {entry.phase for entry in suite.figures}
-            if suite.figures or not suite.question:
-                yield from self._defaults(suite.name, rows, [phase for phase in phases if phase not in drawn])
-        others = self.table[[not names for names in self.table["suites"]]]
-        yield from self._defaults("", others, dict.fromkeys(others["phase"]))
+def _default_plans(
+    suite: str, rows: pd.DataFrame, phases: Iterable[str], catalogue: Catalogue
+) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
+    labels = dict(catalogue.phases)
+    for phase in phases:
+        own = rows[rows["phase"] == phase]
+        label = labels.get(phase, phase)
+        title = f"{suite}: {label.lower()}" if suite else label
+        yield suite, FigureEntry(phase, title, x=_widest_axis(own), y="latency_ms", y_log=True, forms=True), own
 
-    def _defaults(
-        self, suite: str, rows: pd.DataFrame, phases: Iterable[str]
-    ) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
-        labels = dict(self.catalogue.phases)
-        for phase in phases:
-            own = rows[rows["phase"] == phase]
-            label = labels.get(phase, phase)
-            title = f"{suite}: {label.lower()}" if suite else label
-            entry = FigureEntry(phase, title, x=_widest_axis(own), y="latency_ms", y_log=True, forms=True)
-            yield suite, entry, own
 
-    def drawn(self, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> Iterator[Figure]:
-        """The figures of one entry, one for each value of what splits it."""
-        if entry.x not in rows or entry.y not in rows:
-            return
-        rows = rows[pd.to_numeric(rows[entry.x], errors="coerce").notna()]
-        if rows.empty:
-            return
-        rows = rows.sort_values(entry.x, kind="stable")
-        for panel, titled in self._panels(rows, entry):
-            held = {name: panel[name].iloc[0] for name in entry.split if name in panel}
-            missing = [case for case in self._missing(suite, entry.phase) if self._is_in(case, held)]
-            yield from _Drawn(FigurePanel(self.looks, titled, panel), suite, missing).figures()
-
-    def _missing(self, suite: str, phase: str) -> Iterator[Case]:
-        """The planned cases of a suite's phase that have no record."""
-        suites = suites_of_cases(self.catalogue)
-        return (case for case in self.missing if case.phase == phase and suite in suites.get(case.key, ()))
-
-    def _is_in(self, case: Case, held: Mapping[str, Any]) -> bool:
-        """Whether a case has the values that a panel holds; NA is that of a case without the option."""
-
-        def own(name: str) -> Any:
-            is_option = name not in (*CASE_COLUMNS, *SETTING_COLUMNS)
-            return case.option(name, self.catalogue.axis(name).default) if is_option else getattr(case, name)
-
-        return all(own(name) is None if pd.isna(value) else own(name) == value for name, value in held.items())
-
-    def _panels(self, rows: pd.DataFrame, entry: FigureEntry) -> Iterator[tuple[pd.DataFrame, FigureEntry]]:
-        """The rows of each figure of an entry, with the entry under the figure's own title."""
-        split = [name for name in entry.split if name in rows]
-        if not split:
-            yield rows, entry
-            return
-        groups = dict(iter(rows.groupby(split, sort=False, dropna=False)))
-        for key in sorted(groups, key=lambda key: [sortable(self.looks.order.get(value, value)) for value in key]):
-            parts = [self.looks.said(name, value) for name, value in zip(split, key, strict=True)]
-            said = ", ".join(filter(None, reversed(parts)))
-            yield groups[key], replace(entry, title=f"{entry.title}: {said}" if said else entry.title)
+def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> Iterator[Figure]:
+    """The figures of one entry, one for each value of the columns that split it."""
+    if entry.x not in rows or entry.y not in rows:
+        return
+    rows = rows[pd.to_numeric(rows[entry.x], errors="coerce").notna()].sort_values(entry.x, kind="stable")
+    split = [name for name in entry.split if name in rows]
+    groups = dict(iter(rows.groupby(split, sort=False, dropna=False))) if split else {(): rows}
+    for key in sorted(groups, key=lambda key: [sortable(looks.order.get(value, value)) for value in key]):
+        own = groups[key]
+        if len(own):
+            words = [looks.words(name, value) for name, value in zip(split, key, strict=True)]
+            title = ", ".join(filter(None, reversed(words)))
+            titled = replace(entry, title=f"{entry.title}: {title}" if title else entry.title)
+            yield from _Panel(FigurePanel(looks, titled, own), suite).figures()
 
 
 @dataclass(frozen=True)
-class _Drawn:
-    """The figures of a panel: its title, axes and caption."""
+class _Panel:
+    """The rows of one figure with its title, axes and caption."""
 
     panel: FigurePanel
     suite: str
-    missing: Sequence[Case] = ()
 
     def figures(self) -> Iterator[Figure]:
-        """The figure and, where it is asked for and both forms are there, that of primal over dual."""
+        """The figure and, where the entry requests it and both forms have rows, the ratio of primal to dual."""
         entry, rows, catalogue = self.panel.entry, self.panel.rows, self.panel.looks.catalogue
         lines = self.panel.lines()
-        floors = self.panel.floors() if entry.floor else []
         parts = [str(value) for name in entry.split if name in rows and pd.notna(value := rows[name].iloc[0])]
+        named = [self.suite] if self.suite.endswith(f"-{entry.phase}") else [self.suite or "other", entry.phase]
         figure = Figure(
-            id="-".join([*_named(self.suite or "other", entry.phase), *filter(None, parts)]),
+            id="-".join([*named, *filter(None, parts)]),
             suite=self.suite,
             title=entry.title,
             source=entry.source,
             caption=self._caption(),
-            remarks=self._remarks(lines + floors),
+            remarks=self._remarks(lines),
             x=entry.x,
             y=entry.y,
             x_title=_x_title(entry, catalogue),
@@ -208,12 +165,12 @@ class _Drawn:
             y_title=axis_title(catalogue.metric(entry.y)),
             y_log=entry.y_log or _spans_wide(_primary_values(rows, lines, entry.y)),
             best=entry.best,
-            lines=lines + floors,
+            lines=lines + (self.panel.bounds() if entry.floor else []),
             headline=bool(entry.primary),
             claims=entry.claims,
         )
         yield figure
-        # The paper's figures compare models; forms are compared where they are the suite's question.
+        # The paper's figures compare models. Other suites compare forms.
         if entry.forms and (pairs := self.panel.form_pairs()):
             yield replace(
                 figure,
@@ -229,105 +186,68 @@ class _Drawn:
         """The settings that all lines share."""
         rows = self.panel.rows
         columns = ["device", "batch", "context", "size", "dtype", "l2", *option_columns(rows)]
-        unsaid = {self.panel.entry.x, "part", "scope", "form" if forms_of(rows).nunique() > 1 else ""}
-        unsaid |= {"l2"} if set(rows["l2"]) == {"warm"} else set()
-        unsaid |= {"device"} if self.panel.looks.devices == 1 else set()
-        return ", ".join(filter(None, (self._held(name) for name in columns if name not in unsaid)))
+        omitted = {self.panel.entry.x, "part", "scope", "form" if forms_of(rows).nunique() > 1 else ""}
+        omitted |= {"l2"} if set(rows["l2"]) == {"warm"} else set()
+        omitted |= {"device"} if self.panel.looks.devices == 1 else set()
+        return ", ".join(filter(None, (self._common(name) for name in columns if name not in omitted)))
 
-    def _held(self, column: str) -> str:
+    def _common(self, column: str) -> str:
         """The value of a column in words; "" where it has several or none."""
         values = self.panel.rows[column].dropna().unique()
-        return self.panel.looks.said(column, values[0], self.panel.entry.phase) if len(values) == 1 else ""
+        return self.panel.looks.words(column, values[0], self.panel.entry.phase) if len(values) == 1 else ""
 
     def _remarks(self, lines: list[Line]) -> list[str]:
-        return [f"{said[:1].upper()}{said[1:]}." for said in self._said(lines)]
+        return [f"{text[:1].upper()}{text[1:]}." for text in self._details(lines) if text]
 
-    def _said(self, lines: list[Line]) -> Iterator[str]:
-        shown = self._at_first(lines)
-        points = [point for line in shown for point in _points(line)]
+    def _details(self, lines: list[Line]) -> Iterator[str]:
+        """How the points of the lines that open with the figure were measured."""
+        points = [point for line in self._at_first(lines) for point in _points(line)]
         rows = self.panel.rows.loc[sorted({row for point in points for row in point})]
         measured = rows[(rows["status"] == "ok") & (rows["samples"] > 0)]
-        is_amount = self.panel.entry.y in AMOUNTS
-        if len(measured) and (ways := [*filter(None, map(self._timing, rows["timing"].unique()))]):
-            yield _either(ways)
-        if len(measured) and not is_amount:
-            yield _points_words(measured, self.panel.entry.y, any(line.base_rows for line in lines))
-        if any(line.y for line in lines):
-            yield (
-                "the floor is the longer of the least bytes at the bandwidth and the FLOPs at the product rate, each "
-                "the highest that a process of the run measured on a GPU of this model or a profiled kernel reached"
+        if len(measured):
+            yield _either(
+                [self.panel.looks.words("timing", way, self.panel.entry.phase) for way in measured["timing"].unique()]
             )
-            if rows["state_dtype"].nunique() > 1:
-                yield "the floor is of one state precision: a smaller state has a lower one"
-        several = {name for name in MACHINE_COLUMNS if measured[name].nunique() > 1}
-        apart = several & {*self.panel.identity()}
-        if apart:
-            places = "models of GPU" if "device_id" in several - apart else "machines"
-            yield f"lines join no points of different {places} or commits"
-        if "device_id" in several - apart and measured["device"].nunique() == 1:
-            yield f"the points are from {measured['device_id'].nunique()} GPUs of one model"
-        throttled, timed = {*measured.index[measured["throttled"] > 0]}, {*measured.index}
-        devices, ratios = rows["device_id"], [each for each in points if len(each) > 1 and timed.issuperset(each)]
-        if mixed := sum(devices[list(point)].nunique() > 1 for point in ratios):
-            yield f"{share_of(mixed, len(ratios), 'ratio')} {'divides' if mixed == 1 else 'divide'} times of two GPUs"
-        if states := self._states():
-            yield states
-        if not is_amount and (count := sum(not throttled.isdisjoint(point) for point in points)):
-            results = sum(timed.issuperset(point) for point in points)
-            at = share_of(count, results, "point")
-            yield f"at {at} with a result the GPU was throttled, at its power cap or beyond"
-        if self.missing:
-            whose = counts_of_missing(self.missing, self.panel.rows, self.panel.looks.catalogue)
-            said = ", ".join(f"{count} of {name}" for name, count in whose.values())
-            yield f"{counted(len(self.missing), 'case')} without a record yet: {said}"
-        yield from left_out(self.panel.rows, self.panel.looks.catalogue)
-        if NOTES in rows:
-            has_result, noted = (
-                {*rows.index[which]} for which in (rows["status"] == "ok", rows[NOTES].fillna("") != "")
-            )
-            drawn = {point for point in points if has_result.issuperset(point)}
-            if count := sum(not noted.isdisjoint(point) for point in drawn):
-                noted_share = share_of(count, len(drawn), "point")
-                yield f"there are notes on {noted_share} with a result (column Notes of Numbers)"
-
-    def _timing(self, way: str) -> str:
-        return self.panel.looks.said("timing", way, self.panel.entry.phase)
+            if self.panel.entry.y not in AMOUNTS:
+                yield _points_words(measured, self.panel.entry.y, any(line.base_rows for line in lines))
+        yield self._states()
+        timed, throttled = {*measured.index}, {*measured.index[measured["throttled"] > 0]}
+        complete = [point for point in points if timed.issuperset(point)]
+        mixed = sum(rows["device_id"][list(point)].nunique() > 1 for point in complete)
+        if mixed:
+            yield f"{share_of(mixed, len(complete), 'ratio')} {'divides' if mixed == 1 else 'divide'} times of two GPUs"
+        slowed = sum(not throttled.isdisjoint(point) for point in complete)
+        if slowed and self.panel.entry.y not in AMOUNTS:
+            yield f"the GPU was power-capped or thermally throttled at {share_of(slowed, len(complete), 'point')}"
 
     def _at_first(self, lines: list[Line]) -> list[Line]:
-        """The lines that the page shows when it opens, without floors."""
-        drawn = [line for line in lines if not line.y]
-        return [line for line in drawn if line.primary and self._has_result(line)] or drawn
-
-    def _has_result(self, line: Line) -> bool:
-        rows = self.panel.rows.loc[line.rows]
-        return bool(((rows["status"] == "ok") & rows[self.panel.entry.y].notna()).any())
+        """The lines that a figure opens with: the primary ones with a result, or else all."""
+        rows, y = self.panel.rows, self.panel.entry.y
+        found = {*rows.index[(rows["status"] == "ok") & rows[y].notna()]}
+        return [line for line in lines if line.primary and not found.isdisjoint(line.rows)] or lines
 
     def _states(self) -> str:
-        """Whose states are kept in which precision, where systems differ and the names of lines do not say it.
-
-        The lines of a system with several say it.
-        """
+        """The state precision of each system, where systems differ and the names of lines leave it out."""
         rows = self.panel.rows[self.panel.rows["state_dtype"] != ""]
         own = rows.groupby("system", sort=False)["state_dtype"].unique()
-        of: dict[str, list[str]] = {}
+        systems: dict[str, list[str]] = {}
         for system, states in own.items():
             if len(states) == 1:
-                of.setdefault(states[0], []).append(self.panel.looks.catalogue.system_label(str(system)))
-        if rows["state_dtype"].nunique() < 2 or not of:
+                systems.setdefault(states[0], []).append(self.panel.looks.catalogue.system_label(str(system)))
+        if rows["state_dtype"].nunique() < 2 or not systems:
             return ""
-        return "states are kept in " + ", ".join(f"{state} ({', '.join(whose)})" for state, whose in of.items())
+        return "state precision: " + ", ".join(f"{state} ({', '.join(names)})" for state, names in systems.items())
 
 
 def _points(line: Line) -> list[tuple[int, ...]]:
-    """The rows of each point of a line: its own and, of a ratio, what it is divided by."""
+    """The rows of each point of a line: its own and, for a ratio, the row that divides it."""
     return list(zip(line.rows, line.base_rows, strict=True)) if line.base_rows else [(row,) for row in line.rows]
 
 
 def _either(found: list[str]) -> str:
-    """`timed eagerly, in graphs or by the engine`: a first word that all share is said once."""
-    first, *others = found or [""]
-    shared = {each.partition(" ")[0] for each in found}
-    if len(shared) == 1 and all(" " in each for each in found):
+    """`timed eagerly, in graphs or by the engine`: a first word that all share stands once."""
+    first, *others = found
+    if len({each.partition(" ")[0] for each in found}) == 1 and all(" " in each for each in found):
         others = [each.partition(" ")[2] for each in others]
     return " or ".join(filter(None, [", ".join([first, *others[:-1]]), *others[-1:]]))
 
@@ -337,17 +257,12 @@ def _primary_values(rows: pd.DataFrame, lines: list[Line], y: str) -> pd.Series:
 
 
 def _spans_wide(values: pd.Series) -> bool:
-    """On a linear axis, would the lines of the fastest lie on each other at its foot?"""
+    """Whether the lowest lines would merge at the foot of a linear axis."""
     return len(values) > 0 and bool(values.max() > WIDE_RANGE * values.min())
 
 
-def _named(suite: str, phase: str) -> list[str]:
-    """The phase is said once."""
-    return [suite] if suite.endswith(f"-{phase}") else [suite, phase]
-
-
 def days(started: Iterable[str]) -> str:
-    """The first and last day (UTC) of these times; "" where none says one."""
+    """The first and last day (UTC) of these times; "" where none is a time."""
     found = sorted({day for text in started if (day := _day(text))})
     return span(found[0], found[-1]) if found else ""
 
@@ -366,7 +281,7 @@ def _x_title(entry: FigureEntry, catalogue: Catalogue) -> str:
 
 
 def _widest_axis(rows: pd.DataFrame) -> str:
-    """The axis with the most values, for a phase of a suite that says no figure of it."""
+    """The axis with the most values, for a phase without a figure in the catalogue."""
     axes = ["context", "batch", *(name for name in option_columns(rows) if pd.api.types.is_numeric_dtype(rows[name]))]
     return max(axes, key=lambda axis: rows[axis].nunique())
 
@@ -377,23 +292,21 @@ def own_ends(y: str) -> tuple[str, str]:
 
 
 def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
-    """What points and bars are."""
+    """The meaning of points and bars."""
     samples, processes = measured["samples"], measured["processes"]
-    repeated = processes.max() > 1
-    said, is_speed = f"medians of {ends(samples)} samples", y in LATENCIES + RATES
-    said = f"ratios of {said}" if are_ratios else said
+    repeated, is_speed = processes.max() > 1, y in LATENCIES + RATES
+    words = f"{'ratios of ' if are_ratios else ''}medians of {ends(samples)} samples"
     if not is_speed and not any(name in measured for name in own_ends(y)):
-        return said
-    said += " with the widest ratios that their 95% intervals" if are_ratios else " with their 95% intervals"
-    said += " over processes" if repeated and is_speed else " within one process"
-    said += " allow" if are_ratios else ""
-    said += f" (below {FEWEST} samples their range)" if samples.min() < FEWEST else ""
+        return words
+    words += ", with 95% intervals " + ("over processes" if repeated and is_speed else "within one process")
+    words += ", divided worst case" if are_ratios else ""
+    words += f" (the range of the samples where there are fewer than {FEWEST})" if samples.min() < FEWEST else ""
     if repeated:
-        said += f", of {ends(processes)} processes a point"
+        words += f", from {ends(processes)} processes per point"
     spread = measured["process_spread"].dropna()
     if len(spread):
-        said += f", which differ by {spread.median():.1%} in the median, {spread.max():.1%} at most"
-    return said
+        words += f", which differ by {spread.median():.1%} in the median and {spread.max():.1%} at most"
+    return words
 
 
 def ends(values: pd.Series) -> str:

@@ -1,8 +1,8 @@
-/* What does a reader take along: a figure as a picture or its numbers, on white, with what it is written inside? */
+/* Downloads: a figure as a picture for a paper, or its numbers as CSV. */
 
 const PRINT_WIDTH = 660;
-const INCH = 125; // pixels of a picture for a paper, so that its text is set in 7 points
-const PRINTED_DOTS = 300; // an inch
+const INCH = 125; // pixels per inch of a picture, which sets its text at 7 points
+const PRINTED_DOTS = 300; // per inch
 
 const FILES = {
   svg: async (figure) => save(`${fileName(figure)}.svg`, "image/svg+xml", await paperSvg(figure, Number(figure.inches.value))),
@@ -21,7 +21,7 @@ function save(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-/* A spreadsheet would run a text that starts like a formula. */
+/* A CSV cell; an apostrophe keeps a spreadsheet from running text that starts like a formula. */
 function csvCell(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number") return String(value);
@@ -34,7 +34,7 @@ function csvText(rows) {
   return rows.map((row) => `${row.map(csvCell).join(",")}\n`).join("");
 }
 
-/* A figure for a paper, so many inches wide: on white, without title and caption, which LaTeX sets. */
+/* A figure on white, `inches` wide, without title and caption, which LaTeX sets. */
 function paperPicture(figure, inches) {
   const paper = { width: inches * INCH, height: Math.round(INCH * (inches < 5 ? 2.4 : 3.2)) };
   return inLight(() => {
@@ -57,7 +57,7 @@ function savePng(figure, inches) {
   return Plotly.downloadImage(picture, { format: "png", width, height, scale: PRINTED_DOTS / INCH, filename: fileName(figure) });
 }
 
-/* The page shows these figures alone, as for a paper, each on a sheet of its size. */
+/* Show only these figures, each on a sheet of its size. */
 async function showAlone(figures, inches) {
   const svgs = [];
   for (const figure of figures) svgs.push(await paperSvg(figure, inches));
@@ -65,7 +65,7 @@ async function showAlone(figures, inches) {
   const style = element("style", { textContent: `@page { size: ${inches}in ${highest}in; margin: 0 }` });
   const sheets = svgs.map((svg) => {
     const sheet = element("div");
-    sheet.innerHTML = svg; // Plotly's, which escapes what records say
+    sheet.innerHTML = svg; // from Plotly, which escapes the records' text
     return sheet;
   });
   const alone = element("div", { id: "alone" }, style, ...sheets);
@@ -74,7 +74,7 @@ async function showAlone(figures, inches) {
   return alone;
 }
 
-/* Browsers write PDF when they print. */
+/* Print these figures; a browser's print writes PDF. */
 async function printAlone(figures, inches) {
   const alone = await showAlone(figures, inches);
   print();
@@ -82,7 +82,7 @@ async function printAlone(figures, inches) {
   document.documentElement.classList.remove("alone");
 }
 
-/* The points shown, a row each, with all that the picture says of them: of a ratio also its baseline's doubts. */
+/* The shown points as CSV, one row each, with flags and notes of the point and its baseline. */
 function figureCsv(figure) {
   const drawing = figure.drawing();
   const { data, cell, points } = figure;
@@ -92,13 +92,13 @@ function figureCsv(figure) {
   const csvRow = (line, point) => {
     const { row, y } = point;
     const values = [y?.value, y?.low, y?.high].map((value) => value && Number(value.toPrecision(6)));
-    const told = {
+    const special = {
       status: y ? cell(row, "status") : points.whyNot(point),
       reason: points.reason(point),
       marks: points.marks(point).join(", "),
       notes: points.notes(point).join("; "),
     };
-    const rest = others.map((name) => told[name] ?? cell(row, name));
+    const rest = others.map((name) => special[name] ?? cell(row, name));
     return [data.title, line.name, point.x, line.y || drawing.yTitle, ...values, ...rest];
   };
   return csvText([head, ...drawing.lines.flatMap(([line, all]) => all.map((point) => csvRow(line, point)))]);

@@ -1,4 +1,4 @@
-"""How do records become one page that opens from a disk, with no network?"""
+"""One HTML file from the records of a run; it opens from a disk, without a network."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,66 +15,45 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from reports.backend_settings import backend_settings
-from reports.commits import short_commit
 from reports.fairness import fairness, unequal
 from reports.fidelity import fidelity
 from reports.machines import machines
 from reports.page.citation import citation, devices_of
-from reports.page.data import LABELS, page_data, profiled_rows, said_once, samples
+from reports.page.data import LABELS, constants, page_data, profiled_rows, samples
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, days, ends, figures, undrawn
-from reports.page.findings import doubts, finding, headline, small_models, unfinished, unranked
+from reports.page.findings import contended, finding, flags, headline, small_models, unfinished
 from reports.page.lines import system_looks
-from reports.page.part import Part
 from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
 from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
 from reports.stats import case_statuses, frame, suites_of_cases
+from reports.words import short_commit
 
 TITLE = "Test-Time Training, measured"
 PACKAGE = "reports.page"
-PROGRAM = (
-    "table.js",
-    "points.js",
-    "stamps.js",
-    "drawing.js",
-    "files.js",
-    "samples.js",
-    "pivot.js",
-    "figures.js",
-    "page.js",
-)
+PROGRAM = ("table", "points", "stamps", "drawing", "files", "samples", "pivot", "figures", "page")
 MISSING = "missing"
 STATUS_MEANINGS = {
     "ok": "measured",
-    "incorrect": "a check was missed, mostly as outputs differ from the reference, so it has no time",
+    "incorrect": "failed a correctness check and has no time",
     "failed": "raised an error",
     "killed": "its process was killed by a signal",
-    "unstarted": "its worker could not be started",
-    "timeout": "ran past the time limit",
+    "unstarted": "its worker did not start",
+    "timeout": "exceeded the time limit",
     "oom": "did not fit in memory",
     "skipped": "not run, for the reason given",
-    MISSING: "planned, and has no record: the run ended before it, or still goes on",
+    MISSING: "planned, without a record: the run ended early or still runs",
 }
-
-
-UNTIMED = "No case was timed: the run only profiled or checked them. ttt-bench run measures, in a run of its own."
-
-
-@dataclass(frozen=True)
-class Fact:
-    name: str
-    value: str
-    note: str = ""
+UNTIMED = "No case was timed: the run only profiled or checked its cases. `ttt-bench run` measures them."
 
 
 @dataclass(frozen=True)
 class Around:
-    """The site that a page is part of. All addresses are relative to the page.
+    """The site around a page, with addresses relative to the page.
 
-    plotly: of the file that the pages share. links: (words, address) beside the page's sections; downloads: of files
-    that hold what the page says.
+    plotly: the file that all pages share. links: (words, address) in the bar. downloads: (words, address) of files.
     """
 
     plotly: str
@@ -90,50 +69,52 @@ def render(
     around: Around | None = None,
     table: pd.DataFrame | None = None,
     missing: Sequence[Case] = (),
-    part: Part | None = None,
+    part: str = "",
 ) -> str:
-    """The page of `records` as HTML; everything it needs is in it, and its policy forbids all else.
+    """The page of `records` as HTML, with a policy that forbids everything outside it.
 
-    profiled: the section on the run's profiles, where it has any. around: of a page that is part of a site, which
-    takes Plotly from there and offers the site's downloads instead of its own. table: `stats.frame` of the records,
-    where it is at hand. missing: the planned cases without a record. part: which of the run's systems these are,
-    where they are not all.
+    profiled: the section of the run's profiles. around: the site, which then has Plotly and the downloads. table:
+    `stats.frame` of the records, if known. missing: planned cases without a record. part: a notice for a page that
+    shows some systems of its run.
     """
     table = frame(records, catalogue) if table is None else table
     lost = failures(table, missing, catalogue)
-    timed = _is_timed(table)
-    drawn = figures(table, catalogue, missing) if timed else []
-    data = page_data(table, catalogue, drawn, lost, profiled_rows(records, profiled))
-    sources = [source(PACKAGE, name) for name in PROGRAM]
+    timed = bool((table["samples"] > 0).any() or not (table["status"] == "ok").any())
+    drawn = figures(table, catalogue) if timed else []
+    sources = [source(PACKAGE, f"{name}.js") for name in PROGRAM]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
     loader, plotly = source(PACKAGE, "theme.js") + source(PACKAGE, "load.js"), None if around else plotly_source()
     models, environments = fairness(records, catalogue), machines(records)
+    kinds = (str(record.environment.get("device_kind")) for record in records)
+    counts = case_statuses(table) + Counter({MISSING: len(missing)})
     return _template().render(
         label=LABELS.get,
         system_label=catalogue.system_label,
         backend_label=catalogue.backend_label,
         title=title or TITLE,
         notices=[
-            part.notice if part else "",
-            unranked(table, catalogue, drawn) if timed else UNTIMED,
+            part,
+            contended(table) if timed else UNTIMED,
             unfinished(table, missing, catalogue),
-            small_models(table, (str(record.environment.get("device_kind")) for record in records)),
+            small_models(table, kinds),
         ],
         findings=[*unequal(models, catalogue), *headline(table, catalogue, drawn), *undrawn(table, catalogue)],
         sentences=[finding(table, catalogue, figure) for figure in drawn],
         citation=citation(title or TITLE, table, len(missing), part),
-        facts=_facts(table, len(missing), part, environments.versions),
+        facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],
         suites=_by_suite(drawn),
-        systems=[system for system in system_looks(table, catalogue) if any(_has(system, figure) for figure in drawn)],
+        systems=[name for name in system_looks(table, catalogue) if any(_has(name, figure) for figure in drawn)],
         filters=_filters(table),
-        same=said_once(table, catalogue),
-        statuses={status: meaning for status, meaning in STATUS_MEANINGS.items() if status in _statuses(lost)},
+        constants=constants(table, catalogue),
+        statuses={
+            each: STATUS_MEANINGS[each] for each in STATUS_MEANINGS if any(row["status"] == each for row in lost)
+        },
         fairness=models,
         catalogue=catalogue,
         fidelity=fidelity(records),
         machines=environments,
         settings=backend_settings(records),
-        data=embedded_json(data),
+        data=embedded_json(page_data(table, catalogue, drawn, lost, profiled_rows(records, profiled))),
         samples=packed(samples(records)),
         around=around,
         records=None if around else packed("".join(f"{record.to_json()}\n" for record in records)),
@@ -147,18 +128,8 @@ def render(
 
 
 def run_title(name: str, table: pd.DataFrame) -> str:
-    """What tells the page of a run from those of others: the name of its folder, and its devices."""
+    """The title of a run's page: the name of its folder and its devices."""
     return ", ".join(filter(None, [printable(name), " and ".join(devices_of(table))]))
-
-
-def _is_timed(table: pd.DataFrame) -> bool:
-    """Whether the run times its cases, and does not only profile or check them."""
-    return bool((table["samples"] > 0).any() or not (table["status"] == "ok").any())
-
-
-def _done(table: pd.DataFrame) -> str:
-    """What was done with the cases that are ok."""
-    return "measured" if _is_timed(table) else "without a time"
 
 
 @cache
@@ -167,15 +138,15 @@ def _template() -> Template:
 
 
 def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:
-    """Cases without a result, those of one suite, system, reason, phase and L2 together; `which` tells them."""
+    """Cases without a result, grouped by suite, system, reason, phase and L2; `which` has their axes."""
     keys, axes = ["status", "system", "backend", "suites", "reason"], ["phase", "l2", "batch", "context"]
     suites = suites_of_cases(catalogue)
-    unrun = [
+    planned = [
         {name: getattr(case, name) for name in ("system", "backend", *axes)}
         | {"status": MISSING, "suites": suites.get(case.key, ()), "reason": ""}
         for case in missing
     ]
-    lost = [*table.loc[table["status"] != "ok", keys + axes].to_dict("records"), *unrun]
+    lost = [*table.loc[table["status"] != "ok", keys + axes].to_dict("records"), *planned]
     groups = pd.DataFrame(lost, columns=keys + axes).groupby([*keys, "phase", "l2"], sort=False, dropna=False)
     return [
         dict(zip(keys, key[: len(keys)], strict=True)) | {"cases": len(rows), "which": _which(rows)}
@@ -183,18 +154,14 @@ def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue)
     ]
 
 
-def _statuses(failures: Sequence[dict[str, Any]]) -> set[str]:
-    return {row["status"] for row in failures}
-
-
 def _which(rows: pd.DataFrame) -> str:
-    (phase,), (l2,) = rows["phase"].unique(), rows["l2"].unique()
-    cold = ["L2 cold"] if l2 == "cold" else []
-    return ", ".join([phase, *(f"{axis} {ends(rows[axis])}" for axis in ("batch", "context")), *cold])
+    first = rows.iloc[0]
+    cold = ["L2 cold"] if first["l2"] == "cold" else []
+    return ", ".join([first["phase"], *(f"{axis} {ends(rows[axis])}" for axis in ("batch", "context")), *cold])
 
 
 def _filters(table: pd.DataFrame) -> dict[str, list[str]]:
-    """The values that the page's results can be filtered by; a case matches by any of its suites."""
+    """The values for the filters of the results; a case matches by any of its suites."""
     suites = sorted({suite for names in table["suites"] for suite in names})
     return {"suites": suites} | {name: sorted(table[name].unique()) for name in ("system", "status")}
 
@@ -204,7 +171,7 @@ def _has(system: str, figure: Figure) -> bool:
 
 
 def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]:
-    """(suite, its figures with their numbers in the page's data); `a-forward` and `a-generate` go side by side."""
+    """(suite, its figures with their numbers); `a-forward` and `a-generate` share a row."""
     suites: dict[str, list[tuple[int, Figure]]] = {}
     for number, figure in enumerate(drawn):
         suite = figure.suite.removesuffix("-forward").removesuffix("-generate")
@@ -212,30 +179,21 @@ def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]
     return list(suites.items())
 
 
-def _facts(table: pd.DataFrame, missing: int, part: Part | None, versions: dict[str, str]) -> list[Fact]:
-    """The strip under the title: where, with which software, when and how much was measured."""
-    counts = case_statuses(table) + Counter({MISSING: missing})
-    ok, cases = counts["ok"], counts.total()
-    del counts["ok"]
-    notes = [f"{count} {status}" for status, count in sorted(counts.items())]
-    notes += [f"{counted(part.others, 'other case')} not shown"] if part else []
+def _facts(
+    table: pd.DataFrame, counts: Counter[str], timed: bool, versions: dict[str, str]
+) -> list[tuple[str, str, str]]:
+    """The strip under the title as (name, value, note): device, software, date, and number of cases."""
     units = table["device_id"].replace("", None).nunique()
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())
-    flagged = doubts(table)
+    commits = [short_commit(commit) for commit in table["commit"].unique() if commit]
+    others = [f"{count} {status}" for status, count in sorted(counts.items()) if status != "ok"]
+    result = "measured" if timed else "without a time"
     return [
-        Fact("GPU", " · ".join(devices_of(table)) or "not recorded", counted(units, "GPU") if units > 1 else ""),
-        *(Fact(name, value) for name, value in versions.items()),
-        Fact("Commit", _commits(table)),
-        Fact("Measured", _dates(table)),
-        Fact("Cases", f"{ok} of {cases} {_done(table)}", ", ".join(notes)),
-        Fact("Samples", f"{samples:,}", f"{throttled:,} throttled" if throttled else ""),
-        *([Fact("Flagged", ", ".join(flagged))] if flagged else []),
+        ("GPU", " · ".join(devices_of(table)) or "not recorded", counted(units, "GPU") if units > 1 else ""),
+        *((name, value, "") for name, value in versions.items()),
+        ("Commit", " · ".join(commits) or "not recorded", ""),
+        ("Measured", days(table["started_at"]) or "not recorded", ""),
+        ("Cases", f"{counts['ok']} of {counts.total()} {result}", ", ".join(others)),
+        ("Samples", f"{samples:,}", f"{throttled:,} power-capped or throttled" if throttled else ""),
+        ("Flagged", ", ".join(flags(table)), ""),
     ]
-
-
-def _commits(table: pd.DataFrame) -> str:
-    return " · ".join(short_commit(commit) for commit in table["commit"].unique() if commit) or "not recorded"
-
-
-def _dates(table: pd.DataFrame) -> str:
-    return days(table["started_at"]) or "not recorded"

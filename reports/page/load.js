@@ -1,6 +1,6 @@
-/* How does the page come to its programs and records, which lie in it compressed? */
+/* Unpacks the programs and records of the page and runs its program. */
 
-/* The text that `packed` of html.py put into an element: base 85 of gzip. */
+/* The text of an element that `packed` of embedding.py wrote: gzip in base 85. */
 async function unpacked(id) {
   const digits = new Uint8Array(128);
   [..."0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%:()*+-;,=.?@^_`{|}~"].forEach((sign, digit) => {
@@ -18,7 +18,7 @@ async function unpacked(id) {
   return new Response(bytes.stream().pipeThrough(new DecompressionStream("gzip"))).text();
 }
 
-/* Runs a packed program. The page's policy knows its hash and runs nothing else that is put in so. */
+/* Runs a packed program; the page's policy allows it by its hash. */
 async function run(id) {
   const script = document.createElement("script");
   script.textContent = await unpacked(id);

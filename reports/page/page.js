@@ -1,24 +1,24 @@
-/* What does the page do: read its data, draw, filter, hand out the records. */
+/* Reads the page's data and starts its figures, tables and downloads. */
 
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const columns = new Map(page.columns.map(({ name, values, codes, numbers }) => [name, numbers ?? codes.map((code) => values[code])]));
-/* null for a column that no record fills. */
+/* A value of the table; null for a column that no record fills. */
 const cell = (row, name) => columns.get(name)?.[row] ?? null;
-/* Where the page has the profile of a row's case; null where it has none. */
+/* The anchor of a row's profile, or null. */
 const profileOf = (row) => page.profiles[row] ?? null;
-/* Which GPU a row was measured on, where the run has several of one model; "" elsewhere. */
+/* The GPU of a row, if the run has several. */
 const severalUnits = new Set((columns.get("device_id") ?? []).filter(Boolean)).size > 1;
 const unitOf = (row) => (severalUnits && cell(row, "device_id") ? `GPU ${cell(row, "device_id")}` : "");
 const rowSigns = (row) => signsOf(marksIn(cell(row, "marks"), "latency_ms"));
 const allRows = [...Array(page.count).keys()];
 const hiddenSystems = new Set();
 
-/* `names`: how values are called in legends, where that differs. */
+/* The columns of a table; `names` are labels of values. */
 function tableColumns(names) {
   return names.map((key) => ({ key, label: page.labels[key] ?? key, numeric: page.numeric.includes(key), scale: page.scales[key] ?? 1, names: page.names[key] ?? Object.create(null) }));
 }
 
-/* Of the columns shown in the results, those that are `needed` or not the same in all `rows`. */
+/* The offered columns that are `needed` or differ between `rows`. */
 function tellingColumns(rows, needed) {
   return page.shown.filter((name) => needed.includes(name) || new Set(rows.map((row) => cell(row, name))).size > 1);
 }
@@ -55,7 +55,7 @@ function startResults() {
   document.getElementById("filters").onreset = () => setTimeout(apply);
 }
 
-/* Which columns the table has: the short choice of the page first. */
+/* The menu of columns, which opens with the short choice. */
 function startChooser(table) {
   const boxes = page.shown.map((name) => {
     const box = element("input", { type: "checkbox", value: name, checked: page.short.includes(name) });
@@ -82,10 +82,9 @@ function startFigures() {
   });
 }
 
-let cameFrom = null; // where a reader was who went to a part of the page: the address and the element
+let cameFrom = null; // {hash, from}: the address and element that a reader left
 
-/* `from` an element to a part of the page, also to the one that the address names already, as a reader may have closed
-   or left it. */
+/* Go `from` an element to a part of the page, also if the address names it already. */
 function goTo(anchor, from) {
   if (location.hash === `#${anchor}`) {
     dispatchEvent(new HashChangeEvent("hashchange"));
@@ -95,14 +94,14 @@ function goTo(anchor, from) {
   location.hash = anchor;
 }
 
-/* Who comes back has the focus where it was. */
+/* On return, focus the element that the reader left. */
 function comeBack() {
   if (cameFrom?.hash !== location.hash) return;
   cameFrom.from.focus({ preventScroll: true });
   cameFrom = null;
 }
 
-/* The figure that the address names, as it says, is marked and comes into view. */
+/* Highlight and show the figure in the address, with the settings there. */
 function followAddress(figures) {
   const [id, query] = location.hash.slice(1).split("?");
   const named = figures.find(({ data }) => encodeURIComponent(data.id) === id);
@@ -113,7 +112,7 @@ function followAddress(figures) {
   named.host.scrollIntoView();
 }
 
-/* Those in view that are not as they should be, one at a time, so that the page answers in between. */
+/* Draw the stale figures in view one at a time, so that the page stays responsive. */
 async function drawInView(figures) {
   for (const figure of figures) {
     if (!figure.stale || !figure.isInView()) continue;
@@ -143,7 +142,7 @@ function startDrawing(figures) {
   return drawInView(figures);
 }
 
-/* Paper is white: figures are drawn light for it, and as before afterwards. */
+/* Figures print in the light theme. */
 function startPrint(figures) {
   addEventListener("beforeprint", () => {
     if (document.documentElement.classList.contains("alone")) return;
@@ -152,7 +151,7 @@ function startPrint(figures) {
   addEventListener("afterprint", () => redraw(figures));
 }
 
-/* The list of all figures, whose stamps are drawn when it is opened. */
+/* The index of figures, with thumbnails drawn when first opened. */
 function startIndex(figures) {
   const index = document.getElementById("index");
   index?.addEventListener("toggle", () => {
@@ -160,7 +159,7 @@ function startIndex(figures) {
   }, { once: true });
 }
 
-/* A page with an address is cited by it. */
+/* The BibTeX entry, with the page's address if it has one. */
 function startCitation() {
   const entry = document.getElementById("citation");
   if (location.protocol.startsWith("http")) entry.textContent = entry.textContent.replace(/\n}$/, `,\n  url     = {${location.href.split("#")[0]}}\n}`);
@@ -184,18 +183,18 @@ function startSystems(figures) {
 }
 
 function tableCsv() {
-  const names = [...columns.keys()].filter((name) => name !== "others");  // which says others of them in words
+  const names = [...columns.keys()].filter((name) => name !== "others"); // repeats other columns in words
   return csvText([names, ...allRows.map((row) => names.map((name) => cell(row, name)))]);
 }
 
-/* A page of a site links to files instead. */
+/* The download buttons; a page of a site links to files instead. */
 function startDownloads() {
   if (!document.getElementById("records")) return;
   document.getElementById("save-csv").onclick = () => save("records.csv", "text/csv", tableCsv());
   document.getElementById("save-records").onclick = async () => save("records.jsonl", "application/jsonl", await unpacked("records"));
 }
 
-/* On a small screen the first figure comes before what else was found and the choice of systems. */
+/* On a small screen, show the first figure before the findings and the systems. */
 function foldOpening() {
   if (!matchMedia("(max-width: 40rem)").matches) return;
   for (const details of document.querySelectorAll("#findings, #systems")) details.open = false;

@@ -1,6 +1,6 @@
-/* How are a figure's numbers read: a row for each x, a column for each line shown? */
+/* A figure's numbers as a table: one row per x, one column per line. */
 
-/* Makes the figure as wide as the page where the table does not fit beside another figure. */
+/* A table that is too wide for its column makes the figure as wide as the page. */
 function drawPivot(figure) {
   const { points } = figure;
   const drawing = figure.drawing();
@@ -28,13 +28,13 @@ function pivotCaption(drawing) {
   const over = drawing.lines.some(([, all]) => all.some((point) => point.y?.over));
   const where = over ? "over processes" : "within one process";
   const what = drawing.isRatio
-    ? `the widest ratio that the two 95% intervals ${where} allow`
+    ? `the ratio's worst case from both 95% intervals ${where}`
     : `the 95% interval of the median ${where}`;
-  const said = intervals ? [`in brackets ${what}`] : [];
-  return `${[drawing.yTitle, ...(drawing.shared.length ? [`all lines: ${drawing.shared.join(", ")}`] : []), ...said, ...drawing.notes].join("; ")}.`;
+  const brackets = intervals ? [`in brackets ${what}`] : [];
+  return `${[drawing.yTitle, ...(drawing.shared.length ? [`all lines: ${drawing.shared.join(", ")}`] : []), ...brackets, ...drawing.notes].join("; ")}.`;
 }
 
-/* `data-line` names the cell where a narrow screen puts a row's cells below each other. */
+/* `data-line` labels the cell on a narrow screen, which stacks the cells of a row. */
 function pivotCell(points, drawing, line, name, point) {
   const cell = element("td", { className: "number" });
   cell.dataset.line = name;
@@ -55,7 +55,7 @@ function pivotCell(points, drawing, line, name, point) {
   return cell;
 }
 
-/* Every column of the cases of a figure, built when it is opened first. */
+/* All columns of a figure's cases, built when first opened. */
 function startRows(figure) {
   const details = figure.host.querySelector("details.rows");
   details.ontoggle ??= () => {

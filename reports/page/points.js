@@ -1,15 +1,15 @@
-/* What is known of each point of a figure: its value, its interval, what is doubtful of it, and all of it in words? */
+/* The points of a figure: value, interval, flags, and a description in words. */
 
-/* Marks that are drawn or said in a way of their own; `page.signs` has of each mark [it, its sign, what it means]. */
+/* Flags with special treatment. `page.signs` has [flag, sign, meaning]. */
 const [CACHE_FULL, FEW_SAMPLES] = ["cache full", "few samples"];
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 
-/* Of these marks those that have a sign, as `page.signs` has them, the gravest first. */
+/* The entries of `page.signs` for these flags, the gravest first. */
 function signsOf(marks) {
   return page.signs.filter(([mark]) => marks.includes(mark));
 }
 
-/* The marks in a cell that say something of a value in the column `y`. */
+/* The flags in a cell that concern the column `y`. */
 function marksIn(cell, y) {
   return (cell || "").split(", ").filter((mark) => page.marks[y].includes(mark));
 }
@@ -20,12 +20,12 @@ function axisLabel(value) {
 }
 
 class Points {
-  /* `data`: a figure of figures.py; `cell(row, column)`: a value of the table; `scales`: what columns are divided by. */
+  /* `data`: a figure of figures.py. `cell(row, column)`: a value of the table. `scales`: the divisor of each column. */
   constructor(data, cell, scales) {
     Object.assign(this, { data, cell, scales });
   }
 
-  /* Value, low and high of `column` in its unit: over processes where there are several, and `within` one of them. */
+  /* Value, low and high of `column` in its unit. The interval is `over` processes if known, else `within` one. */
   value(row, column = this.data.y) {
     const raw = this.cell(row, column);
     if (raw === null) return null;
@@ -39,13 +39,12 @@ class Points {
     return { value, low, high, within, over };
   }
 
-  /* The value of a case that has one. What a case would have held is known of one that did not fit, too, and so is a
-     floor: `floor` is its column, which is drawn all the same. */
-  result(row, floor = "") {
-    return floor || this.cell(row, "status") === "ok" ? this.value(row, floor || this.data.y) : null;
+  /* The value of a case with a result. A lower bound, in the column `bound`, needs none. */
+  result(row, bound = "") {
+    return bound || this.cell(row, "status") === "ok" ? this.value(row, bound || this.data.y) : null;
   }
 
-  /* Of a column without an interval of its own, that of the latency, which a rate divides by; null where there is none. */
+  /* The interval that a time or a rate has from the latency; null for other columns. */
   interval(row, column, value, lowest, highest) {
     const [median, low, high] = ["latency_ms", lowest, highest].map((name) => this.cell(row, name));
     if (low === null || high === null) return null;
@@ -54,15 +53,15 @@ class Points {
     return null;
   }
 
-  /* The widest interval that a ratio of the two can have. */
+  /* The ratio of two values, with the worst case of their intervals. */
   quotient(own, divisor) {
     if (!own || !divisor) return null;
     const over = own.over ?? divisor.over;
     return { value: own.value / divisor.value, low: own.low / divisor.high, high: own.high / divisor.low, over };
   }
 
-  /* The points of a line: relative to the line `base` or to the rows that the line is divided by, where there are any.
-     `lost`: the row that leaves a point without a value, which is its own or its baseline. */
+  /* The points of a line, divided by the line `base` or by its own base rows if it has them.
+     `lost`: the row that leaves a point without a value: its own or its baseline. */
   of(line, base = null) {
     const bases = base && new Map(base.rows.map((row) => [this.cell(row, this.data.x), row]));
     return line.rows.map((row, at) => {
@@ -73,7 +72,7 @@ class Points {
       const isItself = own && row === baseline;
       const y = isItself ? { ...own, value: 1, low: 1, high: 1 } : base || line.base_rows.length ? this.quotient(own, divisor) : own;
       const lost = own && !divisor ? baseline : row;
-      // A floor is computed: of its rows nothing is in doubt.
+      // Flags concern measured rows; a lower bound is computed.
       const measured = [...(line.y ? [] : [row]), ...(baseline === null || base?.y ? [] : [baseline])];
       return { row, x, y, lost: y ? null : lost, failed: !(base ? own : y), measured: [...new Set(measured)] };
     });
@@ -87,15 +86,15 @@ class Points {
     return points.filter((point) => point.y).reduce((a, b) => (b.y.value > a.y.value ? b : a));
   }
 
-  /* Is a larger batch than the best worse beyond their intervals, and not level with it? Not where fewer sequences than
-     asked for ran at the best: larger batches would have run as many. */
+  /* Whether the line declines after its best batch by more than the intervals and the level. With a full cache a larger
+     batch runs as many sequences, so such a line does not turn. */
   turns(points) {
     const best = this.best(points);
     const { x, y } = best;
     return !this.marks(best).includes(CACHE_FULL) && points.some((point) => point.x > x && point.y?.high < y.low && point.y.value * (1 + page.level) < y.value);
   }
 
-  /* Those that say something of what is drawn: of an amount of memory no time is in doubt. */
+  /* The flags that concern the figure's column. */
   marks(point) {
     return [...new Set(point.measured.flatMap((row) => marksIn(this.cell(row, "marks"), this.data.y)))];
   }
@@ -104,21 +103,21 @@ class Points {
     return signsOf(this.marks(point)).map(([, sign]) => sign).join("");
   }
 
-  /* What is said of a row that a point rests on, and whether that is what the point is divided by. */
-  saidOf(row, point, words) {
+  /* Words about a row of a point, with the prefix `baseline` for the divisor. */
+  about(row, point, words) {
     return row === point.row ? words : `baseline: ${words}`;
   }
 
   notes(point) {
     const noted = point.measured.filter((row) => this.cell(row, "notes"));
-    return noted.map((row) => this.saidOf(row, point, this.cell(row, "notes")));
+    return noted.map((row) => this.about(row, point, this.cell(row, "notes")));
   }
 
-  /* Why a point has no value: what became of its case, or that what was measured is something else. */
+  /* Why a point has no value: its status, or a metric that was not measured. */
   whyNot(point) {
     if (point.lost === null) return "baseline: not measured";
     const status = this.cell(point.lost, "status");
-    return this.saidOf(point.lost, point, status === "ok" ? `measured without ${this.data.y_label}` : status);
+    return this.about(point.lost, point, status === "ok" ? `measured without ${this.data.y_label}` : status);
   }
 
   reason(point) {
@@ -129,40 +128,33 @@ class Points {
     return !page.untried.includes(this.cell(point.lost, "status"));
   }
 
-  /* [at once, asked for] of a point whose cache was full: its note says it. */
-  atOnce(row) {
-    const found = /(\d+) of (\d+) sequences at once/.exec(this.cell(row, "notes") ?? "");
-    return found && [Number(found[1]), Number(found[2])];
-  }
-
-  /* What the signs of these [line, points] mean, a line of words each. */
+  /* The meaning of each sign in these [line, points]. */
   footnotes(lines) {
     const points = lines.flatMap(([, all]) => all);
     const signed = points.filter((point) => point.y);
     const signs = new Set(signed.flatMap((point) => [...this.signs(point)]));
     const failed = points.filter((point) => point.failed).map((point) => this.isTried(point));
     return [
-      ...page.signs.filter(([mark, sign]) => signs.has(sign) && page.marks[this.data.y].includes(mark)).map(([mark, sign, meaning]) => `${sign} ${mark === CACHE_FULL ? this.fullWords(signed) : meaning}`),
+      ...page.signs.filter(([mark, sign]) => signs.has(sign) && page.marks[this.data.y].includes(mark)).map(([mark, sign, meaning]) => `${sign} ${meaning}${mark === CACHE_FULL ? this.fullCounts(signed) : ""}`),
       ...(failed.includes(true) ? ["× no result"] : []),
-      ...(failed.includes(false) ? ["– not tried"] : []),
+      ...(failed.includes(false) ? ["– not run"] : []),
     ];
   }
 
-  fullWords(points) {
-    const full = points.flatMap((point) => point.measured.map((row) => this.atOnce(row))).filter(Boolean);
-    const meaning = page.signs.find(([mark]) => mark === CACHE_FULL)[2];
-    if (!full.length) return meaning;
+  /* The sequences of a full cache, which the notes of its points have. */
+  fullCounts(points) {
+    const notes = points.flatMap((point) => point.measured.map((row) => /(\d+) of (\d+) sequences/.exec(this.cell(row, "notes") ?? ""))).filter(Boolean);
     const ends = (values) => [...new Set([smallest(values), largest(values)])].join("–");
-    return `${meaning}: ${ends(full.map(([fit]) => fit))} of ${ends(full.map(([, asked]) => asked))}`;
+    return notes.length ? `: ${ends(notes.map((found) => Number(found[1])))} of ${ends(notes.map((found) => Number(found[2])))}` : "";
   }
 
-  /* The line, where the point is, its value and interval. */
+  /* The line, the x, and the value with its interval. */
   brief(line, point, yTitle) {
     const value = point.y ? `${yTitle}: ${shown(point.y.value)}${point.y.low < point.y.high ? ` [${shown(point.y.low)}, ${shown(point.y.high)}]` : ""}` : this.whyNot(point);
     return [line.name, `${this.data.x_title}: ${axisLabel(point.x)}`, value];
   }
 
-  /* A point in words, each a part: the line, where it is, its value, what it rests on, what is doubtful. */
+  /* A point in words: line, x, value, samples, work, notes. */
   words(line, point, yTitle) {
     const parts = [line.name, `${this.data.x_title}: ${axisLabel(point.x)}`];
     const { row } = point;
@@ -172,19 +164,19 @@ class Points {
       return [...parts, why.slice(0, 300), ...unit];
     }
     const notes = this.notes(point);
-    if (line.y) return [...parts, `${shown(point.y.value)}, bound by ${this.cell(row, "bound")}`, ...notes];
-    const samples = point.measured.map((each) => this.saidOf(each, point, this.sampleWords(each)));
+    if (line.y) return [...parts, `${shown(point.y.value)}, set by ${this.cell(row, "bound")}`, ...notes];
+    const samples = point.measured.map((each) => this.about(each, point, this.sampleWords(each)));
     const value = `${yTitle}: ${shown(point.y.value)}${this.intervalWords(point)}`;
     return [...parts, value, ...samples, ...unit, ...this.work(row), ...notes];
   }
 
   intervalWords(point) {
     const { row, y } = point;
-    const said = ([low, high]) => `[${shown(low)}, ${shown(high)}]`;
+    const brackets = ([low, high]) => `[${shown(low)}, ${shown(high)}]`;
     const few = this.marks(point).includes(FEW_SAMPLES);
-    if (!y.within) return y.low === y.high ? "" : ` ${said([y.low, y.high])}`;
-    const within = `${said(y.within)} ${few ? "is the range of its samples" : "within one process"}`;
-    return y.over ? ` ${said(y.over)} over ${this.cell(row, "processes")} processes, ${within}` : ` ${within}`;
+    if (!y.within) return y.low === y.high ? "" : ` ${brackets([y.low, y.high])}`;
+    const within = `${brackets(y.within)} ${few ? "is the range of its samples" : "within one process"}`;
+    return y.over ? ` ${brackets(y.over)} over ${this.cell(row, "processes")} processes, ${within}` : ` ${within}`;
   }
 
   sampleWords(row) {
@@ -194,10 +186,10 @@ class Points {
     return parts.join(", ");
   }
 
-  /* What the latency is made of, where the record says it. */
+  /* The lower bound and the rates, if the record has them. */
   work(row) {
     const [share, tflops, gbs] = ["floor_share", "tflops", "gbs"].map((name) => this.cell(row, name));
     if (share === null) return [];
-    return [`the floor (${this.cell(row, "bound")}) is ${Math.round(100 * share)}% of it: ${Math.round(gbs)} GB/s, ${shown(tflops)} TFLOP/s`];
+    return [`lower bound (${this.cell(row, "bound")}): ${Math.round(100 * share)}% of the latency, ${Math.round(gbs)} GB/s, ${shown(tflops)} TFLOP/s`];
   }
 }

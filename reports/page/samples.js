@@ -1,13 +1,13 @@
-/* What did the samples of a point look like? One dot each in the order they were taken, and a file of them. */
+/* The samples of a point: a strip with one dot per sample, and a CSV file. */
 
 const STRIP = { width: 360, height: 44, pad: 6 };
-let allSamples = null; // of each row of each process, once a reader asked for a point
+let allSamples = null; // by row and process, unpacked at the first point
 
 async function showSamples(host, line, point) {
   allSamples ??= unpacked("samples").then(JSON.parse);
   host.point = point;
   const processes = (await allSamples)[point.row];
-  if (host.point !== point) return; // a reader is at another by now
+  if (host.point !== point) return; // the reader has moved on
   const flat = processes.flat();
   host.hidden = !flat.length || Boolean(line.y);
   if (host.hidden) return;

@@ -1,4 +1,4 @@
-/* How does a line look in a legend, and a figure in an index? */
+/* Lines in a legend, and figures in the index. */
 
 const DASH_ARRAYS = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4", longdashdot: "11 3 2 3" };
 const MARKER_PATHS = {
@@ -17,7 +17,7 @@ function svgElement(tag, attributes) {
   return node;
 }
 
-/* The picture of a line for legends: its dash and marker in its colour. */
+/* A line's dash and marker in its color. */
 function swatch(line) {
   const svg = svgElement("svg", { viewBox: "-3 0 34 12", "aria-hidden": "true" });
   const colour = `var(${tone(line)})`;
@@ -26,7 +26,7 @@ function swatch(line) {
   return svg;
 }
 
-/* A figure as small as a stamp: its first lines in their colours. */
+/* A thumbnail of a figure: its primary lines in their colors. */
 function thumbnail({ points, data }) {
   const lines = data.lines.filter((line) => line.primary && !line.y).map((line) => [line, points.of(line).filter(({ y }) => y?.value > 0)]);
   const all = lines.flatMap(([, found]) => found);

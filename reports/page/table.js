@@ -1,8 +1,8 @@
-/* How do thousands of rows sort, filter and turn pages without freezing? Only one page is in the document. */
+/* A sortable, filterable table that keeps one page of its rows in the document. */
 
 const ROWS_A_PAGE = 100;
-const WORDS = ["suites", "reason", "which", "notes"]; // columns whose cells may have several lines
-const LONG = 30, LONG_LABEL = 15; // characters from which on a cell or a header needs room
+const WORDS = ["suites", "reason", "which", "notes"]; // columns that wrap
+const LONG = 30, LONG_LABEL = 15; // characters that need a wide column
 const collator = new Intl.Collator("en", { numeric: true });
 const fourDigits = new Intl.NumberFormat("en", { minimumSignificantDigits: 4, maximumSignificantDigits: 4, useGrouping: false });
 
@@ -12,11 +12,11 @@ function element(tag, properties = {}, ...children) {
   return node;
 }
 
-/* Of any number of values: the arguments of one call are limited. */
+/* For any number of values; a call has a limited number of arguments. */
 const smallest = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
 const largest = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
 
-/* Numbers to four significant digits, or all before the point. */
+/* A value as text; numbers have four significant digits, or all before the point. */
 function shown(value) {
   if (value === null || value === undefined) return "";
   if (Array.isArray(value)) return value.join(", ");
@@ -24,7 +24,7 @@ function shown(value) {
   return Math.abs(value) < 1e4 ? fourDigits.format(value) : value.toFixed(0);
 }
 
-/* What is missing sorts last in both directions. */
+/* Compare two cells; a missing value sorts last in both directions. */
 function compare(a, b, direction) {
   const missing = (value) => value === null || value === undefined || value === "";
   if (missing(a) || missing(b)) return missing(a) - missing(b);
@@ -32,9 +32,8 @@ function compare(a, b, direction) {
   return direction * (numbers ? a - b : collator.compare(String(a), String(b)));
 }
 
-/* `columns`: {key, label, numeric, scale, names, link} each; `rows`: anything; `cell(row, key)`: its value, shown divided
-   by the scale; `link(row)`, where a column has it: the address of what its cell names.
-   `signs(row)`: of the marks of a row's latency [mark, sign, meaning]. */
+/* `columns`: {key, label, numeric, scale, names, link}. `cell(row, key)`: the value, which is shown divided by the scale.
+   `link(row)`: the address of a column's cell. `signs(row)`: [flag, sign, meaning] of a row's latency. */
 class Table {
   constructor(host, { caption, columns, rows, cell, signs = () => [] }) {
     Object.assign(this, { rows, cell, signs, kept: rows, page: 0, sorted: { key: null, direction: 1 } });
@@ -58,7 +57,7 @@ class Table {
     this.choose(columns);
   }
 
-  /* Shows these columns; rows stay sorted by one that goes. */
+  /* Show these columns; rows stay sorted, also by a column that is hidden. */
   choose(columns) {
     this.columns = columns;
     this.head.replaceChildren(...columns.map((column) => this.header(column)));
@@ -101,7 +100,7 @@ class Table {
     this.scroller.scrollTop = 0;
   }
 
-  /* The rows of a page, or all that are kept. */
+  /* Draw one page of rows, or all of them. */
   draw(whole = false) {
     const { key, direction } = this.sorted;
     const rows = key === null ? this.kept : [...this.kept].sort((a, b) => compare(this.cell(a, key), this.cell(b, key), direction));
@@ -127,7 +126,7 @@ class Table {
     }));
   }
 
-  /* What a number is marked for stands before it. */
+  /* Put the flags of a number in front of it. */
   sign(cell, signs) {
     if (!signs.length) return;
     const meaning = signs.map(([, , each]) => each).join("; ");
@@ -136,7 +135,7 @@ class Table {
   }
 }
 
-/* Paper turns no pages: tables are whole on it, and as before afterwards. */
+/* Tables print whole. */
 function drawTables(whole) {
   for (const scroller of document.querySelectorAll(".scroller")) scroller.table?.draw(whole);
 }

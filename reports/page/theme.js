@@ -1,8 +1,8 @@
-/* Which theme has a page? The one that its reader chose, on any page of this place, else the system's. */
+/* The theme of a page: the reader's choice on any page of this site, else the system's. */
 
-const THEME = "ttt-bench theme"; // what a browser keeps a reader's choice by
+const THEME = "ttt-bench theme"; // key in localStorage
 
-/* The theme that a reader chose: read, or kept where one is given, and forgotten for "". A browser may refuse it. */
+/* Read the chosen theme; store it first if given, remove it for "". A browser may refuse storage. */
 function chosenTheme(theme) {
   try {
     if (theme) localStorage.setItem(THEME, theme);
@@ -13,7 +13,7 @@ function chosenTheme(theme) {
   }
 }
 
-/* The button that changes it; `redraw` draws anew what takes its colours when it is drawn. */
+/* Start the theme button; `redraw` repaints what has colors of its own. */
 function startTheme(redraw) {
   const button = document.getElementById("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");
@@ -26,7 +26,7 @@ function startTheme(redraw) {
   button.onclick = () => {
     const theme = dark() ? "light" : "dark";
     document.documentElement.dataset.theme = theme;
-    chosenTheme(theme === (system.matches ? "dark" : "light") ? "" : theme); // who goes back follows the system again
+    chosenTheme(theme === (system.matches ? "dark" : "light") ? "" : theme); // the system's own theme is not stored
     follow();
   };
   system.onchange = follow;

@@ -1,1 +1,1 @@
-"""The section on profiles: what bounds each profiled case."""
+"""The section on profiles."""

@@ -1,4 +1,4 @@
-"""The ceilings by which floors of a run are told: what processes measured, or what a kernel did where that is more."""
+"""Measured peaks of a run: the highest rates that a process measured or that a counted kernel reached."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -8,18 +8,15 @@ from harness.schema.profile import Kernel, Profile, Region
 from harness.schema.record import Record
 from reports.roofline import CEILINGS
 
-_TELLS = 0.005  # of the kernels' time, from which a kernel's rate may be a ceiling
-_PLAUSIBLE = 1.25  # of the measured ceiling: a kernel beyond that is miscounted
-# Of the mean time, within which the counted launches took theirs: else they may have done other work. Narrower than
-# `profile_region.UNLIKE`, as a ceiling moves the floors of the whole run and not a kernel's own numbers alone.
-_LIKE = 0.15
+_LONG = 0.005  # share of the kernels' time, from which a kernel's rate may raise a peak
+_PLAUSIBLE = 1.25  # times the measured peak: a kernel beyond it is miscounted
+_LIKE = 0.15  # counted launches that differ more from the mean time may have done other work
 
 
 def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ()) -> dict[str, dict[str, float]]:
-    """By the device's name, the highest rates that any process measured or that a counted kernel reached.
+    """The measured peaks by device name: the highest of all processes and counted kernels.
 
-    So the shares of systems can be compared: each process measures them once before its first case, and a GPU at its
-    power cap computes the same product at rates that are up to a fifth apart.
+    Systems share one peak per device, as a power-capped GPU measures GEMM rates up to 20% apart.
     """
     highest: dict[str, dict[str, float]] = defaultdict(dict)
     seen = [(record.environment, record.metrics) for record in records]
@@ -33,7 +30,7 @@ def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ())
 
 
 def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] = ()) -> list[Profile]:
-    """The profiles by the common ceilings of them and of a run's records; one of no known device by its own."""
+    """Give the profiles the measured peaks that they share with the records; without a device, their own."""
     highest = common_ceilings(records, profiles)
 
     def of(profile: Profile) -> dict[str, float | None]:
@@ -44,12 +41,12 @@ def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] 
 
 
 def reached(region: Region) -> dict[str, float | None]:
-    """The ceilings measured with the region, or what a kernel of it did where that is more.
+    """The peaks measured with the region, raised to the rate of a kernel that exceeds them.
 
-    A GPU at its power cap computes products the faster, the less its other kernels take: by up to 15%.
+    On a power-capped GPU, a GEMM of the case can exceed the measured peak by 15%.
     """
     total = sum(kernel.time_us for kernel in region.kernels)
-    long = [kernel for kernel in region.kernels if kernel.time_us > _TELLS * total and _counted_alike(kernel)]
+    long = [kernel for kernel in region.kernels if kernel.time_us > _LONG * total and _counted_alike(kernel)]
     found = dict(region.ceilings)
     for name, done, per_us in (("copy_gbs", "dram_bytes", 1e3), ("product_tflops", "operations", 1e6)):
         if measured := found.get(name):

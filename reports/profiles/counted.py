@@ -1,4 +1,4 @@
-"""What did Nsight Compute count of a kernel: speed of light, warp states, memory traffic, occupancy."""
+"""Hardware counters of a kernel: speed of light, warp states, memory traffic, occupancy."""
 
 from dataclasses import dataclass
 
@@ -6,15 +6,18 @@ from harness.schema.profile import Counters, Kernel, Profile
 from reports.profiles.words import WAITS, WORKING, bound_of, short
 from reports.words import listed, said_number
 
-_LEAST = 0.01  # of the kernels' time, from which a kernel is shown, and of a warp's time for a state
-_MOST = 12  # kernels of a case
+_LEAST = 0.01  # share of the kernels' time for a kernel, or of a warp's time for a state, to be shown
+_MOST = 12  # kernels per case
 _LIMITS = {"blocks": "blocks per SM", "registers": "registers", "shared": "shared memory", "warps": "warps"}
 _LEVELS = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
 
 
 @dataclass(frozen=True)
 class Counted:
-    """A kernel with counters, as the page shows it. share: of the kernels' time."""
+    """A kernel with counters, as the page shows it.
+
+    share: of the kernels' time. bound: its bottleneck in words.
+    """
 
     kernel: Kernel
     counters: Counters
@@ -28,7 +31,7 @@ class Counted:
 
     @property
     def speed_of_light(self) -> list[tuple[str, str, float]]:
-        """(name, explanation, percent of peak) of compute and memory."""
+        """(name, explanation, percent of peak) of compute and of memory."""
         use = self.counters.use
         memory = use.get("memory", max(use.get("l2", -1.0), use.get("dram", -1.0)))
         bars = [("Compute", "", use.get("sm", -1.0)), ("Memory", "", memory)]
@@ -47,7 +50,7 @@ class Counted:
 
     @property
     def memory(self) -> list[tuple[str, list[str]]]:
-        """(level, [MB read, MB written, MB, GB/s, percent of hits]) of each level that was counted; "": not known."""
+        """(level, [MB read, MB written, MB, GB/s, hit rate in %]) of each counted level; "" for unknown numbers."""
         levels = ((name, self._traffic(level)) for level, name in _LEVELS.items())
         return [
             (name, ["" if number is None else said_number(number) for number in numbers])
@@ -57,7 +60,7 @@ class Counted:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """The launch, its occupancy and its resources in words."""
+        """(name, words) of the launch, its occupancy and its resources."""
         kernel, counters = self.kernel, self.counters
         return [
             (name, said)
@@ -95,7 +98,7 @@ class Counted:
 
 
 def counted_kernels(profile: Profile) -> list[Counted]:
-    """The kernels with counters that take at least 1% of the kernels' time, the longest first."""
+    """The longest kernels with counters that take at least 1% of the kernels' time."""
     total = sum(kernel.time_us for kernel in profile.kernels)
     found = [
         Counted(kernel, kernel.counters, kernel.time_us / total, bound_of(kernel, profile))

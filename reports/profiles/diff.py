@@ -1,4 +1,4 @@
-"""Why does one profiled case take longer than another? Parts and kernels side by side, the largest difference first."""
+"""Compare two profiles: parts and kernels side by side, the largest difference first."""
 
 import math
 from collections import defaultdict
@@ -15,13 +15,13 @@ from reports.profiles.words import AGREES, bound_of, cause, short
 from reports.resources import environment
 from reports.words import said_number
 
-_SAID = 0.1  # of the sum of all differences, from which a part is named
-_MOST = 12  # kernels of a table
+_NAMED = 0.1  # share of the sum of all differences, from which the sentence names a part
+_MOST = 12  # kernels per table
 
 
 @dataclass(frozen=True)
-class Row:
-    """A part or a kernel: its milliseconds per unit of work in `a` and in `b`; None where it does not run."""
+class TimeDiff:
+    """Milliseconds per unit of work of a part or kernel in `a` and in `b`; None where it does not run."""
 
     name: str
     a_ms: float | None
@@ -29,13 +29,13 @@ class Row:
 
     @property
     def ms(self) -> float:
-        """How much longer it takes in `b`."""
+        """The additional time in `b`."""
         return (self.b_ms or 0.0) - (self.a_ms or 0.0)
 
 
 @dataclass(frozen=True)
 class Diff:
-    """Two profiles of the same unit of work; a_title, b_title: what the page calls them."""
+    """Two profiles of the same unit of work, and their titles in the page."""
 
     a: Profile
     b: Profile
@@ -43,38 +43,38 @@ class Diff:
     b_title: str
 
     @property
-    def parts(self) -> list[Row]:
-        """The parts of either, by the size of the difference."""
+    def parts(self) -> list[TimeDiff]:
+        """The parts, the largest difference first."""
         return _rows(*map(_part_ms, (self.a, self.b)))
 
     @property
-    def kernels(self) -> list[Row]:
-        """The kernels of either by their short names, by the size of the difference."""
+    def kernels(self) -> list[TimeDiff]:
+        """The kernels by their short names, the largest difference first."""
         return _rows(*map(_kernel_ms, (self.a, self.b)))
 
     @property
-    def tables(self) -> list[tuple[str, list[Row], str]]:
-        """(heading, rows, what is left out) of each table."""
-        kernels, labelled = self.kernels, [Row(LABELS[row.name], row.a_ms, row.b_ms) for row in self.parts]
+    def tables(self) -> list[tuple[str, list[TimeDiff], str]]:
+        """(heading, rows, sentence on the rows left out) of each table."""
+        kernels, labelled = self.kernels, [TimeDiff(LABELS[row.name], row.a_ms, row.b_ms) for row in self.parts]
         rest = kernels[_MOST:]
         left_out = f"{len(rest)} more kernels: {_signed(sum(row.ms for row in rest))} together" if rest else ""
         return [("Part", labelled, ""), ("Kernel", kernels[:_MOST], left_out)]
 
     @property
     def sentence(self) -> str:
-        """How much slower `b` is, which parts take longer or shorter, and the bottleneck of what takes longer."""
+        """The difference in time, the parts that cause it, and the bottleneck of the part that grew most."""
         ms = self.b.unit_ms - self.a.unit_ms
         rows = self.parts
         whole = sum(abs(row.ms) for row in rows)
-        named = [row for row in rows if abs(row.ms) >= _SAID * whole] if whole else []
+        named = [row for row in rows if abs(row.ms) >= _NAMED * whole] if whole else []
         said = ", ".join(f"{spoken(row.name)} {_signed(row.ms)}" for row in named)
         word = "slower" if ms >= 0 else "faster"
         head = f"{said_number(abs(ms))} ms ({abs(ms) / self.a.unit_ms:.1%}) {word} than {self.a_title}"
         why = self._bottleneck(rows) if ms > AGREES * self.a.unit_ms else ""
         return f"{head}{f': {said}' if said else ''}.{why and f' {why}'}"
 
-    def _bottleneck(self, rows: list[Row]) -> str:
-        """What bounds the kernel that grew most, in the part that grew most; "" where it was not counted."""
+    def _bottleneck(self, rows: list[TimeDiff]) -> str:
+        """The bottleneck of the kernel that grew most in the part that grew most; "" without counters."""
         longer = max(rows, key=lambda row: row.ms)
         if longer.name == GAPS:
             return f"Idle time is {cause(self.b)}."
@@ -99,8 +99,8 @@ def _kernel_ms(profile: Profile) -> dict[str, float]:
     return found
 
 
-def _rows(a: Mapping[str, float], b: Mapping[str, float]) -> list[Row]:
-    rows = [Row(name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b])]
+def _rows(a: Mapping[str, float], b: Mapping[str, float]) -> list[TimeDiff]:
+    rows = [TimeDiff(name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b])]
     return sorted(rows, key=lambda row: -abs(row.ms))
 
 
@@ -109,7 +109,7 @@ def _signed(ms: float) -> str:
 
 
 def diff_of_runs(a: Run, b: Run, names: tuple[str, str]) -> Markup:
-    """The section that compares the cases which both runs profiled, the largest difference first; "" for none."""
+    """HTML that compares the cases which both runs profiled, the largest difference first; "" for none."""
     profiles = (with_common_ceilings([*run.profiles().values()], run.records()) for run in (a, b))
     before, after = ({each.case.key: each for each in side if each.region_us} for side in profiles)
     pairs = [Diff(each, after[key], *names) for key, each in before.items() if key in after]

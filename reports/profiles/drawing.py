@@ -1,19 +1,19 @@
-"""What the page's scripts draw of a profiled case: its roofline and the timeline of a step, as compact JSON values."""
+"""A profiled case as JSON values for the page's scripts: its roofline and the timeline of one step."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from harness.schema.profile import Kernel, Profile, Region
 from reports.profiles.parts import LABELS, is_fp32, kernel_parts, launch_parts, parts, work_of
+from reports.words import rounded
 
-NAMED = 100  # kernels of a case that have a name in the page; the rest are told together
+NAMED = 100  # kernels per case that have a row in the page's table
 
 
 def drawing(profile: Profile) -> dict[str, Any]:
-    """What `section.js` draws.
+    """The values that `section.js` draws.
 
-    kernels: the part of each that has a row, and so its name, in the page's table. roofline, timeline: see the
-    functions; no timeline where no profiler told the times of single launches.
+    kernels: the part of each kernel with a row. timeline: None without times of single launches.
     """
     by_name = kernel_parts(profile)
     return {
@@ -24,38 +24,32 @@ def drawing(profile: Profile) -> dict[str, Any]:
 
 
 def roofline(profile: Profile) -> dict[str, Any]:
-    """Ceilings in GB/s and TFLOP/s, and the points under them.
+    """Measured peaks in GB/s and TFLOP/s, and the points under them.
 
-    points: (kernel, FLOPs a byte, TFLOP/s, ms of a unit, FLOPs a byte of the L2, whether FP32 is its peak).
-    parts: (part, FLOPs a byte, TFLOP/s, ms of a unit), of the work that the adapter counted.
+    points: (kernel, FLOPs per byte, TFLOP/s, ms per unit, FLOPs per byte of the L2, whether FP32 is its peak).
+    parts: (part, FLOPs per byte, TFLOP/s, ms per unit), from the adapter's count of work.
     """
     counters = [kernel.counters for kernel in profile.kernels if kernel.counters]
-    return {
-        "copy_gbs": _rounded(profile.ceilings.get("copy_gbs")),
-        "product_tflops": _rounded(profile.ceilings.get("product_tflops")),
-        "l2_gbs": _rounded(max((each.l2_peak_gbs for each in counters if each.l2_peak_gbs), default=None)),
-        "fp32_tflops": _rounded(
-            max((each.fp32_peak_tflops for each in counters if each.fp32_peak_tflops), default=None)
-        ),
-        "points": [
-            (
-                place,
-                _rounded(intensity),
-                _rounded(tflops),
-                _rounded(kernel.time_us / profile.units / 1e3),
-                _rounded(l2_intensity(kernel)),
-                is_fp32(kernel),
-            )
-            for place, kernel, intensity, tflops in _placed(profile)
-        ],
+    peaks = {
+        "copy_gbs": profile.ceilings.get("copy_gbs"),
+        "product_tflops": profile.ceilings.get("product_tflops"),
+        "l2_gbs": max((each.l2_peak_gbs for each in counters if each.l2_peak_gbs), default=None),
+        "fp32_tflops": max((each.fp32_peak_tflops for each in counters if each.fp32_peak_tflops), default=None),
+    }
+    points = [
+        (place, *_rounded(intensity, tflops, _unit_ms(kernel, profile), l2_intensity(kernel)), is_fp32(kernel))
+        for place, kernel, intensity, tflops in _placed(profile)
+    ]
+    return dict(zip(peaks, _rounded(*peaks.values()), strict=True)) | {
+        "points": points,
         "parts": list(_part_points(profile)),
     }
 
 
 def timeline(profile: Profile) -> dict[str, Any]:
-    """The launches of a step: columns of whole numbers, and the paths of the ranges that they refer to.
+    """The launches of a step as columns of integers, and the paths of their ranges.
 
-    wait: ns from the end of the launch before; time: ns; kernel: its number, `NAMED` for one without a name.
+    wait: ns since the end of the previous launch; time: ns; kernel: its row, `NAMED` without one.
     """
     found = profile.timeline
     return {
@@ -69,7 +63,7 @@ def timeline(profile: Profile) -> dict[str, Any]:
 
 
 def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
-    """(GB/s, TFLOP/s, FLOPs a byte) of a kernel; None where it is not known."""
+    """(GB/s, TFLOP/s, FLOPs per byte) of a kernel; None for each that was not counted."""
     if not kernel.mean_us:
         return None, None, None
     moved, computed = kernel.dram_bytes, kernel.operations
@@ -81,37 +75,41 @@ def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
 
 
 def l2_intensity(kernel: Kernel) -> float | None:
-    """FLOPs a byte through the L2; None where either was not counted."""
+    """FLOPs per byte of L2 traffic; None where either was not counted."""
     counted = kernel.counters
     return counted.operations / counted.l2_bytes if counted and counted.operations and counted.l2_bytes else None
 
 
 def unplaced(region: Region) -> float:
-    """The share of the kernels' time that has no point: not counted, or without FLOPs; 0 where nothing was counted."""
+    """The share of the kernels' time without a point in the roofline; 0 where nothing was counted."""
     total = sum(kernel.time_us for kernel in region.kernels)
     placed = sum(kernel.time_us for _, kernel, *_ in _placed(region))
     return 1 - placed / total if placed else 0.0
 
 
 def _placed(region: Region) -> Iterator[tuple[int, Kernel, float, float]]:
-    """(place, kernel, FLOPs a byte, TFLOP/s) of the kernels that a logarithmic roofline can show."""
+    """(row, kernel, FLOPs per byte, TFLOP/s) of the kernels that a logarithmic roofline can show."""
     for place, kernel in enumerate(region.kernels[:NAMED]):
         _, tflops, intensity = rates(kernel)
         if tflops and intensity:
             yield place, kernel, intensity, tflops
 
 
-def _part_points(profile: Profile) -> Iterator[tuple[int, float | None, float | None, float | None]]:
+def _part_points(profile: Profile) -> Iterator[tuple[float | None, ...]]:
     found = {part.name: part.time_us / profile.units for part in parts(profile)}
     for part, work in work_of(profile, found).items():
         if part in found and part in LABELS and work.flops and work.bytes and found[part]:
             tflops = work.flops / (found[part] * 1e6)
-            yield _place(part), _rounded(work.flops / work.bytes), _rounded(tflops), _rounded(found[part] / 1e3)
+            yield _place(part), *_rounded(work.flops / work.bytes, tflops, found[part] / 1e3)
+
+
+def _unit_ms(kernel: Kernel, profile: Profile) -> float:
+    return kernel.time_us / profile.units / 1e3
+
+
+def _rounded(*values: float | None) -> list[float | None]:
+    return [rounded(value, 4) for value in values]
 
 
 def _place(part: str) -> int:
     return list(LABELS).index(part)
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")

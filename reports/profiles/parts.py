@@ -1,7 +1,7 @@
-"""The parts of a profiled case: matrix products, TTT kernel, attention or scan, edges, head, other, gaps; their floors.
+"""The parts of a profiled case (GEMMs, TTT kernel, attention or scan, ...), and their lower bounds.
 
-A kernel belongs to a part by the range it was launched in, where that says enough, else by its name. A part's floor is
-what the adapter counted for it (`Region.work`) or else what was counted of its kernels, at the ceilings of the region.
+A kernel's range or else its name tells its part. A part's lower bound is its work at the region's measured peaks. The
+work is the adapter's count (`Region.work`), else that of the hardware counters.
 """
 
 import re
@@ -13,7 +13,7 @@ from harness.measure.ranges import OPERATOR, is_layer
 from harness.schema.profile import Kernel, Region
 from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work, floor_ms
 
-GAPS = "gaps"  # beside the parts of the work
+GAPS = "gaps"  # idle time
 LABELS = {
     PRODUCTS: "GEMMs",
     TTT: "TTT kernel",
@@ -24,9 +24,9 @@ LABELS = {
     GAPS: "Idle",
 }
 _USED = 1.0  # percent of the tensor cores' peak, from which a kernel uses them
-_COVERED = 0.9  # of a part's time, from which what was counted stands for all of it
+_COVERED = 0.9  # share of a part's time, from which its counted kernels stand for the part
 
-# In this order: the first that a name matches.
+# The first match counts.
 _NAMES = (
     (TTT, re.compile(r"^_?(dual|primal)(_\w+)?$|linear_forward|mlp_forward|forward_(32_)?kernel|\bttt_")),
     (EDGES, re.compile(r"conv(?!ert)|norm(?!al)|swiglu(?!_product)|query_key|rotary|rope", re.I)),
@@ -58,10 +58,10 @@ _NAMES = (
 
 @dataclass(frozen=True)
 class ProfilePart:
-    """A part of the time of a region.
+    """A part of a region's time.
 
-    floor_us: the least that what it has to move and compute could take; None where that is not known. of_model: whether
-    the adapter counted that, and not a profiler. with_head: whether the head's product is in it, as no range tells it.
+    floor_us: its lower bound; None where it is unknown. of_model: whether the adapter counted the work.
+    with_head: whether it holds the head's GEMM, which no range tells apart.
     """
 
     name: str
@@ -78,13 +78,13 @@ class ProfilePart:
 
 
 def spoken(part: str) -> str:
-    """A part's label inside of a sentence: only an acronym keeps its capitals."""
+    """A part's label within a sentence."""
     label = LABELS[part]
     return label if label[1].isupper() else label[0].lower() + label[1:]
 
 
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
-    """The part that a kernel belongs to. path: ranges around its launch; has_layers: whether ranges tell layers."""
+    """The part of a kernel. path: the ranges around its launch; has_layers: whether ranges name layers."""
     if OPERATOR in path:
         return TTT
     part = next((part for part, pattern in _NAMES if pattern.search(name)), OTHER)
@@ -93,9 +93,9 @@ def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> 
 
 
 def parts(region: Region) -> list[ProfilePart]:
-    """The parts of a region that take time, in the order of `LABELS`; their times add up to the region's.
+    """The parts that take time, in the order of `LABELS`; their times add up to the region's.
 
-    Where kernels run at once, each gets its share of the time in which any ran.
+    Kernels that overlap share the time in which any ran.
     """
     times: dict[str, float] = defaultdict(float)
     launches: dict[str, float] = defaultdict(float)
@@ -116,14 +116,14 @@ def parts(region: Region) -> list[ProfilePart]:
         counted = floors[part] * time_us / covered[part] if covered[part] >= _COVERED * time_us > 0 else None
         modelled = _model_floor_us(least.get(part), region)
         floor = counted if modelled is None else modelled
-        shown = None if floor is None else floor * scale  # what runs beside another part has a share of the time
+        shown = None if floor is None else floor * scale  # overlapping parts share the time
         with_head = part == PRODUCTS and HEAD in region.work and HEAD not in times
         found[part] = ProfilePart(part, time_us * scale, round(launches[part]), shown, modelled is not None, with_head)
     return [found[name] for name in LABELS if name in found and found[name].time_us > 0]
 
 
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
-    """What one unit takes by part; the head's is the products' where no range tells its kernels from theirs."""
+    """The work of one unit by part; the head's joins the GEMMs' where no range tells them apart."""
     work = dict(region.work)
     if HEAD in work and HEAD not in present and PRODUCTS in work:
         work[PRODUCTS] += work.pop(HEAD)
@@ -136,26 +136,26 @@ def _model_floor_us(work: Work | None, region: Region) -> float | None:
 
 
 def kernel_floor_us(kernel: Kernel, region: Region) -> float | None:
-    """The least that a kernel's launches could take: what they moved at a copy's rate, or computed at a product's."""
+    """The lower bound of a kernel's launches: its bytes at copy bandwidth, or its FLOPs at the peak rate."""
     each = floor_ms(kernel.operations, kernel.dram_bytes, ceilings_of(kernel, region))
     return None if each is None else 1e3 * each * kernel.launches
 
 
 def is_fp32(kernel: Kernel) -> bool:
-    """Whether the FP32 peak is known and bounds the kernel, as the tensor cores are idle."""
+    """Whether the kernel's peak is that of FP32: it is known, and the tensor cores are idle."""
     counters = kernel.counters
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 
 
 def ceilings_of(kernel: Kernel, region: Region) -> dict[str, float | None]:
-    """The region's ceilings, of a kernel without tensor cores with the FP32 peak as that of its FLOPs."""
+    """The region's measured peaks, with the FP32 peak for a kernel that leaves tensor cores idle."""
     if kernel.counters is None or not is_fp32(kernel):
         return region.ceilings
     return {**region.ceilings, "product_tflops": kernel.counters.fp32_peak_tflops}
 
 
 def kernel_parts(region: Region) -> dict[str, str]:
-    """The part of each kernel by its name: of several, the one in which it takes longest."""
+    """The part in which each kernel takes longest, by the kernel's name."""
     found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for kernel, part, share in _shares(region):
         found[kernel.name][part] += share
@@ -171,10 +171,10 @@ def launch_parts(region: Region) -> list[str]:
 
 
 class _Told:
-    """The part of a kernel by its name and its range, as a region's adapter and ranges tell it."""
+    """Look up the part of a kernel by its name and range."""
 
     def __init__(self, region: Region) -> None:
-        self._only = next(iter(region.work)) if len(region.work) == 1 else ""  # all of it is one part's work
+        self._only = next(iter(region.work)) if len(region.work) == 1 else ""  # the whole region is one part
         self._has_layers = _tell_heads([each.path for each in region.ranges])
 
     def __call__(self, name: str, path: tuple[str, ...] = ()) -> str:
@@ -182,14 +182,14 @@ class _Told:
 
 
 def _tell_heads(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Whether products outside of layers are the head's: not so where a replayed graph tells no layers of a phase."""
+    """Whether GEMMs outside of layers are the head's: not in a replayed graph, which names no layers."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """Every kernel with a part and the share of its time in it, as the ranges tell it."""
+    """(kernel, part, share of the kernel's time in the part)."""
     told = _Told(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:

@@ -1,6 +1,6 @@
-"""The page's section on profiles: a bar of parts for each profiled case, what bounds it in words, and why.
+"""The page's section on profiles: for each profiled case a bar of its parts, its bottleneck, kernels and counters.
 
-`section` stands alone: the page embeds its HTML, its style and its script, which draws the roofline and the timeline.
+The page embeds the section's HTML, style and script; the script draws the roofline and the timeline.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ _MOST_OPEN = 8  # groups of cases, up to which all are open
 
 @dataclass(frozen=True)
 class Section:
-    """html: the section. anchors: of each profiled case by its key, for links."""
+    """The HTML, and the anchor of each profiled case by its key."""
 
     html: Markup
     anchors: dict[str, str]
@@ -40,7 +40,10 @@ class Section:
 
 @dataclass(frozen=True)
 class BarPiece:
-    """A part of a bar, from `x` on, in units of the bar; floor: how much of its width is its floor, None: unknown."""
+    """A part of a bar, from `x` on, in units of the bar.
+
+    `floor`: the width of its lower bound; None for unknown.
+    """
 
     part: ProfilePart
     x: float
@@ -53,7 +56,7 @@ class BarPiece:
 class ShownProfile:
     """A profiled case as the page shows it.
 
-    agreement: with the record, in words. slower_than: the faster cases of its group. drawn: what the scripts draw.
+    agreement: with the record, in words. slower_than: the faster cases of its group. drawn: values for the scripts.
     """
 
     profile: Profile
@@ -71,7 +74,7 @@ class ShownProfile:
 
     @property
     def columns(self) -> list[tuple[str, int]]:
-        """(heading, place) of those of the table of kernels that say something of any."""
+        """(heading, index) of the columns of the table of kernels that are not empty."""
         return [(heading, at) for at, (heading, *_) in enumerate(COLUMNS) if any(cells[at] for *_, cells in self.rows)]
 
     @property
@@ -81,13 +84,13 @@ class ShownProfile:
 
     @property
     def roofs(self) -> str:
-        """At which rates its floors are, in words; "" where a rate is not known."""
+        """The measured peaks in words; "" where one is unknown."""
         bandwidth, product = (self.profile.ceilings.get(name) for name in ("copy_gbs", "product_tflops"))
         return f"{product:.0f} TFLOP/s and {bandwidth / 1e3:.2f} TB/s" if bandwidth and product else ""
 
     @property
     def floor_ms(self) -> float | None:
-        """What of the time is a floor; None where a part's is not known."""
+        """The sum of the parts' lower bounds; None where one is unknown."""
         floors = [piece.part.floor_us for piece in self.pieces]
         known = [floor for floor in floors if floor is not None]
         return sum(known) / self.profile.units / 1e3 if len(known) == len(floors) else None
@@ -99,7 +102,7 @@ def section(
     catalogue: Catalogue,
     is_of: Callable[[Case], bool] = lambda _: True,
 ) -> Section | None:
-    """The section of a run's profiles, of the cases that `is_of` wants; None where it has none that are good."""
+    """The section on the profiles of the cases that `is_of` selects; None without a usable profile."""
     with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
     good = [profile for profile in with_common_ceilings(with_work, records) if is_of(profile.case)]
     if not good:
@@ -129,17 +132,17 @@ def section(
 
 
 def script() -> str:
-    """The section's script; its names are its own."""
+    """The section's script, in a scope of its own."""
     sources = "\n".join(source(PACKAGE, name) for name in SCRIPTS)
     return f"{{\n{sources}}}\n"
 
 
 def style() -> str:
-    """The section's style, which takes its colours from the page's variables."""
+    """The section's style; the page's variables define its colors."""
     return source(PACKAGE, "section.css")
 
 
-# Of the table of kernels: (heading, digits, the number for a kernel of a profile per unit of work, None: not known)
+# The table of kernels: (heading, digits, number per unit of work; None for unknown)
 COLUMNS: tuple[tuple[str, int, Callable[[Kernel, Profile], float | None]], ...] = (
     ("Time (ms)", 4, lambda kernel, profile: kernel.time_us / profile.units / 1e3),
     ("Share (%)", 1, lambda kernel, profile: 100 * kernel.time_us / sum(each.time_us for each in profile.kernels)),
@@ -158,7 +161,7 @@ def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
 
 
 def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
-    """Cases of the same work, by what they share: phase, size, batch, as many of it as ran at once, and context."""
+    """Group cases of the same work: phase, size, batch, sequences at once and context."""
     groups: dict[str, list[Profile]] = {}
     for profile in profiles:
         case = profile.case
@@ -171,7 +174,7 @@ def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> d
 
 
 def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str, Recorded]) -> list[ShownProfile]:
-    """The cases of a group, their bars on one scale."""
+    """The cases of a group, with their bars on one scale."""
     widest = max(profile.unit_ms for profile in profiles)
     cases = [profile.case for profile in profiles]
     titles = [_title(catalogue, case, cases) for case in cases]
@@ -192,7 +195,7 @@ def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str
 
 
 def _title(catalogue: Catalogue, case: Case, group: Sequence[Case]) -> str:
-    """The case in words, with what differs within the group; of states and timings, within its system."""
+    """The case in words, with the settings that differ in its group; state and timing, in its system."""
     own = [each for each in group if each.system == case.system]
     compared = {"dtype": group, "state_dtype": own, "timing": own, "l2": group}
     telling = (name for name, cases in compared.items() if len({getattr(each, name) for each in cases}) > 1)
@@ -215,7 +218,7 @@ def _pieces(profile: Profile, widest_ms: float) -> Iterable[BarPiece]:
 
 
 def _rows(profile: Profile) -> list[tuple[str, str, str, list[str]]]:
-    """(name, full name, part, the cells of `COLUMNS`) of each kernel."""
+    """(short name, full name, part, cells of `COLUMNS`) of each kernel."""
     names = kernel_parts(profile)
     return [
         (short(kernel.name), short_name(kernel.name, _NAME_LIMIT), LABELS[names[kernel.name]], _cells(kernel, profile))

@@ -1,20 +1,20 @@
-"""What bounds a profiled case, in two sentences made from its numbers."""
+"""The bottleneck of a profiled case, in two sentences from its numbers."""
 
 import re
 from collections.abc import Iterable
+from statistics import median
 from typing import NamedTuple, TypeGuard
 
 from harness.quality import by_case, timed
 from harness.schema.profile import Kernel, Profile, Region
 from harness.schema.record import Record
 from reports.profiles.parts import GAPS, ceilings_of, is_fp32, parts, spoken
-from reports.samples import at_once, latency_ms
 from reports.words import said_number, with_sign
 
-HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds
-AGREES = 0.03  # of a record's latency, within which the sum of kernels and gaps is to be
-LEAST = 0.005  # a share that is not shown as 0%
-_GAPS = 0.1  # of the time, from which gaps are worth their words
+HIGH = 0.6  # share of a peak, from which it is the bottleneck
+AGREES = 0.03  # share of a record's latency, within which a profile agrees with it
+LEAST = 0.005  # a smaller share would be shown as 0%
+_IDLE = 0.1  # share of the time, from which idle time is named
 _SHORT = 80  # characters of a kernel's name
 _WRAPPED = re.compile(r"(void )?cutlass::device_kernel<([\w:]+::enable_\w+<)?(?P<kernel>[\w:]+)")
 UNITS = {"sm": "the SMs' pipelines", "l2": "the L2", "dram": "memory", "tensor": "the matrix units"}
@@ -41,19 +41,19 @@ WORKING = {"selected": "issuing", "not_selected": "ready, another warp issues"}
 
 
 class Recorded(NamedTuple):
-    """The latency of a case as records say it; at_once: how many sequences ran at once, 0: the whole batch."""
+    """A case's recorded latency. at_once: sequences that ran at once; 0 for the whole batch."""
 
     ms: float
     at_once: int = 0
 
 
 def sentences(region: Region) -> tuple[str, str]:
-    """Where the time goes, and what bounds it: the gaps, or the kernel that takes most of it."""
+    """(the parts that take most time, the bottleneck: idle time or the longest kernel)."""
     return _where(region), _why(region)
 
 
 def agreement(region: Region, recorded: Recorded | None) -> str:
-    """A unit's kernels and gaps together, against the latency that a record says."""
+    """Compare the time per unit with the recorded latency, in words."""
     said = f"{said_number(region.unit_ms, 4)} ms of kernels and idle time"
     if not (recorded and recorded.ms):
         return f"{said}; the run has no latency of this case to hold it against"
@@ -64,15 +64,23 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
 
 
 def _of_operators(region: Region) -> bool:
-    """Whether what ran are PyTorch's operators on a CPU, and not kernels."""
+    """Whether the region ran PyTorch operators on a CPU."""
     return bool(region.kernels) and region.kernels[0].name.startswith("aten::")
 
 
 def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
-    """The latency of each case by its key: the median of its processes' medians, as the page's figures have it."""
+    """The latency of each case by its key: the median of its processes' medians."""
     return {
-        key: Recorded(latency_ms(found), min(map(at_once, found))) for key, found in by_case(timed(records)).items()
+        key: Recorded(median(median(each.samples_ms) for each in found), min(map(_at_once, found)))
+        for key, found in by_case(timed(records)).items()
     }
+
+
+def _at_once(record: Record) -> int:
+    """The sequences that ran at once; a forward's are not limited, as each leaves when it is read."""
+    case = record.case
+    held = record.metrics.get("sequences_at_once") if case.phase != "forward" else None
+    return min(case.batch, int(held or case.batch))
 
 
 def _where(region: Region) -> str:
@@ -82,33 +90,33 @@ def _where(region: Region) -> str:
     shares = sorted(((part.time_us / total, part.name) for part in parts(region)), reverse=True)
     busy = [(share, name) for share, name in shares if name != GAPS]
     words = [f"{spoken(name)} {share:.0%}" for share, name in busy[:2] if share >= LEAST]
-    gaps = region.gaps_us / total
+    idle = region.gaps_us / total
     said = [f"{' and '.join(words)} of the time"] if words else []
-    said += [f"idle {gaps:.0%}: {_gaps(region)}"] if gaps >= _GAPS else []
+    said += [f"idle {idle:.0%}: {_idle(region)}"] if idle >= _IDLE else []
     together = "; ".join(said)
     return f"{together[0].upper()}{together[1:]}." if said else "No part takes a share worth its words."
 
 
 def _why(region: Region) -> str:
-    gaps = region.gaps_us / region.region_us if region.region_us else 0.0
+    idle = region.gaps_us / region.region_us if region.region_us else 0.0
     kernel = max(region.kernels, key=lambda each: each.time_us, default=None)
-    if gaps > 0.5:
+    if idle > 0.5:
         return f"Mostly idle: bound by {cause(region)}."
     if kernel is None or not kernel.time_us:
         return "No kernel took time."
-    if _of_operators(region):  # what bounds them nothing counts
+    if _of_operators(region):  # no counter counts operators
         return f"{short(kernel.name)} takes {_share_of_kernels(kernel, region):.0%} of the operators' time."
     return f"{short(kernel.name)} ({_share_of_time(kernel, region):.0%} of the time): {bound_of(kernel, region)}."
 
 
 def longest(region: Region) -> str:
-    """The kernel that takes most of the time, its share of the whole, and what bounds it; for a table."""
+    """The longest kernel, its share of the time and its bottleneck, as Markdown."""
     kernel = max(region.kernels, key=lambda each: each.time_us)
     return f"`{short(kernel.name)}`, {_share_of_time(kernel, region):.0%}: {bound_of(kernel, region)}"
 
 
 def _share_of_time(kernel: Kernel, region: Region) -> float:
-    """Of the whole time, gaps included, as parts have it: kernels that run side by side share the time."""
+    """The kernel's share of the time with idle; kernels that overlap share it."""
     return _share_of_kernels(kernel, region) * region.busy_us / region.region_us
 
 
@@ -116,8 +124,8 @@ def _share_of_kernels(kernel: Kernel, region: Region) -> float:
     return kernel.time_us / sum(each.time_us for each in region.kernels)
 
 
-def _gaps(region: Region) -> str:
-    """What the gaps are: one that outlasts all others together, or many."""
+def _idle(region: Region) -> str:
+    """Describe the idle time: one wait that is longer than all others together, or many."""
     if region.longest_gap_us > region.gaps_us / 2:
         return f"most of it one gap of {said_number(region.longest_gap_us / 1e3, 2)} ms"
     launches = max(1, sum(kernel.launches for kernel in region.kernels))
@@ -126,7 +134,7 @@ def _gaps(region: Region) -> str:
 
 
 def cause(region: Region) -> str:
-    """What gaps are made of; operators of a CPU wait for Python, which calls them, and a graph has no host in it."""
+    """The cause of idle time, in words."""
     if region.longest_gap_us > region.gaps_us / 2:
         return "what the host does in one long gap"
     if _between_steps(region):
@@ -138,14 +146,14 @@ def cause(region: Region) -> str:
 
 
 def _between_steps(region: Region) -> TypeGuard[Profile]:
-    """Whether one gap a step of an engine, whose steps are replays, is most of the gaps."""
+    """Whether most of the idle time lies between the steps of an engine."""
     if not isinstance(region, Profile) or (region.case.timing, region.case.phase) != ("engine", "generate"):
         return False
     return region.longest_gap_us * region.units > region.gaps_us / 2
 
 
 def bound_of(kernel: Kernel, region: Region) -> str:
-    """What bounds a kernel, in words without a full stop."""
+    """The bottleneck of a kernel, in words without a full stop."""
     counters = kernel.counters
     if counters is None:
         return "what bounds it was not counted"
@@ -173,7 +181,7 @@ def bound_of(kernel: Kernel, region: Region) -> str:
 
 
 def _of_which(kernel: Kernel) -> str:
-    """Which launches a rate is of, where those that were counted are not like the mean."""
+    """Name the counted launches where their time differs from the mean."""
     if not (kernel.counters and kernel.is_counted_unlike):
         return ""
     counted, mean = map(said_number, (kernel.counters.time_us, kernel.mean_us))
@@ -181,7 +189,7 @@ def _of_which(kernel: Kernel) -> str:
 
 
 def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
-    """(share of the bandwidth ceiling, share of the peak rate of its pipelines) of a kernel; None: not known."""
+    """(share of the peak bandwidth, share of the peak FLOP rate) of a kernel; None for each that is unknown."""
     ceilings = ceilings_of(kernel, region)
     copied, multiplied = ceilings.get("copy_gbs"), ceilings.get("product_tflops")
     by_copy = _share(kernel.dram_bytes, kernel.mean_us * 1e3, copied)
@@ -189,16 +197,16 @@ def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
 
 
 def short(name: str) -> str:
-    """A kernel's name without what it returns, its templates and its arguments; its last two scopes, 80 characters.
+    """The last two scopes of a kernel's name, without templates and arguments, in 80 characters.
 
-    Where CUTLASS's entry says nothing, what it runs: the first name of its template that is no wrapper.
+    CUTLASS's entry point is named by the kernel in its template.
     """
     if name.startswith(("Memcpy", "Memset")):
         return name
     if wrapped := _WRAPPED.match(name):
         name = wrapped["kernel"]
     outside, depth = "", 0
-    for character in name.removeprefix("void ").partition("…")[0]:  # what `short_name` left of the beginning
+    for character in name.removeprefix("void ").partition("…")[0]:  # where `short_name` truncated it
         depth += character in "<("
         if depth == 0:
             outside += character

@@ -1,8 +1,7 @@
-"""Make a static site of any number of runs: an index, a page a run, systems over time, runs compared.
+"""Build a static site of runs: an index, a page per run, systems over time, comparisons.
 
-A run is drawn again where its files, or the program, are others than when it was drawn last, or where a file of it is
-missing. Everything else is written where it differs from what is there. The site asks for nothing but its own files,
-and opens from a disk.
+A run is drawn again if its files or the program changed, or if one of its pages is missing. Other files are written if
+they changed. The site needs no network and opens from a disk.
 """
 
 import hashlib
@@ -34,13 +33,13 @@ from reports.site.pages import shared_files
 _OURS = re.compile(
     rf"(data|downloads|over-time|runs)/{ID.pattern}\.(json|html|csv|jsonl)|compared/{ID.pattern}--{ID.pattern}\.html"
 )
-_FEW = 8  # runs that are drawn sooner than another process starts
+_FEW = 8  # up to so many runs, one process is faster
 _MOST_PROCESSES = 8
 
 
 @dataclass(frozen=True)
 class SiteBuild:
-    """runs: on the site; drawn: those that were drawn now; removed: files; notes: what was left out, and why."""
+    """The number of runs, of drawn runs and of removed files; notes: sentences on runs that left the site."""
 
     runs: int
     drawn: int
@@ -50,18 +49,20 @@ class SiteBuild:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A run that is drawn in the folder. digest: of what it was drawn from; held: what its data file says."""
+    """A run that is drawn in the site. digest: of its files and the program; held: its data file."""
 
     digest: str
+    folder: Path
     entry: Entry
     held: RunCases
 
 
 def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] = lambda text: None) -> SiteBuild:
-    """Write the site of `runs` to the folder `out`, or bring the site there up to date.
+    """Write the site of `runs` to the folder `out`, or update the site there.
 
-    on_run: called with each run as it is drawn. Raises RecordError for a folder that is no run, for the same run
-    twice, for an `out` that is neither empty nor a site, and OSError where it cannot be written.
+    on_run: called with a line of progress for each drawn run.
+    Raises RecordError for a folder that is no run, a repeated run, or an `out` that is neither empty nor a site.
+    Raises OSError if `out` cannot be written.
     """
     refuse_what_belongs_to_others(out, runs)
     digests = _digests(runs)
@@ -70,11 +71,11 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
     changed = {digest: folder for digest, folder in digests.items() if digest not in drawn}
     for name in FOLDERS:
         (out / name).mkdir(parents=True, exist_ok=True)
-    # A site from now on; and what is drawn below is not taken for drawn if this is killed.
+    # If this is killed, the next call draws the changed runs again.
     _write_marker(out, drawn.values())
-    for each in _draw(out, changed, {each.entry.id: digests[digest] for digest, each in drawn.items()}):
+    for each in _draw(out, changed, {each.entry.id: each.folder for each in drawn.values()}):
         drawn[each.digest] = each
-        on_run(f"[{len(drawn)}/{len(digests)}] {changed[each.digest].name}")
+        on_run(f"[{len(drawn)}/{len(digests)}] {each.folder.name}")
     ordered = [drawn[digest] for digest in digests]
     removed = _remove_others(out, _write_shared(out, ordered))
     _write_marker(out, ordered)
@@ -83,15 +84,15 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
     return SiteBuild(len(digests), len(changed), removed, notes)
 
 
-def _unchanged(out: Path, digests: Iterable[str]) -> dict[str, _Drawn]:
-    """The runs that are drawn in `out` from what they are now, in the order of `digests`."""
+def _unchanged(out: Path, digests: Mapping[str, Path]) -> dict[str, _Drawn]:
+    """The runs that `out` shows as they are now, in the order of `digests`."""
     known = _known(out)
     held = {digest: _held(out, known[digest]) for digest in digests if digest in known}
-    return {digest: _Drawn(digest, known[digest], found) for digest, found in held.items() if found}
+    return {digest: _Drawn(digest, digests[digest], known[digest], found) for digest, found in held.items() if found}
 
 
 def _known(out: Path) -> dict[str, Entry]:
-    """What the marker file of `out` says of its runs, by digest; nothing where another version wrote it."""
+    """The entries in the marker file of `out` by digest; none if another version wrote it."""
     if not (out / MARKER).exists():
         return {}
     try:
@@ -109,19 +110,19 @@ def _write_marker(out: Path, drawn: Iterable[_Drawn]) -> None:
     _write(out / MARKER, marker_text([{"digest": each.digest, "entry": asdict(each.entry)} for each in drawn]))
 
 
-def _draw(out: Path, changed: Mapping[str, Path], places: dict[str, Path]) -> Iterator[_Drawn]:
-    """Write the files of these runs. places: the folders of the other runs by their id."""
+def _draw(out: Path, changed: Mapping[str, Path], folders: dict[str, Path]) -> Iterator[_Drawn]:
+    """Write the files of these runs. folders: those of the other runs by id."""
     for (digest, folder), (entry, content) in zip(changed.items(), _files(list(changed.values())), strict=True):
-        if entry.id in places:
-            raise RecordError(f"{places[entry.id]} and {folder}: are the same run ({entry.id}); name one of them")
-        places[entry.id] = folder
+        if entry.id in folders:
+            raise RecordError(f"{folders[entry.id]} and {folder}: are the same run ({entry.id}); name one of them")
+        folders[entry.id] = folder
         for path, text in content.items():
             write_atomically(out / path, text)
-        yield _Drawn(digest, entry, read_cases(out / f"data/{entry.id}.json"))
+        yield _Drawn(digest, folder, entry, read_cases(out / f"data/{entry.id}.json"))
 
 
 def _digests(runs: Sequence[Path]) -> dict[str, Path]:
-    """Each run by the digest of what it is drawn from."""
+    """The runs by the digest of their files and the program."""
     program = _program()
     found: dict[str, Path] = {}
     for folder in runs:
@@ -136,7 +137,7 @@ def _digests(runs: Sequence[Path]) -> dict[str, Path]:
 
 
 def _program() -> str:
-    """A digest of all that decides how a run is drawn."""
+    """The digest of the code and packages that draw a run."""
     total = hashlib.sha256()
     for package in ("harness", "reports"):
         for source in sorted(Path(str(files(package))).rglob("*")):
@@ -148,7 +149,7 @@ def _program() -> str:
 
 
 def _held(out: Path, entry: Entry) -> RunCases | None:
-    """What is kept of a run that was drawn before; None where a file of it is missing."""
+    """The data file of a run that was drawn before; None if one of its files is missing."""
     if not ID.fullmatch(entry.id) or not all(map(_OURS.fullmatch, entry.files)):
         return None
     try:
@@ -160,7 +161,7 @@ def _held(out: Path, entry: Entry) -> RunCases | None:
 
 
 def _files(folders: Sequence[Path]) -> Iterator[tuple[Entry, dict[str, str]]]:
-    """The runs' files, made by as many processes as there are cores, in the order of the folders."""
+    """The files of each run in order, drawn by one process per core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if len(folders) <= _FEW or cores == 1:
         yield from map(_files_of, folders)
@@ -170,7 +171,7 @@ def _files(folders: Sequence[Path]) -> Iterator[tuple[Entry, dict[str, str]]]:
 
 
 def _end_with_parent() -> None:
-    """Make this process end when its parent dies of a signal; else it waits for the next run forever."""
+    """End this process when its parent is killed; else it would wait forever."""
     parent = parent_process()
     assert parent is not None
 
@@ -186,23 +187,24 @@ def _files_of(folder: Path) -> tuple[Entry, dict[str, str]]:
 
 
 def _write_shared(out: Path, drawn: Sequence[_Drawn]) -> set[str]:
-    """Write what all runs share; the paths of everything that belongs to the site."""
+    """Write the shared files; returns the paths of all files of the site."""
     entries = sorted((each.entry for each in drawn), key=lambda entry: (entry.updated, entry.id), reverse=True)
     held = {each.entry.id: each.held for each in drawn}
-    content = shared_files(entries, histories(entries, held), comparisons(entries, held)) | {PLOTLY: plotly_source()}
+    pairs = comparisons(entries, held, {each.entry.id: each.folder for each in drawn})
+    content = shared_files(entries, histories(entries, held), pairs) | {PLOTLY: plotly_source()}
     for path, text in content.items():
         _write(out / path, text)
     return {*content, *(path for entry in entries for path in entry.files)}
 
 
 def _write(path: Path, text: str) -> None:
-    """Leave a file alone that says the same already."""
+    """Write a file if its text changed."""
     if path.is_symlink() or not path.is_file() or path.read_bytes() != text.encode("utf-8", "replace"):
         write_atomically(path, text)
 
 
 def _remove_others(out: Path, expected: set[str]) -> int:
-    """Remove what is left of runs and systems that the site has no more, and nothing that is not called like ours."""
+    """Remove the files of runs and systems that left the site, but no foreign files."""
     others: list[Path] = []
     for name in FOLDERS:
         there = {f"{name}/{path.name}" for path in (out / name).iterdir()}

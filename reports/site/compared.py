@@ -1,23 +1,32 @@
-"""Which runs of a site are compared? Each with the one before it and the newest; of two GPU models the newest."""
+"""Choose and compare pairs of a site's runs: the previous and the newest run, and two GPU models."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from markupsafe import Markup
+
+from harness.schema.run import Run
 from reports.compare.comparison import Comparison, compared
 from reports.compare.side import RunCases
 from reports.compare.views import answer
+from reports.profiles.diff import diff_of_runs
 from reports.site.entry import Entry
 
-_SHARED = 0.5  # two runs are compared if they share this part of the cases of the smaller one
+_SHARED = 0.5  # two runs are compared if they share this part of the smaller one's cases
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Two runs held against each other; a is the older one on one GPU model."""
+    """Two compared runs; on one GPU model, `a` is the older one.
+
+    profiles: HTML that compares the profiles of the cases that both profiled; "" for none.
+    """
 
     a: Entry
     b: Entry
     comparison: Comparison
+    profiles: Markup
 
     @property
     def page(self) -> str:
@@ -26,19 +35,19 @@ class Compared:
 
     @property
     def answer(self) -> str:
-        """The finding in a sentence or two."""
+        """The finding in one or two sentences."""
         return answer(self.comparison)
 
 
-def comparisons(entries: Sequence[Entry], held: Mapping[str, RunCases]) -> list[Compared]:
-    """The comparisons of a site, the newest first. entries: the newest first."""
+def comparisons(entries: Sequence[Entry], held: Mapping[str, RunCases], folders: Mapping[str, Path]) -> list[Compared]:
+    """The comparisons of a site, the newest first. entries: the newest first; folders: the runs' by their id."""
     timed = [entry for entry in entries if entry.mode == "measure" and held[entry.id].measured]
     pairs = {(a.id, b.id): (a, b) for a, b in _pairs(timed, held)}
-    return [Compared(a, b, compared(held[a.id], held[b.id])) for a, b in pairs.values()]
+    return [Compared(a, b, compared(held[a.id], held[b.id]), _profiles(a, b, folders)) for a, b in pairs.values()]
 
 
 def _pairs(entries: Sequence[Entry], held: Mapping[str, RunCases]) -> Iterator[tuple[Entry, Entry]]:
-    """(a, b), b the newer one."""
+    """(older, newer)."""
     for at, entry in enumerate(entries):
         alike = [each for each in entries if each.devices == entry.devices and _share(entry, each, held)]
         for newest in alike[:1]:
@@ -51,6 +60,12 @@ def _pairs(entries: Sequence[Entry], held: Mapping[str, RunCases]) -> Iterator[t
             others = [each for each in entries if each.devices == model and _share(entry, each, held)]
             if others and others[0] in entries[at + 1 :]:
                 yield others[0], entry
+
+
+def _profiles(a: Entry, b: Entry, folders: Mapping[str, Path]) -> Markup:
+    if not (a.profiles and b.profiles):
+        return Markup()
+    return diff_of_runs(Run.open(folders[a.id]), Run.open(folders[b.id]), (a.name, b.name))
 
 
 def _share(one: Entry, other: Entry, held: Mapping[str, RunCases]) -> bool:

@@ -1,7 +1,6 @@
-"""A run of a site: its page, its downloads, and what other pages need to know of it.
+"""One run of a site: its page, its downloads, its line of the index (`Entry`), and its cases for comparisons.
 
-A site keeps of each run `Entry`, a line of the index, and the cases as `compare` holds them against another run's:
-both are read back where the run has not changed.
+The site stores the last two, and reads them back if the run has not changed.
 """
 
 import hashlib
@@ -24,15 +23,15 @@ from harness.schema.reason import printable, span
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import FILE
-from reports.commits import commit_said
 from reports.compare.side import CaseSide, RunCases, Side
 from reports.page.html import Around, render, run_title
 from reports.page.lines import system_looks
 from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import Section, section
+from reports.publish import refuse_too_many
 from reports.stats import frame
 from reports.tables import write_frame
-from reports.words import said_number, said_setting
+from reports.words import commit_said, said_number, said_setting
 
 PLOTLY = "assets/plotly.js"
 ID = re.compile(r"[a-z0-9][a-z0-9-]{0,60}-[0-9a-f]{8}")
@@ -42,12 +41,11 @@ _FORMATS = {"csv": "Table (CSV)", "jsonl": "Records (JSON lines)"}
 
 @dataclass(frozen=True)
 class Entry:
-    """A run in the index. day: of its first record, UTC; updated: when its last case was started, UTC; "" for none.
+    """A run in the index.
 
-    commits: with DIRTY where there were uncommitted changes. systems: (name, label, tone, marker) of each with a
-    record. suites, backends: theirs. result: a line of numbers. note: `note_of` its folder. profiles: how many it has.
-    measured: cases with a result, of `cases` planned; missing: those without a record.
-    files: what there is of it, relative to the site.
+    day: of its first record (UTC). updated: the start of its last case (UTC). Both are "" without records.
+    systems: (name, label, tone, marker). result: a line of numbers. note: see `note_of`. profiles: their number.
+    measured: cases with a result; cases: planned; missing: without a record. files: paths in the site.
     """
 
     id: str
@@ -70,32 +68,32 @@ class Entry:
 
     @property
     def last_day(self) -> str:
-        """Of its last record, UTC; "" for none."""
+        """The day of its last record (UTC); "" for none."""
         return self.updated.partition("T")[0]
 
     @property
     def days(self) -> str:
-        """From its first record to its last, in words; "" for none."""
+        """The days of its first and last record; "" for none."""
         return span(self.day, self.last_day)
 
     @property
     def page(self) -> str:
-        """Its page, relative to the site; "" for a run without records."""
+        """The path of its page in the site; "" for a run without records."""
         return next((path for path in self.files if path.startswith("runs/")), "")
 
     @property
     def downloads(self) -> list[tuple[str, str]]:
-        """(words, file relative to the site)."""
+        """(words, path in the site)."""
         return [(_FORMATS[path.rpartition(".")[2]], path) for path in self.files if path.startswith("downloads/")]
 
 
 def slug(name: str) -> str:
-    """What a file may be called after `name` anywhere: lower case, digits and single hyphens, never empty."""
+    """A file name for any system: lower-case letters, digits and single hyphens, never empty."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower())[:_SLUG_LIMIT].strip("-") or "x"
 
 
 def run_id(run: Run, records: Iterable[Record]) -> str:
-    """The name of a run's folder and a digest of when and how it was begun: it stays when the run goes on."""
+    """The run's name and a digest of its first request; constant while the run continues."""
     name = run.folder.resolve().name
     asked = run.file.requests[0] if run.file.requests else None
     begun = [asked.at, *asked.arguments] if asked else [min((each.started_at for each in records), default="")]
@@ -103,12 +101,12 @@ def run_id(run: Run, records: Iterable[Record]) -> str:
 
 
 def system_id(name: str) -> str:
-    """What the files of a system are called."""
+    """The name of a system's files."""
     return f"{slug(name)}-{_digest([name])}"
 
 
 def run_digest(folder: Path, program: str) -> str:
-    """Of all files of a run that a site shows, and of the program that shows them. Raises OSError."""
+    """The digest of a run's files and of the program. Raises OSError."""
     total = hashlib.sha256(f"{program}\n{folder.resolve().name}\n{note_of(folder)}".encode("utf-8", "replace"))
     parts = [folder / FILE, *listed(folder / "records", "*.jsonl"), *listed(folder / "profiles", "*.json")]
     for path in parts:
@@ -119,7 +117,7 @@ def run_digest(folder: Path, program: str) -> str:
 
 
 def note_of(folder: Path) -> str:
-    """The note on a run in `[runs]` of a tables.toml next to its folder, see `bench.run_tables`; "" without one."""
+    """The note on a run in `[runs]` of a tables.toml next to its folder (`bench.numbers`); "" without one."""
     place = folder.resolve()
     try:
         rows = tomllib.loads((place.parent / "tables.toml").read_text("utf-8"))["runs"]["runs"]
@@ -129,8 +127,9 @@ def note_of(folder: Path) -> str:
 
 
 def files_of(run: Run) -> tuple[Entry, dict[str, str]]:
-    """A run's line of the index, and its files by their path in the site. Raises RecordError for what is no run."""
+    """A run's line of the index, and the texts of its files by path. Raises RecordError for an unreadable run."""
     records, profiles = run.records(), list(run.profiles().values())
+    refuse_too_many(records, run.folder)
     found = run_id(run, records)
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
     files: dict[str, str] = {f"data/{found}.json": _data(RunCases.of(run, records))}
@@ -142,7 +141,7 @@ def files_of(run: Run) -> tuple[Entry, dict[str, str]]:
 
 
 def read_cases(path: Path) -> RunCases:
-    """What `files_of` wrote to data/ID.json. Raises OSError, and ValueError, KeyError or TypeError for another file."""
+    """Read a file of `_data`. Raises OSError; ValueError, KeyError or TypeError for another file."""
     values = json.loads(read_regular(path))
     facts, devices = values["facts"], [tuple(each) for each in values["devices"]]
     cases = {}
@@ -157,7 +156,7 @@ def read_cases(path: Path) -> RunCases:
 
 
 def moment(text: str) -> datetime | None:
-    """The time that a record says, UTC where it does not say; None for what is none."""
+    """Parse a record's time, in UTC by default; None for other text."""
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
@@ -201,7 +200,7 @@ def _entry(
 
 
 def _result(table: pd.DataFrame, catalogue: Catalogue) -> str:
-    """The primary lines of the first figure that has any, at its first x: Figure 15's four systems; "" without one."""
+    """The first figure's primary lines at its first x, such as Figure 15's four systems; "" without one."""
     measured = table[table["status"] == "ok"]
     pairs = measured["system"] + "/" + measured["backend"]
     for suite in catalogue.suites:
@@ -239,14 +238,14 @@ def _page(
 
 
 def _downloads(table: pd.DataFrame, records: Iterable[Record], run: Run) -> dict[str, str]:
-    """The downloads of a run by the ending of their file."""
+    """The texts of the downloads by file ending."""
     text = io.StringIO()
     write_frame(table, "csv", text, run.catalogue)
     return {"csv": text.getvalue(), "jsonl": "".join(f"{record.to_json()}\n" for record in records)}
 
 
 def _data(held: RunCases) -> str:
-    """What `read_cases` reads; facts and devices that cases share are there once."""
+    """The cases as JSON for `read_cases`; shared facts and devices are stored once."""
     facts: dict[str, int] = {}
     devices: dict[str, int] = {}
     cases = {}

@@ -1,4 +1,4 @@
-"""Which folder may a site be written to, and what does its marker file say of the runs that were drawn in it?"""
+"""The folder of a site, and the marker file that identifies it and lists its runs."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _TOOL = "ttt-bench site"
 
 
 def refuse_what_is_no_site(folder: Path) -> None:
-    """RecordError for a folder that holds no site."""
+    """Raise RecordError for a folder without a site."""
     if not folder.is_dir():
         why = "is not a folder" if folder.exists() else "no such folder"
         raise RecordError(f"{folder}: {why}; name that of a site")
@@ -23,7 +23,7 @@ def refuse_what_is_no_site(folder: Path) -> None:
 
 
 def refuse_what_belongs_to_others(out: Path, runs: Sequence[Path]) -> None:
-    """RecordError for an `out` that is neither new, empty nor a site, or that leads elsewhere."""
+    """Raise RecordError for an `out` that is neither new, empty nor a site, or that has links."""
     place = out.resolve()
     for run in runs:
         if run.resolve() in (place, *place.parents) and Run.exists(run):
@@ -40,7 +40,7 @@ def refuse_what_belongs_to_others(out: Path, runs: Sequence[Path]) -> None:
 
 
 def read_marker(out: Path) -> list[Any]:
-    """What the site in `out` keeps of its runs, JSON values; RecordError for a folder that is no site."""
+    """The JSON values on the runs of the site in `out`; RecordError for a folder without a site."""
     try:
         values = json.loads(read_regular(out / MARKER))
         if values["tool"] != _TOOL:
@@ -51,5 +51,5 @@ def read_marker(out: Path) -> list[Any]:
 
 
 def marker_text(runs: Sequence[Any]) -> str:
-    """The text of a marker file that keeps these JSON values."""
+    """The marker file with these JSON values."""
     return json.dumps({"tool": _TOOL, "runs": list(runs)}, separators=(",", ":")) + "\n"

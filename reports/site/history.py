@@ -1,4 +1,4 @@
-"""How did a system change over time? Each of its cases through the runs of a site, in the order of their dates."""
+"""Systems over time: each case through the runs of a site, by date."""
 
 import math
 import re
@@ -11,11 +11,12 @@ from reports.compare.comparison import Difference, Pair, differences, judged_sto
 from reports.compare.judge import Judged
 from reports.compare.side import CaseSide, RunCases
 from reports.site.entry import Entry, moment, system_id
+from reports.words import rounded
 
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """A case in a run. at: when its first sample was taken."""
+    """A case in a run. at: the time of its first record."""
 
     run: str
     at: datetime
@@ -24,11 +25,10 @@ class HistoryPoint:
 
 @dataclass(frozen=True)
 class Change:
-    """Two runs on machines of one kind, between which a case became slower or faster.
+    """Two runs on one kind of machine, between which a case became slower or faster.
 
-    before: the last run with enough samples and a cool machine to itself, or, where the two differ by too little to
-    tell, the first of those that have not changed since: many small steps are a change, too. differs: what is not the
-    same in them, in words.
+    before: the previous sound run, or for many small steps the first run since the last change.
+    differs: the differences of the runs in words.
     """
 
     case: str
@@ -41,7 +41,7 @@ class Change:
 
 @dataclass(frozen=True)
 class HistoryLine:
-    """A case on machines of one kind: the GPU and its driver, or the CPU and its cores."""
+    """A case on one kind of machine: the GPU and its driver, or the CPU and its cores."""
 
     place: str
     points: tuple[HistoryPoint, ...]
@@ -50,7 +50,7 @@ class HistoryLine:
 
 @dataclass(frozen=True)
 class HistoryCase:
-    """A case of a system, on each kind of machine that measured it. name: its label without phase and batch."""
+    """A case of a system on each kind of machine. name: its label without phase and batch."""
 
     key: str
     label: str
@@ -60,19 +60,19 @@ class HistoryCase:
 
     @property
     def changes(self) -> list[Change]:
-        """On all machines."""
+        """The changes on all machines."""
         return [change for line in self.lines for change in line.changes]
 
     @property
     def is_by_token(self) -> bool:
-        """Whether its points are ms a token: an engine held unlike numbers of sequences at once."""
+        """Whether its points are ms per token, as an engine held different numbers of sequences."""
         tokens = {each for line in self.lines for point in line.points for each in point.side.tokens.values()}
         return len(tokens) > 1
 
 
 @dataclass
 class History:
-    """A system through the runs of a site, in its tone and marker. cases: the most changes first, then by label."""
+    """A system over the runs of a site. cases: those with the most changes first, then by label."""
 
     name: str
     label: str
@@ -82,27 +82,27 @@ class History:
 
     @property
     def page(self) -> str:
-        """Its page, relative to the site."""
+        """The path of its page in the site."""
         return f"over-time/{system_id(self.name)}.html"
 
     @property
     def changes(self) -> list[Change]:
-        """Of all cases, the newest first."""
+        """The changes of all cases, the newest first."""
         found = [change for case in self.cases for change in case.changes]
         return sorted(found, key=lambda change: (change.after.at, change.label), reverse=True)
 
     @property
     def runs(self) -> set[str]:
-        """The ids of the runs that it draws."""
+        """The ids of its runs."""
         return {point.run for case in self.cases for line in case.lines for point in line.points}
 
     def to_dict(self) -> dict[str, Any]:
-        """The data of its page: the points of each line, one list per column."""
+        """The data of its page: the points of each line as columns."""
         return {"tone": self.tone, "marker": self.marker, "cases": [_drawn(case) for case in self.cases]}
 
 
 def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[History]:
-    """The systems of the runs, each case with a timing and a date; a system looks as in its newest run."""
+    """The systems of the runs, with each timed and dated case; a system looks as in its newest run."""
     looks: dict[str, tuple[str, int, str]] = {}
     for entry in sorted(entries, key=lambda entry: entry.updated):
         looks |= {name: (label, tone, marker) for name, label, tone, marker in entry.systems}
@@ -123,7 +123,7 @@ def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[Hi
 
 
 def _by_numbers(label: str) -> list[str | int]:
-    """A key that sorts `B=2` before `B=16`."""
+    """A sort key that puts `B=2` before `B=16`."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", label)]
 
 
@@ -184,19 +184,19 @@ def _drawn(case: HistoryCase) -> dict[str, Any]:
 
 
 def _line_drawn(line: HistoryLine, is_by_token: bool) -> dict[str, Any]:
-    """sequences: at once, of each point; empty where all points have the same."""
+    """A line's points as columns; sequences: those at once per point, empty if all are equal."""
     sides = [point.side for point in line.points]
     times = [math.exp(side.middle) if is_by_token else side.ms for side in sides]
     return {
         "place": line.place,
         "run": [point.run for point in line.points],
         "at": [f"{point.at:%Y-%m-%dT%H:%M:%S}" for point in line.points],
-        "ms": [_rounded(ms) for ms in times],
+        "ms": [rounded(ms, 6) for ms in times],
         "low": [
-            _rounded(ms * math.exp(-side.below)) if side.below < math.inf else None
+            rounded(ms * math.exp(-side.below), 6) if side.below < math.inf else None
             for ms, side in zip(times, sides, strict=True)
         ],
-        "high": [_rounded(ms * math.exp(side.above)) for ms, side in zip(times, sides, strict=True)],
+        "high": [rounded(ms * math.exp(side.above), 6) for ms, side in zip(times, sides, strict=True)],
         "sequences": [side.tokens_said for side in sides] if is_by_token else [],
         "commit": [side.facts.get("commit", "") for side in sides],
         "doubtful": [at for at, point in enumerate(line.points) if not point.side.is_sound],
@@ -209,10 +209,6 @@ def _change(change: Change, points: Sequence[HistoryPoint]) -> dict[str, Any]:
         "at": points.index(change.after),
         "before": change.before.run,
         "verdict": change.judged.verdict,
-        "ratio": _rounded(change.judged.ratio),
+        "ratio": rounded(change.judged.ratio, 6),
         "differs": list(change.differs),
     }
-
-
-def _rounded(value: float) -> float | None:
-    return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -4,7 +4,7 @@ const lines = [...document.querySelectorAll("#runs > li")].map((host) => ({
   host,
   first: host.dataset.first,
   last: host.dataset.last,
-  text: [...host.querySelectorAll(":scope > :not(.against)")].map((each) => each.textContent).join(" ").toLowerCase(),
+  text: [...host.querySelectorAll(":scope > :not(.answer)")].map((each) => each.textContent).join(" ").toLowerCase(),
   devices: JSON.parse(host.dataset.devices),
   systems: JSON.parse(host.dataset.systems),
   commits: JSON.parse(host.dataset.commits),

@@ -1,4 +1,4 @@
-"""The pages and files that the runs of a site share: index, systems over time, comparison, scripts and styles."""
+"""The shared files of a site: index, systems over time, comparisons, scripts and styles."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -7,15 +7,16 @@ from typing import Any
 from jinja2 import Environment
 
 from harness.schema.reason import span
-from reports.commits import commit_words
 from reports.compare import views
 from reports.compare.side import FEW_SEQUENCES
 from reports.page.embedding import embedded_json
 from reports.page.html import PACKAGE as PAGE
+from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
 from reports.site.compared import Compared
 from reports.site.entry import PLOTLY, Entry
 from reports.site.history import History
+from reports.words import commit_words
 
 PACKAGE = "reports.site"
 _SCRIPTS = {"site.js": "index.js", "over-time.js": "history.js"}
@@ -26,11 +27,12 @@ _READY = 'startPage();\ndocument.documentElement.dataset.ready = "yes";\n'
 def shared_files(
     entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]
 ) -> dict[str, str]:
-    """Their texts by their path in the site. entries: the newest first."""
+    """The texts of the shared files by path. entries: the newest first."""
     shared = source(PAGE, "table.js") + source(PACKAGE, "start.js")
     found = {f"assets/{name}": shared + source(PACKAGE, script) for name, script in _SCRIPTS.items()}
     found["assets/theme.js"] = source(PAGE, "theme.js")
-    found["assets/site.css"] = source(PAGE, "style.css") + source(PACKAGE, "site.css")
+    styles = source(PAGE, "style.css"), source("reports.compare", "table.css"), profile_style()
+    found["assets/site.css"] = "".join(styles) + source(PACKAGE, "site.css")
     found["assets/compared.js"] = shared + views.script() + _READY
     found["index.html"] = _index(entries, histories, comparisons)
     found |= {each.page: _compared(each) for each in comparisons}
@@ -44,7 +46,7 @@ def _environment() -> Environment:
 
 
 def _drawn(template: str, up: str = "", **values: Any) -> str:
-    """up: from the page to the site's top."""
+    """Render a template. up: the path from the page to the site's root."""
     return _environment().get_template(template).render(up=up, plotly=PLOTLY, **values)
 
 
@@ -65,7 +67,7 @@ def _index(entries: Sequence[Entry], histories: Sequence[History], comparisons: 
 def _compared(each: Compared) -> str:
     links = [f"../{entry.page}" for entry in (each.a, each.b)]
     title = f"{each.a.name} and {each.b.name} compared"
-    return _drawn("compared.html.j2", up="../", title=title, body=views.body(each.comparison, links))
+    return _drawn("compared.html.j2", up="../", title=title, body=views.body(each.comparison, links) + each.profiles)
 
 
 def _over_time(history: History, entries: Sequence[Entry], pages: Mapping[tuple[str, str], str]) -> str:

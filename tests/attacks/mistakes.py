@@ -1,12 +1,12 @@
-"""Adapters with one mistake each, an honest one of the same shape, and the check that must name each mistake.
+"""Adapters with one mistake each, an honest one, and the check that must name each mistake.
 
-Most run one tiny recurrent language model on the CPU: h <- d h Q + E[token] with an orthogonal Q, logits = h E^T. The
-decay d is 1, so that the model forgets nothing, except where a mistake hides behind what it forgets. The others run
-this repository's models in bfloat16, whose rounding hides more.
+Most run one tiny recurrent language model on the CPU: h <- d h Q + E[token] with an orthogonal Q, logits = h E^T.
+The decay d is 1 and the model forgets nothing; d < 1 hides a truncated prompt. The others run this repository's
+models in bfloat16, whose rounding hides more.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import repeat
 from random import Random
@@ -62,7 +62,7 @@ class Model:
 
 
 class Honest:
-    """An adapter that does all of its work; the mistakes change `run` or a claim, never the gate and the reference."""
+    """A correct adapter. Subclasses change `run` or a claim, never the check and its reference."""
 
     packages = ()
     decay = 1.0
@@ -88,13 +88,13 @@ class Honest:
         return workload
 
     def claim(self, workload: Workload) -> None:
-        """Change what the workload says of itself."""
+        """Change a claim of the workload."""
 
     def run(self) -> Any:
         return self.model.generate(self.ids) if self.case.phase == "generate" else self.model.prefill(self.ids)
 
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
-        """Two sequences that are drawn, by the reference."""
+        """Compare two random sequences with the reference."""
         rows = sorted(chance.sample(range(self.case.batch), 2))
 
         def judge(outputs: Any, calls: int) -> Verdict:
@@ -117,7 +117,7 @@ class CopyOfTheLastOutput(LastOutputAgain):
 
 
 class OneSequenceStale(Honest):
-    """Its last sequence keeps the outputs of the first call: the drawn sequences are mostly others."""
+    """The last sequence repeats the first call's outputs; the check mostly draws other sequences."""
 
     def run(self) -> Any:
         out = super().run()
@@ -127,7 +127,7 @@ class OneSequenceStale(Honest):
 
 
 class TruncatedPrompt(Honest):
-    """Reads the last 64 tokens; the others change the logits by less than the limit, as the model forgets."""
+    """Reads the last 64 tokens; the decay hides the others below the limit."""
 
     decay = 0.85
 
@@ -147,7 +147,7 @@ class TokensOverstated(Honest):
 
 
 class TokensOfAnEngine(TokensOverstated):
-    """Says so as an engine does whose cache holds more than the batch."""
+    """Doubles its tokens as an engine whose cache holds more than the batch."""
 
     def claim(self, workload: Workload) -> None:
         super().claim(workload)
@@ -156,14 +156,14 @@ class TokensOfAnEngine(TokensOverstated):
 
 
 class UnitsOverstated(Honest):
-    """Does one call for sixteen."""
+    """Counts one call as sixteen."""
 
     def claim(self, workload: Workload) -> None:
         workload.units = 16
 
 
 class OneStepForSixteen(Honest):
-    """Its reference reads whatever tokens it is given."""
+    """Runs one step; the reference reads the tokens it returns."""
 
     def run(self) -> Any:
         return self.model.generate(self.ids, 1)
@@ -181,7 +181,7 @@ class NotANumber(Honest):
 
 
 class NotANumberWhileTimed(Honest):
-    """Works on a state that is no number until it is put back for the check; a GPU does that on less power."""
+    """Computes on NaN while timed and correctly when checked: NaN takes a GPU less power."""
 
     def run(self) -> Any:
         return super().run() * (math.nan if self.kept is None else 1)
@@ -197,7 +197,7 @@ class SmallerModelTimed(Honest):
 
 
 class InventedSamples(Honest):
-    """Times itself, and says less than its bytes and FLOPs can take."""
+    """Reports samples below the roofline bound of its bytes and FLOPs."""
 
     def claim(self, workload: Workload) -> None:
         workload.witness, workload.engine_samples = None, lambda policy: repeat([1.0])
@@ -213,7 +213,7 @@ class Nothing(Honest):
 
 
 class HalfWritten(LastOutputAgain):
-    """Computes half of its logits, beside those that the first call left in a buffer; nothing is compared."""
+    """Computes half of its logits; a buffer keeps the other half from the first call."""
 
     def claim(self, workload: Workload) -> None:
         workload.witness = None
@@ -224,7 +224,7 @@ class HalfWritten(LastOutputAgain):
 
 
 class OneStepOfAsManySequences(Honest):
-    """Does one step for sixteen; its logits have an axis of sixteen, the batch."""
+    """Runs one step for sixteen; its logits have an axis of sixteen, the batch."""
 
     def run(self) -> Any:
         return self.model.generate(self.ids, 1)[0]
@@ -234,7 +234,7 @@ class OneStepOfAsManySequences(Honest):
 
 
 class OfTheRepository:
-    """An adapter of this repository whose timed call is another; its gate is left out."""
+    """An adapter of this repository with another timed call and without its own check."""
 
     packages = ()
     adapters: ClassVar[dict[str, Any]] = {
@@ -252,15 +252,15 @@ class OfTheRepository:
         return replace(workload, gate=None, run=torch.inference_mode()(lambda: self.timed(work, run)))
 
     def prepare(self, work: Any) -> None:
-        """Make what the timed call needs."""
+        """Prepare the timed call."""
 
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
-        """The timed call in place of `run`."""
+        """Run in place of `run`."""
         raise NotImplementedError
 
 
 class StateReset(OfTheRepository):
-    """Every call starts before the first token."""
+    """Resets the state before each call."""
 
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
         work.restart()
@@ -268,7 +268,7 @@ class StateReset(OfTheRepository):
 
 
 class TokenLookup(OfTheRepository):
-    """Looks up what follows each token, whatever came before it."""
+    """Looks up the next token from the last token alone."""
 
     def prepare(self, work: Any) -> None:
         tokens = torch.arange(work.model.config.vocabulary)
@@ -289,13 +289,13 @@ class Last64Tokens(OfTheRepository):
 
 
 class Last66Tokens(Last64Tokens):
-    """Reads some of the tokens that the second checked call changes, so its outputs change too."""
+    """Reads some of the tokens that the second check changes, so its outputs change too."""
 
     kept = 66
 
 
 class Int8Weights(OfTheRepository):
-    """Matrices of eight bits, with a scale for each output."""
+    """Rounds each matrix to int8 with a scale per output."""
 
     def prepare(self, work: Any) -> None:
         self.quantized = self.adapter.load(work.case)
@@ -313,7 +313,7 @@ class Int8Weights(OfTheRepository):
 
 
 class OneSequenceWrong(OfTheRepository):
-    """One sequence of six is always wrong; the reference reads four."""
+    """Returns one wrong sequence of six; the reference reads four."""
 
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
         outputs = run()
@@ -323,7 +323,7 @@ class OneSequenceWrong(OfTheRepository):
 
 
 def in_bfloat16(system: str, phase: str) -> Case:
-    """A case of a model of this repository."""
+    """A bfloat16 case for a model of this repository."""
     return Case(system, "torch", "tiny", phase, batch=6, context=136, dtype="bfloat16")
 
 
@@ -365,14 +365,6 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
 
 
 def record_of(adapter: type[Any], case: Case, policy: Policy = POLICY) -> Record:
-    """The record of a case by a new adapter, made in this process; models of this repository run twice."""
+    """Measure a case with a new adapter in this process; models of this repository run twice."""
     policy = ONCE if issubclass(adapter, OfTheRepository) else policy
     return CaseRun(case, policy).record(adapter())
-
-
-def uncaught() -> Iterator[str]:
-    """The mistakes whose record does not name the check, each with what it says instead."""
-    for adapter, case, check in MISTAKES:
-        record = record_of(adapter, case)
-        if record.status != "incorrect" or record.samples_ms or f"{check} " not in record.reason:
-            yield f"{adapter.__name__} ({case.phase}): {record.status}: {record.reason}"

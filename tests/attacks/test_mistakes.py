@@ -1,4 +1,4 @@
-"""Every mistake is caught and named; an honest adapter of the same shape never is accused."""
+"""Each mistake fails the check that names it; an honest adapter passes."""
 
 from collections.abc import Iterator
 from dataclasses import replace

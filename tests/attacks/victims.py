@@ -1,4 +1,4 @@
-"""A system for the kill attack: slow to start, and its cases start processes that would outlive them."""
+"""A system to kill: it starts slowly, and its cases start processes that outlive them."""
 
 import os
 import random
@@ -9,13 +9,13 @@ import time
 from harness.measure.system import Workload
 from harness.schema.case import Case
 
-# In the environment: what the command lines of all grandchildren end with. They end by themselves after two minutes.
+# An environment variable: the command line of each grandchild ends with its value. Grandchildren run two minutes.
 MARK = "ATTACK_MARK"
 FORKS = "import os, sys, subprocess; subprocess.Popen(sys.argv[1:], start_new_session=True); os._exit(0)"
 
 
 class Victim:
-    """Its work is to spin for some milliseconds."""
+    """Spins for some milliseconds."""
 
     packages = ()
 
@@ -33,9 +33,7 @@ class Victim:
         if "session" in kinds:
             subprocess.Popen(sleeper, start_new_session=True)
         if "orphan" in kinds:
-            subprocess.run(
-                [sys.executable, "-I", "-S", "-c", FORKS, *sleeper], check=False
-            )  # it may be the one that is killed
+            subprocess.run([sys.executable, "-I", "-S", "-c", FORKS, *sleeper], check=False)  # a kill may hit it
         return Workload(run=_spin, tokens=case.batch * case.context)
 
 

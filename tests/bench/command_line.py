@@ -1,4 +1,4 @@
-"""The command line as tests call it: in a process of its own, as users do, or in this one, which costs no imports."""
+"""Call the command line in a process of its own, as users do, or in this one, which is faster."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ SMALL = ["--systems", "transformer", "--batch", "1", "--context", "32", "--devic
 
 
 def started(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ, **options: Any) -> dict[str, Any]:
-    """What starts the process, as subprocess takes it."""
+    """The arguments of subprocess that start the command line."""
     places = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
     environment = {**env, "PYTHONPATH": places, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "bench", *map(str, arguments)]
@@ -28,12 +28,12 @@ def started(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ, 
 
 
 def ttt_bench(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ) -> Done:
-    """Called in a process of its own: at least once for each command, as what it imports is part of it."""
+    """Call in a new process: at least once per command, because its imports count."""
     return subprocess.run(**started(*arguments, cwd=cwd, env=env), capture_output=True, timeout=240)
 
 
 def called(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ) -> Done:
-    """Called in this process; the workers of a run are processes of their own here too."""
+    """Call in this process; a run's workers are processes of their own."""
     words, out, err = ["ttt-bench", *map(str, arguments)], io.StringIO(), io.StringIO()
     environment = {**env, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     with (
@@ -44,7 +44,7 @@ def called(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ) -
         contextlib.redirect_stderr(err),
     ):
         status = _status_of_main()
-    commit_and_dirty.cache_clear()  # it may have been asked where there is no git
+    commit_and_dirty.cache_clear()  # the call may have run where git is missing
     return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 
 
@@ -52,7 +52,7 @@ def _status_of_main() -> int:
     try:
         cli.main()
     except SystemExit as end:
-        if isinstance(end.code, str):  # as the interpreter does when it ends
+        if isinstance(end.code, str):  # as the interpreter does at exit
             print(end.code, file=sys.stderr)
             return 1
         return end.code or 0
@@ -60,7 +60,7 @@ def _status_of_main() -> int:
 
 
 def one_sentence(done: Done) -> str:
-    """What a user's mistake is told in."""
+    """The one line on stderr of a user error."""
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("ttt-bench: ")
@@ -68,7 +68,7 @@ def one_sentence(done: Done) -> str:
 
 
 def assert_one_sentence(done: Done, *words: str) -> None:
-    """That it is, with these words in it."""
+    """Assert a user error with these words."""
     said = one_sentence(done)
     for word in words:
         assert word in said

@@ -1,11 +1,11 @@
-"""What the tests of the models share."""
+"""Fixtures for tests of the models."""
 
 import pytest
 
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """Operations of tiny models on one thread: they only wait for a second one, for seconds where cores are busy."""
+    """Run tiny models on one thread: on a loaded machine a second one costs seconds."""
     import torch
 
     threads = torch.get_num_threads()

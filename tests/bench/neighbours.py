@@ -1,28 +1,25 @@
-"""Whether a busy neighbour disturbs a measurement, and how much faster two GPUs are; on a host of two GPUs.
+"""Measure whether a busy neighbour disturbs a GPU, on a host with two GPUs.
 
-    python -m tests.bench.neighbours OUT [ROUNDS]    the same cases alone and beside a neighbour
-    python -m tests.bench.neighbours --summary OUT   what was measured there
-    python -m tests.bench.neighbours --split OUT     the TTT jobs of the paper's suites on one GPU, then on two
+    python -m tests.bench.neighbours OUT [ROUNDS]    measure
+    python -m tests.bench.neighbours --summary OUT   print the ratios
 
-Each round measures every case in a fresh process on GPU 0: with the whole machine, with half of its cores, and with
-half of its cores while all cases run over and over on GPU 1 and the other half. The ratios are those of the medians of
-processes of one round, so that a drift of the machine is not taken for a neighbour.
+Each round runs every case in a fresh process on GPU 0: on the whole machine, on half of its cores, and on half of its
+cores while GPU 1 and the other half are busy. Ratios compare processes of one round, so that drift cancels.
 """
 
 import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from statistics import median
 
+from bench.cases import jobs_of
 from bench.catalogue import catalogue
 from bench.environments import launches
-from bench.plan import jobs_of
 from harness.measure.interval import repeats_interval
 from harness.schema.case import Case
 from harness.schema.policy import Policy
@@ -40,7 +37,6 @@ CASES = {
     "generate, bound by the host": Case("transformer", "torch", "125m", "generate", 1, 64),
     "generate, bound by the device": Case("transformer", "torch", "350m", "generate", 64, 1024, timing="graph"),
 }
-SPLIT = ["paper", "--systems", "ttt-linear,ttt-mlp", "--budget", "1"]
 
 
 def measured(folder: Path, gpu: str, cores: Sequence[int], policy: Policy = POLICY) -> list[Record]:
@@ -54,7 +50,7 @@ def measured(folder: Path, gpu: str, cores: Sequence[int], policy: Policy = POLI
 def neighbour(folder: Path) -> None:
     """Keep GPU 1 and the second half of the cores busy until the end of the caller."""
     cores = cores_by_share(2)[1]
-    with suppress(KeyboardInterrupt):  # which is what SIGTERM is to a run
+    with suppress(KeyboardInterrupt):  # a run raises it for SIGTERM
         for number in count():
             measured(folder / str(number), "1", sorted(cores), BUSY)
 
@@ -63,7 +59,7 @@ def compare(out: Path, rounds: int) -> None:
     """Measure every case in each setting, and print how much longer it takes."""
     whole, half = sorted(os.sched_getaffinity(0)), sorted(cores_by_share(2)[0])
     for number in range(rounds):
-        # In turns, so that no setting is always the first of a round.
+        # In turns, so that no setting is always first.
         for setting in (*SETTINGS[number % 3 :], *SETTINGS[: number % 3]):
             beside = start_neighbour(out / f"{number}-neighbour") if setting == "beside" else None
             try:
@@ -110,25 +106,11 @@ def start_neighbour(folder: Path) -> subprocess.Popen[bytes]:
     return started
 
 
-def split(out: Path) -> None:
-    """Print the time of one GPU and of all, and which GPU ran how many cases."""
-    took = {}
-    for gpus in ("0", "all"):
-        folder, start = out / f"gpus-{gpus}", time.monotonic()
-        subprocess.run([sys.executable, "-m", "bench", "run", *SPLIT, "--gpus", gpus, "--out", str(folder)], check=True)
-        took[gpus] = time.monotonic() - start
-        used = Counter((record.environment.get("gpu") or {}).get("device_id") for record in Run.open(folder).records())
-        print(f"--gpus {gpus}: {took[gpus]:.0f} s, cases by GPU: {dict(used)}")
-    print(f"all GPUs take {took['all'] / took['0']:.3f} of the time of one")
-
-
 def main(arguments: list[str]) -> None:
     if arguments[0] == "--neighbour":
         neighbour(Path(arguments[1]))
     elif arguments[0] == "--summary":
         print("\n".join(summary(Path(arguments[1]))))
-    elif arguments[0] == "--split":
-        split(Path(arguments[1]))
     else:
         compare(Path(arguments[0]), int(arguments[1]) if len(arguments) > 1 else 6)
 

@@ -1,4 +1,4 @@
-"""Feed a model in pieces, as a plan says."""
+"""Run a model over a sequence in pieces."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def run(model: Any, ids: Tensor, plan: tuple[int, ...], state: Any = None) -> Tensor:
-    """Logits after `ids`, fed as `plan` says: n prefills n tokens at once, -n generates n one by one."""
+    """Logits after `ids`. plan: n runs n tokens at once, -n runs n generate steps."""
     state, at = state or model.init_state(*ids.shape), 0
     for n in plan:
         if n > 0:

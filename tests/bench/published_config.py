@@ -1,6 +1,6 @@
 """The config.json of a checkpoint, as the authors' own model writes it."""
 
-# As the published TTTConfig writes itself; heads of 32.
+# The published TTTConfig with heads of 32.
 PUBLISHED = {
     "architectures": ["TTTForCausalLM"],
     "bos_token_id": 1,

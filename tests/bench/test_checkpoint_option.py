@@ -1,4 +1,4 @@
-"""`--checkpoint`: a case names it by content and never by path, and its own weights are run and compared."""
+"""`--checkpoint`: cases name it by content and never by path, and its own weights are run and checked."""
 
 import json
 import os
@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+from bench.cases import suite_cases
 from bench.catalogue.suites import find_suite
 from bench.commands import measure
 from bench.errors import UserError
-from bench.models import TTTConfig, model_config
+from bench.memory import skip_reason
 from bench.models.case_model import VARIABLE, checkpoint_folder, config_of, offer, read_checkpoint
 from bench.models.checkpoint import save
-from bench.models.config import CheckpointError
+from bench.models.config import CheckpointError, TTTConfig, model_config
 from bench.models.factory import from_seed
-from bench.plan import open_checkpoint, plan, skip_reason, suite_cases
+from bench.plan import open_checkpoint, plan
 from bench.request import RunRequest
 from bench.run_folder import request_of
-from bench.selection import select
 from bench.systems.ttt.pytorch import TTTTorch
 from harness.measure.measured_case import CaseRun
 from harness.schema.case import Case
@@ -36,13 +36,13 @@ RATE, THETA = 0.25, 50.0  # of the inner loop and of RoPE; no size of the table 
 
 @pytest.fixture(autouse=True)
 def offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test tells of checkpoints is forgotten after it."""
+    """Forget the checkpoints that a test offers."""
     monkeypatch.setenv(VARIABLE, "{}")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tiny TTT-MLP that no option of the table can ask for: another rate, mini-batch and backbone."""
+    """A tiny TTT-MLP with settings that no size has: another rate, mini-batch and backbone."""
     base = model_config("ttt-mlp", "tiny", backbone="transformer", mini_batch=8)
     assert isinstance(base, TTTConfig)
     config = replace(base, base_lr=RATE, rope_theta=THETA, width=64, heads=1)
@@ -87,30 +87,23 @@ def test_the_size_is_the_tables_where_it_is_one(folder: Path) -> None:
 def test_its_cases_have_its_own_options_on_its_own_system_alone(folder: Path) -> None:
     checkpoint = read_checkpoint(folder)
     offer(checkpoint)
-    planned = suite_cases(find_suite("quick"), select(RunRequest(batch="2"), "cpu", checkpoint), "cpu")
+    planned = suite_cases(find_suite("quick"), RunRequest(batch="2"), "cpu", checkpoint)
     assert {each.case.system_backend for each in planned} == {"ttt-mlp/torch"}
     assert {each.case.size for each in planned} == {"2x64"}
     own = (("backbone", "transformer"), ("checkpoint", checkpoint.name), ("mini_batch", 8))
     assert {each.case.options for each in planned} == {own}
     assert config_of(planned[0].case) == checkpoint.config
-    layers = suite_cases(find_suite("kernel-forward"), select(RunRequest(), "cuda", checkpoint), "cuda")
-    assert layers == []
+    assert suite_cases(find_suite("kernel-forward"), RunRequest(), "cuda", checkpoint) == []
 
 
-def test_what_it_changes_is_said_of_it_and_not_of_options_that_were_not_given(folder: Path) -> None:
+def test_the_note_on_other_cases_names_it(folder: Path) -> None:
     work = plan(RunRequest(suites=("quick",), checkpoint=folder, device="cpu"))
-    assert work.added.startswith("--checkpoint changes 10 of 10 cases of quick")
+    assert work.added == "a run of the plain suite lacks 10 of 10 cases of quick, because of --checkpoint"
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"systems": "transformer"}, "is of ttt-mlp, which transformer/torch of --systems does not run"),
-    ],
-)
-def test_what_contradicts_it_is_refused(folder: Path, asked: dict[str, str], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        select(RunRequest(**asked), "cpu", read_checkpoint(folder))
+def test_another_system_is_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match="describes ttt-mlp, which transformer/torch of --systems does not run"):
+        plan(RunRequest(suites=("quick",), systems="transformer", checkpoint=folder, device="cpu"))
 
 
 def test_a_folder_that_is_none_is_a_users_mistake(tmp_path: Path) -> None:
@@ -135,10 +128,10 @@ def test_a_git_lfs_pointer_is_found_before_any_case(folder: Path, name: str, sai
 
 def test_a_case_whose_checkpoint_nobody_named_is_skipped(folder: Path) -> None:
     case = case_of(folder)
-    with pytest.raises(CheckpointError, match="say where it lies"):
+    with pytest.raises(CheckpointError, match="name its folder by --checkpoint DIR"):
         checkpoint_folder(case)
     for memory_bytes in (None, int(80e9)):
-        assert "say where it lies, --checkpoint DIR" in skip_reason(Planned(case), [], memory_bytes)
+        assert "name its folder by --checkpoint DIR" in skip_reason(Planned(case), [], memory_bytes)
     offer(read_checkpoint(folder))
     assert skip_reason(Planned(case), [], None) == ""
 
@@ -160,7 +153,7 @@ def test_verify_runs_its_weights_and_compares_every_token(folder: Path, phase: s
 
 
 def test_a_model_that_errs_late_in_what_it_generates_is_seen(folder: Path) -> None:
-    """From the sixtieth token on, which the gate of random weights does not reach."""
+    """It errs from the sixtieth token on, beyond the check of random weights."""
     offer(read_checkpoint(folder))
     adapter, case = TTTTorch(), case_of(folder)
     model = adapter._model(case)
@@ -197,14 +190,14 @@ def test_a_run_says_its_name_and_never_its_path(folder: Path, tmp_path: Path) ->
 
 
 def test_a_checkpoint_that_is_written_during_a_run_is_no_longer_measured(folder: Path) -> None:
-    """As by a training job: its cases have the digest of what was there before."""
+    """A training job may write it; the cases name the earlier digest."""
     checkpoint = read_checkpoint(folder)
     offer(checkpoint)
     case = Case("ttt-mlp", "torch", "tiny", "forward", 1, 16, options=(("checkpoint", checkpoint.name),))
     assert checkpoint_folder(case) == folder
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"ttt_base_lr": 2 * RATE}))
-    with pytest.raises(CheckpointError, match="its files were written since it was read"):
+    with pytest.raises(CheckpointError, match="its files have changed since it was read"):
         checkpoint_folder(case)
 
 

@@ -1,4 +1,4 @@
-"""`ttt-bench compare` and `ttt-bench ab` on small checkouts whose adapters say how fast they are."""
+"""`ttt-bench compare` and `ttt-bench ab` on small checkouts whose adapters define their times."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunFile
 
 ROOT = Path(__file__).resolve().parents[2]
-# It hands back samples of its own, so that no load of the machine changes them.
+# It returns fixed samples, which no machine load changes.
 ADAPTER = """
 import os
 from itertools import repeat
@@ -64,20 +64,20 @@ def commit(folder, name, forward=1.0, generate=1.0):
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A checkout of the harness and one adapter, which stands for this program's own; commits old and new."""
+    """A checkout of the harness and one adapter in place of this program's."""
     folder = tmp_path / "checkout"
     shutil.copytree(ROOT / "harness", folder / "harness", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / ".gitignore").write_text("__pycache__/\n")
     git(folder.parent, "init", "-q", str(folder))
     monkeypatch.setattr(commands, "ROOT", folder)
     monkeypatch.setenv("STARTED", str(tmp_path / "started"))
-    monkeypatch.delenv("PYTHONPATH", raising=False)  # the whole of this program would hide its stand-in
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # or workers would run this program's code
     monkeypatch.chdir(tmp_path)
     return folder
 
 
 def ttt_bench(monkeypatch, *arguments):
-    """The exit status of the command line."""
+    """Run the command line; return its exit status."""
     commit_and_dirty.cache_clear()
     monkeypatch.setattr(sys, "argv", ["ttt-bench", *map(str, arguments)])
     with pytest.raises(SystemExit) as end:
@@ -108,7 +108,7 @@ def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, c
     assert (tmp_path / "started").read_text().split() == "old new new old old new new old old new".split()  # noqa: SIM905
     assert len(git(checkout, "worktree", "list").splitlines()) == 1
 
-    # The two runs are judged alike when they are compared again; a raised bar is another answer.
+    # Comparing the two runs again gives the same result; a higher bar gives another.
     sides = ("out/ab/old", "out/ab/new")
     assert ttt_bench(monkeypatch, "compare", *sides, "--fail-on", "3%") == commands.REGRESSION
     assert ttt_bench(monkeypatch, "compare", *sides, "--fail-on", "10%") == 0
@@ -162,13 +162,13 @@ def test_two_checkouts_by_their_paths(checkout, tmp_path, monkeypatch, capsys):
 
 
 def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monkeypatch, capsys):
-    """As a container does that holds the program itself: both sides would be the same code."""
+    """A container with its own copy of the program would run the same code on both sides."""
     old, new = commit(checkout, "old"), commit(checkout, "new")
     command = ["/usr/bin/env", f"PYTHONPATH={checkout}", sys.executable]
     (tmp_path / "systems.toml").write_text(f'["transformer/torch"]\ncommand = {json.dumps(command)}\n')
     status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2)
     assert status == 2
-    said = f"transformer/torch: its worker ran the code of {new[:10]}, not that of {old[:10]}"
+    said = f"transformer/torch: its worker ran the code of {new[:10]}, not of {old[:10]}"
     assert said in capsys.readouterr().err
 
 
@@ -178,11 +178,10 @@ def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monk
         (("HEAD", "nowhere"), "nowhere: is neither a folder nor a revision of this checkout"),
         (("HEAD", "--output=x"), "No such option"),
         (("HEAD", "empty"), "empty: is a folder without harness/worker.py, so it is no checkout"),
-        (("HEAD", "HEAD", "--rounds", "1"), "--rounds 1: must be from 2 to 99; a verdict needs the spread"),
+        (("HEAD", "HEAD", "--rounds", "1"), "--rounds 1: must be from 2 to 99"),
         (("HEAD", "HEAD", "--fail-on", "3"), "--fail-on 3: must be a percentage, such as 5%"),
-        (("HEAD", "HEAD", "--fail-on", "x%"), "--fail-on x%: must be a percentage, such as 5%"),
         (("HEAD", "HEAD", "--fail-on", "nan%"), "--fail-on nan%: must be from 1%"),
-        (("HEAD", "HEAD", "--fail-on", "0.5%"), "--fail-on 0.5%: must be from 1%, the least that is judged"),
+        (("HEAD", "HEAD", "--fail-on", "0.5%"), "--fail-on 0.5%: must be from 1% to 1000%"),
         (("HEAD", "HEAD", "--json", "--markdown"), "--markdown --json: one format at a time"),
     ],
 )
@@ -254,8 +253,8 @@ def test_a_checkout_that_git_refuses_to_read_says_why(checkout, tmp_path, monkey
     (checkout / ".git").mkdir(exist_ok=True)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert ttt_bench(monkeypatch, "ab", side, side, *ONE) == 2
-    said = "git does not say its commit: fatal: detected dubious ownership in repository at '/src' To add an exception"
-    assert f"{said}, call: git config x\n" in capsys.readouterr().err
+    said = "git does not report its commit: fatal: detected dubious ownership in repository at '/src' To add an"
+    assert f"{said} exception, call: git config x\n" in capsys.readouterr().err
 
 
 def test_a_copy_without_git_is_refused_where_its_commit_is_said_to_have_changes(tmp_path, monkeypatch, capsys):
@@ -343,7 +342,7 @@ def test_a_comparison_of_nothing_is_exit_status_3(tmp_path, monkeypatch, capsys,
         assert nothing == "ttt-bench: nothing could be compared: no case has a result on both sides"
         assert itself == ([] if sides == ("a", "b") else [f"ttt-bench: {folders[0]} is compared with itself: {ITSELF}"])
         assert "no result in A: failed, a bug" in said.out
-    # A case that only B has lost is a verdict.
+    # A case that only B lost is a regression.
     lost = ttt_bench(monkeypatch, "compare", tmp_path / "b", tmp_path / "a", *options)
     assert lost == (commands.REGRESSION if "--fail-on" in options else 0)
 
@@ -355,14 +354,6 @@ def test_an_ab_of_nothing_is_exit_status_3(checkout, monkeypatch, capsys):
     said = capsys.readouterr()
     assert said.err.splitlines()[-1].startswith("ttt-bench: nothing could be compared")
     assert "no result in A: unstarted" in said.out
-
-
-def test_the_percentage_that_a_mistake_is_told_of_is_one_that_is_accepted(tmp_path, monkeypatch, capsys):
-    a_run(tmp_path / "a", 10)
-    compared = ("compare", tmp_path / "a", tmp_path / "a", "--fail-on")
-    assert ttt_bench(monkeypatch, *compared, "5") == 2
-    example = capsys.readouterr().err.strip().rpartition(" ")[2]
-    assert ttt_bench(monkeypatch, *compared, example) == 0
 
 
 def test_a_mistake_in_compare_is_one_sentence(tmp_path, monkeypatch, capsys):

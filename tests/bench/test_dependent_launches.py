@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from bench.models import TTTConfig, fused, model_config
+from bench.models import fused
+from bench.models.config import TTTConfig, model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 
-STEPS, REPLAYS = 20, 30  # more than a mini-batch; often, as a launch that reads too early need not differ every time
+STEPS, REPLAYS = 20, 30  # more than a mini-batch; often, because a race need not show every time
 
 pytestmark = pytest.mark.gpu
 
 
 def stepped(model: Any, first: torch.Tensor) -> list[torch.Tensor]:
-    """The logits of greedy steps from an empty state, replayed often, and what the last replay left in the state."""
+    """The logits of greedy steps from an empty state, replayed often, and the final state."""
     state = model.init_generate_state(len(first))
 
     def steps() -> torch.Tensor:
@@ -55,7 +56,7 @@ def tensors_of(state: Any) -> list[torch.Tensor]:
 
 
 def model_of(learner: str, backbone: str = "mamba") -> Any:
-    """Three layers of the width of 1.3B; skipped where products of few rows are the library's."""
+    """Three layers with the width of 1.3B; skips if this GPU runs GEMMs of few rows in the library."""
     config = model_config(f"ttt-{learner}", "tiny", backbone=backbone)
     assert isinstance(config, TTTConfig)
     config = replace(config, width=2048, heads=32, layers=3, ffn_width=5504)
@@ -68,7 +69,7 @@ def model_of(learner: str, backbone: str = "mamba") -> Any:
 
 @pytest.fixture
 def dependent(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each layer's first launch whether it was a dependent one; of the Mamba backbone."""
+    """Whether each layer's first launch was a dependent one; for the Mamba backbone."""
     found: list[bool] = []
     enter = FusedBlock._enter
 
@@ -116,9 +117,9 @@ def test_parameters_that_change_between_steps_on_a_gpu(
                 each.mul_(1.25 if step % 2 else 0.8)
         return found
 
-    with torch.no_grad():  # inference mode would not count a parameter's versions
+    with torch.no_grad():  # inference mode does not count versions of parameters
         found = steps()
-        made_anew = names == "learnable_t"  # what a block makes from these it makes in the step itself
+        made_anew = names == "learnable_t"  # a block derives weights from these in the step
         assert dependent == [False] * 3 + [not made_anew] * (len(dependent) - 3)
         monkeypatch.setattr(fused, "MOST_DEPENDENT", 0)
         assert all(map(torch.equal, found, steps()))

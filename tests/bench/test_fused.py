@@ -1,4 +1,4 @@
-"""A model of fused blocks computes what the plain one does, with the same weights under the same names.
+"""A model of fused blocks computes the plain model's function, with the same names.
 
 Without a GPU the kernels run in Triton's interpreter.
 """
@@ -13,8 +13,9 @@ import pytest
 import torch
 from plans import run
 
-from bench.models import TTTConfig, fused, model_config
+from bench.models import fused
 from bench.models.checkpoint import load_weights, save
+from bench.models.config import TTTConfig, model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.layers import RMSNorm
@@ -30,7 +31,7 @@ backbones = pytest.mark.parametrize("backbone", ["mamba", "transformer"])
 
 
 def models(config: TTTConfig, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
-    """A model of fused blocks, and the plain one in float64 of the same weights, none at 0 or 1."""
+    """A model of fused blocks and the plain float64 model with the same weights, none at 0 or 1."""
     fused = from_seed(config, 0, DEVICE, dtype, block=FusedBlock)
     plain = from_seed(config, 0, DEVICE, torch.float64)
     generator = torch.Generator().manual_seed(1)
@@ -46,7 +47,7 @@ def copy_weights(source: Any, to: Any) -> None:
 
 
 def error_of(fused: Any, plain: Any, plan: tuple[int, ...], sequences: int = 2) -> float:
-    """Relative error of the logits after random tokens fed as `plan` says."""
+    """Relative error of the logits after random tokens. plan: as in `plans.run`."""
     found, expected = (logits_of(model, plan, sequences) for model in (fused, plain))
     return float((found - expected).norm() / expected.norm())
 
@@ -68,10 +69,10 @@ def small(backbone: str) -> TTTConfig:
     return replace(config, layers=1, width=64, ffn_width=64, vocabulary=64)
 
 
-# In the interpreter float32 goes through the kernels for few rows, too; a model on a GPU has them at 16 bits alone.
+# On a GPU only 16-bit models use the kernels for few rows; the interpreter runs them in float32.
 @pytest.fixture(params=["library", "few rows"] if INTERPRETED else ["library"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose products of few rows a model has."""
+    """Run GEMMs of few rows in the library or in the kernels."""
     if request.param == "few rows":
         monkeypatch.setattr(
             fused, "fits", lambda x, weights, swiglu=False: x.numel() <= MOST_ROWS_FEW_OUTPUTS * x.shape[-1]

@@ -2,7 +2,7 @@
 
 The numbers are logits [2, len(LENGTHS), 32] after the first n of `ids()` for each n of LENGTHS, of TTTForCausalLM of
 github.com/test-time-training/ttt-lm-pytorch (commit cd831db) with the weights of `weights()`. It ran in float64, its
-casts to float32 widened; its own prefill of 21 tokens and 16 steps from its cache agree with them to 3e-15. The
+casts to float32 widened; its own forward of 21 tokens and 16 steps from its cache agree with them to 3e-15. The
 constants of its gelu' have 8 to 10 digits, by which TTT-MLP differs here.
 
 Without a GPU the fused blocks run in Triton's interpreter.
@@ -29,7 +29,7 @@ from tests.interpreter import DEVICE
 
 GOLDEN = Path(__file__).with_name("golden_logits.npz")
 LENGTHS = (1, 4, 16, 17, 21, 32, 37)
-# How each of these prompts is cut: n prefills n tokens at once, -n generates n one by one.
+# The pieces of each prompt, as in `plans.run`.
 PLANS = ((-1,), (3, -1), (-16,), (16, -1), (5, 16), (21, -11), (5, -3, 13, -1, 15))
 
 LEARNERS = {"linear": {"ttt_layer_type": "linear"}, "mlp": {"ttt_layer_type": "mlp", "ttt_base_lr": 0.1}}

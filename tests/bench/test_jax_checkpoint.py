@@ -1,4 +1,4 @@
-"""A checkpoint of the authors' JAX code comes back as the model it is; files here are made as its writer makes them."""
+"""Convert checkpoints of the authors' JAX code. Test files follow its writer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bench.commands.convert import convert_checkpoint
 from bench.errors import UserError
-from bench.models import TTTConfig, model_config
 from bench.models.checkpoint import load
+from bench.models.config import TTTConfig, model_config
 from bench.models.factory import from_seed
 
 msgpack = pytest.importorskip("msgpack")
@@ -25,7 +25,7 @@ FFN = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 def jax_params(weights: dict[str, Tensor]) -> dict[tuple[str, ...], Tensor]:
-    """The parameters of `CausalLM` in ttt/models/model.py, written out from its modules."""
+    """The parameters of `CausalLM` in ttt/models/model.py."""
     found = {("model", "wte", "embedding"): weights["model.embed_tokens.weight"]}
     found["model", "ln_f", "kernel"] = weights["model.norm.weight"]
     for name, weight in weights.items():
@@ -109,7 +109,7 @@ def test_every_weight_comes_back_exactly(
     params = jax_params(model.weights())
     write(file, params, prefix)
     if prefix:
-        with file.open("ab") as opened:  # what else a train state has
+        with file.open("ab") as opened:  # other parts of a train state
             opened.write(msgpack.packb((("opt_state", "0", "mu", "x"), packed(torch.ones(3)))))
             opened.write(msgpack.packb((("step",), msgpack.packb(7))))
     convert_checkpoint(file, folder, None)
@@ -160,8 +160,8 @@ def test_another_file_is_refused_by_what_is_wrong(change: Any, words: str, tmp_p
 
 
 @pytest.mark.parametrize("layers_last", [True, False])
-def test_a_file_that_was_cut_is_refused_wherever_its_end_is(layers_last: bool, tmp_path: Path) -> None:
-    """With its layers last, a model of fewer layers would be left."""
+def test_a_truncated_file_is_refused(layers_last: bool, tmp_path: Path) -> None:
+    """With the layers last, a model of fewer layers would remain."""
     params = jax_params(model_of("linear").weights())
     params = dict(sorted(params.items(), key=lambda each: ("h" in each[0]) == layers_last))
     file = tmp_path / "file"
@@ -169,12 +169,12 @@ def test_a_file_that_was_cut_is_refused_wherever_its_end_is(layers_last: bool, t
     whole = file.read_bytes()
     for length in (len(whole) - 1, len(whole) * 3 // 4, len(whole) // 2, 100):
         file.write_bytes(whole[:length])
-        with pytest.raises(UserError, match="cut short"):
+        with pytest.raises(UserError, match="truncated"):
             convert_checkpoint(file, tmp_path / "made", None)
         assert not (tmp_path / "made").exists()
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     write(tmp_path / "file", jax_params(model_of("linear").weights()))
     with pytest.raises(UserError, match="file/made: cannot be written: Not a directory"):
         convert_checkpoint(tmp_path / "file", tmp_path / "file" / "made", None)
@@ -184,7 +184,7 @@ def test_a_file_that_is_no_msgpack_and_a_folder_that_is_there_are_refused(tmp_pa
     (tmp_path / "file").write_bytes(b"\x07")
     with pytest.raises(UserError, match="not a stream"):
         convert_checkpoint(tmp_path / "file", tmp_path / "made", None)
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists"):
         convert_checkpoint(tmp_path / "file", tmp_path, None)
     with pytest.raises(UserError, match="cannot be read"):
         convert_checkpoint(tmp_path / "none", tmp_path / "made", None)

@@ -1,4 +1,4 @@
-"""What a sequence keeps, counted without torch, is what the tensors of its state hold."""
+"""The counted bytes of a state are those of its tensors."""
 
 from dataclasses import replace
 from importlib import import_module
@@ -12,7 +12,7 @@ from bench.models.factory import from_seed
 from harness.schema.case import Case
 
 CASE = Case("ttt-linear", "triton-dual", "tiny", "generate", 3, 64, dtype="bfloat16")
-POSITION = 4  # bytes of a head's place in its mini-batch, which are not counted
+POSITION = 4  # bytes of a head's position in its mini-batch, which are not counted
 PRECISIONS = {"float32": "float32", "float32-planes": "planes", "bfloat16": "bfloat16", "float16": "float16"}
 
 
@@ -28,12 +28,12 @@ def test_a_state_of_generate(learner, state_dtype, form):
     states = [generate.GenerateState.from_state(layer.inner, form, PRECISIONS[state_dtype]) for layer in layers]
     windows = [cache for layer in layers for cache in (layer.block_conv, layer.qk_conv)]
     kept = [x for state in states for x in state.tensors()] + windows
-    places = case.batch * config.layers * config.heads * POSITION
-    assert sum(x.numel() * x.element_size() for x in kept) == case.batch * kept_bytes(config, case, form) + places
+    positions = case.batch * config.layers * config.heads * POSITION
+    assert sum(x.numel() * x.element_size() for x in kept) == case.batch * kept_bytes(config, case, form) + positions
 
 
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
-def test_what_a_prompt_of_whole_mini_batches_leaves(learner):
+def test_a_state_after_whole_mini_batches(learner):
     case = replace(CASE, system=f"ttt-{learner}", phase="forward", state_dtype="float32")
     config = model_config(case.system, case.size)
     layers = from_seed(config, 0, "cpu", torch.bfloat16).init_state(case.batch, case.context).layers
@@ -56,6 +56,7 @@ def test_a_mamba_keeps_its_state_and_the_inputs_of_its_convolutions():
     assert kept_bytes(config, case) == kept_bytes(config, replace(case, phase="forward")) == state + windows
 
 
-def test_a_transformer_keeps_a_key_and_a_value_of_each_token():
-    case = replace(CASE, system="transformer", backend="torch", context=100)
-    assert kept_bytes(model_config("transformer", "1.3b"), case) == 2 * 24 * 2048 * 100 * 2
+@pytest.mark.parametrize(("system", "kv_width"), [("transformer", 2048), ("transformer-gqa", 512)])
+def test_a_transformer_keeps_a_key_and_a_value_of_each_token(system, kv_width):
+    case = replace(CASE, system=system, backend="torch", context=100)
+    assert kept_bytes(model_config(system, "1.3b"), case) == 2 * 24 * kv_width * 100 * 2

@@ -1,6 +1,6 @@
-"""The inner loop on the project's kernels is the reference's, whoever applies RoPE and learning rates.
+"""The project's kernels compute the reference's inner loop, whichever part applies RoPE and learning rates.
 
-The ThunderKittens forward needs a Hopper GPU, so the reference stands in its place, with the same arguments. Without a
+The ThunderKittens forward needs a Hopper GPU, so the reference replaces it, with the same arguments. Without a
 GPU the generate kernels run in Triton's interpreter.
 """
 
@@ -15,7 +15,7 @@ import torch
 from plans import run
 from torch import Tensor
 
-from bench.models import TTTConfig, model_config
+from bench.models.config import TTTConfig, model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator

@@ -1,4 +1,4 @@
-"""An unfair comparison is noticed: other sizes, types, vocabularies, heads on every token, caches."""
+"""A model of another size, dtype, vocabulary, head or cache fails a check."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The models compute one function, however a sequence is cut into prefill and generate."""
+"""The models compute one function, however a sequence is split into chunks and steps."""
 
 from dataclasses import replace
 
@@ -6,10 +6,9 @@ import pytest
 import torch
 from plans import run
 
-from bench.models import MODELS, SIZES, ConfigError, TTTConfig, model_config, parameter_count
-from bench.models.config import cut, uncut
+from bench.models.config import MODELS, SIZES, ConfigError, TTTConfig, cut, model_config, parameter_count, uncut
 from bench.models.factory import default_dtype, from_seed, model_class
-from bench.models.layers import mark_layers, rotate_halves, rotate_interleaved, rotation
+from bench.models.layers import mark_layers
 from bench.models.operator import TorchOperator
 
 # Relative error of logits between two orders of the same sums. float64 and float32: some hundreds of roundings, two
@@ -18,7 +17,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 5e-2}
 TOKENS = 41
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-VARIANTS = ("ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer", "mamba")
+VARIANTS = ("ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer", "transformer-gqa", "mamba")
 
 
 def config_of(name, **options):
@@ -45,7 +44,7 @@ def assert_close(got, expected, dtype):
 
 
 def tensors_of(state):
-    """Every tensor of a state, whatever it is made of."""
+    """Every tensor of a state."""
     if isinstance(state, torch.Tensor):
         return [state]
     if isinstance(state, dict):
@@ -63,12 +62,12 @@ def tensors_of(state):
     [(1, 40), (15, 26), (16, 25), (17, -24), (-41,), (20, -3, 18), (-5, 30, -6), (33, -8), (5, -6, 9, 21)],
     ids=lambda plan: ",".join(map(str, plan)),
 )
-def test_a_sequence_may_be_cut_anywhere(models, name, plan):
+def test_a_sequence_may_be_split_anywhere(models, name, plan):
     ids = random_ids(2, TOKENS)
     assert_close(run(models[name], ids, plan), run(models[name], ids, (TOKENS,)), dtype_of(name))
 
 
-@pytest.mark.parametrize("name", ["ttt-linear", "ttt-mlp", "transformer"])
+@pytest.mark.parametrize("name", ["ttt-linear", "ttt-mlp", "transformer", "transformer-gqa"])
 def test_a_long_prompt_runs_in_chunks_with_the_same_result(models, name, monkeypatch):
     model, ids = models[name], random_ids(2, TOKENS)
     whole = run(model, ids, (TOKENS,))
@@ -77,14 +76,14 @@ def test_a_long_prompt_runs_in_chunks_with_the_same_result(models, name, monkeyp
     monkeypatch.setattr(type(model), "prefill_tokens", 40)
     monkeypatch.setattr(type(model), "_hidden", lambda self, x, s: (lengths.append(x.shape[1]), hidden(self, x, s))[1])
     assert_close(run(model, ids, (TOKENS,)), whole, torch.float64)
-    assert lengths == ([40, 1, 40, 1] if name == "transformer" else [16, 16, 9])
+    assert lengths == ([40, 1, 40, 1] if name.startswith("transformer") else [16, 16, 9])
 
 
 @pytest.mark.parametrize("name", ["ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer"])
 @pytest.mark.parametrize(("prefill_tokens", "least"), [(2 * TOKENS, 1), (32, 2)], ids=["whole prompts", "chunks"])
 @pytest.mark.parametrize("plan", [(TOKENS,), (19, 22), (7, -4, 30)], ids=str)
 def test_groups_of_sequences_give_what_all_give_together(models, name, plan, prefill_tokens, least, monkeypatch):
-    """Five sequences in groups of one size but for the last: the same logits, and the same of what follows."""
+    """Five sequences in groups give the same logits and the same state."""
     model, ids = models[name], random_ids(5, TOKENS)
     states = [model.init_state(5, TOKENS + 24) for _ in range(2)]
     together = run(model, ids, plan, states[0])
@@ -109,7 +108,7 @@ def test_rows_of_a_batch_do_not_touch(models, name):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_token_counts(models, name):
-    """The first of 20 tokens changes the logits, so that agreement above is not that of forgetful models."""
+    """The first of 20 tokens changes the logits: no model forgets it."""
     ids = random_ids(1, 20)
     other = ids.clone()
     other[0, 0] = (ids[0, 0] + 1) % 512
@@ -129,7 +128,7 @@ def test_the_state_stays_where_it_is_and_can_be_reset(models, name):
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith("ttt")])
 def test_a_state_of_all_layers_is_reset_together(models, name, monkeypatch):
-    """Layer by layer it is hundreds of launches before a prompt is read."""
+    """A reset per layer would be hundreds of launches."""
     model = models[name]
     state = model.init_state(2, 20)
     monkeypatch.setattr(model, "_inner_state", lambda *_: pytest.fail("a layer was reset by itself"))
@@ -157,7 +156,7 @@ def test_the_head_is_the_embedding(models, name):
     weight, ids = model.weights()[embedding], random_ids(1, 5)
     unused = next(token for token in range(512) if token not in ids)
     before = run(model, ids, (5,))
-    weight[unused] *= 2  # a token that the prompt lacks: only its own logit can change, and it doubles
+    weight[unused] *= 2  # the prompt lacks this token, so only its own logit doubles
     after = run(model, ids, (5,))
     weight[unused] /= 2
     before[:, unused] *= 2
@@ -189,17 +188,18 @@ def test_initial_weights_are_the_authors():
     assert convolution.std() == pytest.approx(3**-0.5 / 2, rel=0.1)
 
 
-def test_a_learner_is_kept_in_float32_beside_bfloat16():
-    weights = from_seed(config_of("ttt-linear"), 0, "cpu", torch.bfloat16).weights()
-    inner = {key.split("seq_modeling_block.")[-1] for key, weight in weights.items() if weight.dtype == torch.float32}
-    learnable = {"learnable_token_idx", "learnable_ttt_lr_weight", "learnable_ttt_lr_bias"}
-    assert inner == {"W1", "b1", "ttt_norm_weight", "ttt_norm_bias"} | learnable
+TTT_FLOAT32 = {"W1", "b1", "ttt_norm_weight", "ttt_norm_bias"} | {
+    f"learnable_{name}" for name in ("token_idx", "ttt_lr_weight", "ttt_lr_bias")
+}
 
 
-def test_mambas_decay_is_kept_in_float32_beside_bfloat16():
-    weights = from_seed(config_of("mamba"), 0, "cpu", torch.bfloat16).weights()
-    kept = {key.split("mixer.")[-1] for key, weight in weights.items() if weight.dtype == torch.float32}
-    assert kept == {"A_log", "D", "dt_proj.bias"}
+@pytest.mark.parametrize(
+    ("system", "block", "names"),
+    [("ttt-linear", "seq_modeling_block.", TTT_FLOAT32), ("mamba", "mixer.", {"A_log", "D", "dt_proj.bias"})],
+)
+def test_learners_and_decays_have_float32_in_a_bfloat16_model(system, block, names):
+    weights = from_seed(config_of(system), 0, "cpu", torch.bfloat16).weights()
+    assert {key.split(block)[-1] for key, weight in weights.items() if weight.dtype == torch.float32} == names
 
 
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
@@ -209,14 +209,6 @@ def test_other_mini_batches(learner, mini_batch, plan):
     assert model.weights()["model.layers.0.seq_modeling_block.learnable_token_idx"].shape == (mini_batch,)
     ids = random_ids(2, sum(map(abs, plan)))
     assert_close(run(model, ids, plan), run(model, ids, (ids.shape[1],)), torch.float64)
-
-
-@pytest.mark.parametrize("learner", ["linear", "mlp"])
-def test_heads_of_96_as_at_760m(learner):
-    config = TTTConfig(learner, width=192, ffn_width=64, layers=1, heads=2, vocabulary=512, base_lr=1.0)
-    assert config.head_dim == model_config("ttt-linear", "760m").head_dim == 96
-    model, ids = from_seed(config, 0, "cpu", torch.float64), random_ids(1, 20)
-    assert_close(run(model, ids, (17, -3)), run(model, ids, (20,)), torch.float64)
 
 
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
@@ -255,7 +247,7 @@ def test_wrong_ids_are_refused(models, name):
     model, state = models[name], models[name].init_state(2, 8)
     with pytest.raises(ValueError, match=r"ids of shape \[2, 0\]"):
         model.prefill(random_ids(2, 0), state)
-    with pytest.raises(ValueError, match="ids of 3 sequences: the state is of 2"):
+    with pytest.raises(ValueError, match="ids of 3 sequences: the state has 2"):
         model.prefill(random_ids(3, 4), state)
     with pytest.raises(ValueError, match=r"ids of shape \[2, 1\]: expected \[batch\]"):
         model.generate_step(random_ids(2, 1), state)
@@ -269,34 +261,21 @@ def test_a_prompt_longer_than_the_cache_is_refused(models):
         models["transformer"].prefill(random_ids(1, 1), state)
 
 
-def test_rotations_keep_dot_products_relative():
-    """Rotating by i and j changes q . k as rotating by i - j does; pairs are (2i, 2i+1) or (i, i + D/2)."""
-    q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for rotate in (rotate_interleaved, rotate_halves):
-        at = [rotate(x, rotation(torch.tensor([[p]]), 8, x.dtype)) for x, p in ((q, 7), (k, 5), (q, 2), (k, 0))]
-        assert torch.allclose((at[0] * at[1]).sum(), (at[2] * at[3]).sum())
-        assert not torch.allclose(at[0], q)
-    cos, sin = rotation(torch.tensor([[3]]), 8, torch.float64)
-    one = torch.zeros(1, 1, 1, 8, dtype=torch.float64)
-    one[..., 2] = 1.0
-    turned = rotate_interleaved(one, (cos, sin)).flatten()
-    assert torch.equal(turned[[2, 3]], torch.stack((cos.flatten()[1], sin.flatten()[1])))
-    assert cos.flatten()[1] == pytest.approx(torch.cos(torch.tensor(3 * 10000 ** (-2 / 8))).item())
-
-
-def test_the_transformer_is_llama():
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (2, 1), (8, 2)])
+def test_the_transformer_is_llama(heads, kv_heads):
     """The same weights in transformers' Llama give the same logits."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    model = from_seed(config_of("transformer"), 0, "cpu", torch.float32)
-    config = model.config
+    config = replace(config_of("transformer"), heads=heads, kv_heads=kv_heads)
+    model = from_seed(config, 0, "cpu", torch.float32)
     llama = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocabulary,
             hidden_size=config.width,
             intermediate_size=config.ffn_width,
             num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
             rms_norm_eps=1e-6,
             tie_word_embeddings=True,
         )
@@ -329,21 +308,8 @@ def test_parameter_counts_are_exact(system, size):
 def test_the_models_of_a_size_are_of_a_size(size):
     counts = [parameter_count(model_config(model, size)) for model in MODELS]
     assert max(counts) <= 1.08 * min(counts)
-
-
-# By arithmetic from the published table: width, SwiGLU width, layers, heads; a vocabulary of 32000; D = width / heads.
-COUNTS = {
-    "ttt-linear": {"125m": 110_424_144, "350m": 337_684_224, "760m": 733_608_192, "1.3b": 1_285_639_296},
-    "ttt-mlp": {"125m": 114_589_776, "350m": 348_792_576, "760m": 758_528_256, "1.3b": 1_307_856_000},
-    "transformer": {"125m": 109_529_856, "350m": 335_201_280, "760m": 728_704_512, "1.3b": 1_279_887_360},
-    "mamba": {"125m": 115_096_320, "350m": 352_797_696, "760m": 765_126_144, "1.3b": 1_334_740_992},
-}
-
-
-@pytest.mark.parametrize("size", ["125m", "350m", "760m", "1.3b"])
-@pytest.mark.parametrize("model", MODELS)
-def test_the_published_sizes(model, size):
-    assert parameter_count(model_config(model, size)) == COUNTS[model][size]
+    heads, groups = (parameter_count(model_config(model, size)) for model in ("transformer", "transformer-gqa"))
+    assert groups == pytest.approx(heads, rel=0.02)
 
 
 def test_the_published_size_table():
@@ -421,7 +387,7 @@ def test_the_states_of_all_layers_are_made_together_and_are_those_of_each(models
 
 
 @pytest.mark.parametrize("name", ["ttt-linear", "transformer", "mamba"])
-def test_layers_are_marked_only_when_told(models, name, monkeypatch):
+def test_layers_have_ranges_only_if_they_are_on(models, name, monkeypatch):
     marked = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", marked.append)

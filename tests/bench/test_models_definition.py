@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bench.models import TTTConfig, model_config
+from bench.models.config import TTTConfig, model_config
 from bench.models.factory import from_seed
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -1,4 +1,4 @@
-"""What the README says of neighbours is what the study's records say."""
+"""The study's README has the ratios of its records."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,5 @@
-"""The tables of the Markdown files are those of the committed run, and a definition finds the cases that it names."""
+"""`bench.numbers` writes the committed tables from the committed runs and names a definition that selects no case."""
 
-import os
 import re
 import subprocess
 import sys
@@ -13,11 +12,11 @@ import pytest
 from command_line import assert_one_sentence
 
 from bench.errors import UserError
-from bench.numbers import BEGINNING, significant, with_numbers
-from bench.run_tables import KEY, Source
+from bench.numbers import BEGINNING, KEY, Source, significant, with_numbers
 from harness.schema.case import Case
 from harness.schema.profile import Counters, Kernel, Profile
 from harness.schema.run import Run
+from tests.reports.small_runs import a_case, a_run, on_gpu, timed, without
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "reports/results"
@@ -27,21 +26,16 @@ FILES = [
     for path in (ROOT / "README.md", *sorted(ROOT.glob("tk_kernels/**/*.md")), *sorted(ROOT.glob("reports/**/*.md")))
     if BEGINNING in path.read_text(encoding="utf-8")
 ]
-
-TEXT = """before
-<!-- table t -->
-an older table
-<!-- end -->
-after
-"""
+TEXT = "before\n<!-- table t -->\nan older table\n<!-- end -->\nafter\n"
 DEFINED = """
-run = "%s"
+run = "h100"
 head = "ms"
 value = "latency_ms"
 columns = [{ label = "2k", context = 2048 }, { label = "8k", context = 8192 }]
 rows = [%s]
 %s
 """
+PAIR = '[[apart]]\nlabel = "x"\na = "a"\nb = "b"'
 
 
 @cache
@@ -63,28 +57,18 @@ def cases():
     )
 
 
-ROW = '{ label = "B=16", batch = 16 }'
-
-
-def table(definition, source_of=lambda run: Source(cases())):
-    """The text with its table written as a definition in TOML says."""
-    return with_numbers(TEXT, {"t": tomllib.loads(definition)}, source_of)
-
-
-def written(rows, more="", profiles=None):
-    asked = []
-    source = Source(cases(), profiles or {})
-    text = table(DEFINED % ("h100", rows, more), lambda run: asked.append(run) or source)
-    assert asked == ["h100"]
-    return text
-
-
-def rows_of(text):
+def table(definition, source_of):
+    """The lines of a table that a definition in TOML makes."""
+    text = with_numbers(TEXT, {"t": tomllib.loads(definition)}, source_of)
     return [line for line in text.splitlines() if line.startswith("| ")]
 
 
+def rows_of(rows, more="", profiles=None):
+    return table(DEFINED % (rows, more), lambda run: Source(cases(), profiles or {}))[2:]
+
+
 @pytest.mark.parametrize("file", FILES)
-def test_committed_tables_are_those_of_the_committed_runs(file):
+def test_committed_tables_match_the_committed_runs(file):
     text = (ROOT / file).read_text(encoding="utf-8")
     assert with_numbers(text, DEFINITIONS, source) == text
 
@@ -95,166 +79,103 @@ def test_each_definition_has_one_table():
 
 
 def test_a_cell_is_the_case_of_its_row_and_column():
-    text = written('{ label = "B=1", batch = 1 }, { label = "B=16", batch = 16 }')
-    assert rows_of(text) == [
-        "| ms | 2k | 8k |",
-        "| --- | --- | --- |",
-        "| B=1 | 0.123 | 0.500 |",
-        "| B=16 | 12.6 * | 2,350 † * |",
-    ]
-    assert "an older table" not in text
-    assert text.startswith("before\n")
-    meaning = "\n\nSigns: † fewer sequences at once than asked for; * fewer than 6 samples.\n<!-- end -->\nafter\n"
-    assert text.endswith(meaning)
-
-
-def test_a_row_says_more_than_the_table_and_a_column_more_than_a_row():
-    definition = DEFINED.replace('label = "2k"', 'label = "2k", digits = 1')
-    rows = '{ label = "B=1", batch = 1, digits = 2 }'
-    text = table(definition % ("out", rows, "digits = 4"))
-    assert rows_of(text)[2] == "| B=1 | 0.1 | 0.50 |"
-
-
-def test_a_column_may_be_of_another_run():
-    """As one GPU beside another."""
-    faster = cases().assign(latency_ms=lambda table: table["latency_ms"] / 2)
-    definition = DEFINED.replace("context = 8192", 'context = 8192, run = "elsewhere"')
-    sources = {"out": Source(cases()), "elsewhere": Source(faster)}
-    text = table(definition % ("out", '{ label = "B=16", batch = 16 }', ""), sources.__getitem__)
-    assert rows_of(text)[2] == "| B=16 | 12.6 * | 1,170 † * |"
-
-
-def test_suites_alternatives_lists_signs_and_the_best_of_several():
-    said = 'where = { suites = "b" }'
-    assert rows_of(written('{ label = "r", backend = "x|y" }', said))[2] == "| r | 12.6 * | 0.500 |"
-    assert (
-        rows_of(written('{ label = "r", backend = "x", batch = [1, 16] }'))[2]
-        == "| r | 0.123 / 12.6 * | – / 2,350 † * |"
+    definition = DEFINED % ('{ label = "B=1", batch = 1 }, { label = 16, batch = 16 }', "")
+    text = with_numbers(TEXT, {"t": tomllib.loads(definition)}, lambda run: Source(cases()))
+    assert text == (
+        "before\n<!-- table t -->\n"
+        "| ms | 2k | 8k |\n| --- | --- | --- |\n| B=1 | 0.123 | 0.500 |\n| 16 | 12.6 * | 2,350 † * |\n"
+        "\nSigns: † fewer sequences at once than asked for; * fewer than 6 samples.\n<!-- end -->\nafter\n"
     )
-    marked = 'scale = 10\ndigits = 2\nbest = "max"'
-    assert rows_of(written('{ label = "r", backend = "x" }', marked))[2] == "| r | 130 * | 23,000 † * |"
-    assert rows_of(written('{ label = "r", backend = "x", best = "min" }'))[2] == "| r | 0.123 | 2,350 † * |"
 
 
-def test_numbers_from_elsewhere_and_ratios_of_two_rows_above():
-    ours = '{ label = "ours", batch = 16 }, { label = "theirs", given = [25.2, 4691.2] }'
-    rows = rows_of(written(f'{ours}, {{ label = "times", ratio = ["theirs", "ours"] }}'))
-    assert rows[3:] == ["| theirs | 25.2 | 4,691.2 |", "| times | 2.00 | 2.00 |"]
-    rows = rows_of(
-        written(
-            '{ label = "a", given = [3, ""] }, { label = "b", given = [2, 5] }, '
-            '{ label = "c", ratio = ["a", "b"], digits = 2 }'
-        )
-    )
-    assert rows[2:] == ["| a | 3 |  |", "| b | 2 | 5 |", "| c | 1.5 |  |"]
-    both = '{ label = "both", backend = "x", batch = [1, 16] }, { label = "one", ratio = ["both", "both"] }'
-    assert rows_of(written(both))[3] == "| one | 1.00 / 1.00 | – / 1.00 |"
+@pytest.mark.parametrize(
+    ("rows", "more", "last"),
+    [
+        ('{ label = "r", backend = "x|y" }', 'where = { suites = "b" }', "| r | 12.6 * | 0.500 |"),
+        ('{ label = "r", batch = 1, scale = 100 }', "scale = 10", "| r | 12.3 | 50.0 |"),
+        ('{ label = "r", batch = 1, value = "batch" }', "", "| r | 1.00 | 1.00 |"),
+        ('{ label = "last", given = [1, 1] }, { label = "r", given = [1234567, ""] }', "", "| r | 1,234,567 |  |"),
+        (
+            '{ label = "ours", batch = 16 }, { label = "a", given = [25.2, 4691.2] }, '
+            '{ label = "r", ratio = ["a", "ours"] }',
+            "",
+            "| r | 2.00 | 2.00 |",
+        ),
+        (
+            '{ label = "a", given = [3, ""] }, { label = "b", given = [2, 5] }, { label = "r", ratio = ["a", "b"] }',
+            "",
+            "| r | 1.50 |  |",
+        ),
+    ],
+)
+def test_a_row_selects_scales_gives_or_divides(rows, more, last):
+    assert rows_of(rows, more)[-1] == last
 
 
-def profiled(status="ok", reason="", batch=1):
-    """Three kernels of 8, 1 and 1 us and a gap of 2 us; the first of them computes at 90% of the ceiling."""
+def test_a_column_overrides_its_row():
+    definition = DEFINED.replace('label = "2k"', 'label = "2k", scale = 10')
+    text = table(definition % ('{ label = "r", batch = 1, scale = 2 }', ""), lambda run: Source(cases()))
+    assert text[2] == "| r | 1.23 | 1.00 |"
+
+
+def profiled(status="ok", batch=1):
+    """Three kernels of 8, 1 and 1 us and 2 us idle; the first kernel reaches 90% of the measured peak."""
     counters = Counters(launches=1, time_us=8.0, operations=720e6 * 8, use={"tensor": 91.0})
     kernels = (Kernel("nvjet_a", 1, 8.0, counters=counters), Kernel("_dual", 1, 1.0), Kernel("_rms_norm", 1, 1.0))
     case = Case("s", "x", "1.3b", "forward", batch, 2048)
-    found = {"region_us": 12.0, "busy_us": 10.0, "kernels": kernels} if status == "ok" else {}
-    return Profile(case=case, status=status, reason=reason, ceilings={"product_tflops": 800.0}, **found)
-
-
-def test_a_cell_may_say_what_a_profile_found():
-    asked = [
-        '{ label = "ms", profile = "ms" }',
-        '{ label = "TTT", profile = ["ttt", "edges"] }',
-        '{ label = "gaps", profile = ["gaps"] }',
-        '{ label = "edges, ms", profile = ["edges"], unit = "ms" }',
-        '{ label = "longest", profile = "longest" }',
-    ]
-    rows = ", ".join(each.replace(" }", ", batch = 1 }") for each in asked)
-    profiles = {"k0": profiled(), "k3": profiled("failed", "no kernel ran")}
-    text = rows_of(written(rows, profiles=profiles))
-    assert text[2] == "| ms | 0.0120 |  |"
-    assert text[3:5] == ["| TTT | 17% |  |", "| gaps | 17% |  |"]
-    busy = "90% of the highest product rate seen: bound by the matrix units, busy 91% of the time"
-    assert text[5] == "| edges, ms | 0.00100 |  |"
-    assert text[6] == f"| longest | `nvjet_a`, 67%: {busy} |  |"
-
-
-def test_a_row_or_column_asks_for_a_value_where_the_table_asks_for_profiles():
-    plain = DEFINED.replace('value = "latency_ms"\n', "")
-    rows = '{ label = "p", batch = 1 }, { label = "v", batch = 1, value = "latency_ms" }'
-    column = plain.replace('label = "2k"', 'label = "2k", value = "batch"')
-
-    def text(defined, rows):
-        profiles = {"k0": profiled()}
-        return rows_of(table(defined % ("out", rows, 'profile = "ms"'), lambda run: Source(cases(), profiles)))
-
-    assert text(plain, rows)[2:] == ["| p | 0.0120 |  |", "| v | 0.123 | 0.500 |"]
-    assert text(column, '{ label = "r", batch = 1 }')[2] == "| r | 1.00 |  |"
-    with pytest.raises(UserError, match="'r': has both a value and a profile"):
-        written('{ label = "r", value = "batch", profile = "ms" }')
-
-
-def test_labels_are_texts_and_what_was_given_stays():
-    rows = '{ label = 16, batch = 16 }, { label = "g", given = [1234567, 0.5] }'
-    definition = DEFINED.replace('label = "2k"', "label = 2048") % ("out", rows, "")
-    text = rows_of(table(definition))
-    assert (text[0], text[3]) == ("| ms | 2048 | 8k |", "| g | 1,234,567 | 0.5 |")
-    assert text[2].startswith("| 16 | ")
+    found = {"region_us": 12.0, "busy_us": 10.0, "kernels": kernels} if status == "ok" else {"reason": "no kernel ran"}
+    return Profile(case=case, status=status, ceilings={"product_tflops": 800.0}, **found)
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("asked", "cell"),
     [
-        ('profile = "time"', "must be ms, longest, or a list of products, ttt"),
-        ('profile = ["ttt", "sacn"]', "must be ms, longest, or a list of products, ttt"),
-        ('profile = ["ttt"], unit = "s"', "unit = 's': must be share or ms"),
-        ('profile = "ms", batch = 64', "row 'r': no case"),  # it was not profiled
-        ('profile = "ms", system = "s"', "2 cases are system s, context 2048"),
+        ('"ms"', "0.0120"),
+        ('["ttt", "edges"]', "17%"),
+        ('["gaps"]', "17%"),
+        ('["edges"], unit = "ms"', "0.00100"),
+        ('"longest"', r"`nvjet_a`, 67%: 90% of .* 91% of the time"),
     ],
 )
-def test_a_profile_that_is_not_there_is_named(asked, words):
-    profiles = {"k0": profiled(), "k1": profiled(batch=16)}
-    batch = "" if "batch" in asked or "system" in asked else ", batch = 1"
-    with pytest.raises(UserError, match=words):
-        written(f'{{ label = "r", {asked}{batch} }}', profiles=profiles)
+def test_a_cell_reads_a_profile(asked, cell):
+    profiles = {"k0": profiled(), "k3": profiled("failed")}
+    rows = f'{{ label = "r", batch = 1, profile = {asked} }}, {{ label = "last", given = [1, 1] }}'
+    assert re.fullmatch(rf"\| r \| {cell} \|  \|", rows_of(rows, profiles=profiles)[0])
 
 
 @pytest.mark.parametrize(
-    ("rows", "more", "words"),
+    ("rows", "words"),
     [
-        ('{ label = "r", given = [1] }', "", "row 'r': 1 given numbers for 2 columns"),
-        ('{ label = "r", given = ["a", 1] }', "", "cannot be read: ValueError"),
-        ('{ label = "r", ratio = ["a", "b"] }', "", "cannot be read: KeyError 'a'"),
-        ('{ label = "a", given = [0, 0] }, { label = "r", ratio = ["a", "a"] }', "", "cannot be read: ZeroDivision"),
-        ('{ label = "r", batch = 2 }', "", "row 'r': no case"),
-        ('{ label = "r", batch = 1 }', 'rowz = []', "rowz: unknown; did you mean rows"),
-        ('{ label = "r", batch = 64 }', "", "row 'r': no case"),
-        ('{ label = "r", system = "s" }', "", "2 cases are"),
-        ('{ label = "r", btch = 1 }', "", "no column 'btch'"),
-        ('{ label = "r", value = "speed" }', "", "no column 'speed'"),
-        ('{ batch = 1 }', "", "cannot be read: KeyError 'label'"),
-        ('{ label = "r", batch = 1 }', "marks = 3", "marks: unknown"),
-        ('{ label = "r", batch = 1, scale = inf }', "", "cannot be read: OverflowError"),
+        ('{ label = "r", given = [1] }', "cannot read its definition: ValueError"),
+        ('{ label = "r", ratio = ["a", "b"] }', "cannot read its definition: KeyError 'a'"),
+        ('{ label = "a", given = [0, 0] }, { label = "r", ratio = ["a", "a"] }', "ZeroDivision"),
+        ('{ label = "r", batch = 2 }', "'r': no case"),
+        ('{ label = "r", batch = 64 }', "'r': no case"),
+        ('{ label = "r", backend = "x", batch = 1 }', "'8k': no case"),
+        ('{ label = "r", system = "s" }', "2 cases have system s, context 2048"),
+        ('{ label = "r", btch = 1 }', "no column 'btch'"),
+        ('{ label = "r", batch = 1, value = "speed" }', "no column 'speed'"),
+        ("{ batch = 1 }", "cannot read its definition: KeyError 'label'"),
+        ('{ label = "r", batch = 1, scale = inf }', "cannot read its definition: OverflowError"),
+        ('{ label = "r", batch = 1, profile = "time" }', "must be ms, longest, or a list of"),
+        ('{ label = "r", batch = 1, profile = ["ttt", "sacn"] }', "must be ms, longest, or a list of"),
+        ('{ label = "r", batch = 64, profile = "ms" }', "'r': no case"),
     ],
-)  # fmt: skip
-def test_a_definition_that_finds_nothing_is_named(rows, more, words):
-    with pytest.raises(UserError, match=words):
-        written(rows, more)
-
-
-def test_a_column_that_names_no_case_is_named():
-    with pytest.raises(UserError, match="column '8k': no case of the run"):
-        table(DEFINED.replace("8192", "9000") % ("out", '{ label = "r", batch = 1 }', ""))
+)
+def test_a_definition_that_selects_no_case_is_named(rows, words):
+    with pytest.raises(UserError, match=rf"table t: .*{words}"):
+        rows_of(rows, profiles={"k0": profiled(), "k1": profiled(batch=16)})
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("no table", "has no table; one begins with <!-- table NAME -->"),
-        (TEXT.replace("<!-- end -->", ""), "1 table begin with .*, and <!-- end --> ends 0"),
+        ("no table", "0 tables begin with <!-- table NAME -->"),
+        (TEXT.replace("<!-- end -->", ""), "1 table begin with .*, and 0 end with <!-- end -->"),
         (TEXT.replace("table t", "table u"), "table u: unknown; there are t"),
     ],
 )
-def test_a_file_whose_table_cannot_be_found_is_named(text, words):
+def test_a_file_without_a_whole_table_is_named(text, words):
     with pytest.raises(UserError, match=words):
         with_numbers(text, {"t": {"runs": []}}, source)
 
@@ -263,35 +184,69 @@ def test_a_file_whose_table_cannot_be_found_is_named(text, words):
     ("number", "shown"), [(0.092029, "0.0920"), (9.996, "10.0"), (99.96, "100"), (2344.9, "2,340"), (0, "0")]
 )
 def test_three_significant_digits(number, shown):
-    assert significant(number, 3) == shown
+    assert significant(number) == shown
+
+
+def of_runs(folder, definition):
+    """The cells of a table of the runs in a folder, without its head."""
+    lines = table(definition, cache(lambda name: Source.of(Run.open(folder / name))))[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_a_table_of_runs(tmp_path):
+    few = timed(a_case(128), 20, samples=3, at="2026-11-21T05:10:00+00:00")
+    a_run(tmp_path / "one", timed(a_case(64), 10), few, without(a_case(256)))
+    later = timed(a_case(128), 20, on_gpu(dirty=True), at="2026-11-22T05:10:00+00:00")
+    a_run(tmp_path / "two", timed(a_case(64), 10), later)
+    definition = 'runs = [{ run = "one", note = "figure 15" }, { run = "two" }]'
+    assert of_runs(tmp_path, definition) == [
+        ["`one`", "H100 (12345678)", "2026-11-21 04:50 to 05:10", "aaaaaaaa", "2 of 3; 1 few samples", "figure 15"],
+        ["`two`", "H100 (12345678)", "2026-11-21 04:50 to 2026-11-22 05:10", "2 commits", "2 of 2", ""],
+    ]
+
+
+def test_a_table_of_pairs_of_runs(tmp_path):
+    cases = [a_case(64), a_case(128), a_case(256), a_case(512, phase="generate")]
+    a_run(tmp_path / "a", *(timed(case, 10) for case in cases))
+    a_run(tmp_path / "b", *(timed(case, ms) for case, ms in zip(cases, (10.05, 9.802, 9.6, 12), strict=True)))
+    assert of_runs(tmp_path, PAIR) == [["x", "4", "-0.7%", "1", "1", "2", f"+20.0%: {cases[3].label}"]]
+
+
+@pytest.mark.parametrize(
+    ("definition", "words"),
+    [
+        ('[[runs]]\nrun = "empty"', "has no results"),
+        ('[[runs]]\nnote = "x"', "cannot read its definition: KeyError 'run'"),
+        (PAIR.replace("label", "lable"), "cannot read its definition: KeyError 'label'"),
+    ],
+)
+def test_runs_that_cannot_be_tabulated_are_named(tmp_path, definition, words):
+    for name in "ab":
+        a_run(tmp_path / name, timed(a_case(64), 10))
+    a_run(tmp_path / "empty", without(a_case(64)))
+    with pytest.raises(UserError, match=words):
+        of_runs(tmp_path, definition)
 
 
 def test_the_command_rewrites_files_and_names_those_that_it_cannot(tmp_path):
-    right, wrong, tables = tmp_path / "right.md", tmp_path / "wrong.md", tmp_path / "tables.toml"
-    asked = 'where = { suites = "kernel-forward", system = "ttt-mlp", backend = "thunderkittens", l2 = "cold" }'
-    run = os.path.relpath(RESULTS / "h200", tmp_path)
-    definitions = {"t": (run, asked), "lost": ("none", "")}
-    tables.write_text(
-        "".join(f"[{name}]{DEFINED % (run, ROW, more)}" for name, (run, more) in definitions.items()), encoding="utf-8"
-    )
+    a_run(tmp_path / "h100", timed(a_case(2048, batch=16), 12.6), timed(a_case(8192, batch=16), 2345.6))
+    tables = DEFINED % ('{ label = "B=16", batch = 16 }', "")
+    (tmp_path / "tables.toml").write_text(f"[t]{tables}[lost]{tables.replace('h100', 'none')}", encoding="utf-8")
+    right = tmp_path / "right.md"
     right.write_text(TEXT)
-    wrong.write_text("no table")
+    (tmp_path / "wrong.md").write_text("no table")
     (tmp_path / "lost.md").write_text(TEXT.replace("table t", "table lost"))
 
     def numbers(*files, tables="tables.toml"):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "bench.numbers", tables, *files]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
 
-    assert_one_sentence(numbers("right.md", "wrong.md"), "wrong.md: has no table", "; no file is changed")
+    assert_one_sentence(numbers("right.md", "wrong.md"), "wrong.md: 0 tables begin", "; no file is changed")
     assert_one_sentence(numbers("none.md"), "none.md: cannot be read: No such")
     assert_one_sentence(numbers("right.md", tables="right.md"), "right.md: cannot be read: ")
     assert_one_sentence(numbers("right.md", "lost.md"), "lost.md: table lost: ", "none: no such folder")
     assert right.read_text() == TEXT
-    done = numbers("right.md")
-    assert (done.returncode, done.stdout) == (0, "wrote right.md\n")
-    assert "| B=16 | 1.02 | 3.89 |" in right.read_text()
-    written = right.stat().st_mtime_ns
-    done = numbers("right.md")
-    assert (done.returncode, done.stdout) == (0, "unchanged right.md\n")
-    assert right.stat().st_mtime_ns == written
+    for said in ("wrote", "unchanged"):
+        done = numbers("right.md")
+        assert (done.returncode, done.stdout) == (0, f"{said} right.md\n")
+    assert "| B=16 | 12.6 | 2,350 |" in right.read_text()

@@ -1,4 +1,4 @@
-"""Two chunks of a prompt at once compute what one after the other does, each layer in the chunks' order."""
+"""Overlapped chunks give the results of sequential ones, and each layer sees them in order."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench.models import model_config
 from bench.models import overlap as overlap_module
+from bench.models.config import model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
@@ -21,7 +21,7 @@ TOKENS, CHUNK = 80, 16
 
 
 class FakeStream:
-    """Appends what it is told to a log that all share."""
+    """Append each call to a shared log."""
 
     def __init__(self, name: str, log: list[tuple]) -> None:
         self.name, self.log = name, log
@@ -39,7 +39,7 @@ class FakeStream:
 
 @pytest.fixture
 def log(monkeypatch) -> list[tuple]:
-    """What streams were told, on a machine that may have none."""
+    """The calls of fake streams."""
     entries: list[tuple] = []
     caller, *pair = (FakeStream(name, entries) for name in ("caller", "first", "second"))
 

@@ -1,4 +1,4 @@
-"""Small cases under the profilers that are here: a layer's kernel, the prompt of a model, the steps of another."""
+"""Small cases under the available profilers: a layer's kernel, a model's prompt, another model's steps."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 KINDS = {
-    # Of one sequence, so that it is below the power cap: at it a time is another one a second later.
+    # One sequence stays below the power cap, where times are stable.
     "layer": ("kernel-forward", "--systems", "ttt-linear/thunderkittens", "--batch", "1", "--context", "8192"),
     "prompt": ("quick", "--systems", "ttt-linear/torch", "--phase", "forward", "--batch", "2", "--context", "64"),
     "steps": ("quick", "--systems", "transformer/torch", "--phase", "generate", "--batch", "2", "--context", "64"),

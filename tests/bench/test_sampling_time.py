@@ -1,4 +1,4 @@
-"""`quick` is a newcomer's first run: it samples for two minutes at most, also where nothing settles."""
+"""`quick` samples for two minutes at most, even if no case settles."""
 
 from itertools import cycle
 

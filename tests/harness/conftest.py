@@ -1,4 +1,4 @@
-"""What the tests of the harness share."""
+"""Shared fixtures."""
 
 from pathlib import Path
 
@@ -7,5 +7,4 @@ import pytest
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a run is to be."""
     return tmp_path / "out"

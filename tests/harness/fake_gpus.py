@@ -1,4 +1,4 @@
-"""Adapters on GPUs that are environment variables alone."""
+"""Adapters on fake GPUs, which are environment variables."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from harness.schema.case import Case
 
 WANTED = os.environ.get("FAKE_DEVICE_ID")
 if WANTED:
-    # As if the driver had given the process another GPU than it was told to use.
+    # As if the driver had given the process another GPU.
     real = measured_case.snapshot
 
     def snapshot(*arguments: str) -> dict:
@@ -23,9 +23,10 @@ if WANTED:
 
 
 class OnGpu(Fake):
-    """Says its GPU and its cores. FAKE_GONE=GPU:FILE: in its second case on that GPU makes FILE and fails.
+    """Records its GPU and cores in settings.
 
-    FAKE_PIDS: a folder. A case that does "hang-once" notes its process there and hangs, if no earlier one did.
+    FAKE_GONE=GPU:FILE: the second case on that GPU creates FILE and fails.
+    FAKE_PIDS: folder where the first case that does "hang-once" notes its process before it hangs.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,5 @@
-"""Adapters that behave as a case's option `do` says: well, badly, or not at all. None needs torch."""
+"""Adapters that behave as a case's option `do` requests, without torch."""
 
-import atexit
 import os
 import signal
 import sys
@@ -23,7 +22,7 @@ def spin(milliseconds: float = SPIN_MS) -> None:
 
 
 class OutOfMemoryError(RuntimeError):
-    """Called as torch's is."""
+    """Has the name of torch's error."""
 
 
 def _raise(error: BaseException) -> None:
@@ -52,7 +51,7 @@ _forked = False
 
 
 def _fork_once() -> None:
-    """Both processes go on with the case."""
+    """Fork; both processes continue with the case."""
     global _forked
     if not _forked:
         _forked = True
@@ -70,11 +69,6 @@ def _import_what_a_folder_may_hide() -> None:
     spin()
 
 
-def _chatter() -> None:
-    print("x" * (1 << 20), flush=True)
-    time.sleep(60)
-
-
 RUNS: dict[str, Callable[[], object]] = {
     "work": spin,
     "raise": lambda: _raise(RuntimeError("first line of /home/someone/kernel.cu\nsecond line")),
@@ -88,7 +82,6 @@ RUNS: dict[str, Callable[[], object]] = {
     "oom-inside": _out_of_memory_deep_inside,
     "print": _print_garbage,
     "fork": _fork_once,
-    "chatter": _chatter,
     "skip-late": lambda: _raise(Skip("it was too late to say so")),
     "import": _import_what_a_folder_may_hide,
     "read": lambda: _raise(RuntimeError(f"stdin holds {sys.stdin.read()!r}")),
@@ -96,7 +89,7 @@ RUNS: dict[str, Callable[[], object]] = {
 
 
 class Fake:
-    """Runs `RUNS[do]`; further values of `do` are about the gate, the engine and `close`."""
+    """Runs `RUNS[do]`; other values of `do` change checks, engine and `close`."""
 
     packages = ("pytest", "not-installed")
 
@@ -126,7 +119,7 @@ class Fake:
 
 
 class OneKind(Fake):
-    """A process of it serves one value of the option `kind`; of "none", no process does."""
+    """A process serves one value of the option `kind`; no process serves "none"."""
 
     served: str = ""
 
@@ -150,7 +143,7 @@ class HangsAtProbe(Fake):
 
 
 def _note() -> int:
-    """How often this was called before, over all processes, as the file that FAKE_NOTE names remembers."""
+    """Count earlier calls over all processes in the file FAKE_NOTE."""
     with open(os.environ["FAKE_NOTE"], "a+") as file:
         file.write("x")
         file.flush()
@@ -184,25 +177,10 @@ class NotesItsProcess(Fake):
             file.write(f"{os.getpid()}\n")
 
 
-def _print_until_the_log_is_emptied() -> None:
-    os.write(2, b"x" * (1 << 20))
-    while os.fstat(2).st_size > 1 << 16:
-        time.sleep(0.01)
-    os.write(2, b"the log is empty\n")
-
-
-class PrintsAtExit(Fake):
-    """Prints 1 MB in its exit handler, and ends once the parent has emptied the log."""
-
-    def __init__(self) -> None:
-        atexit.register(_print_until_the_log_is_emptied)
-
-
 class WithFamily(Fake):
     """Starts a child, one in another process group, one in another session, and an orphan; then hangs.
 
-    Their ids go into the file that FAKE_CHILD names. FAKE_CLEAN: they have no environment. FAKE_THEN=return: the case
-    ends instead.
+    FAKE_CHILD: file for their ids. FAKE_CLEAN: without an environment. FAKE_THEN=return: the case ends.
     """
 
     def build(self, case: Case) -> Workload:
@@ -231,7 +209,7 @@ class WithFamily(Fake):
 
 
 class Wanders(Fake):
-    """Notes where it finds itself, then goes elsewhere."""
+    """Records folder, environment and affinity, then changes them."""
 
     def build(self, case: Case) -> Workload:
         found = f"{os.getcwd()} {os.environ.get('FAKE_LEAK')} {sorted(os.sched_getaffinity(0))}"

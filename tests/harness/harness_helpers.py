@@ -1,4 +1,4 @@
-"""Cases, policies, launches and runs that the tests of the harness share."""
+"""Shared cases, policies, launches and runs."""
 
 import json
 import os
@@ -11,8 +11,7 @@ from typing import Any
 from harness.schema.case import Case, Mode
 from harness.schema.catalogue import AxisEntry, Catalogue, FigureEntry, MetricEntry, SuiteEntry
 from harness.schema.policy import Policy
-from harness.schema.record import Record
-from harness.schema.record_file import RecordFile
+from harness.schema.record import Record, RecordFile
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunFile
 from harness.workers.process import Launch
@@ -24,7 +23,7 @@ QUICK = Policy(min_samples=3, budget_s=0.0)
 
 
 def case(do: str = "work", **changes: Any) -> Case:
-    """A case of the fake system that does what `do` says."""
+    """Return a case of the fake system with the option `do`."""
     options = {"do": do} | changes.pop("options", {})
     values: dict[str, Any] = {
         "system": "fake",
@@ -53,7 +52,7 @@ def systems(name: str = "fake_systems:Fake", **env: str) -> dict[tuple[str, str]
 
 
 def planned_jobs(cases: Iterable[Case | Planned]) -> tuple[Job, ...]:
-    """The cases as jobs of their systems, in the order in which the systems come first."""
+    """Group cases by system."""
     by_pair: dict[tuple[str, str], list[Planned]] = {}
     for each in cases:
         planned = each if isinstance(each, Planned) else Planned(each)
@@ -62,7 +61,7 @@ def planned_jobs(cases: Iterable[Case | Planned]) -> tuple[Job, ...]:
 
 
 def catalogue(cases: Iterable[Case | Planned] = ()) -> Catalogue:
-    """One suite of all cases with one figure."""
+    """Return one suite of all cases with one figure."""
     keys = tuple((each.case if isinstance(each, Planned) else each).key for each in cases)
     figure = FigureEntry("forward", "Time a token", "context", "us_per_token")
     return Catalogue(
@@ -80,26 +79,24 @@ def run_file(
 
 
 def new_run(folder: Path, cases: Sequence[Case | Planned], **changes: Any) -> Run:
-    """A run of the cases in `folder`."""
     return Run.create(folder, run_file(cases, **changes))
 
 
 def measured(
     folder: Path, cases: Sequence[Case | Planned] = (), launches: Any = None, **arguments: Any
 ) -> list[Record]:
-    """Run the cases in `folder`, or go on with the run that is there; `arguments` are those of a run or of Options."""
+    """Run the cases in `folder`, or resume its run. arguments: of the run or of Options."""
     of_run = {name: arguments.pop(name) for name in ("mode", "policy", "repeats") if name in arguments}
     run = Run.open(folder) if Run.exists(folder) else new_run(folder, cases, **of_run)
     return run_jobs(run, launches or systems(), Options(**arguments))
 
 
 def lines_of(folder: Path, job: str = "fake-cpu") -> list[dict[str, Any]]:
-    """What the file of a job holds."""
+    """Return the lines of a job's file."""
     return [json.loads(line) for line in (folder / "records" / f"{job}.jsonl").read_text().splitlines()]
 
 
 def file_of(folder: Path) -> RecordFile:
-    """The records of the only job."""
     return RecordFile(folder / "records" / "fake-cpu.jsonl")
 
 
@@ -108,7 +105,7 @@ def statuses(records: Iterable[Record]) -> list[str]:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; one that only awaits its parent's notice does not."""
+    """Return whether a process runs and is no zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
@@ -117,7 +114,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> bool:
-    """Whether the condition holds before the seconds are over."""
+    """Wait for a condition; return whether it holds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():

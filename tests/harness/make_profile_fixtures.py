@@ -1,8 +1,7 @@
-"""Make the pruned reports that the readers' tests read: `python -m tests.harness.make_profile_fixtures`.
+"""Write the reports in `tests/harness/fixtures/`: `python -m tests.harness.make_profile_fixtures` on an H100.
 
-It needs an H100 with ncu and nvcc, profiles one small layer (by nsys a model) by the command line, and leaves in
-`tests/harness/fixtures/` what the readers need of at most ten launches: no host, no folder, no other program's names.
-Where nsys is not on the path its database is not made.
+It profiles one small layer with ncu, and a model with nsys if it is installed. The reports keep at most ten launches
+and no names of hosts, folders or other programs.
 """
 
 import csv
@@ -32,7 +31,7 @@ _ARGUMENTS = ("correlation", "registers per thread", "shared memory")
 
 
 def main() -> None:
-    """Profile with each profiler that is there, and prune what it leaves."""
+    """Profile with each installed profiler and prune its report."""
     FIXTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         report = _profiled(LAYER, Path(folder) / "ncu", "ncu", ".ncu-rep")
@@ -60,7 +59,7 @@ def _profiled(what: Sequence[str], run: Path, way: str, suffix: str) -> Path:
 
 
 def pruned_table(text: str) -> str:
-    """A table of ncu with the names and metrics that are read, of the first launches."""
+    """Prune a table of ncu to names, metrics and the first launches."""
     lines = text.splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith('"ID"'))
     header, *rows = csv.reader(io.StringIO("\n".join(lines[start:])))
@@ -72,7 +71,7 @@ def pruned_table(text: str) -> str:
 
 
 def prune_database(source: Path, target: Path) -> None:
-    """An export of nsys: the tables that are read, of a layer's first launches and the last ones, and their ranges."""
+    """Prune an export of nsys to a layer's first launches, the last ones, and their ranges."""
     target.unlink(missing_ok=True)
     with closing(sqlite3.connect(target)) as database:
         database.execute("ATTACH ? AS source", (str(source),))
@@ -112,7 +111,7 @@ def prune_database(source: Path, target: Path) -> None:
 
 
 def pruned_trace(text: bytes) -> str:
-    """A trace of Kineto with the events and arguments that are read, of the first launches."""
+    """Prune a trace of Kineto to the first launches and their ranges."""
     events = [event for event in json.loads(text)["traceEvents"] if event.get("cat") in _CATEGORIES]
     kernels = sorted((event for event in events if event["cat"] == "kernel"), key=lambda event: event["ts"])[:LAUNCHES]
     launches = {event["args"].get("correlation") for event in kernels}

@@ -1,4 +1,4 @@
-"""Jobs on fake GPUs, which are environment variables alone."""
+"""Jobs on fake GPUs, which are environment variables."""
 
 import os
 import subprocess

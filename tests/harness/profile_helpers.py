@@ -1,4 +1,4 @@
-"""A system with torch operators, profilers that behave as they are told, and runs to profile into."""
+"""A system with torch operators, fake profilers, and runs to profile."""
 
 import os
 import sqlite3
@@ -27,12 +27,12 @@ def run_of(folder: Path, *cases: Case, mode: Any = "profile") -> Run:
 
 
 def launches(module: str = "profile_worker") -> dict[tuple[str, str], Launch]:
-    """Of a worker that needs no torch, or of the real one: "harness.worker"."""
+    """Return launches of the fake worker, or of "harness.worker"."""
     return {PAIR: replace(launch("profile_helpers:WithTorch"), module=module)}
 
 
 class WithTorch:
-    """Two layers of a product and a sum; `do` may be "oom" or "idle" (nothing that is an operator)."""
+    """Two layers of a GEMM and a sum; `do` may be "oom" or "idle" (no operator)."""
 
     packages = ()
 
@@ -67,7 +67,7 @@ NCU_TABLE_NAMES = ("aten::mm", "aten::add")
 
 
 def ncu_table(*names: str, launches: int = 2, **changes: str) -> str:
-    """What `ncu --csv --page raw` prints: a header, units, and a row a launch."""
+    """Return a table as `ncu --csv --page raw` prints it: header, units, one row per launch."""
     values = {
         "gpu__time_duration.sum": ("ns", "2,000.00"),
         "dram__bytes.sum": ("byte", "5,400,000.00"),
@@ -107,7 +107,7 @@ PROCESS = 0x1000007 << 24  # a globalPid; threads of it add their number
 
 
 def nsys_database(path: Path) -> Path:
-    """An export of Nsight Systems: one call under its ranges, then two that are timed, on two streams."""
+    """Write an export of Nsight Systems: one call under its ranges, then two timed runs on two streams."""
     database = sqlite3.connect(path)
     for table, columns in NSYS_TABLES.items():
         declared = ", ".join(f"{name.strip('!')} {_sql_type(name)}" for name in columns.split())
@@ -158,7 +158,7 @@ def _sql_type(column: str) -> str:
 
 
 def nsys_row(database: sqlite3.Connection, table: str, **values: Any) -> None:
-    """Insert a row; what is not said is NULL where it may be, else 0."""
+    """Insert a row; missing values are NULL if allowed, else 0."""
     zeros = {name.strip("!"): 0 for name in NSYS_TABLES[table].split() if name.endswith("!")}
     row = zeros | values
     marks = ", ".join("?" * len(row))
@@ -223,7 +223,7 @@ sys.exit(status if status >= 0 else 128 - status)
 
 
 def put_profilers(folder: Path, *names: str) -> str:
-    """Fake profilers in a folder of their own; the PATH with it in front, and nothing else that profiles."""
+    """Write fake profilers into a folder; return a PATH that starts with it."""
     folder.mkdir(exist_ok=True)
     for name in names:
         path = folder / name

@@ -1,8 +1,8 @@
-"""A worker that needs no torch: answers like `harness.worker` for a case that a profiler finds two kernels in.
+"""A worker without torch that answers like `harness.worker`, with two kernels in each profile.
 
-Under Nsight it does as FAKE_WORKER says: "oom" or "killed"; with FAKE_UNHEALTHY it calls its process unhealthy there.
-FAKE_LOG: a file for a line of what it was asked and where.
-On the GPU that FAKE_GONE names it dies. FAKE_KIND: of its device. Where nothing is profiled a batch of 30 does not fit.
+FAKE_WORKER: "oom" or "killed" under Nsight. FAKE_UNHEALTHY: it reports an unhealthy process under Nsight.
+FAKE_LOG: file for a line per request. FAKE_GONE: it dies on this GPU. FAKE_KIND: kind of its device.
+Without a profiler, a batch of 30 is out of memory.
 """
 
 import json
@@ -56,7 +56,7 @@ def main() -> None:
                     record = Record(case, "oom", "MemoryError: alone")
             healthy = by_kineto or "FAKE_UNHEALTHY" not in os.environ
             answer = {"record": record.to_dict(), "healthy": healthy, "profile": profile}
-        print(json.dumps({"id": request["id"], **answer}), flush=True)
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How often does the 95% interval of a case hold the true median, the rule that ends sampling included?
+"""Simulate how often the 95% interval contains the true median, with the stopping criterion.
 
-`python -m tests.harness.simulate_coverage [SERIES]` prints the share of simulated series by how long a sample takes and
-how far successive samples are correlated, as those of a GPU at its power cap are: normal, 1% (standard deviation).
+`python -m tests.harness.simulate_coverage [SERIES]` prints the share of series by duration of a sample and by
+correlation of successive samples, as on a power-capped GPU. Samples are normal with a standard deviation of 1%.
 """
 
 import sys
@@ -21,7 +21,7 @@ POLICY = Policy(min_samples=6, budget_s=1.0)  # of the published runs
 
 
 class Series:
-    """A clock of correlated samples with the true median `ms`."""
+    """A clock with correlated samples and the true median `ms`."""
 
     def __init__(
         self, random: np.random.Generator, ms: float, correlation: float, spread: float = SPREAD, apart: float = 0.0
@@ -39,11 +39,11 @@ class Series:
         return (ms * (1 + level + spread * noise)).tolist()
 
     def now(self) -> float:
-        """Seconds since the first sample began."""
+        """Return seconds since the first sample."""
         return self._seconds
 
     def sample(self) -> float:
-        """Milliseconds of the next one."""
+        """Return milliseconds of the next sample."""
         taken = next(self._samples)
         self._seconds += (taken + BETWEEN_MS) / 1e3
         return taken
@@ -52,7 +52,7 @@ class Series:
 def held(
     ms: float, correlation: float, series: int, spread: float = SPREAD, apart: float = 0.0, seed: int = 1
 ) -> float:
-    """The share of so many series whose interval holds `ms`."""
+    """Return the share of series whose interval contains `ms`."""
     random = np.random.default_rng(seed)
     taken = (take_samples(Series(random, ms, correlation, spread, apart), POLICY).samples_ms for _ in range(series))
     return sum(low <= ms <= high for _, low, high in map(median_interval, taken)) / series

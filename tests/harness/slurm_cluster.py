@@ -54,7 +54,7 @@ NodeName=n2 Name=gpu File=/dev/random
 
 
 class Cluster:
-    """Slurm with its own configuration, sockets and ports; `env` makes its commands speak to it."""
+    """A Slurm with its own configuration, sockets and ports; `env` selects it."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
@@ -101,11 +101,10 @@ class Cluster:
         return done.stdout
 
     def does(self, *command: str) -> bool:
-        """Whether a command succeeds."""
         return subprocess.run(command, env=self.env, capture_output=True, timeout=60).returncode == 0
 
     def kill_node(self, node: str) -> None:
-        """As when a machine is lost: its daemon and all that it started."""
+        """Kill a node's daemon and its processes."""
         _kill(int((self.folder / f"{node}.pid").read_text()))
         jobs = self.ask("squeue", "-h", "-r", "-w", node, "-o", "%A").split()
         steps = {f"slurmstepd: [{job}.batch]" for job in jobs}
@@ -121,7 +120,7 @@ class Cluster:
         self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
     def hurry(self) -> None:
-        """Slurm lets a requeued job wait for two minutes; here for two seconds, as its credential must be a new one."""
+        """Start requeued jobs after two seconds instead of two minutes; their credential must be new."""
         pending = {
             line.split()[0] for line in self.ask("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i %T").splitlines()
         }
@@ -131,7 +130,7 @@ class Cluster:
                 self.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def finish(self, job: str, seconds: float = 60) -> None:
-        """Wait until nothing of a job is in the queue; a lost node's tasks soon are again, or they never will be."""
+        """Wait until a job has left the queue; tasks of a lost node may return to it."""
         ended_at = [0.0]
 
         def is_over() -> bool:
@@ -167,7 +166,7 @@ class Cluster:
 
 
 def missing() -> str:
-    """Why there can be no cluster; "" where there can."""
+    """Return why there can be no cluster, or ""."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     absent = [name for name in NEEDED if not shutil.which(name, path=path)]
     return f"needs Slurm (apt-get install slurm-wlm munge): no {', '.join(absent)}" if absent else ""
@@ -181,7 +180,7 @@ def cluster_or_skip() -> Cluster:
 
 
 def _free_ports() -> list[int]:
-    """Three in a row, as the nodes' must be."""
+    """Return three consecutive ports, as the nodes need."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Submit runs to a real Slurm, and kill what it started."""
+"""Submit runs to a real Slurm, and kill its processes."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from harness.workers import slurm
 
 @contextmanager
 def using(made: Cluster) -> Iterator[Callable[[Run], str]]:
-    """The cluster running, and this process's commands speaking to it; how to submit a run."""
+    """Start the cluster for this process's commands; yield a function that submits a run."""
     before = {name: os.environ.get(name) for name in ("SLURM_CONF", "PYTHONPATH", "PATH")}
     os.environ["SLURM_CONF"] = made.env["SLURM_CONF"]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(HERE)])
@@ -37,7 +37,7 @@ def using(made: Cluster) -> Iterator[Callable[[Run], str]]:
 
 
 def submit(run: Run, tasks: int = 4) -> str:
-    """As `ttt-bench run --slurm` does."""
+    """Submit a run as `ttt-bench run --slurm` does."""
     request = slurm.parsed(f"partition=gpu,gpus={tasks},mem=20")
     command = [sys.executable, str(HERE / "slurm_task.py"), str(run.folder)]
     script = run.folder / "a script.sbatch"
@@ -54,13 +54,13 @@ def claimed(run: Run, array: str) -> list[Holder]:
 
 
 def kill_step(cluster: Cluster, holder: Holder) -> None:
-    """The task itself; its script has it requeued."""
+    """Kill the task; its script requeues it."""
     with suppress(ProcessLookupError):
         os.kill(holder.process, signal.SIGKILL)
 
 
 def kill_job(cluster: Cluster, holder: Holder) -> None:
-    """The batch script with all it started; its user requeues it."""
+    """Kill the batch script and its task, and requeue it."""
     script = int(Path(f"/proc/{holder.process}/stat").read_text().rpartition(")")[2].split()[1])
     for pid in (script, holder.process):
         os.kill(pid, signal.SIGKILL)
@@ -72,7 +72,7 @@ def kill_job(cluster: Cluster, holder: Holder) -> None:
 
 
 def kill_node(cluster: Cluster, holder: Holder) -> None:
-    """A node's daemon and all it started; Slurm requeues."""
+    """Kill a node; Slurm requeues its task."""
     node = cluster.ask("squeue", "-h", "-j", holder.name, "-o", "%N").strip()
     if node:  # it has not ended since
         cluster.kill_node(node)

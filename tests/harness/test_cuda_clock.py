@@ -8,7 +8,7 @@ import pytest
 
 from harness.measure import cuda_clock
 from harness.measure.cuda_clock import CudaEventClock, input_sets, launches_for
-from harness.measure.measured_case import is_out_of_memory
+from harness.measure.process_state import is_out_of_memory
 from harness.measure.timer import measure, warm_up
 from harness.schema.policy import Policy
 
@@ -118,14 +118,14 @@ def test_a_run_of_seconds_is_its_own_estimate(gpu: FakeGpu) -> None:
     assert gpu.log.count("a") == 2  # the first of which may have compiled
 
 
-def test_a_first_run_that_compiles_is_no_estimate(gpu: FakeGpu) -> None:
+def test_compilation_does_not_count_as_an_estimate(gpu: FakeGpu) -> None:
     took = iter([3000.0])
     clock = CudaEventClock()
     clock.prepare(lambda: gpu.kernel("a", next(took, 0.125))())
     assert clock.launches == 8
 
 
-def test_the_shortest_of_the_estimates_counts(gpu: FakeGpu) -> None:
+def test_the_shortest_estimate_counts(gpu: FakeGpu) -> None:
     """Others may disturb one of them."""
     took = iter([0.125] * 3 + [2.0, 0.125, 2.0])
     clock = CudaEventClock()
@@ -198,7 +198,7 @@ def test_cold_flushes_outside_of_the_events(gpu: FakeGpu) -> None:
 
 
 @pytest.mark.parametrize("broken", [RuntimeError("operation not permitted"), torch.OutOfMemoryError("no memory")])
-def test_work_that_cannot_be_captured_fails_with_the_reason_of_the_first_failure(
+def test_a_failed_capture_names_its_first_failure(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, broken: Exception
 ) -> None:
     @contextmanager

@@ -1,4 +1,4 @@
-"""Energy is the mean power between two refreshes of a counter that is refreshed ten times a second."""
+"""Mean power between two refreshes of a counter that is refreshed ten times a second."""
 
 from threading import Event
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from harness.measure.nvml import EnergyMeter
 
 
 def metered(begin: float, seconds: float, watts: float = 500.0) -> EnergyMeter:
-    """A block of so many seconds, looked at each 10 ms; refreshes are those of whole tenths of a second."""
+    """Return the meter of a block, read every 10 ms and refreshed every 100 ms."""
     meter = EnergyMeter(None)
     with meter:
         for look in range(round(100 * seconds)):
@@ -21,24 +21,24 @@ def metered(begin: float, seconds: float, watts: float = 500.0) -> EnergyMeter:
 
 @pytest.mark.parametrize("begin", [3.0, 3.033, 3.05, 3.09])
 @pytest.mark.parametrize("seconds", [1.0, 1.04, 1.37, 20.0])
-def test_it_does_not_depend_on_where_a_block_lies_between_refreshes(begin: float, seconds: float) -> None:
+def test_energy_is_independent_of_the_refresh_phase(begin: float, seconds: float) -> None:
     found = metered(begin, seconds).per_token(100, 0.9 * seconds)["energy_j_per_token"]
     assert found == pytest.approx(500 * 0.9 * seconds / 100, rel=0.02)  # of the samples alone
 
 
-def test_a_block_of_few_refreshes_is_not_known_well_enough() -> None:
+def test_a_block_with_few_refreshes_has_no_energy() -> None:
     assert metered(3.05, 0.5).per_token(100, 0.5) == {}
     assert metered(3.05, 1.0).per_token(0, 1.0) == {}
     assert metered(3.05, 0.05).per_token(100, 0.05) == {}
 
 
-def test_samples_that_do_not_fill_the_block_say_nothing_of_its_power() -> None:
+def test_samples_must_fill_the_block() -> None:
     assert metered(3.05, 2.0).per_token(100, 1.85) != {}
     assert metered(3.05, 2.0).per_token(100, 1.7) == {}
 
 
-def test_a_refresh_that_a_late_look_saw_is_of_no_known_time() -> None:
-    """The driver answers the first look after 0.9 s late, by 0.3 s."""
+def test_a_refresh_after_a_late_read_has_no_time() -> None:
+    """The driver answers the read after 0.9 s with a delay of 0.3 s."""
     late, meter = metered(3.0, 0.9), metered(3.0, 0.9)
     late.look(4.2, 500 * 4.2)
     assert late.per_token(100, 0.9) == meter.per_token(100, 0.9)
@@ -48,13 +48,13 @@ def test_a_refresh_that_a_late_look_saw_is_of_no_known_time() -> None:
 
 
 @pytest.mark.parametrize("gpu", [None, SimpleNamespace(energy_j=lambda: None)])
-def test_without_a_counter_nothing_is_said(gpu: Any) -> None:
+def test_without_a_counter_there_is_no_energy(gpu: Any) -> None:
     with EnergyMeter(gpu) as meter:
         pass
     assert meter.per_token(10, 0.05) == {}
 
 
-def test_a_thread_looks_while_the_block_runs() -> None:
+def test_a_thread_reads_during_the_block() -> None:
     said = [100.0, 100.0, 130.0]
     all_said, looks = Event(), list[tuple[float, float]]()
 
@@ -71,7 +71,7 @@ def test_a_thread_looks_while_the_block_runs() -> None:
     assert not meter._thread.is_alive()
 
 
-def test_a_late_look_does_not_thin_the_power() -> None:
+def test_a_late_read_does_not_lower_the_power() -> None:
     late, meter = metered(3.0, 1.0), metered(3.0, 1.0)
     assert meter.per_token(100, 1.2) != {}
     late.look(4.2, 500 * 4.0)  # refreshed at 4.0

@@ -15,7 +15,7 @@ from harness.measure.environment import around, snapshot
 
 
 class FakeNvml(ModuleType):
-    """As much of NVML as the harness asks; `fail` names functions that this driver does not support."""
+    """The functions of NVML that the harness calls; `fail` names unsupported ones."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
@@ -84,7 +84,7 @@ def test_snapshot_of_a_gpu(install: Any) -> None:
     }
 
 
-def test_a_driver_is_asked_now_and_then_whether_it_throttles(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throttling_is_queried_at_intervals(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     install(FakeNvml(reasons=0x04))
     gpu = nvml.open_gpu()
     assert gpu is not None
@@ -99,25 +99,8 @@ def test_a_driver_is_asked_now_and_then_whether_it_throttles(install: Any, monke
     assert gpu.slowed_by == {"sw_power_cap"}
 
 
-def test_what_slows_a_gpu_down_is_asked_for_anew_where_samples_begin(
-    install: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that a sample under a throttle has the reason in its record."""
-    install(FakeNvml(reasons=0x04))
-    gpu = nvml.open_gpu()
-    assert gpu is not None
-    monkeypatch.setattr(nvml.time, "monotonic", lambda: 100.0)
-    for reasons, slowed_by in ((["sw_power_cap"], {"sw_power_cap"}), ([], set())):
-        monkeypatch.setattr(gpu, "throttle_reasons", lambda reasons=reasons: reasons)
-        gpu.forget()
-        assert gpu.throttled() is bool(reasons)
-        assert gpu.slowed_by == slowed_by
-
-
-def test_how_hot_a_gpu_was_when_heat_slowed_it_is_kept_until_samples_begin(
-    install: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At the end of a profile it has rested while its trace was written."""
+def test_the_highest_throttled_temperature_is_kept_until_forget(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end of a profile the GPU has cooled while the trace was written."""
     fake = install(FakeNvml(reasons=0x20))
     gpu = nvml.open_gpu()
     assert gpu is not None
@@ -130,7 +113,7 @@ def test_how_hot_a_gpu_was_when_heat_slowed_it_is_kept_until_samples_begin(
     assert gpu.hottest_c is None
 
 
-def test_two_gpus_of_one_model_are_told_apart_but_not_named(install: Any) -> None:
+def test_device_ids_differ_and_hide_the_uuid(install: Any) -> None:
     found = []
     for uuid in ("12-34", "12-35", "12-34"):
         install(FakeNvml(uuid=uuid))
@@ -139,12 +122,6 @@ def test_two_gpus_of_one_model_are_told_apart_but_not_named(install: Any) -> Non
     first, second, again = found
     assert first == again != second
     assert re.fullmatch("[0-9a-f]{8}", first)
-
-
-@pytest.mark.parametrize("nothing", [{"uuid": ""}, {"fail": ("nvmlDeviceGetUUID",)}])
-def test_a_gpu_without_a_uuid_has_no_id(install: Any, nothing: dict) -> None:
-    install(FakeNvml(**nothing))
-    assert snapshot()["gpu"]["device_id"] == ""
 
 
 def test_a_cpu_system_on_a_gpu_machine_reports_the_cpu(install: Any) -> None:
@@ -164,7 +141,7 @@ def test_no_gpu_is_an_absence(install: Any, module: Any) -> None:
     assert shot["device"]
 
 
-def test_what_the_driver_does_not_support_is_none(install: Any) -> None:
+def test_unsupported_readings_are_none(install: Any) -> None:
     asked = ("PowerUsage", "CurrentClocksEventReasons", "MemoryInfo")
     install(FakeNvml(fail=tuple(f"nvmlDeviceGet{name}" for name in asked)))
     gpu = snapshot()["gpu"]
@@ -188,7 +165,7 @@ def test_rest_and_settings_are_not_throttling(install: Any, bits: int, throttled
 @pytest.mark.parametrize(
     ("visible", "opened"), [(None, [0]), ("3,1", [3]), ("GPU-ab", ["GPU-ab"]), ("MIG-x,0", ["MIG-x"]), ("", [])]
 )
-def test_the_visible_gpu_is_asked(
+def test_the_visible_gpu_is_opened(
     install: Any, monkeypatch: pytest.MonkeyPatch, visible: str | None, opened: list
 ) -> None:
     fake = install(FakeNvml())
@@ -196,18 +173,6 @@ def test_the_visible_gpu_is_asked(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert (nvml.open_gpu() is not None) == bool(opened)
     assert fake.opened == opened
-
-
-def test_the_gpu_that_torch_uses_is_asked(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = install(FakeNvml())
-    cuda = SimpleNamespace(
-        is_initialized=lambda: True,
-        current_device=lambda: 1,
-        get_device_properties=lambda device: SimpleNamespace(uuid="12-34"),
-    )
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    nvml.open_gpu()
-    assert fake.opened == ["GPU-12-34"]
 
 
 def test_around_keeps_both_readings(install: Any) -> None:
@@ -225,11 +190,6 @@ def test_around_keeps_both_readings(install: Any) -> None:
     assert set(pair["cpu"]["after"]) == {"load_1m"}
 
 
-def test_around_of_a_cpu_system_has_no_gpu(install: Any) -> None:
-    install(FakeNvml())
-    assert around(snapshot(), snapshot("cpu"))["gpu"] is None
-
-
 def test_software_names_versions() -> None:
     software = snapshot("cpu")["software"]
     assert software["python"].count(".") == 2
@@ -237,7 +197,7 @@ def test_software_names_versions() -> None:
     assert re.fullmatch(r"\d+(\.\d+)*", software.get("linux", "6.1"))
 
 
-def test_says_neither_who_nor_where() -> None:
+def test_a_snapshot_names_no_user_host_or_folder() -> None:
     import getpass
     import platform
 
@@ -283,7 +243,7 @@ def test_commit_of_a_checkout(package_in: Path) -> None:
         assert environment.commit_and_dirty()[1] is differs, name
 
 
-def test_why_git_names_no_commit(package_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_git_explains_a_missing_commit(package_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert environment.refusal_of_git() == ""
     (package_in / ".git").mkdir()
     (tmp_path / "git").write_text("#!/bin/sh\necho 'fatal: detected dubious ownership\n\n\tcall git' >&2\nexit 128\n")
@@ -293,7 +253,7 @@ def test_why_git_names_no_commit(package_in: Path, monkeypatch: pytest.MonkeyPat
     assert environment.commit_and_dirty() == ("", None)
 
 
-def test_an_edited_file_is_a_change_whatever_it_holds(package_in: Path) -> None:
+def test_any_edited_tracked_file_is_a_change(package_in: Path) -> None:
     git(package_in, "init", "-q")
     (package_in / "notes").write_text("")
     git(package_in, "add", "notes")
@@ -303,7 +263,7 @@ def test_an_edited_file_is_a_change_whatever_it_holds(package_in: Path) -> None:
 
 
 def test_asking_for_the_commit_takes_no_lock(package_in: Path) -> None:
-    """It may be killed at any moment, and must not leave the repository locked."""
+    """A killed process must not leave the repository locked."""
     git(package_in, "init", "-q")
     (package_in / "file").write_text("x")
     git(package_in, "add", "file")

@@ -15,7 +15,7 @@ def test_at_most() -> None:
     assert not Check.at_most("error", math.inf, 0.01).passed
 
 
-def test_verdict_needs_every_check() -> None:
+def test_every_check_must_pass() -> None:
     good, bad = Check.at_most("a", 0, 1), Check.at_most("b", 2, 1)
     assert Verdict([good]).passed
     assert not Verdict([good, bad]).passed
@@ -24,7 +24,7 @@ def test_verdict_needs_every_check() -> None:
     assert Verdict([]).reason
 
 
-def test_two_verdicts_have_the_checks_of_both_and_say_what_neither_could_compare() -> None:
+def test_adding_keeps_checks_and_notes_of_both() -> None:
     good, bad = Check.at_most("a", 0, 1), Check.at_most("b", 2, 1)
     both = Verdict([good], "half of the heads") + Verdict([bad])
     assert both == Verdict([good, bad], "half of the heads")
@@ -32,7 +32,7 @@ def test_two_verdicts_have_the_checks_of_both_and_say_what_neither_could_compare
     assert (both + both).unchecked == "half of the heads"
 
 
-def test_verdict_is_valid_json_even_of_nan() -> None:
+def test_nan_becomes_null_in_json() -> None:
     verdict = Verdict([Check.at_most("error", math.nan, 0.1)])
     text = json.dumps(verdict.to_dict(), allow_nan=False)
     assert json.loads(text)["checks"][0]["value"] is None

@@ -1,4 +1,4 @@
-"""What the check of a timed call rests on: fresh inputs, some of every sequence's outputs, the right lower bound."""
+"""Parts of the check of a timed call: fresh inputs, compared outputs, the roofline bound."""
 
 import time
 
@@ -12,7 +12,7 @@ from harness.measure.system import Input, Workload
 torch = pytest.importorskip("torch")
 
 
-def test_inputs_cannot_be_foreseen() -> None:
+def test_inputs_are_random() -> None:
     def drawn() -> list[int]:
         ids = torch.zeros(64, dtype=torch.long)
         Inspector(case(), Workload(run=print, inputs={"ids": Input(ids, "tokens", 1000)})).before_sample()
@@ -21,7 +21,7 @@ def test_inputs_cannot_be_foreseen() -> None:
     assert drawn() != drawn()
 
 
-def test_the_floor_is_the_longer_of_bytes_and_flops() -> None:
+def test_the_bound_is_the_longer_of_bytes_and_flops() -> None:
     for flops, size in ((1e12, 1.0), (1.0, 1e10)):
         known: dict[str, float | None] = {"flops": flops, "bytes": size, "product_tflops": 1.0, "copy_gbs": 10.0}  # 1 s
         workload = Workload(run=print, metrics=known)
@@ -29,14 +29,14 @@ def test_the_floor_is_the_longer_of_bytes_and_flops() -> None:
 
 
 @pytest.mark.parametrize("flops", [float("inf"), float("nan"), None])
-def test_what_is_no_number_is_no_floor(flops: float | None) -> None:
+def test_unknown_flops_leave_the_bound_of_bytes(flops: float | None) -> None:
     known = {"flops": flops, "bytes": 1e10, "product_tflops": 1.0, "copy_gbs": 10.0}
     assert not floor_check(Workload(run=print, metrics=known), [510.0])
     assert floor_check(Workload(run=print, metrics=known), [490.0])
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_some_of_every_sequence_is_compared_from_all_over_it(monkeypatch: pytest.MonkeyPatch, axis: int) -> None:
+def test_compared_elements_spread_over_every_sequence(monkeypatch: pytest.MonkeyPatch, axis: int) -> None:
     monkeypatch.setattr(inspection, "_LOOKED_AT", 100)
     x = torch.zeros(8, 3, 1000).movedim(0, axis)
     for part in (slice(100), slice(400, 600), slice(-100, None)):
@@ -48,7 +48,7 @@ def test_some_of_every_sequence_is_compared_from_all_over_it(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("tokens", "kept"), [(1, 0), (9, 4), (128, 64), (1000, 64)])
-def test_early_tokens_are_all_but_the_last_64_or_half(tokens: int, kept: int) -> None:
+def test_early_tokens_exclude_the_last_64_or_half(tokens: int, kept: int) -> None:
     x, other = torch.zeros(2, tokens), torch.zeros(2)
     fill(Input(x, "normal", 1.0, 0, 1), 1, early_only=True)
     fill(Input(other, "normal", 1.0, 0), 1, early_only=True)
@@ -71,7 +71,7 @@ def test_early_tokens_are_all_but_the_last_64_or_half(tokens: int, kept: int) ->
         ("generate", 16, [(2, 5)] * 16, []),
     ],
 )
-def test_units_are_those_of_the_phase_and_seen_in_the_outputs(
+def test_units_match_the_phase_and_the_outputs(
     phase: str, units: int, shapes: list[tuple[int, ...]], missed: list[str]
 ) -> None:
     of = case(phase=phase, batch=2, context=1)

@@ -9,7 +9,7 @@ from harness.measure.interval import independent_samples, median_interval, repea
 
 
 def shuffled(count: int) -> list[int]:
-    """0 to count - 1 in an order without a trend."""
+    """Return 0 to count - 1 in an order without a trend."""
     numbers = list(range(count))
     for seed in range(100):
         random.Random(seed).shuffle(numbers)
@@ -19,7 +19,7 @@ def shuffled(count: int) -> list[int]:
 
 
 def autoregressive(count: int, correlation: float, chance: random.Random) -> list[float]:
-    """Normal noise about 0 whose correlation at lag k is correlation^k."""
+    """Return normal noise with correlation^k at lag k."""
     at, found = chance.gauss(0, 1), []
     for _ in range(count):
         found.append(at)
@@ -51,20 +51,10 @@ def test_ranks_are_the_narrowest_that_reach_the_confidence(count: int, confidenc
     assert narrower < confidence or 2 * rank + 1 > count
 
 
-def test_holds_the_median_of_a_skewed_distribution() -> None:
-    generator = random.Random(0)
-    runs = 400
-    held = 0
-    for _ in range(runs):
-        _, low, high = median_interval([generator.expovariate(1.0) for _ in range(25)])
-        held += low <= 0.6931 <= high
-    assert held / runs >= 0.93
-
-
 @pytest.mark.parametrize("count", [100, 300])
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
-def test_holds_the_median_of_correlated_samples(count: int, correlation: float) -> None:
-    """Ranks of independent samples hold it in four of ten cases at a correlation of 0.9."""
+def test_intervals_of_correlated_samples_contain_the_median(count: int, correlation: float) -> None:
+    """Without the correction, 40% of intervals contain it at a correlation of 0.9."""
     assert coverage(count, correlation) >= 0.895
 
 
@@ -79,10 +69,8 @@ def test_independent_samples_have_their_own_ranks_nearly_always() -> None:
     ("count", "correlation", "held"),
     [(13, 0.5, 0.92), (13, 0.8, 0.8), (20, 0.8, 0.88), (40, 0.5, 0.95), (40, 0.8, 0.93)],
 )
-def test_few_correlated_samples_hold_the_median_nearly_as_often_as_said(
-    count: int, correlation: float, held: float
-) -> None:
-    """By signs alone, the second held it in 0.76 of runs, the third in 0.77."""
+def test_intervals_of_few_correlated_samples_contain_the_median(count: int, correlation: float, held: float) -> None:
+    """With signs alone, the second share was 0.76, the third 0.77."""
     assert coverage(count, correlation, 600) >= held
 
 
@@ -100,7 +88,7 @@ def test_a_drift_is_worth_hardly_a_sample() -> None:
     assert median_interval(drift[:29]) == (14.0, 0.0, 28.0)
 
 
-def test_one_late_sample_is_no_part_of_a_drift() -> None:
+def test_a_drift_ignores_an_outlier() -> None:
     drift = [1 + i * 1e-5 for i in range(1000)]
     drift[500] = 2.0
     middle, low, high = median_interval(drift)
@@ -116,23 +104,23 @@ def test_one_late_sample_is_no_part_of_a_drift() -> None:
         (61, 4, 2, 39),  # ranks at 0.504
     ],
 )
-def test_what_correlation_may_be_chance(prime: int, square: int, linear: int, worth: int) -> None:
-    """48 samples; the limits are in standard errors, 1 / sqrt(48)."""
+def test_limits_of_chance_correlation(prime: int, square: int, linear: int, worth: int) -> None:
+    """The limits of 48 samples are in standard errors, 1 / sqrt(48)."""
     assert independent_samples([(square * i * i + linear * i) % prime for i in range(48)]) == worth
 
 
 def test_the_ends_of_fewer_samples_lie_at_their_quantile_among_all() -> None:
-    """48 samples worth 39: the 13th of 39 is at quantile 13/40, like the 15th of 48. The 16th largest is 34."""
+    """48 samples are worth 39: the 13th of 39 is at quantile 13/40, like the 15th of 48."""
     assert median_interval([float((4 * i * i + 2 * i) % 61) for i in range(48)]) == (27.0, 16.0, 35.0)
 
 
-def test_of_fewer_than_six_samples_no_correlation_is_known() -> None:
+def test_fewer_than_six_samples_have_no_correlation() -> None:
     assert independent_samples([float(i) for i in range(5)]) == 5
     assert independent_samples([float(i) for i in range(6)]) < 6
 
 
 def test_the_fewer_of_both_estimates_count() -> None:
-    """Successive ranks see little of a slow drift beneath noise, and signs little of a few dozen samples."""
+    """Ranks miss a slow drift beneath noise; signs need more than a few dozen samples."""
     chance = random.Random(1)
     drift = [math.sin(i / 40) + chance.gauss(0, 1) for i in range(300)]
     assert independent_samples(drift) < 60
@@ -141,18 +129,12 @@ def test_the_fewer_of_both_estimates_count() -> None:
 
 
 @pytest.mark.parametrize("samples", [[1.0] * 50, [1.0, 2.0] * 25, [1.0] * 49 + [9.0]])
-def test_what_does_not_wander_is_not_widened(samples: list[float]) -> None:
-    """Equal samples, samples by turns, and one that stands out."""
+def test_samples_without_drift_all_count(samples: list[float]) -> None:
+    """Equal samples, alternating samples, and an outlier."""
     assert independent_samples(samples) == len(samples)
 
 
-def test_no_sample_is_changed() -> None:
-    samples = [5.0, 1.0, 4.0, 2.0, 3.0, 9.0, 7.0]
-    median_interval(samples)
-    assert samples == [5.0, 1.0, 4.0, 2.0, 3.0, 9.0, 7.0]
-
-
-def test_refuses_what_has_no_median() -> None:
+def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="no samples"):
         median_interval([])
     with pytest.raises(ValueError, match=r"confidence 1\.0"):
@@ -171,7 +153,7 @@ def test_repeats_have_the_interval_of_student(count: int) -> None:
 
 
 def test_repeats_that_lie_far_apart_have_an_interval_of_times() -> None:
-    """No end of it is negative, or too large a number to be one."""
+    """Both bounds are positive and finite."""
     _, low, high = repeats_interval([[10.0], [12.5]])
     assert 0 < low < 10 < 12.5 < high < 100
     _, low, high = repeats_interval([[1e-300], [1e300]])
@@ -192,21 +174,6 @@ def test_repeats_are_known_no_better_than_each_process() -> None:
 def test_one_process_has_its_own_interval() -> None:
     samples = [3.0, 1.0, 2.0, 5.0, 4.0, 9.0, 8.0]
     assert repeats_interval([samples]) == median_interval(samples)
-
-
-def test_repeats_hold_what_other_processes_show() -> None:
-    """Processes that differ by ten times what a process knows of itself: three of them hold the truth."""
-    chance = random.Random(4)
-    held = alone = 0
-    for _ in range(200):
-        shifts = [1000 + chance.gauss(0, 10) for _ in range(3)]
-        processes = [[shift + each for each in autoregressive(60, 0.3, chance)] for shift in shifts]
-        _, low, high = repeats_interval(processes)
-        held += low <= 1000 <= high
-        _, low, high = median_interval(processes[0])
-        alone += low <= 1000 <= high
-    assert held / 200 >= 0.93
-    assert alone / 200 <= 0.2
 
 
 def test_both_estimates_are_corrected_for_their_own_mean() -> None:

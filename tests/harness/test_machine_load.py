@@ -1,9 +1,9 @@
-"""Who used the processors while something was measured?"""
+"""Share of CPU time of other processes."""
 
 import os
+import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,8 @@ def test_load_note() -> None:
 
 def readings(monkeypatch: pytest.MonkeyPatch, *times: tuple[float, float, float] | None) -> LoadMeter:
     answers = iter(times)
-    monkeypatch.setattr(machine_load, "_times", lambda: next(answers))
-    return LoadMeter()
+    monkeypatch.setattr(machine_load, "_times", lambda pid: next(answers))
+    return LoadMeter(1)
 
 
 @pytest.mark.parametrize(
@@ -53,60 +53,53 @@ def readings(monkeypatch: pytest.MonkeyPatch, *times: tuple[float, float, float]
 def test_shares_of_the_time_since_it_was_made(
     monkeypatch: pytest.MonkeyPatch, after: tuple[float, float, float], others: float, idle: float
 ) -> None:
-    """(busy, idle, own) seconds: our own are not those of others, even where ticks make them look more than all."""
+    """(busy, idle, own) seconds; ticks may make the own ones exceed the busy ones."""
     start = (10.0, 0.0, 0.0)
     meter = readings(monkeypatch, start, after)
     assert meter.reading() == pytest.approx({"others_share": others, "idle_share": idle})
 
 
-def test_nothing_is_said_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_load_has_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     assert readings(monkeypatch, None, (1.0, 1.0, 0.0)).reading() == {}
     assert readings(monkeypatch, (1.0, 1.0, 0.0), None).reading() == {}
     assert readings(monkeypatch, (1.0, 1.0, 0.0), (1.0, 1.0, 0.0)).reading() == {}
 
 
-def test_without_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_proc_there_is_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_load, "_STAT", "/nowhere/stat")
-    assert LoadMeter().reading() == {}
+    assert LoadMeter(os.getpid()).reading() == {}
 
 
-def test_the_own_time_counts_children_that_live_and_that_ended() -> None:
-    before = machine_load._own_seconds()
-    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
-    ended = machine_load._own_seconds()
-    assert ended - before >= 0.25
-    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+def test_own_time_is_that_of_a_process_and_its_descendants_dead_or_alive() -> None:
+    script = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.3: pass"])
+print(flush=True)
+subprocess.run([sys.executable, "-c", "while True: pass"])
+"""
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
     try:
+        assert child.stdout is not None
+        child.stdout.readline()
+
+        def own() -> float:
+            times = machine_load._times(child.pid)
+            assert times is not None
+            return times[2]
+
+        ended = own()
+        assert ended >= 0.25
         end = time.monotonic() + 20
-        while machine_load._own_seconds() - ended < 0.2 and time.monotonic() < end:
-            spin(10)
-        assert machine_load._own_seconds() - ended >= 0.2
-    finally:
-        child.kill()
-        child.wait()
-
-
-def test_what_another_thread_ended_is_its_own() -> None:
-    """A worker of another GPU that ends: its whole time comes at once, and would hide what strangers did."""
-
-    def work() -> None:
-        child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        end = time.monotonic() + 20
-        while machine_load._seconds_of([child.pid]) < 0.5 and time.monotonic() < end:
+        while own() - ended < 0.2 and time.monotonic() < end:
             time.sleep(0.02)
-        used = machine_load.seconds_until_now(child.pid)
-        child.kill()
-        child.wait()
-        machine_load.count_ended(used)
-
-    before, thread = machine_load._own_seconds(), threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert abs(machine_load._own_seconds() - before) < 0.25
+        assert own() - ended >= 0.2
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
 
 
 def test_shares_lie_within_their_bounds() -> None:
-    meter = LoadMeter()
+    meter = LoadMeter(os.getpid())
     spin(200)
     reading = meter.reading()
     assert set(reading) == {"others_share", "idle_share"}
@@ -125,5 +118,5 @@ def test_a_core_that_waits_for_a_disk_is_idle(monkeypatch: pytest.MonkeyPatch, t
     core, tick = min(os.sched_getaffinity(0)), os.sysconf("SC_CLK_TCK")
     (tmp_path / "stat").write_text(f"cpu 9 9 9 9 9 9 9 9 9 9\ncpu{core} 100 0 0 200 300 0 0 0 50 0\n")
     monkeypatch.setattr(machine_load, "_STAT", str(tmp_path / "stat"))
-    busy, idle, _ = machine_load._times()
+    busy, idle, _ = machine_load._times(os.getpid())
     assert (busy * tick, idle * tick) == (100, 500)

@@ -1,26 +1,24 @@
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_systems import Fake, OutOfMemoryError
+from fake_systems import Fake, OutOfMemoryError, spin
 from harness_helpers import QUICK, case
 
 from harness.measure import measured_case
 from harness.measure.gate import Check, Verdict
 from harness.measure.inspection import NO_ROOM
-from harness.measure.measured_case import CaseRun, is_out_of_memory
-from harness.measure.nvml import Cooler
+from harness.measure.measured_case import CaseRun
+from harness.measure.process_state import is_out_of_memory
 from harness.measure.system import Input, Workload
-from harness.schema.case import Case, Mode
-from harness.schema.policy import Policy
+from harness.schema.case import Case
 
 
 class Counting(Fake):
-    """Counts its calls in `events`."""
+    """Lists its calls in `events`; changes replace fields of the workload."""
 
     def __init__(self, **changes: Any) -> None:
         self.events: list[str] = []
@@ -45,7 +43,7 @@ class Counting(Fake):
         return noted
 
 
-def test_gate_comes_before_any_run_and_close_last() -> None:
+def test_the_first_check_precedes_all_runs_and_close_is_last() -> None:
     system = Counting()
     record = CaseRun(case(), QUICK).record(system)
     assert record.status == "ok"
@@ -55,7 +53,7 @@ def test_gate_comes_before_any_run_and_close_last() -> None:
 
 
 @pytest.mark.parametrize("do", ["miss", "nan"])
-def test_a_missed_gate_has_no_timing(do: str) -> None:
+def test_a_failed_first_check_has_no_timing(do: str) -> None:
     system = Counting()
     record = CaseRun(case(do), QUICK).record(system)
     assert (record.status, record.samples_ms, record.peak_memory_bytes) == ("incorrect", [], None)
@@ -66,7 +64,7 @@ def test_a_missed_gate_has_no_timing(do: str) -> None:
     assert system.events[-1] == "close"
 
 
-def test_verify_stops_after_the_gate() -> None:
+def test_verify_stops_after_the_first_check() -> None:
     system = Counting()
     record = CaseRun(case(), QUICK, "verify").record(system)
     assert system.events == ["build", "gate", "close"]
@@ -82,28 +80,20 @@ def test_verify_without_a_reference_claims_nothing() -> None:
 
 def test_a_sample_is_of_one_unit() -> None:
     torch = pytest.importorskip("torch")
-
-    class Stepping(Fake):
-        def build(self, case: Any) -> Workload:
-            workload, out = super().build(case), torch.zeros(16, case.batch)
-            run = workload.run
-            workload.run = lambda: (run(), out.clone())[1]
-            return workload
-
-    whole, part = (
-        CaseRun(case(phase="generate", options={"units": units}), QUICK).record(Stepping()) for units in (1, 16)
-    )
+    out = torch.zeros(16, 2)
+    system = Counting(run=lambda: (spin(), out.clone())[1])
+    whole, part = (CaseRun(case(phase="generate", options={"units": units}), QUICK).record(system) for units in (1, 16))
     assert min(part.samples_ms) == pytest.approx(2.0 / 16, rel=0.5)
     assert min(whole.samples_ms) == pytest.approx(2.0, rel=0.5)
     assert part.tokens == whole.tokens == 2
 
 
-def test_engine_samples_are_kept_as_they_are() -> None:
+def test_engine_samples_stay_as_they_are() -> None:
     record = CaseRun(case("engine", timing="graph"), QUICK).record(Fake())
     assert (record.samples_ms, record.stop) == ([1.0, 2.0, 3.0], "budget")
 
 
-def test_a_record_says_for_how_long_and_how_often_it_might_be_sampled() -> None:
+def test_settings_have_the_budget_of_the_samples() -> None:
     allowed = {"budget_s": "0.0", "min_samples": "3", "warmup_s": "0.0"}
     settings = CaseRun(case(), QUICK).record(Fake()).settings
     assert settings.items() >= allowed.items()
@@ -112,7 +102,7 @@ def test_a_record_says_for_how_long_and_how_often_it_might_be_sampled() -> None:
         assert CaseRun(case(do), QUICK).record(Fake()).settings.items() >= allowed.items()
 
 
-def test_a_record_says_what_its_time_went_to() -> None:
+def test_a_record_has_the_time_of_each_stage() -> None:
     record = CaseRun(case(), QUICK).record(Fake())
     assert list(record.stages_s) == ["build", "gate", "warm_up", "sample", "check"]
     assert sum(record.samples_ms) / 1e3 <= record.stages_s["sample"] <= sum(record.stages_s.values()) <= record.wall_s
@@ -120,49 +110,29 @@ def test_a_record_says_what_its_time_went_to() -> None:
     assert list(missed.stages_s) == ["build", "gate"]
 
 
-def test_what_the_reference_took_is_a_stage_of_its_own() -> None:
+def test_the_reference_is_a_stage_of_its_own() -> None:
     torch = pytest.importorskip("torch")
 
     def judge(outputs: Any, calls: int) -> Verdict:
         time.sleep(0.3)
         return Verdict([Check.at_most("error", 0.0, 1.0)])
 
-    class Slow(Fake):
-        def build(self, case: Any) -> Workload:
-            out = torch.ones(case.batch)
-            return Workload(run=out.clone, tokens=case.batch * case.context, witness=lambda chance: judge)
-
-    record = CaseRun(case(), QUICK).record(Slow())
+    system = Counting(gate=None, run=torch.ones(2).clone, witness=lambda chance: judge)
+    record = CaseRun(case(), QUICK).record(system)
     assert record.status == "ok", record.reason
     assert list(record.stages_s) == ["build", "warm_up", "sample", "reference", "check"]
     assert record.stages_s["reference"] >= 0.3
     assert record.stages_s["reference"] + record.stages_s["check"] <= record.wall_s
 
 
-@dataclass
-class FakeProfiler:
-    """Finds nothing, and lets a test look at the device meanwhile."""
-
-    look: Callable[[Callable[[], bool]], object] = lambda throttled: None
-
-    def measured_ceilings(self) -> dict[str, float | None]:
-        return {}
-
-    def profile(self, case: Case, workload: Workload, throttled: Callable[[], bool]) -> dict[str, Any]:
-        self.look(throttled)
-        return {}
+def no_profiler(case: Case, workload: Workload, throttled: Callable[[], bool]) -> dict[str, Any]:
+    return {}
 
 
-def test_only_what_is_sampled_says_so() -> None:
+def test_only_sampled_cases_have_the_budget_in_their_settings() -> None:
     for mode, do in [("verify", "work"), ("profile", "work"), ("measure", "miss"), ("measure", "skip")]:
-        profiler = FakeProfiler() if mode == "profile" else None
+        profiler = no_profiler if mode == "profile" else None
         assert "budget_s" not in CaseRun(case(do), QUICK, mode, profiler).record(Fake()).settings
-
-
-def test_the_warm_up_of_a_gpu_is_in_the_record() -> None:
-    workload = Workload(run=print, device="cuda")
-    clock = measured_case.clock_for(case(), workload)
-    assert measured_case.sampling_settings(clock, Policy())["warmup_s"] == "2.0"
 
 
 @pytest.mark.parametrize("change", [{"timing": "graph"}, {"l2": "cold"}])
@@ -172,30 +142,23 @@ def test_a_cpu_has_neither_graphs_nor_a_cold_l2(change: dict) -> None:
     assert "needs a CUDA device" in record.reason
 
 
-def test_what_was_found_before_a_failure_stays() -> None:
-    run = CaseRun(case("raise"), QUICK)
-    record = run.record(Fake())
-    assert (record.status, run.healthy) == ("failed", False)
-    assert re.fullmatch(r"RuntimeError: first line of kernel\.cu \(fake_systems\.py, line \d+\)", record.reason)
-    assert record.metrics["parameters"] == 7
-    assert record.gate is not None
-    assert record.environment["software"]["pytest"] == pytest.__version__
-
-
 @pytest.mark.parametrize(
     ("do", "status", "reason"),
     [
+        ("raise", "failed", "RuntimeError: first line of kernel.cu (fake_systems.py, line N)"),
         ("leave", "failed", "SystemExit: the library gave up (fake_systems.py, line N)"),
         ("oom-inside", "oom", "RuntimeError: the engine could not start"),
     ],
 )
-def test_what_is_raised_is_the_reason(do: str, status: str, reason: str) -> None:
+def test_an_exception_becomes_the_reason_and_keeps_earlier_fields(do: str, status: str, reason: str) -> None:
     run = CaseRun(case(do), QUICK)
     record = run.record(Fake())
+    assert (record.metrics["parameters"], record.gate is not None) == (7, True)
+    assert record.environment["software"]["pytest"] == pytest.__version__
     assert (record.status, re.sub(r"line \d+", "line N", record.reason), run.healthy) == (status, reason, False)
 
 
-def test_what_is_no_workload_is_named() -> None:
+def test_a_build_without_a_workload_is_named() -> None:
     class Forgetful(Fake):
         def build(self, case: Any) -> Any:
             super().build(case)
@@ -209,19 +172,14 @@ def test_what_is_no_workload_is_named() -> None:
 
 def test_an_axis_that_an_input_has_not_is_named() -> None:
     torch = pytest.importorskip("torch")
-
-    class OffAxis(Fake):
-        def build(self, case: Any) -> Workload:
-            x = torch.zeros(case.batch, 3)
-            return Workload(lambda: x + 1, tokens=1, inputs={"x": Input(x, "normal", 1.0, 5, None)})
-
-    record = CaseRun(case(), QUICK).record(OffAxis())
+    inputs = {"x": Input(torch.zeros(2, 3), "normal", 1.0, 5, None)}
+    record = CaseRun(case(), QUICK).record(Counting(gate=None, inputs=inputs))
     assert record.status == "failed"
     assert "an input of 2 axes has no axis 5, which it names" in record.reason
 
 
 def test_a_skip_is_for_build_alone() -> None:
-    """What says that it cannot run after it was built has failed."""
+    """A Skip after the build is a failure."""
     run = CaseRun(case("skip-late"), QUICK)
     record = run.record(Fake())
     assert record.status == "failed"
@@ -253,12 +211,6 @@ def test_is_out_of_memory(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(wrapped) is expected
 
 
-@pytest.mark.parametrize("timing", ["eager", "graph"])
-def test_the_case_says_how_it_is_timed(timing: str) -> None:
-    clock = measured_case.clock_for(case(timing=timing), Workload(run=print, device="cuda"))
-    assert clock.replays == (timing == "graph")
-
-
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="mode 'guess': must be one of measure, verify, profile"):
         CaseRun(case(), QUICK, "guess")
@@ -276,13 +228,10 @@ def test_a_cuda_workload_is_measured_with_its_memory() -> None:
     torch = pytest.importorskip("torch")
     x = torch.randn(1 << 24, device="cuda")
 
-    class OnGpu(Fake):
-        def build(self, case: Any) -> Workload:
-            return Workload(run=lambda: x.mul(1.0), device="cuda", tokens=case.batch * case.context)
-
+    system = Counting(gate=None, run=lambda: x.mul(1.0), device="cuda")
     for timing in ("eager", "graph"):
         for l2 in ("warm", "cold"):
-            record = CaseRun(case(timing=timing, l2=l2), QUICK).record(OnGpu())
+            record = CaseRun(case(timing=timing, l2=l2), QUICK).record(system)
             assert record.status == "ok", record.reason
             assert record.peak_memory_bytes is not None
             assert record.peak_memory_bytes >= 2 * x.nbytes
@@ -290,221 +239,7 @@ def test_a_cuda_workload_is_measured_with_its_memory() -> None:
             assert len(record.throttled) == len(record.samples_ms)
 
 
-class FakeDevice:
-    """A GPU and its clock: a sample is 4 calls of 100 ms and 10 J, and their time passes for nobody else."""
-
-    launches, own_bytes, replays = 4, 1000, False
-    wakes_s, settles_s, loaded_s = 0.5, 2.0, 0.0
-    facts: dict[str, Any] | None = None
-
-    def __init__(self, hot: bool = False) -> None:
-        self.sampled, self.hot, self.peak_started = 0, hot, False
-        self.slowed_by: set[str] = set()
-        self.hottest_c: float | None = None
-
-    def forget(self) -> None:
-        self.slowed_by.clear()
-
-    def prepare(self, run: Callable[[], object]) -> None:
-        self.sampled, self.run = self.sampled + 3, run  # a first run compiles
-
-    def sample(self) -> float:
-        self.sampled += 1
-        self.run()
-        return 100.0
-
-    def now(self) -> float:
-        return 0.4 * self.sampled
-
-    def energy_j(self) -> float:
-        return 40.0 * self.sampled
-
-    def throttled(self) -> bool:
-        return self.hot
-
-    def start(self) -> None:
-        self.peak_started = True
-
-    def peak_bytes(self) -> int | None:
-        return 5000 if self.peak_started else 9000
-
-
-@pytest.mark.parametrize("mode", ["measure", "verify", "profile"])
-def test_what_is_replayed_is_captured_once_after_the_gate_and_its_memory_counts(
-    monkeypatch: pytest.MonkeyPatch, mode: Mode
-) -> None:
-    device, done = FakeDevice(), list[str]()
-
-    def gate() -> Verdict:
-        done.append("gate")
-        return Verdict([])
-
-    on_fake_device(
-        monkeypatch,
-        device,
-        case(),
-        run=lambda: done.append("run"),
-        gate=gate,
-        capture=lambda: done.append(f"captured, peak of this case {device.peak_started}"),
-        mode=mode,
-        profiler=FakeProfiler() if mode == "profile" else None,
-    )
-    expected = "captured, peak of this case True"
-    assert done.count(expected) == 1
-    assert done[: done.index(expected)] == ([] if mode == "profile" else ["gate"])
-
-
-class FakeMeter:
-    """Reads a device's joules at both ends of its block."""
-
-    def __init__(self, device: FakeDevice | None) -> None:
-        self.device = device
-
-    def __enter__(self) -> None:
-        self.before = self.device.energy_j() if self.device else 0.0
-
-    def __exit__(self, *_: object) -> None:
-        self.joules = self.device.energy_j() - self.before if self.device else 0.0
-
-    def per_token(self, tokens: int, seconds: float) -> dict[str, float | None]:
-        return {"energy_j_per_token": self.joules / tokens, "seconds": seconds} if self.device else {}
-
-
-def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any, **changes: Any) -> Any:
-    """The record of 5 samples of 8 generate steps of 2 tokens; `changes` are those of the workload and the policy."""
-    torch = pytest.importorskip("torch")
-    policy = Policy(**{"min_samples": 5, "budget_s": 1.0, **changes.pop("policy", {})})
-    run = {name: changes.pop(name) for name in ("mode", "cooler", "profiler") if name in changes}
-    workload = Workload(**{"run": lambda: torch.zeros(8, 2), "device": "cuda", "units": 8, "tokens": 2, **changes})
-
-    class OnFake(Fake):
-        def build(self, case: Any) -> Workload:
-            return workload
-
-    fakes: dict[str, Any] = {
-        "open_gpu": lambda: device,
-        "clock_for": lambda case, workload: device,
-        "CudaPeak": lambda: device,
-        "EnergyMeter": FakeMeter,
-        "snapshot": lambda *kind: {"gpu": device.facts and {**device.facts}, "cpu": None, "software": {}},
-        "time": SimpleNamespace(monotonic=device.now),
-    }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(measured_case, name, fake)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    return CaseRun(replace(of, phase="generate"), policy, **run).record(OnFake())
-
-
-def test_a_sample_on_a_gpu_spans_its_launches_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
-
-    def found(calls: int) -> dict[str, float]:
-        told.append(calls)
-        return {"steps": 2.0}
-
-    record = on_fake_device(monkeypatch, FakeDevice(), case(), measured=found)
-    assert (record.status, record.samples_ms) == ("ok", [100 / 8] * 5)
-    assert record.calls == 4 * 8
-    assert told == [5 * 4]  # calls of `run`, not samples
-    assert record.metrics["steps"] == 2.0
-    assert record.peak_memory_bytes == 5000 - 1000  # without the clock's own
-
-
-@pytest.mark.parametrize(("l2", "samples"), [("warm", 3), ("cold", 2)])
-def test_a_case_whose_energy_is_told_is_sampled_for_a_second(
-    monkeypatch: pytest.MonkeyPatch, l2: str, samples: int
-) -> None:
-    """A sample takes 0.4 s, and the budget is that of one of two repeats."""
-    policy = {"min_samples": 1, "budget_s": 0.5}
-    record = on_fake_device(monkeypatch, FakeDevice(), case(l2=l2), policy=policy)
-    assert len(record.samples_ms) == samples
-    assert float(record.settings["budget_s"]) == (1.0 if l2 == "warm" else 0.5)
-
-
-def test_energy_is_of_the_samples_alone_and_of_all_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = on_fake_device(monkeypatch, FakeDevice(), case())
-    assert record.metrics["energy_j_per_token"] == 5 * 40.0 / (5 * 4 * 8 * 2)
-    assert record.metrics["seconds"] == pytest.approx(5 * 4 * 0.1)
-    # Flushing the cache draws energy that is not the work's.
-    assert "energy_j_per_token" not in on_fake_device(monkeypatch, FakeDevice(), case(l2="cold")).metrics
-    # An engine's too; the meter knows whether its samples fill the time.
-    engine = {"engine_samples": lambda policy: [[100.0] * 5] * 2, "policy": {"budget_s": 0.0}}
-    record = on_fake_device(monkeypatch, FakeDevice(), case(timing="engine"), **engine)
-    assert record.metrics["seconds"] == pytest.approx(5 * 4 * 8 * 0.1)
-
-
-class FakeCooler(Cooler):
-    """Notes how many samples the device had taken when it was let rest, and does not wait."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rested_at: list[int] = []
-
-    def rest(self, gpu: Any) -> None:
-        self.rested_at.append(gpu.sampled)
-        self.goal_c = None
-
-
-@pytest.mark.parametrize(("reason", "rested"), [("sw_thermal_slowdown", [0]), ("sw_power_cap", [])])
-def test_a_gpu_that_heat_slows_down_rests_before_it_is_warmed_up(
-    monkeypatch: pytest.MonkeyPatch, reason: str, rested: list[int]
-) -> None:
-    device, cooler = FakeDevice(), FakeCooler()
-    device.facts = {"throttle_reasons": [reason], "temperature_c": 79}
-    record = on_fake_device(monkeypatch, device, case(), cooler=cooler)
-    assert (record.status, cooler.rested_at) == ("ok", rested)
-    assert ("cool_down" in record.stages_s) == bool(rested)
-    assert (cooler.goal_c == 64) == bool(rested)  # it is as hot at the end, so the next case rests, too
-    verified = FakeCooler()
-    on_fake_device(monkeypatch, FakeDevice(), case(), cooler=verified, mode="verify")
-    assert not verified.rested_at
-
-
-def test_reasons_that_only_some_samples_were_slowed_by_are_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice()
-    device.facts = {"throttle_reasons": ["sw_power_cap"], "temperature_c": 70}
-    device.slowed_by.add("hw_power_brake_slowdown")  # of the warm-up
-    asked = iter(range(100))
-
-    def throttled() -> bool:
-        if next(asked) > 4:
-            device.slowed_by.add("sw_thermal_slowdown")
-        return True
-
-    monkeypatch.setattr(device, "throttled", throttled)
-    environment = on_fake_device(monkeypatch, device, case()).environment
-    assert environment["gpu"]["after"]["throttle_reasons"] == ["sw_power_cap", "sw_thermal_slowdown"]
-
-
-def test_a_profile_says_what_slowed_its_gpu_down_and_the_next_case_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, cooler = FakeDevice(), FakeCooler()
-    device.facts = {"throttle_reasons": [], "temperature_c": 80}  # when the trace has been read
-
-    def profiled(throttled: Callable[[], bool]) -> None:
-        assert throttled() is False
-        device.slowed_by.add("sw_thermal_slowdown")
-
-    profiler = FakeProfiler(profiled)
-    record = on_fake_device(monkeypatch, device, case(), cooler=cooler, mode="profile", profiler=profiler)
-    assert record.environment["gpu"]["after"]["throttle_reasons"] == ["sw_thermal_slowdown"]
-    assert cooler.goal_c == 65
-
-
-def test_what_followed_from_samples_goes_with_them_where_the_outputs_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Verdict([Check.at_most("timed_error", 2.0, 1.0)])
-    changes = {"measured": lambda calls: {"time_to_first_token_ms": 0.1}, "metrics": {"parameters": 7.0}}
-    for verdict, names in (
-        (None, {"parameters", "time_to_first_token_ms", "energy_j_per_token"}),
-        (wrong, {"parameters"}),
-    ):
-        device = FakeDevice()
-        witness = (lambda chance, verdict=verdict: lambda outputs, calls: verdict) if verdict else None
-        record = on_fake_device(monkeypatch, device, case(), **changes, witness=witness)
-        assert record.status == ("incorrect" if verdict else "ok")
-        assert names <= record.metrics.keys() <= names | {"seconds"}
-
-
-def test_a_gate_may_find_metrics() -> None:
+def test_the_first_check_may_add_metrics() -> None:
     class Finding(Fake):
         def build(self, case: Any) -> Workload:
             workload = super().build(case)
@@ -525,63 +260,36 @@ def test_a_gate_may_find_metrics() -> None:
 @pytest.mark.parametrize(
     ("tokens", "status"), [(2 * (8 + 128), "ok"), (2 * (8 + 4), "incorrect"), (10**6, "incorrect")]
 )
-def test_the_tokens_of_a_request_are_its_prompts_and_what_follows_them(tokens: int, status: str) -> None:
-    class Answers(Fake):
-        def build(self, asked: Any) -> Workload:
-            return Workload(run=lambda: None, tokens=tokens)
-
+def test_tokens_of_a_request_are_prompt_and_new_tokens(tokens: int, status: str) -> None:
+    system = Counting(gate=None, run=lambda: None, tokens=tokens)
     asked = replace(case(), phase="request", batch=2, context=8)
-    assert CaseRun(asked, QUICK).record(Answers()).status == status
+    assert CaseRun(asked, QUICK).record(system).status == status
     few = replace(asked, options=(("steps", 4),))
-    assert (CaseRun(few, QUICK).record(Answers()).status == "ok") is (tokens == 2 * (8 + 4))
+    assert (CaseRun(few, QUICK).record(system).status == "ok") is (tokens == 2 * (8 + 4))
 
 
-def test_throttling_of_a_gpu_is_asked_for_in_warm_up_and_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    cool, hot = (on_fake_device(monkeypatch, FakeDevice(hot), case()) for hot in (False, True))
-    assert (cool.throttled, hot.throttled) == ([False] * 5, [True] * 5)
-    # `prepare` takes 1.2 s; then four samples that agree, or what a load at the power cap needs to settle.
-    assert cool.stages_s["warm_up"] == pytest.approx(1.2 + 1.6)
-    assert hot.stages_s["warm_up"] == pytest.approx(1.2 + 2.0)
-    for hot in (False, True):  # the first batch of an engine is its warm-up
-        engine = {"engine_samples": lambda policy: [[1.0] * 5] * 2, "policy": {"budget_s": 0.0}}
-        record = on_fake_device(monkeypatch, FakeDevice(hot), case(timing="engine"), **engine)
-        assert record.throttled == [hot] * 5
-
-
-def test_what_the_gate_and_the_check_of_the_timed_calls_said_is_one_verdict() -> None:
+def test_both_checks_of_a_case_are_recorded_together() -> None:
     torch = pytest.importorskip("torch")
 
-    class Checked(Fake):
-        missed = False
+    def checked(error: float) -> Counting:
+        verdict = Verdict([Check.at_most("timed_error", error, 1.0)])
+        return Counting(run=torch.ones(2).clone, witness=lambda chance: lambda outputs, calls: verdict)
 
-        def build(self, case: Any) -> Workload:
-            workload, out = super().build(case), torch.ones(case.batch)
-            checks = [Check.at_most("timed_error", 2.0 if self.missed else 0.0, 1.0)]
-            workload.run, workload.witness = out.clone, lambda chance: lambda outputs, calls: Verdict(checks)
-            return workload
-
-    both = CaseRun(case(), QUICK).record(Checked())
+    both = CaseRun(case(), QUICK).record(checked(0.0))
     assert both.status == "ok", both.reason
     assert both.gate is not None
     assert [check["name"] for check in both.gate["checks"]] == ["error", "outputs_not_finite", "timed_error"]
-    Checked.missed = True
-    missed = CaseRun(case(), QUICK).record(Checked())
+    missed = CaseRun(case(), QUICK).record(checked(2.0))
     assert (missed.status, missed.samples_ms) == ("incorrect", [])
     assert missed.reason == "timed_error is 2, limit 1"
 
 
 @pytest.mark.parametrize(("tokens", "status"), [(1, "ok"), (1 << 20, "incorrect")])
-def test_outputs_need_not_change_where_the_inputs_were_drawn_alike(tokens: int, status: str) -> None:
-    """The one token of a sequence may be the same as before; many are not."""
-    import torch
-
-    class Constant(Fake):
-        def build(self, asked: Any) -> Workload:
-            ids, out = torch.zeros(asked.batch, dtype=torch.long), torch.ones(asked.batch, asked.context)
-            inputs = {"ids": Input(ids, "tokens", tokens, batch_axis=0)}
-            return Workload(run=out.clone, tokens=asked.batch * asked.context, inputs=inputs)
-
-    record = CaseRun(case(), QUICK).record(Constant())
+def test_outputs_need_not_change_for_equal_inputs(tokens: int, status: str) -> None:
+    """A sequence of one token may draw the same token again."""
+    torch = pytest.importorskip("torch")
+    inputs = {"ids": Input(torch.zeros(2, dtype=torch.long), "tokens", tokens, batch_axis=0)}
+    record = CaseRun(case(), QUICK).record(Counting(gate=None, run=torch.ones(2, 8).clone, inputs=inputs))
     assert record.status == status, record.reason
     assert ("outputs_unchanged_by_new_inputs" in record.reason) == (status == "incorrect")
 
@@ -593,49 +301,16 @@ def test_the_clock_of_a_gpu_times_as_the_case_asks(monkeypatch: pytest.MonkeyPat
     assert measured_case.clock_for(case(timing=timing, l2=l2), workload) == (timing, l2)
 
 
-def test_what_slowed_the_warm_up_of_an_engine_is_not_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice()
-    device.facts = {"throttle_reasons": [], "temperature_c": 70}
-    device.slowed_by.add("sw_thermal_slowdown")
-    engine = {"engine_samples": lambda policy: [[100.0] * 5] * 2, "policy": {"budget_s": 0.0}}
-    environment = on_fake_device(monkeypatch, device, case(timing="engine"), **engine).environment
-    assert environment["gpu"]["after"]["throttle_reasons"] == []
-
-
-def test_a_record_says_how_hot_a_gpu_was_while_it_was_slowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice()
-    device.facts, device.hottest_c = {"throttle_reasons": [], "temperature_c": 70}, 88
-    environment = on_fake_device(monkeypatch, device, case()).environment
-    assert environment["gpu"]["after"]["temperature_c"] == 88
-
-
-def test_an_engine_without_a_witness_is_said_to_be_unchecked() -> None:
+def test_an_engine_without_a_check_is_noted() -> None:
     record = CaseRun(case("engine"), QUICK).record(Fake())
     assert record.gate is not None
     assert record.gate["unchecked"] == "what the engine answered was compared with nothing"
 
 
-def test_an_engine_that_is_slowed_down_settles(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-
-    def warm(batches: Any, policy: Any, clock: Any, throttled: Callable[[], bool] = lambda: False) -> None:
-        asked.append(throttled())
-
-    monkeypatch.setattr(measured_case, "warm_up_engine", warm)
-    engine = {"engine_samples": lambda policy: [[1.0] * 5]}
-    on_fake_device(monkeypatch, FakeDevice(hot=True), case(timing="engine"), **engine)
-    assert asked == [True]
-
-
-def test_what_a_witness_could_not_compare_is_in_the_record() -> None:
+def test_notes_of_a_check_are_recorded() -> None:
     torch = pytest.importorskip("torch")
-
-    class Roomless(Fake):
-        def build(self, case: Any) -> Workload:
-            workload, out = super().build(case), torch.ones(case.batch)
-            workload.run, workload.witness = out.clone, lambda chance: lambda outputs, calls: Verdict([], NO_ROOM)
-            return workload
-
-    record = CaseRun(case(), QUICK).record(Roomless())
+    note = Verdict([], NO_ROOM)
+    system = Counting(run=torch.ones(2).clone, witness=lambda chance: lambda outputs, calls: note)
+    record = CaseRun(case(), QUICK).record(system)
     assert record.gate is not None
     assert NO_ROOM in record.gate["unchecked"]

@@ -1,10 +1,10 @@
 import pytest
 
-from harness.measure import peak_memory
-from harness.measure.peak_memory import ResidentPeak
+from harness.measure import process_state
+from harness.measure.process_state import ResidentPeak
 
 
-def test_a_peak_is_seen_although_it_is_over() -> None:
+def test_a_past_peak_counts() -> None:
     peak = ResidentPeak()
     peak.start()
     before = peak.peak_bytes()
@@ -13,9 +13,9 @@ def test_a_peak_is_seen_although_it_is_over() -> None:
     assert peak.peak_bytes() - before > 48 << 20
 
 
-def test_an_earlier_peak_is_forgotten_where_the_system_allows_it() -> None:
+def test_start_forgets_an_earlier_peak() -> None:
     try:
-        (peak_memory._PROCESS / "clear_refs").write_text("5")
+        (process_state._PROCESS / "clear_refs").write_text("5")
     except OSError:
         pytest.skip("the high-water mark cannot be reset here")
     block = bytearray(b"x") * (64 << 20)
@@ -26,8 +26,8 @@ def test_an_earlier_peak_is_forgotten_where_the_system_allows_it() -> None:
     assert high - peak.peak_bytes() > 48 << 20
 
 
-def test_without_proc_the_process_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setattr(peak_memory, "_PROCESS", tmp_path)
+def test_without_proc_the_peak_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setattr(process_state, "_PROCESS", tmp_path)
     peak = ResidentPeak()
     peak.start()
     assert peak.peak_bytes() > 1 << 20

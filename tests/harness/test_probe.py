@@ -1,4 +1,4 @@
-"""Systems are asked what they find, those of one interpreter together, before anything is measured."""
+"""Probes of systems, grouped by interpreter."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ def test_probe() -> None:
     assert "the system could not be started" in found[2].reason
 
 
-def test_systems_of_one_interpreter_are_asked_in_one_process(tmp_path: Path) -> None:
+def test_systems_of_one_interpreter_share_a_process(tmp_path: Path) -> None:
     note = str(tmp_path / "starts")
     found = probe([launch("fake_systems:NotesItsProcess", FAKE_NOTE=note) for _ in range(3)])
     assert [each.available for each in found] == [True] * 3
@@ -30,7 +30,7 @@ def test_systems_of_one_interpreter_are_asked_in_one_process(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("cores", "processes"), [(2, 1), (8, 2)])
-def test_where_there_are_cores_the_packages_of_one_interpreter_are_asked_in_processes_of_their_own(
+def test_with_enough_cores_each_package_has_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, processes: int
 ) -> None:
     for module in ("one/a.py", "one/b.py", "two/a.py"):
@@ -43,7 +43,7 @@ def test_where_there_are_cores_the_packages_of_one_interpreter_are_asked_in_proc
     assert len(set(Path(note).read_text().split())) == processes
 
 
-def test_a_full_disk_is_the_reason_of_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -53,7 +53,7 @@ def test_a_full_disk_is_the_reason_of_a_probe(monkeypatch: pytest.MonkeyPatch) -
     assert "no temporary file could be made: No space left on device" in found.reason
 
 
-def test_a_probe_that_hangs_takes_no_other_with_it() -> None:
+def test_a_hanging_probe_does_not_affect_others() -> None:
     hung, well = launch("fake_systems:HangsAtProbe"), launch(FAKE_NOTE="another environment")
     found = probe([hung, well], limit_s=2.0)
     assert [each.status for each in found] == ["unstarted", ""]

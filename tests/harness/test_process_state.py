@@ -1,4 +1,4 @@
-"""What a case changes in its process is put back before the next, or the process ends."""
+"""A case's changes to its process are undone before the next case, or the process ends."""
 
 import os
 import sys
@@ -57,7 +57,7 @@ LEAKS: dict[str, Callable[[], object]] = {
 
 
 class Leaking(Fake):
-    """Leaks when it is built, when it runs and when it is closed."""
+    """Leaks when it is built and when it is closed."""
 
     def __init__(self, leak: Callable[[], object]) -> None:
         self.leak = leak
@@ -70,7 +70,7 @@ class Leaking(Fake):
 
 
 @pytest.mark.parametrize("leak", LEAKS)
-def test_what_leaks_from_a_case_is_put_back(leak: str) -> None:
+def test_settings_are_restored_after_a_case(leak: str) -> None:
     before = settings()
     run = CaseRun(case(), QUICK)
     assert run.record(Leaking(LEAKS[leak])).status == "ok"
@@ -79,13 +79,13 @@ def test_what_leaks_from_a_case_is_put_back(leak: str) -> None:
 
 
 @pytest.mark.parametrize("do", ["raise", "miss", "skip"])
-def test_it_is_put_back_whatever_becomes_of_the_case(do: str) -> None:
+def test_settings_are_restored_after_any_status(do: str) -> None:
     before = settings()
     CaseRun(case(do), QUICK).record(Leaking(LEAKS["dtype"]))
     assert settings() == before
 
 
-def test_what_cannot_be_put_back_ends_the_process() -> None:
+def test_a_setting_that_cannot_be_restored_ends_the_process() -> None:
     entered: list[Any] = []
 
     def enter() -> None:
@@ -101,13 +101,13 @@ def test_what_cannot_be_put_back_ends_the_process() -> None:
             entered.pop().__exit__(None, None, None)
 
 
-def test_an_engine_sets_its_process_up_as_it_needs_it() -> None:
+def test_settings_of_an_engine_stay() -> None:
     before = torch.get_default_dtype()
     CaseRun(case("engine"), QUICK).record(Leaking(LEAKS["dtype"]))
     assert torch.get_default_dtype() == torch.float64 != before
 
 
-def test_a_torch_that_is_loaded_and_changed_by_a_case_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_a_torch_loaded_by_the_case_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
     state = ProcessState()
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -116,7 +116,7 @@ def test_a_torch_that_is_loaded_and_changed_by_a_case_ends_the_process(monkeypat
     assert not state.restore()
 
 
-def test_a_folder_that_a_case_removed_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_working_directory_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     state = ProcessState()
@@ -126,7 +126,7 @@ def test_a_folder_that_a_case_removed_is_no_failure(tmp_path: Path, monkeypatch:
     assert os.getcwd() == "/"
 
 
-def test_the_next_case_of_a_worker_finds_the_process_as_it_was(tmp_path: Path) -> None:
+def test_the_next_case_of_a_worker_finds_the_same_settings(tmp_path: Path) -> None:
     records = measured(tmp_path / "out", [case(batch=1), case(batch=2)], systems("fake_systems:Wanders"))
     assert statuses(records) == ["ok", "ok"]
     assert records[0].settings["found"] == records[1].settings["found"]

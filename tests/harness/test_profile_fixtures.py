@@ -1,17 +1,14 @@
-"""What a GPU's profilers left, pruned to one layer, is read; and pruning leaves what is read and nothing else."""
+"""Reports of an H100, pruned to one layer."""
 
-import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from profile_helpers import ncu_table, nsys_database
-from trace_events import GPU_TRACE
 
 from harness.profiling.tools import kineto, ncu, nsys
 from harness.profiling.tools.trace import found_in
-from tests.harness.make_profile_fixtures import FIXTURES, LAUNCHES, prune_database, pruned_table, pruned_trace
+from tests.harness.make_profile_fixtures import FIXTURES, LAUNCHES
 
 
 def fixture(name: str) -> Path:
@@ -19,36 +16,6 @@ def fixture(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"{name} is not made yet: python -m tests.harness.make_profile_fixtures on an H100")
     return path
-
-
-def test_a_pruned_table_is_read_as_the_whole() -> None:
-    whole = ncu_table("_dual", "gemm", launches=4)
-    pruned = pruned_table(whole)
-    assert ncu.read(pruned) == ncu.read(whole)
-    assert "host" not in pruned
-    assert len(pruned_table(ncu_table("_dual", launches=50)).splitlines()) == 2 + LAUNCHES
-
-
-def test_a_pruned_database_is_read_as_the_whole(tmp_path: Path) -> None:
-    whole = nsys_database(tmp_path / "whole.sqlite")
-    with sqlite3.connect(whole) as database:
-        database.execute("INSERT INTO StringIds VALUES (99, '/home/somebody/secret')")
-        database.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)")
-        database.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ('Hostname', 'a-host')")
-        database.execute("DELETE FROM CUPTI_ACTIVITY_KIND_MEMCPY")
-    prune_database(whole, tmp_path / "pruned.sqlite")
-    assert nsys.read(tmp_path / "pruned.sqlite") == nsys.read(whole)
-    content = (tmp_path / "pruned.sqlite").read_bytes()
-    assert b"secret" not in content
-    assert b"a-host" not in content
-
-
-def test_a_pruned_trace_is_read_as_the_whole() -> None:
-    trace = [event for event in GPU_TRACE if event.get("cat") != "gpu_memcpy"]
-    named = [*trace, {"ph": "M", "name": "process_name", "args": {"name": "/home/somebody"}}]
-    pruned = pruned_trace(json.dumps({"traceEvents": named}).encode())
-    assert kineto.launched(kineto.events_of(pruned.encode()), "cuda") == kineto.launched(trace, "cuda")
-    assert "somebody" not in pruned
 
 
 def test_the_counters_of_an_h100_are_read() -> None:

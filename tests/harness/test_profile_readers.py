@@ -1,4 +1,3 @@
-import json
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -36,13 +35,13 @@ def test_kineto_joins_kernels_to_the_ranges_of_their_launch() -> None:
     assert (found[0].registers, found[0].shared_bytes, found[0].own_us) == (168, 4096, 10)
 
 
-def test_gaps_are_where_nothing_runs_and_streams_may_overlap() -> None:
+def test_idle_time_excludes_overlapping_streams() -> None:
     region = found_in(kineto.launched(GPU_TRACE, "cuda"), [])
     assert (region["region_us"], region["busy_us"], region["longest_gap_us"]) == (40, 35, 5)
     assert [kernel.name for kernel in region["kernels"]] == ["_dual", "gemm", "Memcpy DtoD"]
 
 
-def test_a_kernel_launched_ahead_takes_time_from_the_end_of_the_one_before_it() -> None:
+def test_a_kernel_starts_after_the_previous_one_on_its_stream() -> None:
     kernels = [
         event("kernel", "waits", 105, 25, stream=7, device=0),
         event("kernel", "first", 100, 20, stream=7, device=0),
@@ -60,13 +59,13 @@ def test_a_kernel_launched_ahead_takes_time_from_the_end_of_the_one_before_it() 
     }
 
 
-def test_nothing_launched_is_an_error() -> None:
+def test_an_empty_region_is_an_error() -> None:
     assert busy([]) == (0.0, 0.0)
     with pytest.raises(ProfileError, match="no operator of PyTorch"):
         found_in([], [])
 
 
-def test_operators_of_a_cpu_count_without_those_they_call() -> None:
+def test_operators_count_without_called_ones() -> None:
     calls = [
         event("cpu_op", "aten::linear", 0, 10),
         event("cpu_op", "aten::mm", 2, 6),
@@ -81,7 +80,7 @@ def test_operators_of_a_cpu_count_without_those_they_call() -> None:
     assert found_in(found, found)["busy_us"] == 14
 
 
-def test_operators_call_others_of_their_thread_alone() -> None:
+def test_operators_call_others_of_their_own_thread() -> None:
     calls = [
         event("cpu_op", "mm", 1, 4),  # begins with the addmm that calls it
         event("cpu_op", "addmm", 1, 7),
@@ -92,16 +91,7 @@ def test_operators_call_others_of_their_thread_alone() -> None:
     assert found == {"linear": 3, "addmm": 3, "mm": 4, "autograd's": 6}
 
 
-def test_copies_and_fills_take_time_too() -> None:
-    events = [event("gpu_memset", "Memset (Device)", 0, 5), event("gpu_memcpy", "Memcpy DtoD", 5, 7)]
-    found = found_in(kineto.launched(events, "cuda"), [])
-    assert [(kernel.name, kernel.time_us) for kernel in found["kernels"]] == [
-        ("Memcpy DtoD", 7),
-        ("Memset (Device)", 5),
-    ]
-
-
-def test_a_kernel_that_ends_while_it_waits_takes_no_time() -> None:
+def test_a_kernel_that_ends_while_waiting_takes_no_time() -> None:
     kernels = [
         event("kernel", "long", 100, 50, stream=7),
         event("kernel", "short", 110, 5, stream=7),
@@ -112,20 +102,15 @@ def test_a_kernel_that_ends_while_it_waits_takes_no_time() -> None:
 
 
 @pytest.mark.parametrize("byte", [b"\xff", b"\x01"])
-def test_a_name_of_another_encoding_costs_a_trace_one_letter(byte: bytes) -> None:
+def test_a_kernel_name_may_have_another_encoding(byte: bytes) -> None:
     (event,) = kineto.events_of(b'\xef\xbb\xbf{"traceEvents": [{"name": "ge' + byte + b'mm"}]}')
     assert event["name"] in ("ge\ufffdmm", "ge\x01mm")
-
-
-def test_a_truncated_trace_says_where_it_ends() -> None:
-    with pytest.raises(ProfileError, match=r"truncated or is none \(JSONDecodeError: .*char 17\)"):
-        kineto.events_of(b'{"traceEvents": [')
 
 
 @pytest.mark.parametrize(
     "text", [b"", b'{"traceEvents": [', b"{}", b"[]", b'{"traceEvents": 1}', b'{"traceEvents": [1]}']
 )
-def test_a_trace_that_is_none(text: bytes) -> None:
+def test_a_foreign_trace_is_refused(text: bytes) -> None:
     with pytest.raises(ProfileError, match=r"torch\.profiler"):
         kineto.events_of(text)
 
@@ -148,7 +133,7 @@ def test_a_recording_on_the_cpu_finds_the_operators_in_their_ranges(tmp_path: Pa
     assert (tmp_path / "a.trace.json.gz").stat().st_size > 100
 
 
-def test_what_runs_before_a_recording_is_not_in_it() -> None:
+def test_work_before_a_recording_is_not_in_it() -> None:
     torch = pytest.importorskip("torch")
     x = torch.ones(8, 8)
     with kineto.recording("cpu", with_ranges=False, before=lambda: torch.mm(x, x)) as found:
@@ -158,7 +143,7 @@ def test_what_runs_before_a_recording_is_not_in_it() -> None:
     assert "aten::mm" not in names
 
 
-def test_nsys_tells_what_is_timed_from_the_call_under_ranges(tmp_path: Path) -> None:
+def test_nsys_separates_timed_runs_from_the_call_under_ranges(tmp_path: Path) -> None:
     timed, ranged = nsys.read(nsys_database(tmp_path / "a.sqlite"))
     assert [(each.name, each.path) for each in ranged] == [
         ("gemm(float*)", ("prefill", "layer 0")),
@@ -170,7 +155,7 @@ def test_nsys_tells_what_is_timed_from_the_call_under_ranges(tmp_path: Path) -> 
     assert (region["region_us"], region["busy_us"], region["longest_gap_us"]) == (7.0, 6.0, 1.0)
 
 
-def test_nsys_leaves_out_what_leads_in_whose_layers_have_ranges_too(tmp_path: Path) -> None:
+def test_nsys_leaves_out_the_lead_in(tmp_path: Path) -> None:
     path = nsys_database(tmp_path / "a.sqlite")
     with closing(sqlite3.connect(path)) as database:
         for start, end, text in ((14000, 18000, "lead"), (14500, 16000, "layer 0")):
@@ -184,7 +169,7 @@ def test_nsys_leaves_out_what_leads_in_whose_layers_have_ranges_too(tmp_path: Pa
     assert nsys.read(path) == nsys.read(nsys_database(tmp_path / "without.sqlite"))
 
 
-def test_nsys_says_on_which_stream_a_kernel_waited(tmp_path: Path) -> None:
+def test_nsys_reads_streams(tmp_path: Path) -> None:
     path = nsys_database(tmp_path / "a.sqlite")
     with closing(sqlite3.connect(path)) as database:
         database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 62000 WHERE correlationId = 4")
@@ -198,7 +183,7 @@ def test_nsys_says_on_which_stream_a_kernel_waited(tmp_path: Path) -> None:
     ]
 
 
-def test_nsys_keeps_processes_apart_and_what_no_range_holds_out(tmp_path: Path) -> None:
+def test_nsys_separates_processes_and_drops_launches_outside_ranges(tmp_path: Path) -> None:
     path = nsys_database(tmp_path / "a.sqlite")
     with closing(sqlite3.connect(path)) as database:
         # A range that never ended, and a launch between the call and what is timed.
@@ -222,7 +207,7 @@ def test_nsys_keeps_processes_apart_and_what_no_range_holds_out(tmp_path: Path) 
     assert [each.shared_bytes for each in timed[:2]] == [128, 1128]  # the static, and with the dynamic
 
 
-def test_the_timeline_is_the_first_run_in_the_ranges_of_the_call_beside_it(tmp_path: Path) -> None:
+def test_the_timeline_is_the_first_run_with_the_ranges_of_the_call(tmp_path: Path) -> None:
     run = kineto.launched(GPU_TRACE, "cuda")
     later = [replace(each, start_us=each.start_us + 1e3, end_us=each.end_us + 1e3, path=()) for each in run]
     after = [replace(each, start_us=each.start_us + 5e3, end_us=each.end_us + 5e3, path=()) for each in run]
@@ -236,7 +221,7 @@ def test_the_timeline_is_the_first_run_in_the_ranges_of_the_call_beside_it(tmp_p
     assert more.range == (-1, -1, -1)
 
 
-def test_the_longest_gap_is_not_the_last_one_and_the_last_launch_not_the_last_to_end() -> None:
+def test_the_longest_idle_time_may_precede_others() -> None:
     launched = [Launched("a", 0, 10, 10), Launched("b", 40, 90, 50, shared_bytes=8), Launched("b", 95, 96, 1)]
     launched.append(Launched("b", 50, 55, 5, shared_bytes=64))  # on another stream
     found = found_in(launched, [])
@@ -244,7 +229,7 @@ def test_the_longest_gap_is_not_the_last_one_and_the_last_launch_not_the_last_to
     assert {each.name: each.shared_bytes for each in found["kernels"]} == {"a": None, "b": 64}
 
 
-def test_ranges_that_touch_do_not_hold_each_other_and_hold_a_launch_at_their_end() -> None:
+def test_adjacent_ranges_include_their_ends() -> None:
     spans = [Span("layer 0", 1, 0, 10), Span("layer 1", 1, 10, 20)]
     assert Nesting(spans).paths([(1, 9.75), (1, 10), (1, 20), (1, 20.5)]) == [
         ("layer 0",),
@@ -268,19 +253,19 @@ def launches_of(*paths: str) -> list[Launched]:
         (["generate/layer 0/operator", "generate/layer 0", "generate/layer 1"] * 2, 3),
     ],
 )
-def test_the_timeline_is_one_step_and_says_what_it_leaves_out(paths: list[str], shown: int) -> None:
+def test_the_timeline_is_one_step(paths: list[str], shown: int) -> None:
     run = launches_of(*paths)
     found = timeline_of(run, run, 1, kernels_of(run), ranges_of(run, kernels_of(run)))
     assert (len(found.kernel), found.left_out) == (shown, len(paths) - shown)
 
 
-def test_nanoseconds_survive_a_clock_that_counts_from_1970() -> None:
+def test_nanoseconds_survive_a_clock_since_1970() -> None:
     run = [Launched("a", 1.7e15 + 0.25, 1.7e15 + 1.5, 1.25), Launched("b", 1.7e15 + 2.0, 1.7e15 + 3.0, 1.0)]
     found = found_in(run, run)["timeline"]
     assert (found.wait_ns, found.time_ns) == ((0, 500), (1250, 1000))
 
 
-def test_an_nsys_export_that_is_none(tmp_path: Path) -> None:
+def test_a_foreign_nsys_export_is_refused(tmp_path: Path) -> None:
     whole = nsys_database(tmp_path / "a.sqlite").read_bytes()
     for name, content in {"foreign": b"not a database at all" * 100, "truncated": whole[: len(whole) // 2]}.items():
         (tmp_path / name).write_bytes(content)
@@ -293,7 +278,7 @@ def test_an_nsys_export_that_is_none(tmp_path: Path) -> None:
         nsys.read(tmp_path / "empty")
 
 
-def test_every_metric_is_one_that_a_gh100_has() -> None:
+def test_every_metric_exists_on_gh100() -> None:
     names = set((HERE / "gh100_metrics.txt").read_text().split())
     assert {metric.split(".")[0] for metric in ncu.METRICS} <= names
     assert len(set(ncu.METRICS)) == len(ncu.METRICS)
@@ -314,56 +299,26 @@ TIME = "gpu__time_duration.sum"
 
 
 def counters_of(*launches: dict[str, str], units: dict[str, str] | None = None) -> Counters:
-    """What is read of launches of one kernel, from what the table says of each."""
+    """Return the counters of one kernel from a table of its launches."""
     names = list(dict.fromkeys(name for each in launches for name in each))
-    base = {TIME: "us", "dram__bytes.sum": "byte", "lts__t_bytes.sum": "byte"} | (units or {})
+    base = {TIME: "ns", "dram__bytes.sum": "byte", "lts__t_bytes.sum": "byte"} | (units or {})
     rows = [["ID", "Kernel Name", *names], ["", "", *(base.get(name, "") for name in names)]]
     rows += [[str(place), "one", *(each.get(name, "n/a") for name in names)] for place, each in enumerate(launches)]
     return ncu.read("".join(",".join(f'"{field}"' for field in row) + "\n" for row in rows))["one"]
 
 
 @pytest.mark.parametrize(
-    ("unit", "us"),
-    [
-        ("ns", 0.0025),
-        ("nsecond", 0.0025),
-        ("us", 2.5),
-        ("usecond", 2.5),
-        ("ms", 2500),
-        ("msecond", 2500),
-        ("second", 2.5e6),
-    ],
-)
-def test_ncu_times_are_read_in_any_unit(unit: str, us: float) -> None:
-    assert counters_of({TIME: "2.50"}, units={TIME: unit}).time_us == pytest.approx(us)
-
-
-@pytest.mark.parametrize(
-    ("unit", "size"), [("byte", 2.5), ("Kbyte", 2.5e3), ("Mbyte", 2.5e6), ("Gbyte", 2.5e9), ("Tbyte", 2.5e12)]
-)
-def test_ncu_sizes_are_read_in_any_unit(unit: str, size: float) -> None:
-    said = {TIME: "1", "dram__bytes.sum": "2.50"}
-    assert counters_of(said, units={"dram__bytes.sum": unit}).dram_bytes == size
-
-
-@pytest.mark.parametrize(("unit", "count"), [("inst", 2.5), ("Kinst", 2.5e3), ("Minst", 2.5e6), ("M", 2.5e6)])
-def test_ncu_counts_are_read_in_any_unit(unit: str, count: float) -> None:
-    name = "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum"
-    assert counters_of({TIME: "1", name: "2.50"}, units={name: unit}).operations == pytest.approx(count)
-
-
-@pytest.mark.parametrize(
-    ("metric", "unit"), [(TIME, "cycle"), (TIME, ""), ("dram__bytes.sum", "Kibyte"), ("dram__bytes.sum", "sector")]
+    ("metric", "unit"), [(TIME, "us"), (TIME, ""), ("dram__bytes.sum", "Kbyte"), ("lts__t_bytes.sum", "sector")]
 )
 def test_an_unknown_unit_of_ncu_is_an_error(metric: str, unit: str) -> None:
     with pytest.raises(ProfileError, match=rf"{metric} in the unknown unit '{unit}'$"):
-        counters_of({TIME: "1", "dram__bytes.sum": "1"}, units={metric: unit})
+        counters_of({TIME: "1", metric: "1"}, units={metric: unit})
 
 
 @pytest.mark.parametrize(
     "said", ["==WARNING== The report was written by another version", "Warning: no symbols", "", "==PROF== Done"]
 )
-def test_what_ncu_says_behind_its_table_is_no_launch(said: str) -> None:
+def test_messages_after_the_ncu_table_are_ignored(said: str) -> None:
     assert list(ncu.read(ncu_table("_dual") + said + "\n", 2)) == ["_dual"]
 
 
@@ -384,7 +339,7 @@ def test_ncu_counts_flops_of_every_path(path: str, flops: float) -> None:
 
 def test_ncu_counts_every_kind_in_its_own_field() -> None:
     first = {
-        TIME: "1",
+        TIME: "1,000.00",
         "dram__bytes.sum": "100",
         "lts__t_bytes.sum": "200",
         "lts__t_sector_hit_rate.pct": "70",
@@ -394,14 +349,14 @@ def test_ncu_counts_every_kind_in_its_own_field() -> None:
         "lts__throughput.avg.pct_of_peak_sustained_elapsed": "22",
         "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed": "44",
     }
-    found = counters_of(first, {TIME: "3", "dram__bytes.sum": "300"})
+    found = counters_of(first, {TIME: "3,000.00", "dram__bytes.sum": "300"})
     assert (found.launches, found.time_us, found.dram_bytes) == (2, 2.0, 200.0)
-    # Of what one launch lacks, the mean is that of the others.
+    # A mean leaves out launches without the metric.
     assert (found.l2_bytes, found.l2_hit, found.occupancy, found.conflicts) == (200.0, 70.0, 30.0, 0.25)
     assert found.use == {"l2": 22.0, "tensor": 44.0}
 
 
-# What Nsight Compute 2025.3 prints of a layer norm on an H100.
+# Output of Nsight Compute 2025.3 for a layer norm on an H100.
 LAYER_NORM = {
     TIME: ("32,448.00", "ns"),
     "dram__bytes_read.sum": ("34,985,472.00", "byte"),
@@ -443,13 +398,6 @@ def test_ncu_counts_memory_occupancy_and_peaks() -> None:
     assert found.use == {"memory": 62.99}
 
 
-def test_ncu_leaves_caches_and_clocks_as_the_work_finds_them() -> None:
-    words = ncu.wrapping(Path("/a/b.ncu-rep"), Path("/a/b.log"), range_names("forward"))
-    assert {"--cache-control=none", "--clock-control=none", "--replay-mode=kernel", "--profile-from-start=off"} <= set(
-        words
-    )
-
-
 def test_ncu_means_are_weighted_by_time() -> None:
     short, long = ncu_table("one", launches=1), ncu_table("one", launches=1).replace("2,000.00", "6,000.00")
     long = long.replace("31.00", "71.00").splitlines()[-1]
@@ -469,25 +417,25 @@ def test_ncu_means_are_weighted_by_time() -> None:
         (ncu_table("one").replace("2,000.00", "n/a"), None, "no time of launch 1"),
     ],
 )
-def test_an_ncu_table_that_is_none(table: str, launches: int | None, why: str) -> None:
+def test_a_broken_ncu_table_is_refused(table: str, launches: int | None, why: str) -> None:
     with pytest.raises(ProfileError, match=why):
         ncu.read(table, launches)
 
 
 @pytest.mark.parametrize("none", ["nan", "inf", "(!) nan"])
-def test_what_ncu_prints_for_no_number_was_not_counted(none: str) -> None:
+def test_ncu_values_without_a_number_are_not_counted(none: str) -> None:
     counters = ncu.read(ncu_table("one").replace("31.00", none))["one"]
     assert ("sm" in counters.use, counters.use["dram"]) == (False, 90.5)
 
 
-def test_no_gap_of_an_engine_is_longer_than_all_of_them() -> None:
-    """Its runs launch unlike kernels, so the pause between them lies among the launches, and not in the host's time."""
+def test_the_longest_idle_time_of_an_engine_is_bounded() -> None:
+    """Its runs have different kernels, so the pause between them counts among launches, not in its own time."""
     runs = [Launched("a", 0, 80, 80), Launched("a", 5100, 5180, 80), Launched("b", 5180, 5181, 1)]
     found = found_of(runs, [], Runs(2, host_us=[100, 101]))
     assert (found["region_us"], found["busy_us"], found["longest_gap_us"]) == (201, 161, 40)
 
 
-def test_what_wraps_a_worker_names_every_metric_and_one_layer() -> None:
+def test_the_ncu_command_has_every_metric_and_one_layer() -> None:
     words = ncu.wrapping(Path("/a/b.ncu-rep"), Path("/a/b.log"), range_names("forward"))
     assert words[0] == "ncu"
     request = ncu.wrapping(Path("/a/b.ncu-rep"), Path("/a/b.log"), range_names("request"))
@@ -499,12 +447,8 @@ def test_what_wraps_a_worker_names_every_metric_and_one_layer() -> None:
     assert f"--metrics={','.join(ncu.METRICS)}" in words
 
 
-def test_long_names_that_differ_in_their_middle_are_two_kernels() -> None:
+def test_long_names_with_different_middles_are_two_kernels() -> None:
     names = ["a" * 400 + middle + "a" * 400 for middle in "bc"]
     assert max(len(short_name(name)) for name in names) <= NAME_LIMIT
     region = found_in([Launched(name, place, place + 1, 1.0) for place, name in enumerate(names)], [])
     assert [kernel.launches for kernel in region["kernels"]] == [1, 1]
-
-
-def test_the_trace_is_read_from_json(tmp_path: Path) -> None:
-    assert len(kineto.events_of(json.dumps({"traceEvents": GPU_TRACE}).encode())) == len(GPU_TRACE)

@@ -13,16 +13,17 @@ from harness.measure.measured_case import CaseRun
 from harness.measure.ranges import nvtx_range
 from harness.measure.system import Workload
 from harness.profiling import in_worker
-from harness.profiling.in_worker import RUNS, WARM_RUNS, ProfilerChoice, ceilings_by
+from harness.profiling.in_worker import RUNS, WARM_RUNS, ProfilerChoice, measured_ceilings
 from harness.profiling.tools import kineto
 from harness.profiling.tools.trace import Launched, Runs, found_of, last_runs
+from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.profile import ProfileError
 
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens in order: begins and ends of ranges, and what a test adds."""
+    """Events in order: starts and ends of ranges, and those that a test adds."""
     noted: list[str] = []
 
     @contextmanager
@@ -36,7 +37,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return noted
 
 
-def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(events: list[str]) -> None:
+def test_nsight_captures_a_call_under_ranges_and_then_the_timed_runs(events: list[str]) -> None:
     workload = Workload(run=lambda: events.append("run"), units=16)
     call = ["prefill", "run", "end"]
     found = in_worker.profile(case(), workload, ProfilerChoice("nsys"))
@@ -50,7 +51,7 @@ def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(events: list
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU that leads in with four runs and shows six."""
+    """Replace `load`: four lead-in runs, six profiled ones."""
 
     def load(work: Any, run: Any) -> None:
         work.lead, work.runs = 4, 6
@@ -58,7 +59,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_worker._Work, "load", load)
 
 
-def test_what_leads_in_is_not_in_the_range_that_nsight_times(events: list[str], loaded: None) -> None:
+def test_the_lead_in_is_outside_the_timed_range(events: list[str], loaded: None) -> None:
     workload = Workload(run=lambda: events.append("run"), units=16)
     found = in_worker.profile(case(), workload, ProfilerChoice("nsys"))
     assert found["seen"]["runs"] == 6
@@ -68,14 +69,12 @@ def test_what_leads_in_is_not_in_the_range_that_nsight_times(events: list[str], 
     ]
 
 
-def test_kineto_sees_the_last_runs_on_a_gpu_without_the_pauses_between_samples(
-    monkeypatch: pytest.MonkeyPatch, loaded: None
-) -> None:
+def test_kineto_profiles_the_last_runs_without_pauses(monkeypatch: pytest.MonkeyPatch, loaded: None) -> None:
     launched: list[Launched] = []
     now = 0.0
 
     def run() -> None:
-        """A kernel of 20 us while the GPU wakes up, then of 10 us; 2 us until the next one."""
+        """Launch a kernel of 20 us while the GPU wakes up, then of 10 us; then wait 2 us."""
         nonlocal now
         took = 20.0 if len(launched) < WARM_RUNS + 1 + 8 else 10.0
         launched.append(Launched("kernel", now, now + took, took))
@@ -137,8 +136,7 @@ def test_kineto_sees_the_last_runs_on_a_gpu_without_the_pauses_between_samples(
 
 
 @pytest.mark.parametrize("timing", ["eager", "graph"])
-def test_a_run_is_what_a_measurement_takes_a_sample_of(monkeypatch: pytest.MonkeyPatch, timing: Any) -> None:
-    """And while nothing is profiled, it is timed as one."""
+def test_a_run_is_one_sample_of_a_measurement(monkeypatch: pytest.MonkeyPatch, timing: Any) -> None:
     prepared: list[Any] = []
 
     def clock(asked: str) -> Any:
@@ -156,17 +154,17 @@ def test_a_run_is_what_a_measurement_takes_a_sample_of(monkeypatch: pytest.Monke
     monkeypatch.setattr(in_worker, "CudaEventClock", clock)
     work = in_worker._Work(case(timing=timing), Workload(run=print, device="cuda"))
     work.call_s = 0.125
-    work.alone()
+    work.time_alone()
     assert prepared == [(print, 0.125)]
     assert (work.timed(), work.calls, work.alone_us) == ("sample", 3, 1500.0)
-    work.alone(400.0)  # as an earlier timing found
+    work.time_alone(400.0)  # as an earlier timing found
     assert prepared == [(print, 0.125)] * 2
     assert (work.timed(), work.calls, work.alone_us) == ("sample", 3, 1200.0)
 
 
 def test_on_a_cpu_a_run_is_a_call() -> None:
     work = in_worker._Work(case(), Workload(run=print))
-    work.alone()
+    work.time_alone()
     assert (work.timed(), work.calls, work.alone_us) == (print, 1, 0.0)
 
 
@@ -198,7 +196,7 @@ def test_nsight_counts_in_the_last_steps_of_a_call(
     assert (found["notes"], seen, inside) == ([], counted, False)
 
 
-def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_loaded_before_profiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_worker, "SETTLES_S", 20)
     monkeypatch.setattr(in_worker, "WAKES_S", 10)
     monkeypatch.setattr(in_worker, "RUNS_S", 7)
@@ -226,7 +224,7 @@ def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.Mo
     assert (len(calls), on_cpu.lead, on_cpu.runs) == (0, 0, RUNS)
 
 
-def test_it_rests_where_a_measurement_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_synchronized_as_in_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     runs: list[str] = []
     monkeypatch.setattr(in_worker, "wait_for", lambda device: waits.append(len(runs)))
@@ -245,18 +243,18 @@ def test_it_rests_where_a_measurement_does(monkeypatch: pytest.MonkeyPatch) -> N
         (7, 5, 1, (0, 1)),
     ],
 )
-def test_most_of_what_is_recorded_is_seen(lead: int, runs: int, most: int, window: tuple[int, int]) -> None:
+def test_lead_in_and_runs_fit_the_limit(lead: int, runs: int, most: int, window: tuple[int, int]) -> None:
     work = in_worker._Work(case(), Workload(run=print))
     work.lead, work.runs = lead, runs
     assert work.window(most) == window
 
 
 def kernels(*times: float, apart: float = 100.0) -> list[Launched]:
-    """One kernel of each of these times, begun one after the other so far apart."""
+    """Return one kernel per time, with equal distances between their starts."""
     return [Launched("kernel", apart * place, apart * place + time, time) for place, time in enumerate(times)]
 
 
-def test_pauses_between_runs_are_taken_out_and_gaps_stay() -> None:
+def test_pauses_between_runs_are_removed() -> None:
     starts = [0, 11, 100, 112, 300, 315, 400, 413]  # kernels of 10 us; two calls of one kernel make a run
     launched = [Launched("kernel", float(start), start + 10.0, 10.0) for start in starts]
     found = found_of(launched, launched[:1], Runs(4, units=3, calls=2))
@@ -267,7 +265,7 @@ def test_pauses_between_runs_are_taken_out_and_gaps_stay() -> None:
 
 
 @pytest.mark.parametrize("times", [[10.0] * 5, [10.0, 10.0, 10.0, 10.0, 10.0, 10.0]])
-def test_runs_that_launch_unlike_kernels_all_count(times: list[float]) -> None:
+def test_runs_with_different_kernels_all_count(times: list[float]) -> None:
     launched = kernels(*times)
     if len(times) == 6:  # which two runs could have halved, had the last been like the others
         launched[-1] = Launched("another", 500.0, 510.0, 10.0)
@@ -282,9 +280,7 @@ def test_runs_that_launch_unlike_kernels_all_count(times: list[float]) -> None:
     assert found_of(launched, [], Runs(2, host_us=[1.0, 2.0]))["region_us"] == 10.0 * len(times)
 
 
-def test_of_several_calls_on_a_cpu_the_one_of_median_length_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_call_of_median_length_is_profiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lengths = [9.0, 200.0, 8.0, 300.0, 10.0]
     calls: list[float] = []
 
@@ -306,7 +302,7 @@ def test_of_several_calls_on_a_cpu_the_one_of_median_length_is_told(
     assert (calls, found["region_us"]) == ([9.0, 200.0], 9.0)  # calls that take long are fewer
 
 
-def test_runs_that_a_profiler_held_up_do_not_count() -> None:
+def test_delayed_runs_do_not_count() -> None:
     launched = kernels(10.0, 30.0, 11.0, 12.0, 10.5, 9.0, 10.6, 11.5)
     found = found_of(launched, [], Runs(8))
     assert (found["units"], found["region_us"]) == (4, pytest.approx(43.6))  # 11, 10.5, 10.6, 11.5
@@ -315,7 +311,7 @@ def test_runs_that_a_profiler_held_up_do_not_count() -> None:
     assert found_of(launched[:2], [], Runs(2))["region_us"] == 40.0
 
 
-def test_a_run_that_the_host_times_lasts_as_long_as_the_host_says() -> None:
+def test_an_engines_own_time_counts() -> None:
     found = found_of(kernels(*[20.0] * 5), [], Runs(5, host_us=[40.0, 90.0, 41.0, 15.0, 42.0]))
     assert (found["units"], found["region_us"], found["busy_us"]) == (3, 123.0, 60.0)
     assert found_of(kernels(20.0), [], Runs(1, host_us=[35.0]))["region_us"] == 35.0
@@ -333,27 +329,27 @@ def test_a_run_that_the_host_times_lasts_as_long_as_the_host_says() -> None:
         (15.0, 60.0, "under the profiler a run took 167% longer than without it: its kernels did"),
     ],
 )
-def test_what_a_profiler_holds_a_host_up_is_no_part_of_the_gaps(alone_us: float, region_us: float, note: str) -> None:
+def test_delays_by_the_profiler_are_not_idle_time(alone_us: float, region_us: float, note: str) -> None:
     found = found_of(kernels(*[20.0] * 5), [], Runs(5, 7, host_us=[40.0] * 5, alone_us=alone_us))
     assert (found["units"], found["region_us"], found["busy_us"]) == (21, region_us, 60.0)
     assert [each.startswith(note) for each in found["notes"]] == ([True] if note else [])
 
 
-def test_of_a_graphs_replays_no_gap_is_longer_than_without_the_profiler() -> None:
+def test_idle_time_of_a_graph_is_bounded_by_its_own_time() -> None:
     launched = kernels(*[20.0] * 3, apart=40.0)
     for replayed, region_us in ((False, 100.0), (True, 98.0)):
         found = found_of(launched, [], Runs(1, alone_us=98.0, replayed=replayed))
         assert (found["region_us"], found["busy_us"], found["notes"]) == (region_us, 60.0, [])
 
 
-def test_kernels_that_are_slower_under_a_profiler_are_told_where_they_hide_its_gaps() -> None:
+def test_slower_kernels_get_a_note() -> None:
     found = found_of(kernels(20.0), [], Runs(1, host_us=[20.5], alone_us=16.0))
     assert found["region_us"] == 20.5
     assert found["notes"] == ["under the profiler a run took 28% longer than without it: its kernels did"]
 
 
-def test_of_shorter_gaps_the_longest_is_as_much_shorter() -> None:
-    launched = kernels(20.0, 20.0, 20.0, apart=60.0)  # two gaps of 40
+def test_the_longest_idle_time_shrinks_with_the_rest() -> None:
+    launched = kernels(20.0, 20.0, 20.0, apart=60.0)  # 40 us apart
     for alone_us, longest in ((0.0, 40.0), (100.0, 20.0)):
         found = found_of(launched, [], Runs(1, host_us=[140.0], alone_us=alone_us))
         assert found["longest_gap_us"] == pytest.approx(longest)
@@ -368,7 +364,7 @@ def test_a_run_ends_with_the_last_kernel_of_any_stream() -> None:
     assert (found["region_us"], found["busy_us"], found["longest_gap_us"]) == (55.0, 55.0, 0.0)
 
 
-def test_the_runs_before_the_last_ones_only_load_the_gpu() -> None:
+def test_only_the_last_runs_count() -> None:
     launched = [
         Launched(f"kernel {number % 2}", 10.0 * number, 10.0 * number + 9, 9.0) for number in (5, 4, 0, 1, 2, 3)
     ]
@@ -386,7 +382,7 @@ def test_an_engine_without_a_batch_for_a_profiler_is_refused() -> None:
 
 @pytest.fixture
 def engine(events: list[str], monkeypatch: pytest.MonkeyPatch) -> Workload:
-    """Runs batches of 7 units and takes samples of 2 ms. Before the profile, some warm up, some are kept."""
+    """An engine with batches of 7 units and samples of 2 ms, after a batch of warm-up."""
     monkeypatch.setattr(in_worker, "ALONE", Policy(budget_s=0.0))
 
     def batch(around: AbstractContextManager[object]) -> int:
@@ -404,7 +400,7 @@ def engine(events: list[str], monkeypatch: pytest.MonkeyPatch) -> Workload:
 
 
 @pytest.mark.parametrize("tool", ["nsys", "ncu"])
-def test_of_an_engines_steps_only_the_steady_ones_are_seen(
+def test_only_an_engines_steady_steps_are_profiled(
     events: list[str], engine: Workload, tool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = in_worker.profile(case(phase="generate", timing="engine"), engine, ProfilerChoice(tool))
@@ -426,7 +422,7 @@ def test_of_an_engines_steps_only_the_steady_ones_are_seen(
         assert "sampled" not in events
 
 
-def test_an_engines_prompts_are_led_in_and_timed_by_the_host(
+def test_prompts_of_an_engine_have_a_lead_in(
     events: list[str], engine: Workload, loaded: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = itertools.count(0.0, 2.0)  # a batch reads it twice
@@ -469,12 +465,15 @@ def test_kineto_times_an_engine_without_its_ranges(
     assert (found["busy_us"], found["kernels"][0]["launches"]) == (3.0 * runs, runs)
 
 
-def test_a_profiled_case_is_not_timed_and_has_its_ceilings() -> None:
+def test_a_profiled_case_is_not_timed() -> None:
     pytest.importorskip("torch")
-    run = CaseRun(case(l2="cold"), Policy(), "profile", ProfilerChoice(ceilings="profile_helpers:ceilings"))
+
+    def profiler(case: Case, workload: Workload, throttled: Any) -> Any:
+        return in_worker.profile(case, workload, ProfilerChoice(), throttled)
+
+    run = CaseRun(case(l2="cold"), Policy(), "profile", profiler)
     record = run.record(WithTorch())
     assert (record.status, record.samples_ms, record.gate) == ("ok", [], None)
-    assert run.profile["ceilings"] == {"copy_gbs": 3000.0, "product_tflops": 600.0}
     assert "not cold" in run.profile["notes"][0]
     assert run.profile["units"] == 1
     assert run.profile["work"] == {"products": {"flops": 1e6, "bytes": 2e4}}
@@ -482,20 +481,20 @@ def test_a_profiled_case_is_not_timed_and_has_its_ceilings() -> None:
     assert any(kernel["name"] == "aten::mm" for kernel in run.profile["kernels"])
 
 
-def test_ceilings_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peaks_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     import profile_helpers
 
     def beyond() -> Any:
         raise MemoryError
 
-    assert ceilings_by("") == {}
-    assert ceilings_by("profile_helpers:ceilings")["copy_gbs"] == 3000.0
+    assert measured_ceilings("") == {}
+    assert measured_ceilings("profile_helpers:ceilings")["copy_gbs"] == 3000.0
     monkeypatch.setattr(profile_helpers, "ceilings", beyond)
-    assert ceilings_by("profile_helpers:ceilings") == {}
+    assert measured_ceilings("profile_helpers:ceilings") == {}
 
     def broken() -> Any:
         raise ValueError("no such device")
 
     monkeypatch.setattr(profile_helpers, "ceilings", broken)
     with pytest.raises(ValueError, match="no such device"):
-        ceilings_by("profile_helpers:ceilings")
+        measured_ceilings("profile_helpers:ceilings")

@@ -1,4 +1,4 @@
-"""A block of a script is profiled; what cannot be asked for is refused before it runs."""
+"""Profile a block of a script."""
 
 import subprocess
 import sys
@@ -34,16 +34,16 @@ def test_a_script_profiles_a_block(tmp_path: Path) -> None:
         ({"device": "gpu"}, "must be cpu, or cuda"),
         ({"units": 0}, "at least 1"),
         ({"keep": "a.json"}, "must end in .json.gz"),
-        ({"keep": "absent/a.json.gz"}, "in a folder that is there"),
+        ({"keep": "absent/a.json.gz"}, "in an existing folder"),
     ],
 )
-def test_what_a_script_cannot_ask_for_is_refused_before_its_block_runs(arguments: dict[str, Any], why: str) -> None:
+def test_wrong_arguments_are_refused_before_the_block(arguments: dict[str, Any], why: str) -> None:
     pytest.importorskip("torch")
     with pytest.raises(ValueError, match=why), profiled(**arguments):
         pytest.fail("the block ran")
 
 
-def test_a_script_imports_nothing_that_runs_or_keeps_cases() -> None:
+def test_a_script_imports_no_scheduler() -> None:
     script = "import sys, harness.profiling.block; print([name for name in sys.modules if name.startswith('harness.')])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert "'harness.profiling.tools.kineto'" in done.stdout

@@ -1,4 +1,4 @@
-"""Whether the samples of a case changed in their course, and how often noise is taken for it."""
+"""Difference between the first and the last samples of a case, and false alarms by noise."""
 
 import random
 from itertools import repeat

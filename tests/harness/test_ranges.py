@@ -23,7 +23,7 @@ def test_nvtx_range_is_popped_even_after_an_error(monkeypatch: pytest.MonkeyPatc
     assert nvtx.calls == ["forward", "pop"]
 
 
-def test_who_asks_is_told_each_range_as_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callback_gets_each_range_as_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
     with told(names.append), nvtx_range("prefill"), nvtx_range("layer 0"):
         names.append("work")

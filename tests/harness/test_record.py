@@ -36,13 +36,13 @@ def test_a_line_is_read_as_it_was_written() -> None:
     assert b'"registers":168,' in line
 
 
-def test_what_a_line_writes_as_an_escape_is_made_printable_too() -> None:
+def test_escaped_control_characters_are_made_printable() -> None:
     line = json.dumps(Record(case(), "failed", "REASON").to_dict()).replace("REASON", "\\u001b[2J gone")
     assert "\x1b" not in Record.from_json(line.encode()).reason
 
 
-def test_only_true_is_a_passed_gate_and_lists_are_levels_too() -> None:
-    with pytest.raises(ValidationError, match="gate that was not passed"):
+def test_only_true_passes_and_nesting_is_limited() -> None:
+    with pytest.raises(ValidationError, match="failed check"):
         Record(case(), "ok", gate={"passed": "no", "checks": []})
     nested: Any = []
     for _ in range(16):
@@ -69,12 +69,12 @@ SAMPLE = {"samples_ms": [1.0], "throttled": [False]}
         ({"samples_ms": [1.0, -1.0]}, "samples_ms.1"),
         ({"samples_ms": [5e-324]}, "samples_ms.0"),
         ({"samples_ms": ["1"]}, "samples_ms.0"),
-        ({"samples_ms": [1.0]}, "0 throttle marks for 1 samples"),
+        ({"samples_ms": [1.0]}, "0 throttle flags for 1 samples"),
         ({"throttled": ["no"], "samples_ms": [1.0]}, "throttled.0"),
         ({"stop": "bored"}, "stop"),
         ({"metrics": {"a": "many"}}, "metrics.a"),
         ({"metrics": {"a": 10**400}}, "metrics.a"),
-        ({"gate": {"passed": False, "checks": []}}, "gate that was not passed"),
+        ({"gate": {"passed": False, "checks": []}}, "failed check"),
         ({"gate": {"passed": True, "checks": [{"name": "x"}]}}, "gate"),
         ({"environment": {"gpu": "H100"}}, "environment"),
         ({"environment": {"cpu": {"after": 3}}}, "environment"),
@@ -98,7 +98,7 @@ def test_contradictions_are_refused(fields: dict[str, Any], where: str) -> None:
     assert where in str(error.value).split(", not")[0]
 
 
-def test_schema_2_called_an_incorrect_output_gate() -> None:
+def test_schema_2_has_another_name_for_incorrect() -> None:
     old = {"schema": 2, "case": case().to_dict(), "status": "gate", "reason": "error is 2, limit 1"}
     assert Record.from_dict(old) == Record(case(), "incorrect", "error is 2, limit 1")
 
@@ -110,7 +110,7 @@ def test_a_reason_is_at_most_two_kilobytes(letter: str) -> None:
     assert set(reason) == {letter}
 
 
-def test_texts_that_a_terminal_would_obey_are_cleaned() -> None:
+def test_control_characters_are_removed() -> None:
     bad = "a\x1b[2J\rb\0\ud800"
     record = Record(
         case(),

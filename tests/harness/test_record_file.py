@@ -1,5 +1,4 @@
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -7,9 +6,7 @@ from typing import Any
 import pytest
 from harness_helpers import case, ok_record
 
-from harness.schema import record_file
-from harness.schema.record import Record, RecordError
-from harness.schema.record_file import RecordFile
+from harness.schema.record import Record, RecordError, RecordFile
 
 
 def cases(count: int) -> list:
@@ -46,21 +43,6 @@ def test_round_trip(file: RecordFile) -> None:
     assert list(first)[:3] == ["schema", "case", "status"]
 
 
-def test_appending_leaves_what_is_there(file: RecordFile) -> None:
-    file.append(ok_record())
-    before = file.path.read_bytes()
-    file.append(ok_record(case(batch=7)))
-    assert file.path.read_bytes().startswith(before)
-
-
-def test_a_record_spoiled_later_is_not_written(file: RecordFile) -> None:
-    record = ok_record()
-    record.samples_ms[0] = math.nan
-    with pytest.raises(RecordError, match=r"samples_ms\.0"):
-        file.append(record)
-    assert file.read() == []
-
-
 def test_every_truncation_loses_only_the_last_record(file: RecordFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda fd: None)  # hundreds of waits for the disk show nothing
     for each in cases(2):
@@ -75,7 +57,7 @@ def test_every_truncation_loses_only_the_last_record(file: RecordFile, monkeypat
         assert [r.case.batch for r in file.read()] == [1, 2, 50] if complete == 2 else [1, 50]
 
 
-def test_torn_line_ended_by_a_newline_is_cut(file: RecordFile) -> None:
+def test_an_incomplete_line_with_a_newline_is_removed(file: RecordFile) -> None:
     file.append(ok_record())
     with file.path.open("ab") as raw:
         raw.write(b'{"schema":2,"case":{"sui\n')
@@ -84,7 +66,7 @@ def test_torn_line_ended_by_a_newline_is_cut(file: RecordFile) -> None:
 
 
 @pytest.mark.parametrize("between", [b"", b"\r"])
-def test_whole_records_on_one_line_are_not_taken_for_a_torn_one(file: RecordFile, between: bytes) -> None:
+def test_two_records_on_one_line_are_refused(file: RecordFile, between: bytes) -> None:
     """As a merge or an editor may leave them: nothing that is there may be lost."""
     file.append(ok_record())
     file.path.write_bytes(file.path.read_bytes().strip() + between + file.path.read_bytes().strip())
@@ -95,7 +77,7 @@ def test_whole_records_on_one_line_are_not_taken_for_a_torn_one(file: RecordFile
     assert file.path.read_bytes() == before
 
 
-def test_long_torn_line_is_cut(file: RecordFile) -> None:
+def test_a_long_incomplete_line_is_removed(file: RecordFile) -> None:
     file.append(ok_record())
     with file.path.open("ab") as raw:
         raw.write(b'{"schema":2,"case":' + b"x" * 200_000)
@@ -104,7 +86,7 @@ def test_long_torn_line_is_cut(file: RecordFile) -> None:
 
 
 @pytest.mark.parametrize("content", [b"my notes", b"my notes\n", b"\x00\x01", b'{"a": 1}', b"[]\n", b"\n"])
-def test_what_is_not_ours_is_refused_and_left_alone(file: RecordFile, content: bytes) -> None:
+def test_foreign_files_are_refused_and_stay(file: RecordFile, content: bytes) -> None:
     file.path.parent.mkdir()
     file.path.write_bytes(content)
     with pytest.raises(RecordError, match=r"records\.jsonl, line 1: "):
@@ -123,12 +105,6 @@ def test_garbage_in_the_middle_names_its_line(file: RecordFile) -> None:
         file.read()
 
 
-def nested(value: Any, levels: int) -> dict[str, Any]:
-    for _ in range(levels):
-        value = {"in": value}
-    return value
-
-
 def line_with(**changes: Any) -> str:
     return json.dumps(ok_record().to_dict() | changes)
 
@@ -137,11 +113,6 @@ def line_with(**changes: Any) -> str:
     ("line", "message"),
     [
         (line_with(schema=1), "schema"),
-        (line_with(case={"system": "x"}), "case.backend"),
-        (line_with(samples_ms=[10**400] * 3), "samples_ms.0"),
-        (line_with(environment="x" * 99), "environment"),
-        (line_with(environment=nested({}, 16)), "more than 16 levels"),
-        (line_with(gate={"checks": [], "more": nested([], 16)}), "more than 16 levels"),
         (line_with(environment={})[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON"),
         ('{"schema": 2, "status": "ok"}', "case"),
         ("3", "object"),
@@ -157,19 +128,7 @@ def test_a_wrong_line_is_one_clear_sentence(file: RecordFile, line: str, message
     assert "\n" not in str(error.value)
 
 
-def test_a_last_line_too_deep_is_not_a_torn_one(file: RecordFile) -> None:
-    file.append(ok_record())
-    with file.path.open("ab") as raw:
-        raw.write(b'{"schema":2,"case":' + b"[" * 100_000)
-    before = file.path.read_bytes()
-    with pytest.raises(RecordError, match=r"records\.jsonl, line 2: is not JSON"):
-        file.read()
-    with pytest.raises(RecordError, match=r"records\.jsonl, last line: is not JSON"):
-        file.append(ok_record())
-    assert file.path.read_bytes() == before
-
-
-def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_paths_are_refused(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     for path in (tmp_path, tmp_path / "plain" / "records.jsonl", Path("/proc/records.jsonl")):
         with pytest.raises(RecordError) as error:
@@ -185,31 +144,11 @@ def test_a_failed_write_is_undone(file: RecordFile, monkeypatch: pytest.MonkeyPa
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("harness.schema.record_file._write_all", full)
+        patch.setattr("harness.schema.record._write_all", full)
         with pytest.raises(RecordError, match="No space left on device"):
             file.append(ok_record(case(batch=4)))
     file.append(ok_record(case(batch=5)))
     assert [r.case.batch for r in file.read()] == [2, 5]
-
-
-def test_a_link_is_neither_written_nor_read_through(file: RecordFile, tmp_path: Path) -> None:
-    target = tmp_path / "elsewhere"
-    target.write_text(ok_record().to_json() + "\n")
-    file.path.parent.mkdir()
-    file.path.symlink_to(target)
-    before = target.read_bytes()
-    for use in (lambda: file.append(ok_record()), file.read):
-        with pytest.raises(RecordError, match=r"records\.jsonl: is a link; a run holds its records itself"):
-            use()
-    assert target.read_bytes() == before
-
-
-def test_a_link_to_nothing_makes_no_file(file: RecordFile, tmp_path: Path) -> None:
-    file.path.parent.mkdir()
-    file.path.symlink_to(tmp_path / "new file")
-    with pytest.raises(RecordError, match="is a link"):
-        file.append(ok_record())
-    assert not (tmp_path / "new file").exists()
 
 
 @pytest.mark.timeout(120)
@@ -217,23 +156,5 @@ def test_a_pipe_does_not_hang(file: RecordFile) -> None:
     file.path.parent.mkdir()
     os.mkfifo(file.path)
     for use in (lambda: file.append(ok_record()), file.read):
-        with pytest.raises(RecordError, match=r"records\.jsonl: is not a regular file"):
+        with pytest.raises(RecordError, match=r"records\.jsonl: cannot be .*: (Not a regular file|Is a dir)"):
             use()
-
-
-def test_a_folder_is_no_file(file: RecordFile) -> None:
-    file.path.mkdir(parents=True)
-    with pytest.raises(RecordError, match=r"records\.jsonl: is not a regular file"):
-        file.read()
-
-
-def test_an_endless_line_is_refused_before_memory_ends(file: RecordFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_file, "LINE_LIMIT", 1 << 12)
-    file.append(ok_record())
-    with file.path.open("ab") as raw:
-        raw.truncate(1 << 20)  # a hole: nothing on the disk, a megabyte of zeros to a reader
-    with pytest.raises(RecordError, match=r"records\.jsonl, line 2: is too long for a record"):
-        file.read()
-    with pytest.raises(RecordError, match=r"records\.jsonl, last line: is too long for a record"):
-        file.append(ok_record())
-    assert file.path.stat().st_size == 1 << 20

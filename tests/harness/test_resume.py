@@ -1,4 +1,4 @@
-"""What a run that ended or was ended left behind, and what is tried again once it goes on."""
+"""Interrupted runs: their records, and the cases that a resumption runs again."""
 
 import json
 import os
@@ -56,8 +56,8 @@ def test_resume_keeps_every_finished_case_whatever_its_status(folder: Path) -> N
     assert (events[0].total, events[0].kept) == (1, 1)
 
 
-def test_resume_tries_anew_what_was_skipped(folder: Path) -> None:
-    """Its system may have been installed; what else came of a case stays."""
+def test_a_resumption_retries_skipped_cases(folder: Path) -> None:
+    """Its system may have been installed; other statuses stay."""
     cases = [case(do, batch=batch) for batch, do in enumerate(["work", "hang", "skip"], start=1)]
     assert statuses(measured(folder, cases, launches=systems("fake_systems:Unavailable"))) == ["skipped"] * 3
     records = measured(folder, limits=SOON)
@@ -86,7 +86,7 @@ def test_a_killed_case_that_lives_the_second_time_is_ok(folder: Path, tmp_path: 
     assert statuses(measured(folder, launches=launches)) == ["ok"]
 
 
-def test_retry_failed_tries_all_that_is_not_ok(folder: Path) -> None:
+def test_retry_failed_retries_every_status_except_ok(folder: Path) -> None:
     cases = [case("raise"), case("miss"), case("oom"), case("work")]
     measured(folder, cases)
     assert measured(folder)[0].status == "failed"
@@ -95,7 +95,7 @@ def test_retry_failed_tries_all_that_is_not_ok(folder: Path) -> None:
     assert len(file_of(folder).read()) == 7
 
 
-def test_cases_that_retry_names_are_run_again_once_and_their_last_record_counts(folder: Path) -> None:
+def test_retried_cases_run_again_once(folder: Path) -> None:
     cases = [case("work"), case("work", batch=3)]
     first = measured(folder, cases)
     assert measured(folder) == first
@@ -104,7 +104,7 @@ def test_cases_that_retry_names_are_run_again_once_and_their_last_record_counts(
     assert Run.open(folder).records() == again
 
 
-def test_skip_sees_what_a_retried_case_is_now(folder: Path, tmp_path: Path) -> None:
+def test_skip_sees_the_new_record_of_a_retried_case(folder: Path, tmp_path: Path) -> None:
     def too_large(of: Planned, earlier: Any) -> str:
         return "one was killed" if any(each.status == "killed" for each in earlier if each.case != of.case) else ""
 
@@ -115,7 +115,6 @@ def test_skip_sees_what_a_retried_case_is_now(folder: Path, tmp_path: Path) -> N
 
 
 def test_skip_sees_the_cases_of_a_job_that_another_call_ran(folder: Path) -> None:
-    """What did not fit then does not fit now."""
     measured(
         folder, [case("oom", batch=1), case(batch=2)], skip=lambda of, earlier: "later" if of.case.batch > 1 else ""
     )
@@ -136,7 +135,7 @@ def test_only_the_repeat_that_is_missing_is_run(folder: Path) -> None:
 
 
 class Stopped(BaseException):
-    """The end of the parent, at the moment of an event."""
+    """Ends the parent at an event."""
 
 
 def test_stopped_after_any_event_and_resumed_each_case_is_there_once(tmp_path: Path) -> None:
@@ -182,7 +181,7 @@ except KeyboardInterrupt as error:
 @pytest.mark.parametrize("ignored", [signal.SIG_DFL, signal.SIG_IGN])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_in_mid_case_kills_the_worker_and_loses_nothing(folder: Path, number: int, ignored: Any) -> None:
-    """Whether or not a shell started it in the background, with SIGINT ignored."""
+    """Also if a shell started it in the background, with SIGINT ignored."""
     if ignored == signal.SIG_IGN and number != signal.SIGINT:
         pytest.skip("of SIGINT alone")
     parent = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A run folder, whoever made it: what is wrong with it is one sentence, and nothing is lost or written elsewhere."""
+"""Run folders: errors are one sentence, and nothing is lost or written elsewhere."""
 
 import errno
 import fcntl
@@ -23,7 +23,7 @@ from harness_helpers import (
 )
 
 from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, SuiteEntry
-from harness.schema.record import Record, RecordError
+from harness.schema.record import Record
 from harness.schema.run import Run, latest
 from harness.schema.run_file import FILE, Job, PastRequest, Planned, RunError
 from harness.workers.scheduler import run_jobs
@@ -59,7 +59,7 @@ def test_cases_that_are_added_later_go_to_the_end_of_their_job(folder: Path) -> 
     assert len(lines_of(folder)) == 3
 
 
-def test_a_case_that_is_asked_for_again_has_what_both_ask_for(folder: Path) -> None:
+def test_requests_for_one_case_merge(folder: Path) -> None:
     run = new_run(folder, [Planned(case(batch=1), 1, grows=True), Planned(case(batch=2), 6, grows=True)])
     again = [Planned(case(batch=1), 6, grows=True), Planned(case(batch=2), 1)]
     run.extend(planned_jobs(again), catalogue(again), REQUEST)
@@ -89,47 +89,34 @@ REQUEST_VALUES: dict[str, Any] = {"at": "", "arguments": [], "commit": "", "dirt
 WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v.update(schema=7), "has schema 7, this program reads schema 1"),
     (lambda v: v.update(schema=True), "schema: "),
-    (lambda v: v.update(tool="their-bench"), "was made by 'their-bench', this program reads runs of 'ttt-bench'"),
-    (lambda v: v.pop("tool") and None, "does not say its tool and schema"),
+    (lambda v: v.update(tool="their-bench"), "is no run file of 'ttt-bench'"),
+    (lambda v: v.pop("tool") and None, "is no run file of 'ttt-bench'"),
     (lambda v: v.pop("jobs") and None, "jobs: Field required"),
-    (lambda v: v.pop("device") and None, 'does not say its device; write `"device": "cuda"` into it'),
+    (lambda v: v.pop("device") and None, "device: Field required"),
     (lambda v: v.update(device="tpu"), "device: Input should be 'cpu' or 'cuda'"),
-    (lambda v: [v], "does not say its tool and schema"),
-    (lambda v: "text", "does not say its tool and schema"),
+    (lambda v: [v], "is no run file of 'ttt-bench'"),
     (lambda v: v.update(colour="red"), "colour: "),
     (lambda v: v.update({"a\nb\x1b[2J": 1}), "a b [2J: "),
-    (lambda v: v.update({"x" * 10_000: 1}), "xxx…"),
     (lambda v: v.update(mode="guess"), "mode: Input should be 'measure', 'verify' or 'profile'"),
-    (lambda v: v.update(repeats=0), "repeats is 0, must be from 1 to 1000"),
-    (lambda v: v.update(repeats=10**30), "repeats is 10"),
-    (lambda v: v.update(repeats="3"), "repeats: "),
-    (lambda v: v.update(policy=3), "run.json: policy: "),
+    (lambda v: v.update(repeats=0), "repeats: Input should be greater than or equal to 1"),
     (lambda v: v["policy"].update(budget_s="long"), "policy.budget_s: Input should be a valid number, not 'long'"),
-    (lambda v: v["policy"].update(min_samples=0), "policy.min_samples: "),
-    (lambda v: v["policy"].update(precision=0), "policy.precision: "),
     (lambda v: v["jobs"].append(v["jobs"][0]), "two jobs are called fake-cpu"),
     (lambda v: v["jobs"][0]["cases"].append(v["jobs"][0]["cases"][0]), "the case fake/cpu tiny forward B=1 T=8"),
-    (lambda v: v["jobs"][0]["cases"][0].update(min_samples=-1), "min_samples is -1, must be from 1 to 1000000"),
-    (lambda v: v["jobs"][0]["cases"][0].update(min_samples=10**400), "min_samples is a very large number"),
+    (lambda v: v["jobs"][0]["cases"][0].update(min_samples=-1), "min_samples: Input should be greater than"),
     (lambda v: v["jobs"][0].update(system="../x"), "job '../x': that cannot be part of a file's name"),
-    (lambda v: v["jobs"][0].update(backend="a/b"), "job 'a/b': that cannot be part of a file's name"),
-    (lambda v: v["jobs"][0].update(system=".hidden"), "job '.hidden': that cannot be part of a file's name"),
-    (lambda v: v["jobs"][0].update(system=""), "job '': that cannot be part of a file's name"),
-    (lambda v: v["jobs"][0].update(system="x" * 300), "cannot be part of a file's name"),
     (lambda v: v["jobs"][0].update(system="other"), "job other-cpu: has a case of fake/cpu"),
     (lambda v: first_case(v).update(batch=0), "jobs.0.cases.0.case.batch: "),
-    (lambda v: first_case(v).update(colour="red"), "case.colour: "),
     (lambda v: first_case(v).update(size="a\x1b[2J"), "case.size: "),
-    (lambda v: first_case(v).update(size="x" * 100_000), "case.size: "),
-    (lambda v: v["jobs"][0]["cases"][0].update(case=3), "jobs.0.cases.0.case: "),
     (lambda v: v["catalogue"]["suites"][0]["cases"].append("0" * 16), "has the case '0000000000000000', which no job"),
     (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(y="beauty"), "y is 'beauty', which is no metric"),
     (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(x="beauty"), "'beauty' is no axis"),
-    (lambda v: v["catalogue"].update(figures=[]), "catalogue.figures: "),
     (lambda v: v["catalogue"]["suites"].append(v["catalogue"]["suites"][0]), "catalogue: suites names 'fake' twice"),
     (lambda v: v["catalogue"]["metrics"][0].update(better="maybe"), "catalogue.metrics.0.better: "),
-    (lambda v: v["catalogue"]["metrics"][0].update(scale=0), "metric 'us_per_token': scale is 0"),
-    (lambda v: v["catalogue"]["metrics"][0].update(label="a\x1b[2Jb"), "has the text 'a\\x1b[2Jb', which is not print"),
+    (lambda v: v["catalogue"]["metrics"][0].update(scale=0), "catalogue.metrics.0.scale: "),
+    (
+        lambda v: v["catalogue"]["metrics"][0].update(label="a\x1b[2Jb"),
+        "metrics.0.label: must be printable",
+    ),
     (lambda v: v["catalogue"]["metrics"][0].update(label="\ud800"), ""),
     (lambda v: v.update(requests=[{"at": "x"}]), "requests.0.arguments: Field required"),
     (
@@ -171,34 +158,15 @@ def test_a_wrong_run_file_is_one_sentence(
         '{"tool": "ttt-bench", "schema": 1, "repeats": ' + "1" * 10_000 + "}",
     ],
 )
-def test_what_is_not_json_is_no_run(folder: Path, text: str) -> None:
+def test_broken_json_is_refused(folder: Path, text: str) -> None:
     folder.mkdir()
     (folder / "run.json").write_text(text)
     with pytest.raises(RunError, match=r"run\.json: is not JSON, so this is no run or it is damaged"):
         Run.open(folder)
 
 
-def test_every_truncation_is_one_sentence(folder: Path) -> None:
-    new_run(folder, [case()])
-    whole = (folder / "run.json").read_bytes()
-    for end in range(0, len(whole) - 2, 7):
-        (folder / "run.json").write_bytes(whole[:end])
-        with pytest.raises(RunError, match="is not JSON"):
-            Run.open(folder)
-
-
-def test_text_of_another_encoding(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "run.json").write_bytes('{"tool": "größe"}'.encode("latin-1"))
-    with pytest.raises(RunError, match="is not JSON"):
-        Run.open(folder)
-    (folder / "run.json").write_bytes('{"tool": "x"}'.encode("utf-16"))
-    with pytest.raises(RunError, match="is not JSON"):
-        Run.open(folder)
-
-
 @pytest.mark.timeout(120)
-def test_what_is_no_regular_file(folder: Path) -> None:
+def test_only_a_regular_file_is_read(folder: Path) -> None:
     path = folder / "run.json"
     folder.mkdir()
     os.mkfifo(path)
@@ -212,14 +180,9 @@ def test_what_is_no_regular_file(folder: Path) -> None:
     path.symlink_to("/dev/zero")
     with pytest.raises(RunError, match="Not a regular file"):
         Run.open(folder)
-    path.unlink()
-    with path.open("wb") as file:
-        file.truncate((256 << 20) + 1)
-    with pytest.raises(RunError, match=r"run\.json: cannot be read: Larger than 256 MB"):
-        Run.open(folder)
 
 
-def test_folders_that_are_no_runs(tmp_path: Path) -> None:
+def test_folders_without_a_run_are_refused(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     (tmp_path / "empty").mkdir()
     for name, said in [("none", "no such folder"), ("plain", "is not a folder"), ("empty", r"it has no run\.json")]:
@@ -228,7 +191,7 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
         assert str(tmp_path / name) in str(error.value)
 
 
-def test_places_where_no_run_can_be_made(tmp_path: Path) -> None:
+def test_unwritable_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("mine")
     for name in (tmp_path / "plain", tmp_path / "plain" / "in", Path("/proc/run"), tmp_path / ("x" * 300)):
         with pytest.raises(RunError) as error:
@@ -242,10 +205,8 @@ def no_links(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_of_two_that_make_a_run_at_once_the_first_has_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, links: bool
-) -> None:
-    """Both have seen that there is none."""
+def test_the_first_of_two_creators_wins(folder: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    """Neither has seen the other's run."""
     if not links:
         monkeypatch.setattr(os, "link", no_links)
     monkeypatch.setattr(Run, "refuse_held", staticmethod(lambda folder: None))
@@ -256,45 +217,10 @@ def test_of_two_that_make_a_run_at_once_the_first_has_it(
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
-def test_what_a_killed_process_left_of_a_run_file_is_no_run(folder: Path) -> None:
+def test_the_temporary_file_of_a_killed_process_is_ignored(folder: Path) -> None:
     folder.mkdir()
     (folder / f".{FILE}.abc").write_text("{")
     assert Run.open(new_run(folder, [case()]).folder).jobs
-
-
-def test_a_linked_records_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:
-    run = new_run(folder, [case()])
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (folder / "records").rmdir()
-    (folder / "records").symlink_to(elsewhere)
-    for use in (run.records, lambda: measured(folder)):
-        with pytest.raises(RunError, match=r"records: is a link; a run holds its records itself"):
-            use()
-    assert not any(elsewhere.iterdir())
-
-
-def test_a_linked_record_file_is_not_followed(folder: Path, tmp_path: Path) -> None:
-    run = new_run(folder, [case()])
-    (tmp_path / "precious").write_text("mine")
-    (folder / "records" / "fake-cpu.jsonl").symlink_to(tmp_path / "precious")
-    for use in (run.records, lambda: measured(folder)):
-        with pytest.raises(RecordError, match=r"fake-cpu\.jsonl: is a link"):
-            use()
-    assert (tmp_path / "precious").read_text() == "mine"
-
-
-def test_a_linked_run_file_is_replaced_not_written_through(folder: Path, tmp_path: Path) -> None:
-    run = new_run(folder, [case()])
-    precious = tmp_path / "precious"
-    (folder / "run.json").rename(precious)
-    before = precious.read_bytes()
-    (folder / "run.json").symlink_to(precious)
-    with pytest.raises(RunError, match="holds a run already"):
-        new_run(folder, [case(batch=9)])
-    run.extend((), Catalogue(), REQUEST)
-    assert precious.read_bytes() == before
-    assert not (folder / "run.json").is_symlink()
 
 
 def test_a_record_file_of_no_job_is_refused(folder: Path) -> None:
@@ -334,7 +260,7 @@ def test_samples_do_not_belong_to_a_run_that_only_verifies(folder: Path) -> None
         run.records()
 
 
-def test_a_process_that_was_being_started_does_not_hold_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_starting_process_does_not_hold_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, forked = new_run(folder, [case()]), []
     real = fcntl.flock
     monkeypatch.setattr(fcntl, "flock", lambda fd, kind: (real(fd, kind), forked.append(os.dup(fd))))
@@ -346,15 +272,7 @@ def test_a_process_that_was_being_started_does_not_hold_the_run(folder: Path, mo
         os.close(each)
 
 
-def test_two_writers(folder: Path) -> None:
-    run = new_run(folder, [case()])
-    before = everything_under(folder)
-    with run.held(), pytest.raises(RunError, match="another run is writing to it"):
-        run_jobs(Run.open(folder), systems())
-    assert {path: held for path, held in everything_under(folder).items() if held} == before
-
-
-def test_a_run_whose_folder_is_gone(folder: Path) -> None:
+def test_a_missing_folder_is_named(folder: Path) -> None:
     run = new_run(folder, [case()])
     (folder / "records").rmdir()
     (folder / "run.json").unlink()
@@ -400,13 +318,6 @@ def test_the_newer_of_two_entries_of_one_name_counts() -> None:
     assert both.axis("mini_batch").label == "mini-batch"
 
 
-def test_a_run_file_that_contradicts_itself_cannot_be_made() -> None:
-    with pytest.raises(ValueError, match="planned twice"):
-        run_file([case(), case()])
-    with pytest.raises(ValueError, match="two jobs are called a-b-c"):
-        run_file([case(system="a-b", backend="c"), case(system="a", backend="b-c")])
-
-
 def test_ten_times_as_many_cases_take_ten_times_as_many_calls(tmp_path: Path) -> None:
     def plan_and_resume(cases: int) -> None:
         file = run_file([Planned(case(batch=number + 1)) for number in range(cases)])
@@ -415,18 +326,3 @@ def test_ten_times_as_many_cases_take_ten_times_as_many_calls(tmp_path: Path) ->
         again.extend(file.jobs, file.catalogue, PastRequest("", (), "", None, {}))
 
     assert calls_of(plan_and_resume, 2_000) <= 11 * calls_of(plan_and_resume, 200)
-
-
-@pytest.mark.parametrize(("more", "refused"), [(0, False), (1, True)])
-def test_a_run_of_too_many_records_says_what_to_do(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, more: int, refused: bool
-) -> None:
-    monkeypatch.setattr("harness.schema.run.MOST_RECORDS", 2)
-    run = new_run(folder, [case(batch=number) for number in range(1, 3 + more)])
-    for planned in run.jobs[0].cases:
-        run.record_file(run.jobs[0]).append(Record(planned.case, "failed", "why"))
-    if not refused:
-        assert len(run.records()) == 2
-        return
-    with pytest.raises(RunError, match=r"holds 3 records, and at most 2 are read at once; measure into several"):
-        run.records()

@@ -1,4 +1,3 @@
-import os
 import re
 import subprocess
 import sys
@@ -15,15 +14,13 @@ from harness_helpers import (
     lines_of,
     measured,
     new_run,
-    ok_record,
     statuses,
     systems,
 )
 
 from harness.schema.policy import Policy
 from harness.schema.record import RecordError
-from harness.schema.run import Run
-from harness.schema.run_file import Planned, RunError
+from harness.schema.run_file import Planned
 from harness.workers.process import Launch, Limits
 from harness.workers.scheduler import TRIES, Event, Options, not_ok, run_jobs
 
@@ -89,15 +86,11 @@ def test_a_case_that_needs_a_fresh_process_gets_one(folder: Path) -> None:
     assert len({first, third, last}) == 3
 
 
-def test_a_case_has_a_time_limit(folder: Path) -> None:
-    record = measured(folder, [case("hang")], limits=Limits(case_s=1.0))[0]
-    assert record.status == "timeout"
-    assert record.reason.startswith("no answer within 1 s")
-    assert record.wall_s >= 1
-
-
 def test_after_a_timeout_the_run_goes_on(folder: Path) -> None:
-    assert statuses(measured(folder, [case("hang"), case("work")], limits=SOON)) == ["timeout", "ok"]
+    hung, well = measured(folder, [case("hang"), case("work")], limits=SOON)
+    assert (hung.status, well.status) == ("timeout", "ok")
+    assert hung.reason.startswith("no answer within 4 s")
+    assert hung.wall_s >= 4
 
 
 @pytest.mark.parametrize(
@@ -137,9 +130,7 @@ def test_a_worker_that_is_killed_while_it_starts_is_started_again(folder: Path, 
     assert (tmp_path / "starts").read_text() == "xx"
 
 
-def test_a_worker_that_never_starts_is_tried_twice_and_again_at_the_next_resumption(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_worker_that_never_starts_is_tried_twice_per_resumption(folder: Path, tmp_path: Path) -> None:
     note = tmp_path / "starts"
     launches = systems("fake_systems:DiesAtStart", FAKE_NOTE=str(note), FAKE_DEATHS="100")
     cases = [case(batch=1), case(batch=2)]
@@ -160,7 +151,7 @@ def test_a_command_that_does_not_exist(folder: Path) -> None:
     assert record.reason == "the system could not be started: python could not be started: No such file or directory"
 
 
-def test_of_a_worker_that_never_answered_its_code_is_known_and_not_its_packages(folder: Path, tmp_path: Path) -> None:
+def test_a_record_without_a_worker_has_the_commit_of_its_code(folder: Path, tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()
     git = ["git", "-C", str(code), "-c", "user.name=a", "-c", "user.email=a@b"]
@@ -191,7 +182,7 @@ def test_verify_only(folder: Path) -> None:
     assert all(not record.samples_ms for record in records)
 
 
-def test_skip_sees_what_came_before(folder: Path) -> None:
+def test_skip_sees_earlier_records(folder: Path) -> None:
     def too_large(of: Planned, earlier: Any) -> str:
         failed = [r.case.batch for r in earlier if r.status == "oom" and r.case.batch < of.case.batch]
         return f"batch {failed[0]} did not fit" if failed else ""
@@ -204,7 +195,7 @@ def test_skip_sees_what_came_before(folder: Path) -> None:
     assert file_of(folder).path.read_bytes() == before
 
 
-def test_events_tell_the_story(folder: Path) -> None:
+def test_events_follow_the_cases(folder: Path) -> None:
     events: list[Event] = []
     measured(folder, [case("work"), case("skip")], on_event=events.append)
     assert [(e.kind, e.done, e.total) for e in events] == [
@@ -293,33 +284,6 @@ def test_two_runs_in_one_folder(folder: Path) -> None:
     assert statuses(measured(folder)) == ["ok"]
 
 
-@pytest.mark.parametrize("when", ["between", "last"])
-@pytest.mark.parametrize("how", ["remove", "empty", "line"])
-def test_a_record_file_that_loses_something_during_a_run_is_noticed(folder: Path, how: str, when: str) -> None:
-    path = folder / "records" / "fake-cpu.jsonl"
-
-    def meddle(event: Event) -> None:
-        if event.kind == "record" and event.done == (1 if when == "between" else 2):
-            whole = path.read_bytes()
-            path.unlink() if how == "remove" else os.truncate(path, 0)
-            if how == "line":
-                path.write_bytes(whole[whole.index(b"\n") + 1 :])
-
-    with pytest.raises(RecordError, match=r"fake-cpu\.jsonl: .*while the run was writing to it"):
-        measured(folder, [case(batch=1), case(batch=2)], on_event=meddle)
-    path.unlink(missing_ok=True)
-    assert statuses(measured(folder)) == ["ok", "ok"]
-
-
-def test_records_of_another_job_are_refused(folder: Path) -> None:
-    new_run(folder, [case()])
-    file_of(folder).append(ok_record(case(batch=77)))
-    before = file_of(folder).path.read_bytes()
-    with pytest.raises(RunError, match=r"fake-cpu\.jsonl, line 1: the case .*B=77.* is not one of the job fake-cpu"):
-        measured(folder)
-    assert file_of(folder).path.read_bytes() == before
-
-
 def test_the_parent_stays_light(folder: Path) -> None:
     code = """
 import sys
@@ -337,8 +301,3 @@ print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
     *heavy, kilobytes = done.stdout.split()
     assert heavy == []
     assert int(kilobytes) < 200_000
-
-
-def test_a_run_opens_as_it_was_made(folder: Path) -> None:
-    records = measured(folder, [case(batch=1), case("miss")])
-    assert Run.open(folder).records() == records

@@ -1,4 +1,4 @@
-"""Tasks that share a run: claims, what is asked of Slurm, and a real Slurm of two nodes whose parts are killed."""
+"""Tasks that share a run: claims, requests to Slurm, and a real Slurm of two nodes."""
 
 import os
 import socket
@@ -41,7 +41,7 @@ def fake_command(folder: Path, name: str, text: str) -> None:
 
 @pytest.fixture
 def squeue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder of commands that stand in for Slurm's; its squeue says that a job runs."""
+    """A folder with fake Slurm commands; its squeue reports a running job."""
     commands = tmp_path / "commands"
     fake_command(commands, "squeue", 'echo "0 RUNNING"; echo "1 PENDING"')
     monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
@@ -62,9 +62,7 @@ def test_one_task_alone_gets_a_job_and_a_finished_one_is_not_taken_again(folder:
     assert Claims(folder, "78").take("a", replace(TASK, array="78"))
 
 
-def test_a_job_that_was_finished_while_it_was_asked_for_is_not_taken_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_finished_during_a_claim_is_not_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     claimed, create = Claims(folder, "77"), claims.create_atomically
 
     def slow(path: Path, text: str) -> bool:
@@ -77,7 +75,7 @@ def test_a_job_that_was_finished_while_it_was_asked_for_is_not_taken_again(
     assert not claimed.take("a", TASK)
 
 
-def test_a_task_may_ask_again_for_its_own_job_and_holds_none_that_it_finished(folder: Path) -> None:
+def test_a_task_may_claim_its_job_again_until_it_finished_it(folder: Path) -> None:
     claimed = Claims(folder, "77")
     assert claimed.take("a", TASK)
     assert claimed.take("a", TASK)
@@ -96,7 +94,7 @@ def test_two_processes_of_one_allocation_do_not_take_a_job_from_each_other(folde
     assert Claims(folder, "77").take("b", TASK)
 
 
-def test_of_many_that_claim_at_once_one_gets_the_job(folder: Path) -> None:
+def test_one_of_many_concurrent_claims_succeeds(folder: Path) -> None:
     won: list[int] = []
     start = threading.Barrier(16)
 
@@ -124,7 +122,7 @@ def test_a_requeued_task_resumes_its_claim_and_an_earlier_start_does_not(folder:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"host": 1}', '{"host": "a", "process": "b"}', '{"x": 1}'])
-def test_a_claim_that_is_no_claim_is_nobodys(folder: Path, text: str) -> None:
+def test_a_broken_claim_has_no_holder(folder: Path, text: str) -> None:
     claimed = Claims(folder, "77")
     assert claimed.take("a", TASK)
     (folder / "claims" / "77" / "a.json").write_text(text)
@@ -132,7 +130,7 @@ def test_a_claim_that_is_no_claim_is_nobodys(folder: Path, text: str) -> None:
     assert not claimed.take("a", TASK)
 
 
-def test_a_holder_is_what_slurm_says_of_the_process() -> None:
+def test_a_holder_has_the_task_of_slurms_variables() -> None:
     env = {"SLURM_JOB_ID": "80", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "2"}
     task = Holder.here(env)
     assert (task.name, task.restart, task.process) == ("77_3", 2, os.getpid())
@@ -163,7 +161,7 @@ def test_two_tasks_share_the_jobs_and_the_run_is_whole(folder: Path) -> None:
     assert run_task(run, of, replace(TASK, index="2"), Options()) == []
 
 
-def test_tasks_and_a_run_alone_exclude_each_other_and_the_holder_is_named(folder: Path) -> None:
+def test_tasks_and_a_single_run_exclude_each_other(folder: Path) -> None:
     run = new_run(folder, [case()])
     Claims(folder, "77").take("fake-cpu", TASK)
     with (
@@ -177,7 +175,7 @@ def test_tasks_and_a_run_alone_exclude_each_other_and_the_holder_is_named(folder
         pass
 
 
-def test_a_task_waits_for_whoever_submits_it(folder: Path) -> None:
+def test_a_task_waits_for_its_submission(folder: Path) -> None:
     run = new_run(folder, [case(system="s0")])
     with run.held():
         task = threading.Thread(
@@ -203,7 +201,7 @@ def test_a_task_whose_job_was_taken_over_writes_no_more(folder: Path) -> None:
     assert len(run.records()) == 1
 
 
-def test_a_task_whose_gpu_is_gone_takes_no_more_jobs(folder: Path, tmp_path: Path) -> None:
+def test_a_task_without_its_gpu_takes_no_more_jobs(folder: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     run = new_run(folder, [case(system=job, batch=batch) for job in JOBS[:2] for batch in (1, 2)])
     lost = place("1", is_there=lambda: not gone.exists())
@@ -227,7 +225,7 @@ def test_a_run_that_was_submitted_is_refused_with_its_job_and_host(folder: Path)
         run_task(run, launches("s0"), TASK, Options())
 
 
-def test_a_submission_that_slurm_forgot_is_over(folder: Path, squeue: Path) -> None:
+def test_a_submission_unknown_to_slurm_is_over(folder: Path, squeue: Path) -> None:
     run = new_run(folder, [case(system="s0")])
     claims.note_submission(folder, "55")
     fake_command(squeue, "squeue", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
@@ -237,14 +235,14 @@ def test_a_submission_that_slurm_forgot_is_over(folder: Path, squeue: Path) -> N
 
 
 @pytest.mark.usefixtures("no_slurm")
-def test_a_submission_is_not_thought_over_where_slurm_cannot_be_asked(folder: Path) -> None:
+def test_a_submission_without_slurm_is_not_over(folder: Path) -> None:
     new_run(folder, [case()])
     claims.note_submission(folder, "55")
     with pytest.raises(RunError, match=r"submitted as Slurm job 55 from .*squeue: is not on this machine.*remove"):
         refuse_submitted(folder)
 
 
-# What is asked of Slurm
+# Requests to Slurm
 
 
 @pytest.mark.parametrize(
@@ -256,18 +254,18 @@ def test_a_submission_is_not_thought_over_where_slurm_cannot_be_asked(folder: Pa
         ("gpus=0", "gpus=0: must be a number from 1 to 1000"),
         ("gpus=two", "gpus=two: must be"),
         ("gpus=1,array=0-9", "array=0-9: is set by the run itself"),
-        ("gpus=1,time=1,time=2", "time: is said twice"),
+        ("gpus=1,time=1,time=2", "time: is given twice"),
         ("gpus=1,Partition gpu", "Partition gpu: must be an option of sbatch"),
         ("gpus=1,time=1\n2", "must be an option of sbatch"),
         ("gpus=2,nodelist=n1,n2", "n2: is not NAME=VALUE; a value cannot hold a comma"),
         ("gpus=2,time", "time: is not NAME=VALUE"),
-        ("gpus=2,gres=gpu:4", "gres=gpu:4: is of one task, which has one GPU"),
+        ("gpus=2,gres=gpu:4", "gres=gpu:4: a task has one GPU"),
         ("gres=gpu:4", "say how many GPUs"),
-        ("gpus=2,gpus-per-node=4", "gpus-per-node=4: say gpus=N"),
-        ("gpus=2,account=...", "account=...: is what a run says in place of a name"),
+        ("gpus=2,gpus-per-node=4", "gpus-per-node=4: use gpus=N"),
+        ("gpus=2,account=...", "account=...: stands for a private name"),
     ],
 )
-def test_a_request_that_cannot_be_is_one_sentence(text: str, message: str) -> None:
+def test_a_wrong_request_is_one_sentence(text: str, message: str) -> None:
     with pytest.raises(slurm.SlurmError, match=message):
         slurm.parsed(text)
 
@@ -277,7 +275,7 @@ def test_a_gpu_may_be_of_a_kind(gres: str) -> None:
     assert slurm.parsed(f"gpus=2,gres={gres},hold").options == {"gres": gres, "hold": ""}
 
 
-def test_the_script_says_what_was_asked_for() -> None:
+def test_the_script_has_the_requested_options() -> None:
     request = slurm.parsed("partition=gpu, time=01:00:00,gpus=4,exclusive")
     text = slurm.script(request, 3, ["python", "-m", "bench", "work", "my out"], "/home/me", "/home/me/a b/log")
     for line in (
@@ -290,19 +288,19 @@ def test_the_script_says_what_was_asked_for() -> None:
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
 
 
-def test_what_sbatch_refuses_is_said(squeue: Path) -> None:
+def test_a_refusal_of_sbatch_is_reported(squeue: Path) -> None:
     fake_command(squeue, "sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1')
     with pytest.raises(slurm.SlurmError, match="sbatch refused: sbatch: error: invalid partition specified: gpuu"):
         slurm.submit("x")
     fake_command(squeue, "sbatch", "echo welcome")
-    with pytest.raises(slurm.SlurmError, match="sbatch answered 'welcome', which is no id"):
+    with pytest.raises(slurm.SlurmError, match="sbatch answered 'welcome', which is no job id"):
         slurm.submit("x")
     fake_command(squeue, "sbatch", 'echo Welcome; echo "123;cluster"')
     assert slurm.submit("x") == "123"
 
 
 @pytest.mark.usefixtures("no_slurm")
-def test_without_slurm_each_command_says_so() -> None:
+def test_commands_report_a_missing_slurm() -> None:
     for call in (slurm.submit, slurm.task_states, slurm.cancel):
         with pytest.raises(slurm.SlurmError, match="is not on this machine"):
             call("1")
@@ -344,9 +342,7 @@ def test_a_real_slurm_runs_every_job_once_on_its_gpus(cluster: Cluster, folder: 
 
 
 @pytest.mark.parametrize("kill", [kill_step, kill_job, kill_node])
-def test_what_is_killed_is_requeued_and_goes_on(
-    cluster: Cluster, folder: Path, kill: Callable[[Cluster, Holder], None]
-) -> None:
+def test_a_killed_task_is_requeued(cluster: Cluster, folder: Path, kill: Callable[[Cluster, Holder], None]) -> None:
     run = slow_run(folder)
     array = submit(run)
     assert wait_for(lambda: len(claimed(run, array)) >= 2, 30), cluster.logs() + logs_of(run)
@@ -354,7 +350,7 @@ def test_what_is_killed_is_requeued_and_goes_on(
     kill(cluster, killed)
     cluster.finish(array)
     all_once(run)
-    assert '"restart": 1' in " ".join(path.read_text() for path in (folder / "claims").rglob("*.done"))
+    assert '"restart":1' in " ".join(path.read_text() for path in (folder / "claims").rglob("*.done"))
 
 
 def test_a_cancelled_run_is_free_and_goes_on_alone(cluster: Cluster, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A worker under a profiler answers with a profile of the case that was asked for, or it is said why there is none."""
+"""Answers of a worker under a profiler."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ LAUNCH = launches()[PAIR]
 
 
 class Worker:
-    """A worker that answers with what it was given, or raises it; asked: the requests."""
+    """A worker with a fixed answer or exception, and the list of its requests."""
 
     def __init__(self, answer: Any) -> None:
         self.answer, self.asked = answer, list[Any]()
@@ -37,7 +37,7 @@ def answered(record: Record, profile: Any) -> dict[str, Any]:
     return {"record": record.to_dict(), "profile": profile}
 
 
-def test_an_answer_is_the_fields_of_a_profile_and_says_by_what_it_was_found(tmp_path: Path) -> None:
+def test_an_answer_gives_profile_fields_and_the_tool(tmp_path: Path) -> None:
     worker = Worker(answered(Record(case(), "ok", environment={"software": {"torch": "2.11"}}), {"region_us": 1.0}))
     found, record = under(tmp_path).by_kineto(worker, LAUNCH, Planned(case()))
     assert (found["region_us"], found["tools"], record.case) == (1.0, {"torch.profiler": "2.11"}, case())
@@ -57,7 +57,7 @@ def test_an_answer_is_the_fields_of_a_profile_and_says_by_what_it_was_found(tmp_
         ({"profile": {}}, "failed", "the worker's answer is unusable: KeyError"),
     ],
 )
-def test_without_a_profile_of_the_case_it_is_said_why(tmp_path: Path, answer: Any, status: str, why: str) -> None:
+def test_an_unusable_answer_is_explained(tmp_path: Path, answer: Any, status: str, why: str) -> None:
     with pytest.raises(ToolLost, match=why) as lost:
         under(tmp_path).by_kineto(Worker(answer), LAUNCH, Planned(case()))
     assert lost.value.status == status

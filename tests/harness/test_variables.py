@@ -6,8 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from harness.measure import nvml
-from harness.measure.environment import commit_and_dirty, snapshot
-from harness.measure.variables import child_environment, recorded_variables
+from harness.measure.environment import child_environment, commit_and_dirty, recorded_variables, snapshot
 from harness.workers import process, slurm
 
 UUIDS = {"slot 0": "GPU-1111-aa", "slot 1": "GPU-1122-bb", "part": "MIG-3333-cc"}

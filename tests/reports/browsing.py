@@ -1,4 +1,4 @@
-"""A report in a real browser without a network, and a note of everything that went wrong in it."""
+"""A page in Chromium without a network, with a list of errors."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from reports.picture import chromium, chromium_path
 
 @contextmanager
 def browser() -> Iterator:
-    """Chromium; where there is none the test fails, because a page that nobody opened is not tested."""
+    """Chromium; the test fails without it, because only a browser tests a page."""
     try:
         chromium_path()
     except RecordError as error:
@@ -32,10 +32,9 @@ def save(made: Made, folder: Path, name: str) -> Path:
 
 @contextmanager
 def opened(browser, path: Path, part: str = "", every: bool = True, **options) -> Iterator:
-    """The page at `path`, drawn, and the list of what went wrong, which stays empty (`check`).
+    """The drawn page at `path`, and a list of errors that must stay empty.
 
-    part: of the page, as an address has it after #, and with it. every: draw also the figures out of view, and open the
-    lines and options of each. options: of `watched`.
+    part: the fragment of the address, with #. every: draw all figures and open their options. options: for `watched`.
     """
     address = path.as_uri()
 
@@ -55,7 +54,7 @@ def opened(browser, path: Path, part: str = "", every: bool = True, **options) -
 def watched(
     browser, is_own: Callable[[str], bool], viewport=None, color_scheme="light", reduced_motion=None, **options
 ) -> Iterator:
-    """An empty page, and the list of what goes wrong in it. is_own: whether it may ask for an address."""
+    """An empty page and the list of its errors. is_own: whether it may request an address."""
     page, wrongs = _context(browser, **options).new_page(), []
     page.set_viewport_size(viewport or {"width": 1280, "height": 720})
     page.emulate_media(color_scheme=color_scheme, reduced_motion=reduced_motion)
@@ -71,23 +70,23 @@ def watched(
 
 @cache
 def _context(browser, **options):
-    """Where pages are opened; one stays open, so that the process of those that follow has the programs compiled."""
+    """A browser context with one page open, so that later pages reuse the compiled programs."""
     context = browser.new_context(offline=True, accept_downloads=True, **options)
-    context.set_default_timeout(240_000)  # a busy machine takes minutes to draw a page
+    context.set_default_timeout(240_000)  # a busy machine draws slowly
     context.new_page().goto(Path(__file__).parent.as_uri())
     return context
 
 
 @contextmanager
 def in_front(page, wrongs: list[str]) -> Iterator:
-    """A page that tests share, for one of them: a page behind another may wait seconds for a frame."""
+    """Bring a shared page to the front: Chromium delays frames of a hidden page."""
     page.bring_to_front()
     yield page
     check(page, wrongs)
 
 
 def check(page, wrongs: list[str]) -> None:
-    """Fails if the page erred, asked for anything but itself, or ran what a record brought."""
+    """Fail if the page had an error, requested another address, or ran a record's text."""
     assert page.evaluate("window.injected") is None
     assert not wrongs, wrongs
 
@@ -102,7 +101,7 @@ def open_options(page):
 
 
 def eventually(page, read, expected):
-    """Figures are redrawn one after another, so that a change reaches the last of them a little later."""
+    """Wait until `read` returns `expected`; figures are redrawn one after another."""
     for _ in range(100):
         if read() == expected:
             return
@@ -111,7 +110,7 @@ def eventually(page, read, expected):
 
 
 def lines_drawn(page, figure):
-    """How many lines a figure has that a reader can see."""
+    """The number of visible lines of a figure."""
     return page.locator(f"#figure-{figure} .xy .scatterlayer .trace .lines path.js-line").count()
 
 
@@ -128,9 +127,9 @@ def downloaded(page, button):
 
 
 def violations(page, at_least: int, only: str = "") -> list[tuple[str, list[str]]]:
-    """Rules of axe-core that the page violates, each with elements that do: WCAG 2.2 A and AA, and its best practices.
+    """The axe-core rules (WCAG 2.2 A and AA, best practices) that the page violates, each with elements.
 
-    at_least: how many rules the page must be found to keep, or nothing was looked at. only: the rule to look at.
+    at_least: the number of rules that must pass, so that an empty check fails. only: a single rule.
     """
     found = sorted((Path(__file__).parents[2] / "build").glob("axe-*.min.js"))
     if not found:

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def browser():
-    """See browsing.browser."""
+    """Chromium, opened once per module."""
     import browsing
 
     with browsing.browser() as opened:
@@ -16,12 +16,12 @@ def browser():
 
 @pytest.fixture(scope="session")
 def paper_page(request, tmp_path_factory):
-    """The page of synthetic_records.paper, written once for all processes of a call of pytest."""
+    """The page of `synthetic_records.paper`, written once for all pytest processes."""
     import browsing
     import synthetic_records
 
     folder = tmp_path_factory.getbasetemp()
-    if hasattr(request.config, "workerinput"):  # xdist's workers have folders of their own, in that of the call
+    if hasattr(request.config, "workerinput"):  # xdist workers have subfolders
         folder = folder.parent
     path = folder / "paper.html"
     with (folder / "paper.lock").open("w") as lock:
@@ -33,5 +33,5 @@ def paper_page(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_place(tmp_path_factory):
-    """A folder for a page that one test looks at: where the next has its address, its programs are compiled already."""
+    """A folder for pages at one address, where Chromium reuses the compiled programs."""
     return tmp_path_factory.mktemp("page")

@@ -1,4 +1,4 @@
-"""Records of two and three systems, and the sentences at the top of their page."""
+"""Records of two or three systems, and the findings of their page."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ STEPPING = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-
 
 
 def forward(latencies, system="ttt-linear", backend="thunderkittens", **fields):
-    """A record for each context: milliseconds a token of 16 prompts."""
+    """One record per context, from microseconds per token of 16 prompts."""
     return [
         synthetic.ok(
             Case(system, backend, "1.3b", "forward", 16, context), us * 16 * context / 1e3, spread=0.0, **fields
@@ -23,14 +23,9 @@ def forward(latencies, system="ttt-linear", backend="thunderkittens", **fields):
 
 
 def said(*records, suite="fig15-forward"):
-    """The sentences at the top of the page."""
+    """The findings at the top of the page."""
     made = synthetic.of_suite(suite, *records)
     return findings.headline(made.table, made.catalogue, figures(made.table, made.catalogue))
-
-
-def unranked(*records, suite="fig15-forward"):
-    made = synthetic.of_suite(suite, *records)
-    return findings.unranked(made.table, made.catalogue, figures(made.table, made.catalogue))
 
 
 def finding(*records, suite="fig15-forward"):
@@ -44,8 +39,8 @@ def winner(ours, theirs, **fields):
 
 
 def spread(latencies, wide, system="ttt-linear", backend="thunderkittens", count=30, **fields):
-    """As `forward`, of samples that lie so far about their middle, in an order that changes nothing in their course."""
-    order = [n * 7 % count for n in range(count)]  # 7 divides no count here
+    """Like `forward`, with samples spread by `wide` around their middle, in an order without a trend."""
+    order = [n * 7 % count for n in range(count)]  # 7 is coprime to each count
     return [
         replace(
             record,

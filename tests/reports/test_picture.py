@@ -1,4 +1,4 @@
-"""Figures as a picture, and nothing else is written over."""
+"""Pictures of figures."""
 
 import browsing
 import pytest
@@ -19,7 +19,7 @@ def test_picture_of_a_suite(browser, tmp_path):
         take(browser, path, "fig99")
 
 
-def test_a_picture_is_never_written_over_something_else(tmp_path):
+def test_a_picture_never_overwrites_another_file(tmp_path):
     (tmp_path / "thesis.png").write_text("years of work")
     for out, message in (("thesis.png", "is no PNG"), (".", "is a folder"), ("x.svg", "ends in .png")):
         with pytest.raises(RecordError, match=message):

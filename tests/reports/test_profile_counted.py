@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_profiles_section import COUNTERS, case, profile, run_with, section_of
+from small_profiles import COUNTERS, case, profile, run_with, section_of
 
 from harness.schema.profile import Kernel
 from reports.profiles.counted import Counted, counted_kernels

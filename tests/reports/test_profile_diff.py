@@ -4,11 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_profiles_section import case, profile, run_with, section_of
+from small_profiles import case, profile, run_with, section_of
 
 from bench.commands.compare import Shown, compare
 from harness.schema.profile import Counters, Kernel, Profile
-from reports.profiles.diff import Diff, Row, diff_of_runs
+from reports.profiles.diff import Diff, TimeDiff, diff_of_runs
+from reports.site.build import write_site
 
 BUSY = Counters(1, 20.0, use={"sm": 44.0, "l2": 30.0, "dram": 20.0, "tensor": 33.0}, stalls={"barrier": 0.34})
 
@@ -54,9 +55,9 @@ def test_kernels_stand_side_by_side_per_unit_of_work_the_largest_difference_firs
     """Versions of a kernel are one row."""
     twice = found(Kernel("void gemm<1>(int)", 2, 700.0), Kernel("void gemm<2>(int)", 2, 430.0), Kernel("_dual", 2, 4.0))
     assert Diff(FAST, replace(twice, units=2), "A", "B").kernels == [
-        Row("linear_forward", 0.3, None),
-        Row("gemm", 0.6, 0.565),
-        Row("_dual", None, 0.002),
+        TimeDiff("linear_forward", 0.3, None),
+        TimeDiff("gemm", 0.6, 0.565),
+        TimeDiff("_dual", None, 0.002),
     ]
 
 
@@ -83,6 +84,14 @@ def test_two_runs_are_compared_by_the_cases_that_both_profiled(tmp_path: Path) -
     assert diff_of_runs(a, run_with(tmp_path / "none"), ("a", "b")) == ""
     compare(a.folder, b.folder, None, Shown("text", tmp_path / "page.html"))
     assert "<summary>0.210 ms (21.0%) slower than " in (tmp_path / "page.html").read_text()
+
+
+def test_a_site_compares_the_profiles_of_the_runs_that_it_compares(tmp_path: Path) -> None:
+    runs = [run_with(tmp_path / name, *found).folder for name, found in {"a": [FAST], "b": [SLOW], "c": []}.items()]
+    write_site(runs, tmp_path / "site")
+    pages = {path.stem.count("c-run"): path.read_text() for path in (tmp_path / "site" / "compared").iterdir()}
+    assert "<summary>0.210 ms (21.0%) slower than a-run: TTT kernel +0.242 ms" in pages[0]
+    assert "<summary>" not in pages[1]
 
 
 def test_the_bottleneck_is_of_the_kernel_that_grew_most_in_its_part() -> None:

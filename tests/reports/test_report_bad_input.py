@@ -1,4 +1,4 @@
-"""Does every run make a page or a sentence: foreign, empty, hostile, of one point, of equal or of no numbers?"""
+"""Unusual and broken runs: a page that draws, or one sentence."""
 
 import json
 import math
@@ -11,8 +11,9 @@ from bench.cli import main
 from harness.schema.case import Case
 from harness.schema.record import RecordError
 from harness.schema.run_file import SCHEMA_VERSION
-from reports import write_report, write_table
 from reports.page.html import render
+from reports.publish import write_report, write_table
+from reports.site.build import write_site
 
 BOTH_AXES = """() => [...document.querySelectorAll("figure")].map(figure => ["x", "y"].map(
   axis => figure.querySelectorAll(`.${axis}axislayer-above .${axis}tick`).length))"""
@@ -40,7 +41,7 @@ def all_equal():
 
 
 def no_number():
-    """A figure of latency per token without tokens, of kernels without ceilings, and a metric that no process says."""
+    """Cases without tokens, without measured peaks, and with extreme numbers."""
     nameless = {"bytes": None, "flops": None, "sequences_at_once": None, "copy_gbs": None}
     records = [
         synthetic.ok(forward(2048), 3.0, tokens=0),
@@ -60,8 +61,8 @@ def none_measured():
     return synthetic.of_suite("fig15-forward", *lost)
 
 
-def unplaced():
-    """Records that broke before they named a machine, with a time that is none."""
+def no_machine():
+    """A record without a machine and with an invalid date."""
     record = synthetic.lost(forward(), "unstarted", "no worker")
     record.environment, record.started_at = {}, "yesterday"
     return synthetic.of_suite("fig15-forward", record)
@@ -72,12 +73,12 @@ STRANGE = {
     "all equal": all_equal,
     "no number": no_number,
     "none measured": none_measured,
-    "unplaced": unplaced,
+    "no machine": no_machine,
 }
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_a_strange_run_is_a_page_that_draws_and_a_table(browser, one_place, tmp_path, name):
+def test_an_unusual_run_draws_a_page_and_a_table(browser, one_place, tmp_path, name):
     made = STRANGE[name]()
     run = made.run(tmp_path / "run")
     write_report(run, one_place / "page.html")
@@ -121,7 +122,7 @@ def test_a_page_without_a_result_says_so():
     assert "No case has a result." in page
 
 
-def test_words_of_a_figure_never_say_nan():
+def test_no_sentence_contains_nan():
     made = no_number()
     latency = made.table["us_per_token"]
     assert math.isnan(latency[0])
@@ -130,7 +131,7 @@ def test_words_of_a_figure_never_say_nan():
 
 @pytest.mark.parametrize("command", ["report", "table"])
 @pytest.mark.parametrize("broken", ["other schema", "older records", "no records", "no run"])
-def test_a_run_that_cannot_be_read_is_a_sentence(tmp_path, capsys, monkeypatch, command, broken):
+def test_an_unreadable_run_ends_with_one_sentence(tmp_path, capsys, monkeypatch, command, broken):
     run = all_equal().run(tmp_path / "run")
     describing = json.loads((run / "run.json").read_text())
     [first, *_] = sorted((run / "records").iterdir())
@@ -154,10 +155,19 @@ def test_a_run_that_cannot_be_read_is_a_sentence(tmp_path, capsys, monkeypatch, 
     assert not (run / "report.html").exists()
 
 
-def test_two_schemas_in_one_run_are_named(tmp_path):
+def test_an_unknown_schema_is_named(tmp_path):
     run = all_equal().run(tmp_path / "run")
     [first, *_] = sorted((run / "records").iterdir())
     record = json.loads(first.read_text().splitlines()[0])
     first.write_text(json.dumps(record | {"schema": 1}) + "\n")
     with pytest.raises(RecordError, match="schema: must be 2 or 3, not 1"):
         write_report(run, tmp_path / "page.html")
+
+
+@pytest.mark.parametrize("write", [write_report, lambda run, out: write_site([run], out.parent / "site")])
+def test_a_page_of_too_many_records_is_a_sentence(tmp_path, monkeypatch, write):
+    monkeypatch.setattr("reports.publish.MOST_ON_A_PAGE", 5)
+    run = all_equal().run(tmp_path / "run")
+    with pytest.raises(RecordError, match=r"run: 6 records, and a page holds at most 5; report some of its systems"):
+        write(run, tmp_path / "page.html")
+    write_report(run, tmp_path / "page.html", systems=["transformer"])

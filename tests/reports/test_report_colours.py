@@ -1,4 +1,4 @@
-"""Are the colours of lines far enough apart, to normal eyes, to deuteranopes and in grey?"""
+"""Distances between the colors of lines: normal eyes, deuteranopes, gray."""
 
 import math
 import re
@@ -81,7 +81,7 @@ def test_the_measure_is_the_published_one(one, other, expected):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("seen", [list, deuteranope])
-def test_any_two_tones_are_told_apart(theme, seen):
+def test_any_two_tones_differ(theme, seen):
     colours = [lab(seen(tone)) for tone in tones(theme)]
     closest = min((difference(a, b), i, j) for (i, a), (j, b) in combinations(enumerate(colours), 2))
     assert closest[0] >= LEAST, closest

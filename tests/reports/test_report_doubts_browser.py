@@ -1,4 +1,4 @@
-"""Points that are in doubt have their signs, and ratios those of both that they are made of, in a real browser."""
+"""Flagged points and ratios in a browser."""
 
 import csv
 import io
@@ -13,9 +13,9 @@ from harness.schema.case import Case
 
 @pytest.fixture(scope="module")
 def doubtful(browser, tmp_path_factory):
-    """Another backend, a full cache, few or unsteady samples, a loaded and hot machine, a failed and a skipped case."""
+    """Points with each kind of flag, a failed and a skipped case, and another backend."""
     contexts = [2048 << step for step in range(5)]
-    elsewhere = (2048, 16384, 65536)  # at the last no other was measured
+    elsewhere = (2048, 16384, 65536)  # no other system has the last
     cases = [Case("transformer", "vllm", "1.3b", "generate", 512, context) for context in contexts]
     loaded = synthetic.environment() | {"cpu": {"others_share": 0.5, "idle_share": 0.0}}
     loaded["gpu"] = {"after": {"throttle_reasons": ["sw_thermal_slowdown"]}}
@@ -35,7 +35,7 @@ def doubtful(browser, tmp_path_factory):
         browsing.check(page, wrongs)
 
 
-def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_means(doubtful):
+def test_each_flag_has_a_sign_and_a_footnote(doubtful):
     data = doubtful.evaluate(
         "document.querySelector('#figure-0 .plot').data.map(t => ({x: t.x, text: t.text, marker: t.marker}))"
     )
@@ -52,12 +52,12 @@ def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_mean
         "¶ heat slowed the GPU down",
         "§ unsteady",
         "× no result",
-        "– not tried",
+        "– not run",
     ):
         assert words in said
 
 
-def test_signs_stand_beside_markers_and_bars(doubtful):
+def test_signs_stand_next_to_markers_and_bars(doubtful):
     boxes = """selector => [...document.querySelectorAll(`#figure-0 .plot .scatterlayer ${selector}`)].map((each) => {
       const { left, right, top, bottom } = each.getBoundingClientRect();
       return [left, right, top, bottom];
@@ -72,7 +72,7 @@ def test_signs_stand_beside_markers_and_bars(doubtful):
             assert right <= box[0] or left >= box[1] or bottom <= box[2] or top >= box[3]
 
 
-def test_a_number_of_the_results_has_the_signs_of_its_marks(doubtful):
+def test_numbers_of_the_results_have_their_signs(doubtful):
     rows = doubtful.locator("#results-table tbody tr").all_inner_texts()
     signed = {cell for row in rows for cell in row.split("\t") if re.match(r"[^\w\s]", cell)}
     assert {cell.split()[0] for cell in signed} == {"†*", "‡¶", "§"}
@@ -82,7 +82,7 @@ def test_a_number_of_the_results_has_the_signs_of_its_marks(doubtful):
 
 
 @pytest.mark.parametrize(("others", "is_below"), [((1.05,), True), ((0.95, 1.05), False), ((2.0,), False)])
-def test_a_sign_stands_below_where_the_point_of_another_line_is_just_above(browser, tmp_path, others, is_below):
+def test_a_sign_stands_below_a_point_with_another_just_above(browser, tmp_path, others, is_below):
     few = synthetic.ok(Case("transformer", "vllm", "1.3b", "generate", 512, 2048), 1.0, count=3)
     systems = [("mamba", "mamba-ssm"), ("ttt-linear", "triton-dual")]
     beside = [
@@ -97,7 +97,7 @@ def test_a_sign_stands_below_where_the_point_of_another_line_is_just_above(brows
         browsing.check(page, wrongs)
 
 
-def test_of_what_is_kept_no_time_is_in_doubt(browser, tmp_path):
+def test_the_size_of_a_state_has_no_flags_of_times(browser, tmp_path):
     cases = [Case("ttt-linear", "thunderkittens", "1.3b", "forward", 1, context) for context in (8192, 16384)]
     kept = {"state_bytes": 1.3e7}
     records = [synthetic.ok(cases[0], 4.0, spread=1.0, metrics=kept), synthetic.ok(cases[1], 8.0, metrics=kept)]
@@ -112,8 +112,7 @@ def test_of_what_is_kept_no_time_is_in_doubt(browser, tmp_path):
         browsing.check(page, wrongs)
 
 
-def test_an_unsteady_first_token_is_marked_where_it_is_drawn(browser, tmp_path):
-    """Not at the time between tokens, nor at that of the whole request."""
+def test_an_unsteady_ttft_is_flagged_only_in_its_figure(browser, tmp_path):
     options = (("steps", 128),)
     cases = [Case("ttt-linear", "thunderkittens", "1.3b", "request", 1, n, options=options) for n in (2048, 4096)]
     times = {"time_to_first_token_ms": 20.0, "time_to_first_token_ms_low": 19.9, "time_to_first_token_ms_high": 29.0}
@@ -126,33 +125,33 @@ def test_an_unsteady_first_token_is_marked_where_it_is_drawn(browser, tmp_path):
         found = {title: page.evaluate(signs, n) for n, title in enumerate(titles)}
         assert found == {
             "Time to a request's first token": ["§", "§"],
-            "Time between a request's tokens": [],
-            "A prompt and the 128 tokens after it": [],
+            "Inter-token latency of a request": [],
+            "End-to-end latency of a request": [],
         }
         assert page.locator("#figure-0 .annotation", has_text="§ unsteady").count() == 1
         browsing.check(page, wrongs)
 
 
-def test_other_backends_wait_behind_a_button(doubtful):
+def test_a_button_adds_other_backends(doubtful):
     browsing.open_options(doubtful)
     assert browsing.lines_drawn(doubtful, 0) == 2
     entries = doubtful.locator("#figure-0 .legend li:visible button:not(.only)")
     assert entries.all_inner_texts() == ["Transformer · vLLM", "Mamba · mamba-ssm"]
-    doubtful.get_by_role("button", name="More backends (1)").click()
+    doubtful.get_by_role("button", name="More lines (1)").click()
     assert browsing.lines_drawn(doubtful, 0) == 3
     assert "Transformer · PyTorch" in entries.all_inner_texts()
-    doubtful.get_by_role("button", name="Fewer backends").click()
+    doubtful.get_by_role("button", name="Fewer lines").click()
     assert browsing.lines_drawn(doubtful, 0) == 2
 
 
 def numbers(figure, line):
-    """The cells of a line in the table of numbers, with the status that colours each, and what is said of each."""
+    """(text, status, title) of the cells of a line in the table of numbers."""
     return figure.locator(f".pivot td[data-line='{line}']").evaluate_all(
         "all => all.map(e => [e.firstChild.textContent, e.firstChild.dataset.status ?? '', e.title])"
     )
 
 
-def test_a_ratio_has_the_signs_of_its_baseline_and_says_why_it_has_no_value(doubtful):
+def test_a_ratio_has_the_signs_and_status_of_its_baseline(doubtful):
     figure = doubtful.locator("#figure-0")
     browsing.open_options(doubtful)
     figure.locator(".numbers > summary").click()
@@ -177,7 +176,7 @@ def test_a_ratio_has_the_signs_of_its_baseline_and_says_why_it_has_no_value(doub
 
 @pytest.fixture(scope="module")
 def pairs(browser, tmp_path_factory):
-    """Primal over dual: the dual in doubt, then lost, then without a latency; of another state always lost."""
+    """Primal over dual; the dual is flagged, lost, or without a latency."""
 
     def case(form, batch, state="float32"):
         options = (("scope", "layer"),)
@@ -200,7 +199,7 @@ def pairs(browser, tmp_path_factory):
         browsing.check(page, wrongs)
 
 
-def test_a_pair_has_the_signs_of_its_dual_and_says_what_became_of_it(pairs):
+def test_a_pair_has_the_signs_and_status_of_its_dual(pairs):
     sure, few, lost, unmeasured = numbers(pairs, "TTT-MLP · Triton · state float32")
     assert sure[0].startswith("3.")
     assert few[0].startswith("* ")
@@ -208,14 +207,14 @@ def test_a_pair_has_the_signs_of_its_dual_and_says_what_became_of_it(pairs):
     assert lost[2].endswith("baseline: skipped: not here")
     assert unmeasured[:2] == ["baseline: measured without Latency", ""]
     notes = pairs.locator(".annotation").last.text_content()
-    for words in ("* fewer than 6 samples", "× no result", "– not tried"):
+    for words in ("* fewer than 6 samples", "× no result", "– not run"):
         assert words in notes
     missing = pairs.locator(".legend .missing")
     assert missing.text_content().endswith("state float16: no result (baseline: oom)")
     assert missing.get_attribute("title") == "CUDA out of memory"
 
 
-def test_a_saved_csv_of_pairs_has_the_doubts_of_both(pairs):
+def test_a_saved_csv_of_pairs_has_the_flags_of_both(pairs):
     browsing.open_options(pairs.page)
     text = browsing.downloaded(pairs.page, re.compile("^Save csv of Primal over dual", re.IGNORECASE))
     sure, few, lost, unmeasured = csv.DictReader(io.StringIO(text))
@@ -226,14 +225,13 @@ def test_a_saved_csv_of_pairs_has_the_doubts_of_both(pairs):
     assert unmeasured["status"] == "baseline: measured without Latency"
 
 
-def test_captions_of_pairs_tell_of_ratios(pairs):
-    allowed = "95% intervals within one process allow"
-    assert f"in brackets the widest ratio that the two {allowed}" in pairs.locator("caption").inner_text()
+def test_captions_of_pairs_describe_ratios(pairs):
+    assert "the ratio's worst case from both 95% intervals within one process" in pairs.locator("caption").inner_text()
     remarks = pairs.locator(".remarks").text_content()
-    assert f"atios of medians of 3–30 samples with the widest ratios that their {allowed} (below 6 " in remarks
+    assert "Ratios of medians of 3–30 samples, with 95% intervals within one process, divided worst case" in remarks
 
 
-def test_the_numbers_of_a_ratio_say_what_its_intervals_are_over(browser, one_place):
+def test_numbers_of_a_ratio_name_the_kind_of_interval(browser, one_place):
     cases = [Case(system, "torch", "1.3b", "forward", 16, 2048) for system in ("ttt-linear", "mamba")]
     records = [synthetic.ok(case, 1.0 + repeat / 9, repeat=repeat) for case in cases for repeat in range(3)]
     path = browsing.save(synthetic.of_suite("fig15-forward", *records), one_place, "page")
@@ -242,4 +240,4 @@ def test_the_numbers_of_a_ratio_say_what_its_intervals_are_over(browser, one_pla
         page.locator("#figure-0 .numbers > summary").click()
         page.locator("#figure-0").get_by_label("relative to").select_option(label="Mamba · PyTorch")
         caption = page.locator("#figure-0 .pivot caption").inner_text()
-    assert "the widest ratio that the two 95% intervals over processes allow" in caption
+    assert "the ratio's worst case from both 95% intervals over processes" in caption

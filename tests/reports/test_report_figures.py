@@ -1,6 +1,5 @@
-"""Are the figures those of the suites, with lines that never mix what differs?"""
+"""The figures of suites, and their lines."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -8,8 +7,8 @@ import synthetic_records as synthetic
 from markupsafe import escape
 
 from harness.schema.case import Case
-from harness.schema.catalogue import AxisEntry, Catalogue, FigureEntry, MetricEntry, SuiteEntry
-from reports.page.figures import _either, figures, undrawn
+from harness.schema.catalogue import Catalogue
+from reports.page.figures import figures, undrawn
 from reports.page.html import render
 from reports.page.lines import system_looks
 from reports.stats import frame
@@ -31,8 +30,8 @@ def case(**fields):
     return Case(**values)
 
 
-def told(figure):
-    """The caption and the remarks of a figure in one text."""
+def details(figure):
+    """The caption and remarks of a figure as one text."""
     return "; ".join([figure.caption, *(f"{each[0].lower()}{each[1:].rstrip('.')}" for each in figure.remarks)])
 
 
@@ -67,46 +66,20 @@ def test_each_suite_has_its_figure(name, x, y, lines):
     assert (figure.x, figure.y, len(figure.lines)) == (x, y, lines)
 
 
-def test_a_caption_tells_of_the_bars_that_are_there():
-    times, between, whole = (told(FIGURES[f"prompt-then-128-request-16{part}"]) for part in ("", "-2", "-3"))
-    assert "samples with their 95% intervals within one process" in times
-    assert "samples with their 95% intervals within one process" in whole
+def test_remarks_mention_only_intervals_that_exist():
+    times, between, whole = (details(FIGURES[f"prompt-then-128-request-16{part}"]) for part in ("", "-2", "-3"))
+    assert "samples, with 95% intervals within one process" in times
+    assert "samples, with 95% intervals within one process" in whole
     assert "samples" in between
     assert "interval" not in between
 
 
-@pytest.mark.parametrize("option", ["policy", "label", "key"])  # a case has properties of the last two names
-def test_figures_of_an_option_that_some_systems_lack_tell_of_the_cases_without_a_record(option):
-    with_one, other = (case(options=((option, value),)) for value in ("greedy", "fair"))
-    without = case(system="mamba")
-    planned = [replace(each, context=2048) for each in (with_one, with_one, other, without)]
-    planned[1] = replace(planned[1], context=4096)
-    records = [synthetic.ok(each, 3.0) for each in (with_one, other, without)]
-    entry = SuiteEntry(
-        "split",
-        "?",
-        (FigureEntry("forward", "Split", y="latency_ms", split=(option,)),),
-        tuple(each.key for each in (with_one, other, without, *planned)),
-    )
-    axes = tuple(AxisEntry(name, name, f"{name} {{}}") for name in ("context", option))
-    of = Catalogue(metrics=(MetricEntry("latency_ms", "Latency", "ms"),), axes=axes, suites=(entry,))
-    found = {each.id: each for each in figures(frame(records, of), of, planned)}
-    missing = {name: re.findall(r"\d+ cases? without a record yet: [^.;]*", told(each)) for name, each in found.items()}
-    assert missing == {
-        "split-forward-greedy": ["2 cases without a record yet: 2 of ttt-linear"],
-        "split-forward-fair": ["1 case without a record yet: 1 of ttt-linear"],
-        "split-forward": ["1 case without a record yet: 1 of mamba"],
-    }
-    titles = [each.title for each in found.values()]
-    assert sorted(titles) == ["Split", f"Split: {option} fair", f"Split: {option} greedy"]
-
-
-def test_only_suites_that_are_there_are_drawn():
+def test_only_suites_with_records_are_drawn():
     _, found = drawn(synthetic.ok(case(), 1.0), suite="quick")
     assert [figure.id for figure in found] == ["quick-forward"]
 
 
-def test_a_figure_without_its_metric_is_named_where_its_suite_has_results():
+def test_a_figure_without_its_metric_is_named_if_its_suite_has_results():
     asked = case(phase="request")
     made = synthetic.of_suite("prompt-then-128", synthetic.ok(asked, 1.0, metrics={}))
     words = [each for each in undrawn(made.table, made.catalogue) if "first token" in each]
@@ -120,7 +93,7 @@ def test_a_figure_without_its_metric_is_named_where_its_suite_has_results():
     assert undrawn(broken.table, broken.catalogue) == []
 
 
-def test_every_row_is_in_a_line_of_its_figure_in_order_of_x():
+def test_every_row_is_in_a_line_in_order_of_x():
     seen = [
         (figure.suite, row)
         for figure in FIGURES.values()
@@ -136,7 +109,7 @@ def test_every_row_is_in_a_line_of_its_figure_in_order_of_x():
             assert TABLE.loc[line.rows, figure.x].is_monotonic_increasing
 
 
-def test_a_system_looks_the_same_in_every_figure_and_like_no_other():
+def test_a_system_has_one_look_in_all_figures():
     several = [figure for figure in FIGURES.values() if not figure.suite.startswith("kernel")]
     looks = {(line.system, line.tone, line.marker) for figure in several for line in figure.lines}
     assert len(looks) == len({system for system, _, _ in looks}) == 4
@@ -153,7 +126,7 @@ def test_lines_of_one_system_differ_in_dash_or_fill():
     ("system", "backends"),
     [("mamba", ["mamba-ssm", "vllm"]), ("transformer", ["vllm", "flash-attn", "torch", "sdpa-cudnn", "sdpa-flash"])],
 )
-def test_backends_that_share_a_dash_are_told_apart(system, backends):
+def test_backends_with_one_dash_differ_in_fill(system, backends):
     cases = [case(system=system, backend=backend, context=at) for backend in backends for at in (2048, 8192)]
     _, (figure,) = drawn(*(synthetic.ok(each, 1.0) for each in cases), suite="fig15-forward")
     assert len({(line.dash, line.hollow) for line in figure.lines}) == len(figure.lines) == len(backends)
@@ -161,7 +134,7 @@ def test_backends_that_share_a_dash_are_told_apart(system, backends):
     assert backends[0] in figure.lines[0].name.lower()
 
 
-def test_backbones_are_called_as_in_the_paper():
+def test_backbones_have_the_papers_names():
     cases = [case(context=at, options=options) for at in (64, 128) for options in ((), (("backbone", "transformer"),))]
     _, (figure,) = drawn(*(synthetic.ok(each, 1.0) for each in cases), suite="fig15-forward")
     assert sorted(line.name for line in figure.lines) == [
@@ -170,24 +143,24 @@ def test_backbones_are_called_as_in_the_paper():
     ]
 
 
-def test_caption_is_what_was_held_fixed_and_all_else_a_remark():
+def test_the_caption_has_the_shared_settings():
     figure = FIGURES["fig15-generate"]
     assert figure.caption == "batch 512, 1.3b, bfloat16"
     assert figure.remarks[0] == "Timed in CUDA graphs."
     assert all(remark[0].isupper() and remark.endswith(".") for remark in figure.remarks)
 
 
-def test_a_caption_of_cases_without_a_result_does_not_say_how_they_were_timed():
+def test_cases_without_a_result_have_no_timing_remark():
     case = Case("mamba", "vllm", "1.3b", "forward", 2, 64, timing="engine")
     captions = [
-        told(figures(each.table, each.catalogue)[0])
+        details(figures(each.table, each.catalogue)[0])
         for record in (synthetic.lost(case, "skipped", "no GPU"), synthetic.ok(case, 1.0))
         for each in (synthetic.of_suite("quick", record),)
     ]
     assert ["timed by the engine" in caption for caption in captions] == [False, True]
 
 
-def test_caption_says_whose_state_is_in_which_precision():
+def test_remarks_name_the_state_precision_of_systems():
     planes, narrow = (
         replace(Case(system, backend, "1.3b", "generate", 512, 2048), state_dtype=state)
         for system, backend, state in (
@@ -197,100 +170,47 @@ def test_caption_says_whose_state_is_in_which_precision():
     )
     made = synthetic.of_suite("fig15-generate", synthetic.ok(planes, 4.0), synthetic.ok(narrow, 8.0))
     (figure,) = figures(made.table, made.catalogue)
-    assert "states are kept in float32-planes (TTT-Linear), bfloat16 (Mamba)" in told(figure)
+    assert "state precision: float32-planes (TTT-Linear), bfloat16 (Mamba)" in details(figure)
     whole = synthetic.ok(replace(planes, backend="torch", state_dtype="float32"), 9.0)
     of_both = synthetic.of_suite("fig15-generate", synthetic.ok(planes, 4.0), whole, synthetic.ok(narrow, 8.0))
     (figure,) = figures(of_both.table, of_both.catalogue)
-    assert "states are kept in bfloat16 (Mamba)" in told(figure)  # the names of the lines say the others
+    assert "state precision: bfloat16 (Mamba)" in details(figure)  # the names of the lines say the others
     alike = synthetic.of_suite("fig15-generate", synthetic.ok(planes, 4.0))
-    assert "states" not in told(figures(alike.table, alike.catalogue)[0])
+    assert "state precision" not in details(figures(alike.table, alike.catalogue)[0])
 
 
-def test_caption_says_which_cases_of_its_panel_have_no_record_yet():
-    requests = [
-        Case(system, "torch", "1.3b", "request", batch, 512)
-        for batch in (1, 16)
-        for system in ("ttt-linear", "ttt-mlp", "mamba")
-    ]
-    times = {"time_to_first_token_ms": 1.0, "time_between_tokens_ms": 1.0}
-    made = synthetic.of_suite("prompt-then-128", *(synthetic.ok(each, 2.0, metrics=times) for each in requests[:4]))
-    (suite,) = made.catalogue.suites
-    planned = replace(suite, cases=tuple(each.key for each in requests))
-    drawn = figures(made.table, replace(made.catalogue, suites=(planned,)), requests[4:])
-    said = {figure.id: "2 cases without a record yet: 1 of TTT-MLP, 1 of Mamba" in told(figure) for figure in drawn}
-    assert all("timed by the host's clock" in told(figure) for figure in drawn)
-    assert said["prompt-then-128-request-16"]
-    assert not said["prompt-then-128-request-1"]
-
-
-def test_caption_names_the_backend_of_what_has_no_record_where_its_system_has_several():
-    fast, slow = (case(system="transformer", backend=backend, size="1.3b", batch=16) for backend in ("vllm", "torch"))
-    unrun = [replace(slow, context=2048), replace(fast, system="mamba")]
-    keys = tuple(each.key for each in (fast, *unrun))
-    made = synthetic.of_suite("fig15-forward", synthetic.ok(fast, 1.0))
-    (suite,) = made.catalogue.suites
-    (figure,) = figures(made.table, replace(made.catalogue, suites=(replace(suite, cases=keys),)), unrun)
-    assert "2 cases without a record yet: 1 of Transformer on PyTorch, 1 of Mamba" in told(figure)
-
-
-def test_remarks_are_on_the_points_that_are_shown_at_first():
+def test_remarks_describe_the_lines_shown_first():
     first = synthetic.ok(case(system="transformer", backend="vllm"), 1.0)
-    place = synthetic.environment(device_id="0ther6pu")
     others = [
-        synthetic.ok(case(system="transformer", context=context), 2.0, environment=place) for context in (1024, 2048)
+        synthetic.ok(case(system="transformer", context=context), 2.0, throttled=[True] * 30)
+        for context in (1024, 2048)
     ]
     _, [figure] = drawn(first, *others, suite="fig15-forward")
     assert [(line.primary, len(line.rows)) for line in figure.lines] == [(True, 1), (False, 2)]
-    assert "GPUs of one model" not in told(figure)
+    assert "throttled" not in details(figure)
 
 
 @pytest.mark.parametrize(("throttled", "said"), [(1, "1 of the 2 points"), (2, "all 2 points")])
-def test_caption_says_at_how_many_points_the_gpu_was_throttled(throttled, said):
+def test_remarks_count_throttled_points(throttled, said):
     records = [synthetic.ok(case(context=1024 << at), 1.0, throttled=[at < throttled] * 30) for at in range(2)]
     _, [figure] = drawn(*records)
-    assert f"at {said} with a result the GPU was throttled" in told(figure)
+    assert f"throttled at {said}" in details(figure)
     _, [figure] = drawn(records[0])
-    assert "at the only point with a result the GPU was throttled" in told(figure)
+    assert "throttled at the only point" in details(figure)
 
 
 @pytest.mark.parametrize(("count", "said"), [(5, True), (6, False)])
-def test_caption_says_where_a_bar_is_a_range_and_no_interval(count, said):
+def test_remarks_say_where_a_bar_is_a_range(count, said):
     _, [figure] = drawn(synthetic.ok(case(), 1.0), synthetic.ok(case(context=2048), 1.0, count=count))
-    assert ("within one process (below 6 samples their range)" in told(figure)) is said
+    assert ("(the range of the samples where there are fewer than 6)" in details(figure)) is said
 
 
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        ([], ""),
-        (["batch 16"], "batch 16"),
-        (["timed eagerly", "timed in graphs", "timed by the engine"], "timed eagerly, in graphs or by the engine"),
-        (["warm L2", "L2 cold"], "warm L2 or L2 cold"),
-    ],
-)
-def test_a_word_that_all_begin_with_is_said_once(found, said):
-    assert _either(found) == said
-
-
-def test_caption_says_how_many_points_have_notes():
-    _, [figure] = drawn(
-        synthetic.ok(case(timing="graph"), 1.0),
-        synthetic.ok(case(context=2048), 1.0),
-        suite="quick",
-    )
-    assert (
-        "medians of 30 samples with their 95% intervals within one process; "
-        "there are notes on 1 of the 2 points with a result (column Notes of Numbers)" in told(figure)
-    )
-    assert "notes" not in told(FIGURES["dual-vs-primal-forward"])
-
-
-def test_how_a_case_is_timed_breaks_no_line():
-    """Short prompts of the paper's figure are replayed from a graph, long ones launched."""
+def test_timing_does_not_split_a_line():
+    """Short prompts replay a CUDA graph; long ones are launched."""
     cases = [case(context=2048, timing="graph"), case(context=8192), case(context=32768)]
     _, [figure] = drawn(*(synthetic.ok(each, 1.0) for each in cases), suite="fig15-forward")
     assert [(line.name, line.rows) for line in figure.lines] == [("TTT-Linear · PyTorch", [0, 1, 2])]
-    assert "timed in CUDA graphs or eagerly" in told(figure)
+    assert "timed in CUDA graphs or eagerly" in details(figure)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +226,7 @@ def test_how_a_case_is_timed_breaks_no_line():
         ({"options": (("form", "primal"),)}, {"options": (("form", "dual"),)}, "primal form"),
     ],
 )
-def test_what_differs_is_another_line_and_in_its_name(one, other, said):
+def test_a_different_setting_is_another_line_and_in_its_name(one, other, said):
     records = [synthetic.ok(case(context=context, **fields), 1.0) for fields in (one, other) for context in (512, 1024)]
     _, [figure, *_] = drawn(*records)
     assert sorted(line.rows for line in figure.lines) == [[0, 1], [2, 3]]
@@ -314,7 +234,7 @@ def test_what_differs_is_another_line_and_in_its_name(one, other, said):
     assert said not in next(line.name for line in figure.lines if line.rows == [2, 3])
 
 
-def test_names_say_settings_that_differ_between_systems_but_not_options_that_only_one_has():
+def test_names_omit_options_that_only_one_system_has():
     _, [figure] = drawn(
         synthetic.ok(case(dtype="float32", options=(("mini_batch", 32),)), 1.0),
         synthetic.ok(case(system="mamba", backend="mamba-ssm"), 1.0),
@@ -323,7 +243,7 @@ def test_names_say_settings_that_differ_between_systems_but_not_options_that_onl
     assert names == ["TTT-Linear · PyTorch · float32", "Mamba · mamba-ssm · bfloat16"]
 
 
-def test_names_say_no_option_at_its_default_beside_a_backend_without_it_and_a_state_only_where_its_system_has_several():
+def test_names_omit_defaults_and_states_of_systems_with_one_state():
     planes = case(backend="triton-dual", phase="generate", state_dtype="float32-planes")
     elsewhere = replace(planes, options=(("mini_batch", 32),))  # so that of this backend 16 is filled in
     made = synthetic.made(
@@ -363,26 +283,20 @@ def test_no_line_joins_points_of_two_machines_or_commits(places, said):
     assert [line.name for line in figure.lines] == [f"TTT-Linear · PyTorch · {each}" for each in said]
     assert [line.rows for line in figure.lines] == [[0, 1], [2, 3]]
     assert len({(line.dash, line.hollow) for line in figure.lines}) == 2
-    assert "lines join no points of different machines or commits" in told(figure)
-    assert not any("machines or commits" in told(each) for each in FIGURES.values())
 
 
-def test_a_line_of_a_run_that_was_resumed_on_another_gpu_of_its_model_is_one():
+def test_a_line_joins_gpus_of_one_model():
     records = [
         synthetic.ok(case(context=context, timing=timing), 1.0, environment=synthetic.environment(device_id=unit))
         for context, timing, unit in ((512, "graph", "01234567"), (2048, "graph", "89abcdef"), (2048, "eager", ""))
     ]
     _, [figure] = drawn(*records[:2])
     assert [(line.name, line.rows) for line in figure.lines] == [("TTT-Linear · PyTorch", [0, 1])]
-    assert "the points are from 2 GPUs of one model" in told(figure)
-    other = synthetic.environment(device_id="456789ab", commit="b" * 40)
-    _, [figure] = drawn(*records[:2], synthetic.ok(case(context=4096), 1.0, environment=other))
-    assert "different models of GPU or commits; the points are from 3 GPUs of one model" in told(figure)
     _, [figure] = drawn(*records)  # how it was timed tells two points at one x apart, not where
     assert [line.rows for line in figure.lines] == [[2], [0, 1]]
 
 
-def test_a_record_without_a_machine_joins_the_only_one_but_no_one_of_two():
+def test_a_record_without_a_machine_joins_the_only_machine():
     broken = synthetic.lost(case(context=2048), "killed", "signal 9")
     broken.environment = {}
     h100 = synthetic.ok(case(), 1.0)
@@ -393,7 +307,7 @@ def test_a_record_without_a_machine_joins_the_only_one_but_no_one_of_two():
     assert [line.name for line in several.lines if 2 in line.rows] == ["TTT-Linear · PyTorch · device not recorded"]
 
 
-def test_primal_over_dual_pairs_rows_that_are_alike_in_all_else():
+def test_primal_over_dual_pairs_equal_cases():
     figure = FIGURES["dual-vs-primal-forward-ratio"]
     for line in figure.lines:
         over, under = TABLE.loc[line.rows], TABLE.loc[line.base_rows]
@@ -403,7 +317,7 @@ def test_primal_over_dual_pairs_rows_that_are_alike_in_all_else():
         assert (over["latency_ms"].to_numpy() / under["latency_ms"].to_numpy()).mean() == pytest.approx(4.1, rel=0.02)
 
 
-def test_forms_are_also_known_by_the_backend():
+def test_a_backends_name_gives_its_form():
     records = [synthetic.ok(case(backend=f"triton-{form}"), latency) for form, latency in [("dual", 1), ("primal", 3)]]
     _, found = drawn(*records)
     [line] = found[-1].lines
@@ -424,9 +338,9 @@ def test_a_ratio_of_forms_is_of_one_timing():
     pairs = [(table.loc[line.rows[0]], table.loc[line.base_rows[0]]) for line in found[-1].lines]
     ratios = {over["timing"]: over["latency_ms"] / under["latency_ms"] for over, under in pairs}
     assert ratios == {"graph": pytest.approx(2, rel=0.05), "eager": pytest.approx(3, rel=0.05)}
-    assert "two GPUs" not in told(found[-1])
+    assert "two GPUs" not in details(found[-1])
     elsewhere = replace(records[2], environment=synthetic.environment(device_id="0ddba11d"))
-    assert "the only ratio divides times of two GPUs" in told(drawn(records[0], elsewhere)[1][-1])
+    assert "the only ratio divides times of two GPUs" in details(drawn(records[0], elsewhere)[1][-1])
     _, alone = drawn(records[0], records[3])
     assert not alone[-1].id.endswith("-ratio")
 
@@ -445,25 +359,25 @@ def test_an_unknown_suite_is_drawn_against_its_widest_axis():
     assert (figure.x, figure.lines[0].name) == ("context", "zebra · PyTorch")
 
 
-def test_what_no_catalogue_names_is_drawn_under_its_own_name():
+def test_names_without_a_catalogue_entry_are_drawn_as_they_are():
     record = synthetic.ok(case(system="zebra", backend="zoo", phase="request", options=(("depth", 3),)), 1.0)
     table = frame([record], Catalogue())
     [figure] = figures(table, Catalogue())
     assert (figure.id, figure.title, figure.lines[0].name) == ("other-request", "request", "zebra · zoo")
     assert figure.y_title == "latency_ms"
-    assert "depth 3" in told(figure)
+    assert "depth 3" in details(figure)
 
 
-def test_an_unknown_system_has_a_look_that_no_other_has():
+def test_an_unknown_system_has_its_own_look():
     systems = ("ttt-linear", "ttt-mlp", "transformer", "mamba", "zebra")
     _, [figure] = drawn(*[synthetic.ok(case(system=system), 1.0) for system in systems])
     assert len({line.tone for line in figure.lines}) == len(systems)
 
 
-def test_points_of_several_processes_say_so_in_the_caption():
+def test_remarks_count_processes_per_point():
     records = [synthetic.ok(case(), 1.0 + 0.1 * repeat, repeat=repeat) for repeat in range(3)]
     _, [figure] = drawn(*records)
-    assert "medians of 90 samples with their 95% intervals over processes, of 3 processes a point" in told(figure)
+    assert "medians of 90 samples, with 95% intervals over processes, from 3 processes per point" in details(figure)
     assert [line.rows for line in figure.lines] == [[0]]
 
 
@@ -472,27 +386,25 @@ def test_kernels_of_one_batch_stand_side_by_side():
     assert titles == ["One layer's forward: TTT-Linear, batch 16", "One layer's forward: TTT-MLP, batch 16"]
 
 
-def test_the_floor_is_a_line_of_each_form_in_the_precision_with_most_points():
+def test_lower_bounds_have_a_line_per_form():
     forward = FIGURES["kernel-forward-16-ttt-linear"]
-    assert [line.name for line in forward.lines if line.y] == ["Floor"]
-    floors = [line for line in FIGURES["kernel-generate-ttt-linear"].lines if line.y]
-    assert [line.name for line in floors] == [
-        "Floor · state float32-planes · dual form",
-        "Floor · state float32-planes · primal form",
+    assert [line.name for line in forward.lines if line.y] == ["Lower bound"]
+    bounds = [line for line in FIGURES["kernel-generate-ttt-linear"].lines if line.y]
+    assert [line.name for line in bounds] == [
+        "Lower bound · state float32-planes · dual form",
+        "Lower bound · state float32-planes · primal form",
     ]
-    assert all(line.y == "floor_ms" for line in floors)
-    assert list(TABLE.loc[floors[1].rows, "floor_ms"]) == pytest.approx([0.0192, 0.0384, 0.1536])
-    assert len({line.dash for line in floors}) == 2
-    assert "the floor is the longer" in told(forward)
-    assert "floor" not in told(FIGURES["kernel-generate-ttt-linear-ratio"])
+    assert all(line.y == "floor_ms" for line in bounds)
+    assert list(TABLE.loc[bounds[1].rows, "floor_ms"]) == pytest.approx([0.0192, 0.0384, 0.1536])
+    assert len({line.dash for line in bounds}) == 2
 
 
-def test_kernels_without_ceilings_have_no_floor():
+def test_kernels_without_measured_peaks_have_no_lower_bound():
     _, [figure] = drawn(synthetic.ok(case(options=(("scope", "layer"),)), 1.0), suite="kernel-forward")
     assert [line.y for line in figure.lines] == [""]
 
 
-def test_in_a_figure_of_one_system_the_colour_says_the_precision_or_the_backend():
+def test_colors_in_a_figure_of_one_system_show_precision_or_backend():
     lines = [line for line in FIGURES["kernel-generate-ttt-linear"].lines if not line.y]
     by_state = {(line.name.rsplit(" ", 1)[1], line.tone, line.marker) for line in lines}
     assert len(by_state) == len({tone for _, tone, _ in by_state}) == 2
@@ -501,8 +413,8 @@ def test_in_a_figure_of_one_system_the_colour_says_the_precision_or_the_backend(
 
 
 @pytest.mark.parametrize("system", ["ttt-linear", "transformer"])
-def test_lines_of_a_figure_of_one_system_look_like_no_other_system(system):
-    """Whichever systems are on the page: with seven of them one colour is free, and no marker."""
+def test_lines_in_a_figure_of_one_system_look_like_no_other_system(system):
+    """With seven systems on the page one color is free, and no marker."""
     names = ["ttt-linear", "ttt-mlp", "transformer", "mamba", "mamba2", "gated-deltanet", "rwkv7"]
     for others in (names[:4], names[:6], names):
         records = [synthetic.ok(case(system=name), 1.0) for name in others]
@@ -522,7 +434,7 @@ def test_lines_of_a_figure_of_one_system_look_like_no_other_system(system):
         assert len({(line.tone, line.marker) for line in figure.lines}) >= min(4, 2 * (8 - len(taken) - 1))
 
 
-def test_what_a_table_answers_has_no_figure():
+def test_a_suite_answered_by_a_table_has_no_figure():
     assert not [name for name in FIGURES if name.startswith("generate-fidelity")]
 
 

@@ -1,18 +1,18 @@
-"""Is the sentence of each figure, and those at the top of the page, true of the records?"""
+"""The sentence of each figure, and the findings at the top of the page."""
 
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import synthetic_records as synthetic
-from headline_records import FAST, SLOW, finding, forward, said, spread, stepped, throughput, unranked, winner
+from headline_records import FAST, SLOW, finding, forward, said, spread, stepped, throughput, winner
 
 from harness.schema.case import Case
 from reports.page import findings
 from reports.page.figures import figures
-from reports.page.findings import small_models
+from reports.page.findings import small_models, unfinished
 from reports.page.html import render
-from reports.page.ranking import OFF, Point, View, bar
+from reports.page.ranking import DOUBTFUL, Point, View, bar
 from reports.words import rounded, said_number
 
 CONTEXTS = (1024, 2048, 4096, 8192)
@@ -27,7 +27,11 @@ CONTEXTS = (1024, 2048, 4096, 8192)
         (dict.fromkeys(CONTEXTS[2:], 4.0), dict.fromkeys(CONTEXTS, 5.0), "TTT-Linear is fastest from 4k, 1.25 times"),
         (dict.fromkeys(CONTEXTS[1:3], 4.0), dict.fromkeys(CONTEXTS, 5.0), "TTT-Linear is fastest from 2k to 4k,"),
         ({1024: 4.0, 8192: 4.0}, dict.fromkeys(CONTEXTS, 5.0), "TTT-Linear is fastest at 1k and 8k,"),
-        ({2048: 4.0, 8192: 4.0}, {2048: 8.0, 8192: 4.1}, "level at 8k, 2.00 times as fast as Transformer at 2k."),
+        (
+            {2048: 4.0, 8192: 4.0},
+            {2048: 8.0, 8192: 4.1},
+            "TTT-Linear is fastest or tied at every context, 2.00 times as fast as Transformer at 2k.",
+        ),
         (
             dict.fromkeys(CONTEXTS, 4.0),
             {1024: 2.0, 2048: 3.0, 4096: 8.0, 8192: 16.0},
@@ -47,59 +51,60 @@ def test_who_is_fastest_where_and_by_how_much(ours, theirs, expected):
 
 
 @pytest.mark.parametrize(("theirs", "level"), [(4.19, True), (4.21, False), (3.82, True), (3.8, False)])
-def test_what_differs_by_less_than_runs_do_is_level(theirs, level):
+def test_values_within_five_percent_are_level(theirs, level):
     found = winner({2048: 4.0, 4096: 4.0}, {2048: theirs, 4096: theirs})
     assert (("level" in found), ("fastest" in found)) == (level, not level)
 
 
-def test_bars_that_overlap_name_no_winner():
+def test_overlapping_intervals_are_not_told_apart():
     assert "not told apart" in finding(*spread({2048: 4.0}, 0.4), *spread({2048: 4.4}, 0.4, *SLOW))
     assert "TTT-Linear is fastest" in finding(*spread({2048: 4.0}, 0.04), *spread({2048: 4.4}, 0.04, *SLOW))
 
 
 @pytest.mark.parametrize(("theirs", "told"), [(4.1, False), (5.0, False), (7.0, True)])
-def test_what_is_doubtful_wins_only_by_far(theirs, told):
+def test_a_flagged_point_wins_only_by_a_large_margin(theirs, told):
     loaded = synthetic.environment() | {"cpu": {"others_share": 0.5, "idle_share": 0.0}}
     for doubtful in (spread({2048: theirs}, 0.0, *SLOW, count=3), forward({2048: theirs}, *SLOW, environment=loaded)):
         found = finding(*forward({2048: 4.0}), *doubtful)
         assert ("not told apart" in found, "fastest" in found) == (not told, told)
 
 
-@pytest.mark.parametrize(("theirs", "tie"), [(4.1, "not told apart"), (120.0, "not ranked")])
-def test_a_cpu_that_others_use_tells_no_winner(theirs, tie):
-    """Threads that wait for one without a processor made one system 30 times slower, and another not."""
+@pytest.mark.parametrize("theirs", [4.1, 120.0])
+def test_a_contended_cpu_ranks_nothing(theirs):
+    """A contended CPU slowed one system 30 times and another not at all."""
     cpu = {"model": "Xeon", "others_share": 0.5, "idle_share": 0.0}
     loaded = synthetic.environment() | {"device": "Xeon", "device_kind": "cpu", "gpu": None, "cpu": cpu}
     ours, slow = (dict.fromkeys(CONTEXTS, us) for us in (4.0, theirs))
     records = [*forward(ours, environment=loaded), *forward(slow, *SLOW, environment=loaded)]
-    assert unranked(*records).startswith("Nothing is ranked")
-    assert tie in finding(*records)
+    made = synthetic.of_suite("fig15-forward", *records)
+    assert findings.contended(made.table) == "Other programs used the CPU during all 8 cases: no ranking there."
+    assert "not told apart" in finding(*records)
     best = throughput(
         *stepped("ttt-linear", {64: 8.0}, environment=loaded), *stepped("mamba", {64: 2 * theirs}, environment=loaded)
     )
-    assert f"{tie} from Mamba" in best
+    assert "not told apart from Mamba" in best
 
 
-def test_what_other_programs_left_standing_is_ranked():
+def test_points_of_an_idle_cpu_are_ranked_next_to_contended_ones():
     cpu = {"model": "Xeon", "others_share": 0.5, "idle_share": 0.0}
     idle = synthetic.environment() | {"device": "Xeon", "device_kind": "cpu", "gpu": None}
     ours = forward({2048: 4.0, 8192: 4.0}, environment=idle)
     slow = forward({2048: 8.0}, *SLOW, environment=idle) + forward(
         {8192: 120.0}, *SLOW, environment=idle | {"cpu": cpu}
     )
-    assert "TTT-Linear is fastest at 2k, TTT-Linear and Transformer are not ranked at 8k" in finding(*ours, *slow)
-    assert not unranked(*ours, *slow)
-    assert unranked(ours[1], slow[1]).startswith("Nothing is ranked")
+    assert "TTT-Linear is fastest at 2k, TTT-Linear and Transformer are not told apart at 8k" in finding(*ours, *slow)
+    table = synthetic.of_suite("fig15-forward", *ours, *slow).table
+    assert findings.contended(table) == "Other programs used the CPU during 1 of the 4 cases: no ranking there."
 
 
-def test_numbers_are_rounded_to_digits_and_have_no_exponent():
+def test_numbers_have_digits_and_no_exponent():
     assert [said_number(each) for each in (0, 0.0999, 0.09996, 1, 99.96, 1146, 239_400, float("nan"))] == (
         ["0.00", "0.0999", "0.100", "1.00", "100", "1,150", "239,000", "nan"]
     )
     assert [rounded(each, 4) for each in (12345.678, 0.00012345678, float("inf"))] == [12350.0, 0.0001235, None]
 
 
-def test_other_backends_and_systems_without_a_result_take_no_part():
+def test_the_ranking_omits_other_backends_and_lost_systems():
     gone = [synthetic.lost(Case("mamba", "mamba-ssm", "1.3b", "forward", 16, 2048), "oom", "no")]
     beside = forward({2048: 1.0}, "transformer", "torch")
     assert "TTT-Linear is fastest" in finding(*forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW), *beside, *gone)
@@ -118,15 +123,19 @@ def test_only_cases_that_are_alike_are_compared():
     assert "fastest" not in finding(*ours, layered(256, 4.0, "mamba"), suite="quick")
 
 
-def test_a_name_says_what_tells_it_from_another_and_nothing_that_all_share():
+def test_labels_omit_shared_words():
     ours = [layered(context, 4.0, backend=backend) for backend in ("torch", "triton-dual") for context in (64, 128)]
     assert finding(*ours, suite="quick") == "Context 128: Triton dual and PyTorch are level."
+    states = [layered(64, 4.0, "ttt-mlp", "triton-dual", state_dtype=state) for state in ("float16", "bfloat16")]
+    slow = layered(64, 9.0, "ttt-mlp", "triton-primal", state_dtype="bfloat16")
+    found = finding(*states, slow, suite="quick")
+    assert found == "Triton dual · state bfloat16 and state float16 are level."
     lines = [SimpleNamespace(name=name, short="TTT") for name in ("TTT · PyTorch", "TTT · PyTorch · context 128")]
     assert View.labels(None, lines, ["context 128"]) == {line.name: line.name for line in lines}
     assert View.labels(None, lines[1:], ["context 128"]) == {lines[1].name: "TTT"}
 
 
-def test_a_setting_that_a_system_chooses_itself_sets_it_apart_from_itself_alone():
+def test_an_option_of_one_system_does_not_split_others():
     ours = [layered(64, ms, options=(("mini_batch", size),)) for size, ms in ((8, 4.0), (32, 6.0))]
     found = finding(*ours, layered(64, 9.0, "mamba"), suite="quick")
     assert found.startswith("Mini-batch 32: TTT-Linear is fastest, 1.50 times as fast as Mamba")
@@ -134,7 +143,7 @@ def test_a_setting_that_a_system_chooses_itself_sets_it_apart_from_itself_alone(
     assert "TTT-Linear is fastest" in finding(ours, layered(64, 9.0, "mamba", state_dtype="bfloat16"), suite="quick")
 
 
-def test_of_sets_as_large_that_of_the_usual_options_is_compared():
+def test_default_options_win_between_equal_sets():
     def layer(system, size, ms):
         options = (("mini_batch", size), ("scope", "layer")) if size != 16 else (("scope", "layer"),)
         return synthetic.ok(Case(system, "thunderkittens", "1.3b", "forward", 16, 2048, options=options), ms)
@@ -143,7 +152,7 @@ def test_of_sets_as_large_that_of_the_usual_options_is_compared():
     assert "Mini-batch 16: TTT-Linear is fastest" in finding(*records, suite="mini-batch")
 
 
-def test_ratios_are_told_by_their_range():
+def test_a_figure_of_ratios_states_their_range():
     made = synthetic.paper()
     drawn = next(each for each in synthetic.paper_figures() if each.lines[0].base_rows)
     ms = made.table["latency_ms"]
@@ -152,16 +161,21 @@ def test_ratios_are_told_by_their_range():
     assert f"{said_number(min(ratios))} to {said_number(max(ratios))} times" in found
 
 
-def test_parts_of_one_computation_are_not_ranked():
+def test_parts_of_one_computation_are_added():
     def part(name, size, ms):
         options = (("mini_batch", size), ("part", name), ("scope", "layer"))
         return synthetic.ok(Case("ttt-linear", "torch", "1.3b", "forward", 1, 2048, options=options), ms, spread=0.0)
 
-    found = finding(*(part(name, size, size) for name in "wz" for size in (8, 32)), suite="fig8-minibatch")
-    assert found == "2 lines: 8.00 to 32.0 ms over mini-batch 8 to 32."
+    times = {8: (9.0, 1.0), 32: (4.0, 2.0), 64: (3.0, 8.0)}
+    found = finding(
+        *(part(name, size, ms) for size, both in times.items() for name, ms in zip("wz", both, strict=True)),
+        part("w", 128, 1.0),
+        suite="fig8-minibatch",
+    )
+    assert found == "w and z take least together at mini-batch 32: 6.00 ms."
 
 
-def test_one_line_alone_says_its_range():
+def test_a_single_line_states_its_range():
     assert finding(*forward({2048: 4.0, 4096: 6.0})) == "TTT-Linear: 4.00 to 6.00 µs over context 2k to 4k."
 
 
@@ -170,7 +184,7 @@ def test_a_figure_without_a_result_says_so():
     assert finding(lost) == "No case has a result."
 
 
-def test_a_cold_cache_is_not_told_to_be_faster_than_a_warm_one():
+def test_cold_and_warm_l2_are_not_compared():
     def layers(l2, latency_ms):
         size, layer = {"size": "1.3b", "phase": "forward", "batch": 16}, {"options": (("scope", "layer"),)}
         cases = [Case(*FAST, **size, context=context, timing="graph", l2=l2, **layer) for context in (2048, 8192)]
@@ -186,7 +200,7 @@ def test_the_best_throughput_and_where():
     assert found == "Mamba reaches 8,100 tokens/s at batch 64, level with TTT-Linear."
 
 
-def test_the_best_throughput_is_of_cases_that_are_alike():
+def test_the_best_throughput_compares_equal_settings():
     def reaches(system, backend, ms, context):
         case = Case(system, backend, "1.3b", "generate", 64, context, timing="graph")
         return synthetic.ok(case, ms, spread=0.0)
@@ -196,14 +210,14 @@ def test_the_best_throughput_is_of_cases_that_are_alike():
     assert found.startswith("Context 2k: TTT-Linear reaches 8,000 tokens/s at batch 64")
 
 
-def test_a_system_that_was_not_tried_at_the_batch_of_the_best_is_not_ranked():
+def test_a_system_not_tried_at_the_best_batch_is_not_ranked():
     best, small = stepped("transformer", {1: 8.0, 1024: 16.0}), stepped("ttt-linear", {1: 4.0})
     assert "times" not in throughput(*best, *small)
     found = throughput(*best, *small, *stepped("mamba", {64: 8.0}, lost=(2048,)))
     assert found == "Transformer reaches 64,000 tokens/s at batch 1k, 8.00 times Mamba."
 
 
-def test_a_system_that_the_figure_does_not_name_is_ranked_by_its_results():
+def test_an_unlisted_system_is_ranked_by_its_results():
     ours, theirs = stepped("ttt-linear", {64: 8.0}), stepped("mamba", {64: 16.0})
     case = Case("rwkv7", "fla", "1.3b", "generate", 64, 2048, timing="graph")
     other = [synthetic.ok(case, 10.0, spread=0.0), synthetic.lost(replace(case, batch=128), "oom", "no memory")]
@@ -214,7 +228,7 @@ def test_a_system_that_the_figure_does_not_name_is_ranked_by_its_results():
 
 
 @pytest.mark.parametrize(("theirs", "expected"), [((128,), "at batch 128"), ((128, 256), "at batch 128"), ((), "")])
-def test_what_did_not_fit_in_memory_is_named_at_the_smallest_place(theirs, expected):
+def test_out_of_memory_is_named_at_the_smallest_x(theirs, expected):
     records = [*stepped("ttt-linear", {64: 8.0}), *stepped("mamba", {64: 8.0}, lost=theirs)]
     found = [sentence for sentence in said(*records, suite="fig20-throughput") if "memory" in sentence]
     assert [("Mamba" in each, "TTT-Linear" in each, expected in each) for each in found] == (
@@ -222,7 +236,7 @@ def test_what_did_not_fit_in_memory_is_named_at_the_smallest_place(theirs, expec
     )
 
 
-def test_a_page_of_a_cpu_says_that_it_is_not_the_papers():
+def test_a_page_of_a_cpu_has_a_notice():
     made = synthetic.of_suite("quick", synthetic.ok(Case("ttt-linear", "torch", "tiny", "forward", 2, 64), 1.0))
     assert small_models(made.table, ["cpu", "cpu"]).startswith("Small models (tiny) on a CPU")
     assert small_models(made.table, ["cpu", "cuda"]) == ""
@@ -236,17 +250,17 @@ def test_hostile_names_and_single_points_make_a_page():
     assert "<img" not in render(hostile.records, hostile.catalogue).split("</main>")[0]
 
 
-def test_a_rates_bar_is_that_of_its_latency_turned_round():
+def test_the_bar_of_a_rate_inverts_that_of_its_latency():
     cells = {"tokens_per_s": 100.0, "latency_ms": 4.0, "latency_ms_low": 3.2, "latency_ms_high": 8.0}
     assert bar(cells, "tokens_per_s") == pytest.approx((0.5, 1.25))
 
 
-def test_what_is_level_is_level_however_its_bars_overlap_and_wide_bars_hide_what_is_doubtful():
-    a, b = Point(1, 4.0, 3.8, 4.2, 0.0), Point(1, 4.1, 3.9, 4.3, 0.0)
-    assert a.differs_little(b)
+def test_overlap_hides_points_that_are_not_level():
+    a, b = Point(1, 4.0, 3.8, 4.2), Point(1, 4.1, 3.9, 4.3)
+    assert a.is_level(b)
     assert not a.hides(b)
     assert Point(1, 4.0, 3.0, 7.5, 0.5).hides(Point(1, 7.0, 6.9, 7.1, 0.0))
-    unsteady = Point(1, 4.0, 3.8, 4.2, OFF)
+    unsteady = Point(1, 4.0, 3.8, 4.2, DOUBTFUL)
     assert unsteady.hides(Point(1, 5.9, 5.8, 6.0, 0.0))
     assert not unsteady.hides(Point(1, 6.2, 6.1, 6.3, 0.0))
 
@@ -256,18 +270,33 @@ def test_a_value_with_an_interval_of_its_own_has_its_bar():
     assert bar(cells, "energy_j_per_token") == (0.75, 1.5)
 
 
-def test_the_page_counts_what_is_doubtful():
+def test_the_page_counts_flagged_cases():
     wide = synthetic.of_suite("fig15-forward", *spread({2048: 4.0}, 0.4), *spread({2048: 4.0}, 0.0, *SLOW, count=3))
     page = render(wide.records, wide.catalogue)
     assert "2 of 2 measured" in page
-    assert "1 in fewer than 6 samples, 1 unsteady" in page
+    assert "1 with fewer than 6 samples, 1 unsteady" in page
 
 
 @pytest.mark.parametrize(("others", "who"), [({}, "vLLM"), ({2048: 9.0}, "Transformer on vLLM")])
-def test_a_baseline_whose_environment_failed_is_named_with_the_log(others, who):
+def test_a_baseline_without_an_environment_is_named(others, who):
     why = "its environment failed to install (log: .venv-vllm.log)"
     gone = synthetic.lost(Case(*SLOW, "1.3b", "forward", 16, 2048), "skipped", why)
     made = synthetic.of_suite("fig15-forward", *forward({2048: 4.0}), gone, *forward(others, "mamba", "vllm"))
     drawn = figures(made.table, made.catalogue)
     assert f"No {who}: {why}." in findings.headline(made.table, made.catalogue, drawn)
-    assert f"No {who}: {why}." in " ".join(drawn[0].remarks)
+
+
+def test_an_unfinished_run_counts_its_missing_cases_by_system():
+    made = synthetic.of_suite("fig15-forward", *forward({2048: 4.0}))
+    gone = [Case("ttt-linear", "thunderkittens", "1.3b", "forward", 16, 4096)]
+    gone += [Case(*SLOW, "1.3b", "forward", 16, context) for context in (2048, 4096)]
+    words = "Unfinished: 3 of the 4 planned cases have no record: 1 of TTT-Linear and 2 of Transformer."
+    assert unfinished(made.table, gone, made.catalogue) == words
+    assert unfinished(made.table, [], made.catalogue) == ""
+    page = render(made.records, made.catalogue, missing=gone)
+    assert words in page
+    assert "1 of 4 cases" in page.partition('id="citation"')[2]
+    begun = "Unfinished: 1 of the 2 planned cases has no record"
+    assert unfinished(made.table, gone[:1], made.catalogue) == f"{begun}: 1 of TTT-Linear."
+    other = [Case("ttt-linear", "torch", "1.3b", "forward", 16, 2048)]
+    assert unfinished(made.table, other, made.catalogue) == f"{begun}: 1 of TTT-Linear on PyTorch."

@@ -1,4 +1,4 @@
-"""Is the page one safe file, without a browser's help?"""
+"""The page as one safe file, without a browser."""
 
 import base64
 import gzip
@@ -16,10 +16,10 @@ import synthetic_records as synthetic
 from harness.schema.case import Case
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
-from reports import write_report, write_table
-from reports.page.data import said_once
+from reports.page.data import constants
 from reports.page.embedding import embedded_json
 from reports.page.html import failures, render
+from reports.publish import write_report, write_table
 from reports.stats import frame
 
 H100 = Path(__file__).parents[2] / "reports" / "results" / "h100"
@@ -27,7 +27,7 @@ PAPER, HOSTILE = synthetic.paper(), synthetic.hostile()
 
 
 class Elements(HTMLParser):
-    """Every element with its attributes, and the text of every script, as a browser's parser finds them."""
+    """The elements with their attributes, and the text of the scripts."""
 
     def __init__(self, page):
         super().__init__()
@@ -70,11 +70,11 @@ def test_hostile_records_add_no_kind_of_element_or_attribute(paper, hostile):
 
 
 def unpacked(text):
-    """What the page's script makes of a packed element."""
+    """The text of a packed element."""
     return gzip.decompress(base64.b85decode(text.translate(str.maketrans(",.:", "<>&")))).decode()
 
 
-def test_policy_names_exactly_the_three_scripts_that_run(hostile):
+def test_the_policy_allows_exactly_three_scripts(hostile):
     policy = next(attributes["content"] for tag, attributes in hostile.found if "http-equiv" in attributes)
     kinds = [attributes.get("type") for tag, attributes in hostile.found if tag == "script"]
     running = [text for kind, text in zip(kinds, hostile.scripts, strict=True) if kind is None]
@@ -87,14 +87,14 @@ def test_policy_names_exactly_the_three_scripts_that_run(hostile):
     assert policy.startswith("default-src 'none'")
 
 
-def test_embedded_json_survives_and_holds_no_markup():
+def test_embedded_json_has_no_markup():
     value = {"</script>": ["<!--", "<script>", "&amp;", "\u2028", "π"]}
     text = embedded_json(value)
     assert json.loads(text) == value
     assert not set("<>&\u2028") & set(text)
 
 
-def test_records_are_embedded_as_they_are(paper):
+def test_records_are_embedded_unchanged(paper):
     text = unpacked(paper.scripts[1])
     assert not set("<>&") & set(paper.scripts[1])
     assert text.splitlines() == [record.to_json() for record in PAPER.records]
@@ -118,7 +118,7 @@ def test_failures_of_one_reason_are_one_entry():
     assert sum(group["cases"] for group in found) == 18
 
 
-def test_failures_of_two_phases_or_states_of_the_cache_are_entries_of_their_own():
+def test_failures_are_split_by_phase_and_l2():
     case = Case("ttt-mlp", "thunderkittens", "1.3b", "forward", 64, 131072)
     cases = [case, replace(case, l2="cold"), replace(case, phase="generate"), replace(case, batch=128)]
     made = synthetic.of_suite("kernel-forward", *(synthetic.lost(each, "oom", "no memory") for each in cases))
@@ -129,7 +129,7 @@ def test_failures_of_two_phases_or_states_of_the_cache_are_entries_of_their_own(
     }
 
 
-def test_a_run_that_ended_early_says_which_cases_are_missing(tmp_path):
+def test_a_run_that_ended_early_counts_missing_cases(tmp_path):
     cases = [
         Case(system, "torch", "tiny", "forward", 2, context)
         for system in ("ttt-linear", "transformer")
@@ -144,7 +144,7 @@ def test_a_run_that_ended_early_says_which_cases_are_missing(tmp_path):
     page = (tmp_path / "page.html").read_text("utf-8")
     measured = sum(record.status == "ok" for record in Run.open(run).records())
     assert f"{measured} of {len(cases)} measured <small>{len(others)} missing" in page
-    assert '<b data-status="missing">missing</b>: planned, and has no record' in page
+    assert '<b data-status="missing">missing</b>: planned, without a record' in page
     opened = Run.open(run)
     gone = failures(frame(opened.records(), opened.catalogue), opened.missing(opened.records()), opened.catalogue)
     assert sum(group["cases"] for group in gone if group["status"] == "missing") == len(others)
@@ -153,7 +153,7 @@ def test_a_run_that_ended_early_says_which_cases_are_missing(tmp_path):
     assert " missing<" not in (tmp_path / "page.html").read_text("utf-8").replace(",", "<")
 
 
-def test_a_page_of_some_systems_says_that_it_is_a_part(tmp_path):
+def test_a_page_of_some_systems_has_a_notice(tmp_path):
     systems = {"ttt-linear": "triton-dual", "mamba": "mamba-ssm", "transformer": "sdpa-cudnn"}
     records = [
         synthetic.ok(Case(*system, "1.3b", "forward", 16, 2048), ms)
@@ -166,16 +166,13 @@ def test_a_page_of_some_systems_says_that_it_is_a_part(tmp_path):
     whole, part, all_named = pages
     notice = '<p class="notice">Only TTT-Linear on Triton dual and Mamba are shown; the run has 1 other case.</p>'
     assert notice in part
-    assert "2 of 2 measured <small>1 other case not shown</small>" in part
-    assert "2 of 2 cases, only TTT-Linear on Triton dual and Mamba: the run has 1 other case" in part
-    keys = [re.search(r"@misc{([^,]*),", page)[1] for page in pages]
-    assert keys[1] == f"{keys[0]}-ttt-linear-triton-dual-mamba"
-    assert keys[2] == keys[0]
+    assert "2 of 2 measured" in part
+    assert "2 of 2 cases, only TTT-Linear on Triton dual and Mamba are shown; the run has 1 other case" in part
     assert not any(words in page for page in (whole, all_named) for words in ("shown;", "other case"))
 
 
-def test_a_case_has_one_floor_whichever_systems_are_selected(tmp_path):
-    """The ceilings are those of the run: the fastest product may be of a system that is not selected."""
+def test_the_lower_bound_is_the_same_for_any_selected_systems(tmp_path):
+    """The measured peaks come from the whole run, also from systems that are not selected."""
     cases = [Case(system, "torch", "1.3b", "forward", 16, 2048) for system in ("ttt-linear", "mamba")]
     rates = [synthetic.work(1e9, 6e11, product_tflops=rate) for rate in (600.0, 500.0)]
     records = [synthetic.ok(case, 3.0, metrics=each) for case, each in zip(cases, rates, strict=True)]
@@ -191,10 +188,10 @@ def test_a_case_has_one_floor_whichever_systems_are_selected(tmp_path):
     assert [float(each) for each in table.getvalue().split()[1:]] == [pytest.approx(1.0)]
 
 
-def test_what_is_said_once_is_in_the_unit_of_its_label():
+def test_constants_have_the_unit_of_their_label():
     case = Case("ttt-linear", "triton-dual", "1.3b", "generate", 512, 2048)
     made = synthetic.of_suite("fig15-generate", synthetic.ok(case, 4.0, metrics={"state_bytes": 8455716864.0}))
-    once = said_once(made.table, made.catalogue)
+    once = constants(made.table, made.catalogue)
     assert once["State (MB)"] == "8456"
 
 
@@ -236,7 +233,7 @@ def test_write_report_replaces_the_page_and_makes_its_folder(tmp_path):
         ("link.html", "is no HTML page"),
     ],
 )
-def test_what_is_no_page_is_never_overwritten(tmp_path, out, message):
+def test_only_a_page_is_overwritten(tmp_path, out, message):
     record = synthetic.ok(Case("ttt-linear", "torch", "tiny", "forward", 2, 64), 1.0)
     run = synthetic.of_suite("quick", record).run(tmp_path / "run")
     (tmp_path / "thesis.tex").write_text("years of work")
@@ -247,7 +244,7 @@ def test_what_is_no_page_is_never_overwritten(tmp_path, out, message):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_page_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_page(tmp_path, monkeypatch):
     record = synthetic.ok(Case("ttt-linear", "torch", "tiny", "forward", 2, 64), 1.0)
     run = synthetic.of_suite("quick", record).run(tmp_path / "run")
     out = tmp_path / "report.html"
@@ -264,7 +261,7 @@ def test_a_page_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypat
     assert {path.name for path in tmp_path.iterdir()} == {"run", "report.html"}
 
 
-def test_a_folder_that_is_no_run_is_an_error_and_no_page(tmp_path):
+def test_a_folder_without_a_run_is_an_error(tmp_path):
     for folder in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(RecordError, match=str(folder)):
             write_report(folder, tmp_path / "report.html")
@@ -275,7 +272,7 @@ def test_a_folder_that_is_no_run_is_an_error_and_no_page(tmp_path):
 
 
 def test_the_page_of_a_run_on_a_cpu_takes_at_most_two_megabytes(tmp_path):
-    """Forty cases, as `make bench` leaves them without a GPU."""
+    """Forty cases, like `make bench` without a GPU."""
     cases = [
         Case(system, "torch", "tiny", phase, batch, context, dtype="float32")
         for system in ("ttt-linear", "ttt-mlp", "transformer", "mamba")
@@ -292,7 +289,7 @@ def test_the_page_of_the_records_of_an_h100_takes_at_most_three_and_a_half_megab
     assert 1e6 < (tmp_path / "report.html").stat().st_size <= 3.5e6
 
 
-def test_a_run_that_was_only_profiled_says_that_nothing_was_timed():
+def test_a_run_without_timing_has_a_notice():
     case = Case("ttt-linear", "torch", "tiny", "forward", 1, 64)
     page = render([Record(case, "ok", environment=synthetic.environment())], PAPER.catalogue)
     assert "No case was timed" in page

@@ -1,4 +1,4 @@
-"""Can pages of a CPU and of an H100 be read and used by keyboard, by screen reader, without motion?"""
+"""Pages by keyboard, by screen reader and without motion."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ import pytest
 import synthetic_records as synthetic
 
 from harness.schema.case import Case
-from reports import write_report
+from reports.publish import write_report
 
 H100 = Path(__file__).parents[2] / "reports" / "results" / "h100"
-CHECKED = {"light": (25,), "dark": (1, "color-contrast")}  # rules of axe that must hold, and which one is looked at
+CHECKED = {"light": (25,), "dark": (1, "color-contrast")}  # rules that must pass, and a single rule
 STOPS = """() => [...document.querySelectorAll("figure")].map(figure =>
   [...figure.querySelectorAll("a, button, input, select, summary, [tabindex]")]
     .filter(e => e.tabIndex >= 0 && e.checkVisibility()).length)"""
@@ -21,7 +21,7 @@ MOVING = """() => [...document.querySelectorAll("*")].filter(e => {
 
 
 def on_a_cpu():
-    """The run of `ttt-bench run quick` on a CPU, with cases that others disturbed, and one that failed."""
+    """A CPU run with contended cases and a failed one."""
     loaded = {"cpu": {"model": "Xeon", "cores": 2, "others_share": 0.5, "idle_share": 0.0}}
     place = {"device": "Xeon", "device_kind": "cpu", "commit": "c" * 40, "dirty": False}
     cases = [
@@ -63,11 +63,11 @@ def focused(page):
     return page.evaluate("document.activeElement.className + ' ' + document.activeElement.textContent.slice(0, 40)")
 
 
-def test_a_legend_is_one_stop_where_arrow_keys_move_and_what_opens_is_one_each(paper):
+def test_a_legend_is_one_tab_stop_with_arrow_keys(paper):
     assert set(paper.evaluate(STOPS)) <= {4, 5}  # the plot, More, Details, Lines, Numbers
     paper.locator("#figure-0 .options > summary").click()
     paper.locator("#figure-0 .legend button").first.focus()
-    for expected in ("only this", "TTT-MLP · ThunderKittens"):
+    for expected in ("only", "TTT-MLP · ThunderKittens"):
         paper.keyboard.press("ArrowDown")
         assert expected in focused(paper)
     paper.keyboard.press("Space")
@@ -81,7 +81,7 @@ def test_a_legend_is_one_stop_where_arrow_keys_move_and_what_opens_is_one_each(p
     assert paper.evaluate("document.activeElement.tagName") == "SUMMARY"
 
 
-def test_a_system_that_is_hidden_takes_no_stop_and_its_line_out_of_the_link(paper):
+def test_a_hidden_system_leaves_the_tab_order_and_the_link(paper):
     browsing.open_options(paper)
     stop = "[...document.querySelectorAll('#figure-0 .legend [tabindex=\"0\"]')].map(e => e.checkVisibility())"
     link = paper.locator("#figure-0 .options a[href^='#']")
@@ -96,7 +96,7 @@ def test_a_system_that_is_hidden_takes_no_stop_and_its_line_out_of_the_link(pape
     paper.wait_for_function("!document.querySelector('#figure-0 .options a[href*=\"lines=\"]')")
 
 
-def test_points_are_told_by_keyboard_and_by_tap(paper):
+def test_keyboard_and_tap_describe_points(paper):
     readout = paper.locator("#figure-0 .readout")
     paper.locator("#figure-0 .plot").focus()
     paper.keyboard.press("ArrowRight")
@@ -126,7 +126,7 @@ def test_a_failed_point_is_told_by_keyboard_with_its_reason(paper):
     browsing.eventually(paper, lambda: "oom" in label.text_content(), True)
 
 
-def test_a_figure_without_a_line_says_so_and_tells_no_point(paper):
+def test_a_figure_without_lines_describes_no_point(paper):
     figure = paper.locator("#figure-0")
     figure.locator(".plot").focus()
     paper.keyboard.press("ArrowRight")
@@ -135,7 +135,7 @@ def test_a_figure_without_a_line_says_so_and_tells_no_point(paper):
     count = chosen.count()
     press = "all => all.forEach((each) => each.click())"
     chosen.evaluate_all(press)
-    assert figure.locator(".annotation").all_text_contents() == ["No line is chosen"]
+    assert figure.locator(".annotation").all_text_contents() == ["No line is selected"]
     assert not figure.locator(".readout").is_visible()
     assert not figure.locator(".ytick text").count()
     figure.locator(".legend button[aria-pressed=false]").evaluate_all(press)
@@ -143,7 +143,7 @@ def test_a_figure_without_a_line_says_so_and_tells_no_point(paper):
     assert figure.locator(".ytick text").count()
 
 
-def test_each_figure_is_told_by_its_sentence_and_its_controls_have_its_name(paper):
+def test_each_figure_is_labelled_by_its_sentence(paper):
     titles = paper.evaluate("page.figures.map(({ title }) => title)")
     for number, title in enumerate(titles):
         told = paper.locator(f"#figure-{number} .plot").get_attribute("aria-describedby")
@@ -153,7 +153,7 @@ def test_each_figure_is_told_by_its_sentence_and_its_controls_have_its_name(pape
     assert paper.locator("#figure-0 h3").inner_text().startswith("TTT-Linear is fastest at every context")
 
 
-def test_nothing_moves_for_who_asks_for_no_motion(browser, tmp_path):
+def test_reduced_motion_has_no_motion(browser, tmp_path):
     made = synthetic.of_suite("quick", synthetic.ok(Case("mamba", "torch", "tiny", "forward", 2, 64), 1.0))
     path = browsing.save(made, tmp_path, "still")
     with browsing.opened(browser, path, reduced_motion="reduce") as (page, _):

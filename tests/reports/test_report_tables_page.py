@@ -1,4 +1,4 @@
-"""Do the page's tables show what matters: pivoted numbers, a short long table, names as in the legends?"""
+"""The page's tables: numbers of figures, results, names."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def shared(browser, paper_page):
 
 @pytest.fixture
 def page(shared):
-    """The page on a desk: a test leaves what others look at as it was."""
+    """A page shared by the module; a test restores its changes."""
     with browsing.in_front(*shared) as page:
         yield page
 
@@ -35,7 +35,7 @@ def open_numbers(page):
     page.wait_for_timeout(200)
 
 
-def test_numbers_are_pivoted_x_by_line_with_intervals_marks_and_lost_cases(page):
+def test_numbers_are_x_by_line_with_intervals_and_lost_cases(page):
     open_numbers(page)
     pivot = page.locator(f"#figure-{FIG20} .pivot")
     assert pivot.locator("thead th").all_inner_texts()[1].strip() == "TTT-Linear · Triton dual"
@@ -72,7 +72,7 @@ def test_pivoted_numbers_need_no_scrolling(browser, paper_page, viewport):
         assert narrow > 200
 
 
-def test_no_table_of_numbers_breaks_a_word_of_its_head(browser, paper_page):
+def test_headers_of_numbers_break_between_words(browser, paper_page):
     with browsing.opened(browser, paper_page, viewport={"width": 1280, "height": 900}) as (page, _):
         open_numbers(page)
         broken = page.evaluate(
@@ -112,7 +112,7 @@ def test_a_pivot_shows_the_lines_that_the_figure_shows(page):
     assert heads.count() == 5
 
 
-def test_a_pivot_of_many_lines_takes_the_width_of_the_page_and_says_once_what_all_share(browser, tmp_path):
+def test_numbers_of_many_lines_take_the_width_of_the_page(browser, tmp_path):
     contexts = (2048, 8192)
     backends = ("vllm", "flash-attn", "torch", "sdpa-cudnn", "sdpa-flash")
     pairs = [*(("transformer", backend) for backend in backends), ("mamba", "mamba-ssm"), ("mamba", "vllm")]
@@ -123,7 +123,7 @@ def test_a_pivot_of_many_lines_takes_the_width_of_the_page_and_says_once_what_al
         narrow = page.evaluate(width)
         open_numbers(page)
         assert page.locator("#figure-0 .pivot thead th").count() == 3
-        page.get_by_role("button", name="More backends").click()
+        page.get_by_role("button", name="More lines").click()
         page.wait_for_timeout(200)
         heads = [text.strip() for text in page.locator("#figure-0 .pivot thead th").all_inner_texts()]
         assert len(heads) == 8
@@ -157,7 +157,7 @@ def test_the_long_table_opens_short_and_shows_what_is_chosen(page):
     chooser.get_by_label("Phase").check()
 
 
-def test_systems_and_backends_are_called_alike_everywhere(page):
+def test_systems_and_backends_have_one_name_everywhere(page):
     cells = set(page.locator("#results-table tbody td:nth-child(2)").all_inner_texts())
     assert {"ThunderKittens", "vLLM"} <= cells
     words = page.evaluate("document.querySelector('main').innerText")
@@ -168,7 +168,7 @@ def test_systems_and_backends_are_called_alike_everywhere(page):
     assert "mamba (" not in words
 
 
-def test_what_tells_rows_apart_and_has_no_column_is_said_in_one():
+def test_settings_without_a_column_share_one():
     case = Case("ttt-linear", "torch", "1.3b", "forward", 16, 2048, dtype="bfloat16", state_dtype="float32")
     options = [(), (("scope", "layer"),), (("backbone", "transformer"), ("mini_batch", 32)), (("form", "primal"),)]
     cases = [replace(case, options=each) for each in options]
@@ -192,12 +192,12 @@ def test_what_tells_rows_apart_and_has_no_column_is_said_in_one():
     assert not {"bfloat16", "mini-batch 16", "a model"} & parts
 
 
-def test_fields_of_a_table_that_no_catalogue_names_stand_as_they_are():
+def test_names_without_a_catalogue_stay():
     made = synthetic.of_suite("new", synthetic.ok(Case("zebra", "zoo", "1", "forward", 1, 1), 1.0))
     assert "zebra · zoo" in render(made.records, made.catalogue)
 
 
-def test_cases_without_a_record_are_called_as_in_legends():
+def test_missing_cases_have_the_names_of_legends():
     gone = [Case("gated-deltanet", "fla", "1.3b", "forward", 16, 2048)]
     lost = failures(TABLE, gone, PAPER.catalogue)
     names = page_data(TABLE, PAPER.catalogue, FIGURES, lost, {})["names"]

@@ -1,4 +1,4 @@
-"""What does a reader take along: links that say what is shown, pictures and numbers, paper, a citation?"""
+"""Links, downloads, print and citation of a page."""
 
 import csv
 import io
@@ -24,7 +24,7 @@ STATE = """number => {
 
 
 def two_backends():
-    """Figure 15's forward of three lines, one of them another backend's."""
+    """Figure 15, forward, with four lines; one is another backend."""
     pairs = (
         ("ttt-linear", "thunderkittens"),
         ("mamba", "mamba-ssm"),
@@ -42,7 +42,7 @@ def saved(tmp_path_factory):
 
 def arrange(page):
     browsing.open_options(page)
-    page.get_by_role("button", name="More backends (1)").click()
+    page.get_by_role("button", name="More lines (1)").click()
     page.get_by_role("button", name="Mamba · mamba-ssm", exact=True).click()
     page.get_by_label("log x").uncheck()
     page.get_by_label("log y").check()
@@ -50,7 +50,7 @@ def arrange(page):
     browsing.eventually(page, lambda: "numbers=open" in page.url, True)
 
 
-def test_a_link_brings_a_figure_back_as_it_was_seen(browser, saved):
+def test_a_link_restores_a_figure(browser, saved):
     with browsing.opened(browser, saved) as (page, _):
         opened_with = page.evaluate(STATE, 0)
         assert "#" not in page.url
@@ -74,12 +74,12 @@ def test_a_link_brings_a_figure_back_as_it_was_seen(browser, saved):
 @pytest.mark.parametrize(
     "part", ["#nothing", "#fig15-forward?lines=gone&y=&relative=gone", "#fig15-forward?%ff", "#%E0%A4%A", "#a?b?c"]
 )
-def test_a_link_to_what_is_not_there_is_a_page_all_the_same(browser, saved, part):
+def test_a_link_with_unknown_parts_opens_the_page(browser, saved, part):
     with browsing.opened(browser, saved, part) as (page, _):
         assert page.evaluate(STATE, 0)["y"] == "linear"
 
 
-def test_only_this_shows_a_line_alone_and_brings_the_others_back(browser, saved):
+def test_only_shows_a_line_alone_and_again_all(browser, saved):
     with browsing.opened(browser, saved) as (page, _):
         page.get_by_role("button", name="Only Mamba · mamba-ssm").click()
         assert page.evaluate(STATE, 0)["lines"] == ["Mamba · mamba-ssm"]
@@ -97,9 +97,7 @@ def file_of(page, kind, title="Forward latency per token", name="fig15-forward")
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("inches", ["3.3", "7"])
-def test_a_picture_for_a_paper_is_white_and_as_wide_as_asked_for_without_title_and_caption(
-    browser, saved, theme, inches
-):
+def test_a_picture_for_a_paper_is_white_without_title_and_caption(browser, saved, theme, inches):
     with browsing.opened(browser, saved, color_scheme=theme) as (page, _):
         browsing.open_options(page)
         page.get_by_label("width of downloads").select_option(inches)
@@ -123,7 +121,7 @@ def test_a_figure_printed_alone_is_a_pdf_of_its_size(browser, saved):
 
 
 def corner(png, inches):
-    """The first pixel of a PNG of 8 bits a channel."""
+    """The first pixel of a PNG with 8 bits per channel."""
     assert png.startswith(b"\x89PNG")
     width, height, depth = struct.unpack(">IIB", png[16:25])
     assert (width, depth) == (pytest.approx(300 * inches, abs=2), 8)
@@ -133,10 +131,10 @@ def corner(png, inches):
         length, kind = struct.unpack(">I4s", png[at : at + 8])
         data += png[at + 8 : at + 8 + length] if kind == b"IDAT" else b""
         at += 12 + length
-    return tuple(zlib.decompress(data)[1:4])  # after the row's filter, which leaves the first pixel as it is
+    return tuple(zlib.decompress(data)[1:4])  # after the row's filter byte
 
 
-def test_a_saved_csv_has_the_points_with_where_they_come_from(browser, saved):
+def test_a_saved_csv_has_the_points_and_their_machine(browser, saved):
     table = two_backends().table
     with browsing.opened(browser, saved) as (page, _):
         browsing.open_options(page)
@@ -152,7 +150,7 @@ def test_a_saved_csv_has_the_points_with_where_they_come_from(browser, saved):
     assert (rows[0]["figure"], rows[0]["batch"], rows[1]["context"]) == ("Forward latency per token", "16", "8192")
 
 
-def test_paper_is_white_and_keeps_a_plot_with_the_names_of_its_lines(browser, saved):
+def test_print_is_light_and_keeps_a_figure_on_one_page(browser, saved):
     with browsing.opened(browser, saved, color_scheme="dark") as (page, _):
         page.get_by_role("button", name="Light theme").click()
         page.get_by_role("button", name="Dark theme").click()
@@ -181,7 +179,7 @@ def test_paper_is_white_and_keeps_a_plot_with_the_names_of_its_lines(browser, sa
         assert page.pdf(format="A4").startswith(b"%PDF")
 
 
-def test_paper_has_all_rows_of_a_table_under_headers_that_each_page_repeats(browser, paper_page):
+def test_print_has_all_rows_of_a_table(browser, paper_page):
     rows = "document.querySelectorAll('#results-table tbody tr').length"
     with browsing.opened(browser, paper_page) as (page, _):
         count = page.evaluate("page.count")
@@ -197,7 +195,7 @@ def test_paper_has_all_rows_of_a_table_under_headers_that_each_page_repeats(brow
         assert page.locator("#results-table .count").inner_text() == f"Rows 101–200 of {count}"
 
 
-def test_only_figures_near_the_screen_are_drawn_until_a_reader_comes_to_others(browser, paper_page):
+def test_figures_are_drawn_near_the_screen(browser, paper_page):
     drawn = "() => figures.filter((figure) => figure.isDrawn).map((figure) => figure.data.id)"
     with browsing.opened(browser, paper_page, every=False) as (page, _):
         ids = page.evaluate("page.figures.map(({ id }) => id)")
@@ -228,7 +226,7 @@ def test_a_filtered_table_has_an_address(browser, paper_page):
         assert page.locator("#results-table .count").inner_text() == said
 
 
-def test_a_points_samples_are_drawn_and_saved(browser, saved):
+def test_samples_of_a_point_are_drawn_and_saved(browser, saved):
     with browsing.opened(browser, saved) as (page, _):
         page.locator("#figure-0 .plot").focus()
         page.keyboard.press("ArrowRight")
@@ -239,7 +237,7 @@ def test_a_points_samples_are_drawn_and_saved(browser, saved):
     assert [float(row["ms"]) for row in rows] == pytest.approx(two_backends().records[0].samples_ms, rel=1e-3)
 
 
-def test_the_index_has_a_stamp_of_each_figure(browser, paper_page):
+def test_the_index_has_a_thumbnail_of_each_figure(browser, paper_page):
     with browsing.opened(browser, paper_page, every=False) as (page, _):
         page.locator("#index > summary").click()
         stamps = page.locator("#index svg:has(polyline)")
@@ -247,14 +245,14 @@ def test_the_index_has_a_stamp_of_each_figure(browser, paper_page):
         assert stamps.count() == page.locator("figure").count()
 
 
-def test_a_theme_that_was_chosen_is_there_again(browser, saved):
+def test_a_chosen_theme_is_restored(browser, saved):
     with browsing.opened(browser, saved) as (page, _):
         for chosen, other in (("dark", "Light theme"), ("light", "Dark theme")):
             page.get_by_role("button", name=f"{chosen} theme").click()
             page.reload()
             page.wait_for_selector("html[data-ready]", state="attached")
             page.get_by_role("button", name=other).wait_for()
-        assert page.evaluate("localStorage.length") == 0  # the system's own is not kept
+        assert page.evaluate("localStorage.length") == 0  # the system's own theme is not stored
     refusing = "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no') } })"
     with browsing.opened(browser, saved) as (page, _):
         page.evaluate(refusing)
@@ -262,7 +260,7 @@ def test_a_theme_that_was_chosen_is_there_again(browser, saved):
         page.get_by_role("button", name="Light theme").click()
 
 
-def test_a_run_is_cited_by_project_version_commit_device_and_date():
+def test_a_citation_has_version_commit_device_and_date():
     table = two_backends().table
     found = citation("A & B_1", table)
     assert found.startswith("@misc{ttt-bench-2026-03-0")
@@ -273,7 +271,7 @@ def test_a_run_is_cited_by_project_version_commit_device_and_date():
     assert "year    = {2026}" in found
 
 
-def test_a_strangers_words_stay_inside_of_a_citation():
+def test_a_citation_escapes_text_of_records():
     made = synthetic.hostile()
     place = {"device": "a}, evil = {\\input{x}\n% $", "commit": "}", "device_kind": "cuda"}
     record = synthetic.ok(made.records[0].case, 1.0, environment=place)

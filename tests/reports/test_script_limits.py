@@ -1,4 +1,4 @@
-"""A script that spreads a long array over the arguments of a call ends with "Maximum call stack size exceeded"."""
+"""Scripts must not spread long arrays over arguments, which exceeds the call stack."""
 
 import re
 from pathlib import Path

@@ -15,6 +15,7 @@ from triton.compiler import ASTSource
 
 from tk_kernels.ttt_linear import forward as linear
 from tk_kernels.ttt_mlp import forward as mlp
+from tk_kernels.ttt_mlp import forward_wide
 
 TOKENS = ("q", "k", "k_again", "k_third", "v", "out")
 
@@ -47,14 +48,16 @@ def main(capability: int) -> None:
     """One line a kernel: name, shared memory, local memory."""
     shape = {"m": 16, "M": 16, "DOT": tl.bfloat16, "UP": 1.0, "INTERPRETED": 0}
     head = shape | {"D": 64, "DP": 64}
+    wide = shape | {"D": 96, "DP": 128}
+    blocks = {name: forward_wide.SHAPE[name] for name in ("BLOCK", "S")}
     variants = [
         ("linear", linear._forward, head | {"N": 4, "S": linear.STAGES}, 4),
         ("linear-crowded", linear._forward, head | {"N": 2, "S": linear.STAGES}, 2),
         ("mlp", mlp._forward, head | {"N": mlp.WARPS, "S": mlp.STAGES, "F": 256}, mlp.WARPS),
+        ("mlp-96", forward_wide.forward, wide | blocks | {"F": 384}, forward_wide.SHAPE["num_warps"]),
     ]
     if capability == 80:
-        wide = shape | {"D": 96, "DP": 128, "N": 8, "S": linear.STAGES}
-        variants.append(("linear-96", linear._forward, wide, 8))
+        variants.append(("linear-96", linear._forward, wide | {"N": 8, "S": linear.STAGES}, 8))
     for name, kernel, constants, warps in variants:
         made = compiled(kernel, capability, constants, warps)
         found = {"capability": capability, "kernel": name, "shared": made.metadata.shared}

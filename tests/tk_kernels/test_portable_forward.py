@@ -63,6 +63,8 @@ def assert_equal(found: tuple[Tensor, Any], expected: tuple[Tensor, Any], limit:
         ("mlp", 64, 16, 37),
         ("mlp", 64, 5, 12),
         ("mlp", 64, 32, 40),
+        ("mlp", 96, 16, 37),
+        ("mlp", 128, 5, 12),
     ],
 )
 def test_equals_the_reference(triton_kernels, poisoned, name, head_dim, mini_batch, tokens):
@@ -134,7 +136,7 @@ def tokens_on(device: str, head_dim: int = 64, dtype: torch.dtype = torch.bfloat
         (tokens_on("cuda"), 8, True, {"linear": "triton", "mlp": "triton"}),
         (tokens_on("cuda", dtype=torch.float16), 16, True, {"linear": "triton", "mlp": "triton"}),
         (tokens_on("cuda", dtype=torch.float32), 16, True, {"linear": "reference", "mlp": "reference"}),
-        (tokens_on("cuda", head_dim=96), 16, True, {"linear": "triton", "mlp": "reference"}),
+        (tokens_on("cuda", head_dim=96), 16, True, {"linear": "triton", "mlp": "triton"}),
         (tokens_on("cpu"), 16, True, {"linear": "reference", "mlp": "reference"}),
     ],
 )

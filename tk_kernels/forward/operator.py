@@ -29,10 +29,10 @@ def hopper_unavailable(kernel: str, arch: str | None) -> str:
     return build.unavailable(kernel)
 
 
-def chosen(q: Tensor, mini_batch: int, kernels: dict[int, str], most_head_dim: int) -> str:
+def chosen(q: Tensor, mini_batch: int, kernels: dict[int, str]) -> str:
     """The backend for these tokens: the Hopper kernel if it can run, else Triton, else the reference.
 
-    kernels: the Hopper kernels by mini-batch. most_head_dim: the largest head dimension of the Triton kernel.
+    kernels: the Hopper kernels by mini-batch.
     """
     kernel = kernels.get(mini_batch)
     takes = kernel and q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
@@ -40,7 +40,7 @@ def chosen(q: Tensor, mini_batch: int, kernels: dict[int, str], most_head_dim: i
         return THUNDERKITTENS
     interpreted = common.triton is not None and common.triton.knobs.runtime.interpret
     takes_type = interpreted or (q.is_cuda and q.dtype in common.HALF)
-    return TRITON if takes_type and q.shape[3] <= most_head_dim and not common.available() else REFERENCE
+    return TRITON if takes_type and not common.available() else REFERENCE
 
 
 def scaled(shape: Sequence[int], head_dim: int) -> tuple[int, ...]:

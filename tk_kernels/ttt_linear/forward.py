@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from tk_kernels.forward.common import (
-    MOST_HEAD_DIM,
     add_six,
     add_two,
     available,
@@ -30,7 +29,7 @@ from tk_kernels.forward.common import (
 )
 from tk_kernels.generate.common import jit, tl
 
-__all__ = ["MOST_HEAD_DIM", "available", "launch"]
+__all__ = ["available", "launch"]
 
 STAGES = 3
 CROWDED = 3  # programs per SM from which two warps per program are faster than four, on an H200

@@ -24,11 +24,12 @@ from tk_kernels.forward.common import (
     tile,
 )
 from tk_kernels.generate.common import jit, tl
+from tk_kernels.ttt_mlp import forward_wide
 
-__all__ = ["MOST_HEAD_DIM", "available", "launch"]
+__all__ = ["available", "launch"]
 
 WARPS, STAGES = 8, 2
-MOST_HEAD_DIM = 64  # a wider head's weights do not fit the registers of an SM
+IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers of an SM
 
 
 def launch(
@@ -44,16 +45,22 @@ def launch(
     outputs: out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows. Shapes as `ops.forward`'s.
     """
     q, k, v, lr = tokens
-    batch, count, heads, _ = q.shape
+    batch, count, heads, head_dim = q.shape
     mini_batch = len(outer[0])
     if rope:
         q, k = rotated(q, mini_batch), rotated(k, mini_batch)
+    sizes = count, heads, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]
+    constants = tile(q, mini_batch) | {"F": weights[0].shape[-1]}
+    grid = (batch * heads,)
     with torch.cuda.device_of(q):
-        _forward[(batch * heads,)](
-            q, k, k, k, v, lr, *outer, *weights, *outputs,
-            count, heads, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-            **tile(q, mini_batch), F=weights[0].shape[-1], N=WARPS, S=STAGES, num_warps=WARPS,
-        )  # fmt: skip
+        if head_dim > IN_REGISTERS:
+            forward_wide.forward[grid](
+                q, k, v, lr, *outer, *weights, *outputs, *sizes, **constants, **forward_wide.SHAPE
+            )
+        else:
+            _forward[grid](
+                q, k, k, k, v, lr, *outer, *weights, *outputs, *sizes, **constants, N=WARPS, S=STAGES, num_warps=WARPS
+            )
 
 
 @jit

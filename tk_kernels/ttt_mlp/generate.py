@@ -51,9 +51,14 @@ from tk_kernels.generate.common import (
     triton,
 )
 from tk_kernels.generate.tuning import Tuning, check_launch, tuning
+from tk_kernels.ttt_mlp import generate_wide
+from tk_kernels.ttt_mlp.generate_wide import apply_rows
 from tk_kernels.ttt_mlp.reference import MLPPrimalState, MLPState
 
 __all__ = ["GenerateState", "available", "generate_step"]
+
+IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers of a program
+WIDE = Tuning(warps=8, block=32)  # for wider heads
 
 
 @dataclass
@@ -177,23 +182,32 @@ def generate_step(
             **dependent_launch(pdl), **paged,
         )  # fmt: skip
         return out
-    kernel = _dual if s.form == "dual" else _primal
-    kernel.run(
+    arguments = (
         q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
         s.weights1, s.low1, s.b1, s.weights2, s.low2, s.b2, *s.gathered, s.position,
         q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0,
-        H=H, D=D, DP=triton.next_power_of_2(D), F=F, FP=triton.next_power_of_2(F),
-        m=s.mini_batch, MP=max(16, triton.next_power_of_2(s.mini_batch)),
-        PLANES=s.low1 is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
-        BLOCK=min(launch.block, triton.next_power_of_2(F)), DOT=dot_type(s.gathered[0]),
-        MATRIX=launch.matrix, grid=(B * H,), warmup=compile_only,
-        num_warps=launch.warps, maxnreg=launch.registers or None, **paged,
     )  # fmt: skip
+    constants = {
+        "H": H, "D": D, "DP": triton.next_power_of_2(D), "F": F,
+        "m": s.mini_batch, "MP": max(16, triton.next_power_of_2(s.mini_batch)),
+        "PLANES": s.low1 is not None, "ROPE": rope is not None, "LOGITS": base_lr is not None,
+        "BLOCK": min(launch.block, triton.next_power_of_2(F)), "DOT": dot_type(s.gathered[0]),
+        "grid": (B * H,), "warmup": compile_only, "num_warps": launch.warps, "maxnreg": launch.registers or None,
+        **paged,
+    }  # fmt: skip
+    if D > IN_REGISTERS:
+        wide = generate_wide.dual if s.form == "dual" else generate_wide.primal
+        wide.run(*arguments, **constants)
+    else:
+        kernel = _dual if s.form == "dual" else _primal
+        kernel.run(*arguments, **constants, FP=triton.next_power_of_2(F), MATRIX=launch.matrix)
     return out
 
 
 def default_launch(state: GenerateState) -> Tuning:
     """The row of `tuning.toml` for this state; its `sm90` selects the kernel."""
+    if state.b2.shape[2] > IN_REGISTERS:
+        return WIDE
     return tuning("ttt_mlp", state.form, state.precision, tuned_as(state))
 
 
@@ -294,7 +308,7 @@ def _dual(
             low1 += slot * w_stride + head * (D * F)
             low2 += slot * w_stride + head * (D * F)
         tl.debug_barrier()  # the rows just written are read back
-        _apply_rows(
+        apply_rows(
             weights1, low1, b1, weights2, low2, b2, rows_k, rows_x2, rows_g1, rows_g2,
             scale, rd, rm, D, F, m, PLANES, BLOCK, DOT,
         )  # fmt: skip
@@ -330,38 +344,6 @@ def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.con
         of_k = tl.sum(w1.to(tl.float32) * k[None, :], 1)
         of_q = tl.sum(to_float32_again(w1) * q[None, :], 1) + tl.sum(past_g1.to(tl.float32) * weight1[:, None], 0)
     return of_k, of_q
-
-
-@jit
-def _apply_rows(
-    weights1, low1, b1, weights2, low2, b2, rows_k, rows_x2, rows_g1, rows_g2, scale, rd, rm,
-    D: tl.constexpr, F: tl.constexpr, m: tl.constexpr,
-    PLANES: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """The mini-batch is complete: W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2)."""
-    valid = rd < D
-    rows_d = rm[:, None] * D + rd[None, :]
-    counted = (rm[:, None] < m) & valid[None, :]
-    k = tl.load(rows_k + rows_d, mask=counted, other=0)
-    g2 = tl.load(rows_g2 + rows_d, mask=counted, other=0)
-    bias2 = tl.load(b2 + rd, mask=valid, other=0)
-    tl.store(b2 + rd, bias2 - scale * tl.sum(g2.to(tl.float32), 0), mask=valid)
-    for first in range(0, F, BLOCK):
-        f = first + tl.arange(0, BLOCK)
-        rows_f = rm[None, :] * F + f[:, None]
-        whole = (rm[None, :] < m) & (f < F)[:, None]
-        g1 = tl.load(rows_g1 + rows_f, mask=whole, other=0)
-        x2 = tl.load(rows_x2 + rows_f, mask=whole, other=0)
-        tile = f[:, None] * D + rd[None, :]
-        mask = (f < F)[:, None] & valid[None, :]
-        update = tl.dot(g1.to(DOT), k.to(DOT), input_precision="ieee")
-        w = load_weights(weights1, low1, tile, mask, PLANES) - scale * update
-        store_weights(weights1, low1, tile, w, mask, PLANES)
-        update = tl.dot(x2.to(DOT), g2.to(DOT), input_precision="ieee")
-        w = load_weights(weights2, low2, tile, mask, PLANES) - scale * update
-        store_weights(weights2, low2, tile, w, mask, PLANES)
-        bias1 = tl.load(b1 + f, mask=f < F, other=0)
-        tl.store(b1 + f, bias1 - scale * tl.sum(g1.to(tl.float32), 1), mask=f < F)
 
 
 @jit

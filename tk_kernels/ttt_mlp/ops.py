@@ -48,7 +48,7 @@ def available(mini_batch: int = 16) -> str:
 
 def choice(q: Tensor, mini_batch: int) -> str:
     """The backend that `forward` chooses for tokens like q [B, T, H, D]: one of BACKENDS."""
-    return chosen(q, mini_batch, KERNELS, portable.MOST_HEAD_DIM)
+    return chosen(q, mini_batch, KERNELS)
 
 
 def forward(

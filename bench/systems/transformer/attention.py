@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bench.models.config import TransformerConfig, model_config
 from bench.models.layers import Rotation, layer_range
-from bench.models.transformer import Transformer, TransformerState
+from bench.models.transformer import Transformer, TransformerState, causal_attention, step_attention
 from bench.systems.needs import cannot_import, no_gpu
 from bench.systems.on_device import device
 from bench.systems.transformer.pytorch import TorchTransformer
@@ -22,19 +21,19 @@ PACKAGES = ("flash_attn_interface", "flash_attn.cute", "vllm.vllm_flash_attn", "
 
 
 class Attend:
-    """One attention in the model's layout, [B, H, T, D]; a step that a subclass leaves alone is SDPA's own choice."""
+    """An attention in the model's layout, [B, heads, T, D]; SDPA chooses the kernel of a step that no subclass has."""
 
     name = "SDPA's choice"
     step_name = "SDPA's choice under a mask"
 
     def prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention of whole prompts."""
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return causal_attention(q, k, v)
 
     def step(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor) -> Tensor:
-        """q [B, H, 1, D] over the rows 0 to `position` [1], on the device, of the caches [B, H, capacity, D]."""
+        """q [B, H, 1, D] over the rows 0 to `position` [1], on the device, of the caches [B, KV heads, capacity, D]."""
         mask = (torch.arange(k_cache.shape[2], device=q.device) <= position)[None]
-        return F.scaled_dot_product_attention(q, k_cache, v_cache, attn_mask=mask)
+        return step_attention(q, k_cache, v_cache, mask)
 
 
 class FlashAttention(Attend):
@@ -197,7 +196,7 @@ class AttentionBackend(TorchTransformer):
 
     def load(self, case: Case) -> FlashTransformer:
         """Random weights by seed."""
-        config = model_config("transformer", case.size)
+        config = model_config(case.system, case.size)
         assert isinstance(config, TransformerConfig)
         return FlashTransformer.from_seed(config, 0, device(), getattr(torch, case.dtype), attend=self.attend())
 
@@ -209,7 +208,7 @@ class AttentionBackend(TorchTransformer):
 
 
 class FlashAttn(AttentionBackend):
-    """transformer/flash-attn: whichever FlashAttention is installed."""
+    """Both Transformers on whichever FlashAttention is installed."""
 
     packages = ("flash-attn-4", "flash-attn", "vllm")
 

@@ -12,7 +12,7 @@ from harness.schema.case import Case
 
 
 class TorchTransformer(LanguageModel):
-    """transformer/torch."""
+    """Both Transformers on PyTorch."""
 
     prompt_tokens = None
 
@@ -22,7 +22,7 @@ class TorchTransformer(LanguageModel):
 
     def load(self, case: Case) -> Any:
         """Random weights by seed."""
-        config = model_config("transformer", case.size)
+        config = model_config(case.system, case.size)
         assert isinstance(config, TransformerConfig)
         return Transformer.from_seed(config, 0, device(), getattr(torch, case.dtype))
 

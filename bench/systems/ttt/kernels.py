@@ -70,8 +70,7 @@ class TTTKernels(TTTLanguageModel):
         if self.prefill == THUNDERKITTENS:
             return tuple(import_module(f"{operator}.ops").KERNELS), (HEAD_DIM,)
         if self.prefill == TRITON:
-            most = import_module(f"{operator}.forward").MOST_HEAD_DIM
-            return MINI_BATCHES, [dim for dim in HEAD_DIMS if dim <= most]
+            return MINI_BATCHES, HEAD_DIMS
         return MINI_BATCHES, range(1, MOST_HEAD_DIM + 1)
 
 

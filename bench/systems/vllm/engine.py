@@ -14,8 +14,9 @@ import torch
 
 from bench import model_facts
 from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
-from bench.models import ModelConfig, checkpoint
+from bench.models import checkpoint
 from bench.models.base import CausalLM
+from bench.models.config import ModelConfig
 from bench.models.factory import from_seed
 from bench.systems.blockwise import to_host
 from bench.systems.language_model import GATE_BATCH, GATE_PROMPT, GATE_STEPS
@@ -225,6 +226,7 @@ class Engine:
             "graph_sizes": str(len(compilation.cudagraph_capture_sizes or [])),
             "largest_graph": str(max(compilation.cudagraph_capture_sizes or [0])),
             "asynchronous_scheduling": str(scheduler.async_scheduling),
+            "model_runner": "V2" if config.use_v2_model_runner else "V1",
             "prefix_cache": "on" if config.cache_config.enable_prefix_caching else "off",
             "gpu_memory_utilization": str(config.cache_config.gpu_memory_utilization),
         }

@@ -12,13 +12,12 @@ import torch
 
 from bench.cost import model_work, total
 from bench.kept import kept_bytes
-from bench.models import ModelConfig
-from bench.models.config import parameter_count, uncut
+from bench.models.config import ModelConfig, parameter_count, uncut
 from bench.systems import token_times
 from bench.systems.ceilings import ceilings_of
 from bench.systems.logits import choice_check
 from bench.systems.model_calls import STEPS
-from bench.systems.needs import cannot_import, import_or_skip, needs_gpu
+from bench.systems.needs import cannot_import, import_or_skip, no_gpu, other_release
 from bench.systems.on_device import device
 from bench.systems.vllm.engine import MEMORY_SHARE, SEQUENCES, Batch, Engine, Settings
 from bench.systems.witness import drawn, not_compared
@@ -35,6 +34,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
+SUPPORTED = ("0.22", "0.33")  # oldest and newest minor release
 CORE = "in the process that asks, where vLLM's default is one of its own"
 STEADY_STEPS = 32  # of a generate batch, at the least, in which every sequence takes part
 STEPS_SEEN = 16  # of those by a profiler
@@ -62,8 +62,8 @@ class VllmSystem:
         self._verdict: Verdict | None = None
 
     def unavailable(self) -> str:
-        """vLLM's package and its kernels are tried here; the rest, 4 s more, where an engine is started."""
-        return needs_gpu("vllm") or cannot_import("vllm._C")
+        """vllm.platforms.cuda imports the kernels under the names of each release; an engine imports the rest, 4 s."""
+        return no_gpu() or other_release("vllm", *SUPPORTED) or cannot_import("vllm", "vllm.platforms.cuda")
 
     def config(self, size: str) -> ModelConfig:
         """The repository's configuration of a size."""

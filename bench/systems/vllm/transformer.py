@@ -20,6 +20,8 @@ BEST_VERSION = {9: "3", 10: "4"}
 class VllmTransformer(VllmSystem):
     """transformer/vllm; a panel's option `attention` (FLASH_ATTN-2, TRITON_ATTN, ...) asks for another attention."""
 
+    model: ClassVar[str] = "transformer"
+
     implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"
     # The best of the suite vllm-settings, one H100. Forward, B = 16, ms at 2k, 8k and 32k tokens: blocks of 128 tokens
     # and steps of 32,768 168.8, 808 and 5,713; blocks of 16 170.6, 843 and 6,049. Shorter steps are slower: blocks of
@@ -36,7 +38,7 @@ class VllmTransformer(VllmSystem):
 
     def config(self, size: str) -> TransformerConfig:
         """The repository's Transformer."""
-        config = model_config("transformer", size)
+        config = model_config(self.model, size)
         assert isinstance(config, TransformerConfig)
         return config
 
@@ -49,7 +51,7 @@ class VllmTransformer(VllmSystem):
             "intermediate_size": config.ffn_width,
             "num_hidden_layers": config.layers,
             "num_attention_heads": config.heads,
-            "num_key_value_heads": config.heads,
+            "num_key_value_heads": config.kv_heads,
             "head_dim": config.head_dim,
             "vocab_size": config.vocabulary,
             "max_position_embeddings": length,
@@ -63,8 +65,8 @@ class VllmTransformer(VllmSystem):
         }
 
     def cache_bytes(self, config: TransformerConfig, context: int) -> int:
-        """A key and a value of 2 bytes for each channel, layer and token."""
-        return 2 * 2 * config.width * config.layers * max(1, context)
+        """Count a key and a value of 2 bytes for each channel of the KV heads, layer and token."""
+        return 2 * 2 * config.kv_width * config.layers * max(1, context)
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
         """See VllmSystem.last_logits."""
@@ -79,6 +81,12 @@ class VllmTransformer(VllmSystem):
             raise RuntimeError(
                 f"vLLM runs on {found}, expected {expected}; a suite's panel accepts it by the option attention"
             )
+
+
+class VllmGroupedQueryTransformer(VllmTransformer):
+    """transformer-gqa/vllm."""
+
+    model = "transformer-gqa"
 
 
 def compute_capability() -> int:

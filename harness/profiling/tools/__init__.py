@@ -1,1 +1,1 @@
-"""PyTorch's Kineto, Nsight Systems and Nsight Compute: which to use, and readers of what they write."""
+"""Kineto, Nsight Systems and Nsight Compute: their choice, their commands and readers of their reports."""

@@ -1,4 +1,4 @@
-"""Which profilers are here, and which of them tells times and which ratios?"""
+"""Choose the installed profilers: one for times, one for counters."""
 
 import re
 import shutil
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.measure.variables import child_environment
+from harness.measure.environment import child_environment
 from harness.profiling.tools import ncu, nsys
 from harness.schema.profile import ProfileError
 
@@ -21,9 +21,10 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Tools:
-    """Which profiler tells times, and which ratios ("" for none); said: the choice in one sentence.
+    """The profiler for times and the one for counters ("ratios", "" for none).
 
-    fallback: whether Kineto takes the place of a profiler of times that fails.
+    `said`: the choice in one sentence.
+    fallback: whether Kineto replaces a failing profiler of times.
     """
 
     times: Literal["kineto", "nsys"]
@@ -34,7 +35,7 @@ class Tools:
 
 
 def choose(way: str, device: str) -> Tools:
-    """The profilers of a way on a device ("cpu", "cuda"); ProfileError for one that was named and cannot be used."""
+    """Choose profilers for a device ("cpu", "cuda"); ProfileError for a named one that is unusable."""
     if way not in WAYS:
         raise ProfileError(f"--with {way}: must be one of {', '.join(WAYS)}")
     if device == "cpu":
@@ -61,7 +62,7 @@ def choose(way: str, device: str) -> Tools:
 
 
 def usable(program: str, oldest: tuple[int, int]) -> tuple[str, str]:
-    """(version, "") of a profiler on the path, or ("", why it cannot be used)."""
+    """Return (version, "") of a profiler on the path, or ("", why it is unusable)."""
     if shutil.which(program) is None:
         return "", f"{program} is not on the path"
     try:

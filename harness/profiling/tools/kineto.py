@@ -1,4 +1,4 @@
-"""Kernels, ranges and gaps from a trace of `torch.profiler` (Kineto); on a CPU, its operators instead of kernels."""
+"""Record with torch.profiler (Kineto) and read its trace: kernels in their ranges, or operators on a CPU."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ _LAUNCH = ("cuda_runtime", "cuda_driver")
 
 
 class Recording:
-    """What a recording holds once its `with` block has ended: the trace's events."""
+    """Result of `recording`: the trace's events, once the block has ended."""
 
     events: list[Mapping[str, Any]]
 
@@ -29,13 +29,14 @@ class Recording:
 def recording(
     device: str, with_ranges: bool, keep: Path | None = None, before: Callable[[], object] | None = None
 ) -> Iterator[Recording]:
-    """Record what runs inside of the block on `device`, "cpu" or "cuda", with its ranges or undisturbed by them.
+    """Record the block on `device`, "cpu" or "cuda", with or without its ranges.
 
-    keep: where the trace is left, compressed, for a viewer such as Perfetto. before: runs first, not recorded.
+    keep: path of the compressed trace for a viewer such as Perfetto.
+    before: called first, not recorded.
     """
     from torch.profiler import ProfilerActivity, profile, schedule
 
-    # A graph's kernels are lost where CUPTI is torn down between two recordings.
+    # A graph's kernels are lost if CUPTI is torn down between two recordings.
     os.environ.setdefault("TEARDOWN_CUPTI", "0")
     activities = [ProfilerActivity.CUDA] if device == "cuda" else []
     if with_ranges or device == "cpu":
@@ -53,15 +54,15 @@ def recording(
         profiler.export_chrome_trace(str(path))
         text = path.read_bytes()
     if keep is not None:
-        with suppress(OSError):  # the worker may run where that folder is not
+        with suppress(OSError):  # the worker's container may lack that folder
             keep.write_bytes(gzip.compress(text, compresslevel=3, mtime=0))
     found.events = events_of(text)
 
 
 def events_of(text: bytes) -> list[Mapping[str, Any]]:
-    """The events of a trace; ProfileError where it is truncated or something else."""
+    """Return the events of a trace; ProfileError if it is truncated or none."""
     try:
-        # Names of kernels may be of another encoding, and may hold control characters.
+        # Kernel names may have another encoding or control characters.
         events = json.loads(text.decode("utf-8-sig", "replace"), strict=False)["traceEvents"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProfileError(f"the trace of torch.profiler is truncated or is none ({of_exception(error)})") from None
@@ -71,7 +72,7 @@ def events_of(text: bytes) -> list[Mapping[str, Any]]:
 
 
 def launched(events: Iterable[Mapping[str, Any]], device: str) -> list[Launched]:
-    """Every launch on the device, or call of an operator on the CPU, in the trace's events."""
+    """Return every kernel launch, or operator call on a CPU, in a trace."""
     complete = [event for event in events if event.get("ph") == "X"]
     try:
         nesting = Nesting(_span(event) for event in complete if event.get("cat") == "user_annotation")
@@ -83,7 +84,7 @@ def launched(events: Iterable[Mapping[str, Any]], device: str) -> list[Launched]
 def _kernels(events: list[Mapping[str, Any]], nesting: Nesting) -> list[Launched]:
     launches = {e["args"]["correlation"]: e for e in events if e.get("cat") in _LAUNCH and "correlation" in e["args"]}
     kernels = [event for event in events if event.get("cat") in _ON_DEVICE]
-    # A kernel whose launch was not seen has no thread, and so no ranges.
+    # A kernel without a recorded launch has no thread, and so no ranges.
     hosts = [launches.get(event["args"].get("correlation")) for event in kernels]
     moments = [(host["tid"], host["ts"]) if host else (None, 0.0) for host in hosts]
     return after_the_one_before(

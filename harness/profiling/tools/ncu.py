@@ -1,12 +1,10 @@
-"""Nsight Compute: its command line, and what it counted of each kernel, from the table that it prints of its report.
+"""Nsight Compute: its commands, and counters of each kernel from the table that it prints of its report.
 
-The table (`--import REPORT --csv --page raw`) comes from the program that wrote the report, so no second reader of the
-format has to keep up with it; ncu-report, NVIDIA's package for that, is proprietary and reads a truncated report as a
-shorter one.
+The program that wrote the report also prints the table (`--import REPORT --csv --page raw`). NVIDIA's Python package
+for reports is proprietary, and reads a truncated report as a shorter one.
 """
 
 import csv
-import io
 import math
 import re
 from collections import defaultdict
@@ -14,15 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.measure.ranges import COUNTED_LAYER
-from harness.profiling.tools.names import demangled
+from harness.profiling.tools.trace import demangled
 from harness.schema.profile import Counters, ProfileError, short_name
 from harness.schema.reason import clipped
 
 PROGRAM = "ncu"
-OLDEST = (2023, 1)  # the first that counts Hopper's matrix units by these names
-# At most, of a case: each is replayed once for every pass over the metrics. So many hold every kernel of the four
-# systems except the head's GEMM of Mamba's prompts, 0.1% of its time.
-LAUNCHES = 48
+OLDEST = (2023, 1)  # the first that counts Hopper's tensor cores by these names
+LAUNCHES = 48  # counted per case, each replayed for every pass over the metrics
 FORBIDDEN = "ERR_NVGPUCTRPERM"
 NOTHING = "No kernels were profiled"
 
@@ -35,7 +31,7 @@ _USE = {
     "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
     "memory": "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
 }
-# Bytes of one count: the L2 counts sectors.
+# Metric, and bytes of one count: the L2 counts sectors.
 _MEMORY = {
     "dram_read": ("dram__bytes_read.sum", 1),
     "dram_write": ("dram__bytes_write.sum", 1),
@@ -58,7 +54,7 @@ _FFMA_PEAK = (
     "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained",
     "sm__cycles_elapsed.avg.per_second",
 )
-# FLOPs of one count: matrix units count operations, the others instructions of a thread.
+# FLOPs of one count: tensor cores count operations, the others instructions of a thread.
 _OPERATIONS = {
     "sm__ops_path_tensor_src_bf16_dst_fp32.sum": 1,
     "sm__ops_path_tensor_src_fp16.sum": 1,
@@ -70,79 +66,35 @@ _OPERATIONS = {
 _SHARED = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
 _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
 STALLS = (
-    "barrier",
-    "branch_resolving",
-    "dispatch_stall",
-    "drain",
-    "gmma",
-    "imc_miss",
-    "lg_throttle",
-    "long_scoreboard",
-    "math_pipe_throttle",
-    "membar",
-    "mio_throttle",
-    "misc",
-    "no_instruction",
-    "not_selected",
-    "selected",
-    "short_scoreboard",
-    "sleeping",
-    "tex_throttle",
-    "wait",
-)
+    "barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard",
+    "math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected",
+    "short_scoreboard", "sleeping", "tex_throttle", "wait",
+)  # fmt: skip
 _STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 
 METRICS = (
-    _TIME,
-    _DRAM,
-    _L2,
-    _HIT,
-    _OCCUPANCY,
+    *(_TIME, _DRAM, _L2, _HIT, _OCCUPANCY),
     *_USE.values(),
     *_OPERATIONS,
-    _SHARED,
-    _CONFLICTS,
+    *(_SHARED, _CONFLICTS),
     *(name for name, _ in _MEMORY.values()),
-    _L1_HIT,
-    _OCCUPANCY_LIMIT,
+    *(_L1_HIT, _OCCUPANCY_LIMIT),
     *_BLOCKS_PER_SM.values(),
-    _GRID,
-    _BLOCK,
+    *(_GRID, _BLOCK),
     *_L2_PEAK,
     *_FFMA_PEAK,
     *(_STALL.format(reason) for reason in STALLS),
 )
-_PREFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-# Base units of metrics that are no counts, and what their number is multiplied by.
-_BASES = {_TIME: {"s": 1e6, "sec": 1e6, "second": 1e6}, _DRAM: {"byte": 1.0}, _L2: {"byte": 1.0}}
-_COUNTS = dict.fromkeys(
-    (
-        "byte/cycle",
-        "inst/cycle",
-        "byte",
-        "hz",
-        "Hz",
-        "block",
-        "sector",
-        "%",
-        "inst",
-        "op",
-        "cycle",
-        "warp",
-        "wavefront",
-        "",
-    ),
-    1.0,
-)
+_UNITS = {_TIME: ("ns", "nsecond"), _DRAM: ("byte",), _L2: ("byte",)}  # base units, by version
 _PROFILED = re.compile(r"^==PROF== Profiling ", re.MULTILINE)
 _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 
 
 def wrapping(report: Path, log: Path, phase_ranges: Sequence[str]) -> list[str]:
-    """What to put before a worker's command: counts, of its profiler region, one layer and what is outside of layers.
+    """Return the prefix of a worker's command that counts in its profiler range: one layer and all outside layers.
 
-    phase_ranges: those whose kernels are outside of layers. Each kernel is replayed with the caches and clocks that it
-    finds; times are therefore not those of a run.
+    phase_ranges: ranges whose own kernels are outside layers.
+    Kernels are replayed with the current caches and clocks, so their times are not those of a run.
     """
     return [
         PROGRAM,
@@ -164,33 +116,27 @@ def wrapping(report: Path, log: Path, phase_ranges: Sequence[str]) -> list[str]:
 
 
 def importing(report: Path) -> list[str]:
-    """The command that prints a report as a table."""
-    return [
-        PROGRAM,
-        f"--import={report}",
-        "--csv",
-        "--page=raw",
-        "--print-units=base",
-        "--print-kernel-base=mangled",
-        "--print-fp",
-    ]
+    """Return the command that prints a report as a table."""
+    flags = ("--csv", "--page=raw", "--print-units=base", "--print-kernel-base=mangled", "--print-fp")
+    return [PROGRAM, f"--import={report}", *flags]
 
 
 def complaint(log: str) -> str:
-    """What Nsight Compute's log says went wrong; "" where it says nothing."""
+    """Return the first error in a log, or ""."""
     found = _ERROR.search(log)
     return found.group(1).strip() if found else ""
 
 
 def profiled_launches(log: str) -> int:
-    """How many launches its log says it profiled."""
+    """Return the number of profiled launches in a log."""
     return len(_PROFILED.findall(log))
 
 
 def read(table: str, launches: int | None = None) -> dict[str, Counters]:
-    """Counters by the names of kernels as `torch.profiler` writes them.
+    """Return counters by kernel name, as torch.profiler writes it.
 
-    launches: how many the log says there are. ProfileError where the table has fewer, has none, or is something else.
+    launches: the log's number of launches.
+    Raises ProfileError for a truncated, empty or foreign table.
     """
     rows = _rows(table)
     if launches is not None and len(rows) < launches:
@@ -202,45 +148,32 @@ def read(table: str, launches: int | None = None) -> dict[str, Counters]:
 
 
 def _rows(table: str) -> list[tuple[str, Mapping[str, float]]]:
-    """(kernel, its numbers by metric) of each launch; times in us, sizes in bytes."""
-    lines = [line for line in table.splitlines() if line.startswith('"')]  # others are what the program says
+    """Return (kernel, numbers by metric) of each launch; times in us, sizes in bytes."""
+    lines = [line for line in table.splitlines() if line.startswith('"')]  # the others are messages
     begin = next((place for place, line in enumerate(lines) if line.startswith('"ID"')), None)
     if begin is None:
         raise ProfileError("the table of Nsight Compute has no header: no kernel was profiled, or it is none")
-    header, units, *rows = (
-        csv.reader(io.StringIO("\n".join(lines[begin:]) + "\n")) if len(lines) > begin + 1 else ([], [])
-    )
-    if "Kernel Name" not in header or _TIME not in header:
+    units, *launches = [*csv.DictReader(lines[begin:])] or [{}]
+    if "Kernel Name" not in units or _TIME not in units:
         raise ProfileError(f"the table of Nsight Compute lacks the columns Kernel Name and {_TIME}")
-    if not rows:
+    if not launches:
         raise ProfileError("the report of Nsight Compute holds no launch")
-    wanted = {place: name for place, name in enumerate(header) if name in METRICS}
-    if len(units) != len(header):
-        raise ProfileError("the table of Nsight Compute is truncated at its units")
-    scales = {place: _scale(name, units[place]) for place, name in wanted.items()}
+    for metric, known in _UNITS.items():
+        if (unit := units.get(metric, known[0])) not in known:
+            raise ProfileError(f"the table of Nsight Compute has {metric} in the unknown unit {clipped(unit, 40)!r}")
     found: list[tuple[str, Mapping[str, float]]] = []
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(header):
+    for number, launch in enumerate(launches, start=1):
+        if None in launch.values():
             raise ProfileError(f"the table of Nsight Compute is truncated at launch {number}")
-        values = {name: _number(row[place]) for place, name in wanted.items()}
-        known = {name: value * scales[place] for place, name in wanted.items() if (value := values[name]) is not None}
-        if _TIME not in known:
+        values = {name: value for name in METRICS if (value := _number(launch.get(name, ""))) is not None}
+        if _TIME not in values:
             raise ProfileError(f"the table of Nsight Compute has no time of launch {number}")
-        found.append((row[header.index("Kernel Name")], known))
+        found.append((launch["Kernel Name"], values | {_TIME: values[_TIME] / 1e3}))
     return found
 
 
-def _scale(metric: str, unit: str) -> float:
-    """What a metric's number is multiplied by; ProfileError for a unit that is none of the metric's."""
-    for base, scale in _BASES.get(metric, _COUNTS).items():
-        prefix = unit.removesuffix(base) if unit.endswith(base) else None
-        if prefix in _PREFIXES:
-            return scale * _PREFIXES[prefix]
-    raise ProfileError(f"the table of Nsight Compute has {metric} in the unknown unit {clipped(unit, 40)!r}")
-
-
 def _number(text: str) -> float | None:
-    """A number as the program prints it in the C locale, with commas between thousands; None for what is none."""
+    """Parse a number of the C locale, with commas between thousands; None for other text."""
     try:
         number = float(text.replace(",", ""))
     except ValueError:
@@ -270,27 +203,23 @@ def _counters(launches: Sequence[Mapping[str, float]]) -> Counters:
 
     waits = {reason: weighted(_STALL.format(reason)) or 0.0 for reason in STALLS}
     latency = sum(waits.values())
-    counted = [(mean(name), flops) for name, flops in _OPERATIONS.items()]
+    operations = [value * flops for name, flops in _OPERATIONS.items() if (value := mean(name)) is not None]
     shared, conflicts = mean(_SHARED), mean(_CONFLICTS)
-    memory = {name: value * size for name, (metric, size) in _MEMORY.items() if (value := mean(metric)) is not None}
-    blocks = {name: value for name, metric in _BLOCKS_PER_SM.items() if (value := whole(metric)) is not None}
     return Counters(
         launches=len(launches),
         time_us=sum(times) / len(times),
         dram_bytes=mean(_DRAM),
         l2_bytes=mean(_L2),
-        operations=sum(value * flops for value, flops in counted if value is not None)
-        if any(value is not None for value, _ in counted)
-        else None,
+        operations=sum(operations) if operations else None,
         use={unit: value for unit, name in _USE.items() if (value := weighted(name)) is not None},
         occupancy=weighted(_OCCUPANCY),
         l2_hit=weighted(_HIT),
         stalls={reason: wait / latency for reason, wait in waits.items() if wait} if latency else {},
         conflicts=conflicts / shared if shared and conflicts is not None else None,
         l1_hit=weighted(_L1_HIT),
-        memory=memory,
+        memory={key: value * size for key, (name, size) in _MEMORY.items() if (value := mean(name)) is not None},
         occupancy_limit=weighted(_OCCUPANCY_LIMIT),
-        blocks_per_sm=blocks,
+        blocks_per_sm={key: value for key, name in _BLOCKS_PER_SM.items() if (value := whole(name)) is not None},
         grid=whole(_GRID),
         block=whole(_BLOCK),
         l2_peak_gbs=peak(_L2_PEAK, 1e9),

@@ -1,4 +1,4 @@
-"""Nsight Systems: its command line, and kernels, ranges and gaps from its SQLite export."""
+"""Nsight Systems: its commands, and kernels in their ranges from its SQLite export."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -6,12 +6,11 @@ from contextlib import closing
 from pathlib import Path
 
 from harness.measure.ranges import LEAD, TIMED
-from harness.profiling.tools.names import demangled
-from harness.profiling.tools.trace import Launched, Nesting, Span, after_the_one_before
+from harness.profiling.tools.trace import Launched, Nesting, Span, after_the_one_before, demangled
 from harness.schema.profile import ProfileError
 
 PROGRAM = "nsys"
-OLDEST = (2022, 4)  # the first that knows the options below
+OLDEST = (2022, 4)  # the first with the options below
 _PUSH_POP = 59  # NVTX_EVENTS.eventType
 _THREAD_BITS = 24  # of a globalTid; above them it is the globalPid
 _KERNELS, _LAUNCHES, _RANGES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
@@ -19,7 +18,7 @@ _COPIES = (("CUPTI_ACTIVITY_KIND_MEMCPY", "memory copy"), ("CUPTI_ACTIVITY_KIND_
 
 
 def wrapping(report: Path) -> list[str]:
-    """What to put before a worker's command, so that its profiler region goes into `report` (.nsys-rep)."""
+    """Return the prefix of a worker's command that writes its profiler range to `report` (.nsys-rep)."""
     return [
         PROGRAM,
         "profile",
@@ -36,12 +35,12 @@ def wrapping(report: Path) -> list[str]:
 
 
 def recorded(report: Path) -> Path:
-    """What Nsight Systems records and then imports into a report."""
+    """Return the path of the recording that Nsight Systems imports into a report."""
     return report.with_suffix(".qdstrm")
 
 
 def not_imported(report: Path, words: str) -> str:
-    """What to do where Nsight Systems recorded and made no report; "" elsewhere. words: what it said as it ended."""
+    """Return advice for a recording without a report, or "". words: the last line of its stderr."""
     if report.exists() or not recorded(report).exists():
         return ""
     why = f" ({words})" if words else ""
@@ -50,12 +49,12 @@ def not_imported(report: Path, words: str) -> str:
 
 
 def exporting(report: Path, database: Path) -> list[str]:
-    """The command that makes a database of a report."""
+    """Return the command that exports a report to a database."""
     return [PROGRAM, "export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)]
 
 
 def read(database: Path) -> tuple[list[Launched], list[Launched]]:
-    """(what is timed, one call under its ranges); ProfileError where the database is truncated or something else."""
+    """Return the launches of the timed runs and of the call under ranges. Raises ProfileError."""
     try:
         with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             connection.text_factory = lambda raw: raw.decode(errors="replace")
@@ -78,7 +77,7 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
             f"LEFT JOIN StringIds ON textId = StringIds.id WHERE eventType = {_PUSH_POP} AND end IS NOT NULL"
         )
     )
-    # An engine has several processes, each of which numbers its launches from one.
+    # An engine has several processes, each with launch numbers of its own.
     hosts = {
         (thread >> _THREAD_BITS, correlation): (thread, start / 1e3)
         for correlation, thread, start in connection.execute(
@@ -96,9 +95,9 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
 
 
 def _rows(connection: sqlite3.Connection, tables: set[str]) -> Iterator[Sequence]:
-    """(name, begin, end, registers, shared bytes, GPU, stream, process, correlation) of what ran on a GPU; in ns."""
+    """Yield (name, start, end, registers, shared bytes, GPU, stream, process, correlation) of GPU work, in ns."""
     if _KERNELS in tables:
-        # Nsight Systems demangles in a way of its own.
+        # Nsight Systems demangles differently from torch.profiler.
         rows = connection.execute(
             "SELECT mangled.value, demangled.value, start, end, registersPerThread, "
             "staticSharedMemory + dynamicSharedMemory, deviceId, streamId, globalPid, correlationId "

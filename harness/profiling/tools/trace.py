@@ -1,8 +1,10 @@
-"""From launches on a clock to kernels, ranges, gaps and a timeline: what every profiler of times has in common."""
+"""Turn launches with times into kernels, ranges, idle time and a timeline, for every profiler."""
 
+import ctypes
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from harness.measure.ranges import is_layer
@@ -17,15 +19,16 @@ from harness.schema.profile import (
     short_name,
 )
 
-HELD_UP = 0.03  # by a profiler, which is said; less is what the clocks of a GPU at its power cap differ by
+HELD_UP = 0.03  # a longer delay by the profiler gets a note; clocks of a power-capped GPU explain less
 
 
 @dataclass(frozen=True)
 class Launched:
     """One launch of a kernel, or one call of an operator on a CPU.
 
-    own_us: its time without that of the operators it calls. path: names of the ranges around it, the outermost first.
-    stream: where a GPU runs one launch after the other; None where that is not known.
+    own_us: time without called operators.
+    path: names of the surrounding ranges, the outermost first.
+    stream: executes its launches in order; None if unknown.
     """
 
     name: str
@@ -39,9 +42,9 @@ class Launched:
 
 
 def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
-    """The launches in their order, each from the end of the one before it on its stream on.
+    """Sort launches and start each one no earlier than the end of the previous one on its stream.
 
-    A kernel that was launched before that end ("programmatic dependent launch") has only waited until then.
+    A kernel launched earlier (programmatic dependent launch) only waits until then.
     """
     ends: dict[Hashable, float] = {}
     apart = []
@@ -55,9 +58,9 @@ def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
 
 
 def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 1) -> dict[str, Any]:
-    """The fields of a profile: times of `timed`, which are `runs` runs, ranges of `ranged`, one call under its ranges.
+    """Return fields of a profile: times of `timed`, which has `runs` runs, and ranges of `ranged`, one call.
 
-    Raises ProfileError where nothing was launched, or more distinct kernels than a profile holds.
+    Raises ProfileError without launches, or with more distinct kernels than a profile holds.
     """
     if not timed:
         raise ProfileError("no operator of PyTorch (on a GPU: no kernel) ran in the profiled region")
@@ -78,11 +81,11 @@ def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 
 
 @dataclass(frozen=True)
 class Runs:
-    """What a profiler saw: so many runs, each of `calls` calls without a pause between them, of `units` units each.
+    """Profiled runs, each of `calls` calls without a pause, of `units` units each.
 
-    host_us: how long each run took for an engine's host, where that is its latency. alone_us: how long one took, as a
-    measurement times it, while nothing was profiled; 0 where that is not known. replayed: whether runs are replays of a
-    CUDA graph.
+    host_us: an engine's own time of each run.
+    alone_us: time of a run without the profiler; 0 if unknown.
+    replayed: whether runs are replays of a CUDA graph.
     """
 
     runs: int
@@ -94,32 +97,30 @@ class Runs:
 
 
 def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
-    """The fields of a profile, as `found_in`, of the typical ones of the runs that were launched, and its notes."""
+    """Return fields of a profile, as `found_in`, of the typical runs, and notes."""
     kept, runs, region_us, notes = _typical(launched, seen)
     found = found_in(kept, ranged, runs * seen.calls)
     busy_us, alone_us = found["busy_us"], runs * seen.alone_us
-    without_us, told = max(alone_us, busy_us), (1 + HELD_UP) * alone_us
-    # A profiler holds up what launches the kernels, and draws those of a graph apart: what runs take longer under it is
-    # no part of their gaps. Of launches that it does not hold up, the clocks differ.
+    without_us, noted_us = max(alone_us, busy_us), (1 + HELD_UP) * alone_us
+    # A profiler delays launches and separates a graph's kernels. That delay is not idle time of the case.
     held_up = alone_us > 0 and region_us > without_us * (1 if seen.replayed else 1 + HELD_UP)
-    slower = alone_us > 0 and busy_us > told
-    if region_us > told and (held_up or slower):
-        said = f"under the profiler a run took {region_us / alone_us - 1:.0%} longer than without it: "
+    slower = alone_us > 0 and busy_us > noted_us
+    if region_us > noted_us and (held_up or slower):
+        note = f"under the profiler a run took {region_us / alone_us - 1:.0%} longer than without it: "
         whose = "its kernels did" if slower else "its gaps are as long as without it, but for the timeline's"
-        notes.append(said + whose)
+        notes.append(note + whose)
     if held_up:
         found["longest_gap_us"] *= (without_us - busy_us) / (region_us - busy_us)
         region_us = without_us
-    # Of an engine's runs that launch unlike kernels the time is the host's, without the pauses between them.
+    # An engine's own time excludes pauses between runs.
     found["longest_gap_us"] = min(found["longest_gap_us"], max(0.0, region_us - busy_us))
     return found | {"region_us": region_us, "units": runs * seen.calls * seen.units, "notes": notes}
 
 
 def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], int, float, list[str]]:
-    """The middle half of the runs by their time, without the pauses between them: launches, runs, their time, notes.
+    """Return launches, number, time and notes of the middle half of the runs, without pauses between them.
 
-    A record has the median of its samples, so a run that the profiler itself holds up must not count. All runs, as they
-    are, where they launch unlike kernels.
+    A run that the profiler delays must not count. Runs with different kernels all count, with their pauses.
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, seen.runs):
@@ -130,18 +131,20 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
     each = len(in_order) // seen.runs
     runs = [in_order[run * each :][:each] for run in range(seen.runs)]
     times = [max(time, _extent(run)) for time, run in zip(seen.host_us or [0.0] * seen.runs, runs, strict=True)]
-    kept = sorted(_middle_half(times))
+    apart = (len(times) + 1) // 4
+    by_time = sorted(range(len(times)), key=lambda number: times[number])
+    kept = sorted(by_time[apart : len(times) - apart])
     closed, end = list[Launched](), 0.0
-    for run in (runs[place] for place in kept):
+    for run in (runs[number] for number in kept):
         shift = end - run[0].start_us if closed else 0.0
         moved = [replace(one, start_us=one.start_us + shift, end_us=one.end_us + shift) for one in run]
         end = max((one.end_us for one in moved), default=end)
         closed += moved
-    return closed, len(kept), sum(times[place] for place in kept), []
+    return closed, len(kept), sum(times[number] for number in kept), []
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """The launches of the last `runs` of the recorded runs, and their number; all where they launch unlike kernels."""
+    """Return the launches and number of the last `runs` recorded runs; of all runs if their kernels differ."""
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
@@ -154,13 +157,6 @@ def _alike(in_order: Sequence[Launched], runs: int) -> bool:
     return not rest and len({frozenset(Counter(names[run * each :][:each]).items()) for run in range(runs)}) == 1
 
 
-def _middle_half(times: Sequence[float]) -> list[int]:
-    """The places of the times that are left without a quarter at either end, of three without one."""
-    in_order = sorted(range(len(times)), key=lambda place: times[place])
-    apart = (len(times) + 1) // 4
-    return in_order[apart : len(times) - apart]
-
-
 def _extent(launched: Sequence[Launched]) -> float:
     if not launched:
         return 0.0
@@ -168,7 +164,7 @@ def _extent(launched: Sequence[Launched]) -> float:
 
 
 def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
-    """The kernels by name, the one that takes longest first."""
+    """Group launches by kernel, the one with the longest total time first."""
     groups: dict[str, list[Launched]] = defaultdict(list)
     for each in launched:
         groups[short_name(each.name)].append(each)
@@ -186,15 +182,15 @@ def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
 
 
 def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[Range]:
-    """The ranges in the order in which they begin; kernels that the profile does not have are left out."""
-    places = {kernel.name: place for place, kernel in enumerate(kernels)}
+    """Group launches by range in order of their start, without kernels that the profile lacks."""
+    indices = {kernel.name: index for index, kernel in enumerate(kernels)}
     found: dict[tuple[str, ...], dict[int, list[float]]] = {}
     for each in sorted(launched, key=lambda each: each.start_us):
-        place = places.get(short_name(each.name))
-        if place is not None:
-            found.setdefault(each.path, defaultdict(list))[place].append(each.own_us)
+        index = indices.get(short_name(each.name))
+        if index is not None:
+            found.setdefault(each.path, defaultdict(list))[index].append(each.own_us)
     return [
-        Range(path, tuple(RangeKernel(place, len(times), sum(times)) for place, times in inner.items()))
+        Range(path, tuple(RangeKernel(index, len(times), sum(times)) for index, times in inner.items()))
         for path, inner in found.items()
     ]
 
@@ -206,20 +202,22 @@ def timeline_of(
     kernels: Sequence[Kernel],
     ranges: Sequence[Range],
 ) -> Timeline:
-    """The first run, or its first step where ranges tell steps apart; at most `TIMELINE_LIMIT` launches of it.
+    """Return the first run, or its first step if ranges show steps; at most `TIMELINE_LIMIT` launches.
 
-    A run that launches as many kernels as the call under ranges launches them in the same ranges.
+    A run with as many launches as the call under ranges has the same ranges.
     """
     run = sorted(timed, key=lambda each: each.start_us)
     run = run[: len(run) // runs] if len(run) % runs == 0 else run
-    marked = sorted(ranged, key=lambda each: each.start_us)
-    paths = [each.path for each in marked] if len(marked) == len(run) else [()] * len(run)
+    in_ranges = sorted(ranged, key=lambda each: each.start_us)
+    paths = [each.path for each in in_ranges] if len(in_ranges) == len(run) else [()] * len(run)
     shown = min(_step_end(paths), TIMELINE_LIMIT)
-    places = {kernel.name: place for place, kernel in enumerate(kernels)}
+    indices = {kernel.name: index for index, kernel in enumerate(kernels)}
     numbers = {each.path: number for number, each in enumerate(ranges)}
-    starts, ends = ([round(1e3 * time) for time in times] for times in _clocks(run[:shown]))
+    # Since the first start: a float of microseconds since 1970 has no nanoseconds.
+    starts = [round(1e3 * (each.start_us - run[0].start_us)) for each in run[:shown]]
+    ends = [round(1e3 * (each.end_us - run[0].start_us)) for each in run[:shown]]
     return Timeline(
-        kernel=tuple(places[short_name(each.name)] for each in run[:shown]),
+        kernel=tuple(indices[short_name(each.name)] for each in run[:shown]),
         range=tuple(numbers.get(path, -1) if path else -1 for path in paths[:shown]),
         wait_ns=tuple(start - before for start, before in zip(starts, [starts[0], *ends], strict=False)),
         time_ns=tuple(end - start for start, end in zip(starts, ends, strict=True)),
@@ -227,19 +225,14 @@ def timeline_of(
     )
 
 
-def _clocks(run: Sequence[Launched]) -> tuple[list[float], list[float]]:
-    """Begins and ends since the first begin, so that nanoseconds are not lost in a float of seconds since 1970."""
-    return [each.start_us - run[0].start_us for each in run], [each.end_us - run[0].start_us for each in run]
-
-
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """How many launches a step has: from a begin of the first layer to the next one, another layer in between."""
-    layers = [path[: place + 1] for path in paths if (place := _layer_place(path)) is not None]
+    """Return the launches of a step: from one start of the first layer to the next, with another layer between."""
+    layers = [path[: depth + 1] for path in paths if (depth := _layer_depth(path)) is not None]
     begin, other = None, False
     for number, path in enumerate(paths):
-        if (place := _layer_place(path)) is None:
+        if (depth := _layer_depth(path)) is None:
             continue
-        if path[: place + 1] != layers[0]:
+        if path[: depth + 1] != layers[0]:
             other = True
         elif begin is None:
             begin = number
@@ -248,12 +241,12 @@ def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
     return len(paths)
 
 
-def _layer_place(path: tuple[str, ...]) -> int | None:
-    return next((place for place, name in enumerate(path) if is_layer(name)), None)
+def _layer_depth(path: tuple[str, ...]) -> int | None:
+    return next((depth for depth, name in enumerate(path) if is_layer(name)), None)
 
 
 def busy(launched: Iterable[Launched]) -> tuple[float, float]:
-    """Microseconds while anything ran, and the longest time in between while nothing did."""
+    """Return microseconds with at least one running launch, and the longest idle time between them."""
     total = longest_gap = 0.0
     begin = end = None
     for each in sorted(launched, key=lambda each: each.start_us):
@@ -270,7 +263,7 @@ def busy(launched: Iterable[Launched]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Span:
-    """A range or a call on the host: on which thread, from when to when."""
+    """A range on a thread of the host."""
 
     name: str
     thread: Any
@@ -279,7 +272,7 @@ class Span:
 
 
 class Nesting:
-    """Which ranges surround a moment of a thread. Ranges of one thread lie within each other or apart."""
+    """Finds the ranges around a moment. Ranges of a thread are nested or disjoint."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self._threads: dict[Any, list[Span]] = defaultdict(list)
@@ -287,7 +280,7 @@ class Nesting:
             self._threads[span.thread].append(span)
 
     def paths(self, moments: Iterable[tuple[Any, float]]) -> list[tuple[str, ...]]:
-        """For each (thread, moment) the names of the ranges around it, the outermost first."""
+        """Return for each (thread, moment) the names of the surrounding ranges, the outermost first."""
         wanted: dict[Any, list[tuple[float, int]]] = defaultdict(list)
         paths: list[tuple[str, ...]] = []
         for number, (thread, moment) in enumerate(moments):
@@ -307,3 +300,30 @@ class Nesting:
                 following += 1
             open_spans = [each for each in open_spans if each.end_us >= moment]
             paths[number] = tuple(each.name for each in open_spans)
+
+
+def demangled(name: str) -> str:
+    """Demangle a C++ symbol as torch.profiler does; other names, and all without libstdc++, stay."""
+    return _demangler()(name)
+
+
+@cache
+def _demangler() -> Callable[[str], str]:
+    try:
+        library = ctypes.CDLL("libstdc++.so.6")
+    except OSError:
+        return lambda name: name
+    library.__cxa_demangle.restype = ctypes.c_void_p
+    library.free.argtypes = [ctypes.c_void_p]
+
+    def of_symbol(name: str) -> str:
+        status = ctypes.c_int()
+        address = library.__cxa_demangle(name.encode(), None, None, ctypes.byref(status))
+        if not address:
+            return name
+        try:
+            return ctypes.string_at(address).decode(errors="replace")
+        finally:
+            library.free(address)
+
+    return of_symbol

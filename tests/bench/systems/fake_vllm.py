@@ -19,7 +19,7 @@ def install(engine, modules):
     llama.LlamaForCausalLM = Model
     vllm.LLM, vllm.SamplingParams = engine, SamplingParams
     vllm.ModelRegistry = SimpleNamespace(register_model=registered.__setitem__)
-    parts = ("_C", "model_executor", "model_executor.models", "entrypoints.llm", "v1.engine.llm_engine")
+    parts = ("platforms.cuda", "model_executor", "model_executor.models", "entrypoints.llm", "v1.engine.llm_engine")
     modules.update({f"vllm.{name}": ModuleType(f"vllm.{name}") for name in parts})
     modules.update({"vllm": vllm, llama.__name__: llama})
     return registered
@@ -66,6 +66,7 @@ class Model(torch.nn.Module):
             config["intermediate_size"],
             config["num_hidden_layers"],
             config["num_attention_heads"],
+            config["num_key_value_heads"],
             config["vocab_size"],
         )
         self.inner = checkpoint.load_weights(self.config, folder, "cpu", getattr(torch, dtype))
@@ -112,6 +113,7 @@ class LLM:
     def _config(self):
         arguments = self.arguments
         return SimpleNamespace(
+            use_v2_model_runner=True,
             scheduler_config=SimpleNamespace(
                 max_num_batched_tokens=arguments["max_num_batched_tokens"],
                 max_num_seqs=arguments["max_num_seqs"],

@@ -1,37 +1,21 @@
 """A drift from the exact model is seen, and none is seen where there is none."""
 
-import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
+from bench.cases import suite_cases
 from bench.catalogue.suites import find_suite
-from bench.catalogue.systems import ADAPTERS
 from bench.kept import generate_precision
-from bench.plan import Selection, suite_cases
+from bench.request import RunRequest
 from bench.systems.ttt import drift as drift_module
 from bench.systems.ttt.drift import drift, exact_run
+from bench.systems.ttt.kernels import LinearTritonDual
 from bench.systems.ttt.pytorch import TTTTorch
 from harness.schema.case import Case
 from tk_kernels.generate.common import PRECISIONS
-
-INTERPRETED = """
-import json
-from bench.systems.ttt.kernels import LinearTritonDual
-from harness.schema.case import Case
-adapter = LinearTritonDual()
-for state in ("float32", "bfloat16"):
-    case = Case("ttt-linear", "triton-dual", "tiny", "generate", 1, 17, dtype="float32",
-                state_dtype=state, options=(("compare", "float64"),))
-    workload = adapter.build(case)
-    workload.gate()
-    print(json.dumps(workload.metrics))
-"""
 
 
 def case(system, tokens=20, dtype="float32"):
@@ -113,7 +97,7 @@ def test_a_model_of_nans_does_not_pass():
 
 
 def test_the_suite_has_each_state_precision_of_both_forms():
-    found = [each.case for each in suite_cases(find_suite("generate-fidelity"), Selection(ADAPTERS), "cuda")]
+    found = [each.case for each in suite_cases(find_suite("generate-fidelity"), RunRequest(), "cuda")]
     for form in ("triton-dual", "triton-primal"):
         for system in ("ttt-linear", "ttt-mlp"):
             for dtype in ("bfloat16", "float32"):
@@ -122,11 +106,14 @@ def test_the_suite_has_each_state_precision_of_both_forms():
     assert {c.context for c in found} == {2048}
 
 
-def test_a_kernels_state_precision_is_seen_through_the_interpreter():
+def test_a_kernels_state_precision_is_seen(triton_kernels):
     pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    exact, rounded = map(json.loads, done.stdout.splitlines())
-    assert exact["total_variation_mean"] < 1e-6
-    assert rounded["total_variation_mean"] > 10 * exact["total_variation_mean"]
+    adapter, found = LinearTritonDual(), []
+    for dtype in ("float32", "bfloat16"):
+        small = replace(case("ttt-linear", tokens=4), backend="triton-dual", batch=1, state_dtype=dtype)
+        workload = adapter.build(small)
+        workload.gate()
+        found.append(workload.metrics["total_variation_mean"])
+    exact, rounded = found
+    assert exact < 1e-6
+    assert rounded > 10 * exact

@@ -1,5 +1,6 @@
 """The Transformer computes the same on every attention, whichever package it comes from."""
 
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -27,7 +28,7 @@ BATCH, PROMPT, STEPS = 3, 21, 4
 
 def flash_attn_func(q, k, v, causal=False):
     """[B, T, H, D], as all of them take it."""
-    out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal)
+    out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal, enable_gqa=True)
     return out.transpose(1, 2)
 
 
@@ -79,8 +80,9 @@ def logits_of(model, ids):
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_prefill_and_steps_are_the_transformers(name):
-    config = model_config("transformer", "tiny")
+@pytest.mark.parametrize("kv_heads", [8, 2])
+def test_prefill_and_steps_are_the_transformers(name, kv_heads):
+    config = replace(model_config("transformer", "tiny"), heads=8, kv_heads=kv_heads)
     ids = torch.randint(0, config.vocabulary, (BATCH, PROMPT + STEPS))
     model = FlashTransformer.from_seed(config, 0, "cpu", torch.float32, attend=ATTENTIONS[name])
     model.prefill_tokens = 2 * PROMPT  # two sequences, then one
@@ -143,9 +145,10 @@ class OnCpu(attention.AttentionBackend):
         return ATTENTIONS["vllm"]
 
 
+@pytest.mark.parametrize("system", ["transformer", "transformer-gqa"])
 @pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])
-def test_what_is_timed_is_compared_with_the_transformer(phase, options):
-    case = Case("transformer", "flash-attn", "tiny", phase, 3, 40, dtype="float32", options=options)
+def test_what_is_timed_is_compared_with_the_transformer(system, phase, options):
+    case = Case(system, "flash-attn", "tiny", phase, 3, 40, dtype="float32", options=options)
     record = CaseRun(case, Policy(min_samples=2, budget_s=0)).record(OnCpu())
     assert record.status == "ok", record.reason
     assert "unchecked" not in record.gate

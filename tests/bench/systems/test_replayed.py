@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.models import TTTConfig
+from bench.models.config import TTTConfig
 from bench.models.factory import from_seed
 from bench.models.operator import TorchOperator
 from bench.systems.ttt import replayed

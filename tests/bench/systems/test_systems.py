@@ -12,11 +12,10 @@ from typing import ClassVar
 import pytest
 import torch
 
+from bench.cases import suite_cases
 from bench.catalogue.suites import find_suite
 from bench.catalogue.systems import ADAPTERS
-from bench.plan import suite_cases
 from bench.request import RunRequest
-from bench.selection import select
 from bench.systems import logits, phases, token_times
 from bench.systems.fla.models import GatedDeltaNet
 from bench.systems.language_model import LanguageModel
@@ -25,7 +24,7 @@ from bench.systems.mamba.ssm import Mamba2SSM, MambaSSM
 from bench.systems.transformer.attention import FlashAttn
 from bench.systems.transformer.pytorch import TorchTransformer
 from bench.systems.ttt import layer
-from bench.systems.ttt.kernels import LinearThunderKittens, LinearTritonDual, MLPTriton
+from bench.systems.ttt.kernels import LinearThunderKittens, LinearTritonDual
 from bench.systems.ttt.pytorch import TTTTorch
 from harness.measure.gate import Check, Verdict, relative_error
 from harness.measure.inspection import tensors_of
@@ -262,7 +261,6 @@ def test_a_kernel_refuses_the_function_that_it_does_not_compute(options):
             "no mini-batches of 128 tokens",
         ),
         (LinearThunderKittens, replace(case("ttt-linear"), size="760m"), "heads of 96 channels; ttt-linear/torch has"),
-        (MLPTriton, replace(case("ttt-mlp"), size="760m"), "heads of 96 channels; ttt-mlp/torch has"),
         (MambaSSM, replace(case("mamba"), size="1.3b", context=1 << 21), "one of 1048576 tokens, not of 2097152"),
         (Mamba2SSM, replace(case("mamba2"), size="1.3b", context=1 << 18), "one of 252288 tokens, not of 262144"),
     ],
@@ -305,7 +303,7 @@ def test_the_backend_of_the_documents_passes_its_gate_and_is_complete():
 
 def test_every_case_of_quick_names_an_adapter():
     known = {(each.system, each.backend) for each in ADAPTERS}
-    found = suite_cases(find_suite("quick"), select(RunRequest(), "cpu"), "cpu")
+    found = suite_cases(find_suite("quick"), RunRequest(), "cpu")
     assert {(each.case.system, each.case.backend) for each in found} <= known
 
 

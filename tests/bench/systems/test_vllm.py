@@ -22,7 +22,7 @@ from bench.systems.vllm import system as vllm_system
 from bench.systems.vllm import transformer as vllm_transformer
 from bench.systems.vllm.engine import Batch, Settings
 from bench.systems.vllm.mamba import GENERATE_PROMPT, VllmMamba
-from bench.systems.vllm.transformer import VllmTransformer
+from bench.systems.vllm.transformer import VllmGroupedQueryTransformer, VllmTransformer
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import NeedsFreshProcess, Skip, Workload
 from harness.measure.timer import take_engine_samples
@@ -62,6 +62,10 @@ class OnCpu(VllmTransformer):
 
     def build(self, case):
         return replace(super().build(case), device="cpu")
+
+
+class GroupedOnCpu(OnCpu, VllmGroupedQueryTransformer):
+    """The same with the other model."""
 
 
 def test_a_step_is_steady_when_every_sequence_generates_in_it_and_in_the_one_before():
@@ -220,6 +224,16 @@ def test_forward_times_whole_batches(llm):
     timing = take_engine_samples(workload.engine_samples(FEW), Policy(min_samples=2, budget_s=0))
     assert (len(timing.samples_ms), timing.stop) == (2, "budget")
     assert llm.started[0].count == 6
+
+
+def test_the_grouped_query_transformer_runs_its_own_model(llm):
+    llm.compute = True
+    system = GroupedOnCpu()
+    record = CaseRun(replace(CASE, system="transformer-gqa"), FEW).record(system)
+    assert record.status == "ok", record.reason
+    config = json.loads((Path(llm.started[0].folder) / "config.json").read_text())
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["intermediate_size"]) == (2, 1, 458)
+    assert system.cache_bytes(system.config("1.3b"), 2048) == 2 * 2 * 512 * 24 * 2048
 
 
 @pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])
@@ -446,18 +460,33 @@ def test_a_broken_environment_names_the_import_that_failed(tmp_path, monkeypatch
 
 def test_without_vllm_the_system_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.setattr(needs, "no_gpu", lambda: "")
+    monkeypatch.setattr(vllm_system, "no_gpu", lambda: "")
     assert VllmTransformer().unavailable().startswith("vllm cannot be imported: ")
 
 
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        ("0.21.1", "vllm 0.21.1 is not supported: install vllm==0.33.* (supported: 0.22 to 0.33)"),
+        ("0.22.0", ""),
+        ("0.33.0", ""),
+        ("0.100.0rc1", "vllm 0.100.0rc1 is not supported: install vllm==0.33.* (supported: 0.22 to 0.33)"),
+    ],
+)
+def test_a_release_that_the_adapter_does_not_support_is_named(llm, monkeypatch, version, reason):
+    monkeypatch.setattr(needs, "versions_of", lambda packages: {"vllm": version})
+    monkeypatch.setattr(vllm_system, "no_gpu", lambda: "")
+    assert VllmTransformer().unavailable() == reason
+
+
 def test_kernels_for_another_torch_are_no_vllm_and_a_missing_part_skips_a_case(llm, monkeypatch):
-    monkeypatch.setattr(vllm_system, "needs_gpu", cannot_import)
+    monkeypatch.setattr(vllm_system, "no_gpu", lambda: "")
     assert VllmTransformer().unavailable() == ""
     monkeypatch.setitem(sys.modules, "vllm.v1.engine.llm_engine", None)
     assert VllmTransformer().unavailable() == ""  # it takes seconds to import
     with pytest.raises(Skip, match=r"vllm cannot be imported: .*llm_engine"):
         VllmTransformer().build(CASE)
-    monkeypatch.setitem(sys.modules, "vllm._C", None)
+    monkeypatch.setitem(sys.modules, "vllm.platforms.cuda", None)
     assert VllmTransformer().unavailable().startswith("vllm cannot be imported: ")
 
 

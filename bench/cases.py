@@ -1,0 +1,147 @@
+"""Expand suites into cases, and group the cases into jobs."""
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from math import inf
+
+from bench.catalogue.metrics import OPTION_DEFAULTS
+from bench.catalogue.suites import Panel, Suite
+from bench.catalogue.systems import ADAPTERS, LAUNCH_BOUND_TOKENS, Adapter
+from bench.errors import UserError, unknown
+from bench.models.case_model import Checkpoint
+from bench.request import RunRequest
+from harness.schema.case import Case, Scalar
+from harness.schema.run_file import Job, Planned
+
+
+def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Checkpoint | None = None) -> list[Planned]:
+    """The suite's cases that the request selects, each once; within a system, small cases first.
+
+    A checkpoint runs as a whole model only, because the inputs of a layer's case are random.
+    """
+    adapters = adapters_of(request.systems, device, checkpoint)
+    found = (
+        Planned(case, suite.min_samples, panel.grows)
+        for panel in suite.panels
+        if panel.phase in (request.phase or (panel.phase,)) and not (checkpoint and panel.scope == "layer")
+        for adapter in adapters
+        if _supports(adapter, panel)
+        for case in _panel_cases(panel, adapter, request, device, checkpoint)
+    )
+    return list({planned.case.key: planned for planned in found}.values())
+
+
+def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None = None) -> tuple[Adapter, ...]:
+    """The adapters for names as SYSTEM or SYSTEM/BACKEND; without names, all adapters for the device.
+
+    Raises UserError for an unknown name, or for a system other than the checkpoint's.
+    """
+    if not names and not checkpoint:
+        return tuple(adapter for adapter in ADAPTERS if device in adapter.devices)
+    named = names or ((checkpoint.system,) if checkpoint else ())
+    found = tuple(dict.fromkeys(adapter for name in named for adapter in _named(name, device)))
+    for adapter in found:
+        if checkpoint and adapter.system != checkpoint.system:
+            raise UserError(
+                f"--checkpoint {checkpoint.folder.name}: its config.json describes {checkpoint.system}, "
+                f"which {adapter.label} of --systems does not run"
+            )
+    return found
+
+
+def _named(name: str, device: str) -> list[Adapter]:
+    """A system's backends for the device, or all of them if it has none; or the one backend SYSTEM/BACKEND."""
+    found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
+    if not found:
+        if " " in name:
+            raise UserError(f"--systems {name!r}: separate names by commas")
+        systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)
+        names = [*(adapter.label for adapter in ADAPTERS), *systems]
+        raise unknown(f"--systems {name}", name, names, f"{', '.join(systems)}, each also as SYSTEM/BACKEND")
+    return [adapter for adapter in found if name == adapter.label or device in adapter.devices] or found
+
+
+def _supports(adapter: Adapter, panel: Panel) -> bool:
+    named = adapter.system in panel.systems and (not panel.backends or adapter.backend in panel.backends)
+    return named and panel.scope in adapter.scopes and panel.phase in adapter.phases
+
+
+def _panel_cases(
+    panel: Panel, adapter: Adapter, request: RunRequest, device: str, checkpoint: Checkpoint | None
+) -> Iterator[Case]:
+    dtype = panel.dtype or ("bfloat16" if device == "cuda" else "float32")
+    options: dict[str, tuple[Scalar, ...]] = {**panel.options, "scope": (panel.scope,)}
+    if checkpoint:
+        options |= checkpoint.options
+    # Options that restart an engine vary slowest.
+    for size, chosen, state_dtype, context, batch in product(
+        (checkpoint.size,) if checkpoint else panel.sizes,
+        _combinations(options),
+        panel.state_dtypes or (adapter.state_dtype or dtype,),
+        sorted(request.context or panel.contexts),
+        sorted(request.batch or panel.batches),
+    ):
+        yield Case(
+            system=adapter.system,
+            backend=adapter.backend,
+            size=size,
+            phase=panel.phase,
+            batch=batch,
+            context=context,
+            dtype=dtype,
+            state_dtype=state_dtype,
+            timing=timing_of(adapter, panel, batch, context, device),
+            l2=panel.l2,
+            options=chosen,
+        )
+
+
+def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str, Scalar], ...]]:
+    """Every combination of options, without options at their default."""
+    names = sorted(axes)
+    pairs = [tuple(zip(names, values, strict=True)) for values in product(*(axes[name] for name in names))]
+    return [tuple((name, value) for name, value in each if OPTION_DEFAULTS.get(name) != value) for each in pairs]
+
+
+def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
+    """How a case is timed: "engine" by itself, "graph" if it is launch-bound, else "eager"."""
+    if adapter.engine:
+        return "engine"
+    if device != "cuda":
+        return "eager"
+    if panel.timing:
+        return panel.timing
+    launch_bound = panel.phase == "forward" and panel.scope == "model" and batch * context <= LAUNCH_BOUND_TOKENS
+    return "graph" if panel.phase == "generate" or (adapter.replays and launch_bound) else "eager"
+
+
+def jobs_of(planned: Iterable[Planned]) -> tuple[Job, ...]:
+    """One job per system and backend, headline systems first; cases that several suites share are merged."""
+    merged: dict[str, Planned] = {}
+    for each in planned:
+        merged[each.case.key] = merged.get(each.case.key, each).merged(each)
+    groups: dict[tuple[str, str], list[Planned]] = {}
+    for each in merged.values():
+        groups.setdefault((each.case.system, each.case.backend), []).append(each)
+    order = {(adapter.system, adapter.backend): rank for rank, adapter in enumerate(ADAPTERS)}
+    return tuple(
+        Job(*pair, tuple(_by_model(groups[pair]))) for pair in sorted(groups, key=lambda pair: order.get(pair, inf))
+    )
+
+
+def _by_model(cases: list[Planned]) -> list[Planned]:
+    """Keep cases of one model together, and an engine's cases of one phase: another model or phase restarts it."""
+    engine = any(each.case.timing == "engine" for each in cases)
+    groups: dict[tuple, list[Planned]] = {}
+    for each in cases:
+        case = each.case
+        phase = case.phase if engine else ""
+        groups.setdefault((case.size, case.dtype, case.state_dtype, case.options, phase), []).append(each)
+    return [each for group in groups.values() for each in group]
+
+
+def with_keys(jobs: Iterable[Job], keys: Container[str]) -> list[Job]:
+    """The jobs with only the cases that have these keys; jobs without any are dropped."""
+    found = [replace(job, cases=tuple(each for each in job.cases if each.case.key in keys)) for job in jobs]
+    return [job for job in found if job.cases]

@@ -1,0 +1,174 @@
+"""SIGKILL every kind of process of a run at random moments: no case is lost or doubled, no process is left.
+
+`KILL_ROUNDS=100` in the environment makes 1000 kills.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.policy import Policy
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned, RunFile
+from harness.workers.process import Launch
+from harness.workers.scheduler import LOST, TRIES, run_jobs
+from tests.attacks.victims import MARK
+from tests.harness.harness_helpers import wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+POLICY = Policy(min_samples=2, budget_s=0.0)
+CHILDREN = ("", "group", "session", "orphan", "group session orphan")
+BACKENDS = ("a", "b")
+REPEATS = 2
+KILLS = 10
+KINDS = ("parent", "warden", "worker", "starting worker", "grandchild")
+ROUNDS = range(int(os.environ.get("KILL_ROUNDS", "1")))
+_ENDS_S = 250.0  # for a run that nobody kills
+_STARTS_S = 0.2  # about as long as a worker takes to import what it needs
+
+
+@pytest.mark.parametrize("number", ROUNDS)
+def test_kills_of_each_kind_of_process_lose_double_and_leave_nothing(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance, mark = random.Random(number), f"{os.getpid()}{number:06}"
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    launch = Launch([sys.executable], "tests.attacks.victims:Victim", {MARK: mark})
+    launches = {("victim", backend): launch for backend in BACKENDS}
+    jobs = tuple(Job("victim", backend, tuple(map(Planned, _cases(backend)))) for backend in BACKENDS)
+    run = Run.create(tmp_path / "out", RunFile("measure", "cpu", jobs, Catalogue(), POLICY, repeats=REPEATS))
+    hit: Counter[str] = Counter()
+    try:
+        while hit.total() < KILLS or set(hit) < set(KINDS):
+            if _is_finished(run):
+                _truncate(run, chance)
+            _kill_some(_start(run.folder, launches), mark, chance, hit)
+            assert wait_for(lambda: not _family(mark)), f"processes outlive their parent: {_family(mark)}"
+        while not _is_finished(run):
+            assert _wait(_start(run.folder, launches), _ENDS_S) == 0
+            assert wait_for(lambda: not _family(mark)), f"processes outlive their parent: {_family(mark)}"
+    finally:
+        for pid in (pid for pids in _family(mark).values() for pid in pids):
+            _kill(pid)
+    assert {record.status for record in run.records()} <= {"ok", *LOST}
+    for statuses in _statuses(run).values():
+        lost = [each for each in statuses if each in LOST]
+        assert statuses in ([*lost, "ok"], lost)  # ok at most once, and last
+        assert statuses
+        assert len(lost) <= TRIES
+
+
+def _cases(backend: str) -> list[Case]:
+    return [
+        Case("victim", backend, "tiny", "forward", batch, 8, options=(("children", children),) if children else ())
+        for batch, children in enumerate(CHILDREN, start=1)
+    ]
+
+
+def _start(folder: Path, launches: dict[tuple[str, str], Launch]) -> int:
+    """Fork a parent that goes on with the run."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        run_jobs(Run.open(folder), launches)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _kill_some(parent: int, mark: str, chance: random.Random, hit: Counter[str]) -> None:
+    """Kill processes of a run until the parent ends: each kind once, then at random.
+
+    A kind without a kill is polled at short intervals: a starting worker is soon a worker.
+    """
+    while hit.total() < KILLS or set(hit) < set(KINDS):
+        missed = [kind for kind in KINDS if not hit[kind]]
+        if _wait(parent, chance.uniform(0.0, 0.02 if missed else 0.25)) is not None:
+            return
+        kind = chance.choice(missed or KINDS)
+        victims = [parent] if kind == "parent" else _family(mark).get(kind, [])
+        if victims and _kill(chance.choice(victims)):
+            hit[kind] += 1
+            if kind == "warden":  # processes outside its group have nobody to end them now
+                wait_for(lambda: not any(map(_kill, _family(mark).get("grandchild", []))))
+    assert _wait(parent, _ENDS_S) is not None, "a run did not end"
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _wait(pid: int, seconds: float) -> int | None:
+    """The exit status of a child, -signal for one that was killed; None while it runs."""
+    end = time.monotonic() + seconds
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= end:
+            return None
+        time.sleep(0.002)
+
+
+def _family(mark: str) -> dict[str, list[int]]:
+    """The living processes of a run by kind, found by the mark in their environment or command line."""
+    found: dict[str, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().split(b"\0")
+            state = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+            if not command[0] or state[0] in (b"Z", b"X"):
+                continue
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            young = time.clock_gettime(time.CLOCK_BOOTTIME) - int(state[19]) / os.sysconf("SC_CLK_TCK") < _STARTS_S
+        except (OSError, IndexError):
+            continue
+        if f"{MARK}={mark}".encode() in environment or any(mark.encode() in word for word in command):
+            found.setdefault(_kind(command, young), []).append(int(entry.name))
+    return found
+
+
+def _kind(command: list[bytes], young: bool) -> str:
+    if any(word.endswith(b"warden.py") for word in command):
+        return "warden"
+    if b"harness.worker" in command:
+        return "starting worker" if young else "worker"
+    return "grandchild"
+
+
+def _statuses(run: Run) -> dict[tuple[str, int], list[str]]:
+    """The statuses of each case and repeat, in the order of the file."""
+    statuses: dict[tuple[str, int], list[str]] = {
+        (planned.case.key, repeat): [] for job in run.jobs for planned in job.cases for repeat in range(REPEATS)
+    }
+    for record in (record for job in run.jobs for record in run.job_records(job)):
+        statuses[record.case.key, record.repeat].append(record.status)
+    return statuses
+
+
+def _is_finished(run: Run) -> bool:
+    return all(set(each) - set(LOST) or len(each) >= TRIES for each in _statuses(run).values())
+
+
+def _truncate(run: Run, chance: random.Random) -> None:
+    """Truncate the record files at a random byte, as a kill during a write does; the run has more to do."""
+    for job in run.jobs:
+        path = run.record_file(job).path
+        whole = path.read_bytes()
+        path.write_bytes(whole[: chance.randrange(len(whole) + 1)])

@@ -1,0 +1,90 @@
+"""The time of a run follows from earlier runs of its cases."""
+
+import pytest
+
+from bench import estimate
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned, RunFile
+
+H200 = {"device": "H200", "device_kind": "cuda"}
+
+
+@pytest.fixture(autouse=True)
+def no_published_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(estimate, "RESULTS", (tmp_path / "published").resolve())
+
+
+def a_case(batch, phase="forward"):
+    return Planned(Case("a", "b", "tiny", phase, batch, 8))
+
+
+def a_run(folder, cases, seconds, device="H200", status="timeout", mode="measure"):
+    """A run in which each case took so long on a device."""
+    run = Run.create(folder, RunFile(mode, "cpu", (Job("a", "b", tuple(cases)),), Catalogue()))
+    environment = {"device": device, "device_kind": "cpu" if device == "CPU" else "cuda"}
+    for each in cases:
+        run.record_file(run.jobs[0]).append(
+            Record(each.case, status, "a reason", environment=environment, wall_s=seconds)
+        )
+
+
+def test_an_untimed_case_takes_the_median_of_its_phase():
+    first, second, other = a_case(1), a_case(2), a_case(1, "generate")
+    job = Job("a", "b", (first, second, other))
+    assert estimate.job_time(job, {}) == (0, 0, 3)
+    assert estimate.job_time(job, {first.case.key: 10.0}) == (20.0, 1, 1)
+    past = {first.case.key: 10.0, other.case.key: 1.0}
+    assert estimate.job_time(job, past) == (21.0, 1, 0)
+    assert estimate.job_time(job, past, left=[second]) == (10.0, 1, 0)
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(None, "not known"), (40, "40 s"), (600, "10 min"), (7200, "2.0 h")])
+def test_a_duration_in_words(seconds, words):
+    assert estimate.in_words(seconds) == words
+
+
+def test_jobs_side_by_side():
+    assert estimate.side_by_side([5.0, 3.0, 4.0, 1.0], 2) == 7.0
+    assert estimate.side_by_side([5.0, 3.0], 1) == 8.0
+
+
+def test_the_longest_jobs_go_first():
+    jobs = [
+        Job(system, "b", tuple(Planned(Case(system, "b", "tiny", "forward", n + 1, 64)) for n in range(count)))
+        for system, count in (("a", 2), ("b", 5), ("c", 3))
+    ]
+    assert [job.system for job in estimate.longest_first(jobs, {})] == ["b", "c", "a"]
+    past = {each.case.key: 100.0 for each in jobs[0].cases} | {jobs[1].cases[0].case.key: 1.0}
+    # No case of c is timed: its three cases count as the median of the known times.
+    assert [job.system for job in estimate.longest_first(jobs, past)] == ["c", "a", "b"]
+
+
+def test_a_case_takes_its_time_on_this_gpu_or_else_on_another(tmp_path):
+    both, elsewhere = a_case(1), a_case(2)
+    a_run(tmp_path / "runs/1", [both, elsewhere], 3.0, "H100")
+    a_run(tmp_path / "runs/2", [both], 2.0)
+    a_run(tmp_path / "runs/3", [both, elsewhere], 90.0, "CPU")
+    a_run(tmp_path / "runs/4", [both], 500.0, mode="profile")
+    expected = {both.case.key: 2.0, elsewhere.case.key: 3.0}
+    assert estimate.past_durations(H200, tmp_path / "runs/next") == expected
+    assert estimate.past_durations(H200, tmp_path / "runs") == expected
+    assert estimate.past_durations(None, tmp_path / "runs/next") == expected | {both.case.key: 2.5}
+    assert estimate.past_durations(H200, tmp_path / "mine/next") == {}
+
+
+def test_published_runs_count_too(tmp_path):
+    case = a_case(1)
+    a_run(tmp_path / "published/run", [case], 2.0)
+    assert estimate.past_durations(H200, tmp_path / "mine/next") == {case.case.key: 2.0}
+
+
+def test_skipped_and_failed_cases_give_no_time(tmp_path):
+    case = a_case(1)
+    for name, (status, seconds) in enumerate([("oom", 30.0), ("skipped", 0.1), ("failed", 0.2), ("incorrect", 50.0)]):
+        a_run(tmp_path / f"runs/{name}", [case], seconds, status=status)
+    assert estimate.past_durations(H200, tmp_path / "runs/next") == {case.case.key: 40.0}
+    (tmp_path / "runs/1/run.json").write_text("{")  # another program's file
+    assert estimate.past_durations(H200, tmp_path / "runs/next") == {case.case.key: 40.0}

@@ -1,0 +1,141 @@
+"""TTT-MLP forward in Triton for heads whose W1 and W2 do not fit the registers of an SM: the dual form (ttt_layer.md).
+
+One program owns one head of one sequence. W1 and W2 stay in the output tensors, which the L2 cache serves. Each
+mini-batch reads them twice, in blocks of hidden units: once for Z2, and once to rewrite them. The second pass computes
+Z1 and X2 again from W1, so a program keeps no row of F elements.
+"""
+# mypy: allow-untyped-defs
+# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
+
+from __future__ import annotations
+
+from tk_kernels.forward.common import (
+    add_six,
+    add_two,
+    gelu_slope,
+    gelu_tanh,
+    gradient_coefficients,
+    normalization,
+)
+from tk_kernels.generate.common import jit, tl
+
+SHAPE = {"BLOCK": 32, "S": 2, "num_warps": 8}
+
+
+@jit
+def forward(
+    q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, out, W1_out, b1_out, W2_out, b2_out,
+    k_rows, x2_rows, g1_rows, g2_rows, T, H, q_batch, q_token, q_head, k_batch, k_token, k_head,
+    v_batch, v_token, v_head, m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
+    UP: tl.constexpr, INTERPRETED: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    """BLOCK: hidden units of a block, a divisor of F. S: stages of the loads of blocks."""
+    pid = tl.program_id(0).to(tl.int64)
+    seq, head = pid // H, pid % H
+    d, i, unit = tl.arange(0, DP), tl.arange(0, M), tl.arange(0, BLOCK)
+    inside, row = d < D, i < m
+    W1 += pid * (D * F)
+    W2 += pid * (D * F)
+    b1 += pid * F
+    W1_out += pid * (D * F)
+    W2_out += pid * (D * F)
+    b1_out += pid * F
+    for first in range(0, F, BLOCK):
+        f = first + unit
+        at1, at2 = d[:, None] * F + f[None, :], f[:, None] * D + d[None, :]
+        tl.store(W1_out + at1, tl.load(W1 + at1, mask=inside[:, None]), mask=inside[:, None])
+        tl.store(W2_out + at2, tl.load(W2 + at2, mask=inside[None, :]), mask=inside[None, :])
+        tl.store(b1_out + f, tl.load(b1 + f))
+    bias2 = tl.load(b2 + pid * D + d, mask=inside, other=0)
+    gamma = tl.load(ln_weight + head * D + d, mask=inside, other=0)[None, :]
+    beta = tl.load(ln_bias + head * D + d, mask=inside, other=0)[None, :]
+    gamma_squared = gamma * gamma
+    gamma_sum = tl.sum(gamma_squared)
+    scale = tl.load(token_scale + i, mask=row, other=0)
+    last = tl.load(token_scale + m - 1)
+    triangle = tl.where(i[:, None] >= i[None, :], -scale[:, None] / UP, 0.0)
+    q += seq * q_batch + head * q_head
+    k += seq * k_batch + head * k_head
+    v += seq * v_batch + head * v_head
+    out += seq * T * (H * D) + head * D
+    lr += seq * T * H + head
+
+    for t in tl.range(0, INTERPRETED if INTERPRETED else T, m, num_stages=1):
+        token = t + i
+        valid = row & (token < T)
+        mask = valid[:, None] & inside[None, :]
+        token = token.to(tl.int64)
+        Q = tl.load(q + token[:, None] * q_token + d[None, :], mask=mask, other=0).to(DOT)
+        K = tl.load(k + token[:, None] * k_token + d[None, :], mask=mask, other=0).to(DOT)
+        V = tl.load(v + token[:, None] * v_token + d[None, :], mask=mask, other=0)
+        rate = tl.load(lr + token * H, mask=valid, other=0)
+        P1 = ((tl.dot(Q, tl.trans(K), input_precision="ieee") + 1.0) * triangle).to(DOT)
+        tl.debug_barrier()  # the weights of the previous mini-batch are written
+
+        # Z2 = gelu(K W1 + b1) W2 + b2
+        Z2 = tl.zeros((M, DP), tl.float32)
+        for first in tl.range(0, F, BLOCK, num_stages=S):
+            f = first + unit
+            w1 = tl.load(W1_out + d[:, None] * F + f[None, :], mask=inside[:, None], other=0).to(DOT)
+            w2 = tl.load(W2_out + f[:, None] * D + d[None, :], mask=inside[None, :], other=0).to(DOT)
+            X2, _ = gelu_tanh(tl.dot(K, w1, input_precision="ieee") + tl.load(b1_out + f)[None, :], INTERPRETED)
+            Z2 = tl.dot(X2.to(DOT), w2, Z2, input_precision="ieee")
+        Z2 += bias2[None, :]
+
+        # G2 = lr * ln_l2_grad(Z2, V - K)
+        offset = gamma * (beta - V.to(tl.float32) + K.to(tl.float32))
+        u = gamma_squared * Z2
+        s0, s1, s2, s3, s4, s5 = tl.reduce((Z2, Z2 * Z2, u, u * Z2, offset * Z2, offset), 1, add_six)
+        mean, rstd, mean_g, mean_gx = gradient_coefficients(s0, s1, s2, s3, s4, s5, gamma_sum, D)
+        G2 = (Z2 - mean[:, None]) * (gamma_squared * rstd[:, None] - mean_gx[:, None]) + offset - mean_g[:, None]
+        G2 *= (rstd * rate)[:, None] * UP
+        if DP != D:
+            G2 = tl.where(inside[None, :], G2, 0.0)
+        g2 = G2.to(DOT)
+        step = tl.where(t + m <= T, -last / UP, 0.0)  # a short mini-batch leaves the weights
+        ends = t + m >= T
+        tl.debug_barrier()  # the first pass has read the weights
+
+        # G1 = (G2 W2^T) * gelu'(Z1), Z1bar = Q W1 + b1 + P1 G1, Z2bar = gelu(Z1bar) W2 + b2 + P2 G2
+        Z2bar = tl.zeros((M, DP), tl.float32)
+        P2 = tl.zeros((M, M), tl.float32)
+        for first in tl.range(0, F, BLOCK, num_stages=S):
+            f = first + unit
+            at1, at2 = W1_out + d[:, None] * F + f[None, :], W2_out + f[:, None] * D + d[None, :]
+            V1 = tl.load(at1, mask=inside[:, None], other=0)
+            V2 = tl.load(at2, mask=inside[None, :], other=0)
+            bias1 = tl.load(b1_out + f)
+            w1, w2 = V1.to(DOT), V2.to(DOT)
+            Z1 = tl.dot(K, w1, input_precision="ieee") + bias1[None, :]
+            Y1 = tl.dot(Q, w1, input_precision="ieee") + bias1[None, :]
+            X2, th = gelu_tanh(Z1, INTERPRETED)
+            x2 = X2.to(DOT)
+            G1 = tl.dot(g2, tl.trans(w2), input_precision="ieee") * gelu_slope(Z1, th)
+            g1 = G1.to(DOT)
+            X2bar, _ = gelu_tanh(tl.dot(P1, g1, Y1, input_precision="ieee"), INTERPRETED)
+            x2bar = X2bar.to(DOT)
+            P2 = tl.dot(x2bar, tl.trans(x2), P2, input_precision="ieee")
+            Z2bar = tl.dot(x2bar, w2, Z2bar, input_precision="ieee")
+            V1 += step * tl.dot(tl.trans(K), g1, input_precision="ieee")
+            V2 += step * tl.dot(tl.trans(x2), g2, input_precision="ieee")
+            tl.store(at1, V1, mask=inside[:, None])
+            tl.store(at2, V2, mask=inside[None, :])
+            tl.store(b1_out + f, bias1 + step * tl.sum(G1, 0))
+            if ends:  # the pending rows; those that do not count are 0 (of X2: any finite number)
+                wide = pid * (m * F) + i[:, None] * F + f[None, :]
+                tl.store(x2_rows + wide, X2, mask=row[:, None])
+                tl.store(g1_rows + wide, G1 * (1.0 / UP), mask=row[:, None])
+        P2 = ((P2 + 1.0) * triangle).to(DOT)
+        Z2bar = tl.dot(P2, g2, Z2bar, input_precision="ieee") + bias2[None, :]
+        bias2 += step * tl.sum(G2, 0)
+
+        s0, s1 = tl.reduce((Z2bar, Z2bar * Z2bar), 1, add_two)
+        mean, rstd = normalization(s0, s1, D)
+        x = Q.to(tl.float32) + gamma * (Z2bar - mean[:, None]) * rstd[:, None] + beta
+        tl.store(out + token[:, None] * (H * D) + d[None, :], x.to(out.dtype.element_ty), mask=mask)
+        if ends:
+            rows = pid * (m * D) + i[:, None] * D + d[None, :]
+            kept = row[:, None] & inside[None, :]
+            tl.store(k_rows + rows, K.to(tl.float32), mask=kept)
+            tl.store(g2_rows + rows, G2 * (1.0 / UP), mask=kept)
+    tl.store(b2_out + pid * D + d, bias2, mask=inside)
