@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.models import model_config
-from bench.models.config import CheckpointError
+from bench.models.config import CheckpointError, model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator

@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench.models import checkpoint, model_config
+from bench.models import checkpoint
+from bench.models.config import model_config
 from bench.models.factory import from_seed
 from bench.serving.causal_lm import register
 
