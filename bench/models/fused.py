@@ -31,6 +31,8 @@ class FusedBlock(TTTBlock):
     learning rates and the token scale, because PyTorch does not count it.
     """
 
+    dependent_launches = True
+
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(config, device, dtype)
         self._pack()
@@ -40,7 +42,7 @@ class FusedBlock(TTTBlock):
         changed = self._follow_parameters(rope)
         layer = self.seq_modeling_block
         is_one_token = h.shape[1] == 1 and not beside_another_chunk()
-        pdl = is_one_token and len(h) <= MOST_DEPENDENT and fits(h, self._projections)
+        pdl = is_one_token and self.dependent_launches and len(h) <= MOST_DEPENDENT and fits(h, self._projections)
         # `dependent_launch` needs a plain launch between two writes of a state, and after new parameters.
         h, x = self._enter(h, state, pdl and not changed)
         projected = product(x, self._projections, pdl)
@@ -67,7 +69,7 @@ class FusedBlock(TTTBlock):
             return h, self.seq_norm(h)
         first, conv = self.conv.norm, self.conv.conv
         weights = (first.weight, conv.weight, conv.bias, self.seq_norm.weight)
-        return residual_convolution(h, state.block_conv, *weights, first.eps, pdl=pdl)
+        return residual_convolution(h, state.block_conv, *weights, first.eps, pdl=pdl, slots=state.slots)
 
     def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
         """Q, K, V and learning rates from the GEMM's columns [q or shared, v, gate or k, lr]: three passes."""
@@ -79,7 +81,8 @@ class FusedBlock(TTTBlock):
             return Projections(self._heads(shared), self._heads(k), v, logits + bias)
         conv_q, conv_k = ((conv.weight, conv.bias) for conv in (layer.conv_q, layer.conv_k))
         position, base_lr = state.inner.position, layer.config.base_lr
-        q, k, lr = query_key(shared, state.qk_conv, conv_q, conv_k, rope, position, logits, bias, base_lr, pdl=pdl)
+        inputs = (shared, state.qk_conv, conv_q, conv_k, rope, position, logits, bias, base_lr)
+        q, k, lr = query_key(*inputs, pdl=pdl, slots=state.slots)
         return Projections(q, k, v, lr, ready=True, pdl=pdl)
 
     def _columns(self, projected: Tensor, index: int) -> Tensor:

@@ -39,11 +39,13 @@ class LayerState:
     """The state of a block: the last convolution inputs [B, 3, C] ((M) only) and the operator's state.
 
     qk_conv: outputs of the projection that the convolutions of Q and K share.
+    slots [B]: for `FusedBlock.generate_step`, indices of the sequences in tensors of more than B.
     """
 
     block_conv: Tensor | None
     qk_conv: Tensor | None
     inner: Any
+    slots: Tensor | None = None
 
     def rows(self, rows: slice) -> "LayerState":
         """The state of some sequences, as views."""

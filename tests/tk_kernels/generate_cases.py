@@ -281,6 +281,29 @@ def check_rope_and_rates_in_the_launch(
         assert relative_error(found, given.double()) < 1e-6
 
 
+def check_slots(operator: str, positions: list[int], H: int, D: int, m: int, precision: str) -> None:
+    """Fail unless a step changes slots of a pool as it changes these sequences alone, and no other slot or position."""
+    generate, B = MODULES[operator][0], len(positions)
+    outer, token = outer_parameters(H, D, m), random_token(B, H, D, torch.bfloat16, 5)
+    alone = generate.GenerateState.from_state(random_state(operator, positions, H, D, m), "dual", precision)
+    slots = torch.arange(B, device=DEVICE) * 2 + 1
+
+    def pooled(x: Tensor) -> Tensor:
+        pool = torch.full((2 * B + 1, 2, *x.shape[1:]), 7, dtype=x.dtype, device=DEVICE)[:, 1]
+        pool[slots] = x
+        return pool
+
+    fields = {name: pooled(x) if isinstance(x, Tensor) else x for name, x in vars(alone).items()}
+    fields |= {"gathered": tuple(map(pooled, alone.gathered)), "slots": slots, "position": alone.position.clone()}
+    paged = type(alone)(**fields)
+    assert torch.equal(generate.generate_step(*token, *outer, paged), generate.generate_step(*token, *outer, alone))
+    assert paged.position[:, 0].tolist() == positions
+    for found, expected in zip(paged.tensors(), alone.tensors(), strict=True):
+        if found is not paged.position:
+            assert torch.equal(found[slots], expected)
+            assert bool((found[::2] == 7).all())
+
+
 def some_of(batch: int, distinct: int) -> Tensor:
     """Indices of all sequences of a small batch, else of the first, middle and last ones, at mixed positions."""
     if batch <= distinct:

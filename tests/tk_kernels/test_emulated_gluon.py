@@ -11,6 +11,7 @@ from emulated_gluon import Copies, Emulated, Pointer, Shared, Value
 from generate_cases import (
     MODULES,
     check_rope_and_rates_in_the_launch,
+    check_slots,
     compare,
     outer_parameters,
     random_state,
@@ -61,6 +62,12 @@ def test_shorter_mini_batches(operator: str, mini_batch: int, kernel: Emulated) 
 def test_rope_and_lr_logits_in_the_launch(operator: str, kernel: Emulated) -> None:
     """The fused edges give what RoPE and sigmoid outside of the kernel give."""
     check_rope_and_rates_in_the_launch(operator, [2, 15], H, D, m, "planes")
+    assert kernel.launches == 2
+
+
+@operators
+def test_slots(operator: str, kernel: Emulated) -> None:
+    check_slots(operator, [2, 15], H, D, m, "planes")
     assert kernel.launches == 2
 
 

@@ -10,6 +10,7 @@ from generate_cases import (
     MODULES,
     Simulation,
     check_rope_and_rates_in_the_launch,
+    check_slots,
     combinations,
     compare,
     outer_parameters,
@@ -41,6 +42,23 @@ def test_mixed_positions(operator: str, form: str, precision: str) -> None:
     heads = 2 if precision == "planes" else 1  # every case takes a while in the interpreter
     start = random_state(operator, [0, 1, 2, 3], heads, D=16, m=4, std=LARGE)
     compare(operator, form, precision, start, steps=2).check()
+
+
+@interpreted
+@pytest.mark.parametrize("head_dim", [16, 72])
+@pytest.mark.parametrize("operator", MODULES)
+def test_slots(operator: str, head_dim: int) -> None:
+    check_slots(operator, [1, 3], 2, head_dim, m=4, precision="planes")
+
+
+@pytest.mark.parametrize("operator", MODULES)
+def test_slots_of_the_primal_form_are_refused(operator: str) -> None:
+    state = MODULES[operator][0].GenerateState.from_state(random_state(operator, [0], 1, 16, 4), "primal")
+    state.slots = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"^slots of shape \(1,\), form 'primal': must be \(1,\) and 'dual'$"):
+        MODULES[operator][0].generate_step(
+            *random_token(1, 1, 16, torch.float32, 1), *outer_parameters(1, 16, 4), state
+        )
 
 
 @interpreted

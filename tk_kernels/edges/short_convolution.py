@@ -18,6 +18,7 @@ from tk_kernels.generate.common import (
     jit,
     let_next_begin,
     on_its_device,
+    slot_of,
     tl,
     triton,
     wait_for_previous,
@@ -39,10 +40,12 @@ def residual_convolution(
     eps: float,
     *,
     pdl: bool = False,
+    slots: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """h + conv(RMSNorm(h)) and its RMSNorm, both [B, T, C] in h's dtype; reads h once.
 
     h [B, T, C] contiguous. cache [B, 3, C]: the last three inputs of the convolution, replaced in place.
+    slots [B]: with T = 1, indices of the sequences in a cache of more than B, with any stride between sequences.
     norm, next_norm [C]: the weights of the two norms. weight [C, 1, 4], bias [C].
     pdl: see `dependent_launch`; cache is the state; norms, weight and bias are the parameters.
     Sums are float32. Inputs of the convolution and the residual stream are rounded to h's dtype.
@@ -52,7 +55,7 @@ def residual_convolution(
     if T * C > 1 << 31:
         raise ValueError(f"h has {T} tokens of {C} channels: a sequence has at most 2^31 numbers, give it in pieces")
     check_contiguous("h", h)
-    check_parameter("cache", cache, (B, TAPS - 1, C))
+    _check_cache(cache, slots, (B, T, C))
     check_shape("weight", weight, (C, 1, TAPS))
     for name, x in (("norm", norm), ("next_norm", next_norm), ("bias", bias)):
         check_parameter(name, x, (C,))
@@ -63,8 +66,9 @@ def residual_convolution(
     after = _cache_after(cache, T)
     chunk = min(CHUNK, triton.next_power_of_2(T))
     _residual_convolution[(B * triton.cdiv(T, chunk),)](
-        h, cache, after, norm, weight, bias, next_norm, added, normed, T, *weight.stride()[::2], eps,
-        C=C, CP=triton.next_power_of_2(C), CHUNK=chunk, num_warps=8, **dependent_launch(pdl),
+        h, cache, after, norm, weight, bias, next_norm, added, normed, slots, cache.stride(0), T,
+        *weight.stride()[::2], eps, C=C, CP=triton.next_power_of_2(C), CHUNK=chunk, SLOTS=slots is not None,
+        num_warps=8, **dependent_launch(pdl),
     )  # fmt: skip
     _store_cache(cache, after)
     return added, normed
@@ -83,11 +87,13 @@ def query_key(
     base_lr: float,
     *,
     pdl: bool = False,
+    slots: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q and k [B, T, H, D] with RoPE, contiguous in x's dtype, and lr [B, T, H] float32; reads x once.
 
     x [B, T, C] and lr_logits [B, T, H] (without their bias [H]) may be columns of one wider projection.
-    cache [B, 3, C]: the last three inputs, replaced in place. conv_q, conv_k: weight [C, 1, 4] and bias [C].
+    cache [B, 3, C]: the last three inputs, replaced in place. slots: see `residual_convolution`.
+    conv_q, conv_k: weight [C, 1, 4] and bias [C].
     rope: cos and sin [m, D/2] float32. position [B] or [B, H]: position of each sequence in its mini-batch of m.
     lr = base_lr * sigmoid(lr_logits + lr_bias) / D.
     pdl: see `dependent_launch`; cache and position are the state, conv_q and conv_k the parameters.
@@ -99,7 +105,7 @@ def query_key(
     check_parameter("lr_bias", lr_bias, (H,))
     check_shape("position", position, (B, H) if position.ndim == 2 else (B,))
     check_choice("position.dtype", position.dtype, (torch.int32, torch.int64))
-    check_parameter("cache", cache, (B, TAPS - 1, C))
+    _check_cache(cache, slots, (B, T, C))
     if H * 2 * pairs != C:
         raise ValueError(f"x has {C} columns: {H} heads of rope's {2 * pairs} are {H * 2 * pairs}")
     for name, x_of in (("rope's cos", rope[0]), ("rope's sin", rope[1])):
@@ -121,12 +127,25 @@ def query_key(
     chunk, block = min(CHUNK, triton.next_power_of_2(T)), min(BLOCK, triton.next_power_of_2(C))
     _query_key[(B * triton.cdiv(T, chunk) * triton.cdiv(C, block),)](
         x, cache, after, *conv_q, *conv_k, *rope, position, lr_logits, lr_bias, q, k, lr,
-        T, x.stride(1), lr_logits.stride(1), position.stride(0), *conv_q[0].stride()[::2], base_lr,
-        m=m, H=H, D=2 * pairs, HP=triton.next_power_of_2(H), BLOCK=block, CHUNK=chunk, num_warps=1,
-        **dependent_launch(pdl),
+        slots, cache.stride(0), T, x.stride(1), lr_logits.stride(1), position.stride(0),
+        *conv_q[0].stride()[::2], base_lr,
+        m=m, H=H, D=2 * pairs, HP=triton.next_power_of_2(H), BLOCK=block, CHUNK=chunk, SLOTS=slots is not None,
+        num_warps=1, **dependent_launch(pdl),
     )  # fmt: skip
     _store_cache(cache, after)
     return q, k, lr
+
+
+def _check_cache(cache: Tensor, slots: Tensor | None, shape: tuple[int, int, int]) -> None:
+    """Raise ValueError unless the cache fits these B, T, C, and with slots one token."""
+    B, T, C = shape
+    if slots is None:
+        check_parameter("cache", cache, (B, TAPS - 1, C))
+        return
+    check_shape("slots", slots, (B,))
+    check_parameter("cache[0]", cache[0], (TAPS - 1, C))
+    if T != 1:
+        raise ValueError(f"slots with {T} tokens: a cache of slots takes one token")
 
 
 def _cache_after(cache: Tensor, tokens: int) -> Tensor:
@@ -175,8 +194,9 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _residual_convolution(
-    h, cache, after, norm, weight, bias, next_norm, added, normed, T, weight_stride, tap_stride, eps,
-    C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+    h, cache, after, norm, weight, bias, next_norm, added, normed, slots, cache_stride, T,
+    weight_stride, tap_stride, eps,
+    C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program computes a chunk, all channels, token by token; registers hold the last three inputs."""
     let_next_begin(PDL)
@@ -186,7 +206,7 @@ def _residual_convolution(
     rc = tl.arange(0, CP)
     valid = rc < C
     at = seq * T * C + rc
-    cache_at = seq * (3 * C) + rc
+    cache_at = slot_of(slots, seq, SLOTS) * cache_stride + rc
     gamma = tl.load(norm + rc, mask=valid, other=0).to(tl.float32)
     next_gamma = tl.load(next_norm + rc, mask=valid, other=0).to(tl.float32)
     shift = tl.load(bias + rc, mask=valid, other=0).to(tl.float32)
@@ -232,9 +252,9 @@ def _rotate(y, cos, sin, BLOCK: tl.constexpr):
 @jit
 def _query_key(
     x, cache, after, weight_q, bias_q, weight_k, bias_k, rope_cos, rope_sin, position, lr_logits, lr_bias, q, k, lr,
-    T, x_stride, logit_stride, position_stride, weight_stride, tap_stride, base_lr,
+    slots, cache_stride, T, x_stride, logit_stride, position_stride, weight_stride, tap_stride, base_lr,
     m: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-    PDL: tl.constexpr,
+    SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program computes a chunk, BLOCK channels, token by token; registers hold the last three inputs."""
     let_next_begin(PDL)
@@ -248,7 +268,7 @@ def _query_key(
     pair = (block * (BLOCK // 2) + tl.arange(0, BLOCK // 2)) % (D // 2)
     row = seq * T + first
     at = x + row * x_stride + channel
-    cache_at = seq * (3 * C) + channel
+    cache_at = slot_of(slots, seq, SLOTS) * cache_stride + channel
     q0, q1, q2, q3 = _taps(weight_q, channel, valid, weight_stride, tap_stride)
     k0, k1, k2, k3 = _taps(weight_k, channel, valid, weight_stride, tap_stride)
     shift_q = tl.load(bias_q + channel, mask=valid, other=0).to(tl.float32)

@@ -188,6 +188,12 @@ def check_step(
         check_parameter("rope", rope, (mini_batch, 2, shape[2]))
 
 
+def check_slots(slots: torch.Tensor | None, form: str, batch: int) -> None:
+    """Raise ValueError unless the slots are None, or one for each sequence of the dual form."""
+    if slots is not None and (form, tuple(slots.shape)) != ("dual", (batch,)):
+        raise ValueError(f"slots of shape {tuple(slots.shape)}, form {form!r}: must be ({batch},) and 'dual'")
+
+
 def dot_type(rows: torch.Tensor) -> Any:
     """The operand dtype of tensor cores: that of the cached rows; float32 in Triton's interpreter."""
     if triton.knobs.runtime.interpret:
@@ -246,6 +252,14 @@ def wait_for_previous(PDL: tl.constexpr):
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
+
+
+@jit
+def slot_of(slots, seq, SLOTS: tl.constexpr):
+    """Where the state of a sequence lies: in its slot, or without slots at its own number."""
+    if SLOTS:
+        seq = tl.load(slots + seq).to(tl.int64)
+    return seq
 
 
 @jit

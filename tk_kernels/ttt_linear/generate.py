@@ -23,6 +23,7 @@ from tk_kernels.generate.common import (
     available,
     by_sequences,
     check_form,
+    check_slots,
     check_step,
     dependent_launch,
     dot_type,
@@ -39,6 +40,7 @@ from tk_kernels.generate.common import (
     restore,
     rotate,
     section_name,
+    slot_of,
     store,
     store_weights,
     tl,
@@ -59,6 +61,8 @@ class GenerateState:
     b [B, H, D] float32. position [B, H] int32, the same for all heads of a sequence.
     gathered: data of the current mini-batch. Dual form: rows of K and lr * G [B, H, m, D] in the precision's row type.
     Primal form: dW [B, H, D, D] and db [B, H, D] float32.
+    slots [B]: in the dual form, indices of the sequences in tensors of more than B, int32 or int64. These tensors may
+    have any stride between sequences. Then position is only read.
     """
 
     form: str
@@ -69,6 +73,7 @@ class GenerateState:
     b: torch.Tensor
     position: torch.Tensor
     gathered: tuple[torch.Tensor, torch.Tensor]
+    slots: torch.Tensor | None = None
 
     @classmethod
     def from_state(cls, state: LinearState, form: str = "dual", precision: str = "planes") -> GenerateState:
@@ -128,16 +133,19 @@ def generate_step(
     compile_only: compile like a first launch and compute nothing (see `build/parallel.py`).
     Raises ValueError on a wrong shape, dtype, stride or device, and for a launch that does not suit the state.
     """
-    B, H, D = gstate.b.shape
+    B, (_, H, D) = len(gstate.position), gstate.b.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     tokens = {"q": q, "k": k, "v": v, "out": out}
     parameters = {"token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
     s = gstate
     check_step(tokens, lr, parameters, rope, (B, H, D), s.mini_batch, s.b)
+    check_slots(s.slots, s.form, B)
     if not B * H:
         return out
     launch = launch or default_launch(s)
     check_launch(launch, suits_sm90(s))
+    strides = {"w_stride": s.weights.stride(0), "b_stride": s.b.stride(0), "row_stride": s.gathered[0].stride(0)}
+    paged = strides | {"slots": s.slots, "SLOTS": s.slots is not None} if s.form == "dual" else {}
     if launch.sm90:
         from tk_kernels.ttt_linear.generate_sm90 import dual  # a late import: few machines have Gluon
 
@@ -146,7 +154,7 @@ def generate_step(
             q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0,
             H=H, m=s.mini_batch, PLANES=s.low is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
             grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None,
-            **dependent_launch(pdl),
+            **dependent_launch(pdl), **paged,
         )  # fmt: skip
         return out
     kernel = _dual if s.form == "dual" else _primal
@@ -156,7 +164,7 @@ def generate_step(
         H=H, D=D, DP=triton.next_power_of_2(D), m=s.mini_batch, MP=max(16, triton.next_power_of_2(s.mini_batch)),
         PLANES=s.low is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
         BLOCK=min(launch.block, triton.next_power_of_2(D)), DOT=dot_type(s.gathered[0]),
-        grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None,
+        grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None, **paged,
     )  # fmt: skip
     return out
 
@@ -180,27 +188,34 @@ def suits_sm90(state: GenerateState) -> bool:
 @jit
 def _dual(
     q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, weights, low, b, rows_k, rows_g, position,
-    q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr,
+    q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr, slots, w_stride, b_stride, row_stride,
     H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, m: tl.constexpr, MP: tl.constexpr,
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rm = tl.arange(0, DP), tl.arange(0, MP)
     valid = rd < D
     pos = tl.load(position + pid)
-    at = pid * (D * D)
-    w = tl.load(weights + at + rd[:, None] * D + rd[None, :], mask=valid[:, None] & valid[None, :], other=0)
+    slot = slot_of(slots, seq, SLOTS)
+    weights += slot * w_stride + head * (D * D)
+    b += slot * b_stride + head * D
+    rows_k += slot * row_stride + head * (m * D)
+    rows_g += slot * row_stride + head * (m * D)
+    if PLANES:
+        low += slot * w_stride + head * (D * D)
+    w = tl.load(weights + rd[:, None] * D + rd[None, :], mask=valid[:, None] & valid[None, :], other=0)
     k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
     q_row, q_pair = load_token(q, seq * q_stride + head * D, rd, valid, ROPE)
     v_row = tl.load(v + seq * v_stride + head * D + rd, mask=valid, other=0)
     gamma = tl.load(ln_weight + head * D + rd, mask=valid, other=0)
     beta = tl.load(ln_bias + head * D + rd, mask=valid, other=0)
-    bias = tl.load(b + pid * D + rd, mask=valid, other=0)
+    bias = tl.load(b + rd, mask=valid, other=0)
     rate = tl.load(lr + seq * lr_stride + head)
     scale = tl.load(token_scale + pos)
     cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
-    rows_at = pid * (m * D) + rm[:, None] * D + rd[None, :]
+    rows_at = rm[:, None] * D + rd[None, :]
     cached = (rm[:, None] < pos) & valid[None, :]
     past_k = tl.load(rows_k + rows_at, mask=cached, other=0)
     past_g = tl.load(rows_g + rows_at, mask=cached, other=0)
@@ -221,15 +236,14 @@ def _dual(
     tl.store(out + seq * out_stride + head * D + rd, (qf + gamma * xhat + beta).to(out.dtype.element_ty), mask=valid)
 
     tl.debug_barrier()  # every warp has read the position and the state
-    row = pid * (m * D) + pos * D + rd
+    row = pos * D + rd
     tl.store(rows_k + row, kf.to(rows_k.dtype.element_ty), mask=valid)
     tl.store(rows_g + row, g.to(rows_g.dtype.element_ty), mask=valid)
-    if pos < m - 1:
-        tl.store(position + pid, pos + 1)
-    else:
+    if not SLOTS:
+        tl.store(position + pid, tl.where(pos < m - 1, pos + 1, 0))
+    if pos == m - 1:
         # The mini-batch is complete: W -= s K^T g, b -= s sum(g)
-        tl.store(position + pid, 0)
-        tl.store(b + pid * D + rd, bias - scale * (tl.sum(past_g.to(tl.float32), 0) + g), mask=valid)
+        tl.store(b + rd, bias - scale * (tl.sum(past_g.to(tl.float32), 0) + g), mask=valid)
         tl.debug_barrier()  # the row just written is read back below
         full = (rm[:, None] < m) & valid[None, :]
         all_g = tl.load(rows_g + rows_at, mask=full, other=0)
@@ -237,11 +251,11 @@ def _dual(
             rb = first + tl.arange(0, BLOCK)
             inside = rb < D
             block_k = tl.load(
-                rows_k + pid * (m * D) + rm[None, :] * D + rb[:, None],
+                rows_k + rm[None, :] * D + rb[:, None],
                 mask=(rm[None, :] < m) & inside[:, None],
                 other=0,
             )
-            tile = at + rb[:, None] * D + rd[None, :]
+            tile = rb[:, None] * D + rd[None, :]
             mask = inside[:, None] & valid[None, :]
             update = tl.dot(block_k.to(DOT), all_g.to(DOT), input_precision="ieee")
             x = load_weights(weights, low, tile, mask, PLANES) - scale * update

@@ -24,6 +24,7 @@ from tk_kernels.generate.common import (
     load_token,
     normalise,
     rotate,
+    slot_of,
     store_weights,
     wait_for_previous,
 )
@@ -33,8 +34,8 @@ from tk_kernels.generate.gluon import wide
 @gluon.jit
 def dual(
     q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, weights, low, b, rows_k, rows_g, position,
-    q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr,
-    H: gl.constexpr, m: gl.constexpr,
+    q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr, slots, w_stride, b_stride, row_stride,
+    H: gl.constexpr, m: gl.constexpr, SLOTS: gl.constexpr,
     PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     let_next_begin(PDL)
@@ -49,9 +50,11 @@ def dual(
 
     pid = gl.program_id(0).to(gl.int64)
     seq, head = pid // H, pid % H
-    weights += pid * (D * D)
-    rows_k += pid * (m * D)
-    rows_g += pid * (m * D)
+    slot = slot_of(slots, seq, SLOTS)
+    weights += slot * w_stride + head * (D * D)
+    b += slot * b_stride + head * D
+    rows_k += slot * row_stride + head * (m * D)
+    rows_g += slot * row_stride + head * (m * D)
     w_shared = gl.allocate_shared_memory(weights.dtype.element_ty, [D, D], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
     k_shared = gl.allocate_shared_memory(row_type, [16, D], plain)
     g_shared = gl.allocate_shared_memory(row_type, [16, D], plain)
@@ -66,7 +69,7 @@ def dual(
     valid = rd < D
     gamma = gl.load(ln_weight + head * D + rd).to(gl.float32)
     beta = gl.load(ln_bias + head * D + rd).to(gl.float32)
-    bias = gl.load(b + pid * D + rd, cache_modifier=".cg")
+    bias = gl.load(b + rd, cache_modifier=".cg")
     scale = gl.load(token_scale + pos).to(gl.float32)
     cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
     # Rows from this token on are not read; they become 0
@@ -109,14 +112,15 @@ def dual(
     k_row = kf.to(row_type)
     gl.store(rows_k + pos * D + rd, k_row)
     gl.store(rows_g + pos * D + rd, g_row)
-    gl.store(position + pid, gl.where(pos < m - 1, pos + 1, 0))
+    if not SLOTS:
+        gl.store(position + pid, gl.where(pos < m - 1, pos + 1, 0))
     if pos == m - 1:
         k_shared.slice(m - 1, 1, 0).store(k_row.expand_dims(0))
         g_shared.slice(m - 1, 1, 0).store(g_row.expand_dims(0))
         sum_g = gl.sum(wide(g_shared.load(gl.BlockedLayout([16, 2], [1, 32], [1, 1], [1, 0]))), 0)
-        gl.store(b + pid * D + rd, bias - scale * gl.convert_layout(sum_g, lane_d, assert_trivial=True))
+        gl.store(b + rd, bias - scale * gl.convert_layout(sum_g, lane_d, assert_trivial=True))
         if PLANES:
-            low += pid * (D * D)
+            low += slot * w_stride + head * (D * D)
         apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES)
 
 

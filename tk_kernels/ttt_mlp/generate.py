@@ -23,6 +23,7 @@ from tk_kernels.generate.common import (
     available,
     by_sequences,
     check_form,
+    check_slots,
     check_step,
     columns,
     dependent_launch,
@@ -42,6 +43,7 @@ from tk_kernels.generate.common import (
     restore,
     rotate,
     section_name,
+    slot_of,
     store,
     store_weights,
     tl,
@@ -68,6 +70,7 @@ class GenerateState:
     position [B, H] int32, the same for all heads of a sequence.
     gathered: data of the current mini-batch. Dual form: rows of K, X2, lr * G1 and lr * G2, [B, H, m, D or F] in the
     precision's row type. Primal form: float32 dW1 (transposed), db1, dW2 and db2.
+    slots: see `tk_kernels.ttt_linear.generate.GenerateState`.
     """
 
     form: str
@@ -81,6 +84,7 @@ class GenerateState:
     b2: torch.Tensor
     position: torch.Tensor
     gathered: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+    slots: torch.Tensor | None = None
 
     @classmethod
     def from_state(cls, state: MLPState, form: str = "dual", precision: str = "planes") -> GenerateState:
@@ -151,16 +155,20 @@ def generate_step(
     compile_only: compile like a first launch and compute nothing (see `build/parallel.py`).
     Raises ValueError on a wrong shape, dtype, stride or device, and for a launch that does not suit the state.
     """
-    (B, H, D), F = gstate.b2.shape, gstate.b1.shape[2]
+    B, (_, H, D), F = len(gstate.position), gstate.b2.shape, gstate.b1.shape[2]
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     tokens = {"q": q, "k": k, "v": v, "out": out}
     parameters = {"token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
     s = gstate
     check_step(tokens, lr, parameters, rope, (B, H, D), s.mini_batch, s.b1)
+    check_slots(s.slots, s.form, B)
     if not B * H:
         return out
     launch = launch or default_launch(s)
     check_launch(launch, suits_sm90(s))
+    strides = {"w_stride": s.weights1.stride(0), "b1_stride": s.b1.stride(0), "b2_stride": s.b2.stride(0)}
+    strides |= {"d_stride": s.gathered[0].stride(0), "f_stride": s.gathered[1].stride(0)}
+    paged = strides | {"slots": s.slots, "SLOTS": s.slots is not None} if s.form == "dual" else {}
     if launch.sm90:
         from tk_kernels.ttt_mlp.generate_sm90 import dual  # a late import: few machines have Gluon
 
@@ -171,7 +179,7 @@ def generate_step(
             H=H, m=s.mini_batch, G=launch.warps,
             PLANES=s.low1 is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
             grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None,
-            **dependent_launch(pdl),
+            **dependent_launch(pdl), **paged,
         )  # fmt: skip
         return out
     arguments = (
@@ -185,6 +193,7 @@ def generate_step(
         "PLANES": s.low1 is not None, "ROPE": rope is not None, "LOGITS": base_lr is not None,
         "BLOCK": min(launch.block, triton.next_power_of_2(F)), "DOT": dot_type(s.gathered[0]),
         "grid": (B * H,), "warmup": compile_only, "num_warps": launch.warps, "maxnreg": launch.registers or None,
+        **paged,
     }  # fmt: skip
     if D > IN_REGISTERS:
         wide = generate_wide.dual if s.form == "dual" else generate_wide.primal
@@ -218,10 +227,11 @@ def _dual(
     q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
     weights1, low1, b1, weights2, low2, b2, rows_k, rows_x2, rows_g1, rows_g2, position,
     q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr,
+    slots, w_stride, b1_stride, b2_stride, d_stride, f_stride,
     H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, FP: tl.constexpr,
     m: tl.constexpr, MP: tl.constexpr,
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr,
-    BLOCK: tl.constexpr, MATRIX: tl.constexpr, DOT: tl.constexpr,
+    BLOCK: tl.constexpr, MATRIX: tl.constexpr, DOT: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
@@ -230,8 +240,15 @@ def _dual(
     row_type = rows_g1.dtype.element_ty
     pos = tl.load(position + pid)
     # Hidden unit f is row f of weights1 (W1 transposed) and of weights2
-    weights1 += pid * (D * F)
-    weights2 += pid * (D * F)
+    slot = slot_of(slots, seq, SLOTS)
+    weights1 += slot * w_stride + head * (D * F)
+    weights2 += slot * w_stride + head * (D * F)
+    b1 += slot * b1_stride + head * F
+    b2 += slot * b2_stride + head * D
+    rows_k += slot * d_stride + head * (m * D)
+    rows_x2 += slot * f_stride + head * (m * F)
+    rows_g1 += slot * f_stride + head * (m * F)
+    rows_g2 += slot * d_stride + head * (m * D)
     # The compiler moves the weights to shared memory, and waits for the first before it requests the second. Loads
     # between them overlap with the first.
     tile = rf[:, None] * D + rd[None, :]
@@ -241,17 +258,17 @@ def _dual(
     v_row = tl.load(v + seq * v_stride + head * D + rd, mask=valid, other=0)
     gamma = tl.load(ln_weight + head * D + rd, mask=valid, other=0)
     beta = tl.load(ln_bias + head * D + rd, mask=valid, other=0)
-    bias1 = tl.load(b1 + pid * F + rf, mask=wide, other=0)
-    bias2 = tl.load(b2 + pid * D + rd, mask=valid, other=0)
+    bias1 = tl.load(b1 + rf, mask=wide, other=0)
+    bias2 = tl.load(b2 + rd, mask=valid, other=0)
     rate = tl.load(lr + seq * lr_stride + head)
     scale = tl.load(token_scale + pos)
     cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
     at_d, at_f = rm[:, None] * D + rd[None, :], rm[:, None] * F + rf[None, :]
     earlier = rm[:, None] < pos
-    past_k = tl.load(rows_k + pid * (m * D) + at_d, mask=earlier & valid[None, :], other=0)
-    past_g1 = tl.load(rows_g1 + pid * (m * F) + at_f, mask=earlier & wide[None, :], other=0)
-    past_x2 = tl.load(rows_x2 + pid * (m * F) + at_f, mask=earlier & wide[None, :], other=0)
-    past_g2 = tl.load(rows_g2 + pid * (m * D) + at_d, mask=earlier & valid[None, :], other=0)
+    past_k = tl.load(rows_k + at_d, mask=earlier & valid[None, :], other=0)
+    past_g1 = tl.load(rows_g1 + at_f, mask=earlier & wide[None, :], other=0)
+    past_x2 = tl.load(rows_x2 + at_f, mask=earlier & wide[None, :], other=0)
+    past_g2 = tl.load(rows_g2 + at_d, mask=earlier & valid[None, :], other=0)
     w2 = tl.load(weights2 + tile, mask=wide[:, None] & valid[None, :], other=0)
 
     # Z1 = k @ W1 + b1 ; Z1bar = q @ W1 + b1 - s_i * sum_{j < i} (q . k_j + 1) g1_j, and the term of j = i below
@@ -279,19 +296,21 @@ def _dual(
     xhat, _ = normalise(tl.where(valid, zbar2, 0.0), valid, D)
     tl.store(out + seq * out_stride + head * D + rd, (qf + gamma * xhat + beta).to(out.dtype.element_ty), mask=valid)
 
-    tl.store(rows_k + pid * (m * D) + pos * D + rd, kf.to(row_type), mask=valid)
-    tl.store(rows_x2 + pid * (m * F) + pos * F + rf, x2, mask=wide)
-    tl.store(rows_g1 + pid * (m * F) + pos * F + rf, g1, mask=wide)
-    tl.store(rows_g2 + pid * (m * D) + pos * D + rd, g2, mask=valid)
+    tl.store(rows_k + pos * D + rd, kf.to(row_type), mask=valid)
+    tl.store(rows_x2 + pos * F + rf, x2, mask=wide)
+    tl.store(rows_g1 + pos * F + rf, g1, mask=wide)
+    tl.store(rows_g2 + pos * D + rd, g2, mask=valid)
     tl.debug_barrier()  # every warp has read the position and the state
-    if pos < m - 1:
-        tl.store(position + pid, pos + 1)
-    else:
-        tl.store(position + pid, 0)
+    if not SLOTS:
+        tl.store(position + pid, tl.where(pos < m - 1, pos + 1, 0))
+    if pos == m - 1:
+        if PLANES:
+            low1 += slot * w_stride + head * (D * F)
+            low2 += slot * w_stride + head * (D * F)
         tl.debug_barrier()  # the rows just written are read back
         apply_rows(
             weights1, low1, b1, weights2, low2, b2, rows_k, rows_x2, rows_g1, rows_g2,
-            pid, scale, rd, rm, D, F, m, PLANES, BLOCK, DOT,
+            scale, rd, rm, D, F, m, PLANES, BLOCK, DOT,
         )  # fmt: skip
 
 

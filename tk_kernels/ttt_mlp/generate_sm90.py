@@ -26,6 +26,7 @@ from tk_kernels.generate.common import (
     load_token,
     normalise,
     rotate,
+    slot_of,
     store_weights,
     wait_for_previous,
 )
@@ -37,7 +38,8 @@ def dual(
     q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
     weights1, low1, b1, weights2, low2, b2, rows_k, rows_x2, rows_g1, rows_g2, position,
     q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr,
-    H: gl.constexpr, m: gl.constexpr, G: gl.constexpr,
+    slots, w_stride, b1_stride, b2_stride, d_stride, f_stride,
+    H: gl.constexpr, m: gl.constexpr, G: gl.constexpr, SLOTS: gl.constexpr,
     PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     let_next_begin(PDL)
@@ -60,8 +62,15 @@ def dual(
 
     pid = gl.program_id(0).to(gl.int64)
     seq, head = pid // H, pid % H
-    weights1 += pid * (D * F)
-    weights2 += pid * (D * F)
+    slot = slot_of(slots, seq, SLOTS)
+    weights1 += slot * w_stride + head * (D * F)
+    weights2 += slot * w_stride + head * (D * F)
+    b1 += slot * b1_stride + head * F
+    b2 += slot * b2_stride + head * D
+    rows_k += slot * d_stride + head * (m * D)
+    rows_x2 += slot * f_stride + head * (m * F)
+    rows_g1 += slot * f_stride + head * (m * F)
+    rows_g2 += slot * d_stride + head * (m * D)
     w1_shared = gl.allocate_shared_memory(weights1.dtype.element_ty, [G, FW, D], shared)
     w2_shared = gl.allocate_shared_memory(weights1.dtype.element_ty, [G, FW, D], shared)
     sums_z2 = gl.allocate_shared_memory(gl.float32, [G, D], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
@@ -78,20 +87,20 @@ def dual(
     valid = rd < D
     gamma = gl.load(ln_weight + head * D + rd)
     beta = gl.load(ln_bias + head * D + rd)
-    bias2 = gl.load(b2 + pid * D + rd, cache_modifier=".cg")
+    bias2 = gl.load(b2 + rd, cache_modifier=".cg")
     rf = gl.arange(0, G, layout=gl.SliceLayout(1, per_f))[:, None] * FW
     rf = rf + gl.arange(0, FW, layout=gl.SliceLayout(0, per_f))[None, :]
-    bias1 = gl.load(b1 + pid * F + rf, cache_modifier=".cg")
+    bias1 = gl.load(b1 + rf, cache_modifier=".cg")
     scale = gl.load(token_scale + pos).to(gl.float32)
     cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
-    past_k = load_rows(rows_k + pid * (m * D), pos, of_d, G, 0, D, D, PDL)
-    past_g1 = load_rows(rows_g1 + pid * (m * F), pos, of_f, G, FW, FW, F, PDL)
-    past_x2 = load_rows(rows_x2 + pid * (m * F), pos, of_f, G, FW, FW, F, PDL)
+    past_k = load_rows(rows_k, pos, of_d, G, 0, D, D, PDL)
+    past_g1 = load_rows(rows_g1, pos, of_f, G, FW, FW, F, PDL)
+    past_x2 = load_rows(rows_x2, pos, of_f, G, FW, FW, F, PDL)
     g2_copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [G, 1], [1, 0])
     row = gl.arange(0, 16, layout=gl.SliceLayout(1, g2_copied)).expand_dims(1)
     at_row = row * D + gl.arange(0, D, layout=gl.SliceLayout(0, g2_copied)).expand_dims(0)
     earlier = (row < pos) & (at_row >= 0)
-    async_copy.async_copy_global_to_shared(g2_shared, rows_g2 + pid * (m * D) + at_row, mask=earlier)
+    async_copy.async_copy_global_to_shared(g2_shared, rows_g2 + at_row, mask=earlier)
     async_copy.commit_group()
     wait_for_previous(PDL)
     k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
@@ -99,8 +108,8 @@ def dual(
     v_row = gl.load(v + seq * v_stride + head * D + rd)
     rate = gl.load(lr + seq * lr_stride + head)
     if PLANES:
-        low1 += pid * (D * F)
-        low2 += pid * (D * F)
+        low1 += slot * w_stride + head * (D * F)
+        low2 += slot * w_stride + head * (D * F)
     row_type: gl.constexpr = rows_g1.dtype.element_ty
     all_loads_before()
 
@@ -152,22 +161,19 @@ def dual(
     xhat, _ = normalise(zbar2, valid, D)
     gl.store(out + seq * out_stride + head * D + rd, (qf + gamma * xhat + beta).to(out.dtype.element_ty))
 
-    rows_k += pid * (m * D)
-    rows_x2 += pid * (m * F)
-    rows_g1 += pid * (m * F)
-    rows_g2 += pid * (m * D)
     gl.store(rows_k + pos * D + rd, kf.to(row_type))
     gl.store(rows_x2 + pos * F + rf, x2)
     gl.store(rows_g1 + pos * F + rf, g1)
     gl.store(rows_g2 + pos * D + rd, g2)
-    gl.store(position + pid, gl.where(pos < m - 1, pos + 1, 0))
+    if not SLOTS:
+        gl.store(position + pid, gl.where(pos < m - 1, pos + 1, 0))
     if pos == m - 1:
         gl.thread_barrier()  # the rows just written are read back
-        apply_rows(w1_shared, weights1, low1, b1 + pid * F, rows_g1, rows_k, scale, G, FW, m, PLANES, True)
+        apply_rows(w1_shared, weights1, low1, b1, rows_g1, rows_k, scale, G, FW, m, PLANES, True)
         apply_rows(w2_shared, weights2, low2, b1, rows_x2, rows_g2, scale, G, FW, m, PLANES, False)
         sum_g2 = gl.sum(wide(g2_shared.load(spread_layout(16, G))), 0)
         sum_g2 = gl.convert_layout(sum_g2, lane_d, assert_trivial=True) + wide(g2)
-        gl.store(b2 + pid * D + rd, bias2 - scale * sum_g2)
+        gl.store(b2 + rd, bias2 - scale * sum_g2)
 
 
 @gluon.constexpr_function

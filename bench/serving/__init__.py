@@ -1,0 +1,18 @@
+"""TTT models in vLLM: a plug-in, loaded by the entry point `vllm.general_plugins`. See README.md."""
+
+
+def register() -> None:
+    """Make TTT checkpoint folders known to vLLM, in each of its processes; may be called again."""
+    import vllm
+    from transformers.models.auto.configuration_auto import AutoConfig
+
+    from bench.serving.hugging_face import HuggingFaceConfig, refusing
+    from bench.serving.refusals import untried
+
+    if why := untried(vllm.__version__):
+        AutoConfig.register(HuggingFaceConfig.model_type, refusing(why), exist_ok=True)
+        return
+    AutoConfig.register(HuggingFaceConfig.model_type, HuggingFaceConfig, exist_ok=True)
+    from bench.serving.settings import register_model
+
+    register_model()

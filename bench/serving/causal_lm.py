@@ -1,0 +1,73 @@
+"""A TTT model with transformers' `generate()`, over the project's kernels.
+
+from bench.serving.causal_lm import register; register(); AutoModelForCausalLM.from_pretrained(DIR).generate(ids)
+"""
+
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers.generation import GenerationMixin
+from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto.configuration_auto import AutoConfig
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+from transformers.models.mamba.modeling_mamba import MambaCausalLMOutput
+
+from bench.models import checkpoint
+from bench.models.fused import FusedBlock
+from bench.models.hugging_face import read_config
+from bench.models.kernel_operator import KernelOperator
+from bench.models.ttt import TTTModel
+from bench.serving.hugging_face import HuggingFaceConfig
+
+
+class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
+    """Greedy search and sampling of prompts of one length; on a CPU in PyTorch's reference."""
+
+    config_class = HuggingFaceConfig
+    _is_stateful = True
+
+    def __init__(self, config: HuggingFaceConfig, ttt: TTTModel) -> None:
+        super().__init__(config)
+        self.ttt = ttt
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *rest: Any, config: Any = None, **options: Any) -> Self:
+        """The model of a folder, in `dtype` on `device_map`, a device. See `bench.models.checkpoint.load`."""
+        device = torch.device(options.get("device_map") or ("cuda" if torch.cuda.is_available() else "cpu"))
+        dtype = options.get("dtype") or options.get("torch_dtype")
+        dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype  # "auto": by the device
+        kernels: dict[str, Any] = {}
+        if device.type == "cuda":
+            kernels = {"operator": KernelOperator(read_config(folder).learner), "block": FusedBlock}
+        model = checkpoint.load(folder, device, dtype, **kernels)
+        assert isinstance(model, TTTModel)
+        return cls(config or HuggingFaceConfig.from_pretrained(folder), model).eval()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **rest: Any
+    ) -> dict[str, Any]:
+        """The prompt, then the last token with the state. ValueError for padded prompts, which a state would take."""
+        if attention_mask is not None and not attention_mask.all():
+            raise ValueError("attention_mask with zeros: prompts must have one length; call generate() for each length")
+        return {"input_ids": input_ids if cache_params is None else input_ids[:, -1:], "cache_params": cache_params}
+
+    def forward(self, input_ids: Tensor, cache_params: Any = None, **rest: Any) -> MambaCausalLMOutput:
+        """Logits [B, 1, V] after the last token; cache_params: the state, moved on in place."""
+        if cache_params is None:
+            logits, state = self.ttt.prefill(input_ids, self.ttt.init_state(len(input_ids)))
+            cache_params = self.ttt.generate_state(state)
+        else:
+            logits, _ = self.ttt.generate_step(input_ids[:, 0], cache_params)
+        return MambaCausalLMOutput(logits=logits[:, None], cache_params=cache_params)
+
+
+def register() -> None:
+    """Make TTT folders known to `AutoConfig` and `AutoModelForCausalLM`; may be called again."""
+    AutoConfig.register(HuggingFaceConfig.model_type, HuggingFaceConfig, exist_ok=True)
+    AutoModelForCausalLM.register(HuggingFaceConfig, HuggingFaceTTT, exist_ok=True)

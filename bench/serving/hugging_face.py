@@ -1,0 +1,28 @@
+"""The configuration of a TTT checkpoint folder as a class of transformers."""
+
+from typing import Any
+
+from transformers import PretrainedConfig
+
+ARCHITECTURE = "TTTForCausalLM"
+
+
+class HuggingFaceConfig(PretrainedConfig):
+    """The values of config.json; `bench.models.hugging_face.read_config` checks them."""
+
+    model_type = "ttt"
+
+    def __init__(self, **values: Any) -> None:
+        values.pop("max_position_embeddings", None)  # a TTT model's state holds any context
+        defaults: dict[str, Any] = {"architectures": [ARCHITECTURE], "tie_word_embeddings": True}
+        super().__init__(**defaults | values)
+
+
+def refusing(why: str) -> type[HuggingFaceConfig]:
+    """A class that refuses to open any TTT checkpoint."""
+
+    class Refusing(HuggingFaceConfig):
+        def __init__(self, **values: Any) -> None:
+            raise ValueError(why)
+
+    return Refusing

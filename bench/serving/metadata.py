@@ -1,0 +1,76 @@
+"""Slots, positions and prompts of a vLLM step, in buffers that CUDA graphs read."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, CommonAttentionMetadata
+from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata, BaseMambaAttentionMetadataBuilder
+
+from bench.models.hugging_face import read_config
+from bench.serving.step import Step, prompt_runs
+
+
+@dataclass
+class TTTMetadata(BaseMambaAttentionMetadata):
+    """vLLM's metadata of a state-space model, and the step as the model takes it."""
+
+    step: Step | None = None
+
+
+class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
+    """Adds the step: slots as int64, positions in the mini-batch, prompts in runs."""
+
+    metadata_cls = TTTMetadata
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    needs_causal_conv1d_metadata = False
+    supports_update_block_table = False
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._mini_batch = read_config(vllm_config.model_config.model).mini_batch
+        sequences = vllm_config.scheduler_config.max_num_seqs
+        self._slots = torch.zeros(sequences, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(sequences, dtype=torch.int32, device=device)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+        **rest: Any,
+    ) -> TTTMetadata:
+        """See BaseMambaAttentionMetadataBuilder.build."""
+        found = self._compute_common_metadata(common_attn_metadata)
+        count, prompts = found.num_decodes, found.num_prefills
+        slots, positions = self._slots[:count], self._positions[:count]
+        if count:
+            tokens = common_attn_metadata.seq_lens[:count]
+            assert found.state_indices_tensor_d is not None
+            # Requests that only fill a CUDA graph have no token; slot 0 is nobody's.
+            slots.copy_(torch.where(tokens > 0, found.state_indices_tensor_d[:count, 0], 0))
+            positions.copy_((tokens - 1).clamp_min(0) % self._mini_batch)
+        runs = []
+        if prompts:
+            computed, starts = self._prefill_cpu_metadata(common_attn_metadata, found.num_reqs, prompts, count)
+            lengths = (starts[1:] - starts[:-1]).tolist()
+            runs = prompt_runs(lengths, computed.tolist(), count, self._mini_batch)
+            assert found.state_indices_tensor_p is not None
+        found.step = Step(slots, positions, runs, found.state_indices_tensor_p.long() if prompts else slots[:0])
+        return found
+
+
+class TTTBackend(AttentionBackend):
+    """Names the builder."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "TTT"
+
+    @staticmethod
+    def get_builder_cls() -> type[TTTMetadataBuilder]:
+        return TTTMetadataBuilder
+
+    @classmethod
+    def is_ssm(cls) -> bool:
+        return True

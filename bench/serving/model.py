@@ -1,0 +1,111 @@
+"""A TTT language model as a class of vLLM: the project's blocks and kernels, with states in vLLM's cache."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.mamba.abstract import MambaBase
+from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
+from vllm.model_executor.models.interfaces import HasInnerState, IsAttentionFree, SupportsMambaPrefixCaching
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+
+from bench.models.fused import FusedBlock
+from bench.models.hugging_face import read_config
+from bench.models.kernel_operator import KernelOperator
+from bench.models.ttt import TTTModel
+from bench.serving.pages import Layout, hidden
+from bench.serving.step import Run, Step
+from bench.serving.weights import load
+
+
+class ServedBlock(FusedBlock):
+    """Without dependent launches: a plain launch writes the state just before the block reads it."""
+
+    dependent_launches = False
+
+
+class States(MambaBase):
+    """One layer's pages, of which vLLM knows only the size."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.kv_cache = (torch.tensor([]),)
+        self.views: list[Tensor] = []
+
+    def bind_kv_cache(self, kv_cache: Tensor) -> None:
+        """Take the pages [slots, 1, 1, bytes]."""
+        self.kv_cache = (kv_cache.squeeze(dim=(1, 2)),)
+        self.views = self.layout.views(self.kv_cache[0])
+
+    def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.layout.page_bytes,),)
+
+    def get_state_dtype(self) -> tuple[torch.dtype, ...]:
+        return (torch.int8,)
+
+    @property
+    def mamba_type(self) -> MambaAttentionBackendEnum:
+        return MambaAttentionBackendEnum.CUSTOM
+
+
+class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPrefixCaching):
+    """See `bench.models.ttt.TTTModel`; its parameters are under the prefix `ttt.`."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+        config, dtype = read_config(vllm_config.model_config.model), vllm_config.model_config.dtype
+        self.ttt = TTTModel(
+            config, vllm_config.device_config.device, dtype, KernelOperator(config.learner), block=ServedBlock
+        )
+        self.layout = _layout(vllm_config)
+        self.states = [States(self.layout) for _ in range(config.layers)]
+        known = vllm_config.compilation_config.static_forward_context
+        self._names = [f"{prefix}{'.' if prefix else ''}model.layers.{index}" for index in range(config.layers)]
+        known.update(zip(self._names, self.states, strict=True))
+
+    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+        return self.ttt.model.embed_tokens(input_ids)
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+        **rest: Any,
+    ) -> Tensor:
+        """The normed residual stream [N, C] of the step's tokens."""
+        assert input_ids is not None
+        metadata = get_forward_context().attn_metadata
+        if metadata is None:  # vLLM measures how much memory a step takes
+            step = Step(input_ids[:0], input_ids[:0], [Run(0, 1, 0, len(input_ids), 0, True)], input_ids[:0])
+            return self.ttt.model.norm(hidden(self.ttt, self.layout, [], input_ids, step))
+        step = metadata[self._names[0]].step
+        x = hidden(self.ttt, self.layout, [each.views for each in self.states], input_ids, step)
+        return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+        return F.linear(hidden_states, self.ttt.head)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        return {f"ttt.{name}" for name in load(self.ttt, weights)}
+
+    @classmethod
+    def get_mamba_state_dtype_from_config(cls, vllm_config: Any) -> tuple[torch.dtype, ...]:
+        return (torch.int8,)
+
+    @classmethod
+    def get_mamba_state_shape_from_config(cls, vllm_config: Any) -> tuple[tuple[int, ...], ...]:
+        return ((_layout(vllm_config).page_bytes,),)
+
+    @classmethod
+    def get_mamba_state_copy_func(cls) -> tuple[Any, ...]:
+        return (get_temporal_copy_spec,)
+
+
+def _layout(vllm_config: Any) -> Layout:
+    config = read_config(vllm_config.model_config.model)
+    return Layout(config, KernelOperator(config.learner), vllm_config.model_config.dtype)

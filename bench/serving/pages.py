@@ -1,0 +1,147 @@
+"""States of sequences in vLLM's cache: one page of bytes per layer and sequence, which its slot names.
+
+A page holds what `Operator.generate_state` makes, then the convolutions' windows, without the position: it follows from
+the number of tokens that vLLM has computed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.models.config import TTTConfig
+from bench.models.layers import at_least_float32, empty_conv_cache
+from bench.models.operator import Operator
+from bench.models.ttt import LayerState, TTTBlock, TTTModel
+from bench.serving.step import Run, Step
+
+ALIGNED = 64  # bytes: tensors and pages of 16 numbers, as the kernels' compiler asks for
+
+
+class Layout:
+    """Shapes and dtypes of one layer's state for one sequence, and where each tensor begins in a page."""
+
+    def __init__(self, config: TTTConfig, operator: Operator, dtype: torch.dtype) -> None:
+        self.operator, self._mini_batch, self._inner = operator, config.mini_batch, at_least_float32(dtype)
+        self._heads = config.heads
+        device = torch.device("meta")
+        weights = [torch.empty(shape, device=device, dtype=self._inner) for shape in config.weight_shapes.values()]
+        convolved = config.backbone == "mamba"
+        block_conv, qk_conv = (
+            empty_conv_cache(1, config.width, device, dtype) if convolved else None for _ in range(2)
+        )
+        self._empty = LayerState(block_conv, qk_conv, operator.generate_state(self._first(weights, 1)))
+        tensors = _tensors(self._empty)
+        self.shapes = [tuple(x.shape[1:]) for x in tensors]
+        self.dtypes = [x.dtype for x in tensors]
+        self.offsets, self.page_bytes = [], 0
+        for x in tensors:
+            self.offsets.append(self.page_bytes)
+            self.page_bytes += -(-x.numel() * x.element_size() // ALIGNED) * ALIGNED
+
+    def views(self, pages: Tensor) -> list[Tensor]:
+        """The state's tensors [slots, ...] in pages [slots, bytes] int8."""
+        spans = zip(self.offsets, self.shapes, self.dtypes, strict=True)
+        return [
+            pages[:, offset : offset + prod(shape) * dtype.itemsize].view(dtype).unflatten(1, shape)
+            for offset, shape, dtype in spans
+        ]
+
+    def in_place(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
+        """The states in slots [B], for generate_step; positions [B, H] in the mini-batch."""
+        state = _mapped(self._empty, iter(views).__next__, positions)
+        return replace(state, inner=replace(state.inner, slots=slots), slots=slots)
+
+    def read(self, views: Sequence[Tensor], slots: Tensor, position: int) -> LayerState:
+        """A copy of the states in slots [B] int64, for forward from this position in the mini-batch."""
+        each = iter(views)
+        positions = torch.full((len(slots), self._heads), position, dtype=torch.int32, device=slots.device)
+        state = _mapped(self._empty, lambda: next(each).index_select(0, slots), positions)
+        return replace(state, inner=state.inner.to_state())
+
+    def write(self, views: Sequence[Tensor], slots: Tensor, state: LayerState) -> None:
+        """Store states that forward left in slots [B] int64."""
+        state = replace(state, inner=self.operator.generate_state(state.inner))
+        for view, x in zip(views, _tensors(state), strict=True):
+            view.index_copy_(0, slots, x)
+
+    def before(self, block: TTTBlock, batch: int) -> LayerState:
+        """The state before the first token, for forward."""
+        weights = block.seq_modeling_block.learner_weights()
+        given, device = (self._empty.block_conv, self._empty.qk_conv), weights[0].device
+        block_conv, qk_conv = (
+            None if x is None else torch.zeros(batch, *x.shape[1:], dtype=x.dtype, device=device) for x in given
+        )
+        return LayerState(block_conv, qk_conv, self._first(weights, batch))
+
+    def _first(self, weights: Sequence[Tensor], batch: int) -> Any:
+        return self.operator.init_state(weights, batch, self._mini_batch, self._inner)
+
+
+def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], ids: Tensor, step: Step) -> Tensor:
+    """The residual stream [N, C] after the last block for the tokens ids [N] of a step; the slots' states move on.
+
+    layers: each layer's `Layout.views`; without any, the step has one fresh run and its state is dropped.
+    """
+    h = model.model.embed_tokens(ids)
+    count = len(step.slots)
+    positions = step.positions[:, None].repeat(1, model.config.heads)  # as the kernels read them
+    steps = h[:count, None]
+    spans = [(h[run.token :][: run.requests * run.length], run) for run in step.runs]
+    prompts = [span.unflatten(0, (run.requests, run.length)) for span, run in spans]
+    for index, block in enumerate(model.blocks):
+        views = layers[index] if layers else []
+        if count:
+            state = layout.in_place(views, step.slots, positions)
+            steps = block.generate_step(steps, model._rope, state, model.operator)
+        for number, run in enumerate(step.runs):
+            prompts[number] = _forward(model, layout, views, block, prompts[number], run, step.prompt_slots)
+    return torch.cat([x.flatten(0, 1) for x in (steps, *prompts)])
+
+
+def _forward(
+    model: TTTModel, layout: Layout, views: Sequence[Tensor], block: TTTBlock, h: Tensor, run: Run, slots: Tensor
+) -> Tensor:
+    """One block on one run: the residual stream [requests, length, C] before -> after."""
+    slots = slots[run.first : run.first + run.requests]
+    state = layout.before(block, run.requests) if run.fresh else layout.read(views, slots, run.start)
+    h = block(h, model._rope, state, model.operator, run.start)
+    if views:
+        layout.write(views, slots, state)
+    return h
+
+
+def _tensors(state: LayerState) -> list[Tensor]:
+    """Every tensor of a state except the position."""
+    found: list[Tensor] = []
+
+    def keep(x: Any) -> None:
+        if isinstance(x, Tensor):
+            found.append(x)
+        elif isinstance(x, tuple):
+            for each in x:
+                keep(each)
+        elif is_dataclass(x):
+            for field in fields(x):
+                if field.name != "position":
+                    keep(getattr(x, field.name))
+
+    keep(state)
+    return found
+
+
+def _mapped(state: Any, tensor: Callable[[], Tensor], positions: Tensor) -> Any:
+    """`state` with `tensor()` in place of each tensor in the order of `_tensors`, and these positions."""
+    if isinstance(state, Tensor):
+        return tensor()
+    if isinstance(state, tuple):
+        return tuple(_mapped(each, tensor, positions) for each in state)
+    if not is_dataclass(state) or isinstance(state, type):
+        return state
+    names = [field.name for field in fields(state)]
+    return replace(
+        state, **{n: positions if n == "position" else _mapped(getattr(state, n), tensor, positions) for n in names}
+    )

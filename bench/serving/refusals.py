@@ -1,0 +1,36 @@
+"""Settings that the plug-in refuses, each in one sentence. Imports neither torch nor vLLM."""
+
+VERSIONS = ("0.33",)  # major and minor of the vLLM releases that were tried
+
+
+def untried(version: str) -> str:
+    """Why this vLLM version is not used; empty for a tried one."""
+    if version.split("+")[0].rpartition(".")[0] in VERSIONS:
+        return ""
+    return f"vLLM {version}: TTT models were tried with {', '.join(f'{v}.x' for v in VERSIONS)}; install one of these"
+
+
+def refused(
+    mini_batch: int,
+    *,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    block_size: int | None = None,
+    speculative: bool = False,
+    lora: bool = False,
+    quantization: str | None = None,
+) -> str:
+    """Why these settings are not served; empty if they are. block_size: of the prefix cache, None without one."""
+    if tensor_parallel > 1:
+        return f"--tensor-parallel-size {tensor_parallel}: a TTT model is served on one GPU; give 1"
+    if pipeline_parallel > 1:
+        return f"--pipeline-parallel-size {pipeline_parallel}: a TTT model is served on one GPU; give 1"
+    if block_size is not None and block_size % mini_batch:
+        return f"--block-size {block_size}: the prefix cache needs a multiple of the mini-batch, {mini_batch}"
+    if speculative:
+        return "--speculative-config: a TTT model's state cannot go back by rejected tokens; leave it out"
+    if lora:
+        return "--enable-lora: TTT models have no LoRA layers; leave it out"
+    if quantization:
+        return f"--quantization {quantization}: TTT models are served in the checkpoint's dtype; leave it out"
+    return ""

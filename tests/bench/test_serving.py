@@ -1,0 +1,167 @@
+"""Requests that a step mixes in any way get the logits that each of them gets alone."""
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.models.config import CheckpointError, model_config
+from bench.models.factory import from_seed
+from bench.models.fused import FusedBlock
+from bench.models.kernel_operator import KernelOperator
+from bench.serving.pages import Layout, hidden
+from bench.serving.refusals import refused, untried
+from bench.serving.step import Run, Step, prompt_runs
+from bench.serving.weights import load
+from tests.interpreter import DEVICE
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_prompts_of_one_length_at_one_position_are_one_run():
+    lengths, computed = [5, 5, 5, 0, 5, 7, 7], [0, 0, 32, 0, 32, 3, 19]
+    assert prompt_runs(lengths, computed, 2, 16) == [
+        Run(0, 2, 2, 5, 0, True),
+        Run(2, 1, 12, 5, 0, False),
+        Run(4, 1, 17, 5, 0, False),
+        Run(5, 2, 22, 7, 3, False),
+    ]
+
+
+def test_a_run_holds_64_prompts():
+    assert [run[:3] for run in prompt_runs([1] * 65, [0] * 65, 0, 16)] == [(0, 64, 0), (64, 1, 64)]
+
+
+@pytest.mark.parametrize(
+    ("learner", "page_bytes"),
+    # Per head: two planes of each weight, its float32 biases, 16 rows of each kind; then two windows of 3 inputs.
+    [
+        ("ttt-linear", 2 * (4 * 64**2 + 4 * 64 + 16 * 2 * 2 * 64) + 2 * 3 * 128 * 2),
+        ("ttt-mlp", 2 * (2 * 4 * 64 * 256 + 4 * 320 + 16 * 2 * 2 * 320) + 2 * 3 * 128 * 2),
+    ],
+)
+def test_a_page_of_the_kernels_state(learner, page_bytes):
+    config = model_config(learner, "tiny")
+    assert Layout(config, KernelOperator(config.learner), torch.bfloat16).page_bytes == page_bytes
+
+
+def test_the_tensors_of_a_page_begin_at_64_bytes_and_do_not_meet():
+    config = replace(model_config("ttt-linear", "tiny"), width=20, heads=2)
+    layout = Layout(config, KernelOperator("linear"), torch.bfloat16)
+    assert layout.shapes[:3] == [(3, 20), (3, 20), (2, 10, 10)]
+    assert layout.offsets == [0, 128, 256, 704, 1152, 1280, 1920]
+    pages = torch.zeros(3, layout.page_bytes, dtype=torch.int8)
+    for number, view in enumerate(layout.views(pages)):
+        view[1] = number
+    assert [float(view[1].float().mean()) for view in layout.views(pages)] == list(range(7))
+    assert not pages[0].any()
+
+
+@pytest.mark.usefixtures("triton_kernels")
+@pytest.mark.parametrize(("learner", "backbone"), [("linear", "mamba"), ("linear", "transformer"), ("mlp", "mamba")])
+def test_mixed_requests_have_the_logits_of_single_ones(learner, backbone):
+    """Chunks that end inside mini-batches, three lengths, generating requests beside prompts, slots out of order."""
+    operator = KernelOperator(learner, precision="float32", backend="reference")
+    config = replace(model_config(f"ttt-{learner}", "tiny", backbone=backbone), layers=2)
+    model = from_seed(config, 0, DEVICE, torch.float32, operator=operator, block=FusedBlock)
+    plain = from_seed(config, 0, DEVICE, torch.float32)
+    plain.copy_weights(model)
+    layout = Layout(config, operator, torch.float32)
+    pages = torch.zeros(6, len(model.blocks), layout.page_bytes, dtype=torch.int8, device=DEVICE)
+    layers = [layout.views(each) for each in pages.unbind(1)]
+    ids = torch.randint(512, (4, 60), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    slots, done, last = [3, 1, 5, 2], [0, 0, 0, 0], {}
+    # Tokens of each request in each step; a request of one token after its first step generates.
+    for tokens in ([7, 20, 20, 0], [1, 25, 25, 0], [1, 1, 3, 40], *[[1, 1, 1, 1]] * 5):
+        generating = [request for request in range(4) if tokens[request] == 1 and done[request]]
+        prompts = [request for request in range(4) if tokens[request] and request not in generating]
+        order = generating + prompts
+        step = Step(
+            torch.tensor([slots[request] for request in generating], dtype=torch.int64, device=DEVICE),
+            torch.tensor([done[request] % 16 for request in generating], dtype=torch.int32, device=DEVICE),
+            prompt_runs([tokens[r] for r in prompts], [done[r] for r in prompts], len(generating), 16),
+            torch.tensor([slots[request] for request in prompts], dtype=torch.int64, device=DEVICE),
+        )
+        batch = torch.cat([ids[r, done[r] : done[r] + tokens[r]] for r in order])
+        with torch.no_grad():
+            rows = hidden(model, layout, layers, batch, step)
+        ends = torch.tensor([tokens[request] for request in order], device=DEVICE).cumsum(0)
+        for request, row in zip(order, rows[ends - 1], strict=True):
+            done[request] += tokens[request]
+            last[request] = row
+    assert done == [14, 51, 53, 45]
+    for request in range(4):
+        alone = plain.prefill(ids[request : request + 1, : done[request]], plain.init_state(1))[0]
+        found = model._logits(last[request][None, None])
+        torch.testing.assert_close(found, alone, rtol=2e-4, atol=2e-5)
+
+
+def test_weights_by_name(one_thread):
+    model = from_seed(model_config("ttt-linear", "tiny"), 0, "cpu")
+    given = {name: weight.clone() + 1 for name, weight in model.weights().items()}
+    given["lm_head.weight"] = given.pop("model.embed_tokens.weight")
+    assert load(model, given.items()) == model.weights().keys()
+    assert torch.equal(model.head, given["lm_head.weight"])
+    with pytest.raises(CheckpointError, match=r"^model.layers.9.x: not a weight of this model$"):
+        load(model, [("model.layers.9.x", torch.ones(1))])
+    with pytest.raises(CheckpointError, match=r"^model.norm.weight: has shape \[1\], expected \[128\]$"):
+        load(model, [("model.norm.weight", torch.ones(1))])
+    with pytest.raises(CheckpointError, match=r"^model.embed_tokens.weight: missing in the checkpoint, and 50 more$"):
+        load(model, [("model.norm.weight", torch.ones(128))])
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({}, ""),
+        ({"block_size": 32}, ""),
+        ({"block_size": 24}, "--block-size 24: the prefix cache needs a multiple of the mini-batch, 16"),
+        ({"tensor_parallel": 2}, "--tensor-parallel-size 2: a TTT model is served on one GPU; give 1"),
+        ({"pipeline_parallel": 4}, "--pipeline-parallel-size 4: a TTT model is served on one GPU; give 1"),
+        (
+            {"speculative": True},
+            "--speculative-config: a TTT model's state cannot go back by rejected tokens; leave it out",
+        ),
+        ({"lora": True}, "--enable-lora: TTT models have no LoRA layers; leave it out"),
+        (
+            {"quantization": "fp8"},
+            "--quantization fp8: TTT models are served in the checkpoint's dtype; leave it out",
+        ),
+    ],
+)
+def test_refused_settings(settings, why):
+    assert refused(16, **settings) == why
+
+
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [
+        ("0.33.0", ""),
+        ("0.33.1+cu130", ""),
+        ("0.34.0", "vLLM 0.34.0: TTT models were tried with 0.33.x; install one of these"),
+        ("0.3.3", "vLLM 0.3.3: TTT models were tried with 0.33.x; install one of these"),
+    ],
+)
+def test_untried_versions(version, why):
+    assert untried(version) == why
+
+
+def test_vllm_finds_the_plug_in():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["vllm.general_plugins"] == {"ttt": "bench.serving:register"}
+
+
+def test_config_json_as_transformers_reads_it(tmp_path):
+    from transformers import AutoConfig
+
+    from bench.serving.hugging_face import HuggingFaceConfig, refusing
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "ttt", "hidden_size": 128, "vocab_size": 512}))
+    AutoConfig.register("ttt", HuggingFaceConfig, exist_ok=True)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert (config.architectures, config.hidden_size, config.vocab_size) == (["TTTForCausalLM"], 128, 512)
+    with pytest.raises(ValueError, match=r"^too new$"):
+        refusing("too new")()

@@ -1,0 +1,46 @@
+"""transformers' generate() gives the tokens of the project's own loop."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from bench.models import checkpoint
+from bench.models.config import model_config
+from bench.models.factory import from_seed
+from bench.serving.causal_lm import register
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    config = model_config("ttt-linear", "tiny")
+    checkpoint.save(from_seed(config, 0, "cpu"), tmp_path / "model.safetensors")
+    sizes = {"hidden_size": 128, "intermediate_size": config.ffn_width, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "vocab_size": 512}
+    values = {"model_type": "ttt", "pre_conv": True, "share_qk": True, "use_gate": True} | sizes
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    register()
+    return tmp_path
+
+
+def test_generate_gives_the_tokens_of_our_own_loop(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids = torch.randint(512, (2, 21), generator=torch.Generator().manual_seed(0))
+    made = model.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=0)
+    own = checkpoint.load(folder, "cpu")
+    logits, state = own.prefill(ids, own.init_state(2))
+    expected = [ids]
+    for _ in range(24):
+        expected.append(logits.argmax(-1)[:, None])
+        logits, state = own.generate_step(expected[-1][:, 0], state)
+    assert made.tolist() == torch.cat(expected, 1).tolist()
+
+
+def test_padded_prompts_are_refused(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    with pytest.raises(ValueError, match=r"^attention_mask with zeros: prompts must have one length"):
+        model.generate(torch.ones(2, 3, dtype=torch.long), attention_mask=mask, max_new_tokens=1)
