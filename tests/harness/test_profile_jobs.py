@@ -465,7 +465,7 @@ def test_auto_chooses_the_best_installed_profilers(fake: Any) -> None:
     fake()
     both = choose("auto", "cuda")
     assert (both.times, both.ratios) == ("nsys", "ncu")
-    assert "Nsight Systems 2025.3.0.0 tells times and Nsight Compute 2025.3.0.0 counts the rest" in both.said
+    assert "Nsight Systems 2025.3.0.0 gives times and Nsight Compute 2025.3.0.0 gives counters" in both.said
     assert choose("torch", "cuda").ratios == ""
     assert (choose("ncu", "cuda").times, choose("ncu", "cuda").ratios) == ("kineto", "ncu")
     assert choose("auto", "cpu").times == "kineto"
