@@ -29,8 +29,8 @@ from harness.schema.work import floor_ms
 
 RENEW_EVERY_S = 0.25  # at most, so that refilling does not change the device's temperature and load
 RENEW_SHARE = 0.02  # of the time, at most
-SAME_INPUTS = "no inputs were renewed, so outputs that were remembered would pass"
-NO_ROOM = "the reference has no room beside the model, so the timed outputs were not compared"
+SAME_INPUTS = "no inputs were refilled, so remembered outputs would pass"
+NO_ROOM = "the reference does not fit next to the model, so the timed outputs were not compared"
 _LOOKED_AT = 1 << 20  # elements of a tensor that are compared between samples
 _RECENT = 64  # tokens: random weights hide that a prompt was truncated to so many
 _LATE_S = 5e-3  # of device work after the end of the timed call

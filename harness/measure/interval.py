@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 from statistics import mean, median, stdev
 
+CONFIDENCE = 0.95
 FEWEST = 6  # samples whose range contains the median with 95%
 TOGETHER = 5  # samples of a block; its median follows a drift and ignores an outlier
 # Standard errors of a correlation of independent samples: of signs about the median, and of ranks.
@@ -15,27 +16,25 @@ _CORRELATED, _RANKS_CORRELATED = 1.3, 0.5
 _LARGEST = math.log(sys.float_info.max)
 
 
-def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
-    """Return (median, low, high) of samples of one process in the order of measurement.
+def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median and its 95% interval (low, high), of samples of one process in order.
 
     low and high are order statistics. The number of independent samples below the median is binomial(n, 1/2).
     The r-th smallest and r-th largest therefore contain it with probability 1 - 2 P(binomial <= r - 1).
     Correlated samples count as fewer independent ones (`independent_samples`).
     With fewer than `FEWEST` samples, the result is their range, without that confidence. Many samples that are
     worth so few give the range of the medians of blocks, which ignores single outliers.
-    Raises ValueError without samples, or for a confidence outside (0, 1).
+    Raises ValueError without samples.
     """
     if not samples:
         raise ValueError("median of no samples")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence {confidence}: must lie between 0 and 1")
     ordered = sorted(samples)
     count, worth = len(samples), independent_samples(samples)
     if worth < FEWEST and count >= FEWEST * TOGETHER:
         blocks = count // TOGETHER
         drift = [median(samples[at * count // blocks : (at + 1) * count // blocks]) for at in range(blocks)]
         return median(ordered), min(drift), max(drift)
-    rank = _lower_rank(worth, confidence)
+    rank = _lower_rank(worth)
     if worth < count:
         # The r-th of `worth` samples lies on average at the quantile r / (worth + 1).
         rank = 1 if worth < FEWEST else max(1, rank * (count + 1) // (worth + 1))
@@ -121,14 +120,14 @@ def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float
 
 
 @lru_cache(maxsize=4096)
-def _lower_rank(count: int, confidence: float) -> int:
-    """Return the largest rank, from 1, whose interval reaches `confidence`; 1 if none does."""
+def _lower_rank(count: int) -> int:
+    """Return the largest rank, from 1, whose interval reaches `CONFIDENCE`; 1 if none does."""
     below, rank = 0.0, 0
     while rank < (count + 1) // 2:
         # In logarithms: 2**-count underflows beyond a thousand samples.
         log_choose = math.lgamma(count + 1) - math.lgamma(rank + 1) - math.lgamma(count - rank + 1)
         below += math.exp(log_choose - count * math.log(2))
-        if 1 - 2 * below < confidence:
+        if 1 - 2 * below < CONFIDENCE:
             break
         rank += 1
     return max(rank, 1)

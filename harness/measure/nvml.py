@@ -198,7 +198,7 @@ def heat_note(environment: Mapping[str, Any]) -> str:
     """Return a note about a thermally throttled case."""
     celsius = _reading(environment, "temperature_c")
     at = f", at {celsius:.0f} °C" if isinstance(celsius, int | float) else ""
-    return f"heat slowed the GPU down{at}"
+    return f"thermally throttled{at}"
 
 
 class Cooler:

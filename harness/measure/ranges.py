@@ -52,7 +52,7 @@ def recorded(on: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def told(entered: Callable[[str], object]) -> Iterator[None]:
+def on_range(entered: Callable[[str], object]) -> Iterator[None]:
     """Call `entered` with the name of each `nvtx_range` of the block before it begins."""
     before, _Recording.entered = _Recording.entered, entered
     try:

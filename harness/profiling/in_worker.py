@@ -15,7 +15,16 @@ from typing import Any, Literal, TypeVar
 
 from harness.measure.cuda_clock import SETTLES_S, WAKES_S, CudaEventClock, wait_for
 from harness.measure.process_state import is_out_of_memory
-from harness.measure.ranges import COUNTED_LAYER, LEAD, TIMED, nvtx_range, profiler_range, range_name, recorded, told
+from harness.measure.ranges import (
+    COUNTED_LAYER,
+    LEAD,
+    TIMED,
+    nvtx_range,
+    on_range,
+    profiler_range,
+    range_name,
+    recorded,
+)
 from harness.measure.system import Workload
 from harness.measure.timer import (
     CpuClock,
@@ -135,7 +144,7 @@ class _Work:
             start = time.monotonic()
             entered: list[str] = []
             # With ranges, for which torch.compile may compile anew.
-            with recorded(), told(entered.append):
+            with recorded(), on_range(entered.append):
                 self.ranged(nullcontext())
             self.passes = entered.count(COUNTED_LAYER)
             wait_for(self.device)
@@ -277,7 +286,7 @@ def _counted(work: _Work) -> None:
                     region.enter_context(profiler_range(work.device))
                 passes += 1
 
-        with told(entered):
+        with on_range(entered):
             work.ranged(nullcontext() if work.passes else profiler_range(work.device))
 
 

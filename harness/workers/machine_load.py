@@ -44,7 +44,7 @@ def is_loaded(environment: dict[str, Any]) -> bool:
 def load_note(environment: dict[str, Any]) -> str:
     """Return a note about a contended case."""
     share = (environment.get("cpu") or {}).get("others_share") or 0.0
-    return f"others used {share:.0%} of the processors"
+    return f"contended: other programs used {share:.0%} of the CPU"
 
 
 def warning(effect: str, seconds: float = 0.3) -> str:

@@ -61,10 +61,7 @@ def _fork_once() -> None:
 
 def _import_what_a_folder_may_hide() -> None:
     import json
-    from contextlib import suppress
 
-    with suppress(ImportError):
-        __import__("torch")
     json.dumps({})
     spin()
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -121,3 +122,17 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> bool:
             return True
         time.sleep(0.01)
     return bool(condition())
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Run git as some author and return its output."""
+    command = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x@example.org", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def new_repository(folder: Path) -> str:
+    """Make a repository with an empty commit; return the commit."""
+    folder.mkdir(exist_ok=True)
+    git(folder, "init", "-q")
+    git(folder, "commit", "-q", "--allow-empty", "-m", folder.name)
+    return git(folder, "rev-parse", "HEAD")

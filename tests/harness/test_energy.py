@@ -69,10 +69,3 @@ def test_a_thread_reads_during_the_block() -> None:
     assert [joules for _, joules in looks[:3]] == [100.0, 100.0, 130.0]
     assert looks == sorted(looks)
     assert not meter._thread.is_alive()
-
-
-def test_a_late_read_does_not_lower_the_power() -> None:
-    late, meter = metered(3.0, 1.0), metered(3.0, 1.0)
-    assert meter.per_token(100, 1.2) != {}
-    late.look(4.2, 500 * 4.0)  # refreshed at 4.0
-    assert late.per_token(100, 1.2) == meter.per_token(100, 1.2)

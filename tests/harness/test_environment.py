@@ -2,13 +2,13 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from harness_helpers import git, new_repository
 
 from harness.measure import environment, nvml
 from harness.measure.environment import around, snapshot
@@ -217,17 +217,9 @@ def package_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     environment.commit_and_dirty.cache_clear()
 
 
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-    return subprocess.run(
-        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True
-    ).stdout.strip()
-
-
 def test_commit_of_a_checkout(package_in: Path) -> None:
-    git(package_in, "init", "-q")
-    git(package_in, "commit", "-q", "--allow-empty", "-m", "x")
-    assert environment.commit_and_dirty() == (git(package_in, "rev-parse", "HEAD"), False)
+    head = new_repository(package_in)
+    assert environment.commit_and_dirty() == (head, False)
     environment.commit_and_dirty.cache_clear()
     record = package_in / "reports/results/run/records/a.jsonl"
     record.parent.mkdir(parents=True)

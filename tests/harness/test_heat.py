@@ -29,7 +29,7 @@ def test_only_thermal_reasons_count_as_hot(reasons: Any, hot: bool) -> None:
 @pytest.mark.parametrize("said", [{}, {"gpu": None}, {"gpu": {"after": None}}, {"gpu": {}}])
 def test_a_record_without_a_gpu_was_not_hot(said: dict[str, Any]) -> None:
     assert not is_hot(said)
-    assert heat_note(said) == "heat slowed the GPU down"
+    assert heat_note(said) == "thermally throttled"
 
 
 def test_readings_before_the_case_do_not_count() -> None:
@@ -38,7 +38,7 @@ def test_readings_before_the_case_do_not_count() -> None:
 
 
 def test_the_note_has_the_temperature() -> None:
-    assert heat_note(environment(["sw_thermal_slowdown"])) == "heat slowed the GPU down, at 79 °C"
+    assert heat_note(environment(["sw_thermal_slowdown"])) == "thermally throttled, at 79 °C"
 
 
 def test_only_a_thermal_slowdown_sets_a_goal() -> None:

@@ -39,16 +39,15 @@ def test_few_samples_give_their_extremes(count: int) -> None:
     assert median_interval(samples) == (median(samples), 0.0, count - 1.0)
 
 
-@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
 @pytest.mark.parametrize("count", [6, 7, 20, 101, 1000, 3000])
-def test_ranks_are_the_narrowest_that_reach_the_confidence(count: int, confidence: float) -> None:
-    _, low, high = median_interval(shuffled(count), confidence)
+def test_ranks_are_the_narrowest_that_reach_the_confidence(count: int) -> None:
+    _, low, high = median_interval(shuffled(count))
     rank = int(low) + 1
     assert high == count - rank
     reached = 1 - 2 * binom.cdf(rank - 1, count, 0.5)
     narrower = 1 - 2 * binom.cdf(rank, count, 0.5)
-    assert reached >= confidence or rank == 1
-    assert narrower < confidence or 2 * rank + 1 > count
+    assert reached >= 0.95 or rank == 1
+    assert narrower < 0.95 or 2 * rank + 1 > count
 
 
 @pytest.mark.parametrize("count", [100, 300])
@@ -137,8 +136,6 @@ def test_samples_without_drift_all_count(samples: list[float]) -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="no samples"):
         median_interval([])
-    with pytest.raises(ValueError, match=r"confidence 1\.0"):
-        median_interval([1.0], 1.0)
     with pytest.raises(ValueError, match="no processes"):
         repeats_interval([])
 

@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -103,21 +102,6 @@ def test_cores_of_one_socket_are_next_to_each_other(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(pool, "_TOPOLOGY", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0, 1, 2, 3})
     assert pool.cores_by_share(2) == [{0, 2}, {1, 3}]
-
-
-def test_no_slot_leaves_while_a_job_may_come_back(tmp_path: Path) -> None:
-    [job] = new_run(tmp_path / "out", [case()]).jobs
-    first, second = (place(gpu, device_id=gpu) for gpu in "ab")
-    queue = pool._Queue([job], lambda job: "a", [first, second])
-    assert queue.take(first, lambda: False) is job
-    with ThreadPoolExecutor(1) as other:
-        taken = other.submit(queue.take, second, lambda: False)
-        time.sleep(0.3)
-        assert not taken.done()
-        queue.done(first, job)  # its GPU is gone
-        assert taken.result(timeout=10) is job
-    queue.done(second)
-    assert queue.take(second, lambda: False) is None
 
 
 def test_a_job_waits_for_its_home_while_that_is_there(tmp_path: Path) -> None:

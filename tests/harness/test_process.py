@@ -109,7 +109,7 @@ def test_a_timeout_ends_all_descendants(tmp_path: Path, note: Path) -> None:
 def test_code_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It must not replace installed packages."""
     trap = f"open({str(tmp_path / 'sprung')!r}, 'w').close()\n"
-    for name in ("torch", "json", "harness", "fake_systems"):
+    for name in ("json", "harness", "fake_systems"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(trap)
     for name in ("ctypes", "sitecustomize", "pynvml"):

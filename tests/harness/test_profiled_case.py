@@ -275,7 +275,7 @@ def test_runs_with_different_kernels_all_count(times: list[float]) -> None:
     ):
         found = found_of(launched, launched[:1], Runs(2, host_us=host_us))
         assert (found["units"], found["region_us"], found["busy_us"]) == (2, region_us, 10.0 * len(times))
-        assert "its runs launch unlike kernels" in found["notes"][0]
+        assert "its runs launch different kernels" in found["notes"][0]
         assert ("pauses" in found["notes"][0]) is bool(said)
     assert found_of(launched, [], Runs(2, host_us=[1.0, 2.0]))["region_us"] == 10.0 * len(times)
 
@@ -324,8 +324,8 @@ def test_an_engines_own_time_counts() -> None:
         (0.0, 120.0, ""),
         (50.0, 120.0, ""),
         (39.0, 120.0, ""),  # as far as clocks differ anyway
-        (19.5, 60.0, "under the profiler a run took 105% longer than without it: its gaps are as long as without it"),
-        (30.0, 90.0, "under the profiler a run took 33% longer than without it: its gaps are as long as without it"),
+        (19.5, 60.0, "under the profiler a run took 105% longer than without it: its idle time"),
+        (30.0, 90.0, "under the profiler a run took 33% longer than without it: its idle time"),
         (15.0, 60.0, "under the profiler a run took 167% longer than without it: its kernels did"),
     ],
 )

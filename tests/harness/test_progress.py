@@ -53,11 +53,11 @@ def test_a_terminal_gets_a_bar_and_the_same_outcomes() -> None:
 
 def test_outcome_marks_a_loaded_machine() -> None:
     loaded = ok_record(environment={"cpu": {"others_share": 0.5, "idle_share": 0.02}})
-    assert outcome(loaded).endswith(", others used 50% of the processors")
+    assert outcome(loaded).endswith(", contended: other programs used 50% of the CPU")
     quiet = ok_record(environment={"cpu": {"others_share": 0.5, "idle_share": 0.4}})
-    assert "others" not in outcome(quiet)
+    assert "contended" not in outcome(quiet)
     late = Record(case(), "incorrect", "error is 5, limit 2.5", environment=loaded.environment)
-    assert outcome(late).endswith("limit 2.5, others used 50% of the processors")
+    assert outcome(late).endswith("limit 2.5, contended: other programs used 50% of the CPU")
 
 
 def test_outcome_marks_throttling_and_units() -> None:

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.measure.ranges import nvtx_range, profiler_range, told
+from harness.measure.ranges import nvtx_range, on_range, profiler_range
 
 
 class FakeNvtx:
@@ -25,7 +25,7 @@ def test_nvtx_range_is_popped_even_after_an_error(monkeypatch: pytest.MonkeyPatc
 
 def test_the_callback_gets_each_range_as_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
-    with told(names.append), nvtx_range("prefill"), nvtx_range("layer 0"):
+    with on_range(names.append), nvtx_range("prefill"), nvtx_range("layer 0"):
         names.append("work")
     with nvtx_range("nobody asks"):
         assert names == ["prefill", "layer 0", "work"]

@@ -1,9 +1,9 @@
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from harness_helpers import new_repository
 
 from harness.measure import nvml
 from harness.measure.environment import child_environment, commit_and_dirty, recorded_variables, snapshot
@@ -25,16 +25,9 @@ def test_a_started_program_gets_no_defaults_of_git_and_slurm(monkeypatch: pytest
 
 
 def test_a_hooks_git_dir_does_not_change_the_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("own", "other"):
-        git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run([*git, "init", "-q", name], check=True)
-        git[2] = str(tmp_path / name)
-        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", name], check=True)
-    own = commit_and_dirty(tmp_path / "own")
-    commit_and_dirty.cache_clear()
+    own, _ = new_repository(tmp_path / "own"), new_repository(tmp_path / "other")
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
-    assert commit_and_dirty(tmp_path / "own") == own
-    assert own[0]
+    assert commit_and_dirty(tmp_path / "own") == (own, False)
 
 
 def test_a_record_names_the_variables_that_change_speed_and_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:

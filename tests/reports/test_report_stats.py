@@ -101,13 +101,13 @@ def test_what_a_reader_must_know_to_compare_a_latency_is_a_note(case, metrics, s
         ({"throttled": [True, True] + [False] * 28}, "2 of 30 samples under a throttle", ""),
         (
             {"environment": {"cpu": {"others_share": 0.43, "idle_share": 0.01}}},
-            "others used 43% of the processors",
+            "contended: other programs used 43% of the CPU",
             "loaded machine",
         ),
         ({"environment": {"cpu": {"others_share": 0.43, "idle_share": 0.4}}}, "", ""),
         (
             {"environment": {"gpu": {"after": {"throttle_reasons": ["sw_thermal_slowdown"], "temperature_c": 79}}}},
-            "heat slowed the GPU down, at 79 °C",
+            "thermally throttled, at 79 °C",
             "thermal slowdown",
         ),
         ({"environment": {"gpu": {"after": {"throttle_reasons": ["sw_power_cap"], "temperature_c": 79}}}}, "", ""),

@@ -50,13 +50,13 @@ def choose(way: str, device: str) -> Tools:
     by_nsys = way == "nsys" or (way == "auto" and not missing["nsys"])
     by_ncu = way == "ncu" or (way == "auto" and not missing["ncu"])
     times = f"Nsight Systems {versions['nsys']}" if by_nsys else "torch.profiler"
-    ratios = f"Nsight Compute {versions['ncu']} counts the rest" if by_ncu else "nothing counts bytes and stalls"
+    ratios = f"Nsight Compute {versions['ncu']} gives counters" if by_ncu else "nothing gives counters"
     absent = "; ".join(why for why in missing.values() if why) if way == "auto" else ""
     return Tools(
         "nsys" if by_nsys else "kineto",
         "ncu" if by_ncu else "",
         versions,
-        f"{times} tells times and {ratios}" + (f" ({absent})" if absent else ""),
+        f"{times} gives times and {ratios}" + (f" ({absent})" if absent else ""),
         fallback=way == "auto",
     )
 

@@ -107,7 +107,7 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
     slower = alone_us > 0 and busy_us > noted_us
     if region_us > noted_us and (held_up or slower):
         note = f"under the profiler a run took {region_us / alone_us - 1:.0%} longer than without it: "
-        whose = "its kernels did" if slower else "its gaps are as long as without it, but for the timeline's"
+        whose = "its kernels did" if slower else "its idle time is as long as without it, except in the timeline"
         notes.append(note + whose)
     if held_up:
         found["longest_gap_us"] *= (without_us - busy_us) / (region_us - busy_us)
@@ -124,8 +124,8 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, seen.runs):
-        pauses = "" if seen.host_us else ", and pauses between them count as gaps"
-        note = f"its runs launch unlike kernels, so all of them count{pauses}"
+        pauses = "" if seen.host_us else ", and pauses between them count as idle"
+        note = f"its runs launch different kernels, so all of them count{pauses}"
         time_us = max(sum(seen.host_us), busy(in_order)[0]) if seen.host_us else _extent(in_order)
         return in_order, seen.runs, time_us, [note]
     each = len(in_order) // seen.runs
