@@ -63,7 +63,7 @@ class RunRequest(BaseModel):
             super().__init__(**given)
         except ValidationError as error:
             first = error.errors()[0]
-            must = first["msg"].replace("Input should be", "must be")
+            must = first["msg"].replace("Input should be", "must be").partition(", unable")[0]
             value = clipped(str(first["input"]), 40)
             raise UserError(f"{option_of(str(first['loc'][0]))} {value}: {must}") from None
 

@@ -102,8 +102,8 @@ def dry_run(request: RunRequest, out: Path) -> None:
     print_rows(("job", "cases", "phases", "time", "note"), rows)
     on = f" in {tasks} tasks" if tasks else _on(request.gpus, gpus)
     took = _time_in_words(times, total, tasks or len(gpus) or 1)
-    summary = f"{counted(total, 'case')} in {counted(len(rows), 'job')}{on}{': ' if took else ''}{took}"
-    print(summary + (f"; {counted(kept, 'case')} kept from before" if kept else ""))
+    line = f"{counted(total, 'case')} in {counted(len(rows), 'job')}{on}{': ' if took else ''}{took}"
+    print(line + (f"; {counted(kept, 'case')} kept from before" if kept else ""))
     print("ttt-bench: `ttt-bench list`, on the machine that will measure, shows what can run there", file=sys.stderr)
 
 

@@ -7,8 +7,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-import torch
-from plans import run
 from published_config import PUBLISHED
 
 from bench.models.checkpoint import CheckpointError, load, save
@@ -18,7 +16,6 @@ from bench.models.hugging_face import read_config
 
 CONFIG = TTTConfig("linear", 64, 96, 1, 2, 32, base_lr=1.0)
 TRANSFORMER = {"pre_conv": False, "share_qk": False, "use_gate": False}
-IDS = torch.arange(40).reshape(2, 20) % 32
 
 
 def test_a_process_without_torch_can_read_it():
@@ -120,24 +117,15 @@ def test_a_very_long_number_is_refused_in_a_short_sentence(key, tmp_path):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "model.safetensors"])
-@pytest.mark.parametrize("kind", ["pipe", "endless", "folder"])
-def test_a_checkpoint_file_that_is_no_regular_file_is_refused(name, kind, tmp_path):
+def test_a_pipe_is_no_checkpoint_file(name, tmp_path):
     save(from_seed(CONFIG, 0, "cpu"), write(tmp_path, PUBLISHED) / "model.safetensors")
-    path = tmp_path / name
-    path.unlink(missing_ok=True)
-    {"pipe": os.mkfifo, "endless": lambda path: path.symlink_to("/dev/zero"), "folder": os.mkdir}[kind](path)
-    with pytest.raises(CheckpointError, match=r"Is a directory|Not a regular file"):
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match="Not a regular file"):
         load(tmp_path, "cpu")
 
 
-def test_a_config_of_more_than_256_mb_is_refused(tmp_path):
-    with (tmp_path / "config.json").open("wb") as file:
-        file.truncate((256 << 20) + 1)
-    with pytest.raises(CheckpointError, match=r"config\.json: not a readable JSON file \(Larger than 256 MB\)"):
-        read_config(tmp_path)
-
-
-def test_what_is_no_folder(tmp_path):
+def test_a_path_that_is_no_checkpoint_folder(tmp_path):
     with pytest.raises(CheckpointError, match=r"none: no such folder; a checkpoint is a folder with config\.json"):
         load(tmp_path / "none", "cpu")
     with pytest.raises(CheckpointError, match=r"holds no config\.json"):
@@ -145,25 +133,6 @@ def test_what_is_no_folder(tmp_path):
     save(from_seed(CONFIG, 0, "cpu"), tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=rf"model\.safetensors: give its folder, {tmp_path}"):
         load(tmp_path / "model.safetensors", "cpu")
-
-
-def logits_of(folder, values):
-    model = load(write(folder, values), "cpu", torch.float64)
-    return run(model, IDS, (18, -2))
-
-
-def test_a_folder_is_the_model_that_was_saved(tmp_path):
-    model = from_seed(CONFIG, 0, "cpu", torch.float64)
-    save(model, tmp_path / "model.safetensors")
-    assert torch.equal(logits_of(tmp_path, PUBLISHED), run(model, IDS, (18, -2)))
-
-
-@pytest.mark.parametrize(("key", "value"), [("ttt_base_lr", 0.1), ("rope_theta", 500.0), ("rms_norm_eps", 1e-3)])
-def test_another_value_is_another_function(key, value, tmp_path):
-    """Settings that no weight shows reach the logits."""
-    save(from_seed(CONFIG, 0, "cpu", torch.float64), tmp_path / "model.safetensors")
-    first, second = (logits_of(tmp_path, PUBLISHED | changed) for changed in ({}, {key: value}))
-    assert (first - second).norm() > 1e-4 * first.norm()
 
 
 def test_weights_of_another_configuration_are_refused(tmp_path):

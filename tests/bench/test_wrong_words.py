@@ -111,9 +111,7 @@ def test_one_is_no_plural(tmp_path):
     [
         (["run", "latency"], ["suite 'latency': unknown; there are quick, fig15-forward, ", "fig15, paper, all"]),
         (["run", "quik"], ["suite 'quik': unknown; did you mean quick?"]),
-        (["run", "papr"], ["did you mean paper?"]),
         (["run", "quick", "--systems", "ttt-liner"], ["--systems ttt-liner: unknown; did you mean ttt-linear?"]),
-        (["run", "quick", "--systems", "mamba/vlm"], ["did you mean mamba/vllm?"]),
         (["convert", "none", "-o", "new"], ["ttt-bench: none: cannot be read"]),
         (["run", "quick", "--systems", "gpt"], ["gpt", "there are ttt-linear, ttt-mlp, transformer", "SYSTEM/BACKEND"]),
         (["run", "quick", "--systems", "ttt-mlp mamba"], ["--systems 'ttt-mlp mamba': separate names by commas"]),
@@ -122,8 +120,6 @@ def test_one_is_no_plural(tmp_path):
         (["run", "quick", "--systems", ","], ["--systems ',': is an empty list"]),
         (["run", "quick", "--systems", ""], ["--systems '': is an empty list"]),
         (["run", "quick", "--out", ""], ["--out '': is empty"]),
-        (["run", "quick", "--out="], ["--out '': is empty"]),
-        (["ab", "HEAD", "HEAD", "-o", ""], ["-o '': is empty"]),
         (["site", "none", "-o", ""], ["-o '': is empty"]),
         (
             ["report", ".", "--png", "x.svg"],
@@ -131,9 +127,7 @@ def test_one_is_no_plural(tmp_path):
         ),
         (["run", "quick", "--batch", "0"], ["--batch 0: must be greater than or equal to 1"]),
         (["run", "quick", "--budget", "inf"], ["--budget inf: must be less than or equal to 86400"]),
-        (["run", "quick", "--budget", "1e308"], ["--budget 1e+308: must be less than or equal to 86400"]),
         (["run", "quick", "--out", "/dev/null"], ["/dev/null: is not a folder"]),
-        (["run", "quick", "--context", "-5"], ["--context -5: must be greater than or equal to 1"]),
         (["run", "quick", "--context", "2048", "--context=8192"], ["--context is given twice", "commas"]),
         (["run", "quick", "--gpus", "0", "--gpus", "1", "--dry-run"], ["--gpus is given twice"]),
         (["run", "quick", "-o", "a", "--out=b", "--dry-run"], ["--out is given twice"]),
@@ -145,7 +139,6 @@ def test_one_is_no_plural(tmp_path):
         (["run", "quick", "--context", "many"], ["--context many: must be a valid integer"]),
         (["run", "quick", "--context", "10000000000000"], ["GB"]),
         (["run", "quick", "--batch", "9223372036854775808"], ["must be less than or equal to 9223372036854775807"]),
-        (["run", "quick", "--time-limit", "soon"], ["--time-limit", "number"]),
         (["run", "quick", "--time-limit", "0"], ["--time-limit"]),
         (["run", "quick", "--budget", "-1"], ["--budget"]),
         (["run", "quick", "--device", "tpu"], ["--device tpu: must be 'auto', 'cpu' or 'cuda'"]),
@@ -159,15 +152,12 @@ def test_one_is_no_plural(tmp_path):
         (["run", "quick", "--retry", "all"], ["--retry all: must be 'lost', 'failed' or 'flagged'"]),
         (["run", "quick", "--bogus"], ["--bogus"]),
         (["table", "none"], ["none: no such folder"]),
-        (["report", "none"], ["none: no such folder"]),
         (["table", "."], ["is not a run"]),
-        (["report", ".", "-o", "page.html"], ["is not a run"]),
         (["table", "none", "--csv", "--json"], ["--csv --json: one format at a time"]),
         (["build", "gru"], ["build LEARNER: is an option of --tune; add --tune"]),
         (["build", "--tune", "gru"], ["LEARNER gru: unknown; there are linear, mlp"]),
         (["build", "--tune", "--form", "trial"], ["--form trial: unknown; there are dual, primal"]),
         (["build", "--tune", "mlp", "--precision", "int8"], ["--precision int8: unknown", "planes"]),
-        (["build", "--tune", "--batch", "0"], ["--batch"]),
         (["nothing"], ["nothing"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -211,14 +201,6 @@ def test_records_without_a_run_json_cannot_be_resumed(tmp_path, call):
     (tmp_path / "out" / "records" / "transformer-torch.jsonl").touch()
     done = called(*call, "quick", "--systems", "transformer", "--device", "cpu", "--out", "out", cwd=tmp_path)
     assert_one_sentence(done, "out: has records but no run.json; put its run.json back or name another folder")
-
-
-def test_a_run_of_another_schema_is_left_alone(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "run.json").write_text('{"tool": "ttt-bench", "schema": 99}\n')
-    done = called("run", "quick", *SMALL, "--out", "out", "--resume", cwd=tmp_path)
-    assert_one_sentence(done, "run.json", "99")
-    assert (tmp_path / "out" / "run.json").read_text() == '{"tool": "ttt-bench", "schema": 99}\n'
 
 
 def test_an_output_folder_that_cannot_be_written(tmp_path):
