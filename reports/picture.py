@@ -102,12 +102,12 @@ def take(
     """A PNG of the page at `report`; see `write_picture`."""
     page = _opened(browser, report, {"width": width, "height": 900}, theme, 2, y_log)
     if figures == WHOLE_PAGE:
-        page.evaluate("drawAll(figures)")
+        page.evaluate("drawAll(figures, true)")
         return page.screenshot(full_page=True)
     section = _suite(page, figures)
     page.add_style_tag(content=PICTURE_STYLE)
     section.scroll_into_view_if_needed()
-    page.evaluate("drawAll(figures)")  # the style may put the figures below each other
+    page.evaluate("drawAll(figures, true)")  # the style may put the figures below each other
     page.wait_for_timeout(RESIZE_MS)
     return section.screenshot()
 

@@ -1,1 +1,1 @@
-"""The page of a run: which figures and lines, what was found in words, and the scripts that draw."""
+"""The page of a run: its figures, lines and findings, and the scripts that draw them."""

@@ -313,8 +313,8 @@ class Drawing {
     const texts = kinds.find(isFit);
     if (texts) return texts;
     const names = kinds.at(-1).map((text, at) => text || kinds[0][at]);
-    const cut = names.map((text) => fitting(text, LABEL_SIZE, room));
-    return cut.map((text, at) => (cut.indexOf(text) === cut.lastIndexOf(text) ? text : fitting(names[at], LABEL_SIZE, room, false)));
+    const truncated = names.map((text) => fitting(text, LABEL_SIZE, room));
+    return truncated.map((text, at) => (truncated.indexOf(text) === truncated.lastIndexOf(text) ? text : fitting(names[at], LABEL_SIZE, room, false)));
   }
 
   /* The names next to the plot at the heights of their lines' ends, at most `room` wide and moved apart, and thin leader

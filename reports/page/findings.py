@@ -114,7 +114,8 @@ def _winners(view: View) -> str:
     ahead = [standing for standing in found if len(standing.level) == 1]
     always = [label for label in ahead[-1].level if all(label in each.level for each in found)] if ahead else []
     if always and (len(spans) > 2 or found[-1] is not ahead[-1]):
-        words = _span_words(f"{_who(ahead[-1], view)} or tied", [each.x for each in found], view)
+        tie = min(each.tie for each in found if len(each.level) > 1)  # "indistinguishable" where any is
+        words = _span_words(f"{_who(ahead[-1], view)} or {tie}", [each.x for each in found], view)
     elif len(words) > _MOST_LETTERS:
         most = {who: sum(len(xs) for other, xs in spans if other == who) for who, _ in spans}
         (who, count), *_ = sorted(most.items(), key=lambda each: -each[1])

@@ -5,6 +5,7 @@ A line refers to rows of `stats.frame` by number.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count, cycle
 from math import lcm
 from typing import Any
@@ -162,12 +163,13 @@ class FigurePanel:
         lines: list[Line] = []
         for key in sorted(groups, key=self._rank):
             values, pair = dict(zip(columns, key, strict=True)), (key[0], key[1])
-            look = own_looks.get(values[self._look_column()]) or self.looks.pairs[pair]
+            look = own_looks.get(values[self._look_column]) or self.looks.pairs[pair]
             line = self._line(values, telling, groups[key], look, self.looks.catalogue.backend_label(pair[1]))
             line = replace(line, primary=pair in (listed or pairs), unnamed=pair[0] not in systems)
             lines.append(_set_apart(line, lines))
         return lines
 
+    @cached_property
     def _look_column(self) -> str:
         """The column that colour and marker show.
 
@@ -179,7 +181,7 @@ class FigurePanel:
 
     def _own_looks(self) -> dict[str, Look]:
         """The look of each value of the look's column, in a figure of one system."""
-        column = self._look_column()
+        column = self._look_column
         if column == "system":
             return {}
         found = sorted(self.rows[column].unique(), key=lambda value: (self.looks.backends.get(value, 0), value))
@@ -188,7 +190,7 @@ class FigurePanel:
     def _line(
         self, values: dict[str, Any], telling: dict[str, set[str]], rows: list[int], look: Look, backend_label: str
     ) -> Line:
-        system, column = values["system"], self._look_column()
+        system, column = values["system"], self._look_column
         label = self.looks.catalogue.system_label(system)
         columns = [column for column, systems in telling.items() if system in systems]
         parts = filter(None, (self.looks.words(column, values[column]) for column in columns))
@@ -270,7 +272,7 @@ class FigurePanel:
         columns = [*(column for column in self.identity() if column not in ("form", "timing")), "timing"]
         primal, dual = (_grouped(alike[forms == form], columns) for form in ("primal", "dual"))
         telling = self._telling(columns)
-        own_looks = self._own_looks() if self._look_column() == "state_dtype" else {}
+        own_looks = self._own_looks() if self._look_column == "state_dtype" else {}
         lines: list[Line] = []
         for key in sorted(primal.keys() & dual.keys(), key=lambda key: [sortable(value) for value in key]):
             values = dict(zip(columns, key, strict=True))

@@ -121,8 +121,9 @@ async function drawInView(figures) {
   }
 }
 
-async function drawAll(figures) {
-  for (const figure of figures) await figure.draw();
+/* Draw all figures; a picture has no sign to click. */
+async function drawAll(figures, isPicture = false) {
+  for (const figure of figures) await figure.draw(isPicture ? figure.plot.clientWidth : undefined);
 }
 
 function redraw(figures) {

@@ -207,7 +207,7 @@ class View:
         best = ordered[0][0]
         level = tuple(label for point, label in ranks if best.is_level(point) or best.hides(point))
         is_hidden = any(best.hides(point) for point, _ in ordered[1:])
-        return Standing(x, ordered, level, "not told apart" if is_hidden else "level")
+        return Standing(x, ordered, level, "indistinguishable" if is_hidden else "level")
 
     def rows(self, lines: Iterable[Line]) -> pd.DataFrame:
         """The table's rows of these lines."""
