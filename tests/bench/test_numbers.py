@@ -173,7 +173,7 @@ def test_a_cell_may_say_what_a_profile_found():
     text = rows_of(written(rows, profiles=profiles))
     assert text[2] == "| ms | 0.0120 |  |"
     assert text[3:5] == ["| TTT | 17% |  |", "| gaps | 17% |  |"]
-    busy = "90% of the highest product rate seen: bound by the matrix units, busy 91% of the time"
+    busy = "90% of the peak GEMM rate: compute-bound, tensor cores busy 91% of the time"
     assert text[5] == "| edges, ms | 0.00100 |  |"
     assert text[6] == f"| longest | `nvjet_a`, 67%: {busy} |  |"
 
