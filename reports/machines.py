@@ -72,9 +72,9 @@ def machines(records: Iterable[Record]) -> Machines:
         for name, value in own.items():
             values.setdefault(name, {})[value] = None
     common: dict[str, dict[str, str]] = {}
-    for (group, name), found in values.items():
+    for fact, found in values.items():
         if len(found) == 1:
-            common.setdefault(group, {})[name] = next(iter(found))
+            common.setdefault(fact[0], {})[fact[1]] = next(iter(found))
 
     def apart(is_software: bool) -> list[Machine]:
         found: dict[tuple, Machine] = {}

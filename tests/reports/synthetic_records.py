@@ -187,7 +187,7 @@ def _fig15() -> Told:
 
 
 def _stepping(backend: str) -> str:
-    """What steps where this reads prompts."""
+    """The backend that generates, for one that reads prompts."""
     return "triton-dual" if backend == "thunderkittens" else backend
 
 
@@ -247,7 +247,7 @@ def work(bytes_moved: float, flops: float, **metrics: float) -> dict[str, float]
 
 
 def kernels() -> Told:
-    """The kernel suites: forward at two thirds of its floor, generate in both forms and two state precisions."""
+    """The kernel suites: forward at 2/3 of its roofline bound, generate in both forms and two state precisions."""
     compiled = {"launches": 2, "registers": 168, "spilled_bytes": 0, "shared_bytes": 190_000}
     compiled |= {"sequences_that_fit": 5207, "state_bytes": 33_554_432, "energy_j_per_token": 0.0125}
     for system, backend, context in product(("ttt-linear", "ttt-mlp"), ("thunderkittens", "torch"), (2048, 8192)):

@@ -41,7 +41,7 @@ def all_equal():
 
 
 def no_number():
-    """A figure of latency per token without tokens, of kernels without ceilings, and a metric that no process says."""
+    """A figure of latency per token without tokens, of kernels without measured peaks, and a metric without a value."""
     nameless = {"bytes": None, "flops": None, "sequences_at_once": None, "copy_gbs": None}
     records = [
         synthetic.ok(forward(2048), 3.0, tokens=0),
