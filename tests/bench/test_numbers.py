@@ -104,7 +104,7 @@ def test_a_cell_is_the_case_of_its_row_and_column():
     ]
     assert "an older table" not in text
     assert text.startswith("before\n")
-    meaning = "\n\nSigns: † fewer sequences at once than asked for; * fewer than 6 samples.\n<!-- end -->\nafter\n"
+    meaning = "\n\nSigns: † fewer sequences at once than requested; * fewer than 6 samples.\n<!-- end -->\nafter\n"
     assert text.endswith(meaning)
 
 

@@ -94,11 +94,11 @@ def test_what_a_reader_must_know_to_compare_a_latency_is_a_note(case, metrics, s
         ({"count": 5}, "only 5 samples: the bar is their range, no interval", "few samples"),
         ({"count": 6}, "", ""),
         ({"spread": 0.1}, "", ""),
-        ({"spread": 1.0}, "samples from 1.852 to 9.47 ms: something disturbed them", "unsteady"),
+        ({"spread": 1.0}, "samples from 1.852 to 9.47 ms: disturbed", "unsteady"),
         ({"count": 5, "spread": 1.0}, "only 5 samples: the bar is their range, no interval", "few samples"),
         ({"gate": None}, "compared with no reference", ""),
         ({"gate": {"passed": True, "checks": [], "unchecked": "the outputs beyond 8k"}}, "the outputs beyond 8k", ""),
-        ({"throttled": [True, True] + [False] * 28}, "2 of 30 samples under a throttle", ""),
+        ({"throttled": [True, True] + [False] * 28}, "2 of 30 samples throttled", ""),
         (
             {"environment": {"cpu": {"others_share": 0.43, "idle_share": 0.01}}},
             "others used 43% of the processors",
@@ -312,7 +312,7 @@ def test_samples_are_unsteady_by_their_interval_their_quartiles_or_their_drift(s
 @pytest.mark.parametrize(
     ("high", "count", "marks", "notes"),
     [
-        (221.0, 7, "unsteady first token", "first token between 180 and 221 ms (95%): something disturbed it"),
+        (221.0, 7, "unsteady first token", "first token between 180 and 221 ms (95%): disturbed"),
         (219.0, 7, "", ""),
         (221.0, 5, "few samples", "only 5 samples: the bar is their range, no interval"),
     ],
