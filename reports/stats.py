@@ -51,10 +51,10 @@ UNSTEADY_TIMES = {name: f"unsteady {said}" for name, said in TIMES_OF_A_REQUEST.
 AMOUNTS = ("state_bytes", "peak_memory_gb")  # columns that do not depend on time
 # (flag, sign in a figure, meaning)
 SIGNS = (
-    (CACHE_FULL, "†", "fewer sequences at once than asked for"),
+    (CACHE_FULL, "†", "fewer sequences at once than requested"),
     (FEW_SAMPLES, "*", f"fewer than {FEWEST} samples"),
-    (LOADED, "‡", "others used the machine"),
-    (HOT, "¶", "heat slowed the GPU down"),
+    (LOADED, "‡", "contended machine"),
+    (HOT, "¶", "thermally throttled"),
     (
         UNSTEADY,
         "§",
@@ -267,7 +267,7 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
         yield f"only {counted(row['samples'], 'sample')}: the bar is their range, no interval"
     yield from _unsteadiness(group, row)
     if row["throttled"]:
-        yield f"{row['throttled']} of {row['samples']} samples under a throttle"
+        yield f"{row['throttled']} of {row['samples']} samples throttled"
     yield from (load_note(record.environment) for record in timed(group) if is_loaded(record.environment))
     yield from (heat_note(record.environment) for record in timed(group) if is_hot(record.environment))
     for record in group:
@@ -286,9 +286,9 @@ def _unsteadiness(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[s
         apart = f"{row['processes']} processes, {row['process_spread']:.1%} apart,"
         yield f"{apart} do not tell the median to {STEADY:.0%}"
     elif found.unsteady:
-        yield f"samples from {min(_samples(group)):.4g} to {max(_samples(group)):.4g} ms: something disturbed them"
+        yield f"samples from {min(_samples(group)):.4g} to {max(_samples(group)):.4g} ms: disturbed"
     for name, low, high in found.unsteady_times:
-        yield f"{TIMES_OF_A_REQUEST[name]} between {low:.4g} and {high:.4g} ms (95%): something disturbed it"
+        yield f"{TIMES_OF_A_REQUEST[name]} between {low:.4g} and {high:.4g} ms (95%): disturbed"
 
 
 def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:

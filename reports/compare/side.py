@@ -129,7 +129,7 @@ class RunCases:
             json.dumps([asked.at, *asked.arguments]) if asked and asked.arguments[:1] == ("ab",) else "",
             run.file.repeats,
             run_side(run, records),
-            case_sides(records, run.file.repeats),
+            {key: _case_side(own, run.file.repeats) for key, own in by_case(records).items()},
             frozenset(case.key for case in run.missing(records)),
         )
 
@@ -137,11 +137,6 @@ class RunCases:
     def measured(self) -> set[str]:
         """The keys of the cases with a result."""
         return {key for key, case in self.cases.items() if case.medians}
-
-
-def case_sides(records: Iterable[Record], repeats: int) -> dict[str, CaseSide]:
-    """The cases with a record, by key."""
-    return {key: _case_side(own, repeats) for key, own in by_case(records).items()}
 
 
 def run_side(run: Run, records: Sequence[Record]) -> Side:

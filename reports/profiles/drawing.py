@@ -13,7 +13,7 @@ NAMED = 100  # kernels per case that have a row in the page's table
 def drawing(profile: Profile) -> dict[str, Any]:
     """The values that `section.js` draws.
 
-    kernels: the part of each kernel with a row. timeline: None without times of single launches.
+    kernels: the part of each kernel with a row. timeline: None without launch times.
     """
     by_name = kernel_parts(profile)
     return {

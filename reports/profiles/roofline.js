@@ -1,4 +1,4 @@
-/* How fast did each kernel compute, against what memory and the matrix units allow? A logarithmic roofline in SVG. */
+/* How fast did each kernel compute, against the peaks of memory and tensor cores? A logarithmic roofline in SVG. */
 
 const ROOF = { height: 320, left: 56, right: 14, top: 14, bottom: 40 };
 const LARGEST = 15; // of a point's radius, for a kernel that takes all of the time
@@ -74,7 +74,7 @@ class Roofline {
     }
     svg.append(
       drawn("path", { class: "axis", d: `M${ROOF.left} ${ROOF.top}V${bottom}H${right}` }),
-      drawn("text", { x: (ROOF.left + right) / 2, y: bottom + 34, "text-anchor": "middle" }, "FLOPs a byte of memory"),
+      drawn("text", { x: (ROOF.left + right) / 2, y: bottom + 34, "text-anchor": "middle" }, "FLOPs per byte of memory"),
       drawn("text", { transform: `translate(14 ${(ROOF.top + bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, "TFLOP/s"),
     );
   }
@@ -143,10 +143,10 @@ class Roofline {
     const name = kernel === null ? `${partLabel(part)} as a whole` : this.names[kernel];
     const peak = this.peak(mark);
     const what = x < this.ridge(peak) ? "bandwidth" : peak === this.product_tflops ? "GEMMs" : "FP32";
-    // A kernel too short to be a ceiling, or counted in launches of another length, may pass it by.
+    // A kernel that is short, or whose counted launches differ from the mean, may exceed the peak.
     const cache = this.l2_gbs && l2 ? `, ${Math.round((1e5 * y) / (l2 * this.l2_gbs))}% of the L2 peak` : "";
-    const under = `${Math.round((100 * y) / this.roof(x, peak))}% of the ceiling of ${what}${cache}`;
-    return `${name}: ${shown(y)} TFLOP/s at ${shown(x)} FLOPs a byte, ${under}, ${shown(ms)} ms`;
+    const under = `${Math.round((100 * y) / this.roof(x, peak))}% of peak ${what}${cache}`;
+    return `${name}: ${shown(y)} TFLOP/s at ${shown(x)} FLOPs per byte, ${under}, ${shown(ms)} ms`;
   }
 
   read(node, mark) {

@@ -147,7 +147,7 @@ COLUMNS: tuple[tuple[str, int, Callable[[Kernel, Profile], float | None]], ...] 
     ("Time (ms)", 4, lambda kernel, profile: kernel.time_us / profile.units / 1e3),
     ("Share (%)", 1, lambda kernel, profile: 100 * kernel.time_us / sum(each.time_us for each in profile.kernels)),
     ("Launches", 2, lambda kernel, profile: kernel.launches / profile.units),
-    ("Floor as counted (ms)", 4, lambda kernel, profile: _per_unit_ms(kernel_floor_us(kernel, profile), profile)),
+    ("Lower bound (ms)", 4, lambda kernel, profile: _per_unit_ms(kernel_floor_us(kernel, profile), profile)),
     ("GB/s", 0, lambda kernel, _: rates(kernel)[0]),
     ("TFLOP/s", 1, lambda kernel, _: rates(kernel)[1]),
     ("FLOP/byte", 1, lambda kernel, _: rates(kernel)[2]),

@@ -17,21 +17,21 @@ LEAST = 0.005  # a smaller share would be shown as 0%
 _IDLE = 0.1  # share of the time, from which idle time is named
 _SHORT = 80  # characters of a kernel's name
 _WRAPPED = re.compile(r"(void )?cutlass::device_kernel<([\w:]+::enable_\w+<)?(?P<kernel>[\w:]+)")
-UNITS = {"sm": "the SMs' pipelines", "l2": "the L2", "dram": "memory", "tensor": "the matrix units"}
+UNITS = {"sm": "SM pipelines", "l2": "L2", "dram": "DRAM", "tensor": "tensor cores"}
 WAITS = {
     "barrier": "for barriers",
     "branch_resolving": "for branches",
     "dispatch_stall": "for the dispatcher",
     "drain": "for stores to drain",
-    "gmma": "for the matrix units' results",
-    "imc_miss": "for constants",
-    "lg_throttle": "for the queue of global memory",
+    "gmma": "for tensor-core results",
+    "imc_miss": "for the constant cache",
+    "lg_throttle": "for the global-memory queue",
     "long_scoreboard": "for data from memory or the L2",
     "math_pipe_throttle": "for a busy arithmetic pipeline",
     "membar": "for memory fences",
-    "mio_throttle": "for the queue of shared memory",
+    "mio_throttle": "for the shared-memory queue",
     "misc": "for other reasons",
-    "no_instruction": "for instructions to be fetched",
+    "no_instruction": "for an instruction fetch",
     "short_scoreboard": "for data from shared memory or special functions",
     "sleeping": "asleep",
     "tex_throttle": "for the texture queue",
@@ -56,7 +56,7 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
     """Compare the time per unit with the recorded latency, in words."""
     said = f"{said_number(region.unit_ms, 4)} ms of kernels and idle time"
     if not (recorded and recorded.ms):
-        return f"{said}; the run has no latency of this case to hold it against"
+        return f"{said}; the run has no recorded latency of this case"
     off = region.unit_ms / recorded.ms - 1
     beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}"
     by = "0.0%" if round(off, 3) == 0 else with_sign(off, 1)
@@ -94,7 +94,7 @@ def _where(region: Region) -> str:
     said = [f"{' and '.join(words)} of the time"] if words else []
     said += [f"idle {idle:.0%}: {_idle(region)}"] if idle >= _IDLE else []
     together = "; ".join(said)
-    return f"{together[0].upper()}{together[1:]}." if said else "No part takes a share worth its words."
+    return f"{together[0].upper()}{together[1:]}." if said else "No part takes a measurable share of the time."
 
 
 def _why(region: Region) -> str:
@@ -127,7 +127,7 @@ def _share_of_kernels(kernel: Kernel, region: Region) -> float:
 def _idle(region: Region) -> str:
     """Describe the idle time: one wait that is longer than all others together, or many."""
     if region.longest_gap_us > region.gaps_us / 2:
-        return f"most of it one gap of {said_number(region.longest_gap_us / 1e3, 2)} ms"
+        return f"most of it one wait of {said_number(region.longest_gap_us / 1e3, 2)} ms"
     launches = max(1, sum(kernel.launches for kernel in region.kernels))
     each, count = ("step", region.units) if _between_steps(region) else ("launch", launches)
     return f"{said_number(region.gaps_us / count, 2)} µs per {each} for {cause(region)}"
@@ -136,13 +136,13 @@ def _idle(region: Region) -> str:
 def cause(region: Region) -> str:
     """The cause of idle time, in words."""
     if region.longest_gap_us > region.gaps_us / 2:
-        return "what the host does in one long gap"
+        return "one long wait for the host"
     if _between_steps(region):
-        return "what the engine does on the host between steps"
+        return "the engine's CPU work between steps"
     if _of_operators(region):
         return "Python"
-    graph, host = "the way from one kernel of a graph to the next", "what the host does to launch a kernel"
-    return graph if isinstance(region, Profile) and region.case.timing == "graph" else host
+    is_graph = isinstance(region, Profile) and region.case.timing == "graph"
+    return "launch latency within the CUDA graph" if is_graph else "CPU launch overhead"
 
 
 def _between_steps(region: Region) -> TypeGuard[Profile]:
@@ -156,28 +156,28 @@ def bound_of(kernel: Kernel, region: Region) -> str:
     """The bottleneck of a kernel, in words without a full stop."""
     counters = kernel.counters
     if counters is None:
-        return "what bounds it was not counted"
+        return "bottleneck not counted"
     moved, computed = roofs(kernel, region)
     if moved is not None and moved >= HIGH and moved >= (computed or 0):
-        return f"{moved:.0%} of the highest bandwidth seen{_of_which(kernel)}: bound by memory"
+        return f"{moved:.0%} of peak bandwidth{_of_which(kernel)}: memory-bound"
     if computed is not None and computed >= HIGH and is_fp32(kernel):
-        return f"{computed:.0%} of the FP32 peak{_of_which(kernel)}: bound by the FP32 pipelines"
+        return f"{computed:.0%} of the FP32 peak{_of_which(kernel)}: compute-bound"
     if computed is not None and computed >= HIGH:
         busy = counters.use.get("tensor", 0.0) / 100
-        said = f", busy {busy:.0%} of the time" if busy >= HIGH else ""
-        return f"{computed:.0%} of the highest product rate seen{_of_which(kernel)}: bound by the matrix units{said}"
+        said = f", tensor cores busy {busy:.0%} of the time" if busy >= HIGH else ""
+        return f"{computed:.0%} of the peak GEMM rate{_of_which(kernel)}: compute-bound{said}"
     use = {unit: percent / 100 for unit, percent in counters.use.items() if unit in UNITS}
     if not use:
-        return "the use of its units was not counted"
+        return "utilization not counted"
     unit = max(use, key=lambda each: use[each])
     if use[unit] >= HIGH:
-        return f"{UNITS[unit]} at {use[unit]:.0%} of peak: bound by {UNITS[unit]}"
+        return f"bound by {UNITS[unit]} at {use[unit]:.0%} of peak"
     if uncounted := [UNITS[each] for each in UNITS if each not in use]:
-        return f"{UNITS[unit]} at {use[unit]:.0%} of peak, {' and '.join(uncounted)} not counted: bottleneck not known"
+        return f"{UNITS[unit]} at {use[unit]:.0%} of peak, {' and '.join(uncounted)} not counted: bottleneck unknown"
     waiting = [(share, WAITS.get(each, each)) for each, share in counters.stalls.items() if each not in WORKING]
     share, reason = max(waiting, default=(0.0, ""))
     waited = f"; warps wait {reason} {share:.0%} of the time" if share >= LEAST else ""
-    return f"no unit above {HIGH:.0%} ({UNITS[unit]} {use[unit]:.0%}): latency{waited}"
+    return f"no unit above {HIGH:.0%} ({UNITS[unit]} {use[unit]:.0%}): latency-bound{waited}"
 
 
 def _of_which(kernel: Kernel) -> str:
@@ -185,7 +185,7 @@ def _of_which(kernel: Kernel) -> str:
     if not (kernel.counters and kernel.is_counted_unlike):
         return ""
     counted, mean = map(said_number, (kernel.counters.time_us, kernel.mean_us))
-    return f" by the launches counted ({counted} µs, in the mean {mean})"
+    return f" in the counted launches ({counted} µs; mean {mean} µs)"
 
 
 def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:

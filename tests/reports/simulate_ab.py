@@ -23,14 +23,14 @@ CASE_SPREAD = 0.6  # of the logarithm of that standard deviation between cases
 TAILS = 5  # degrees of freedom of a case's own noise
 RECORDED_QUANTILES = {0.5: 0.0070, 0.8: 0.0118, 0.9: 0.0174, 0.95: 0.0203, 0.99: 0.0260}  # of two runs' differences
 SYSTEMS, CASES = 4, 10  # of a suite, and of each of its systems
-ROUNDS = 6  # of `ttt-bench ab` unless it is told otherwise
+ROUNDS = 6  # the default of `ttt-bench ab`
 
 Suite = np.ndarray  # [system, case, round]: log(B's median / A's)
 
 
 @dataclass(frozen=True)
 class Found:
-    """Shares. wolf: of suites with any false verdict of slower or faster. found: of slowed cases.
+    """Shares. wolf: of suites with any false slower or faster. found: of slowed cases.
 
     same, undecided: of slowed cases, or where none was of all.
     """
@@ -87,7 +87,7 @@ def study(
     shape: tuple[int, int] = (SYSTEMS, CASES),
     noise: Noise = RECORDED,
 ) -> Found:
-    """What `judge` says of so many suites, in which some cases were slowed."""
+    """Simulate suites with some slowed cases, and count the outcomes of `judge`."""
     random = np.random.default_rng(seed)
     counts = np.zeros(4)
     for _ in range(suites):

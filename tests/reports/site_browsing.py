@@ -7,7 +7,7 @@ import browsing
 
 @contextmanager
 def opened(browser, site, path, **options):
-    """A page of the site, and a check that it asked for nothing but the site's own files and erred nowhere."""
+    """A page of the site, and a check that it loads only the site's files and raises no error."""
     with browsing.watched(browser, lambda url: url.startswith(f"{site.as_uri()}/"), **options) as (page, _):
         page.goto(f"{site.as_uri()}/{path}")
         settle(page)

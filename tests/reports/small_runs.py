@@ -15,8 +15,8 @@ def a_case(context=64, system="ttt-linear", **changes):
     return Case(system, context=context, **(fields | changes))
 
 
-def on_gpu(name="H100", driver="580", commit="a" * 40, **changes):
-    gpu = {"name": name, "driver": driver, "device_id": "12345678"}
+def on_gpu(name="H100", driver="580", commit="a" * 40, unit="12345678", throttled=(), **changes):
+    gpu = {"name": name, "driver": driver, "device_id": unit, "after": {"throttle_reasons": list(throttled)}}
     software = {"python": "3.12", "torch": "2.11"}
     return {
         "device": name,

@@ -72,7 +72,7 @@ def profile_of(
 
 
 def work_of(case: Case) -> dict[str, Work]:
-    """What the case needs, as its adapter counts it."""
+    """The work of a case, as its adapter counts it."""
     config = model_config(case.system, case.size)
     return model_work(config, parameter_count(config), case)
 

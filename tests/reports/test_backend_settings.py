@@ -1,4 +1,4 @@
-"""What a page says of the settings of its backends."""
+"""The settings of backends on a page."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Verdicts on paired rounds: by hand, and on the noise of real runs."""
+"""Outcomes of paired rounds: of chosen numbers, and of the noise of real runs."""
 
 import math
 
@@ -65,10 +65,6 @@ def test_two_rounds_are_the_same_where_their_error_keeps_2_percent_out(noise, ve
     assert judge([[noise, -noise]])[0].verdict == verdict
 
 
-def test_a_slowdown_below_the_bar_is_no_verdict_however_sure():
-    assert judge([shifted(0.008, 30)])[0].verdict == "same"
-
-
 def test_one_of_many_cases_must_be_surer_than_one_alone():
     values = [math.log1p(0.03) + each for each in (-0.012, 0.012, -0.008, 0.008, 0.0)]
     assert judge([values])[0].verdict == "slower"
@@ -80,16 +76,6 @@ def test_a_raised_bar_keeps_the_verdict_and_asks_more_of_a_regression():
     at_bar, at_10 = judge([shifted(0.05)])[0], judge([shifted(0.05)], fail_on=0.1)[0]
     assert (at_bar.verdict, at_bar.regressed) == ("slower", True)
     assert (at_10.verdict, at_10.regressed) == ("slower", False)
-
-
-@pytest.mark.parametrize(("by", "verdict"), [(0.03, "slower"), (0.008, "same"), (-0.03, "faster")])
-def test_undecided_says_how_many_rounds_would_decide_and_they_do(by, verdict):
-    values = [math.log1p(by) + each for each in (0.03, -0.03, 0.02, -0.02, 0.0)]
-    found = judge([values])[0]
-    assert found.verdict == "undecided"
-    assert 5 < found.decided_by < 30
-    whole = 5 * math.ceil(found.decided_by / 5)
-    assert judge([(values * 6)[:whole]])[0].verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -128,10 +114,6 @@ def test_being_the_same_asks_no_more_of_one_case_among_many():
     assert [each.decided_by for each in judge([noise] * 5)] == [11] * 5
 
 
-def test_what_no_number_of_rounds_decides_has_none():
-    assert judge([[0.5, -0.5, 0.4, -0.4, 0.1]])[0].decided_by is None
-
-
 def test_rounds_that_agree_exactly_and_cases_that_lost_some():
     found = judge([[0.0] * 5, [math.log(1.2)] * 5, [math.log(1.2)] * 2])
     assert [each.verdict for each in found] == ["same", "slower", "slower"]
@@ -150,17 +132,16 @@ def test_two_stored_runs_of_the_same_commit_rarely_differ_by_what_is_judged():
     assert stored_wolf(1000) <= 0.05
 
 
-def test_a_suite_of_the_same_commit_rarely_cries_wolf():
-    assert study(11, 600).wolf <= 0.03
-
-
-@pytest.mark.parametrize("noise", [Noise(times=3), Noise(disturbed=0.05)])
-def test_nor_on_a_machine_that_is_noisier_than_the_recorded_one(noise):
-    assert study(12, 300, noise=noise).wolf <= 0.05
+@pytest.mark.parametrize(
+    ("seed", "suites", "noise", "most"),
+    [(11, 600, Noise(), 0.03), (12, 300, Noise(times=3), 0.05), (12, 300, Noise(disturbed=0.05), 0.05)],
+)
+def test_a_suite_of_the_same_commit_rarely_cries_wolf(seed, suites, noise, most):
+    assert study(seed, suites, noise=noise).wolf <= most
 
 
 def test_what_the_host_bounds_keeps_its_own_variance_beside_quiet_cases():
-    """16 cases of 0.2% and two of 6%, all of the same commit: no verdict but rarely, and intervals that hold."""
+    """16 cases of 0.2% and two of 6%, all of one commit: rarely slower or faster, and intervals that hold."""
     random, suites, cried, held = np.random.default_rng(5), 400, 0, 0
     for _ in range(suites):
         noisy = random.normal(0, 0.06, (2, 3))
@@ -171,10 +152,6 @@ def test_what_the_host_bounds_keeps_its_own_variance_beside_quiet_cases():
     assert held / (2 * suites) >= 0.92
 
 
-def test_a_slowdown_of_5_percent_is_found():
-    assert study(13, 100, slowdown=0.05).found >= 0.95
-    assert study(14, 300, slowdown=0.05, slowed=a_single_case).found >= 0.9
-
-
-def test_what_is_5_percent_slower_is_not_called_the_same():
-    assert study(15, 100, slowdown=0.05).same <= 0.01
+def test_a_slowdown_of_5_percent_is_found_and_never_called_the_same():
+    system, single = study(13, 100, slowdown=0.05), study(14, 300, slowdown=0.05, slowed=a_single_case)
+    assert (system.found >= 0.95, system.same <= 0.01, single.found >= 0.9) == (True, True, True)

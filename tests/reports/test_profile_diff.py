@@ -27,7 +27,7 @@ def test_the_sentence_names_the_parts_and_the_bottleneck_of_the_kernel_that_diff
     """The GEMM takes longest in both, but it is not why one is slower."""
     assert Diff(FAST, SLOW, "TTT-Linear", "TTT-MLP").sentence == (
         "0.210 ms (21.0%) slower than TTT-Linear: TTT kernel +0.242 ms, GEMMs −0.0350 ms. "
-        "mlp_forward: no unit above 60% (the SMs' pipelines 44%): latency; warps wait for barriers 34% of the time."
+        "mlp_forward: no unit above 60% (SM pipelines 44%): latency-bound; warps wait for barriers 34% of the time."
     )
 
 
@@ -41,7 +41,7 @@ def test_the_sentence_names_the_parts_and_the_bottleneck_of_the_kernel_that_diff
         (
             FAST,
             replace(FAST, region_us=1300.0, longest_gap_us=1.0),
-            "0.300 ms (30.0%) slower than A: idle +0.300 ms. Idle time is what the host does to launch a kernel.",
+            "0.300 ms (30.0%) slower than A: idle +0.300 ms. Idle time is CPU launch overhead.",
         ),
         # A kernel that was not counted has no bottleneck to tell.
         (SLOW, found(Kernel("gemm", 1, 2e3)), "0.790 ms (65.3%) slower than A: GEMMs +1.44 ms, TTT kernel −0.542 ms."),

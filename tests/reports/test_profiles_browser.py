@@ -74,7 +74,7 @@ def test_a_point_that_was_profiled_says_so_and_a_click_opens_its_profile(page, m
 
 
 def walk_to(page, name, x):
-    """Put the keyboard on a point of the first figure; what is said of it."""
+    """Put the keyboard on a point of the first figure, and return its readout."""
     page.locator("#figure-0 .plot").focus()
     for key in ["ArrowLeft"] * 9 + ["ArrowRight"] * 9:
         page.keyboard.press(key)
@@ -161,7 +161,7 @@ def test_a_roofline_is_read_point_by_point(profile, page):
         page.keyboard.press("ArrowRight")
     assert len(set(seen)) == points.count()
     [linear] = [text for text in seen if text.startswith("linear_forward")]
-    assert "210 TFLOP/s at 190.9 FLOPs a byte, 37% of the ceiling of bandwidth" in linear
+    assert "210 TFLOP/s at 190.9 FLOPs per byte, 37% of peak bandwidth" in linear
     assert any(text.startswith("GEMMs as a whole") for text in seen)
     points.last.hover(force=True)
     assert readout(profile, "roofline") == points.last.get_attribute("aria-label")

@@ -27,8 +27,7 @@ from harness.schema.run_file import Job, Planned, RunFile
 from harness.schema.work import Work
 from reports.page.html import render
 from reports.profiles.drawing import NAMED, roofline, timeline, unplaced
-from reports.profiles.section import _groups, script, style
-from reports.profiles.words import recorded
+from reports.profiles.section import script, section, style
 from reports.publish import write_report
 from reports.site.entry import files_of
 
@@ -45,7 +44,7 @@ def test_the_section_compares_systems_of_one_work(tmp_path: Path) -> None:
     for anchor in found.anchors.values():
         assert f'id="{anchor}"' in found.html
     assert "0.05000 ms of kernels and idle time, recorded 0.05000 ms (0.0%)" in found.html
-    assert "the run has no latency of this case" in found.html
+    assert "the run has no recorded latency of this case" in found.html
     assert "GEMMs 60%" in found.html
     assert "168" in found.html
 
@@ -65,11 +64,12 @@ def test_the_section_of_some_systems_has_their_profiles_alone(tmp_path: Path) ->
     assert section_of(run, lambda each: each.system == "none") is None
 
 
-def test_a_step_of_fewer_sequences_is_not_compared_with_those_of_all() -> None:
+def test_a_step_of_fewer_sequences_is_not_compared_with_those_of_all(tmp_path: Path) -> None:
     held = replace(case(batch=16), phase="generate")
     generated = [replace(profile(each), case=each) for each in (held, replace(held, system="mamba"))]
     record = Record(held, "ok", samples_ms=[0.05], throttled=[False], metrics={"sequences_at_once": 5.0})
-    assert list(_groups(generated, recorded([record]))) == [
+    html = section([record], generated, CATALOGUE).html
+    assert re.findall("<h3>(.*?)</h3>", html) == [
         "generate, 1.3b, 5 at once of batch 16, 2048 tokens",
         "generate, 1.3b, batch 16, 2048 tokens",
     ]
@@ -140,12 +140,12 @@ def test_bars_of_a_group_have_one_scale(tmp_path: Path) -> None:
 
 
 def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
-    """Of 60 us in two units, with 10 MB and a GFLOP in each of four launches; shares are of kernels, not of gaps."""
+    """60 us in two units, with 10 MB and a GFLOP per launch; idle time has no share."""
     html = section_of(run_with(tmp_path, profile(case()))).html
     table = html[html.index('<table class="kernels">') :]
     headings, *rows = (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>.*?</tr>", table))
     first, second = (dict(zip(headings, row, strict=True)) for row in rows[:2])
-    assert [first[name] for name in ("Time (ms)", "Share (%)", "Launches", "Floor as counted (ms)")] == [
+    assert [first[name] for name in ("Time (ms)", "Share (%)", "Launches", "Lower bound (ms)")] == [
         "0.0300",
         "66.7",
         "2.00",
@@ -153,7 +153,7 @@ def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
     ]
     assert [first[name] for name in ("GB/s", "TFLOP/s", "FLOP/byte")] == ["667", "66.7", "100.0"]
     assert [first[name] for name in ("Registers", "Shared (kB)")] == ["168", "4.1"]
-    columns = ("Time (ms)", "GB/s", "TFLOP/s", "Floor as counted (ms)")
+    columns = ("Time (ms)", "GB/s", "TFLOP/s", "Lower bound (ms)")
     assert [second[name] for name in columns] == ["0.0150", "", "", ""]
 
 
@@ -167,21 +167,15 @@ def test_the_floor_of_a_case_is_of_one_unit_and_none_where_a_part_has_none(tmp_p
     def shown(name: str, **work: Work) -> str:
         return section_of(run_with(tmp_path / name, profile(case(), work=work))).html
 
-    # Two units took 60 us and 30 us; the floors of one are 10 us and 5 us.
+    # Two units took 60 us and 30 us; the lower bounds of one are 10 us and 5 us.
     both = shown("both", products=Work(6e9, 3e6), ttt=Work(3e9, 0))
-    assert "; 0.015 ms if every part took its floor" in both
+    assert "; 0.015 ms if every part took its lower bound" in both
     assert widths_of(both, "floor") == pytest.approx([200, 100])
     partly = shown("partly", products=Work(6e9, 3e6), edges=Work(0, 0))
-    assert "if every part took its floor" not in partly
-    # What is faster than its floor, as ceilings are those of another process, has no floor beyond its end.
+    assert "if every part took its lower bound" not in partly
+    # A part may be faster than its lower bound, which then ends with the part.
     fast = shown("fast", products=Work(60e9, 0), ttt=Work(3e9, 0))
     assert widths_of(fast, "floor")[0] == widths_of(fast, "part-products")[0]
-
-
-def test_kernels_without_a_row_are_counted(tmp_path: Path) -> None:
-    kernels = [Kernel(f"k{number}", 1, 50.0) for number in range(NAMED + 3)]
-    html = section_of(run_with(tmp_path, profile(case(), *kernels))).html
-    assert "3 more kernels are in the profile's file." in html
 
 
 def test_failures_say_why_and_skipped_cases_are_silent(tmp_path: Path) -> None:
@@ -252,10 +246,10 @@ def test_without_counters_whole_parts_have_points(tmp_path: Path) -> None:
     assert "has no point" not in html
     assert "GB/s" not in html
     assert "the same numbers are in the table" not in html
-    assert "or of a kernel that did more" not in html
-    assert "<td>the work of the model</td>" in html
+    assert "or of a kernel that exceeds them" not in html
+    assert "<td>the model&#39;s work</td>" in html
     bare = section_of(run_with(tmp_path / "bare", replace(found, work={}, ceilings={}))).html
-    assert "No ceilings were measured in this process, so there is no roofline." in bare
+    assert "This process measured no peaks, so there is no roofline." in bare
 
 
 def test_a_timeline_has_the_paths_and_parts_of_its_launches(tmp_path: Path) -> None:
@@ -265,10 +259,10 @@ def test_a_timeline_has_the_paths_and_parts_of_its_launches(tmp_path: Path) -> N
     assert drawn["paths"] == [("prefill", "layer 0", "operator")]
     assert (drawn["kernel"], drawn["part"]) == ([1, 0], [1, 0])
     html = section_of(run_with(tmp_path, found)).html
-    assert "2 launches in 0.01707 ms; 5 later ones of the run are not drawn." in html
-    assert "no times of single launches" not in html
+    assert "2 launches in 0.01707 ms; 5 later ones are not drawn." in html
+    assert "no launch times" not in html
     without = section_of(run_with(tmp_path / "without", profile(case()))).html
-    assert "This profile has no times of single launches, so there is no timeline." in without
+    assert "This profile has no launch times, so there is no timeline." in without
 
 
 @pytest.mark.parametrize("written", [write_report, lambda folder, _: files_of(Run.open(folder))])

@@ -46,10 +46,10 @@ def test_each_flag_has_a_sign_and_a_footnote(doubtful):
     assert dict(zip(lost["x"], lost["marker"]["symbol"], strict=True)) == {16384: "x-thin", 32768: "line-ew"}
     said = doubtful.locator("#figure-0 .annotation").all_text_contents()[-1]
     for words in (
-        "† fewer sequences at once than asked for: 5 of 512",
+        "† fewer sequences at once than requested: 5 of 512",
         "* fewer than 6",
-        "‡ others used",
-        "¶ heat slowed the GPU down",
+        "‡ contended machine",
+        "¶ thermally throttled",
         "§ unsteady",
         "× no result",
         "– not run",
@@ -77,7 +77,7 @@ def test_numbers_of_the_results_have_their_signs(doubtful):
     signed = {cell for row in rows for cell in row.split("\t") if re.match(r"[^\w\s]", cell)}
     assert {cell.split()[0] for cell in signed} == {"†*", "‡¶", "§"}
     meaning = doubtful.locator("#results-table td", has_text="†*").get_attribute("title")
-    assert meaning == "fewer sequences at once than asked for; fewer than 6 samples"
+    assert meaning == "fewer sequences at once than requested; fewer than 6 samples"
     assert f"({meaning})" in doubtful.locator("#results-table td", has_text="†*").text_content()
 
 
@@ -166,8 +166,8 @@ def test_a_ratio_has_the_signs_and_status_of_its_baseline(doubtful):
     assert full[0].startswith("†* 1.")
     assert "\n30 samples\nbaseline: 3 samples\n" in full[2]
     assert "baseline: 5 of 512 sequences at once" in full[2]
-    assert "† fewer sequences at once than asked for: 5 of 512" in said
-    assert "† fewer sequences at once than asked for: 5 of 512" in caption
+    assert "† fewer sequences at once than requested: 5 of 512" in said
+    assert "† fewer sequences at once than requested: 5 of 512" in caption
     assert lost[:2] == ["baseline: failed", "failed"]
     assert lost[2].endswith("baseline: failed: it broke")
     assert nowhere[:2] == ["–", ""]

@@ -88,13 +88,6 @@ def test_a_system_is_not_held_against_itself():
     assert unlike(record("a"), deeper, record("b", 2_000_000))["b"] == ""  # as one of the two
 
 
-def test_the_verdict_stands_beside_the_size():
-    page = render([record("a"), record("b", 1_090_000)], Catalogue())
-    section = page[page.index('id="fairness"') : page.index('id="machines"')]
-    assert '>Size</th><th scope="col">Unlike the others<' in section
-    assert '<td class="folds">1.3b</td><td class="wraps">parameters more than 8% off those of a (torch)</td>' in section
-
-
 def test_sizes_are_compared_among_themselves():
     assert unlike(record("a"), record("b", 50_000, size="tiny")) == {"a": "", "b": ""}
 
@@ -108,6 +101,7 @@ def test_options_that_make_another_model_are_said():
         (1_010_000, (("backbone", "transformer"),)),
         (1_000_000, (("backbone", "transformer"),)),
     ]
+    assert models[1].said(Catalogue()) == "1.3b, backbone transformer"
 
 
 def test_a_system_with_many_options_has_one_voice():
@@ -117,15 +111,6 @@ def test_a_system_with_many_options_has_one_voice():
 
     said = unlike(*map(of_size, (8, 32, 64, 128)), record("a"), record("b"), record("c"))
     assert said == {"ttt": "weights of another type", "a": "", "b": "", "c": ""}
-
-
-def test_what_is_said_of_a_model_is_of_its_options_alone():
-    other = record("a", 2_000_000)
-    other = replace(other, case=replace(other.case, options=(("mini_batch", 32),)))
-    models = fairness([record("a"), other, record("b"), record("c")], Catalogue())
-    [sentence] = unequal(models, Catalogue())
-    assert sentence.startswith("a (torch, 1.3b, ")
-    assert "32" in sentence
 
 
 def test_cases_that_ask_for_another_type_are_compared_among_themselves():
@@ -151,8 +136,6 @@ def test_the_page_has_a_row_for_each_model():
     assert "1,090,000" in section
     assert "parameters more than 8% off those of a (torch)" in section
     assert "&lt;new&gt;" in section
-
-
-def test_a_page_of_layers_alone_has_no_such_table():
+    assert '>Size</th><th scope="col">Unlike the others<' in section
     layer = Record(Case("ttt-linear", "torch", "1.3b", "forward", 1, 8), "ok", samples_ms=[1.0], throttled=[False])
     assert 'id="fairness"' not in render([layer], Catalogue())

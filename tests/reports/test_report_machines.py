@@ -1,4 +1,4 @@
-"""Are equal environments told once, with the span of what changed by itself?"""
+"""Are equal environments shown once, with the range of readings?"""
 
 import synthetic_records as synthetic
 

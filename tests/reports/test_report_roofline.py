@@ -1,4 +1,4 @@
-"""Do rates, floor and shares follow from what a record holds?"""
+"""Do rates, lower bounds and shares follow from a record?"""
 
 import math
 from dataclasses import replace

@@ -12,11 +12,10 @@ from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
 
 from harness.schema.record import RecordError
 from harness.schema.run import Run
-from reports.compare.comparison import compare
 from reports.publish import write_table
 from reports.site import build, pages
 from reports.site.build import write_site
-from reports.site.entry import read_cases, run_id, slug
+from reports.site.entry import read_cases, slug
 from reports.site.folder import MARKER
 
 
@@ -46,46 +45,48 @@ def two_runs(tmp_path):
     return [nightly(tmp_path, 1), nightly(tmp_path, 2, ms=11.0)]
 
 
-def test_of_30_runs_nothing_is_built_twice(tmp_path):
-    runs = [nightly(tmp_path / "runs", day) for day in range(30)]
+def test_of_many_runs_nothing_is_built_twice(tmp_path):
+    runs = [nightly(tmp_path / "runs", day) for day in range(9)]  # as many as are drawn by several processes
     built = write_site(runs, tmp_path / "site")
-    assert (built.runs, built.drawn, built.removed) == (30, 30, 0)
+    assert (built.runs, built.drawn, built.removed) == (9, 9, 0)
     before = times(tmp_path / "site")
-    assert len([name for name in before if name.startswith("runs/")]) == 30
+    assert len([name for name in before if name.startswith("runs/")]) == 9
     assert write_site(runs, tmp_path / "site").drawn == 0
     assert times(tmp_path / "site") == before
 
 
-def test_what_changed_is_built_again_and_nothing_else(two_runs, tmp_path):
+def test_what_changed_is_built_again_under_its_name_and_nothing_else(two_runs, tmp_path):
     out = tmp_path / "site"
     write_site(two_runs, out)
     first, second = (only(out, f"runs/day-0{day}-*.html") for day in (1, 2))
     before = times(out)
     run = Run.open(two_runs[1])
-    file = run.record_file(run.jobs[0])
-    file.append(timed(a_case(64), 12.0, at="2026-02-01T00:00:00+00:00"))
+    run.extend((), run.catalogue, run.file.requests[0])
+    run.record_file(run.jobs[0]).append(timed(a_case(64), 12.0, at="2026-02-01T00:00:00+00:00"))
     assert write_site(two_runs, out).drawn == 1
     after = times(out)
     assert {name for name in after if after[name] != before[name]} >= {str(second.relative_to(out)), "index.html"}
     assert after[str(first.relative_to(out))] == before[str(first.relative_to(out))]
 
 
-@pytest.mark.parametrize("pattern", ["runs/day-01-*.html", "data/day-01-*.json", "downloads/day-01-*.csv"])
-def test_a_file_removed_by_hand_is_built_again(two_runs, tmp_path, pattern):
+@pytest.mark.parametrize(
+    ("pattern", "drawn"),
+    [
+        ("runs/day-01-*.html", 1),
+        ("data/day-01-*.json", 1),
+        ("downloads/day-01-*.csv", 1),
+        ("index.html", 0),
+        ("assets/plotly.js", 0),
+        ("assets/site.css", 0),
+    ],
+)
+def test_a_file_removed_by_hand_is_written_again_and_its_run_is_drawn(two_runs, tmp_path, pattern, drawn):
     write_site(two_runs, tmp_path / "site")
     path = only(tmp_path / "site", pattern)
     text = path.read_bytes()
     path.unlink()
-    assert write_site(two_runs, tmp_path / "site").drawn == 1
+    assert write_site(two_runs, tmp_path / "site").drawn == drawn
     assert path.read_bytes() == text
-
-
-@pytest.mark.parametrize("name", ["index.html", "assets/plotly.js", "assets/site.css"])
-def test_a_shared_file_removed_by_hand_is_written_again_and_no_run_is(two_runs, tmp_path, name):
-    write_site(two_runs, tmp_path / "site")
-    (tmp_path / "site" / name).unlink()
-    assert write_site(two_runs, tmp_path / "site").drawn == 0
-    assert (tmp_path / "site" / name).stat().st_size
 
 
 def test_another_version_of_the_program_draws_every_run_again(two_runs, tmp_path, monkeypatch):
@@ -146,62 +147,38 @@ def test_only_a_site_or_an_empty_folder_is_written_to(two_runs, tmp_path):
     assert write_site(two_runs, tmp_path / "empty").runs == 2
 
 
-def test_nothing_outside_of_the_site_is_touched(two_runs, tmp_path):
-    """A stranger's site may have a marker and links that point elsewhere."""
+def test_links_and_a_marker_that_lead_elsewhere_are_not_followed(two_runs, tmp_path):
     out, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     write_site(two_runs, out)
     shutil.copytree(out, elsewhere)
-    shutil.rmtree(out / "data")
-    (out / "data").symlink_to(elsewhere / "data")
     before = times(elsewhere)
-    with pytest.raises(RecordError, match="is no folder of a site"):
-        write_site(two_runs[:1], out)
-    (out / "data").unlink()
-    for name in ("index.html", "assets/site.css"):
-        (out / name).unlink()
-        (out / name).symlink_to(elsewhere / name)
-    write_site(two_runs[:1], out)
-    assert times(elsewhere) == before
-    assert not (out / "index.html").is_symlink()
-    assert not (out / "assets/site.css").is_symlink()
-
-
-def test_a_marker_that_names_files_elsewhere_is_not_believed(two_runs, tmp_path):
-    out, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
-    write_site(two_runs, out)
-    shutil.copytree(out, elsewhere)
     marker = json.loads((out / MARKER).read_text())
     marker["runs"][0]["entry"]["files"] = [f"../elsewhere/{name}" for name in marker["runs"][0]["entry"]["files"]]
     (out / MARKER).write_text(json.dumps(marker))
     assert write_site(two_runs, out).drawn == 1
-    assert "elsewhere" not in (out / MARKER).read_text()
+    shutil.rmtree(out / "data")
+    (out / "data").symlink_to(elsewhere / "data")
+    with pytest.raises(RecordError, match="is no folder of a site"):
+        write_site(two_runs[:1], out)
+    (out / "data").unlink()
+    (out / "index.html").unlink()
+    (out / "index.html").symlink_to(elsewhere / "index.html")
+    write_site(two_runs[:1], out)
+    assert times(elsewhere) == before
+    assert not (out / "index.html").is_symlink()
 
 
-def test_the_same_run_twice_is_a_sentence(two_runs, tmp_path):
+def test_the_same_run_twice_is_a_sentence_and_two_of_one_name_are_two_pages(two_runs, tmp_path):
     with pytest.raises(RecordError, match="are the same run"):
         write_site([two_runs[0], two_runs[0]], tmp_path / "site")
     copy = tmp_path / "copies" / two_runs[0].name
     shutil.copytree(two_runs[0], copy)
     run = Run.open(copy)
-    file = run.record_file(run.jobs[0])
-    file.append(timed(a_case(64), 12.0))
+    run.record_file(run.jobs[0]).append(timed(a_case(64), 12.0))
     with pytest.raises(RecordError, match=r"are the same run \(day-01-[0-9a-f]{8}\); name one of them"):
         write_site([two_runs[0], copy], tmp_path / "site")
-
-
-def test_two_runs_of_one_name_are_two_pages(tmp_path):
-    runs = [nightly(tmp_path / part, day, name="out") for day, part in ((1, "a"), (2, "b"))]
-    write_site(runs, tmp_path / "site")
-    assert len(list((tmp_path / "site" / "runs").glob("out-*.html"))) == 2
-
-
-def test_a_run_keeps_its_name_when_it_goes_on(tmp_path):
-    run = Run.open(nightly(tmp_path, 1))
-    before = run_id(run, run.records())
-    run.extend((), run.catalogue, run.file.requests[0])
-    file = run.record_file(run.jobs[0])
-    file.append(timed(a_case(64), 9.0, at="2027-01-01T00:00:00+00:00"))
-    assert run_id(run, run.records()) == before
+    write_site([two_runs[0], nightly(tmp_path / "others", 2, name="day-01")], tmp_path / "site")
+    assert len(list((tmp_path / "site" / "runs").glob("day-01-*.html"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -212,24 +189,28 @@ def test_files_have_names_that_are_safe_anywhere(name, said):
     assert slug(name) == said
 
 
-def test_what_is_no_run_is_a_sentence(two_runs, tmp_path):
-    (tmp_path / "folder").mkdir()
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ("nothing", "no such folder"),
+        ("run.json", "is not a run"),
+        ("schema", "schema 99"),
+        ("record", "line 1: case: Field required"),
+    ],
+)
+def test_what_is_no_run_is_a_sentence(two_runs, tmp_path, broken, why):
     other = tmp_path / "other"
-    shutil.copytree(two_runs[0], other)
-    values = json.loads((other / "run.json").read_text())
-    (other / "run.json").write_text(json.dumps(values | {"schema": 99}))
-    torn = tmp_path / "torn"
-    shutil.copytree(two_runs[0], torn)
-    only(torn, "records/*.jsonl").write_text("{}\n{}\n")
-    for bad, why in (
-        (tmp_path / "none", "no such folder"),
-        (tmp_path / "folder", "is not a run"),
-        (other, "schema 99"),
-    ):
-        with pytest.raises(RecordError, match=why):
-            write_site([*two_runs, bad], tmp_path / "site")
-    with pytest.raises(RecordError, match="line 1: case: Field required"):
-        write_site([*two_runs, torn], tmp_path / "site2")
+    if broken != "nothing":
+        shutil.copytree(two_runs[0], other)
+    if broken == "run.json":
+        (other / "run.json").unlink()
+    elif broken == "schema":
+        values = json.loads((other / "run.json").read_text())
+        (other / "run.json").write_text(json.dumps(values | {"schema": 99}))
+    elif broken == "record":
+        only(other, "records/*.jsonl").write_text("{}\n{}\n")
+    with pytest.raises(RecordError, match=why):
+        write_site([*two_runs, other], tmp_path / "site")
 
 
 def test_a_run_without_records_is_a_line_and_one_without_a_result_a_page(tmp_path):
@@ -264,9 +245,11 @@ class Markup(HTMLParser):
 
 
 def test_uncommitted_changes_are_said(tmp_path):
-    for name, dirty in (("clean", False), ("dirty", True)):
-        a_run(tmp_path / name, timed(a_case(), 10.0, on_gpu(commit=name[0] * 40, dirty=dirty)))
-    write_site([tmp_path / "clean", tmp_path / "dirty"], tmp_path / "site")
+    runs = [
+        nightly(tmp_path, day, environment=on_gpu(commit=letter * 40, dirty=dirty))
+        for day, (letter, dirty) in enumerate((("c", False), ("d", True)))
+    ]
+    write_site(runs, tmp_path / "site")
     text = (tmp_path / "site" / "index.html").read_text()
     assert "commit dddddddddd with uncommitted changes" in text
     assert text.count("with uncommitted changes") == 1
@@ -330,7 +313,7 @@ def test_the_index_has_a_result_and_the_note_of_a_run_beside_its_tables(tmp_path
 
 
 def changes_of(out):
-    """(verdict, place) of each point that the page of the system marks, with the run before it."""
+    """(lines, (machine, outcome, index) of each change) of the first case of TTT-Linear."""
     text = only(out, "over-time/ttt-linear-*.html").read_text()
     data = json.loads(text.partition('id="page-data">')[2].partition("</script>")[0])
     lines = data["cases"][0]["lines"]
@@ -393,28 +376,12 @@ def test_no_line_joins_two_machines_or_drivers(tmp_path):
 
 def test_few_samples_and_a_loaded_machine_are_drawn_and_not_judged(tmp_path):
     loaded = on_gpu(cpu={"others_share": 0.5, "idle_share": 0.01})
-    runs = [
-        nightly(tmp_path, 0, 10),
-        nightly(tmp_path, 1, 15, samples=3),
-        nightly(tmp_path, 2, 15, environment=loaded),
-        nightly(tmp_path, 3, 12),
-    ]
-    write_site(runs, tmp_path / "site")
+    days = [(10, {}), (15, {"samples": 3}), (15, {"environment": loaded}), (12, {})]
+    write_site([nightly(tmp_path, day, ms, **changes) for day, (ms, changes) in enumerate(days)], tmp_path / "site")
     (line,), changes = changes_of(tmp_path / "site")
     assert line["doubtful"] == [1, 2]
     assert [change[1:] for change in changes] == [("slower", 3)]
     assert line["changes"][0]["before"] == line["run"][0]
-
-
-def test_what_a_site_keeps_of_a_run_is_what_compare_needs(tmp_path):
-    runs = [nightly(tmp_path, 1, cases=3), nightly(tmp_path, 2, 11, cases=3)]
-    write_site(runs, tmp_path / "site")
-    kept = [read_cases(only(tmp_path / "site", f"data/day-0{day}-*.json")) for day in (1, 2)]
-    found = compare(*map(Run.open, runs))
-    assert [each.side for each in kept] == [found.a, found.b]
-    assert {row.key: (row.a_ms, row.b_ms) for row in found.rows} == {
-        key: (kept[0].cases[key].ms, kept[1].cases[key].ms) for key in kept[0].cases
-    }
 
 
 def test_long_lists_of_changes_are_cut_and_counted(tmp_path, monkeypatch):

@@ -20,8 +20,7 @@ def runs_of(folder):
     """Runs that differ in everything that a comparison tells."""
     a, b = on_commit("a"), on_commit("b", dirty=True, software={"python": "3.12", "torch": "2.12", "__proto__": "1"})
     loaded = on_commit("b", cpu={"others_share": 0.434, "idle_share": 0.01})
-    hot = on_commit("b")
-    hot["gpu"] = hot["gpu"] | {"after": {"throttle_reasons": ["sw_thermal_slowdown"]}}
+    hot = on_commit("b", throttled=("sw_thermal_slowdown",))
     c = [a_case(64 << number) for number in range(13)]
     on = {"monday": {"at": "2026-11-16T03:00:00+00:00"}, "friday": {"at": "2026-11-20T03:00:00+00:00"}}
     of = {
@@ -100,20 +99,17 @@ def tab_to(page, words, key="Tab"):
 
 
 def test_by_keyboard_from_the_index_to_a_run_and_to_a_comparison(browser, site):
+    def follow(words, address):
+        tab_to(page, words)
+        page.keyboard.press("Enter")
+        page.wait_for_url(address)
+        settle(page)
+
     with opened(browser, site, "index.html") as page:
-        tab_to(page, "cpu")
-        page.keyboard.press("Enter")
-        page.wait_for_url("**/runs/cpu-*.html")
-        settle(page)
+        follow("cpu", "**/runs/cpu-*.html")
         assert page.locator("figure .plot .main-svg").count()
-        tab_to(page, "All runs")
-        page.keyboard.press("Enter")
-        page.wait_for_url("**/index.html")
-        settle(page)
-        tab_to(page, "Against monday")
-        page.keyboard.press("Enter")
-        page.wait_for_url("**/compared/monday-*--*.html")
-        settle(page)
+        follow("All runs", "**/index.html")
+        follow("Against monday", "**/compared/monday-*--*.html")
         tab_to(page, "case")
         page.keyboard.press("Enter")
         assert page.locator("th[aria-sort=descending]").inner_text() == "case"

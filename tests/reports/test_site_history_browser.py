@@ -41,7 +41,7 @@ def test_a_system_over_time_marks_changes_and_follows_the_chosen_case(browser, t
         page.wait_for_url("**/compared/day-1-*--day-2-*.html")
         settle(page)
         assert page.locator("#cases tbody tr td:first-child").all_inner_texts() == ["slower", "same within noise"]
-    with opened(browser, site, f"over-time/{path.name}#%") as page:  # an address that was cut
+    with opened(browser, site, f"over-time/{path.name}#%") as page:  # a truncated address
         assert page.evaluate(traces)[0]["y"] == [10, 10.1, 12]
 
 
