@@ -71,13 +71,6 @@ def two_gpus() -> Iterator[None]:
             nvml._initialised.cache_clear()
 
 
-def with_two_gpus(folder: Path) -> dict[str, str]:
-    """The variables by which a process of its own finds them, from a module in `folder`."""
-    (folder / "nvml").mkdir()
-    (folder / "nvml" / "pynvml.py").write_text(PYNVML)
-    return {"PYTHONPATH": str(folder / "nvml")}
-
-
 def environment(path: Path | None = None, **env: str) -> dict[str, str]:
     """Ours without a task of Slurm and a choice of GPUs, and with no commands but those of `path`."""
     without = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CUDA_VISIBLE"))}
@@ -86,11 +79,6 @@ def environment(path: Path | None = None, **env: str) -> dict[str, str]:
 
 def ttt_bench(*arguments: object, cwd: Path, path: Path | None = None, **env: str) -> Done:
     return command_line.called(*arguments, cwd=cwd, env=environment(path, **env))
-
-
-def alone(*arguments: object, cwd: Path, path: Path | None = None, **env: str) -> Done:
-    """The same in a process of its own."""
-    return command_line.ttt_bench(*arguments, cwd=cwd, env=environment(path, **env))
 
 
 @pytest.mark.parametrize("command", ["run", "profile"])
@@ -108,14 +96,6 @@ def test_gpus_that_are_not_there(tmp_path: Path, command: str, gpus: str, visibl
     with two_gpus():
         done = ttt_bench(command, "quick", "--gpus", gpus, cwd=tmp_path, **env)
     assert message in one_sentence(done)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("command", ["run", "profile"])
-def test_gpus_that_are_not_there_for_a_process_of_its_own(tmp_path: Path, command: str) -> None:
-    env = with_two_gpus(tmp_path) | {"CUDA_VISIBLE_DEVICES": "1"}
-    said = one_sentence(alone(command, "quick", "--gpus", "0", cwd=tmp_path, **env))
-    assert "--gpus 0: there is no GPU '0' to use; there are 1" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -301,9 +281,9 @@ def test_two_tasks_of_an_array_measure_the_run(tmp_path: Path, commands: Path) -
     ttt_bench("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "out", cwd=tmp_path, path=commands)
     for index in "01":
         task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": index}
-        done = alone("work", "out", cwd=tmp_path, path=commands, **task)
+        done = ttt_bench("work", "out", cwd=tmp_path, path=commands, **task)
         assert done.returncode == 0, done.stderr
-    text = alone("status", "out", cwd=tmp_path, path=commands).stdout
+    text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
     assert "4 of 4 cases: 4 ok" in text
     assert claims.submission(tmp_path / "out") is None
 
@@ -319,7 +299,7 @@ def test_tasks_run_what_was_asked_for_of_a_larger_run(tmp_path: Path, commands: 
     assert "1 task for 2 jobs of 4 cases" in submitted.stdout
     command = next(line for line in (tmp_path / "out" / "slurm.sbatch").read_text().splitlines() if " work " in line)
     task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
-    done = alone(*command.split()[command.split().index("bench") + 1 :], cwd=tmp_path, path=commands, **task)
+    done = ttt_bench(*command.split()[command.split().index("bench") + 1 :], cwd=tmp_path, path=commands, **task)
     assert done.returncode == 0, done.stderr
     assert {record.case.context for record in Run.open(tmp_path / "out").records()} == {16}
 
@@ -328,7 +308,7 @@ def test_a_task_without_a_gpu_takes_no_job_of_a_run_of_one(tmp_path: Path, comma
     call = ("run", "quick", "--systems", "transformer/torch", "--device", "cuda", "--slurm", "gpus=1", "--out", "out")
     assert ttt_bench(*call, cwd=tmp_path, path=commands).returncode == 0
     task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
-    said = one_sentence(alone("work", "out", cwd=tmp_path, path=commands, **task))
+    said = one_sentence(ttt_bench("work", "out", cwd=tmp_path, path=commands, **task))
     assert "out: is a run of a GPU, and none was found on this task's node" in said
     assert Run.open(tmp_path / "out").records() == []
 
