@@ -88,7 +88,7 @@ test: $(INSTALLED) lint chromium axe slurm
 	  $(PY) -m pytest -m "not gpu and not index" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Asks the package index whether each lock file still resolves: downloads metadata, no packages.
-locks: $(INSTALLED)
+locks: $(INSTALLED) .venv-lock/.installed
 	$(PY) -m pytest -rs -m index tests/test_locks.py
 
 # Tests of kernels mostly compile, so they share the GPU; what is timed has it alone.
@@ -130,6 +130,11 @@ slurm:
 	  && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; } \
 	|| echo "make test: install Slurm (apt-get install slurm-wlm munge); a run's tasks are tested in it"
 
+.venv-lock/.installed:
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet uv==0.13.9
+	@touch $@
+
 $(VENV)/.installed-%: bench/requirements/%.txt pyproject.toml
 	$(call FOR_PYTHON,11 <= v <= 13,3.11 to 3.13)
 	$(PYTHON) -m venv $(VENV)
@@ -139,4 +144,4 @@ $(VENV)/.installed-%: bench/requirements/%.txt pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-mamba .venv-vllm.log .venv-mamba.log build *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-mamba .venv-lock .venv-vllm.log .venv-mamba.log build *.egg-info
