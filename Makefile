@@ -88,13 +88,11 @@ test: $(INSTALLED) lint chromium axe slurm
 	  $(PY) -m pytest -m "not gpu and not index" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Writes the lock files of bench/requirements from its .in files and pyproject.toml, with the newest releases.
-lock:
-	$(PYTHON) -m venv .venv-lock
-	.venv-lock/bin/python -m pip install --quiet uv==0.13.9
+lock: .venv-lock/.installed
 	.venv-lock/bin/python bench/requirements/lock.py
 
 # Asks the package index whether each lock file still resolves: downloads metadata, no packages.
-locks: $(INSTALLED)
+locks: $(INSTALLED) .venv-lock/.installed
 	$(PY) -m pytest -rs -m index tests/test_locks.py
 
 # Tests of kernels mostly compile, so they share the GPU; what is timed has it alone.
@@ -135,6 +133,11 @@ slurm:
 	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
 	  && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; } \
 	|| echo "make test: install Slurm (apt-get install slurm-wlm munge); a run's tasks are tested in it"
+
+.venv-lock/.installed:
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet uv==0.13.9
+	@touch $@
 
 $(VENV)/.installed-%: bench/requirements/%.txt pyproject.toml
 	$(call FOR_PYTHON,11 <= v <= 13,3.11 to 3.13)

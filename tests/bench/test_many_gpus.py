@@ -80,11 +80,6 @@ def ttt_bench(*arguments: object, cwd: Path, path: Path | None = None, **env: st
     return command_line.called(*arguments, cwd=cwd, env=environment(path, **env))
 
 
-def alone(*arguments: object, cwd: Path, path: Path | None = None, **env: str) -> Done:
-    """Run the command line in a process of its own."""
-    return command_line.ttt_bench(*arguments, cwd=cwd, env=environment(path, **env))
-
-
 @pytest.mark.parametrize("command", ["run", "profile"])
 @pytest.mark.parametrize(
     ("gpus", "visible", "message"),
@@ -282,9 +277,9 @@ def test_two_tasks_of_an_array_measure_the_run(tmp_path: Path, commands: Path) -
     ttt_bench("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "out", cwd=tmp_path, path=commands)
     for index in "01":
         task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": index}
-        done = alone("work", "out", cwd=tmp_path, path=commands, **task)
+        done = ttt_bench("work", "out", cwd=tmp_path, path=commands, **task)
         assert done.returncode == 0, done.stderr
-    text = alone("status", "out", cwd=tmp_path, path=commands).stdout
+    text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
     assert "4 of 4 cases: 4 ok" in text
     assert claims.submission(tmp_path / "out") is None
 
@@ -300,7 +295,7 @@ def test_tasks_run_what_was_asked_for_of_a_larger_run(tmp_path: Path, commands: 
     assert "1 task for 2 jobs of 4 cases" in submitted.stdout
     command = next(line for line in (tmp_path / "out" / "slurm.sbatch").read_text().splitlines() if " work " in line)
     task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
-    done = alone(*command.split()[command.split().index("bench") + 1 :], cwd=tmp_path, path=commands, **task)
+    done = ttt_bench(*command.split()[command.split().index("bench") + 1 :], cwd=tmp_path, path=commands, **task)
     assert done.returncode == 0, done.stderr
     assert {record.case.context for record in Run.open(tmp_path / "out").records()} == {16}
 
@@ -309,6 +304,6 @@ def test_a_task_without_a_gpu_takes_no_job_of_a_run_of_one(tmp_path: Path, comma
     call = ("run", "quick", "--systems", "transformer/torch", "--device", "cuda", "--slurm", "gpus=1", "--out", "out")
     assert ttt_bench(*call, cwd=tmp_path, path=commands).returncode == 0
     task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
-    said = one_sentence(alone("work", "out", cwd=tmp_path, path=commands, **task))
+    said = one_sentence(ttt_bench("work", "out", cwd=tmp_path, path=commands, **task))
     assert "out: is a run on a GPU, and this task's node has none" in said
     assert Run.open(tmp_path / "out").records() == []

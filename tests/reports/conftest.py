@@ -5,9 +5,9 @@ import fcntl
 import pytest
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser():
-    """Chromium, opened once per module."""
+    """One Chromium for all pages: a start takes two seconds, and compiling the page's programs two more."""
     import browsing
 
     with browsing.browser() as opened:
@@ -31,7 +31,7 @@ def paper_page(request, tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def one_place(tmp_path_factory):
     """A folder for pages at one address, where Chromium reuses the compiled programs."""
     return tmp_path_factory.mktemp("page")

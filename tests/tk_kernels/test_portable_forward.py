@@ -59,7 +59,7 @@ def assert_equal(found: tuple[Tensor, Any], expected: tuple[Tensor, Any], limit:
         ("linear", 96, 16, 20),
         ("linear", 128, 16, 16),
         ("linear", 64, 4, 9),
-        ("linear", 64, 64, 70),
+        ("linear", 64, 64, 66),
         ("mlp", 64, 16, 37),
         ("mlp", 64, 5, 12),
         ("mlp", 64, 32, 40),
@@ -68,7 +68,8 @@ def assert_equal(found: tuple[Tensor, Any], expected: tuple[Tensor, Any], limit:
     ],
 )
 def test_equals_the_reference(triton_kernels, poisoned, name, head_dim, mini_batch, tokens):
-    given = case(name, tokens, batch=1, heads=2, head_dim=head_dim, mini_batch=mini_batch)
+    heads = 2 if tokens == 37 else 1
+    given = case(name, tokens, batch=1, heads=heads, head_dim=head_dim, mini_batch=mini_batch)
     found = OPS[name].forward(*in_type(given, torch.float32), start=0, backend="triton")
     assert_equal(found, exact(name, given), LIMITS[torch.float32])
 
@@ -85,10 +86,10 @@ def test_tokens_of_16_bits(triton_kernels, name, dtype):
 @interpreted
 @pytest.mark.parametrize("name", OPS)
 def test_pieces_with_rope_in_place_are_the_whole(triton_kernels, name):
-    given = case(name, 40, batch=1, heads=2, head_dim=64)
+    given = case(name, 20, batch=1, heads=1, head_dim=64)
     *tokens, scale, weight, bias, state = in_type(given, torch.float32)
     outputs = []
-    for cut, start in ((slice(0, 21), 0), (slice(21, 40), 5)):
+    for cut, start in ((slice(0, 5), 0), (slice(5, 20), 5)):
         piece = [x[:, cut] for x in tokens]
         out, state = OPS[name].forward(
             *piece,

@@ -1,4 +1,4 @@
-"""The small vLLM of the adapter's tests."""
+"""Fixtures for the tests of the systems."""
 
 import sys
 
@@ -32,3 +32,9 @@ def llm(monkeypatch):
     monkeypatch.setattr(VllmTransformer, "max_num_batched_tokens", 64)
     monkeypatch.setattr(vllm_system, "SEQUENCES", 64)
     return LLM
+
+
+@pytest.fixture(autouse=True)
+def few_gate_steps(monkeypatch):
+    """Check logits after 2 steps instead of 13: the reference prefills a prompt per step."""
+    monkeypatch.setattr("bench.systems.language_model.GATE_STEPS", 2)
