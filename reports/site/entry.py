@@ -117,7 +117,7 @@ def run_digest(folder: Path, program: str) -> str:
 
 
 def note_of(folder: Path) -> str:
-    """The note on a run in `[runs]` of a tables.toml next to its folder (`bench.numbers`); "" without one."""
+    """The note on a run in `[runs]` of a tables.toml next to its folder, see `bench.numbers`; "" without one."""
     place = folder.resolve()
     try:
         rows = tomllib.loads((place.parent / "tables.toml").read_text("utf-8"))["runs"]["runs"]

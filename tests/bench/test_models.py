@@ -236,7 +236,7 @@ def test_a_state_of_the_wrong_form_is_refused(models):
     state = primal.init_state(1, 8)
     with pytest.raises(ValueError, match="make one with generate_state"):
         primal.generate_step(random_ids(1, 1)[:, 0], state)
-    with pytest.raises(ValueError, match="prefill: needs the state"):
+    with pytest.raises(ValueError, match="prefill: needs a state"):
         primal.prefill(random_ids(1, 4), primal.generate_state(state))
     with pytest.raises(ConfigError, match="form fast: unknown; there are dual, primal"):
         TorchOperator("linear", "fast")

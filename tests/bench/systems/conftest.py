@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the systems."""
+"""The small vLLM of the adapter's tests."""
 
 import sys
 
@@ -32,9 +32,3 @@ def llm(monkeypatch):
     monkeypatch.setattr(VllmTransformer, "max_num_batched_tokens", 64)
     monkeypatch.setattr(vllm_system, "SEQUENCES", 64)
     return LLM
-
-
-@pytest.fixture(autouse=True)
-def few_gate_steps(monkeypatch):
-    """Check logits after 2 steps instead of 13: the reference prefills a prompt per step."""
-    monkeypatch.setattr("bench.systems.language_model.GATE_STEPS", 2)
