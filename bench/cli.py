@@ -77,9 +77,9 @@ def list_all() -> None:
 def build(
     learner: Annotated[list[str] | None, typer.Argument(help="With --tune: linear, mlp; by default both.")] = None,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Measure launch settings of the generate kernels on this GPU instead.")
+        bool, typer.Option("--tune", help="Measure launch settings of the Triton kernels on this GPU instead.")
     ] = False,
-    form: Annotated[str | None, typer.Option(help="Of --tune: dual, primal; by default both.")] = None,
+    form: Annotated[str | None, typer.Option(help="With --tune: dual, primal, forward; by default all.")] = None,
     precision: Annotated[
         str | None, typer.Option(help="Of --tune, the state's: planes, float32, bfloat16, float16; by default all.")
     ] = None,
@@ -90,7 +90,7 @@ def build(
 ) -> None:
     """Compile the CUDA kernels; show their registers and spills.
 
-    It needs nvcc and no GPU. --tune makes sections for tk_kernels/generate/tuning.toml.
+    It needs nvcc and no GPU. --tune writes sections for tk_kernels/generate/tuning.toml or TTT_BENCH_TUNING=FILE.
     """
     from bench.errors import UserError
 

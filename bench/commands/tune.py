@@ -1,4 +1,4 @@
-"""`ttt-bench build --tune`: launch settings of the generate kernels for this GPU, as sections of `tuning.toml`."""
+"""`ttt-bench build --tune`: launch settings of the Triton kernels for this GPU, as sections of `tuning.toml`."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,16 +12,17 @@ from bench.models.config import BASE_LR
 from bench.request import words
 from tk_kernels import FORMS
 from tk_kernels.build import NO_GPU
-from tk_kernels.generate.tuning import Tuning, section
+from tk_kernels.generate.tuning import FORWARD, FORWARD_ROWS, Tuning, section
 
 LEARNERS = tuple(BASE_LR)
+TUNED = (*FORMS, FORWARD)
 
 
 def tune(learners: Sequence[str], forms: str | None, precisions: str | None, batch: int, output: Path | None) -> None:
     """Write a section for each learner and form to a new file, or print it; each candidate goes to stderr."""
     for word in learners:
         _known("LEARNER", word, LEARNERS)
-    forms_asked = words("--form", forms, lambda word: _known("--form", word, FORMS)) or FORMS
+    forms_asked = words("--form", forms, lambda word: _known("--form", word, TUNED)) or TUNED
 
     from tk_kernels.generate.common import PRECISIONS, available
 
@@ -37,16 +38,16 @@ def tune(learners: Sequence[str], forms: str | None, precisions: str | None, bat
 
 
 def _rows(learner: str, form: str, precisions: Sequence[str], batch: int) -> dict[str, dict[str, Tuning]]:
-    """Of each section of the table, the fastest settings by state precision."""
-    from bench.systems.ttt.trial import Trial
+    """The fastest settings by section of the table and row."""
+    from bench.systems.ttt.trial import ForwardTrial, Trial
 
-    found: dict[str, dict[str, Tuning]] = {}
-    for precision in precisions:
-        name, launch = Trial(learner, form, precision, batch).fastest(_log)
+    forward, found = form == FORWARD, dict[str, dict[str, Tuning]]()
+    for row in FORWARD_ROWS[f"ttt_{learner}"] if forward else precisions:
+        name, launch = (ForwardTrial(learner, row) if forward else Trial(learner, form, row, batch)).fastest(_log)
         if launch is None:
-            _log(f"ttt-{learner} {form} {precision}: no candidate can be used")
+            _log(f"ttt-{learner} {form} {row}: no candidate can be used")
         else:
-            found.setdefault(name, {})[precision] = launch
+            found.setdefault(name, {})[row] = launch
     return found
 
 
