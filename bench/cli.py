@@ -77,8 +77,8 @@ def list_all() -> None:
 @app.command()
 def build(
     learner: Annotated[list[str] | None, typer.Argument(metavar="LEARNER", help="For --tune: linear, mlp.")] = None,
-    tune: Annotated[bool, typer.Option("--tune", help="Measure launch settings of the generate kernels.")] = False,
-    form: Annotated[str | None, typer.Option(help="For --tune: dual, primal.")] = None,
+    tune: Annotated[bool, typer.Option("--tune", help="Measure launch settings of the Triton kernels.")] = False,
+    form: Annotated[str | None, typer.Option(help="For --tune: dual, primal, forward.")] = None,
     precision: Annotated[str | None, typer.Option(help="For --tune: planes, float32, bfloat16, float16.")] = None,
     batch: Annotated[int | None, typer.Option(help="For --tune: sequences; default: 512.", min=1)] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="For --tune: a new file to write.")] = None,
@@ -86,8 +86,8 @@ def build(
     """Compile the CUDA kernels and print their registers and spills.
 
     Needs nvcc, but no GPU. --tune needs a GPU and prints sections for
-    tk_kernels/generate/tuning.toml, by default for every learner, form and
-    precision.
+    tk_kernels/generate/tuning.toml or a file that TTT_BENCH_TUNING names, by
+    default for every learner, form and precision.
     """
     if tune:
         from bench.commands.tune import tune as measure_settings

@@ -1,4 +1,4 @@
-"""`ttt-bench build --tune`: measure launch settings of the generate kernels for this GPU's `tuning.toml`."""
+"""`ttt-bench build --tune`: measure launch settings of the Triton kernels for this GPU, as `tuning.toml` sections."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,15 +12,16 @@ from bench.models.config import BASE_LR
 from bench.request import words
 from tk_kernels import FORMS
 from tk_kernels.build import NO_GPU
-from tk_kernels.generate.tuning import Tuning, section
+from tk_kernels.generate.tuning import FORWARD, FORWARD_ROWS, Tuning, section
 
 LEARNERS = tuple(BASE_LR)
+TUNED = (*FORMS, FORWARD)
 
 
 def tune(learners: Sequence[str], forms: str | None, precisions: str | None, batch: int, output: Path | None) -> None:
     """Write a section per learner and form to a new file, or print it; log each candidate to stderr."""
     chosen_learners = _known("LEARNER", learners, LEARNERS) or LEARNERS
-    chosen_forms = _known("--form", words("--form", forms), FORMS) or FORMS
+    chosen_forms = _known("--form", words("--form", forms), TUNED) or TUNED
 
     from tk_kernels.generate.common import PRECISIONS, available
 
@@ -36,16 +37,16 @@ def tune(learners: Sequence[str], forms: str | None, precisions: str | None, bat
 
 
 def _rows(learner: str, form: str, precisions: Sequence[str], batch: int) -> dict[str, dict[str, Tuning]]:
-    """The fastest settings by section and state precision."""
-    from bench.systems.ttt.trial import Trial
+    """The fastest settings by section and row of the table."""
+    from bench.systems.ttt.trial import ForwardTrial, Trial
 
-    found: dict[str, dict[str, Tuning]] = {}
-    for precision in precisions:
-        name, launch = Trial(learner, form, precision, batch).fastest(_log)
+    forward, found = form == FORWARD, dict[str, dict[str, Tuning]]()
+    for row in FORWARD_ROWS[f"ttt_{learner}"] if forward else precisions:
+        name, launch = (ForwardTrial(learner, row) if forward else Trial(learner, form, row, batch)).fastest(_log)
         if launch is None:
-            _log(f"ttt-{learner} {form} {precision}: no candidate can be used")
+            _log(f"ttt-{learner} {form} {row}: no candidate can be used")
         else:
-            found.setdefault(name, {})[precision] = launch
+            found.setdefault(name, {})[row] = launch
     return found
 
 

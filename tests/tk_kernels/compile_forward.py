@@ -13,6 +13,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tk_kernels.generate.tuning import FORWARD, tuning
 from tk_kernels.ttt_linear import forward as linear
 from tk_kernels.ttt_mlp import forward as mlp
 from tk_kernels.ttt_mlp import forward_wide
@@ -47,19 +48,20 @@ def stack_bytes(cubin: bytes) -> int | None:
 def main(capability: int) -> None:
     """One line a kernel: name, shared memory, local memory."""
     shape = {"m": 16, "M": 16, "DOT": tl.bfloat16, "UP": 1.0, "INTERPRETED": 0}
-    head = shape | {"D": 64, "DP": 64}
-    wide = shape | {"D": 96, "DP": 128}
-    blocks = {name: forward_wide.SHAPE[name] for name in ("BLOCK", "S")}
+    head, wide = shape | {"D": 64, "DP": 64}, shape | {"D": 96, "DP": 128}
     variants = [
-        ("linear", linear._forward, head | {"N": 4, "S": linear.STAGES}, 4),
-        ("linear-crowded", linear._forward, head | {"N": 2, "S": linear.STAGES}, 2),
-        ("mlp", mlp._forward, head | {"N": mlp.WARPS, "S": mlp.STAGES, "F": 256}, mlp.WARPS),
-        ("mlp-96", forward_wide.forward, wide | blocks | {"F": 384}, forward_wide.SHAPE["num_warps"]),
+        ("linear", linear._forward, "ttt_linear", "few", head),
+        ("linear-crowded", linear._forward, "ttt_linear", "crowded", head),
+        ("mlp", mlp._forward, "ttt_mlp", "narrow", head | {"F": 256}),
+        ("mlp-96", forward_wide.forward, "ttt_mlp", "wide", wide | {"F": 384}),
     ]
     if capability == 80:
-        variants.append(("linear-96", linear._forward, wide | {"N": 8, "S": linear.STAGES}, 8))
-    for name, kernel, constants, warps in variants:
-        made = compiled(kernel, capability, constants, warps)
+        variants.append(("linear-96", linear._forward, "ttt_linear", "wide", wide))
+    for name, kernel, operator, row, sizes in variants:
+        launch = tuning(operator, FORWARD, row, "default")
+        settings = {"S": launch.stages, "N": launch.warps, "BLOCK": launch.block}
+        constants = sizes | {key: x for key, x in settings.items() if key in kernel.arg_names}
+        made = compiled(kernel, capability, constants, launch.warps)
         found = {"capability": capability, "kernel": name, "shared": made.metadata.shared}
         print(json.dumps(found | {"stack": stack_bytes(made.asm["cubin"])}), flush=True)
 

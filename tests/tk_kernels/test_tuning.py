@@ -7,10 +7,11 @@ import pytest
 from tk_kernels import FORMS
 from tk_kernels.generate import tuning as table
 from tk_kernels.generate.common import PRECISIONS, SM90
-from tk_kernels.generate.tuning import TABLE, Tuning, candidates, section, tuning
+from tk_kernels.generate.tuning import FORWARD, FORWARD_ROWS, TABLE, VARIABLE, Tuning, candidates, section, tuning
 
 OPERATORS = ("ttt_linear", "ttt_mlp")
 ROWS = [(operator, form, precision) for operator in OPERATORS for form in FORMS for precision in PRECISIONS]
+ROWS += [(operator, FORWARD, row) for operator in OPERATORS for row in FORWARD_ROWS[operator]]
 
 
 @pytest.fixture
@@ -21,11 +22,11 @@ def another_table(tmp_path, monkeypatch):
 
     def write(text):
         path.write_text(text)
-        for cached in (table._table, tuning):
+        for cached in (table._tables, tuning):
             cached.cache_clear()
 
     yield write
-    for cached in (table._table, tuning):
+    for cached in (table._tables, tuning):
         cached.cache_clear()
 
 
@@ -64,6 +65,27 @@ def test_the_longest_name_that_fits_comes_first_and_the_shorter_fill_in(another_
     assert tuning("ttt_mlp", "dual", "planes", "sm_90 NVIDIA H200") == kind
     assert tuning("ttt_mlp", "dual", "bfloat16", "sm_90 NVIDIA H100 80GB HBM3") == kind
     assert tuning("ttt_mlp", "dual", "float32", "NVIDIA H200") == Tuning(warps=8, block=64)
+
+
+def test_the_users_file_comes_first(another_table, tmp_path, monkeypatch):
+    another_table("[default.ttt_mlp.forward]\nnarrow = { warps = 8, block = 0 }\nwide = { warps = 8, block = 32 }")
+    own = tmp_path / "own.toml"
+    own.write_text(section("NVIDIA L4", "ttt_mlp", FORWARD, {"wide": Tuning(warps=16, block=64, stages=1)}))
+    monkeypatch.setenv(VARIABLE, str(own))
+    assert tuning("ttt_mlp", FORWARD, "wide", "NVIDIA L40S") == Tuning(warps=16, block=64, stages=1)
+    assert tuning("ttt_mlp", FORWARD, "wide", "NVIDIA A100") == Tuning(warps=8, block=32)
+    assert tuning("ttt_mlp", FORWARD, "narrow", "NVIDIA L40S") == Tuning(warps=8, block=0)
+
+
+@pytest.mark.parametrize(("text", "reason"), [(None, "No such file"), ("[", "Invalid")])
+def test_a_users_file_that_cannot_be_read_is_named(another_table, tmp_path, monkeypatch, text, reason):
+    another_table("")
+    own = tmp_path / "own.toml"
+    if text:
+        own.write_text(text)
+    monkeypatch.setenv(VARIABLE, str(own))
+    with pytest.raises(ValueError, match=rf"TTT_BENCH_TUNING=.*own\.toml cannot be read \(.*{reason}.*unset it"):
+        tuning("ttt_linear", FORWARD, "few", "cpu")
 
 
 def test_a_section_is_what_the_table_reads():

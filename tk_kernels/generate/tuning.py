@@ -1,7 +1,8 @@
-"""Launch settings of the generate kernels: the table for known GPUs, and candidates for other GPUs."""
+"""Launch settings of the Triton kernels: the table for known GPUs, the user's own, and candidates for other GPUs."""
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -11,17 +12,21 @@ from pathlib import Path
 from typing import Any
 
 TABLE = Path(__file__).with_name("tuning.toml")
+VARIABLE = "TTT_BENCH_TUNING"  # names the user's file of sections, which come before those of the table
+FORWARD = "forward"  # the form of the portable forward kernels
+FORWARD_ROWS = {"ttt_linear": ("few", "crowded", "wide"), "ttt_mlp": ("narrow", "wide")}
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Launch settings of one generate kernel; the fields are the keys of `tuning.toml`."""
+    """Launch settings of one kernel; the fields are the keys of `tuning.toml`."""
 
     warps: int  # warps of the program that owns one head of one sequence
-    block: int  # rows (Linear) or hidden units (MLP) of the state rewritten at a time
+    block: int  # rows (Linear) or hidden units (MLP) of the state rewritten at a time; forward: 0 without blocks
     matrix: bool = False  # MLP, dual: weight times vector on tensor cores, else in float32
     sm90: bool = False  # dual: the kernel of `generate_sm90.py`; only warps and registers are settings
     registers: int = 0  # most registers per thread; 0 lets the compiler choose
+    stages: int = 0  # forward: stages of the loop's loads
 
 
 def check_launch(launch: Tuning, suits_sm90: bool) -> None:
@@ -31,45 +36,58 @@ def check_launch(launch: Tuning, suits_sm90: bool) -> None:
 
 
 @cache
-def tuning(operator: str, form: str, precision: str, name: str) -> Tuning:
-    """The row of the section with the longest prefix of `name`, else of "default".
+def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
+    """The row of the section with the longest prefix of `name`, else of "default"; the user's file comes first.
 
+    row: the state's precision; for the form "forward" one of FORWARD_ROWS.
     name: a GPU, or the result of `generate.common.section_name`. Raises KeyError with the table's path if the default
-    has no such row either.
+    has no such row either, and ValueError if the user's file cannot be read.
     """
-    table = _table()
-    own = sorted((section for section in table if name.startswith(section)), key=len, reverse=True)
-    for section in (*own, "default"):
-        row = table[section].get(operator, {}).get(form, {}).get(precision)
-        if row is not None:
-            return Tuning(**row)
-    raise KeyError(f"{TABLE}: no row {operator}.{form}.{precision} for {name!r}, nor in [default]")
+    for table in _tables():
+        own = sorted((section for section in table if name.startswith(section)), key=len, reverse=True)
+        for section in (*own, "default"):
+            found = table.get(section, {}).get(operator, {}).get(form, {}).get(row)
+            if found is not None:
+                return Tuning(**found)
+    raise KeyError(f"{TABLE}: no row {operator}.{form}.{row} for {name!r}, nor in [default]")
 
 
 @cache
-def _table() -> dict[str, Any]:
-    with TABLE.open("rb") as file:
-        return tomllib.load(file)
+def _tables() -> list[dict[str, Any]]:
+    """The user's sections, if any, and the repository's."""
+    tables = [tomllib.loads(TABLE.read_text())]
+    if path := os.environ.get(VARIABLE):
+        try:
+            tables.insert(0, tomllib.loads(Path(path).read_text()))
+        except (OSError, ValueError) as error:
+            wanted = "name a file that `ttt-bench build --tune -o FILE` wrote, or unset it"
+            raise ValueError(f"{VARIABLE}={path} cannot be read ({error}): {wanted}") from None
+    return tables
 
 
-def candidates(operator: str, form: str, precision: str, sm90: bool = False) -> Iterator[Tuning]:
+def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterator[Tuning]:
     """Candidate settings. sm90: for the kernel in `generate_sm90.py`, whose layouts fix the warps."""
     linear, dual = operator == "ttt_linear", form == "dual"
+    if form == FORWARD:
+        blocks = (0,) if linear or row == "narrow" else (32, 64, 128)
+        for w, b, s in product((2, 4, 8) if linear else (4, 8, 16), blocks, (1, 2, 3, 4) if linear else (1, 2, 3)):
+            yield Tuning(warps=w, block=b, stages=s)
+        return
     if sm90:
         for r in (0, 96, 112, 128, 168):
             yield Tuning(warps=1 if linear else 4, block=0, sm90=True, registers=r)
         return
     warps = (1, 2, 4) if linear else (4, 8, 16)
     blocks = ((16, 32, 64) if linear else (32, 64, 128)) if dual else (64,)  # primal rewrites the whole state at once
-    matrix = (False, True) if dual and not linear and precision != "float32" else (False,)
+    matrix = (False, True) if dual and not linear and row != "float32" else (False,)
     for w, b, x, r in product(warps, blocks, matrix, (0, 128, 168)):
         yield Tuning(warps=w, block=b, matrix=x, registers=r)
 
 
 def section(gpu: str, operator: str, form: str, rows: Mapping[str, Tuning]) -> str:
-    """Format a section of `tuning.toml`: one row per state precision, without default values."""
+    """Format a section of `tuning.toml`, without default values."""
     lines = [f'["{gpu}".{operator}.{form}]']
-    for precision, chosen in rows.items():
+    for row, chosen in rows.items():
         kept = [(f.name, getattr(chosen, f.name)) for f in fields(chosen) if getattr(chosen, f.name) != f.default]
-        lines.append(f"{precision} = {{ {', '.join(f'{name} = {str(value).lower()}' for name, value in kept)} }}")
+        lines.append(f"{row} = {{ {', '.join(f'{name} = {str(value).lower()}' for name, value in kept)} }}")
     return "\n".join(lines)

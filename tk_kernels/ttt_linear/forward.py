@@ -27,19 +27,20 @@ from tk_kernels.forward.common import (
     rotated,
     tile,
 )
-from tk_kernels.generate.common import jit, tl
+from tk_kernels.generate.common import jit, section_name, tl
+from tk_kernels.generate.tuning import FORWARD, Tuning, tuning
 
 __all__ = ["available", "launch"]
 
-STAGES = 3
 CROWDED = 3  # programs per SM from which two warps per program are faster than four, on an H200
 
 
-def warps(head_dim: int, mini_batch: int, programs_per_sm: float) -> int:
-    """Warps per program, each with head_dim / warps outputs of W."""
+def tuned_as(q: Tensor, mini_batch: int) -> str:
+    """The row of `tuning.toml` for tokens like q [B, T, H, D]."""
+    batch, _, heads, head_dim = q.shape
     if head_dim > 64 or mini_batch > 16:
-        return 8
-    return 2 if programs_per_sm >= CROWDED else 4
+        return "wide"
+    return "crowded" if q.is_cuda and batch * heads >= CROWDED * processors(q) else "few"
 
 
 def launch(
@@ -48,23 +49,27 @@ def launch(
     weights: tuple[Tensor, ...],
     outputs: tuple[Tensor, ...],
     rope: bool,
+    launch: Tuning | None = None,
+    compile_only: bool = False,
 ) -> None:
     """Compute T tokens that start at a mini-batch; weights may be written where they were.
 
     tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W, b. outputs: out, W, b, k_rows, g_rows.
-    Shapes as `ops.forward`'s.
+    Shapes as `ops.forward`'s. launch: settings instead of the row of `tuning.toml`; a warp has D / warps outputs of W.
+    compile_only: compute nothing.
     """
     q, k, v, lr = tokens
-    batch, count, heads, head_dim = q.shape
+    batch, count, heads, _ = q.shape
     mini_batch = len(outer[0])
     if rope:
         q, k = rotated(q, mini_batch), rotated(k, mini_batch)
-    split = warps(head_dim, mini_batch, batch * heads / processors(q) if q.is_cuda else 0)
+    launch = launch or tuning("ttt_linear", FORWARD, tuned_as(q, mini_batch), section_name(False, q.device))
     with torch.cuda.device_of(q):
-        _forward[(batch * heads,)](
+        _forward.run(
             q, k, k, k, v, lr, *outer, *weights, *outputs,
             count, heads, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-            **tile(q, mini_batch), N=split, S=STAGES, num_warps=split,
+            **tile(q, mini_batch), N=launch.warps, S=launch.stages, num_warps=launch.warps,
+            grid=(batch * heads,), warmup=compile_only,
         )  # fmt: skip
 
 

@@ -24,14 +24,19 @@ from tk_kernels.forward.common import (
     rotated,
     tile,
 )
-from tk_kernels.generate.common import jit, tl
+from tk_kernels.generate.common import jit, section_name, tl
+from tk_kernels.generate.tuning import FORWARD, Tuning, tuning
 from tk_kernels.ttt_mlp import forward_wide
 
 __all__ = ["available", "launch"]
 
-WARPS, STAGES = 8, 2
-GLUON_SHAPE, GLUON_ROWS, GLUON_SHARED_BYTES = (64, 256), 16, 137_216  # what `forward_gluon` takes
+GLUON_SHAPE, GLUON_ROWS, GLUON_SHARED_BYTES = (64, 256), 16, 137_216  # limits of `forward_gluon`
 IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers of an SM
+
+
+def tuned_as(q: Tensor, mini_batch: int) -> str:
+    """The row of `tuning.toml` for tokens like q [B, T, H, D]."""
+    return "wide" if q.shape[3] > IN_REGISTERS else "narrow"
 
 
 def launch(
@@ -40,35 +45,36 @@ def launch(
     weights: tuple[Tensor, ...],
     outputs: tuple[Tensor, ...],
     rope: bool,
+    launch: Tuning | None = None,
+    compile_only: bool = False,
 ) -> None:
     """Compute T tokens that start at a mini-batch; weights may be written where they were.
 
     tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W1, b1, W2, b2.
     outputs: out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows. Shapes as `ops.forward`'s.
+    launch: settings instead of the row of `tuning.toml`. compile_only: compute nothing.
     """
     q, k, v, lr = tokens
-    batch, count, heads, head_dim = q.shape
+    batch, count, heads, _ = q.shape
     mini_batch = len(outer[0])
     if rope:
         q, k = rotated(q, mini_batch), rotated(k, mini_batch)
     sizes = count, heads, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]
-    constants = tile(q, mini_batch) | {"F": weights[0].shape[-1]}
-    grid = (batch * heads,)
+    row = tuned_as(q, mini_batch)
+    launch = launch or tuning("ttt_mlp", FORWARD, row, section_name(False, q.device))
+    constants = tile(q, mini_batch) | {"F": weights[0].shape[-1], "S": launch.stages, "num_warps": launch.warps}
+    constants |= {"grid": (batch * heads,), "warmup": compile_only}
+    rest = (v, lr, *outer, *weights, *outputs, *sizes)
     with torch.cuda.device_of(q):
-        if head_dim > IN_REGISTERS:
-            forward_wide.forward[grid](
-                q, k, v, lr, *outer, *weights, *outputs, *sizes, **constants, **forward_wide.SHAPE
-            )
+        if row == "wide":
+            forward_wide.forward.run(q, k, *rest, **constants, BLOCK=launch.block)
         elif _takes_gluon(q, mini_batch, constants["F"]):
-            from tk_kernels.ttt_mlp import forward_gluon
+            from tk_kernels.ttt_mlp.forward_gluon import WARPS, forward
 
-            kernel = forward_gluon.forward
-            sizes = *sizes, mini_batch, constants["DOT"], constants["UP"]
-            kernel[grid](q, k, v, lr, *outer, *weights, *outputs, *sizes, num_warps=WARPS)
+            shape = {name: constants[name] for name in ("m", "DOT", "UP", "grid", "warmup")}
+            forward.run(q, k, *rest, **shape, num_warps=WARPS)
         else:
-            _forward[grid](
-                q, k, k, k, v, lr, *outer, *weights, *outputs, *sizes, **constants, N=WARPS, S=STAGES, num_warps=WARPS
-            )
+            _forward.run(q, k, k, k, *rest, **constants, N=launch.warps)
 
 
 def _takes_gluon(q: Tensor, mini_batch: int, hidden: int) -> bool:

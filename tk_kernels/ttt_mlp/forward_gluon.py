@@ -13,6 +13,8 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from tk_kernels.forward.common import gelu_slope, gelu_tanh, gradient_coefficients, normalization
 
+WARPS = 8
+
 
 @gluon.jit
 def forward(

@@ -19,8 +19,6 @@ from tk_kernels.forward.common import (
 )
 from tk_kernels.generate.common import jit, tl
 
-SHAPE = {"BLOCK": 32, "S": 2, "num_warps": 8}
-
 
 @jit
 def forward(

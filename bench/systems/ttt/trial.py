@@ -1,26 +1,35 @@
-"""Find the fastest launch settings of a generate kernel on this GPU: check, then time, one layer of 1.3B."""
+"""Find the fastest launch settings of a Triton kernel on this GPU: check, then time, one layer."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from statistics import median
+from typing import Any
+
+import torch
 
 from bench.models.config import TTTConfig, model_config
 from bench.systems.ttt.kernel_layer import (
     KERNEL_GATE_SEQUENCES,
+    OUTER,
     GenerateSet,
     generate_set,
     generate_verdict,
     steps_in_turn,
 )
+from bench.systems.ttt.layer import PER_TOKEN, forward_verdict, inputs_of, layer_inputs
 from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.timer import Clock, measure
 from harness.schema.policy import Policy
 from tk_kernels.build.parallel import compile_all
-from tk_kernels.generate.common import SM90
-from tk_kernels.generate.tuning import Tuning, candidates
+from tk_kernels.generate.common import SM90, section_name
+from tk_kernels.generate.tuning import FORWARD, Tuning, candidates
 
 SIZE = "1.3b"
+FORWARD_SIZES = {"wide": "760m"}  # heads of 96
+FORWARD_BATCHES = {"few": 1}
+FORWARD_TOKENS, CHECKED_TOKENS = 2048, 128
 POLICY = Policy(budget_s=0.5)
 
 
@@ -84,6 +93,53 @@ class Trial:
         """Time of one step, in ms, on new sequences: a state after thousands of steps is another load."""
         work = steps_in_turn(replace(self._sequences(), launch=launch), self._config, self._dtype)
         return median(measure(work.run, self.clock(), POLICY).samples_ms) * 1e3 / work.units
+
+
+@dataclass(frozen=True)
+class ForwardTrial:
+    """The portable forward of one layer, of the shape that one row of `tuning.toml` serves."""
+
+    learner: str
+    row: str
+    clock: Callable[[], Clock] = replays
+
+    def fastest(self, log: Callable[[str], object]) -> tuple[str, Tuning | None]:
+        """As `Trial.fastest`."""
+        config = model_config(f"ttt-{self.learner}", FORWARD_SIZES.get(self.row, SIZE))
+        assert isinstance(config, TTTConfig)
+        inputs = layer_inputs(config, FORWARD_BATCHES.get(self.row, 16), FORWARD_TOKENS, torch.bfloat16)
+        tried = list(candidates(f"ttt_{self.learner}", FORWARD, self.row))
+        compile_all(partial(self._launch, inputs, launch, compile_only=True) for launch in tried)
+        took: dict[Tuning, float] = {}
+        for launch in tried:
+            fault = self._fault(inputs, launch)
+            if not fault:
+                run = partial(self._launch, inputs, launch)
+                took[launch] = median(measure(run, self.clock(), POLICY).samples_ms) * 1e3
+            log(f"ttt-{self.learner} forward {self.row} {launch}: {fault or f'{took[launch]:.1f} us'}")
+        name = section_name(False, inputs["q"].device)
+        return name, min(took, key=lambda launch: took[launch], default=None)
+
+    def _launch(self, inputs: dict[str, Any], launch: Tuning, **options: bool) -> tuple[torch.Tensor, Any]:
+        """Outputs and the state after them."""
+        kernel = import_module(f"tk_kernels.ttt_{self.learner}.forward").launch
+        state = inputs["state"]
+        out, after = torch.empty_like(inputs["q"]), type(state)(*map(torch.empty_like, state))
+        weights = tuple(x for name, x in state._asdict().items() if name[0] in "Wb")
+        outer = tuple(inputs[name] for name in OUTER)
+        kernel(tuple(inputs[name] for name in PER_TOKEN), outer, weights, (out, *after[:-1]), False, launch, **options)
+        return out, after
+
+    def _fault(self, inputs: dict[str, Any], launch: Tuning) -> str:
+        """As `Trial._fault`."""
+        from triton.runtime.errors import OutOfResources, PTXASError
+
+        reference = import_module(f"tk_kernels.ttt_{self.learner}.reference")
+        piece = inputs_of(inputs, slice(1), CHECKED_TOKENS)
+        try:
+            return forward_verdict(lambda some: self._launch(some, launch), reference, "dual", piece).reason
+        except (OutOfResources, PTXASError) as error:
+            return " ".join(str(error).split())
 
 
 def _compile(some: GenerateSet, launches: Iterable[Tuning]) -> None:

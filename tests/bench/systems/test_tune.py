@@ -10,7 +10,7 @@ from bench.errors import UserError
 from bench.systems.ttt import kernel_layer, trial
 from harness.measure.timer import CpuClock
 from tk_kernels.generate.tuning import Tuning
-from tk_kernels.ttt_linear import generate, reference
+from tk_kernels.ttt_linear import forward, generate, reference
 
 SLOW, FAST, WRONG, TOO_LARGE = (Tuning(warps=warps, block=32) for warps in (1, 2, 4, 8))
 TOOK_MS = {SLOW: 3.2, FAST: 1.6, WRONG: 0.1}
@@ -86,6 +86,24 @@ def test_all_are_compiled_before_one_is_timed(kernel):
     assert kernel.compiled == [SLOW, FAST, WRONG, TOO_LARGE]
 
 
+def test_the_fastest_forward_that_is_correct_is_chosen(kernel, monkeypatch):
+    def launch(tokens, outer, weights, outputs, rope, launch, compile_only=False):
+        kernel(*(x[:, 0] for x in tokens), *outer, None, launch=launch, compile_only=True)
+        if not compile_only:
+            state = reference.init_state(weights[0][0], weights[1][0, :, None], len(tokens[0]))
+            out, after = reference.forward(*tokens, *outer, state, start=0)
+            for target, x in zip(outputs, (out * (1.5 if launch == WRONG else 1), *after[:-1]), strict=True):
+                target.copy_(x)
+
+    monkeypatch.setattr(forward, "launch", launch)
+    monkeypatch.setattr(trial, "candidates", lambda *asked: iter((SLOW, FAST, WRONG)))
+    monkeypatch.setattr(trial, "FORWARD_TOKENS", 128)
+    with torch.inference_mode():
+        chosen = trial.ForwardTrial("linear", "few", clock=lambda: Clock(kernel)).fastest(lambda line: None)
+    assert chosen == ("cpu", FAST)
+    assert kernel.compiled[:3] == [SLOW, FAST, WRONG]
+
+
 def test_where_none_passes_there_is_no_choice(kernel, monkeypatch):
     monkeypatch.setattr(trial, "candidates", lambda *asked, sm90: iter((WRONG, TOO_LARGE)))
     assert fastest(kernel) == ("cpu", None)
@@ -100,6 +118,7 @@ def machine(monkeypatch):
         return "a GPU", FAST if trial.precision == "planes" else None
 
     monkeypatch.setattr(trial.Trial, "fastest", measured)
+    monkeypatch.setattr(trial.ForwardTrial, "fastest", lambda trial, log: ("a GPU", SLOW))
     monkeypatch.setattr(command, "_no_gpu", lambda: "")
     monkeypatch.setattr("tk_kernels.generate.common.available", lambda: "")
 
@@ -108,7 +127,8 @@ def test_a_section_is_printed_for_each_learner_and_form(machine, capsys):
     command.tune(["mlp"], None, "planes,float32", 8, None)
     printed = capsys.readouterr()
     row = {"planes": {"warps": 2, "block": 32}}
-    assert tomllib.loads(printed.out) == {"a GPU": {"ttt_mlp": {"dual": row, "primal": row}}}
+    forward = {row: {"warps": 1, "block": 32} for row in ("narrow", "wide")}
+    assert tomllib.loads(printed.out) == {"a GPU": {"ttt_mlp": {"dual": row, "primal": row, "forward": forward}}}
     assert printed.err.splitlines()[:2] == ["mlp dual planes 8", "mlp dual float32 8"]
 
 
