@@ -481,7 +481,7 @@ def test_a_dry_run_knows_how_long_jobs_take_side_by_side(tmp_path):
 def test_a_dry_run_of_the_paper_has_the_headlines(tmp_path):
     done = ttt_bench("run", "--device", "cuda", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    jobs = [line.split()[0] for line in done.stdout.splitlines()[-7:-1]]
+    jobs = [line.split()[0] for line in done.stdout.splitlines()[-8:-1]]
     assert jobs[:2] == ["ttt-linear-thunderkittens", "ttt-linear-triton-dual"]
     assert {"transformer-vllm", "mamba-mamba-ssm"} <= set(jobs)
 
@@ -491,8 +491,8 @@ def test_a_groups_systems_are_those_of_its_suites_whatever_stands_beside_it(tmp_
         done = called("run", *words, "--device", "cuda", "--dry-run", cwd=tmp_path)
         return done.stdout.splitlines()[-1].partition(":")[0]
 
-    assert planned("paper") == planned("paper", "paper") == "128 cases in 6 jobs"
-    assert planned("paper", "dual-vs-primal") == "136 cases in 8 jobs"
+    assert planned("paper") == planned("paper", "paper") == "160 cases in 7 jobs"
+    assert planned("paper", "dual-vs-primal") == "168 cases in 9 jobs"
     assert planned("paper", "fig20-throughput") == planned("fig20-throughput", "paper")
     assert int(planned("paper", "fig20-throughput").split()[0]) > 300  # named beside its group, it has all
 
