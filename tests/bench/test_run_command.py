@@ -472,8 +472,8 @@ def test_a_dry_run_knows_how_long_jobs_take_side_by_side(tmp_path):
         called("run", "--device", "cuda", "--dry-run", *gpus, cwd=tmp_path).stdout.splitlines()[-1]
         for gpus in ([], ["--gpus", "0,1"])
     )
-    assert "128 cases in 6 jobs: " in one
-    assert "128 cases in 6 jobs on 2 GPUs: " in two
+    assert "160 cases in 7 jobs: " in one
+    assert "160 cases in 7 jobs on 2 GPUs: " in two
     first, second = (float(re.search(r": ([\d.]+) min", line)[1]) for line in (one, two))
     assert second < 0.7 * first
 
@@ -500,7 +500,7 @@ def test_a_groups_systems_are_those_of_its_suites_whatever_stands_beside_it(tmp_
 def test_a_dry_run_for_slurm_plans_what_is_submitted(tmp_path):
     call = ("run", "--slurm", "partition=x,gpus=4", "--dry-run")
     done = called(*call, cwd=tmp_path)
-    assert "128 cases in 6 jobs in 4 tasks: " in done.stdout.splitlines()[-1]
+    assert "160 cases in 7 jobs in 4 tasks: " in done.stdout.splitlines()[-1]
     assert "--slurm nonsense" in called("run", "--slurm", "nonsense", "--dry-run", cwd=tmp_path).stderr
 
 
