@@ -170,7 +170,7 @@ def test_systems_name_what_installs_a_package_and_nothing_that_would_install_a_g
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if "GPU" in line and "install" in line]
     assert not [line for line in lines if FOR_A_CPU in line and "install" in line]
-    assert len([line for line in lines if "(install: make venv-vllm)" in line and "vllm cannot" in line]) == 2
+    assert len([line for line in lines if "(install: make venv-vllm)" in line and "vllm cannot" in line]) == 3
 
 
 def test_without_a_gpu_no_system_asks_for_packages_first(tmp_path):
