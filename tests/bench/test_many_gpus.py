@@ -139,7 +139,7 @@ def test_gpus_of_a_run_on_the_cpu(tmp_path: Path) -> None:
 def test_a_login_node_without_gpu_plans_and_submits(tmp_path: Path, commands: Path) -> None:
     done = ttt_bench("run", "paper", "--slurm", "gpus=4,partition=gpu", "--out", "out", cwd=tmp_path, path=commands)
     assert done.returncode == 0, done.stderr
-    assert "Slurm job 4711: 4 tasks for 6 jobs of 128 cases" in done.stdout
+    assert "Slurm job 4711: 4 tasks for 7 jobs of 160 cases" in done.stdout
     assert "ttt-bench status out --cancel" in done.stdout
     script = (tmp_path / "out" / "slurm.sbatch").read_text()
     assert f"{sys.executable} -P -m bench work out" in script

@@ -428,8 +428,8 @@ def test_a_dry_run_counts_each_round_that_is_left(copied):
 
 def test_a_dry_run_estimates_jobs_side_by_side(tmp_path):
     one, two = (last_line("--device", "cuda", "--dry-run", *gpus, cwd=tmp_path) for gpus in ([], ["--gpus", "0,1"]))
-    assert "128 cases in 6 jobs: " in one
-    assert "128 cases in 6 jobs on 2 GPUs: " in two
+    assert "160 cases in 7 jobs: " in one
+    assert "160 cases in 7 jobs on 2 GPUs: " in two
     first, second = (float(re.search(r": ([\d.]+) min", line)[1]) for line in (one, two))
     assert second < 0.7 * first
 
@@ -437,9 +437,9 @@ def test_a_dry_run_estimates_jobs_side_by_side(tmp_path):
 @pytest.mark.parametrize(
     ("suites", "jobs"),
     [
-        (("paper",), "128 cases in 6 jobs"),
-        (("paper", "paper"), "128 cases in 6 jobs"),
-        (("paper", "dual-vs-primal"), "136 cases in 8 jobs"),
+        (("paper",), "160 cases in 7 jobs"),
+        (("paper", "paper"), "160 cases in 7 jobs"),
+        (("paper", "dual-vs-primal"), "168 cases in 9 jobs"),
     ],
 )
 def test_a_group_has_its_own_systems(tmp_path, suites, jobs):
@@ -457,7 +457,7 @@ def test_a_suite_next_to_its_group_has_all_systems(tmp_path):
 
 def test_a_dry_run_for_slurm_plans_what_is_submitted(tmp_path):
     line = last_line("--slurm", "partition=x,gpus=4", "--dry-run", cwd=tmp_path)
-    assert "128 cases in 6 jobs in 4 tasks: " in line
+    assert "160 cases in 7 jobs in 4 tasks: " in line
     assert_one_sentence(called("run", "--slurm", "nonsense", "--dry-run", cwd=tmp_path), "--slurm nonsense")
 
 

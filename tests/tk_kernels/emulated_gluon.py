@@ -204,7 +204,7 @@ def _language(program: int) -> SimpleNamespace:
         sigmoid=lambda x: Value(x.of.sigmoid()),
         convert_layout=lambda x, layout, assert_trivial=False: x,
         allocate_shared_memory=_shared,
-        thread_barrier=lambda: None,
+        debug_barrier=lambda: None,
     )
 
 

@@ -28,6 +28,7 @@ from tk_kernels.generate.common import (
     rotate,
     slot_of,
     store_weights,
+    tl,
     wait_for_previous,
 )
 from tk_kernels.generate.gluon import all_loads_before, narrow, wide
@@ -168,7 +169,7 @@ def dual(
     if not SLOTS:
         gl.store(position + pid, gl.where(pos < m - 1, pos + 1, 0))
     if pos == m - 1:
-        gl.thread_barrier()  # the rows just written are read back
+        tl.debug_barrier()  # the rows just written are read back
         apply_rows(w1_shared, weights1, low1, b1, rows_g1, rows_k, scale, G, FW, m, PLANES, True)
         apply_rows(w2_shared, weights2, low2, b1, rows_x2, rows_g2, scale, G, FW, m, PLANES, False)
         sum_g2 = gl.sum(wide(g2_shared.load(spread_layout(16, G))), 0)
