@@ -237,10 +237,11 @@ class Emulated:
     def run(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> None:
         self.launches += 1
         names = self.kernel.fn.__code__.co_varnames  # what is none of them says how to launch
-        constants = {name: x for name, x in options.items() if name in names}
+        arguments = tuple(Pointer.to(x) if isinstance(x, Tensor) else x for x in arguments)
+        named = {name: Pointer.to(x) if isinstance(x, Tensor) else x for name, x in options.items() if name in names}
         for program in range(grid[0]):
             copies, language = Copies(), _language(program)
             function = _rebuilt(self.kernel, {**_ASSEMBLY, "gl": language, "tl": language, "async_copy": copies})
-            function(*(Pointer.to(x) if isinstance(x, Tensor) else x for x in arguments), **constants)
+            function(*arguments, **named)
             assert not copies.open
             assert not any(copies.groups), "a kernel ends before what it copies has arrived"
