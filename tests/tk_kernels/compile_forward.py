@@ -12,11 +12,12 @@ import triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
 from tk_kernels.generate.tuning import FORWARD, tuning
 from tk_kernels.ttt_linear import forward as linear
 from tk_kernels.ttt_mlp import forward as mlp
-from tk_kernels.ttt_mlp import forward_wide
+from tk_kernels.ttt_mlp import forward_gluon, forward_wide
 
 TOKENS = ("q", "k", "k_again", "k_third", "v", "out")
 
@@ -28,7 +29,8 @@ def compiled(kernel: Any, capability: int, constants: dict[str, Any], warps: int
     kinds = {name: "*bf16" if name in TOKENS else "i32" if name in integers else "*fp32" for name in names}
     signature = kinds | dict.fromkeys(constants, "constexpr")
     attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name not in constants}
-    source = ASTSource(kernel, signature, {(names.index(k),): x for k, x in constants.items()}, attributes)
+    language = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    source = language(kernel, signature, {(names.index(k),): x for k, x in constants.items()}, attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
 
 
@@ -57,10 +59,12 @@ def main(capability: int) -> None:
     ]
     if capability == 80:
         variants.append(("linear-96", linear._forward, "ttt_linear", "wide", wide))
+    if capability in (80, 90, 100):  # others have less shared memory than the kernel in Gluon takes
+        variants.append(("mlp-gluon", forward_gluon.forward, "ttt_mlp", "narrow", shape))
     for name, kernel, operator, row, sizes in variants:
         launch = tuning(operator, FORWARD, row, "default")
         settings = {"S": launch.stages, "N": launch.warps, "BLOCK": launch.block}
-        constants = sizes | {key: x for key, x in settings.items() if key in kernel.arg_names}
+        constants = {key: x for key, x in (sizes | settings).items() if key in kernel.arg_names}
         made = compiled(kernel, capability, constants, launch.warps)
         found = {"capability": capability, "kernel": name, "shared": made.metadata.shared}
         print(json.dumps(found | {"stack": stack_bytes(made.asm["cubin"])}), flush=True)

@@ -37,6 +37,9 @@ class Value:
     def permute(self, order: list[int]) -> Value:
         return Value(self.of.permute(order))
 
+    def broadcast_to(self, shape: list[int]) -> Value:
+        return Value(self.of.broadcast_to(shape))
+
     def __getitem__(self, index: Any) -> Value:
         return Value(self.of[index])
 
@@ -184,6 +187,7 @@ def _layout(*arguments: Any, **_: Any) -> SimpleNamespace:
 
 
 _TYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "int16", "int32", "int64")}
+_TRITON_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _LAYOUTS = ("Blocked", "Slice", "SwizzledShared", "SharedLinear", "DistributedLinear", "NVMMADistributed", "DotOperand")
 
 
@@ -200,7 +204,10 @@ def _language(program: int) -> SimpleNamespace:
         sum=lambda x, axis: Value(x.of.sum(axis)),
         where=lambda condition, x, y: Value(torch.where(condition.of, _of(x), _of(y))),
         full=lambda shape, value, dtype, layout: Value(torch.full(shape, value, dtype=dtype)),
+        max=lambda x, axis: Value(x.of.amax(axis)),
+        maximum=lambda x, y: Value(torch.maximum(x.of, _of(y))),
         sqrt=lambda x: Value(x.of.sqrt()),
+        rsqrt=lambda x: Value(x.of.rsqrt()),
         sigmoid=lambda x: Value(x.of.sigmoid()),
         convert_layout=lambda x, layout, assert_trivial=False: x,
         allocate_shared_memory=_shared,
@@ -213,6 +220,7 @@ _ASSEMBLY: dict[str, Any] = {
     "wide": lambda x: x.to(torch.float32),
     "narrow": lambda x, dtype: x.to(dtype),
     "all_loads_before": lambda: None,
+    "tanh": lambda x, interpreted: Value(x.of.tanh()),
     "mma_v2": lambda a, b, sums: sums + Value(a.of.float() @ b.of.float()),
 }
 
@@ -227,6 +235,10 @@ def _rebuilt(kernel: Any, known: dict[str, Any]) -> FunctionType:
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
 
 
+def _argument(x: Any) -> Any:
+    return Pointer.to(x) if isinstance(x, Tensor) else _TRITON_TYPES.get(str(x), x)
+
+
 class Emulated:
     """Takes the place of a kernel in Gluon: `run` computes on the CPU what a launch would."""
 
@@ -237,8 +249,8 @@ class Emulated:
     def run(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> None:
         self.launches += 1
         names = self.kernel.fn.__code__.co_varnames  # what is none of them says how to launch
-        arguments = tuple(Pointer.to(x) if isinstance(x, Tensor) else x for x in arguments)
-        named = {name: Pointer.to(x) if isinstance(x, Tensor) else x for name, x in options.items() if name in names}
+        arguments = tuple(map(_argument, arguments))
+        named = {name: _argument(x) for name, x in options.items() if name in names}
         for program in range(grid[0]):
             copies, language = Copies(), _language(program)
             function = _rebuilt(self.kernel, {**_ASSEMBLY, "gl": language, "tl": language, "async_copy": copies})

@@ -13,7 +13,7 @@ from tests.interpreter import INTERPRETED
 # Shared memory per block, in KB, by compute capability.
 SHARED_KB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 # Local memory per thread, in bytes. TTT-MLP holds 128 registers of state in each of its 255, and spills off the chain.
-STACK = {"linear": 0, "linear-crowded": 256, "linear-96": 256, "mlp": 1024, "mlp-96": 256}
+STACK = {"linear": 0, "linear-crowded": 256, "linear-96": 256, "mlp": 1024, "mlp-96": 256, "mlp-gluon": 256}
 SCRIPT = Path(__file__).with_name("compile_forward.py")
 
 

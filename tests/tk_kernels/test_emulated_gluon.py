@@ -17,11 +17,14 @@ from generate_cases import (
     random_state,
     random_token,
 )
+from reference_cases import OPERATORS, case
 
+from tests.tk_kernels.tolerances import relative_error
 from tk_kernels.generate import common
 from tk_kernels.generate.common import PRECISIONS
 
 pytest.importorskip("triton.experimental.gluon")
+from tk_kernels.ttt_mlp import forward, forward_gluon, ops
 
 H, D, m = 2, 64, 16
 SIXTEEN_BITS = [name for name in PRECISIONS if name != "float32"]
@@ -100,3 +103,25 @@ def test_the_emulator_finds_what_it_is_to_find() -> None:
     copies.wait_group(0)
     assert shared.load().of.tolist() == [0, 1, 2, 3]
     assert (Value(torch.ones(2).bfloat16()) * Value(torch.tensor(1.5))).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("mini_batch", "tokens"), [(16, 20), (5, 12), (16, 32)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_forward_is_the_reference(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, mini_batch: int, tokens: int
+) -> None:
+    """TTT-MLP's portable forward at heads of 64, with a short last mini-batch and without one."""
+    kernel = Emulated(forward_gluon.forward)
+    monkeypatch.setattr(forward_gluon, "forward", kernel)
+    monkeypatch.setattr(forward, "takes_gluon", lambda *_: True)
+    given = case("mlp", tokens, batch=1, heads=2, head_dim=D, mini_batch=mini_batch)
+    state = type(given.state)(*(x.float() for x in given.state[:-1]), given.state.position.clone())
+    rounded = [x.to(dtype) for x in given[:3]]
+    out, after = ops.forward(*rounded, *(x.float() for x in given[3:7]), state, start=0, backend="triton")
+    expected, state_after = OPERATORS["mlp"].forward(*(x.double() for x in rounded), *given[3:], start=0)
+    assert kernel.launches == 1
+    assert relative_error(out, expected) < 1e-2
+    count = tokens % mini_batch
+    for name, ours, theirs in zip(after._fields, after, state_after, strict=True):
+        pair = (ours[:, :, :count], theirs[:, :, :count]) if name.endswith("rows") else (ours, theirs)
+        assert relative_error(*pair) < 1e-2, name

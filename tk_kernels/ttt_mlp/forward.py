@@ -68,7 +68,7 @@ def launch(
     with torch.cuda.device_of(q):
         if row == "wide":
             forward_wide.forward.run(q, k, *rest, **constants, BLOCK=launch.block)
-        elif _takes_gluon(q, mini_batch, constants["F"]):
+        elif takes_gluon(q, mini_batch, constants["F"]):
             from tk_kernels.ttt_mlp.forward_gluon import WARPS, forward
 
             shape = {name: constants[name] for name in ("m", "DOT", "UP", "grid", "warmup")}
@@ -77,7 +77,7 @@ def launch(
             _forward.run(q, k, k, k, *rest, **constants, N=launch.warps)
 
 
-def _takes_gluon(q: Tensor, mini_batch: int, hidden: int) -> bool:
+def takes_gluon(q: Tensor, mini_batch: int, hidden: int) -> bool:
     """Whether the kernel of `forward_gluon` takes tokens q [B, T, H, D], and the GPU has its shared memory."""
     fits = (q.shape[3], hidden) == GLUON_SHAPE and mini_batch <= GLUON_ROWS
     return fits and q.is_cuda and shared_bytes(q.device) >= GLUON_SHARED_BYTES
