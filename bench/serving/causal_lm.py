@@ -50,21 +50,21 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
         return False
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **rest: Any
+        self, input_ids: Tensor, cache: Any = None, attention_mask: Tensor | None = None, **rest: Any
     ) -> dict[str, Any]:
         """The prompt, then the last token with the state. ValueError for padded prompts, which a state would take."""
         if attention_mask is not None and not attention_mask.all():
             raise ValueError("attention_mask with zeros: prompts must have one length; call generate() for each length")
-        return {"input_ids": input_ids if cache_params is None else input_ids[:, -1:], "cache_params": cache_params}
+        return {"input_ids": input_ids if cache is None else input_ids[:, -1:], "cache": cache}
 
-    def forward(self, input_ids: Tensor, cache_params: Any = None, **rest: Any) -> MambaCausalLMOutput:
-        """Logits [B, 1, V] after the last token; cache_params: the state, moved on in place."""
-        if cache_params is None:
+    def forward(self, input_ids: Tensor, cache: Any = None, **rest: Any) -> MambaCausalLMOutput:
+        """Logits [B, 1, V] after the last token; cache: the state, moved on in place."""
+        if cache is None:
             logits, state = self.ttt.prefill(input_ids, self.ttt.init_state(len(input_ids)))
-            cache_params = self.ttt.generate_state(state)
+            cache = self.ttt.generate_state(state)
         else:
-            logits, _ = self.ttt.generate_step(input_ids[:, 0], cache_params)
-        return MambaCausalLMOutput(logits=logits[:, None], cache_params=cache_params)
+            logits, _ = self.ttt.generate_step(input_ids[:, 0], cache)
+        return MambaCausalLMOutput(logits=logits[:, None], cache=cache)
 
 
 def register() -> None:
