@@ -18,8 +18,12 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("bench", "harness", "reports", "tests", "tk_kernels")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.md"))])
 NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
-CODE = ("tk_kernels",)  # folders whose docstrings and comments are checked
-MODULES = sorted(path.relative_to(ROOT).as_posix() for name in CODE for path in (ROOT / name).rglob("*.py"))
+MODULES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for name in FOLDERS
+    for path in (ROOT / name).rglob("*.py")
+    if path.name != Path(__file__).name
+)
 PRAGMAS = re.compile(r"# ?(fmt|noqa|type|mypy|ruff|pragma)\b")
 COMMANDS = ("README.md", "bench/README.md", "CONTRIBUTING.md")
 LONGEST = 30  # words of a sentence
