@@ -236,7 +236,7 @@ def _layer_parameters(config: ModelConfig) -> int:
     if isinstance(config, MambaConfig):
         return _mamba_layer(config)
     kv_width = config.kv_width if isinstance(config, TransformerConfig) else config.width
-    projections = 2 * config.width * (config.width + kv_width)  # q, o; k (or the gate), v
+    projections = 2 * config.width * (config.width + kv_width)  # q, o; k (or the output gate), v
     shared = projections + 3 * config.width * config.ffn_width + 2 * config.width  # SwiGLU, norms
     return shared + (_ttt_extra(config) if isinstance(config, TTTConfig) else 0)
 

@@ -69,7 +69,7 @@ class Layout:
             view.index_copy_(0, slots, x)
 
     def before(self, block: TTTBlock, batch: int) -> LayerState:
-        """The state before the first token, for forward."""
+        """The state of an empty sequence, for forward."""
         weights = block.seq_modeling_block.learner_weights()
         given, device = (self._empty.block_conv, self._empty.qk_conv), weights[0].device
         block_conv, qk_conv = (

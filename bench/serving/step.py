@@ -11,7 +11,7 @@ class Run(NamedTuple):
 
     first: int  # number of the first request among the step's prompts
     requests: int
-    token: int  # number of its first token among the step's tokens
+    token: int  # where its tokens begin among the step's
     length: int  # tokens of each request
     start: int  # their position in the mini-batch
     fresh: bool  # whether they begin here, so that no state is read
@@ -33,7 +33,7 @@ class Step(NamedTuple):
 def prompt_runs(lengths: Sequence[int], computed: Sequence[int], token: int, mini_batch: int) -> list[Run]:
     """Runs of prompts with `lengths` tokens in this step after `computed` in earlier ones.
 
-    token: number of the first prompt's first token. A prompt without tokens is left out.
+    token: where the first prompt's tokens begin. A prompt without tokens is left out.
     """
     runs: list[Run] = []
     for request, (length, before) in enumerate(zip(lengths, computed, strict=True)):

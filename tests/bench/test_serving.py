@@ -1,4 +1,4 @@
-"""Requests that a step mixes in any way get the logits that each of them gets alone."""
+"""A step over any mix of requests returns the same logits as each request alone."""
 
 import json
 import tomllib
@@ -63,7 +63,7 @@ def test_the_tensors_of_a_page_begin_at_64_bytes_and_do_not_meet():
 @pytest.mark.usefixtures("triton_kernels")
 @pytest.mark.parametrize(("learner", "backbone"), [("linear", "mamba"), ("linear", "transformer"), ("mlp", "mamba")])
 def test_mixed_requests_have_the_logits_of_single_ones(learner, backbone):
-    """Chunks that end inside mini-batches, three lengths, generating requests beside prompts, slots out of order."""
+    """Mix prompts of three lengths, chunks that end inside mini-batches, generating requests and unordered slots."""
     operator = KernelOperator(learner, precision="float32", backend="reference")
     config = replace(model_config(f"ttt-{learner}", "tiny", backbone=backbone), layers=2)
     model = from_seed(config, 0, DEVICE, torch.float32, operator=operator, block=FusedBlock)

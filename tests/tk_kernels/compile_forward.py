@@ -1,4 +1,4 @@
-"""Compile the Triton forward kernels for GPUs that are not here, and print what each takes as JSON lines."""
+"""Compile the Triton forward kernels for GPUs that this machine lacks; print shared memory and stack as JSON lines."""
 
 import json
 import re
@@ -23,7 +23,7 @@ TOKENS = ("q", "k", "k_again", "k_third", "v", "out")
 
 
 def compiled(kernel: Any, capability: int, constants: dict[str, Any], warps: int) -> Any:
-    """The kernel for bfloat16 tokens on a GPU of this compute capability."""
+    """Compile the kernel for bfloat16 tokens and this compute capability."""
     names = kernel.arg_names
     integers = {name for name in names if name in "TH" or name.startswith(("q_", "k_b", "k_to", "k_h", "v_"))}
     kinds = {name: "*bf16" if name in TOKENS else "i32" if name in integers else "*fp32" for name in names}
@@ -35,7 +35,7 @@ def compiled(kernel: Any, capability: int, constants: dict[str, Any], warps: int
 
 
 def stack_bytes(cubin: bytes) -> int | None:
-    """Bytes of local memory per thread, spills in it; None without cuobjdump."""
+    """Bytes of local memory per thread, spills included; None without cuobjdump."""
     try:
         tool = knobs.nvidia.cuobjdump.path
     except (AttributeError, RuntimeError):
@@ -48,7 +48,7 @@ def stack_bytes(cubin: bytes) -> int | None:
 
 
 def main(capability: int) -> None:
-    """One line a kernel: name, shared memory, local memory."""
+    """Print one line per kernel: name, shared memory, local memory."""
     shape = {"m": 16, "M": 16, "DOT": tl.bfloat16, "UP": 1.0, "INTERPRETED": 0}
     head, wide = shape | {"D": 64, "DP": 64}, shape | {"D": 96, "DP": 128}
     variants = [

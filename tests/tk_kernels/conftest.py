@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the kernels."""
+"""Fixtures of the kernel tests."""
 
 import sys
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def memory_for_others():
-    """Tests that run side by side share a GPU's memory: what one keeps for its next tensors, the largest lacks."""
+    """Empty PyTorch's GPU cache after each test: parallel tests share the memory of one GPU."""
     yield
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -16,7 +16,7 @@ def memory_for_others():
 
 @pytest.fixture
 def poisoned():
-    """New tensors hold NaN until they are written."""
+    """Fill uninitialized tensors with NaN."""
     import torch
 
     torch.use_deterministic_algorithms(True)

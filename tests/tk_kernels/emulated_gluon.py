@@ -1,8 +1,7 @@
-"""Runs kernels in Gluon on a CPU, a program after another, on PyTorch's tensors: what they compute, not how.
+"""Run Gluon kernels on a CPU, one program after another, on PyTorch tensors.
 
-Triton's interpreter does not know Gluon. Here a layout means nothing (the compiler checks layouts), and shared memory
-and asynchronous copies mean what they must: memory is NaN before it is written, and what is copied arrives no sooner
-than the kernel waits for it.
+Triton's interpreter does not support Gluon. The emulator ignores layouts, which the compiler checks. Shared memory is
+NaN until written, and an asynchronous copy arrives only when the kernel waits for it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 
 
 class Value:
-    """A tensor of a program, or a number: what Gluon's methods and operators do to it."""
+    """A Gluon tensor or scalar with its methods and operators, backed by a PyTorch tensor."""
 
     type = SimpleNamespace(layout=None)
 
@@ -57,7 +56,7 @@ def _operated(name: str, reflected: bool) -> Callable[[Value, Any], Any]:
         if isinstance(other, Pointer):
             return NotImplemented
         a, b = self.of, other
-        if isinstance(other, Value):  # PyTorch lets the type of a number give way to that of a tensor, Triton does not
+        if isinstance(other, Value):  # unlike PyTorch, Triton promotes scalars like tensors
             dtype = torch.promote_types(a.dtype, other.of.dtype)
             a, b = a.to(dtype), other.of.to(dtype)
         return Value(function(b, a) if reflected else function(a, b))
@@ -73,7 +72,7 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 
 class Pointer:
-    """An address, or a tensor of them, in a tensor's memory."""
+    """One address, or a tensor of addresses, in a tensor's memory."""
 
     def __init__(self, memory: Tensor, at: Any = 0) -> None:
         self.memory, self.at = memory, at
@@ -81,7 +80,7 @@ class Pointer:
 
     @classmethod
     def to(cls, tensor: Tensor) -> Pointer:
-        """To a tensor's first element; what lies behind it in its storage can be reached, too."""
+        """Point to a tensor's first element; the rest of its storage is readable too."""
         size = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
         return cls(tensor.as_strided((size,), (1,)))
 
@@ -91,7 +90,7 @@ class Pointer:
     __radd__ = __add__
 
     def read(self, mask: Value | None, other: float | None) -> Tensor:
-        """What is there; `other` where the mask is false. IndexError beyond the memory."""
+        """Read the addresses, `other` where the mask is false. Raises IndexError outside the memory."""
         at, inside = self._masked(mask)
         found = self.memory[torch.where(inside, at, 0)]
         return torch.where(inside, found, torch.tensor(float("nan") if other is None else other).to(found.dtype))
@@ -111,7 +110,7 @@ class Pointer:
 
 
 class Shared:
-    """A piece of shared memory; NaN, or the lowest number, until it is written."""
+    """A shared memory allocation; NaN, or the lowest integer, until written."""
 
     def __init__(self, of: Tensor) -> None:
         self.of = of
@@ -134,7 +133,7 @@ class Shared:
         return Shared(self.of.permute(order))
 
     def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
-        """The same memory, in rows, by a layout that says which element each bit of an offset reaches."""
+        """View the memory as rows; `layout.bases` gives the row and column bits of each offset bit."""
         assert dtype == self.dtype
         offsets = torch.zeros(shape, dtype=torch.int64)
         rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")
@@ -144,7 +143,7 @@ class Shared:
 
 
 class Copies:
-    """Copies to shared memory in groups; each arrives when it is waited for."""
+    """Asynchronous copies to shared memory, run when the kernel waits for their group."""
 
     def __init__(self) -> None:
         self.open: list[Callable[[], object]] = []
@@ -158,7 +157,7 @@ class Copies:
         self.open = []
 
     def wait_group(self, left: int) -> None:
-        """All groups but the last `left` arrive."""
+        """Complete all groups except the last `left`."""
         arrived, self.groups = self.groups[: len(self.groups) - left], self.groups[len(self.groups) - left :]
         for group in arrived:
             for copy in group:
@@ -192,7 +191,7 @@ _LAYOUTS = ("Blocked", "Slice", "SwizzledShared", "SharedLinear", "DistributedLi
 
 
 def _language(program: int) -> SimpleNamespace:
-    """What Triton and Gluon have of which the kernels make use, as of one program of a grid."""
+    """The parts of `tl` and `gl` that the kernels use, for one program of a grid."""
     return SimpleNamespace(
         **_TYPES,
         **{f"{name}Layout": _layout for name in _LAYOUTS},
@@ -215,7 +214,7 @@ def _language(program: int) -> SimpleNamespace:
     )
 
 
-# In instructions of the GPU, by their names.
+# CPU versions of the helpers that use GPU instructions.
 _ASSEMBLY: dict[str, Any] = {
     "wide": lambda x: x.to(torch.float32),
     "narrow": lambda x, dtype: x.to(dtype),
@@ -226,7 +225,7 @@ _ASSEMBLY: dict[str, Any] = {
 
 
 def _rebuilt(kernel: Any, known: dict[str, Any]) -> FunctionType:
-    """A function of Gluon or Triton, and those that it calls, as plain functions over `known`."""
+    """Turn a Gluon or Triton function and its callees into plain functions with the globals `known`."""
     function = getattr(kernel, "fn", kernel)
     names = {**function.__globals__, **known}
     for name in function.__code__.co_names:
@@ -240,7 +239,7 @@ def _argument(x: Any) -> Any:
 
 
 class Emulated:
-    """Takes the place of a kernel in Gluon: `run` computes on the CPU what a launch would."""
+    """A stand-in for a Gluon kernel: `run` computes a launch on the CPU."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -248,7 +247,7 @@ class Emulated:
 
     def run(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> None:
         self.launches += 1
-        names = self.kernel.fn.__code__.co_varnames  # what is none of them says how to launch
+        names = self.kernel.fn.__code__.co_varnames  # all other options are launch options
         arguments = tuple(map(_argument, arguments))
         named = {name: _argument(x) for name, x in options.items() if name in names}
         for program in range(grid[0]):

@@ -1,4 +1,4 @@
-"""Prompts of the forward operators, and how close results must be to the float64 reference."""
+"""Prompts for the forward operators and error limits against the float64 reference."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from tk_kernels.ttt_mlp import ops as mlp_ops
 OPS: dict[str, Any] = {"linear": linear_ops, "mlp": mlp_ops}
 ERROR = OUTPUT_ERROR[torch.bfloat16]
 STATE_ERROR = 5e-3  # float32 state with updates from bfloat16 operands
-ROWS_ERROR = {"linear": STATE_ERROR, "mlp": ERROR}  # rows of gradients and of X2
+ROWS_ERROR = {"linear": STATE_ERROR, "mlp": ERROR}  # gradient rows and X2 rows
 
 
 def arguments(operator: str, tokens: int, **options: Any) -> list[Any]:
-    """Random arguments of forward."""
+    """Random arguments for forward."""
     return {"linear": linear_arguments, "mlp": mlp_arguments}[operator](tokens, **options)
 
 
@@ -32,7 +32,7 @@ def linear_arguments(
     speed: float = 1.0,
     mini_batch: int = 16,
 ) -> list[Any]:
-    """Tokens with this correlation between them."""
+    """Random arguments whose tokens have this correlation."""
     generator = torch.Generator(device).manual_seed(tokens)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:
@@ -43,7 +43,7 @@ def linear_arguments(
     lr = speed * torch.sigmoid(normal(batch, tokens, heads)) / 64
     scale = (1 / torch.arange(1, mini_batch + 1, device=device) + normal(mini_batch, std=0.01)).clamp_min(0)
     outer = (1 + normal(heads, 64, std=0.1), normal(heads, 64, std=0.1))
-    weights = (0.01 + normal(heads, 64, 64, std=0.02), normal(heads, 1, 64, std=0.1))  # W's mean over columns is not 0
+    weights = (0.01 + normal(heads, 64, 64, std=0.02), normal(heads, 1, 64, std=0.1))  # column means of W are nonzero
     state = OPERATORS["linear"].init_state(*weights, batch, mini_batch)
     return [q.bfloat16(), k.bfloat16(), v.bfloat16(), lr, scale, *outer, state]
 
@@ -76,7 +76,7 @@ def mlp_arguments(
 
 
 def exact(operator: str, args: list[Any], rotate: bool = False) -> tuple[Tensor, Any]:
-    """The float64 reference of the same arguments, from the start of a mini-batch; RoPE rounds as the kernels do."""
+    """Run the float64 reference from the start of a mini-batch; RoPE rounds like the kernels."""
     q, k, *rest, state = args
     if rotate:
         position = torch.arange(q.shape[1], device=q.device) % len(args[4])
@@ -86,7 +86,7 @@ def exact(operator: str, args: list[Any], rotate: bool = False) -> tuple[Tensor,
 
 
 def assert_matches(operator: str, out: Tensor, state: Any, expected: tuple[Tensor, Any], rotate: bool = False) -> None:
-    """Fail unless outputs, weights, position and valid rows are close; no element is NaN or infinite."""
+    """Assert that outputs, weights, position and valid rows are close and all elements finite."""
     assert relative_error(out, expected[0]) < ERROR
     assert torch.equal(state.position, expected[1].position)
     count = int(state.position[0])

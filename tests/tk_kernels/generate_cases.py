@@ -1,8 +1,8 @@
-"""How far a generate kernel is from float64, and how far it may be: random states and tokens, and a simulation.
+"""Errors and error limits of the generate kernels against float64, on random states and tokens.
 
-What a state precision allows is not guessed but simulated: the reference in float64, except that every operand which
-the kernel stores in 16 bits is rounded to them where the kernel stores it. A kernel may err by `SLACK` times the
-error of its simulation, and by float32 arithmetic.
+A simulation gives the error limit of a state precision: it is the float64 reference, with each operand rounded to 16
+bits where the kernel stores it in 16 bits. A kernel's error may reach `SLACK` times the simulation's, plus a float32
+term.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MODULES: dict[str, tuple[Any, Any]] = {
     "mlp": (mlp_generate, mlp_reference),
 }
 
-# Relative Frobenius errors of float32 sums of about D terms: of `out`, and of the change of the state over 256 steps.
+# Relative Frobenius errors of float32 sums of about D terms: `out`, and the state change over 256 steps.
 OUT_LIMIT, CHANGE_LIMIT = 2e-6, 1e-5
-# Values that differ in their last float32 bits may be rounded differently: few do, and the errors agree to 3 digits.
+# Kernel and simulation round a few values differently, because their last float32 bits differ.
 SLACK = 1.05
 
 combinations = pytest.mark.parametrize(
@@ -41,21 +41,21 @@ combinations = pytest.mark.parametrize(
 
 
 class Errors(NamedTuple):
-    """Relative to float64: the worst `out` of all steps, and the change of each weight and bias over its own."""
+    """Relative errors against float64: the largest of `out` over all steps, and the change of each weight and bias."""
 
     out: float
     change: dict[str, float]
 
 
 class Comparison(NamedTuple):
-    """Errors of the kernel and of the simulation of its precision; the kernel's last state."""
+    """Errors of the kernel and of its simulation; the kernel's last state."""
 
     kernel: Errors
     simulated: Errors
     final: Any
 
     def check(self) -> None:
-        """Fail unless the kernel errs by no more than its precision makes it."""
+        """Assert that the kernel's error stays within the limit of its precision."""
         both = f"kernel {self.kernel}, simulated {self.simulated}"
         assert self.kernel.out < OUT_LIMIT + SLACK * self.simulated.out, both
         for name, error in self.kernel.change.items():
@@ -63,9 +63,9 @@ class Comparison(NamedTuple):
 
 
 def random_state(operator: str, positions: list[int], H: int, D: int, m: int, seed: int = 0, std: float = 0.02) -> Any:
-    """A float64 state of float32 numbers with a gradient's rows.
+    """A random float64 state with pending rows; all values are exact in float32.
 
-    std of the weights: 0.02 as at initialisation; 0.2 takes gelu beyond where its slope is nearly constant.
+    std: of the weights. 0.02 as at initialisation; 0.2 reaches the curved part of gelu.
     """
     gen = torch.Generator().manual_seed(seed)
 
@@ -87,7 +87,7 @@ Prefill = Callable[..., tuple[Tensor, Any]]
 
 
 def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int, prefill: Prefill) -> Any:
-    """The float64 copy of the state that prefill leaves after two mini-batches and `position` tokens of a third."""
+    """The float64 state of a forward over two mini-batches and `position` tokens of a third."""
     gen, reference, parts = torch.Generator(DEVICE).manual_seed(3), MODULES[operator][1], []
     outer, F = outer_parameters(H, D, m), 4 * D
     shapes = ((H, D, D), (H, 1, D)) if operator == "linear" else ((H, D, F), (H, 1, F), (H, F, D), (H, 1, D))
@@ -103,12 +103,12 @@ def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int,
 
 
 def widened(state: Any) -> Any:
-    """A state in float64."""
+    """Convert a state to float64."""
     return type(state)(*(x.double() if x.is_floating_point() else x for x in state))
 
 
 def outer_parameters(H: int, D: int, m: int) -> tuple[Tensor, ...]:
-    """token_scale [m], ln_weight and ln_bias [H, D]: away from 1, 1 and 0, so that each of them is felt."""
+    """Random token_scale [m], ln_weight and ln_bias [H, D]; none is neutral, so each one affects the output."""
     gen = torch.Generator().manual_seed(7)
     scale = 1 / torch.arange(1, m + 1) + 0.1 * torch.rand(m, generator=gen)
     weight, bias = 0.2 * torch.randn(2, H, D, generator=gen)
@@ -116,24 +116,24 @@ def outer_parameters(H: int, D: int, m: int) -> tuple[Tensor, ...]:
 
 
 def random_token(B: int, H: int, D: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
-    """q, k, v [B, H, D] and lr [B, H]."""
+    """Random q, k, v [B, H, D] and lr [B, H]."""
     gen = torch.Generator(DEVICE).manual_seed(1000 + seed)
     q, k, v = (torch.randn(B, H, D, generator=gen, device=DEVICE).to(dtype) for _ in range(3))
     return q, k, v, torch.rand(B, H, generator=gen, device=DEVICE) / D
 
 
 def weights_of(state: Any) -> dict[str, Tensor]:
-    """What a completed mini-batch changes, by name, in float64."""
+    """The weights and biases by name, in float64."""
     return {name: x.double() for name, x in state._asdict().items() if name[0] in "Wb"}
 
 
 def reference_form(operator: str, state: Any, form: str) -> Any:
-    """The reference's state of this form."""
+    """Convert a state to the reference's state for this form."""
     return MODULES[operator][1].primal_state(state) if form == "primal" else state
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in float64 after a kernel has stored it; Triton's interpreter cuts bfloat16 off where a GPU rounds."""
+    """Round x like a kernel's store, in float64; Triton's interpreter truncates to bfloat16."""
     if INTERPRETED and dtype == torch.bfloat16:
         return (x.float().view(torch.int32) & -0x10000).view(torch.float32).double()
     return x.to(dtype).double()
@@ -146,13 +146,13 @@ class Exact:
         self.reference, self.state = MODULES[operator][1], reference_form(operator, start, form)
 
     def step(self, token: tuple[Tensor, ...], outer: tuple[Tensor, ...]) -> Tensor:
-        """out [B, H, D] of one token; advances the state."""
+        """Return out [B, H, D] of one token and advance the state."""
         out, self.state = self.reference.generate_step(*token, *outer, self.state)
         return out
 
 
 class Simulation(Exact):
-    """The reference in float64, with weights and rows rounded where this precision stores them."""
+    """The float64 reference with weights and rows rounded to the precision's storage types."""
 
     def __init__(self, operator: str, start: Any, form: str, precision: str) -> None:
         super().__init__(operator, start, form)
@@ -168,7 +168,6 @@ class Simulation(Exact):
         return self.state._replace(**weights)
 
     def step(self, token: tuple[Tensor, ...], outer: tuple[Tensor, ...]) -> Tensor:
-        """See Exact.step."""
         master = self.state
         self.state = read = self._with_weights(lambda x: x.to(self.kind.weights).double())
         with self._rows_rounded():
@@ -183,7 +182,7 @@ class Simulation(Exact):
 
     @contextmanager
     def _rows_rounded(self) -> Any:
-        """The reference reads the row of the token itself from the rows too, as the kernels round it before use."""
+        """Make the reference round each row it writes, so that the current token's row is rounded too."""
         with pytest.MonkeyPatch.context() as patch:
             write = self.reference.write_rows_
             rounded = lambda rows, x, at: write(rows, stored(x, self.kind.rows), at)  # noqa: E731
@@ -195,7 +194,7 @@ Step = Callable[[Any, tuple[Tensor, ...], tuple[Tensor, ...], Tensor], None]
 
 
 def eager(operator: str) -> Step:
-    """One launch a step."""
+    """A step function that launches the kernel once."""
 
     def step(gstate: Any, token: tuple[Tensor, ...], outer: tuple[Tensor, ...], out: Tensor) -> None:
         MODULES[operator][0].generate_step(*token, *outer, gstate, out=out)
@@ -212,9 +211,9 @@ def compare(
     batch: int = 0,
     step: Step | None = None,
 ) -> Comparison:
-    """The kernel and its simulation against float64, from a float64 state of some sequences.
+    """Compare the kernel and its simulation with float64 over generate steps from a float64 state.
 
-    batch repeats these sequences, each with tokens of its own; the first, middle and last are then compared.
+    batch: if given, repeat the sequences with distinct tokens and compare the first, middle and last ones.
     """
     generate, distinct = MODULES[operator][0], len(start.position)
     batch, step = batch or distinct, step or eager(operator)
@@ -253,9 +252,9 @@ def _change_error(state: Any, exact: Any, before: Mapping[str, Tensor]) -> dict[
 def check_rope_and_rates_in_the_launch(
     operator: str, positions: list[int], H: int, D: int, m: int, precision: str
 ) -> None:
-    """Fail unless a launch that computes RoPE and the learning rate gives what one gives that is given both.
+    """Assert that computing RoPE and the learning rate inside the launch does not change the result.
 
-    In the dual form; `out` and each tensor of the state, to float32.
+    Compares `out` and the state of the dual form to float32 accuracy.
     """
     generate, B = MODULES[operator][0], len(positions)
     outer, (q, k, v, logits) = outer_parameters(H, D, m), random_token(B, H, D, torch.float32, 5)
@@ -282,7 +281,7 @@ def check_rope_and_rates_in_the_launch(
 
 
 def check_slots(operator: str, positions: list[int], H: int, D: int, m: int, precision: str) -> None:
-    """Fail unless a step changes slots of a pool as it changes these sequences alone, and no other slot or position."""
+    """Assert that a step updates slots of a pool like separate sequences, and no other slot or position."""
     generate, B = MODULES[operator][0], len(positions)
     outer, token = outer_parameters(H, D, m), random_token(B, H, D, torch.bfloat16, 5)
     alone = generate.GenerateState.from_state(random_state(operator, positions, H, D, m), "dual", precision)
@@ -305,7 +304,7 @@ def check_slots(operator: str, positions: list[int], H: int, D: int, m: int, pre
 
 
 def some_of(batch: int, distinct: int) -> Tensor:
-    """Indices of all sequences of a small batch, else of the first, middle and last ones, at mixed positions."""
+    """Indices of all sequences in a small batch; the first, middle and last ones in a large batch."""
     if batch <= distinct:
         return torch.arange(batch, device=DEVICE)
     middle = batch // 2
@@ -313,6 +312,6 @@ def some_of(batch: int, distinct: int) -> Tensor:
 
 
 def selected(gstate: Any, chosen: Tensor) -> Any:
-    """A generate state of these sequences alone."""
+    """A generate state with only the chosen sequences."""
     fields = {name: x[chosen] if isinstance(x, Tensor) else x for name, x in vars(gstate).items()}
     return type(gstate)(**fields | {"gathered": tuple(x[chosen] for x in gstate.gathered)})

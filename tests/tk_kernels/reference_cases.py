@@ -1,4 +1,4 @@
-"""Random cases for the tests of the references, and the naive forms run on them."""
+"""Random arguments for the reference tests, and the naive forms run on them."""
 
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -11,14 +11,14 @@ from tk_kernels.ttt_linear import reference as ttt_linear
 from tk_kernels.ttt_mlp import naive as naive_mlp
 from tk_kernels.ttt_mlp import reference as ttt_mlp
 
-torch.set_num_threads(1)  # the cases are so small that threads only wait for each other
+torch.set_num_threads(1)  # more threads slow down cases this small
 
 OPERATORS: dict[str, Any] = {"linear": ttt_linear, "mlp": ttt_mlp}
 NAIVE: dict[str, Any] = {"linear": naive_linear, "mlp": naive_mlp}
 
 
 class Case(NamedTuple):
-    """Arguments of forward, in its order: tokens, outer parameters, first state."""
+    """Arguments of forward in order: tokens, outer parameters, initial state."""
 
     q: Tensor
     k: Tensor
@@ -48,7 +48,7 @@ def case(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> Case:
-    """Random arguments; the same numbers for every dtype, but for their rounding to it."""
+    """Random arguments; every dtype gets the same numbers, rounded."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:
@@ -62,19 +62,19 @@ def case(
     widths = (head_dim, head_dim) if operator == "linear" else (head_dim, 4 * head_dim, head_dim)
     weights = [normal(heads, *shape, std=0.1) for i, o in pairwise(widths) for shape in ((i, o), (1, o))]
     state = OPERATORS[operator].init_state(*weights, batch, mini_batch, wide)
-    for rows in state[len(weights) : -1]:  # rows beyond the position are don't-care
+    for rows in state[len(weights) : -1]:  # rows past the position are unused
         rows.copy_(normal(*rows.shape))
     return Case(q, k, v, lr, token_scale, ln_weight, ln_bias, state)
 
 
 def naive_state(operator: str, case: Case, row: int, head: int) -> Any:
-    """The naive form's first state of one head of one sequence."""
+    """The naive form's initial state for one head of one sequence."""
     names = ("W", "b") if operator == "linear" else ("W1", "b1", "W2", "b2")
     return NAIVE[operator].fresh_state(*(getattr(case.state, name)[row, head] for name in names))
 
 
 def naive(operator: str, case: Case) -> tuple[Tensor, list[Tensor]]:
-    """Outputs of a case by the definition, and the tensors of the state after them, as in reference.primal_state."""
+    """Run the naive form; return the outputs and the tensors of the final state in the order of `primal_state`."""
     out, states = torch.empty_like(case.q), []
     for row in range(len(case.q)):
         for head in range(case.q.shape[2]):
@@ -90,7 +90,7 @@ def naive(operator: str, case: Case) -> tuple[Tensor, list[Tensor]]:
 
 
 def valid(state: Any) -> list[Tensor]:
-    """The tensors of a state with the rows that do not count set to 0, so that states can be compared."""
+    """The state's tensors with unused rows set to 0, for comparisons."""
     count = state.position[:, None, None, None]
     return [
         torch.where(torch.arange(x.shape[2])[:, None] < count, x, 0) if name.endswith("rows") else x
@@ -99,7 +99,7 @@ def valid(state: Any) -> list[Tensor]:
 
 
 def generate(operator: str, case: Case, state: Any, first: int = 0, **options: Any) -> tuple[Tensor, Any]:
-    """Outputs [B, T - first, H, D] and last state of generate steps over the tokens from first on."""
+    """Run generate steps from token `first` on; return outputs [B, T - first, H, D] and the last state."""
     outputs = [case.q[:, :0]]
     for t in range(first, case.q.shape[1]):
         out, state = OPERATORS[operator].generate_step(*case.tokens(t), *case.outer(), state, **options)

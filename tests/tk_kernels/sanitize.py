@@ -1,8 +1,8 @@
 """Run every kernel on small shapes under compute-sanitizer: memcheck, racecheck and synccheck.
 
-`python -m tests.tk_kernels.sanitize [RECORD]` runs every kernel under every tool and prints a line for each pair with
-its verdict, then what was found; RECORD gets the same text. Exit status 1 unless all are clean. Needs a Hopper GPU, the
-kernels in the cache or nvcc, and compute-sanitizer.
+`python -m tests.tk_kernels.sanitize [RECORD]` runs every kernel under every tool. It prints one result per pair, with
+its complaints, and writes the same text to RECORD. The exit status is 1 unless all pairs are clean. It needs a Hopper
+GPU, compute-sanitizer, and either nvcc or cached kernels.
 """
 
 import os
@@ -34,19 +34,19 @@ from tk_kernels.ttt_mlp import ops as mlp_ops
 from tk_kernels.ttt_mlp import reference as mlp_reference
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
-AT_ONCE = min(8, (os.cpu_count() or 1) // 2 + 1)  # most of a run is one CPU core's work
+AT_ONCE = min(8, (os.cpu_count() or 1) // 2 + 1)  # a run mostly occupies one CPU core
 TOKENS = (1, 17, 100)
 DTYPE = torch.bfloat16
 BATCH, HEADS = 2, 3
-SCHEDULES = ((16, 2, 4), (16, 4, 1), (32, 4, 1))  # of TTT-Linear: mini-batch, warps a head, heads a block
+SCHEDULES = ((16, 2, 4), (16, 4, 1), (32, 4, 1))  # TTT-Linear: mini-batch, warps per head, heads per block
 SHAPES = {"linear": ((64, 64), (1, 64)), "mlp": ((64, 256), (1, 256), (256, 64), (1, 64))}
 REFERENCES: dict[str, Any] = {"linear": linear_reference, "mlp": mlp_reference}
 GENERATE: dict[str, Any] = {"linear": linear_generate, "mlp": mlp_generate}
-STEPS = 17  # tokens generated: a whole mini-batch and the first of the next
+STEPS = 17  # generated tokens: one mini-batch and one more token
 
 
 class Finding(NamedTuple):
-    """What a tool says of a kernel: `runs` that came back, its summary, and each distinct complaint."""
+    """A tool's result for a kernel: completed runs, the tool's summary, and each distinct complaint."""
 
     kernel: str
     tool: str
@@ -61,7 +61,7 @@ class Finding(NamedTuple):
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Made on the CPU, so that no kernel but ours is looked at."""
+    """Random numbers from the CPU, so that the tools see no kernel of PyTorch."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
@@ -70,7 +70,7 @@ def on_gpu(*tensors: Tensor) -> list[Tensor]:
 
 
 def arguments(operator: str, tokens: int, mini_batch: int) -> list[Any]:
-    """Arguments of a forward: tokens, outer parameters and the state, on the CPU."""
+    """Arguments for forward on the CPU: tokens, outer parameters and the state."""
     q, k, v = (normal(BATCH, tokens, HEADS, 64, dtype=DTYPE) for _ in range(3))
     lr, scale = torch.full((BATCH, tokens, HEADS), 0.5 / 64), 1 / torch.arange(1, mini_batch + 1)
     weights = (0.02 * normal(HEADS, *shape) for shape in SHAPES[operator])
@@ -79,7 +79,7 @@ def arguments(operator: str, tokens: int, mini_batch: int) -> list[Any]:
 
 
 def linear_forward() -> Iterator[str]:
-    """Each mini-batch and schedule."""
+    """Run the kernel for each mini-batch and schedule."""
     for tokens, rope, (mini_batch, *plan) in product(TOKENS, (False, True), SCHEDULES):
         linear_ops.schedule = lambda *_, plan=plan: plan  # type: ignore[assignment, misc]
         *tensors, state = arguments("linear", tokens, mini_batch)
@@ -90,7 +90,7 @@ def linear_forward() -> Iterator[str]:
 
 
 def mlp_forward(mini_batch: int) -> Iterator[str]:
-    """The kernel of one mini-batch."""
+    """Run the kernel for one mini-batch."""
     for tokens, rope in product(TOKENS, (False, True)):
         *tensors, state = arguments("mlp", tokens, mini_batch)
         on_device = (*on_gpu(*tensors), type(state)(*on_gpu(*state)))
@@ -99,7 +99,7 @@ def mlp_forward(mini_batch: int) -> Iterator[str]:
 
 
 def portable_forward(operator: str) -> Iterator[str]:
-    """The Triton kernel, with a mini-batch that it pads too, and the rotation before it."""
+    """Run the Triton kernel and its RoPE kernel, with a full and a padded mini-batch."""
     forward = {"linear": linear_ops, "mlp": mlp_ops}[operator].forward
     for tokens, rope, mini_batch in product(TOKENS, (False, True), (8, 16)):
         *tensors, state = arguments(operator, tokens, mini_batch)
@@ -109,7 +109,7 @@ def portable_forward(operator: str) -> Iterator[str]:
 
 
 def convolutions() -> Iterator[str]:
-    """Both kernels; 192 channels, which is no power of two."""
+    """Run both convolution kernels with 192 channels, not a power of two."""
     C = 64 * HEADS
     for tokens, pdl in product(TOKENS, (False, True)):
         h, cache, weight, bias, norm = on_gpu(
@@ -124,7 +124,7 @@ def convolutions() -> Iterator[str]:
 
 
 def swiglu_products() -> Iterator[str]:
-    """Whole tiles and a short last one, of one step and of more than the ring has stages."""
+    """Run the SwiGLU GEMM with full and partial tiles, for one K step and for more steps than pipeline stages."""
     swiglu_product.LEAST_ROWS = 1
     for rows, inputs in product((1, 128, 200), (64, 384)):
         x, weights = on_gpu(normal(rows, inputs, dtype=DTYPE), normal(512, inputs, dtype=DTYPE))
@@ -134,7 +134,7 @@ def swiglu_products() -> Iterator[str]:
 
 
 def gates() -> Iterator[str]:
-    """All three kernels, the gate a slice of a wider projection."""
+    """Run norm_gate, rms_norm and swiglu on a projection and its slices."""
     C = 64 * HEADS
     for tokens, pdl in product(TOKENS, (False, True)):
         z, fused, weight = on_gpu(
@@ -147,7 +147,7 @@ def gates() -> Iterator[str]:
 
 
 def few_rows_products() -> Iterator[str]:
-    """Both kernels with what is around a product: rows that are summed and that are a tile, few outputs and many."""
+    """Run both GEMM kernels for few rows, with each fused norm, SwiGLU, and few or many outputs."""
     K, eps = 64 * HEADS, 1e-6
     for rows, outputs, pdl in product((1, 2, 3, 21), (6, few_rows.MANY_OUTPUTS + 2), (False, True)):
         x, gate, weight, weights, out = on_gpu(
@@ -161,9 +161,9 @@ def few_rows_products() -> Iterator[str]:
 
 
 def generate(operator: str) -> Iterator[str]:
-    """Both forms, every other step a dependent launch.
+    """Run both forms; every second step is a dependent launch.
 
-    Of a float32 state the dual form is the plain Triton kernel, which on Hopper the others' is not.
+    On Hopper only a float32 state runs the portable Triton kernel of the dual form.
     """
     for form, precision in (("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32"), ("primal", "float16")):
         *tensors, state = arguments(operator, STEPS, 16)
@@ -178,7 +178,7 @@ def generate(operator: str) -> Iterator[str]:
 
 
 def move(kept: Any) -> Any:
-    """A generate state made on the CPU, on the GPU."""
+    """Move a generate state to the GPU."""
     for name, value in vars(kept).items():
         if isinstance(value, Tensor):
             setattr(kept, name, value.cuda())
@@ -187,7 +187,7 @@ def move(kept: Any) -> Any:
     return kept
 
 
-# By the file that has them; a generate kernel of one architecture is run by the operator's `generate`.
+# Keyed by source file; `generate` also runs the kernels in generate_sm90.py.
 KERNELS: dict[str, Callable[[], Iterator[str]]] = {
     "ttt_linear/forward_sm90": linear_forward,
     **{name: partial(mlp_forward, mini_batch) for mini_batch, name in mlp_ops.KERNELS.items()},
@@ -203,14 +203,14 @@ KERNELS: dict[str, Callable[[], Iterator[str]]] = {
 
 
 def run(kernel: str) -> None:
-    """Run the kernel on every case; a line on standard output for each that came back."""
+    """Run the kernel on every case and print a line for each completed case."""
     for line in KERNELS[kernel]():
         torch.cuda.synchronize()
         print("ran", line, flush=True)
 
 
 def sanitized(kernel: str, tool: str) -> Finding:
-    """What the tool finds in the kernel. Memory is not cached, so that an access beyond a tensor is seen as one."""
+    """Run one kernel under one tool. PyTorch's cache is off, so that the tool sees accesses outside a tensor."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", __spec__.name]
     settings = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     answer = subprocess.run([*command, "--run", kernel], capture_output=True, text=True, check=False, env=settings)
@@ -221,7 +221,7 @@ def sanitized(kernel: str, tool: str) -> Finding:
 
 
 def complaints(lines: list[str]) -> list[str]:
-    """The first two lines of each distinct complaint, without threads, addresses and call stacks, and how many."""
+    """Count distinct complaints: the first two lines of each, without threads, addresses and call stacks."""
     said: Counter[str] = Counter()
     for line, following in pairwise(lines):
         if re.match(r"========= [A-Z]", line) and following.startswith("=========     "):
@@ -231,7 +231,7 @@ def complaints(lines: list[str]) -> list[str]:
 
 
 def main(record: str | None) -> int:
-    """Exit status: 0 when every tool is content."""
+    """Run every kernel under every tool. Return 0 if all are clean, otherwise 1."""
     if shutil.which("compute-sanitizer") is None:
         print("compute-sanitizer is not on the path: it comes with the CUDA toolkit")
         return 1

@@ -1,4 +1,4 @@
-"""Random tensors of the device that is tested, and how close results must be."""
+"""Random tensors on the tested device, and a comparison with a limit on the error."""
 
 from __future__ import annotations
 

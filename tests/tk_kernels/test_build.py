@@ -1,4 +1,4 @@
-"""Building compiles once, finds what it compiled, and says in one sentence what is missing."""
+"""`build` compiles once, reuses cached builds, and reports a missing requirement in one sentence."""
 
 import json
 import os
@@ -41,7 +41,7 @@ cat >&2 <<'LOG'
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine with an nvcc that writes LOG, headers, an empty cache and one source file."""
+    """A machine with a fake nvcc that writes LOG, headers, an empty cache and one source file."""
     pytest.importorskip("tvm_ffi")
 
     class Machine:
@@ -203,7 +203,7 @@ def test_headers_that_were_changed_since_their_commit_are_others(tmp_path):
 
 
 def test_who_builds_at_once_builds_once(machine):
-    """Each would remove what the other has just put in place."""
+    """Without a lock, each build would remove the other's result."""
     machine.nvcc(body="sleep 0.5")
     with ThreadPoolExecutor(4) as pool:
         built = list(pool.map(build.build, [NAME] * 4))
@@ -287,7 +287,7 @@ def test_no_gpu_and_an_older_gpu_are_reasons(machine, monkeypatch):
 
 @pytest.fixture
 def remote(tmp_path, monkeypatch):
-    """A repository in ThunderKittens' place; its commit."""
+    """The commit of a local repository that replaces ThunderKittens'."""
     folder = tmp_path / "remote"
     (folder / "include").mkdir(parents=True)
     (folder / "include" / "kittens.cuh").write_text("")
@@ -303,7 +303,7 @@ def remote(tmp_path, monkeypatch):
 
 
 def test_headers_in_another_projects_checkout_go_by_their_digest(remote, tmp_path):
-    """Git would tell the commit of the project around them, whatever they are."""
+    """Git would report the commit of the surrounding project."""
     copy = tmp_path / "remote" / "vendored"
     (copy / "include").mkdir(parents=True)
     (copy / "include" / "kittens.cuh").write_text("one")
@@ -323,7 +323,7 @@ def test_fetch_checks_out_the_pinned_commit(remote, monkeypatch):
 
 def test_a_fetch_that_is_killed_leaves_nothing_that_counts(remote, tmp_path, monkeypatch):
     fetching = os.fork()
-    if not fetching:  # killed with the headers there and what follows them not
+    if not fetching:  # killed after the headers are fetched, before the rest
         monkeypatch.setattr(thunderkittens, "_git", lambda arguments, folder: half_a_clone(folder))
         build.fetch_thunderkittens()
         os._exit(0)

@@ -1,4 +1,4 @@
-"""The Triton forward kernels compile for GPUs that are not here, and fit their shared memory and registers."""
+"""The Triton forward kernels compile for GPUs that this machine lacks and fit their shared memory and registers."""
 
 import json
 import os
@@ -12,14 +12,14 @@ from tests.interpreter import INTERPRETED
 
 # Shared memory per block, in KB, by compute capability.
 SHARED_KB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
-# Local memory per thread, in bytes. TTT-MLP holds 128 registers of state in each of its 255, and spills off the chain.
+# Local memory limit in bytes per thread. TTT-MLP's weights take 128 of 255 registers, so it spills other values.
 STACK = {"linear": 0, "linear-crowded": 256, "linear-96": 256, "mlp": 1024, "mlp-96": 256, "mlp-gluon": 256}
 SCRIPT = Path(__file__).with_name("compile_forward.py")
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict]]:
-    """What each kernel takes, by compute capability; two compile side by side."""
+    """Compile output by compute capability, from two parallel processes."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(SCRIPT.parents[2])
     capabilities = list(SHARED_KB)

@@ -1,4 +1,4 @@
-"""The cost formulas count the matmuls and the bytes that they name."""
+"""The cost formulas equal the sums over their matmuls and memory traffic."""
 
 import subprocess
 import sys
@@ -12,12 +12,12 @@ COSTS = {"linear": linear, "mlp": mlp}
 
 
 def matmul(rows: int, inner: int, columns: int) -> int:
-    """FLOPs of a matrix product."""
+    """FLOPs of a matmul."""
     return 2 * rows * inner * columns
 
 
 def test_flops_are_the_sum_of_the_products() -> None:
-    """2 m n k for each product of one mini-batch, as in ttt_layer.md."""
+    """Count 2 m n k for each matmul of one mini-batch, as in ttt_layer.md."""
     m, D, F = 16, 64, 256
     inside = matmul(m, D, m) + matmul(m, m, D)
     assert linear.forward_flops(1, m, 1, D) == 2 * matmul(m, D, D) + matmul(D, m, D) + inside
@@ -42,12 +42,12 @@ def test_flops_of_a_primal_token_are_the_sum_of_its_products() -> None:
     D, F = 64, 256
     assert linear.generate_flops(2, 3, D, form="primal") == 2 * 3 * (2 * matmul(1, D, D) + matmul(D, 1, D) + 2 * D * D)
     weights = 5 * matmul(1, D, F)  # k W1, x2 W2, g2 W2^T, q W1, x2bar W2
-    gradients = matmul(D, 1, F) + matmul(F, 1, D) + 2 * 2 * D * F  # added to their sums, which are then applied
+    gradients = matmul(D, 1, F) + matmul(F, 1, D) + 2 * 2 * D * F  # added to running sums, then applied to the weights
     assert mlp.generate_flops(2, 3, D, form="primal") == 2 * 3 * (weights + gradients)
 
 
 def test_flops_of_a_dual_token_are_the_mean_of_a_mini_batch() -> None:
-    """Token t has the products with t rows, its own among them; the last one also the update by all rows."""
+    """Token t multiplies t rows, including its own; the last token also updates the weights."""
     m, D, F = 16, 64, 256
     tokens = range(1, m + 1)
     steps = sum(2 * matmul(1, D, D) + 2 * matmul(1, D, t) for t in tokens)
@@ -58,8 +58,8 @@ def test_flops_of_a_dual_token_are_the_mean_of_a_mini_batch() -> None:
 
 def test_traffic_of_a_token_is_the_sum_of_what_it_reads_and_writes() -> None:
     m, D, F = 16, 64, 256
-    rows = (m - 1) / 2 + 1  # earlier ones read, one written
-    passes = 2 * (m - 1) / m  # of a sum: read at every token but the first, written at every one but the last
+    rows = (m - 1) / 2 + 1  # reads earlier rows, writes one
+    passes = 2 * (m - 1) / m  # of a running sum: m - 1 reads and m - 1 writes per mini-batch
     ends = 4 * 2 * D  # q, k, v, z in 16 bits
     for cost, weights, biases, row in ((linear, D * D, D, 2 * D), (mlp, 2 * D * F, D + F, 2 * (D + F))):
         for state, read, rewrite in (("planes", 2, 6), ("float32", 4, 4), ("float16", 2, 2), ("bfloat16", 2, 2)):

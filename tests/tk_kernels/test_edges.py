@@ -1,4 +1,4 @@
-"""The fused edges compute what PyTorch computes step by step: convolutions, norms, RoPE, learning rate, gates."""
+"""The fused edge kernels match PyTorch: convolutions, norms, RoPE, learning rate, output gates."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from tk_kernels.edges.short_convolution import query_key, residual_convolution
 
 EPS = 1e-6
 
-# Relative Frobenius error against float64: float32 inside, so what is left is one rounding of the result (half an ulp:
-# 2^-9) and, in residual_convolution, of what enters the convolution. Triton's interpreter cuts bfloat16 off
-# instead of rounding: a whole ulp.
+# Relative Frobenius error against float64. The kernels compute in float32 and round the result once (half an ulp,
+# 2^-9); residual_convolution also rounds the convolution's input. Triton's interpreter truncates bfloat16: one ulp.
 LIMIT = {torch.float32: 1e-6, torch.bfloat16: 8e-3 if INTERPRETED else 4e-3}
 
 pytest.importorskip("triton")
@@ -25,7 +24,7 @@ dtypes = pytest.mark.parametrize("dtype", LIMIT, ids=lambda dtype: str(dtype).re
 
 
 def convolved(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """window [B, T + 3, C] -> [B, T, C] in float64."""
+    """Convolve window [B, T + 3, C] -> [B, T, C] in float64."""
     taps = weight.double()[:, 0]
     tokens = window.shape[1] - 3
     return sum(window[:, j : j + tokens].double() * taps[:, j] for j in range(4)) + bias.double()
@@ -36,7 +35,7 @@ def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def rotated(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
-    """x [B, T, H, D] with pairs (2i, 2i+1) turned by angle [B, T, 1, D/2], as complex numbers."""
+    """Rotate pairs (2i, 2i+1) of x [B, T, H, D] by angle [B, T, 1, D/2]."""
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
     return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
 
@@ -96,14 +95,14 @@ def check_swiglu(rows: int, width: int, dtype: torch.dtype) -> None:
 @dtypes
 @pytest.mark.parametrize("T", [1, 2, 3, 35])
 def test_residual_convolution(T: int, dtype: torch.dtype) -> None:
-    """One token, fewer than the convolution's memory, and a second chunk; C is no power of two."""
+    """Test one token, fewer tokens than the window, and a second chunk; C is not a power of two."""
     check_residual_convolution(2, T, 24, dtype)
 
 
 @dtypes
 @pytest.mark.parametrize("T", [1, 2, 3, 19])
 def test_query_key(T: int, dtype: torch.dtype) -> None:
-    """Sequences at different positions, tiles over several of them; D = 24 and m = 6 are no powers of two."""
+    """Test sequences at different positions in one tile; D = 24 and m = 6 are not powers of two."""
     check_query_key(3, T, 2, 24, dtype, m=6)
 
 
@@ -143,7 +142,7 @@ def test_norms_and_gates(dtype: torch.dtype) -> None:
 
 
 def test_a_sequence_may_be_cut_anywhere() -> None:
-    """Pieces with the cache between them give, bit by bit, what the whole gives."""
+    """Calls on pieces, linked by the cache, give the same bits as one call."""
     h, weights = normal(2, 37, 16), (normal(16), normal(16, 1, 4), normal(16, seed=1), normal(16, seed=2))
 
     def run(*sizes: int) -> list[torch.Tensor]:
@@ -256,7 +255,7 @@ def test_no_token_changes_no_cache() -> None:
 @pytest.mark.gpu
 @dtypes
 def test_at_the_size_of_a_layer(dtype: torch.dtype) -> None:
-    """1.3b on a GPU, tokens before the end of a chunk included, and 760m's heads of 96."""
+    """Test the sizes of 1.3b, a length below one chunk, and the 96-channel heads of 760m."""
     for B, T in ((2, 2048), (1, 37), (512, 1)):
         check_residual_convolution(B, T, 2048, dtype)
         check_query_key(B, T, 32, 64, dtype)

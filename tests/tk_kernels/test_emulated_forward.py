@@ -1,6 +1,6 @@
-"""TTT-MLP's forward kernel computes what the float64 reference does, without races, on an emulated GPU.
+"""TTT-MLP's CUDA forward kernel matches the float64 reference, without races, on an emulated GPU.
 
-The kernel's own source is compiled for the CPU with `emulator/`, so that it is known right before a GPU runs it.
+g++ compiles the kernel's source with `emulator/`, so that tests without a GPU find mistakes.
 """
 
 import ctypes
@@ -22,11 +22,11 @@ from tk_kernels.ttt_mlp import ops
 
 EMULATOR = Path(__file__).parent / "emulator"
 SOURCES = {path.name: path.read_text() for path in Path(ops.__file__).parent.glob("block_*.cuh")}
-ORDERS = int(os.environ.get("EMULATED_ORDERS", "3"))  # a race that needs rare delays took some 300
+ORDERS = int(os.environ.get("EMULATED_ORDERS", "3"))  # rare races need hundreds
 
 
 def compiles_c20() -> bool:
-    """Whether there is a g++ with C++20 and 16-bit floats, as the emulator needs."""
+    """Whether g++ supports C++20 and _Float16, which the emulator needs."""
     if shutil.which("g++") is None:
         return False
     command = ["g++", "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
@@ -40,7 +40,7 @@ pytestmark = [
 
 
 def compiled(folder: Path, sources: dict[str, str]) -> ctypes.CDLL:
-    """The emulated kernel of these sources, by file name."""
+    """Compile the emulated kernel from sources by file name."""
     for name, source in sources.items():
         (folder / name).write_text(source)
     library = folder / "forward.so"
@@ -57,7 +57,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def run(kernel: ctypes.CDLL, tensors: list[Tensor], rope: bool, seed: int = 0) -> str:
-    """The kernel over pointers to its arguments and results; what went wrong, or nothing."""
+    """Run the kernel on its inputs and results; return the failure, or an empty string."""
     assert all(x.is_contiguous() for x in tensors)
     pointers = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
     batch, tokens, heads, _ = tensors[0].shape
@@ -68,20 +68,20 @@ INPUTS = 11  # q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2
 
 
 def prompt(tokens: int) -> list[Tensor]:
-    """The inputs of one sequence and head."""
+    """Kernel inputs for one sequence and one head."""
     args = mlp_arguments(tokens, batch=1, heads=1)
     return [x.contiguous() for x in (*args[:-1], *args[-1][:4])]
 
 
 def empty_results(tensors: list[Tensor]) -> list[Tensor]:
-    """What the kernel writes: the outputs, the weights and the rows."""
+    """Empty tensors for the outputs, weights and rows."""
     after = ops._empty_state(tuple(tensors[7:]), torch.empty(len(tensors[0]), dtype=torch.int32), len(tensors[4]))
     return [torch.empty_like(tensors[0]), *after[:-1]]
 
 
 @pytest.fixture
 def forward(kernel: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch):
-    """The operator, its kernel emulated: results that are not the state's own tensors begin as NaN."""
+    """The operator with the emulated kernel; results start as NaN unless they alias an input."""
 
     def emulated(*arguments):
         *tensors, rope, _ = arguments
@@ -123,7 +123,7 @@ def test_in_place_it_leaves_the_same_bits(forward, tokens):
 
 @pytest.mark.parametrize("last", [0.0, 1e-4, 5e-3])
 def test_a_small_last_scale(forward, last):
-    """Other scales are then large in units of it: too large for 16 bits, unless the kernel changes the unit."""
+    """Scales relative to a small last one would overflow 16 bits unless the kernel rescales them."""
     args = mlp_arguments(50, batch=1, heads=1)
     args[4][-1] = last
     out, state = forward(*args, start=0)

@@ -1,4 +1,4 @@
-"""The generate kernels in Gluon compute what the float64 reference does, run on a CPU; a GPU tests them whole."""
+"""The Gluon generate kernels match the float64 reference on an emulator; test_generate_gpu.py runs them on a GPU."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ operators = pytest.mark.parametrize("operator", MODULES)
 
 @pytest.fixture
 def kernel(operator: str, monkeypatch: pytest.MonkeyPatch) -> Emulated:
-    """The kernel that generate_step launches now."""
+    """Make generate_step launch the emulated Gluon kernel."""
     module = import_module(f"tk_kernels.ttt_{operator}.generate_sm90")
     emulated = Emulated(module.dual)
     monkeypatch.setattr(module, "dual", emulated)
     monkeypatch.setattr(common, "runs_sm90", lambda device: True)
     monkeypatch.setattr(generate_cases, "DEVICE", "cpu")
-    monkeypatch.setattr(generate_cases, "INTERPRETED", False)  # it rounds as a GPU does
+    monkeypatch.setattr(generate_cases, "INTERPRETED", False)  # the emulator rounds like a GPU
     return emulated
 
 
 @operators
 @pytest.mark.parametrize("precision", SIXTEEN_BITS)
 def test_steps_are_the_reference(operator: str, precision: str, kernel: Emulated) -> None:
-    """From four positions, beyond the end of a mini-batch and into the next; weights beyond where gelu is straight."""
+    """Start at four positions and cross into the next mini-batch; large weights reach the curved part of gelu."""
     start = random_state(operator, [0, 3, 14, 15], H, D, m, std=0.2)
     compare(operator, "dual", precision, start, 4).check()
     assert kernel.launches == 4
@@ -63,7 +63,7 @@ def test_shorter_mini_batches(operator: str, mini_batch: int, kernel: Emulated) 
 
 @operators
 def test_rope_and_lr_logits_in_the_launch(operator: str, kernel: Emulated) -> None:
-    """The fused edges give what RoPE and sigmoid outside of the kernel give."""
+    """Fused RoPE and sigmoid match their PyTorch versions."""
     check_rope_and_rates_in_the_launch(operator, [2, 15], H, D, m, "planes")
     assert kernel.launches == 2
 
@@ -76,7 +76,7 @@ def test_slots(operator: str, kernel: Emulated) -> None:
 
 @operators
 def test_strided_tokens(operator: str, kernel: Emulated) -> None:
-    """V and the output may be columns of wider tensors; what lies beside them stays."""
+    """V and the output may be slices of wider tensors; the step leaves the other slices unchanged."""
     generate = MODULES[operator][0]
     state, outer = random_state(operator, [1, 15], H, D, m), outer_parameters(H, D, m)
     q, k, v, lr = random_token(2, H, D, torch.bfloat16, 1)

@@ -1,4 +1,4 @@
-"""Products of few rows are those of PyTorch, with what is before and behind them."""
+"""GEMMs with few rows match PyTorch, with fused norms, residuals and SwiGLU."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_more_inputs_than_a_program_reads_at_once(rows: int, dtype: torch.dtype)
 def test_a_row_of_one_value_has_no_negative_variance() -> None:
     x, weights, ones = torch.full((1, 100), 300.1, device=DEVICE), normal(4, 100), torch.ones(100, device=DEVICE)
     got = few_rows_product(x, weights, NormGate(30 * ones[None], ones, ones, EPS))
-    assert_close(got, 30 * weights.double().sum(1)[None], 0.1)  # the norm's bias alone, nearly
+    assert_close(got, 30 * weights.double().sum(1)[None], 0.1)  # nearly only the norm's bias
 
 
 def test_rows_may_be_columns_of_a_wider_tensor() -> None:
@@ -125,7 +125,7 @@ def test_few_rows_of_16_bits_suit() -> None:
     few, many = (normal(outputs, 8, dtype=BF16) for outputs in (8, MANY_OUTPUTS))
     for weights, swiglu, most in (
         (few, False, MOST_ROWS_FEW_OUTPUTS),
-        (many, True, MOST_ROWS_FEW_OUTPUTS),  # two rows of weights an output
+        (many, True, MOST_ROWS_FEW_OUTPUTS),  # two rows of weights per output
         (many, False, MOST_ROWS),
     ):
         assert suits(normal(most, 1, 8, dtype=BF16), weights, swiglu=swiglu)

@@ -1,4 +1,4 @@
-"""The forward kernels compute the reference at any length, mini-batch and schedule; heads do not affect each other."""
+"""The forward kernels match the reference at any length, mini-batch and schedule; heads are independent."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_mlp import ops as mlp_ops
 
-GROWTH = 1.5  # of the error, from the first quarter of a sequence to the last: W itself grows in the first
+GROWTH = 1.5  # largest ratio of the errors in the last and first quarter of a sequence
 SHAPES = {"linear": ((64, 64), (1, 64)), "mlp": ((64, 256), (1, 256), (256, 64), (1, 64))}
 BASE_LR = {"linear": 1.0, "mlp": 0.1}
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 
 
 class Kernel(NamedTuple):
-    """An operator ("linear", "mlp"), the mini-batch that picks its kernel, and what `forward` needs to run it."""
+    """An operator ("linear" or "mlp"), the mini-batch that selects its kernel, and the forward function."""
 
     operator: str
     mini_batch: int
@@ -37,7 +37,7 @@ TRITON = [f"{name}-{mini_batch}-triton" for name in ("linear", "mlp") for mini_b
 
 @pytest.fixture(params=[*LINEAR, *MLP, *TRITON])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    """Each operator, mini-batch and backend; of TTT-Linear every schedule (warps a head, heads a block)."""
+    """Each operator, mini-batch and backend; for TTT-Linear each schedule (warps per head, heads per block)."""
     name, mini_batch, *plan = request.param.split("-")
     ops = linear_ops if name == "linear" else mlp_ops
     if plan == ["triton"]:
@@ -51,7 +51,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> K
 
 
 def trained(kernel: Kernel, batch: int, tokens: int, heads: int, correlation: float) -> Case:
-    """Trained-looking arguments: queries share the keys' direction, values follow keys, norms differ."""
+    """Arguments like those of a trained model: correlated queries and keys, values near keys, different norms."""
     operator, mini_batch, _ = kernel
     generator = torch.Generator("cuda").manual_seed(tokens)
 
@@ -204,7 +204,7 @@ def test_two_runs_are_bitwise_equal_and_keep_the_given_state(kernel):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["q", "k", "v", "lr", "weight"])
 def test_nan_and_infinity_stay_in_their_head(kernel, name, bad):
-    """Of 3 sequences of 6 heads one head is bad, and neither its neighbours in memory nor those in its block are."""
+    """A bad value in one head leaves its neighbours in memory and in its block unchanged."""
     args = trained(kernel, 3, 50, 6, 0.5)
     clean = kernel.forward(*args, start=0)
     out, state = kernel.forward(*spoiled(kernel.operator, args, name, bad), start=0)

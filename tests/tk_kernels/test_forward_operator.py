@@ -1,4 +1,4 @@
-"""A forward operator refuses what the kernel cannot take, and gives the rest of a begun mini-batch to the reference."""
+"""A forward operator rejects unsupported arguments and completes a pending mini-batch with the reference."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ HEADS, D = 2, 8
 
 
 def arguments(tokens: int, start: int, mini_batch: int = 16) -> tuple:
-    """Float64 tokens, outer parameters and a state at position start."""
+    """Float64 tokens, outer parameters and a state at position `start`."""
     generator = torch.Generator().manual_seed(tokens)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -74,7 +74,7 @@ def test_tokens_of_a_begun_mini_batch_go_to_the_reference(mini_batch, tokens, st
 
 @pytest.mark.parametrize("tokens", [40, 11], ids=["both", "reference alone"])
 def test_bfloat16_tokens_are_rounded_as_the_kernel_rounds_them(tokens):
-    """The reference reads float32 of q and k rounded after RoPE; the kernel reads the tokens as they are."""
+    """The reference gets q and k rounded after RoPE, in float32; the kernel gets the original tokens."""
     start, begun = 5, 11
     (*qkv, lr), outer, state = arguments(tokens, start)
     q, k, v = (x.bfloat16() for x in qkv)
@@ -111,7 +111,7 @@ def test_the_kernel_reads_float32_and_contiguous(dtype):
 
 
 def operator_arguments(layer: str) -> tuple:
-    """What the operator of a layer takes: 20 tokens of two heads, an outer loop of mini-batches of 16, a state."""
+    """An operator and its arguments: 20 tokens, outer parameters for mini-batches of 16, and a state."""
     q, lr = torch.zeros(1, 20, 2, HEAD_DIM, dtype=torch.bfloat16), torch.zeros(1, 20, 2)
     outer = (torch.ones(16), torch.ones(2, HEAD_DIM), torch.zeros(2, HEAD_DIM))
     module, operator = {"linear": (reference, linear_ops), "mlp": (mlp_reference, mlp_ops)}[layer]
@@ -133,7 +133,7 @@ def test_tensors_on_another_device_are_named():
 
 
 def fake_kernel(layer: str, module, calls: list):
-    """In place of a CUDA kernel: the reference in float32, on the arguments that the custom operator gets."""
+    """Replace the CUDA kernel with the float32 reference on the custom operator's arguments."""
 
     def kernel(q, k, v, lr, token_scale, ln_weight, ln_bias, *rest):
         *tensors, rotate, _ = rest
@@ -160,7 +160,7 @@ def fake_kernel(layer: str, module, calls: list):
 @pytest.mark.parametrize("known", [True, False], ids=["start given", "start read"])
 @pytest.mark.parametrize("inplace", [False, True], ids=["state kept", "in place"])
 def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, mini_batch, known, inplace):
-    """The state of the operator goes on wherever it stands, keeps its float32, and counts its position."""
+    """The operator continues from any position, keeps the weights in float32 and advances the position."""
     operator, _, _, _ = operator_arguments(layer)
     module, calls = {"linear": reference, "mlp": mlp_reference}[layer], []
     monkeypatch.setattr(operator, "_forward", fake_kernel(layer, module, calls))
@@ -187,18 +187,18 @@ def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, min
             outputs.append(out[:, None])
         at += count
     assert at == total
-    assert relative_error(torch.cat([x.float() for x in outputs], 1), whole) < 3e-3  # of bfloat16 outputs
+    assert relative_error(torch.cat([x.float() for x in outputs], 1), whole) < 3e-3  # outputs are bfloat16
     assert state.position.tolist() == expected.position.tolist() == [mini_batch - 5] * 2
     for name in operator.WEIGHTS:
         before, found, exact = (getattr(x, name) for x in (begin, state, expected))
-        assert relative_error(found - before, exact - before) < 1e-3  # float32, which holds W and its change
+        assert relative_error(found - before, exact - before) < 1e-3  # float32 rounding of W, relative to its change
     assert all(x.dtype == torch.float32 for weights in calls for x in weights)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
 def test_the_kernel_gets_the_states_own_tensors_to_write(monkeypatch, layer, mode):
-    """Through the custom operator itself, whose inputs and outputs may be the same tensors."""
+    """The custom operator accepts the same tensors as inputs and outputs."""
     operator, tokens, outer, state = operator_arguments(layer)
     given = []
     weights = len(operator.WEIGHTS)
@@ -246,7 +246,7 @@ def test_a_state_that_cannot_be_written_in_place_is_named(layer):
 
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
 def test_rows_that_the_kernel_would_write_beyond_are_named(layer):
-    """It writes float32 into all of them, whatever they hold."""
+    """The kernel writes all rows as float32."""
     operator, tokens, outer, state = operator_arguments(layer)
     for name in operator.ROWS:
         rows = getattr(state, name)
@@ -283,7 +283,7 @@ def test_a_start_outside_of_the_mini_batch_is_named(layer, start):
         ("k", lambda x: x[:, :10], r"k has shape \(1, 10, 2, 64\)"),
         ("v", torch.Tensor.half, r"v\.dtype is torch\.float16"),
         ("v", lambda x: x.mT.contiguous().mT, r"v has strides .*D contiguous"),
-        # a vector of 8 bfloat16 would start between two multiples of 16 bytes
+        # a vector load of 8 bfloat16 needs an address aligned to 16 bytes
         ("k", lambda x: F.pad(x.flatten(2), (0, 4))[..., :-4].view_as(x), r"k has strides .*multiples of 8$"),
         ("lr", lambda x: x[:, :, :1], r"lr has shape"),
         ("token_scale", lambda x: x[:3], "mini-batch, is 3: must be 4 to 64"),

@@ -1,4 +1,4 @@
-"""The Triton generate kernels compute the reference's function in every form, precision and position (interpreted)."""
+"""The Triton generate kernels match the reference in every form, precision and position, in the interpreter."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tk_kernels.generate.tuning import Tuning
 from tk_kernels.ttt_linear import generate as linear_generate
 
 pytest.importorskip("triton")
-torch.set_num_threads(1)  # the cases are so small that threads only wait for each other
+torch.set_num_threads(1)  # more threads slow down cases this small
 
-LARGE = 0.2  # standard deviation of weights whose hidden units lie on every part of gelu
+LARGE = 0.2  # standard deviation of weights whose hidden units cover all parts of gelu
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_generate_gpu.py runs them on a GPU")
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 
@@ -38,8 +38,8 @@ pytestmark = pytest.mark.usefixtures("triton_kernels")
 @interpreted
 @combinations
 def test_mixed_positions(operator: str, form: str, precision: str) -> None:
-    """Every position of a mini-batch of 4 at once; one completes it at each step, and one reads the updated weights."""
-    heads = 2 if precision == "planes" else 1  # every case takes a while in the interpreter
+    """Run all positions of a mini-batch of 4 in one batch; at each step one sequence completes its mini-batch."""
+    heads = 2 if precision == "planes" else 1  # the interpreter is slow
     start = random_state(operator, [0, 1, 2, 3], heads, D=16, m=4, std=LARGE)
     compare(operator, form, precision, start, steps=2).check()
 
@@ -65,7 +65,7 @@ def test_slots_of_the_primal_form_are_refused(operator: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("operator", MODULES)
 def test_from_a_prefill(operator: str, form: str) -> None:
-    """From the state that forward leaves, with rows pending, over the completion of that mini-batch."""
+    """Continue from forward's state with pending rows and complete that mini-batch."""
     start = prefilled_state(operator, [0, 3], 1, 16, 4, MODULES[operator][1].forward)
     compare(operator, form, "planes", start, steps=2).check()
 
@@ -73,7 +73,7 @@ def test_from_a_prefill(operator: str, form: str) -> None:
 @interpreted
 @pytest.mark.parametrize("operator", MODULES)
 def test_prefill_generate_prefill_prefill_is_one_forward(operator: str) -> None:
-    """A prompt, tokens from the kernel, and two more prompts on the state that those left."""
+    """Run a prompt, generate steps, and two more prompts from the resulting state."""
     generate, reference = MODULES[operator]
     H, D, m, total = 1, 16, 4, 19
     outer, begin = outer_parameters(H, D, m), random_state(operator, [0, 0], H, D, m)
@@ -99,7 +99,7 @@ def test_prefill_generate_prefill_prefill_is_one_forward(operator: str) -> None:
 @interpreted
 @pytest.mark.parametrize("operator", MODULES)
 def test_real_head(operator: str) -> None:
-    """D = 64 and m = 16, across a completion."""
+    """Complete a mini-batch with D = 64 and m = 16."""
     compare(operator, "dual", "planes", random_state(operator, [14], H=1, D=64, m=16, std=LARGE), steps=3).check()
 
 
@@ -108,7 +108,7 @@ def test_real_head(operator: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("operator", MODULES)
 def test_padded_head(operator: str, form: str, head_dim: int) -> None:
-    """No size is a power of two; from 65 channels on TTT-MLP's weights come in blocks, and the last is half full."""
+    """Test sizes that are not powers of two; above 64 channels TTT-MLP loads blocks, the last one half full."""
     start = random_state(operator, [1, 2], H=1, D=head_dim, m=3, std=LARGE)
     compare(operator, form, "float32", start, steps=3).check()
 
@@ -124,13 +124,13 @@ def test_steps_repeat_bitwise(operator: str) -> None:
 @interpreted
 @pytest.mark.parametrize("operator", MODULES)
 def test_rope_and_lr_logits_in_the_launch(operator: str) -> None:
-    """The fused edges give what RoPE and sigmoid outside of the kernel give."""
+    """Fused RoPE and sigmoid match their PyTorch versions."""
     check_rope_and_rates_in_the_launch(operator, [0, 3], 2, 16, 4, "float32")
 
 
 @interpreted
 def test_strided_tokens_and_empty_batch() -> None:
-    """q, k and v as slices of one projection; a batch of nothing."""
+    """q, k and v may be slices of one projection; the batch may be empty."""
     outer, (q, k, v, lr) = outer_parameters(2, 16, 4), random_token(3, 2, 16, torch.float32, 1)
     states = [
         linear_generate.GenerateState.from_state(random_state("linear", [0, 1, 3], 2, 16, 4), "dual", "float32")
@@ -155,7 +155,7 @@ def test_planes_are_the_exact_float32() -> None:
 
 
 def test_every_nan_stays_one_in_the_plane_that_tokens_read() -> None:
-    """A GPU's own is 0x7FFFFFFF, whose rounding would carry into the sign."""
+    """Rounding a GPU's NaN, 0x7FFFFFFF, would carry into the sign bit."""
     bits = torch.tensor([0x7FFFFFFF, 0x7FFF8000, 0x7FC00000, -1, 0x7F800001]).to(torch.int32)
     high, low = common.split_planes(bits.view(torch.float32))
     assert high.isnan().all()
@@ -197,7 +197,7 @@ def test_parameters_that_the_kernels_would_read_wrongly_are_named(operator: str)
 def test_a_launch_that_does_not_take_the_state_is_named(
     operator: str, form: str, precision: str, D: int, m: int
 ) -> None:
-    """The kernel of sm_90 would write beyond the end of the state."""
+    """The sm_90 kernel would write outside these states."""
     module = import_module(f"tk_kernels.ttt_{operator}.generate")
     outer, token = outer_parameters(2, D, m), random_token(1, 2, D, torch.float32, 1)
     state = module.GenerateState.from_state(random_state(operator, [0], 2, D, m), form, precision)
@@ -209,7 +209,7 @@ def test_a_launch_that_does_not_take_the_state_is_named(
 @pytest.mark.parametrize("operator", MODULES)
 @pytest.mark.parametrize("piece_bytes", [common.PIECE_BYTES, 1])
 def test_state_round_trip(operator: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """from_state then to_state: exact for planes, and for primal the sums of the rows that count; also by pieces."""
+    """from_state and to_state are exact for planes; the primal form returns the sums of the pending rows."""
     monkeypatch.setattr(common, "PIECE_BYTES", piece_bytes)
     generate, reference = MODULES[operator]
     state = random_state(operator, [0, 2, 3], 2, 16, 4)
@@ -223,7 +223,7 @@ def test_state_round_trip(operator: str, piece_bytes: int, monkeypatch: pytest.M
 
 
 def test_pieces_hold_whole_sequences_and_little_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five sequences of 24 bytes where 50 may be in a piece: two, two, one."""
+    """Five sequences of 24 bytes with a limit of 50 bytes give pieces of two, two and one."""
     monkeypatch.setattr(common, "PIECE_BYTES", 50)
     seen = []
 
@@ -242,7 +242,7 @@ def test_pieces_hold_whole_sequences_and_little_of_them(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("operator", MODULES)
 @pytest.mark.parametrize(("precision", "bits"), [("bfloat16", 8), ("float16", 11)])
 def test_simulation_rounds_weights_and_rows(operator: str, precision: str, bits: int) -> None:
-    """The error that a 16-bit state is allowed is one of rounding: of its order, and not 0."""
+    """The simulated error of a 16-bit state is nonzero and of the order of one rounding."""
     start = random_state(operator, [0, 2, 3], 2, 16, 4)
     token, outer = random_token(3, 2, 16, torch.bfloat16, 0), outer_parameters(2, 16, 4)
     token, outer = tuple(x.double() for x in token), tuple(x.double() for x in outer)

@@ -1,6 +1,6 @@
-"""The generate kernels on a GPU: 256 steps, every position, any batch, one graph, from a real prefill.
+"""The generate kernels on a GPU match float64 over 256 steps, at every position and batch size, with CUDA graphs.
 
-At the size of a layer of the 1.3b model: 32 heads of 64, mini-batches of 16. Errors as in `generate_cases`.
+Sizes are those of a 1.3b layer: 32 heads of 64, mini-batches of 16. `generate_cases` defines the errors.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ forms = pytest.mark.parametrize("form", FORMS)
 @combinations
 @pytest.mark.parametrize("batch", [1, 3, 512])
 def test_256_steps(operator: str, form: str, precision: str, batch: int) -> None:
-    """From random states; a larger batch mixes every position."""
+    """Start from random states; batches of at least 16 hold every position."""
     start = random_state(operator, EVERY_POSITION[:batch], H, D, m)
     compare(operator, form, precision, start, STEPS, batch).check()
 
 
 @operators
 @forms
-@pytest.mark.xdist_group("large")  # one after another: the largest state is 20 GB
+@pytest.mark.xdist_group("large")  # run serially: the largest state is 20 GB
 def test_batch_of_4096(operator: str, form: str) -> None:
-    """2^31 elements in each weight of the MLP: offsets beyond 32 bits; each position once."""
+    """Each MLP weight has 2^31 elements, so offsets need 64 bits."""
     if form == "primal" and operator == "mlp":
         pytest.skip("the state and its sums are 140 GB")
     start = random_state(operator, EVERY_POSITION, H, D, m)
@@ -54,7 +54,7 @@ def test_batch_of_4096(operator: str, form: str) -> None:
 
 @combinations
 def test_256_steps_from_a_prefill(operator: str, form: str, precision: str) -> None:
-    """From what the ThunderKittens kernel leaves after 32 to 47 tokens: 0 to 15 rows are pending."""
+    """Start from the forward kernel's state after 32 to 47 tokens, with 0 to 15 pending rows."""
     ops = import_module(f"tk_kernels.ttt_{operator}.ops")
     if ops.available():
         pytest.skip(ops.available())
@@ -65,13 +65,13 @@ def test_256_steps_from_a_prefill(operator: str, form: str, precision: str) -> N
 @operators
 @forms
 def test_one_graph_serves_every_position(operator: str, form: str) -> None:
-    """512 sequences at mixed positions, 48 steps of new tokens replayed from one captured step."""
+    """Replay one captured step 48 times with new tokens, for 512 sequences at mixed positions."""
     start = random_state(operator, EVERY_POSITION, H, D, m)
     compare(operator, form, "planes", start, 48, 512, step=Replay(operator)).check()
 
 
 class Replay:
-    """A step as one launch of a graph that was captured at the first."""
+    """A step function that captures a CUDA graph at its first call and replays it."""
 
     def __init__(self, operator: str) -> None:
         self.generate, self.graph = MODULES[operator][0], torch.cuda.CUDAGraph()
@@ -79,7 +79,6 @@ class Replay:
         self.out = torch.empty(0)
 
     def __call__(self, gstate: object, token: tuple[Tensor, ...], outer: tuple[Tensor, ...], out: Tensor) -> None:
-        """See `generate_cases.Step`."""
         if not self.inputs:
             self._capture(gstate, token, outer, out)
         for kept, new in zip(self.inputs, token, strict=True):
@@ -87,7 +86,7 @@ class Replay:
         self.graph.replay()
 
     def _capture(self, gstate: object, token: tuple[Tensor, ...], outer: tuple[Tensor, ...], out: Tensor) -> None:
-        """Capturing runs nothing, so the state stays; a first run on a state of its own compiles."""
+        """Compile on a spare state, then capture: a capture leaves the state unchanged."""
         self.inputs, self.out = tuple(x.clone() for x in token), out
         spare = random_state("linear" if "linear" in self.generate.__name__ else "mlp", [0], H, D, m)
         one = tuple(x[:1] for x in token)
@@ -98,7 +97,7 @@ class Replay:
 
 @combinations
 def test_steps_repeat_bitwise(operator: str, form: str, precision: str) -> None:
-    """The same steps twice, eager: every bit of the outputs and of the state."""
+    """Run the same eager steps on two states; outputs and states agree bitwise."""
     outer, start = outer_parameters(H, D, m), random_state(operator, EVERY_POSITION, H, D, m)
     generate, dtype = MODULES[operator][0], torch.float32 if precision == "float32" else torch.bfloat16
     states = [generate.GenerateState.from_state(start, form, precision) for _ in range(2)]
@@ -110,7 +109,7 @@ def test_steps_repeat_bitwise(operator: str, form: str, precision: str) -> None:
 
 
 def test_the_example_of_the_readme() -> None:
-    """A prompt by the forward kernel, then a step: as PyTorch reads the token after the prompt."""
+    """The README's forward and generate step match the PyTorch reference."""
     ops = import_module("tk_kernels.ttt_linear.ops")
     if ops.available():
         pytest.skip(ops.available())

@@ -1,4 +1,4 @@
-"""Tasks run in other processes first, and their results are then found here."""
+"""Tasks run in forked processes first; this process then reads their cached results."""
 
 import os
 from functools import partial
@@ -14,7 +14,7 @@ def test_tasks_are_done_in_processes_of_their_own_and_their_results_are_had_here
         note = tmp_path / str(number)
         if number == 3:
             raise ValueError("cannot be compiled")
-        if not note.exists():  # what a cache on disk spares
+        if not note.exists():  # the file acts as a cache on disk
             note.write_text(str(os.getpid()))
         return note.read_text()
 

@@ -1,4 +1,4 @@
-"""The Triton forward kernels, in Triton's interpreter, and the choice of a backend."""
+"""The Triton forward kernels match the reference in Triton's interpreter; the operator selects the right backend."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +17,13 @@ from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_mlp import ops as mlp_ops
 
 OPS: dict[str, Any] = {"linear": linear_ops, "mlp": mlp_ops}
-# float32: as of the references, without a mean that is summed first. 16 bits: only the output is rounded here.
+# float32: the references' limit. 16 bits: only the output is rounded.
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: OUTPUT_ERROR[torch.bfloat16], torch.float16: 5e-3}
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="float32 tokens run in Triton's interpreter only")
 
 
 def exact(name: str, given: Case, rotate: bool = False) -> tuple[Tensor, Any]:
-    """The float64 reference."""
+    """Run the float64 reference."""
     q, k = given.q, given.k
     if rotate:
         position = torch.arange(q.shape[1]) % len(given.token_scale)
@@ -32,7 +32,7 @@ def exact(name: str, given: Case, rotate: bool = False) -> tuple[Tensor, Any]:
 
 
 def in_type(given: Case, dtype: torch.dtype) -> list[Any]:
-    """The arguments with tokens of this type and all else float32."""
+    """Convert tokens to dtype and all other arguments to float32."""
     state = type(given.state)(
         *(x.float().to(DEVICE) for x in given.state[:-1]), given.state.position.clone().to(DEVICE)
     )

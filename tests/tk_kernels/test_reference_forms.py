@@ -1,4 +1,4 @@
-"""A reference's primal, dual and generate forms are one function, the naive one, at any T, D, mini-batch and split."""
+"""Each reference form (primal, dual, generate) matches the naive form at any T, D, mini-batch and split."""
 
 import functools
 
@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 EXACT = OUTPUT_ERROR[torch.float64]
-# Of what has changed of the float32 state; in bfloat16 the products that change it have rounded inputs.
+# Relative error of the state's change. In bfloat16, the matmuls of the update have rounded inputs.
 STATE_CHANGE_ERROR = {torch.float32: 2e-4, torch.bfloat16: 1e-2}
 each_operator = pytest.mark.parametrize("operator", OPERATORS)
 
@@ -37,7 +37,7 @@ def test_each_form_is_the_definition(operator: str, form: str, tokens: int) -> N
 
 @functools.cache
 def defined(operator: str, tokens: int) -> tuple[Case, torch.Tensor]:
-    """A case and its naive outputs, once for all forms."""
+    """A case and its naive outputs, cached for all forms."""
     args = case(operator, tokens, batch=1)
     return args, naive(operator, args)[0]
 
@@ -46,7 +46,7 @@ def defined(operator: str, tokens: int) -> tuple[Case, torch.Tensor]:
 @pytest.mark.parametrize("tokens", [7, 32, 35])
 @pytest.mark.parametrize("mini_batch", [16, 32])
 def test_the_state_is_that_of_the_definition(operator: str, tokens: int, mini_batch: int) -> None:
-    """Weights and pending gradients, after one call and after pieces that begin and end inside mini-batches."""
+    """Compare weights and pending gradients after one call and after calls that split mini-batches."""
     args = case(operator, tokens, heads=1, mini_batch=mini_batch)
     out, expected = naive(operator, args)
     module, state, parts = OPERATORS[operator], args.state, []
@@ -172,7 +172,7 @@ def test_error_by_dtype(operator: str, dtype: torch.dtype, form: str) -> None:
 @each_operator
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_master_state_is_not_rounded_between_calls(operator: str, dtype: torch.dtype) -> None:
-    """Over many calls the weights move by much less than half an ulp of bfloat16 a call."""
+    """Per call, the weights change by much less than half a bfloat16 ulp."""
     args = case(operator, 64, batch=1, head_dim=64, dtype=dtype)
     _, exact = OPERATORS[operator].forward(*case(operator, 64, batch=1, head_dim=64))
     state = args.state
@@ -198,7 +198,7 @@ def test_nan_stays_in_its_head_and_sequence(operator: str, form: str) -> None:
 @each_operator
 @pytest.mark.parametrize("rows", [True, False])
 def test_generate_reads_no_value_on_the_host(operator: str, rows: bool) -> None:
-    """A CUDA graph can only hold a step whose control flow and shapes do not depend on values."""
+    """A CUDA graph requires control flow and shapes that do not depend on values."""
     module, args = OPERATORS[operator], case(operator, 3)
     state = args.state if rows else module.primal_state(args.state)
     mode = FakeTensorMode()
@@ -256,7 +256,7 @@ def test_other_wrong_arguments_are_named(operator: str) -> None:
 @each_operator
 @pytest.mark.parametrize("start", [-1, 16, 35])
 def test_a_start_outside_of_the_mini_batch_is_named(operator: str, start: int) -> None:
-    """A caller's absolute position would be taken for one inside the mini-batch of 16."""
+    """`start` is a position inside the mini-batch, not an absolute position."""
     module, args = OPERATORS[operator], case(operator)
     reason = f"start is {start}: .* 0 to 15"
     with pytest.raises(ValueError, match=reason):
@@ -271,7 +271,7 @@ def test_a_start_outside_of_the_mini_batch_is_named(operator: str, start: int) -
 @pytest.mark.gpu
 @each_operator
 def test_gpu_error_and_graph(operator: str) -> None:
-    """bfloat16 on a GPU stays within the table, and a captured step advances its state and position."""
+    """bfloat16 on a GPU stays within `OUTPUT_ERROR`; a captured step advances its state and position."""
     module = OPERATORS[operator]
     exact = ran_at_once(operator, case(operator, 100, head_dim=64), "dual").cuda()
     args = case(operator, 100, head_dim=64, dtype=torch.bfloat16)

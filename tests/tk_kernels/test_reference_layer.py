@@ -1,4 +1,4 @@
-"""The layer around the learners is what the paper says: the inner gradient and RoPE."""
+"""The inner gradient matches autograd, and RoPE matches complex rotation."""
 
 import pytest
 import torch

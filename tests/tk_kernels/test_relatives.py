@@ -1,4 +1,4 @@
-"""Each relative is its own formula, written here once more by hand, and both theorems of the paper hold."""
+"""Each related layer matches its formula, and both theorems of the paper hold."""
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ def test_two_layer_relu_with_gradients_by_hand() -> None:
 
 
 def test_initial_query_reads_the_weights_of_the_mini_batch_s_start() -> None:
-    """The layer's own weights at every mini-batch's start, read there."""
+    """Each mini-batch's queries read the weights from the start of that mini-batch."""
     args = case("linear", 40, batch=1, heads=1)
     q, k, v, lr = (x[0, :, 0] for x in args[:4])
     ln = (args.ln_weight[0], args.ln_bias[0])
@@ -70,7 +70,7 @@ def test_drop_in_attention_starts_from_a_seed() -> None:
 
 
 def test_gate_and_reversed_pass() -> None:
-    """The video model: h = tanh(alpha) TTT(x) + x, then tanh(beta) rev(TTT(rev(h))) + h."""
+    """Video model: h = tanh(alpha) TTT(x) + x, then tanh(beta) rev(TTT(rev(h))) + h."""
     x, alpha, beta = case("linear", 20, batch=1).q.flatten(2), torch.randn(32).double(), torch.randn(32).double()
 
     def layer(x: torch.Tensor) -> torch.Tensor:
@@ -93,7 +93,7 @@ def test_theorem_1_linear_attention() -> None:
 
 
 def test_theorem_2_softmax_attention() -> None:
-    """At once, and in pieces with the training set between them."""
+    """One call and calls on pieces, linked by the training set, match softmax attention."""
     q, k, v = case("linear", 23)[:3]
     heads = [x.transpose(1, 2) for x in (q, k, v)]
     expected = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2)

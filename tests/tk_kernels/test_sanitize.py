@@ -1,4 +1,4 @@
-"""`make sanitize` leaves out no kernel."""
+"""`make sanitize` covers every kernel."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.tk_kernels.sanitize import KERNELS
 from tk_kernels import build
 
 ROOT = Path(tk_kernels.__file__).parent
-PIECES = {"forward/common", "generate/common", "generate/gluon"}  # of the kernels of other files
+PIECES = {"forward/common", "generate/common", "generate/gluon"}  # helpers of kernels in other files
 
 
 def test_every_kernel_is_sanitized() -> None:

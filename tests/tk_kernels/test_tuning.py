@@ -1,4 +1,4 @@
-"""Every generate kernel finds launch settings on any GPU, among candidates, and a section is what the table reads."""
+"""Every Triton kernel has launch settings on any GPU, chosen among the candidates; `section` writes valid TOML."""
 
 import tomllib
 
@@ -16,7 +16,7 @@ ROWS += [(operator, FORWARD, row) for operator in OPERATORS for row in FORWARD_R
 
 @pytest.fixture
 def another_table(tmp_path, monkeypatch):
-    """A function that puts a text in the place of the repository's table."""
+    """A function that replaces the repository's tuning table with a text."""
     path = tmp_path / "tuning.toml"
     monkeypatch.setattr(table, "TABLE", path)
 

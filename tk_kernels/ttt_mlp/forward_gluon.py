@@ -1,11 +1,12 @@
-"""TTT-MLP forward in Gluon for heads of 64 channels and mini-batches of up to 16: fewer barriers, no spills.
+"""TTT-MLP forward in Gluon for heads of 64 channels and mini-batches of up to 16: the dual form (ttt_layer.md).
 
-Warp n owns 32 hidden units. W1^T is an accumulator in registers. W2^T stays in shared memory, in float32 and rounded.
-Z2 and Z2bar are sums over the warps and pass through shared memory once each; LayerNorm's rows lie inside a warp.
-Compared with the kernel in `forward.py`: 7 barriers per mini-batch instead of 27, and 134 KB of shared memory.
+One program owns one head of one sequence. Each of 8 warps owns 32 hidden units. W1^T stays in float32 accumulators in
+registers. W2^T stays in shared memory twice: in float32 for the update, and rounded as a matmul operand. Z2 and Z2bar
+are sums over warps, exchanged through shared memory. LayerNorm rows lie inside a warp. Compared with the kernel in
+`forward.py`, this one has fewer barriers and no spills.
 """
 # mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but gl.constexpr)
+# (Triton reads the annotations of kernels and knows no type except gl.constexpr)
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -22,6 +23,7 @@ def forward(
     b2_out, k_rows, x2_rows, g1_rows, g2_rows, T, H, q_batch, q_token, q_head, k_batch, k_token, k_head,
     v_batch, v_token, v_head, m: gl.constexpr, DOT: gl.constexpr, UP: gl.constexpr,
 ):  # fmt: skip
+    # Matmuls have a batch dimension of N warps. UP scales weights and gradients against float16 underflow.
     D: gl.constexpr = 64
     F: gl.constexpr = 256
     M: gl.constexpr = 16
@@ -32,9 +34,9 @@ def forward(
     B: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
     A2: gl.constexpr = gl.SliceLayout(0, A)
     B2: gl.constexpr = gl.SliceLayout(0, B)
-    C: gl.constexpr = 4  # columns of a thread
+    C: gl.constexpr = 4  # columns per thread
     parts: gl.constexpr = gl.BlockedLayout([N, 1, C], [1, 2, 16], [1, N, 1], [2, 1, 0])  # [N, M, D]
-    rows: gl.constexpr = gl.SliceLayout(0, parts)  # [M, D]: a warp has whole rows
+    rows: gl.constexpr = gl.SliceLayout(0, parts)  # [M, D]: each row lies in one warp
     token_row: gl.constexpr = gl.SliceLayout(1, rows)
     token_tile: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
     k_shared = gl.allocate_shared_memory(DOT, [M, D], token_tile)
@@ -55,7 +57,7 @@ def forward(
     j2 = gl.arange(0, M, layout=gl.SliceLayout(0, gl.SliceLayout(1, mma))).expand_dims(0).expand_dims(1)
     at1 = d1 * F + (n3 * U + u1)
     at2 = (n3 * U + u2) * D + d2
-    wide = i2 * F + (n3 * U + u2)  # of rows [m, F]
+    wide = i2 * F + (n3 * U + u2)  # offsets in x2_rows and g1_rows [m, F]
     V1 = gl.load(W1 + pid * (D * F) + at1) * UP
     V2 = gl.load(W2 + pid * (D * F) + at2) * UP
     master2.store(V2)
@@ -63,14 +65,14 @@ def forward(
     n_bias = gl.arange(0, N, layout=gl.SliceLayout(1, gl.SliceLayout(1, mma))).expand_dims(1)
     u_bias = gl.arange(0, U, layout=gl.SliceLayout(0, gl.SliceLayout(1, mma))).expand_dims(0)
     at_bias1 = pid * F + n_bias * U + u_bias
-    # b1 of every token: the accumulator of Z1 and of Y1
+    # b1, repeated for each token: the initial accumulator of Z1 and Y1
     bias1 = gl.load(b1 + at_bias1).expand_dims(1).broadcast_to([N, M, U])
-    ones = gl.full([N, M, M], 1.0 / UP, DOT, A)
+    ones = gl.full([N, M, M], 1.0 / UP, DOT, A)  # ones @ G1 is the sum over tokens, in every row
     i_mma = gl.arange(0, M, layout=gl.SliceLayout(0, gl.SliceLayout(2, mma)))
     scale = gl.load(token_scale + i_mma, mask=i_mma < m, other=0).expand_dims(0).expand_dims(2)
     last = gl.load(token_scale + (m - 1))
     updates = last > 0
-    RISE = gl.where(updates, -last, -1.0) * UP  # gradients are kept times this
+    RISE = gl.where(updates, -last, -1.0) * UP  # G1 and G2 carry this factor, so the updates are plain matmuls
     triangle = gl.where(i2 >= j2, -scale / RISE, 0.0)
 
     d = gl.arange(0, D, layout=gl.SliceLayout(0, rows))
@@ -119,7 +121,7 @@ def forward(
         P1 = gl.convert_layout(P1.to(DOT), A, assert_trivial=True)
         X2, th = gelu_tanh(Z1, False)
         slope = gelu_slope(Z1, th)
-        if ends:  # the pending rows; those that do not count are 0 (of X2: any finite number)
+        if ends:  # store the pending rows; rows past T are 0, except in X2
             gl.store(x2_rows + pid * (m * F) + wide, X2, mask=i2 < m)
         x2 = X2.to(DOT)
 
@@ -156,13 +158,14 @@ def forward(
         # Z2bar = X2bar W2 + b2 - tril(s (X2bar X2^T + 1)) G2, out = Q + LN(Z2bar)
         x2t = gl.convert_layout(x2.permute([0, 2, 1]), B, assert_trivial=True)
         P2 = mma_v2(x2bar, x2t, gl.full([N, M, M], 0.0, gl.float32, mma))
+        # Each warp has a partial sum of X2bar X2^T, so each adds 1/N instead of 1
         P2 = gl.convert_layout(((P2 + 1.0 / N) * triangle).to(DOT), A, assert_trivial=True)
         Z2bar = mma_v2(x2bar, w2_shared.permute([0, 2, 1]).load(B), none2)
         g2b = all_warps(g_shared.load(B2), N, M, D)
         Z2bar = mma_v2(P2, g2b, Z2bar)
         Z2bar = gl.sum(gl.convert_layout(Z2bar, parts), 0) + bias2.expand_dims(0)
 
-        # W1 and W2, unless the mini-batch is short
+        # W1 -= s K^T G1, W2 -= s X2^T G2 and biases; an incomplete mini-batch changes nothing
         if (t + m <= T) & updates:
             g2t = all_warps(g_shared.permute([1, 0]).load(A2), N, D, M)
             V2 = mma_v2(g2t, gl.convert_layout(x2, B), master2.load(mma))
@@ -181,11 +184,11 @@ def forward(
 
     gl.store(W1_out + pid * (D * F) + at1, V1 * (1.0 / UP))
     gl.store(W2_out + pid * (D * F) + at2, master2.load(mma) * (1.0 / UP))
-    gl.store(b1_out + at_bias1, gl.max(bias1, 1))
+    gl.store(b1_out + at_bias1, gl.max(bias1, 1))  # all rows are equal
     gl.store(b2_out + pid * D + d, bias2)
 
 
 @gluon.jit
 def all_warps(x, N: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """One operand [ROWS, COLUMNS] for each of N warps."""
+    """Broadcast an operand [ROWS, COLUMNS] to all warps: [N, ROWS, COLUMNS]."""
     return x.expand_dims(0).broadcast_to([N, ROWS, COLUMNS])

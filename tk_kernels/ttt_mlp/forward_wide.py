@@ -1,11 +1,11 @@
-"""TTT-MLP forward in Triton for heads whose W1 and W2 do not fit the registers of an SM: the dual form (ttt_layer.md).
+"""TTT-MLP forward in Triton for heads whose W1 and W2 exceed the registers of an SM: the dual form (ttt_layer.md).
 
-One program owns one head of one sequence. W1 and W2 stay in the output tensors, which the L2 cache serves. Each
-mini-batch reads them twice, in blocks of hidden units: once for Z2, and once to rewrite them. The second pass computes
-Z1 and X2 again from W1, so a program keeps no row of F elements.
+One program owns one head of one sequence. W1 and W2 stay in the output tensors, read through the L2 cache. Each
+mini-batch makes two passes over them, in blocks of hidden units. The first computes Z2. The second computes the output
+and updates the weights; it recomputes Z1 and X2, so a program never holds all F hidden units.
 """
 # mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
+# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def forward(
     v_batch, v_token, v_head, m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
     UP: tl.constexpr, INTERPRETED: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK: hidden units of a block, a divisor of F. S: stages of the loads of blocks."""
+    """M, DP: m and D, padded. UP: scale of the gradients. BLOCK: hidden units per block, divides F. S: load stages."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     d, i, unit = tl.arange(0, DP), tl.arange(0, M), tl.arange(0, BLOCK)
@@ -68,7 +68,7 @@ def forward(
         V = tl.load(v + token[:, None] * v_token + d[None, :], mask=mask, other=0)
         rate = tl.load(lr + token * H, mask=valid, other=0)
         P1 = ((tl.dot(Q, tl.trans(K), input_precision="ieee") + 1.0) * triangle).to(DOT)
-        tl.debug_barrier()  # the weights of the previous mini-batch are written
+        tl.debug_barrier()  # the previous mini-batch's update is visible to all warps
 
         # Z2 = gelu(K W1 + b1) W2 + b2
         Z2 = tl.zeros((M, DP), tl.float32)
@@ -90,11 +90,11 @@ def forward(
         if DP != D:
             G2 = tl.where(inside[None, :], G2, 0.0)
         g2 = G2.to(DOT)
-        step = tl.where(t + m <= T, -last / UP, 0.0)  # a short mini-batch leaves the weights
+        step = tl.where(t + m <= T, -last / UP, 0.0)  # an incomplete mini-batch does not change the weights
         ends = t + m >= T
-        tl.debug_barrier()  # the first pass has read the weights
+        tl.debug_barrier()  # all warps have finished the first pass
 
-        # G1 = (G2 W2^T) * gelu'(Z1), Z1bar = Q W1 + b1 + P1 G1, Z2bar = gelu(Z1bar) W2 + b2 + P2 G2
+        # G1 = (G2 W2^T) * gelu'(Z1), Z1bar = Q W1 + b1 + P1 G1, Z2bar = gelu(Z1bar) W2 + b2 + P2 G2; update W1, W2
         Z2bar = tl.zeros((M, DP), tl.float32)
         P2 = tl.zeros((M, M), tl.float32)
         for first in tl.range(0, F, BLOCK, num_stages=S):
@@ -119,7 +119,7 @@ def forward(
             tl.store(at1, V1, mask=inside[:, None])
             tl.store(at2, V2, mask=inside[None, :])
             tl.store(b1_out + f, bias1 + step * tl.sum(G1, 0))
-            if ends:  # the pending rows; those that do not count are 0 (of X2: any finite number)
+            if ends:  # store the pending rows; rows past T are 0, except in X2
                 wide = pid * (m * F) + i[:, None] * F + f[None, :]
                 tl.store(x2_rows + wide, X2, mask=row[:, None])
                 tl.store(g1_rows + wide, G1 * (1.0 / UP), mask=row[:, None])

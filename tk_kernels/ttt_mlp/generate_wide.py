@@ -1,7 +1,8 @@
 """TTT-MLP generate in Triton for heads wider than 64: W1 and W2 in blocks of hidden units.
 
-The kernels of `generate.py` hold both matrices of a head in registers. Here each token reads them twice, the second
-time from a cache: once for Z2, and once for G1 and the output.
+The kernels of `generate.py` hold both weights of a head in registers. Here each token makes two passes over blocks of
+hidden units: the first computes Z2, the second G1 and the output. A cache serves the second pass. As in `generate.py`,
+weights1 is W1^T, so a hidden unit is one row of both weights.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels and knows no type except tl.constexpr)
@@ -30,7 +31,7 @@ from tk_kernels.generate.common import (
 def first_pass(
     weights1, b1, weights2, kf, rd, valid, D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """gelu(k @ W1 + b1) @ W2, [D]."""
+    """gelu(k @ W1 + b1) @ W2, [D], from weights1 and weights2 [F, D]."""
     unit = tl.arange(0, BLOCK)
     z2 = tl.zeros((BLOCK, DP), tl.float32)
     for first in range(0, F, BLOCK):
@@ -125,14 +126,14 @@ def dual(
 
     tl.store(rows_k + pos * D + rd, kf.to(row_type), mask=valid)
     tl.store(rows_g2 + pos * D + rd, g2, mask=valid)
-    tl.debug_barrier()  # every warp has read the position and the state
+    tl.debug_barrier()  # all warps have read the position and the state
     if not SLOTS:
         tl.store(position + pid, tl.where(pos < m - 1, pos + 1, 0))
     if pos == m - 1:
         if PLANES:
             low1 += slot * w_stride + head * (D * F)
             low2 += slot * w_stride + head * (D * F)
-        tl.debug_barrier()  # the rows just written are read back
+        tl.debug_barrier()  # apply_rows reads the rows just written
         apply_rows(
             weights1, low1, b1, weights2, low2, b2, rows_k, rows_x2, rows_g1, rows_g2,
             scale, rd, rm, D, F, m, PLANES, BLOCK, DOT,
@@ -145,7 +146,7 @@ def apply_rows(
     D: tl.constexpr, F: tl.constexpr, m: tl.constexpr,
     PLANES: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """The mini-batch is complete: W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2)."""
+    """Apply a complete mini-batch: W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2)."""
     valid = rd < D
     rows_d = rm[:, None] * D + rd[None, :]
     counted = (rm[:, None] < m) & valid[None, :]
@@ -201,7 +202,7 @@ def primal(
     rate = tl.load(lr + seq * lr_stride + head)
     scale = tl.load(token_scale + pos)
     cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
-    # A new mini-batch starts from 0 whatever is stored, so nothing has to clear the sums
+    # Position 0 ignores the stored sums, so nothing has to clear them
     sum_b2 = tl.load(db2 + pid * D + rd, mask=valid & (pos > 0), other=0)
     kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
     eta = learning_rate(rate, base_lr, D, LOGITS)
@@ -231,7 +232,7 @@ def primal(
         sum_b1 += g1
         xbar2 = gelu(zbar1 - scale * (tl.sum(sum_W1 * qf[None, :], 1) + sum_b1))
         zbar2 += xbar2[:, None] * (w2 - scale * sum_W2)
-        tl.debug_barrier()  # every warp has read this block
+        tl.debug_barrier()  # all warps have read this block
         if last:
             x = load_weights(weights1, low1, tile, mask, PLANES) - scale * sum_W1
             store_weights(weights1, low1, tile, x, mask, PLANES)
@@ -246,7 +247,7 @@ def primal(
     xhat, _ = normalise(tl.where(valid, zbar2, 0.0), valid, D)
     tl.store(out + seq * out_stride + head * D + rd, (qf + gamma * xhat + beta).to(out.dtype.element_ty), mask=valid)
 
-    tl.debug_barrier()  # every warp has read the position and the biases
+    tl.debug_barrier()  # all warps have read the position and the biases
     if last:
         tl.store(position + pid, 0)
         tl.store(b2 + pid * D + rd, bias2 - scale * sum_b2, mask=valid)
