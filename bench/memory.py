@@ -75,7 +75,7 @@ def _smaller_axis(smaller: Case, case: Case) -> str:
 def beyond_memory_of(case: Case, total: int) -> str:
     """Why a case cannot fit into `total` bytes, or "".
 
-    An engine is counted with one sequence, because it runs as many at once as fit.
+    For an engine, count one sequence: it runs only as many at once as fit.
     """
     needed = least_bytes(case)
     if case.system in MODELS and case.option("scope", "model") == "model" and case.timing != "engine":

@@ -58,7 +58,7 @@ class Plan:
 
     @cached_property
     def policy(self) -> Policy:
-        """When sampling stops: the highest budget of the suites, shared by all rounds."""
+        """When sampling stops: the suites' largest budget, divided by the number of rounds."""
         names = {suite.name for suite in self.catalogue.suites}
         own = (suite.budget_s or BUDGETS_S[self.device] for suite in SUITES if suite.name in names)
         budget_s = self.request.budget_s or max(own, default=BUDGETS_S[self.device])

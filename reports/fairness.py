@@ -133,7 +133,10 @@ def _off(a: int | None, b: int | None) -> bool | None:
 
 
 def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> tuple[str, ...]:
-    """The differences from most models of other systems and backends."""
+    """Describe what makes the comparison with models of other systems and backends unequal.
+
+    Parameters, dtype and vocabulary count if they differ from more than half of the known ones.
+    """
     own = (model.system, model.backend)
     others = _voices(other for other in models if (other.system, other.backend) != own)
     found = [_UNRECORDED] if model.parameters is None else []

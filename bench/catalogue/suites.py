@@ -420,7 +420,7 @@ def refuse_mistakes(suites: Sequence[Suite]) -> None:
 
 
 def _names_of(suite: Suite) -> Iterator[tuple[str, str]]:
-    """The names in a suite that must exist, each with its kind."""
+    """Yield (kind, name) for each name that the suite refers to, such as ("size", "1.3b")."""
     for panel in suite.panels:
         for kind, names in (("system", panel.systems), ("backend", panel.backends), ("size", panel.sizes)):
             yield from ((kind, name) for name in names)

@@ -207,7 +207,10 @@ class _Side:
         return {record.case.key for record in ok}
 
     def _refuse_other_code(self, record: Record) -> None:
-        """Raise UserError if the worker ran another commit, as a container does that ignores PYTHONPATH."""
+        """Raise UserError if the worker ran another commit.
+
+        A container that ignores PYTHONPATH runs the code of its image.
+        """
         ran = str(record.environment.get("commit") or "")
         if self.commit and ran != self.commit:
             raise UserError(

@@ -43,7 +43,7 @@ class Checkpoint:
 
     @property
     def options(self) -> dict[str, tuple[Scalar, ...]]:
-        """The options of the checkpoint's cases, one value each."""
+        """Options of the checkpoint's cases: name -> a tuple of one value."""
         config = self.config
         return {"checkpoint": (self.name,), "mini_batch": (config.mini_batch,), "backbone": (config.backbone,)}
 

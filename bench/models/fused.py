@@ -116,7 +116,10 @@ class FusedBlock(TTTBlock):
         return [linear.weight.data_ptr() for linear in self._packed]
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Update packed and derived weights whose parameters moved or changed; return whether a derived one did."""
+        """Repack weights that moved, and derive weights again whose parameters changed.
+
+        Return whether derived weights changed.
+        """
         if self._data_pointers() != self._addresses:
             self._pack()
         layer = self.seq_modeling_block

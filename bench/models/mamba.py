@@ -44,7 +44,7 @@ class Mamba(CausalLM):
     def from_seed(
         cls, config: MambaConfig, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any
     ) -> Self:
-        """Weights have the distributions of transformers, except those of B and C."""
+        """Draw weights as Hugging Face transformers does, except for the projections to B and C."""
         return cls(config, device, dtype, seed=seed, **options)
 
     def init_state(self, batch: int, context: int = 0) -> MambaState:

@@ -33,9 +33,10 @@ def prepare(run: Callable[[], object]) -> None:
 
 
 def compile_ahead(call: Callable[[], object]) -> None:
-    """Compile in parallel the Triton kernels of `call` and all candidates without a measurement.
+    """Compile the Triton kernels of `call` and all their candidates in parallel; measure none.
 
-    `call` runs without its Triton kernels, so its result is meaningless; other kernels read uninitialised memory.
+    `call` runs, but its Triton kernels do not. Its result is meaningless, and its other kernels read uninitialised
+    memory.
     """
 
     def compiled(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
@@ -63,7 +64,7 @@ def untuned(ahead: Callable[[], object]) -> Iterator[None]:
 def chosen_anew() -> Iterator[None]:
     """Tune kernels again at their first call inside the context, and keep the new choices.
 
-    For packages that ignore the shape: their choice for one sequence would also serve sixteen.
+    For packages that cache one choice for all shapes: a choice for one sequence would be reused for sixteen.
     """
     from triton.runtime.autotuner import Autotuner
 

@@ -166,11 +166,11 @@ def warm_up_engine(
 def take_engine_samples(
     batches_ms: Iterable[Sequence[float]], policy: Policy, throttled: Callable[[], bool] = never_throttled
 ) -> Timing:
-    """Take samples of a system that times itself until it or a criterion ends; ValueError without samples.
+    """Take samples of a self-timing system until a criterion is met or the batches end.
 
-    Whole batches are kept: their first steps follow a prompt and are unlike the others. Steps of a batch are
-    correlated, so the interval may end sampling after `BATCHES` batches. The budget counts sampled time, and `READS`
-    times the budget ends sampling in any case.
+    Batches are never split, because the first steps after a prompt differ from later ones. Steps of a batch are
+    correlated, so the interval can end sampling only from batch number `BATCHES` on. The budget limits the sum of the
+    samples; `READS` budgets limit the elapsed time, prompts included. Raises ValueError without samples.
     """
     timing = Timing([], [], "")
     start = time.monotonic()

@@ -83,7 +83,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """The table, where failed records without a machine or commit get the only one that the run has."""
+    """Fill in a missing machine or commit of failed records if the run has only one."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]

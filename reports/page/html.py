@@ -138,7 +138,7 @@ def _template() -> Template:
 
 
 def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:
-    """Cases without a result, grouped by suite, system, reason, phase and L2; `which` has their axes."""
+    """Cases without a result, grouped by suite, system, reason, phase and L2; `which` names their axes."""
     keys, axes = ["status", "system", "backend", "suites", "reason"], ["phase", "l2", "batch", "context"]
     suites = suites_of_cases(catalogue)
     planned = [

@@ -142,7 +142,7 @@ class View:
 
     @cached_property
     def held(self) -> list[str]:
-        """The settings that the compared lines share and others lack, in words."""
+        """Settings of the compared lines that set them apart from the other ranked lines, in words."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
         return [said_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 

@@ -4,7 +4,7 @@ The hidden state of this RNN is a linear model f(x; W, b) = x @ W + b. Each toke
 it learns to reconstruct v from k. The output is the trained model at q.
 
     loss(W, b; k, v) = 1/2 |LN(f(k; W, b)) - (v - k)|^2   # residual: k + LN(f(k)) approximates v
-    W_t = W - s_i * sum over tokens j <= t of the mini-batch of lr_j * d loss(W, b; k_j, v_j) / dW      # and b_t
+    W_t = W - s_i * (sum of lr_j * d loss(W, b; k_j, v_j) / dW over j <= t in this mini-batch)      # likewise b_t
     out_t = q_t + LN(f(q_t; W_t, b_t))
 
 W and b inside the loss are those at the start of the mini-batch of m tokens. Its m gradients are thus independent of

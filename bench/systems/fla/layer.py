@@ -103,10 +103,10 @@ def package_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any], str]:
-    """Choose the faster of the package's forms on this work, and report both times.
+    """Time the package's forms on this work; return the fastest and a sentence with all times.
 
-    Both are tuned on this work: the package keeps one choice per mini-batch size, so that a choice for one sequence
-    would also serve sixteen.
+    Each form is tuned anew. The package caches one tuning per mini-batch size, so a tuning for one sequence would be
+    reused for sixteen.
     """
     from fla.ops import ttt
 

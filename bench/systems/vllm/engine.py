@@ -179,7 +179,8 @@ class Engine:
     ) -> Batch:
         """Generate `new_tokens` greedily after each prompt; the clock starts after the prompts are enqueued.
 
-        around: entered for all steps, or for `steady_steps` of them once every sequence generates.
+        around: context manager around all steps. With `steady_steps`, it wraps that many steps, which follow the first
+            step in which every sequence generates.
         """
         from vllm import SamplingParams
 

@@ -303,7 +303,10 @@ class Nesting:
 
 
 def demangled(name: str) -> str:
-    """Demangle a C++ symbol as torch.profiler does; other names, and all without libstdc++, stay."""
+    """Demangle a C++ symbol as torch.profiler does.
+
+    Return other names unchanged; without libstdc++, all names.
+    """
     return _demangler()(name)
 
 
