@@ -17,7 +17,7 @@ from bench.models.hugging_face import read_config
 from bench.models.kernel_operator import KernelOperator
 from bench.models.ttt import TTTModel
 from bench.serving.pages import Layout, hidden
-from bench.serving.step import Run, Step
+from bench.serving.step import PromptRun, Step
 from bench.serving.weights import load
 
 
@@ -81,7 +81,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         assert input_ids is not None
         metadata = get_forward_context().attn_metadata
         if metadata is None:  # vLLM measures how much memory a step takes
-            step = Step(input_ids[:0], input_ids[:0], [Run(0, 1, 0, len(input_ids), 0, True)], input_ids[:0])
+            step = Step(input_ids[:0], input_ids[:0], [PromptRun(0, 1, 0, len(input_ids), 0, True)], input_ids[:0])
             return self.ttt.model.norm(hidden(self.ttt, self.layout, [], input_ids, step))
         step = metadata[self._names[0]].step
         x = hidden(self.ttt, self.layout, [each.views for each in self.states], input_ids, step)

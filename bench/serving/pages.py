@@ -16,7 +16,7 @@ from bench.models.config import TTTConfig
 from bench.models.layers import at_least_float32, empty_conv_cache
 from bench.models.operator import Operator
 from bench.models.ttt import LayerState, TTTBlock, TTTModel
-from bench.serving.step import Run, Step
+from bench.serving.step import PromptRun, Step
 
 ALIGNED = 64  # bytes: tensors and pages of 16 numbers, as the kernels' compiler asks for
 
@@ -103,7 +103,7 @@ def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], 
 
 
 def _forward(
-    model: TTTModel, layout: Layout, views: Sequence[Tensor], block: TTTBlock, h: Tensor, run: Run, slots: Tensor
+    model: TTTModel, layout: Layout, views: Sequence[Tensor], block: TTTBlock, h: Tensor, run: PromptRun, slots: Tensor
 ) -> Tensor:
     """One block on one run: the residual stream [requests, length, C] before -> after."""
     slots = slots[run.first : run.first + run.requests]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 MOST_SEQUENCES = 64  # of a run: their states are in float32 during forward
 
 
-class Run(NamedTuple):
+class PromptRun(NamedTuple):
     """Consecutive prompts that forward takes as one batch [requests, length]."""
 
     first: int  # number of the first request among the step's prompts
@@ -26,20 +26,20 @@ class Step(NamedTuple):
 
     slots: Any
     positions: Any
-    runs: Sequence[Run]
+    runs: Sequence[PromptRun]
     prompt_slots: Any
 
 
-def prompt_runs(lengths: Sequence[int], computed: Sequence[int], token: int, mini_batch: int) -> list[Run]:
+def prompt_runs(lengths: Sequence[int], computed: Sequence[int], token: int, mini_batch: int) -> list[PromptRun]:
     """Runs of prompts with `lengths` tokens in this step after `computed` in earlier ones.
 
     token: where the first prompt's tokens begin. A prompt without tokens is left out.
     """
-    runs: list[Run] = []
+    runs: list[PromptRun] = []
     for request, (length, before) in enumerate(zip(lengths, computed, strict=True)):
         if not length:
             continue
-        run = Run(request, 1, token, length, before % mini_batch, before == 0)
+        run = PromptRun(request, 1, token, length, before % mini_batch, before == 0)
         last = runs[-1] if runs else None
         if last and last.requests < MOST_SEQUENCES and last[3:] == run[3:] and last.first + last.requests == request:
             runs[-1] = last._replace(requests=last.requests + 1)

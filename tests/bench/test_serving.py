@@ -14,7 +14,7 @@ from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.serving.pages import Layout, hidden
 from bench.serving.refusals import refused, untried
-from bench.serving.step import Run, Step, prompt_runs
+from bench.serving.step import PromptRun, Step, prompt_runs
 from bench.serving.weights import load
 from tests.interpreter import DEVICE
 
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_prompts_of_one_length_at_one_position_are_one_run():
     lengths, computed = [5, 5, 5, 0, 5, 7, 7], [0, 0, 32, 0, 32, 3, 19]
     assert prompt_runs(lengths, computed, 2, 16) == [
-        Run(0, 2, 2, 5, 0, True),
-        Run(2, 1, 12, 5, 0, False),
-        Run(4, 1, 17, 5, 0, False),
-        Run(5, 2, 22, 7, 3, False),
+        PromptRun(0, 2, 2, 5, 0, True),
+        PromptRun(2, 1, 12, 5, 0, False),
+        PromptRun(4, 1, 17, 5, 0, False),
+        PromptRun(5, 2, 22, 7, 3, False),
     ]
 
 
