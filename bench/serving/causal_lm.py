@@ -35,7 +35,12 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
     @classmethod
     def from_pretrained(cls, folder: str | Path, *rest: Any, config: Any = None, **options: Any) -> Self:
         """The model of a folder, in `dtype` on `device_map`, a device. See `bench.models.checkpoint.load`."""
-        device = torch.device(options.get("device_map") or ("cuda" if torch.cuda.is_available() else "cpu"))
+        chosen = options.get("device_map")
+        if not isinstance(chosen, str | int | torch.device | None):
+            raise ValueError(f"device_map {chosen}: name one device, such as 'cuda'")
+        device = torch.device(
+            chosen if chosen not in (None, "auto") else ("cuda" if torch.cuda.is_available() else "cpu")
+        )
         dtype = options.get("dtype") or options.get("torch_dtype")
         dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype  # "auto": by the device
         kernels: dict[str, Any] = {}
@@ -44,6 +49,14 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
         model = checkpoint.load(folder, device, dtype, **kernels)
         assert isinstance(model, TTTModel)
         return cls(config or HuggingFaceConfig.from_pretrained(folder), model).eval()
+
+    def generate(self, *arguments: Any, **options: Any) -> Any:
+        """As transformers does it; ValueError for beam search, whose beams would share their states."""
+        config = options.get("generation_config") or self.generation_config
+        beams = options.get("num_beams") or getattr(config, "num_beams", None) or 1
+        if beams > 1:
+            raise ValueError(f"num_beams {beams}: TTT models search greedily or sample, so use 1")
+        return super().generate(*arguments, **options)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

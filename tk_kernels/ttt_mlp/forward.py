@@ -24,7 +24,7 @@ from tk_kernels.forward.common import (
     rotated,
     tile,
 )
-from tk_kernels.generate.common import jit, section_name, tl
+from tk_kernels.generate.common import jit, section_name, tl, triton
 from tk_kernels.generate.tuning import FORWARD, Tuning, tuning
 from tk_kernels.ttt_mlp import forward_wide
 
@@ -52,7 +52,7 @@ def launch(
 
     tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W1, b1, W2, b2.
     outputs: out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows. Shapes as `ops.forward`'s.
-    launch: settings instead of the row of `tuning.toml`. compile_only: compute nothing.
+    launch: settings of the Triton kernels instead of the row of `tuning.toml`. compile_only: compute nothing.
     """
     q, k, v, lr = tokens
     batch, count, heads, _ = q.shape
@@ -61,14 +61,17 @@ def launch(
         q, k = rotated(q, mini_batch), rotated(k, mini_batch)
     sizes = count, heads, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]
     row = tuned_as(q, mini_batch)
+    gluon = launch is None and takes_gluon(q, mini_batch, weights[0].shape[-1])
     launch = launch or tuning("ttt_mlp", FORWARD, row, section_name(False, q.device))
     constants = tile(q, mini_batch) | {"F": weights[0].shape[-1], "S": launch.stages, "num_warps": launch.warps}
     constants |= {"grid": (batch * heads,), "warmup": compile_only}
     rest = (v, lr, *outer, *weights, *outputs, *sizes)
     with torch.cuda.device_of(q):
         if row == "wide":
+            if constants["F"] % launch.block:
+                raise ValueError(f"block {launch.block}: must divide {constants['F']} hidden units")
             forward_wide.forward.run(q, k, *rest, **constants, BLOCK=launch.block)
-        elif takes_gluon(q, mini_batch, constants["F"]):
+        elif gluon:
             from tk_kernels.ttt_mlp.forward_gluon import WARPS, forward
 
             shape = {name: constants[name] for name in ("m", "DOT", "UP", "grid", "warmup")}
@@ -78,9 +81,13 @@ def launch(
 
 
 def takes_gluon(q: Tensor, mini_batch: int, hidden: int) -> bool:
-    """Whether the kernel of `forward_gluon` takes tokens q [B, T, H, D], and the GPU has its shared memory."""
-    fits = (q.shape[3], hidden) == GLUON_SHAPE and mini_batch <= GLUON_ROWS
-    return fits and q.is_cuda and shared_bytes(q.device) >= GLUON_SHARED_BYTES
+    """Whether the kernel of `forward_gluon` takes tokens q [B, T, H, D], and the GPU has its shared memory.
+
+    Its scaled gradients need the exponents of bfloat16.
+    """
+    fits = (q.shape[3], hidden, q.dtype) == (*GLUON_SHAPE, torch.bfloat16) and mini_batch <= GLUON_ROWS
+    runs = q.is_cuda and not triton.knobs.runtime.interpret
+    return fits and runs and shared_bytes(q.device) >= GLUON_SHARED_BYTES
 
 
 @jit
