@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from harness.schema.record import Record, RecordError
-from harness.schema.record_file import RecordFile
+from harness.schema.record import Record, RecordError, RecordFile
 from harness.schema.run import Run
 from harness.schema.run_file import PastRequest, RunError
 from harness.workers.machine_load import is_loaded, load_note

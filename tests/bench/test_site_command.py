@@ -46,7 +46,7 @@ def test_a_second_build_says_that_nothing_was_drawn(site):
         (["site", ".", "-o", "new"], "is not a run"),
         (["site", COMMITTED, "-o", ROOT], "is no site of ttt-bench"),
         (["site", COMMITTED], "--output"),
-        (["site", "-o", "new"], "site: name the folders of runs, or add --serve"),
+        (["site", "-o", "new"], "site: name run folders, or add --serve"),
         (["site", "-o", "none", "--serve"], "none: no such folder"),
         (["site", "-o", ROOT, "--serve"], "is no site of ttt-bench"),
         (["site", "-o", COMMITTED, "--serve"], "is a run; make a site of it: ttt-bench site"),

@@ -182,7 +182,7 @@ def test_no_gpu_where_one_is_asked_for(tmp_path):
     ("content", "words"),
     [
         ('{"tool": "ttt-bench", "schema": 99}', ["99", "1"]),
-        ('{"tool": "other", "schema": 1}', ["'other'"]),
+        ('{"tool": "other", "schema": 1}', ["'ttt-bench'"]),
         ("garbage\n{}\n", ["not JSON"]),
         ("\x00\xff\xfe\n\n", ["not JSON"]),
         ("[" * 100_000, ["not JSON"]),

@@ -371,7 +371,7 @@ def test_names_without_a_catalogue_entry_are_drawn_as_they_are():
 def test_an_unknown_system_has_its_own_look():
     systems = ("ttt-linear", "ttt-mlp", "transformer", "mamba", "zebra")
     _, [figure] = drawn(*[synthetic.ok(case(system=system), 1.0) for system in systems])
-    assert len({line.tone for line in figure.lines}) == len(systems)
+    assert len({(line.tone, line.marker) for line in figure.lines}) == len(systems)
 
 
 def test_remarks_count_processes_per_point():

@@ -48,8 +48,8 @@ def test_a_large_table_is_linear(run, few, tmp_path):
     assert len((tmp_path / "table").read_text().splitlines()) == RECORDS + 1
 
 
-def test_large_table_sorts_and_filters_a_page_at_a_time(report):
-    with browsing.browser() as browser, browsing.opened(browser, report[0]) as (page, _):
+def test_large_table_sorts_and_filters_a_page_at_a_time(browser, report):
+    with browsing.opened(browser, report[0]) as (page, _):
         page.locator("#results-table th[data-column=latency_ms] button").click()
         page.locator("#filter-text").fill("mamba")
         assert page.locator("#results-table tbody tr").count() == 100

@@ -39,7 +39,10 @@ TOKENS = (1, 17, 100)
 DTYPE = torch.bfloat16
 BATCH, HEADS = 2, 3
 SCHEDULES = ((16, 2, 4), (16, 4, 1), (32, 4, 1))  # TTT-Linear: mini-batch, warps per head, heads per block
-SHAPES = {"linear": ((64, 64), (1, 64)), "mlp": ((64, 256), (1, 256), (256, 64), (1, 64))}
+SHAPES: dict[str, Callable[[int], tuple[tuple[int, int], ...]]] = {  # of the weights, by head dimension
+    "linear": lambda D: ((D, D), (1, D)),
+    "mlp": lambda D: ((D, 4 * D), (1, 4 * D), (4 * D, D), (1, D)),
+}
 REFERENCES: dict[str, Any] = {"linear": linear_reference, "mlp": mlp_reference}
 GENERATE: dict[str, Any] = {"linear": linear_generate, "mlp": mlp_generate}
 STEPS = 17  # generated tokens: one mini-batch and one more token
@@ -69,13 +72,13 @@ def on_gpu(*tensors: Tensor) -> list[Tensor]:
     return [x.cuda() for x in tensors]
 
 
-def arguments(operator: str, tokens: int, mini_batch: int) -> list[Any]:
+def arguments(operator: str, tokens: int, mini_batch: int, D: int = 64) -> list[Any]:
     """Arguments for forward on the CPU: tokens, outer parameters and the state."""
-    q, k, v = (normal(BATCH, tokens, HEADS, 64, dtype=DTYPE) for _ in range(3))
-    lr, scale = torch.full((BATCH, tokens, HEADS), 0.5 / 64), 1 / torch.arange(1, mini_batch + 1)
-    weights = (0.02 * normal(HEADS, *shape) for shape in SHAPES[operator])
+    q, k, v = (normal(BATCH, tokens, HEADS, D, dtype=DTYPE) for _ in range(3))
+    lr, scale = torch.full((BATCH, tokens, HEADS), 0.5 / D), 1 / torch.arange(1, mini_batch + 1)
+    weights = (0.02 * normal(HEADS, *shape) for shape in SHAPES[operator](D))
     state = REFERENCES[operator].init_state(*weights, BATCH, mini_batch)
-    return [q, k, v, lr, scale, torch.ones(HEADS, 64), torch.zeros(HEADS, 64), state]
+    return [q, k, v, lr, scale, torch.ones(HEADS, D), torch.zeros(HEADS, D), state]
 
 
 def linear_forward() -> Iterator[str]:
@@ -98,11 +101,11 @@ def mlp_forward(mini_batch: int) -> Iterator[str]:
         yield f"T={tokens} rope={rope}"
 
 
-def portable_forward(operator: str) -> Iterator[str]:
-    """Run the Triton kernel and its RoPE kernel, with a full and a padded mini-batch."""
+def portable_forward(operator: str, mini_batches: tuple[int, ...] = (8, 16), D: int = 64) -> Iterator[str]:
+    """Run the portable kernel of a head dimension and its RoPE kernel; a mini-batch of 8 is padded."""
     forward = {"linear": linear_ops, "mlp": mlp_ops}[operator].forward
-    for tokens, rope, mini_batch in product(TOKENS, (False, True), (8, 16)):
-        *tensors, state = arguments(operator, tokens, mini_batch)
+    for tokens, rope, mini_batch in product(TOKENS, (False, True), mini_batches):
+        *tensors, state = arguments(operator, tokens, mini_batch, D)
         on_device = (*on_gpu(*tensors), type(state)(*on_gpu(*state)))
         forward(*on_device, rope=rope, start=0, backend="triton")
         yield f"T={tokens} rope={rope} mini-batch {mini_batch}"
@@ -160,16 +163,16 @@ def few_rows_products() -> Iterator[str]:
         yield f"M={rows} N={outputs}{' dependent' * pdl}"
 
 
-def generate(operator: str) -> Iterator[str]:
+def generate(operator: str, D: int = 64) -> Iterator[str]:
     """Run both forms; every second step is a dependent launch.
 
     On Hopper only a float32 state runs the portable Triton kernel of the dual form.
     """
     for form, precision in (("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32"), ("primal", "float16")):
-        *tensors, state = arguments(operator, STEPS, 16)
+        *tensors, state = arguments(operator, STEPS, 16, D)
         kept = move(GENERATE[operator].GenerateState.from_state(state, form, precision))
         *per_token, scale, weight, bias = tensors
-        angles = torch.outer(torch.arange(16), 1e4 ** (-torch.arange(0, 64, 2) / 64)).cuda()
+        angles = torch.outer(torch.arange(16), 1e4 ** (-torch.arange(0, D, 2) / D)).cuda()
         outer, rope = on_gpu(scale, weight, bias), rope_table(angles.cos(), angles.sin())
         for t in range(STEPS):
             token = on_gpu(*(x[:, t].contiguous() for x in per_token))
@@ -196,9 +199,12 @@ KERNELS: dict[str, Callable[[], Iterator[str]]] = {
     "edges/few_rows": few_rows_products,
     swiglu_product.KERNEL: swiglu_products,
     "ttt_linear/forward": partial(portable_forward, "linear"),
-    "ttt_mlp/forward": partial(portable_forward, "mlp"),
+    "ttt_mlp/forward": partial(portable_forward, "mlp", (32,)),
+    "ttt_mlp/forward_gluon": partial(portable_forward, "mlp"),
+    "ttt_mlp/forward_wide": partial(portable_forward, "mlp", D=96),
     "ttt_linear/generate": partial(generate, "linear"),
     "ttt_mlp/generate": partial(generate, "mlp"),
+    "ttt_mlp/generate_wide": partial(generate, "mlp", D=96),
 }
 
 
