@@ -73,7 +73,7 @@ def _rotate(
     m: tl.constexpr, D: tl.constexpr, P: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """One head of R tokens: pairs (2i, 2i+1) by position * 10000^(-2i/D)."""
-    t = tl.program_id(0) * R + tl.arange(0, R)[:, None]
+    t = (tl.program_id(0) * R + tl.arange(0, R)[:, None]).to(tl.int64)  # times a stride, it can exceed 32 bits
     seq, head = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
     pair = tl.arange(0, P)[None, :]
     inside = (t < T) & (pair < D // 2)
