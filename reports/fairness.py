@@ -116,7 +116,7 @@ def _voices(models: Iterable[Model]) -> list[Model]:
 
 
 def _most(others: Iterable[Model], differs: Callable[[Model], bool | None]) -> list[Model]:
-    """The models that differ, if they are more than half of those that are known to differ or not."""
+    """The models known to differ, if they outnumber the models known to agree."""
     known = [(other, differing) for other in others if (differing := differs(other)) is not None]
     found = [other for other, differing in known if differing]
     return found if 2 * len(found) > len(known) else []

@@ -80,7 +80,7 @@ def frame(
     `NOTES`, `MARKS`. Unknown numbers are NaN, unknown texts "".
     latency_ms: the median of the processes' medians, with the 95% interval within a process.
     process_spread: the range of the processes' medians over their median.
-    processes: those that were timed, or all if none was.
+    processes: the timed ones, or all without a timed one.
     `ceilings`: `common_ceilings` of the whole run; needed for a part of its records, or with profiles.
     """
     records = list(records)
@@ -116,7 +116,7 @@ def row_keys(records: Iterable[Record]) -> list[str]:
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
-    """The flags in a cell of `MARKS`; y: only those that concern this column."""
+    """The flags in a cell of `MARKS`; y: only the flags for this column."""
     marks = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
     return tuple(mark for mark in marks if not y or mark in marks_of(y))
 

@@ -28,7 +28,7 @@ class ServedBlock(FusedBlock):
 
 
 class States(MambaBase):
-    """One layer's pages, of which vLLM knows only the size."""
+    """One layer's pages; vLLM knows only their size."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout

@@ -193,7 +193,7 @@ class _Work:
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
-        """Return lead-in and profiled runs, at most `most` in all, of which a quarter leads in."""
+        """Return lead-in and profiled runs: at most `most` together, a quarter for lead-in."""
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs
 

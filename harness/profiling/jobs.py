@@ -305,7 +305,7 @@ class JobProfiler:
 class _Alone:
     """Microseconds of a call without a profiler, 0 if unknown, or why the case does not run.
 
-    took_s: seconds spent, of which built_s on the model.
+    took_s: seconds in all. built_s: its part for building the model.
     """
 
     us: float = 0.0

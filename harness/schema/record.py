@@ -129,7 +129,7 @@ class Record:
     status: one of `STATUSES`, as in harness/README.md. Every status except "ok" has a reason and no samples.
     samples_ms: raw milliseconds of one unit; `throttled` has a flag for each.
     calls: units of work in one sample. tokens: tokens of one unit. stop: the criterion that ended sampling.
-    `gate`: `Verdict.to_dict()`. metrics: numbers; those that are not finite become None. settings: texts.
+    `gate`: `Verdict.to_dict()`. metrics: numbers; NaN and infinity become None. settings: texts.
     environment: `environment.snapshot()` with readings "before" the case and "after" its last sample.
         The throttle_reasons after it are those of all samples.
     started_at: ISO 8601, UTC. wall_s: seconds of the case. stages_s: seconds by stage: build, `gate`,

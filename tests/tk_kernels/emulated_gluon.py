@@ -186,7 +186,6 @@ def _layout(*arguments: Any, **_: Any) -> SimpleNamespace:
 
 
 _TYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "int16", "int32", "int64")}
-_TRITON_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _LAYOUTS = ("Blocked", "Slice", "SwizzledShared", "SharedLinear", "DistributedLinear", "NVMMADistributed", "DotOperand")
 
 
@@ -235,7 +234,7 @@ def _rebuilt(kernel: Any, known: dict[str, Any]) -> FunctionType:
 
 
 def _argument(x: Any) -> Any:
-    return Pointer.to(x) if isinstance(x, Tensor) else _TRITON_TYPES.get(str(x), x)
+    return Pointer.to(x) if isinstance(x, Tensor) else x
 
 
 class Emulated:

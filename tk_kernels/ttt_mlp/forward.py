@@ -74,7 +74,7 @@ def launch(
         elif gluon:
             from tk_kernels.ttt_mlp.forward_gluon import WARPS, forward
 
-            shape = {name: constants[name] for name in ("m", "DOT", "UP", "grid", "warmup")}
+            shape = {name: constants[name] for name in ("m", "grid", "warmup")}
             forward.run(q, k, *rest, **shape, num_warps=WARPS)
         else:
             _forward.run(q, k, k, k, *rest, **constants, N=launch.warps)

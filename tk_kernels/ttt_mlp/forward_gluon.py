@@ -21,9 +21,9 @@ WARPS = 8
 def forward(
     q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, out, W1_out, b1_out, W2_out,
     b2_out, k_rows, x2_rows, g1_rows, g2_rows, T, H, q_batch, q_token, q_head, k_batch, k_token, k_head,
-    v_batch, v_token, v_head, m: gl.constexpr, DOT: gl.constexpr, UP: gl.constexpr,
+    v_batch, v_token, v_head, m: gl.constexpr,
 ):  # fmt: skip
-    # Matmuls have a batch dimension of N warps. UP scales weights and gradients against float16 underflow.
+    # Matmuls have a batch dimension of N warps.
     D: gl.constexpr = 64
     F: gl.constexpr = 256
     M: gl.constexpr = 16
@@ -39,10 +39,10 @@ def forward(
     rows: gl.constexpr = gl.SliceLayout(0, parts)  # [M, D]: each row lies in one warp
     token_row: gl.constexpr = gl.SliceLayout(1, rows)
     token_tile: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
-    k_shared = gl.allocate_shared_memory(DOT, [M, D], token_tile)
-    q_shared = gl.allocate_shared_memory(DOT, [M, D], token_tile)
-    g_shared = gl.allocate_shared_memory(DOT, [M, D], token_tile)
-    w2_shared = gl.allocate_shared_memory(DOT, [N, D, U], gl.SwizzledSharedLayout(8, 2, 4, [2, 1, 0]))
+    k_shared = gl.allocate_shared_memory(gl.bfloat16, [M, D], token_tile)
+    q_shared = gl.allocate_shared_memory(gl.bfloat16, [M, D], token_tile)
+    g_shared = gl.allocate_shared_memory(gl.bfloat16, [M, D], token_tile)
+    w2_shared = gl.allocate_shared_memory(gl.bfloat16, [N, D, U], gl.SwizzledSharedLayout(8, 2, 4, [2, 1, 0]))
     master2 = gl.allocate_shared_memory(gl.float32, [N, D, U], gl.SwizzledSharedLayout(8, 1, 4, [2, 1, 0]))
 
     pid = gl.program_id(0).to(gl.int64)
@@ -58,21 +58,21 @@ def forward(
     at1 = d1 * F + (n3 * U + u1)
     at2 = (n3 * U + u2) * D + d2
     wide = i2 * F + (n3 * U + u2)  # offsets in x2_rows and g1_rows [m, F]
-    V1 = gl.load(W1 + pid * (D * F) + at1) * UP
-    V2 = gl.load(W2 + pid * (D * F) + at2) * UP
+    V1 = gl.load(W1 + pid * (D * F) + at1)
+    V2 = gl.load(W2 + pid * (D * F) + at2)
     master2.store(V2)
-    w2_shared.store((V2 * (1.0 / UP)).to(DOT))
+    w2_shared.store(V2.to(gl.bfloat16))
     n_bias = gl.arange(0, N, layout=gl.SliceLayout(1, gl.SliceLayout(1, mma))).expand_dims(1)
     u_bias = gl.arange(0, U, layout=gl.SliceLayout(0, gl.SliceLayout(1, mma))).expand_dims(0)
     at_bias1 = pid * F + n_bias * U + u_bias
     # b1, repeated for each token: the initial accumulator of Z1 and Y1
     bias1 = gl.load(b1 + at_bias1).expand_dims(1).broadcast_to([N, M, U])
-    ones = gl.full([N, M, M], 1.0 / UP, DOT, A)  # ones @ G1 is the sum over tokens, in every row
+    ones = gl.full([N, M, M], 1.0, gl.bfloat16, A)  # ones @ G1 is the sum over tokens, in every row
     i_mma = gl.arange(0, M, layout=gl.SliceLayout(0, gl.SliceLayout(2, mma)))
     scale = gl.load(token_scale + i_mma, mask=i_mma < m, other=0).expand_dims(0).expand_dims(2)
     last = gl.load(token_scale + (m - 1))
     updates = (last > 1e-18) | (last < -1e-18)  # a smaller step changes no weight
-    RISE = gl.where(updates, -last, -1.0) * UP  # G1 and G2 carry this factor, so the updates are plain matmuls
+    RISE = gl.where(updates, -last, -1.0)  # G1 and G2 carry this factor, so the updates are plain matmuls
     triangle = gl.where(i2 >= j2, -scale / RISE, 0.0)
 
     d = gl.arange(0, D, layout=gl.SliceLayout(0, rows))
@@ -99,8 +99,8 @@ def forward(
     for t in range(0, T, m):
         Q, K, V, rate = Q_next, K_next, V_next, rate_next
         ends = t + m >= T
-        k_shared.store(K.to(DOT))
-        q_shared.store(Q.to(DOT))
+        k_shared.store(K.to(gl.bfloat16))
+        q_shared.store(Q.to(gl.bfloat16))
         after = (t + m + i).to(gl.int64)
         valid = (i < m) & (after < T)
         mask = valid.expand_dims(1) & (column >= 0)
@@ -110,7 +110,7 @@ def forward(
         rate_next = gl.load(lr + after * H, mask=valid, other=0)
 
         # Z1 = K W1 + b1, Y1 = Q W1 + b1, P1 = -tril(s (Q K^T + 1)), X2 = gelu(Z1)
-        w1 = gl.convert_layout((V1 * (1.0 / UP)).to(DOT).permute([0, 2, 1]), B, assert_trivial=True)
+        w1 = gl.convert_layout(V1.to(gl.bfloat16).permute([0, 2, 1]), B, assert_trivial=True)
         none = gl.full([N, M, U], 0.0, gl.float32, mma)
         Ka = all_warps(k_shared.load(A2), N, M, D)
         Z1 = mma_v2(Ka, w1, bias1)
@@ -118,12 +118,12 @@ def forward(
         Y1 = mma_v2(Qa, w1, bias1)
         Kt = all_warps(k_shared.permute([1, 0]).load(B2), N, D, M)
         P1 = (mma_v2(Qa, Kt, gl.full([N, M, M], 0.0, gl.float32, mma)) + 1.0) * triangle
-        P1 = gl.convert_layout(P1.to(DOT), A, assert_trivial=True)
+        P1 = gl.convert_layout(P1.to(gl.bfloat16), A, assert_trivial=True)
         X2, th = gelu_tanh(Z1, False)
         slope = gelu_slope(Z1, th)
         if ends:  # store the pending rows; rows past T are 0, except in X2
             gl.store(x2_rows + pid * (m * F) + wide, X2, mask=i2 < m)
-        x2 = X2.to(DOT)
+        x2 = X2.to(gl.bfloat16)
 
         # Z2 = X2 W2 + b2, G2 = lr * ln_l2_grad(Z2, V - K)
         w2 = w2_shared.permute([0, 2, 1]).load(B)
@@ -138,7 +138,7 @@ def forward(
         )  # fmt: skip
         G2 = (Z2 - mean.expand_dims(1)) * (gamma_squared * rstd.expand_dims(1) - mean_gx.expand_dims(1))
         G2 = (G2 + offset - mean_g.expand_dims(1)) * ((rstd * rate) * RISE).expand_dims(1)
-        g_shared.store(G2.to(DOT))
+        g_shared.store(G2.to(gl.bfloat16))
         if ends:
             at_rows = pid * (m * D) + i.expand_dims(1) * D + column
             kept = (i < m).expand_dims(1) & (column >= 0)
@@ -150,16 +150,16 @@ def forward(
         G1 = mma_v2(g2a, w2_shared.load(B), none) * slope
         if ends:
             gl.store(g1_rows + pid * (m * F) + wide, G1 / RISE, mask=i2 < m)
-        g1 = gl.convert_layout(G1.to(DOT), B)
+        g1 = gl.convert_layout(G1.to(gl.bfloat16), B)
         Y1 = mma_v2(P1, g1, Y1)
         X2bar, _ = gelu_tanh(Y1, False)
-        x2bar = gl.convert_layout(X2bar.to(DOT), A, assert_trivial=True)
+        x2bar = gl.convert_layout(X2bar.to(gl.bfloat16), A, assert_trivial=True)
 
         # Z2bar = X2bar W2 + b2 - tril(s (X2bar X2^T + 1)) G2, out = Q + LN(Z2bar)
         x2t = gl.convert_layout(x2.permute([0, 2, 1]), B, assert_trivial=True)
         P2 = mma_v2(x2bar, x2t, gl.full([N, M, M], 0.0, gl.float32, mma))
         # Each warp has a partial sum of X2bar X2^T, so each adds 1/N instead of 1
-        P2 = gl.convert_layout(((P2 + 1.0 / N) * triangle).to(DOT), A, assert_trivial=True)
+        P2 = gl.convert_layout(((P2 + 1.0 / N) * triangle).to(gl.bfloat16), A, assert_trivial=True)
         Z2bar = mma_v2(x2bar, w2_shared.permute([0, 2, 1]).load(B), none2)
         g2b = all_warps(g_shared.load(B2), N, M, D)
         Z2bar = mma_v2(P2, g2b, Z2bar)
@@ -170,11 +170,11 @@ def forward(
             g2t = all_warps(g_shared.permute([1, 0]).load(A2), N, D, M)
             V2 = mma_v2(g2t, gl.convert_layout(x2, B), master2.load(mma))
             master2.store(V2)
-            w2_shared.store((V2 * (1.0 / UP)).to(DOT))
+            w2_shared.store(V2.to(gl.bfloat16))
             g1t = gl.convert_layout(g1.permute([0, 2, 1]), A, assert_trivial=True)
             V1 = mma_v2(g1t, all_warps(k_shared.load(B2), N, M, D), V1)
             bias1 = mma_v2(ones, g1, bias1)
-            bias2 += gl.sum(G2, 0) * (1.0 / UP)
+            bias2 += gl.sum(G2, 0)
 
         mean, rstd = normalization(gl.sum(Z2bar, 1), gl.sum(Z2bar * Z2bar, 1), D)
         x = Q.to(gl.float32) + gamma * (Z2bar - mean.expand_dims(1)) * rstd.expand_dims(1) + beta
@@ -182,8 +182,8 @@ def forward(
         stored = ((i < m) & (now < T)).expand_dims(1) & (column >= 0)
         gl.store(out + now.expand_dims(1) * (H * D) + column, x.to(out.dtype.element_ty), mask=stored)
 
-    gl.store(W1_out + pid * (D * F) + at1, V1 * (1.0 / UP))
-    gl.store(W2_out + pid * (D * F) + at2, master2.load(mma) * (1.0 / UP))
+    gl.store(W1_out + pid * (D * F) + at1, V1)
+    gl.store(W2_out + pid * (D * F) + at2, master2.load(mma))
     gl.store(b1_out + at_bias1, gl.max(bias1, 1))  # all rows are equal
     gl.store(b2_out + pid * D + d, bias2)
 
