@@ -1,0 +1,196 @@
+"""vLLM serves TTT checkpoint folders: its greedy tokens are those of the project's own loop."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from itertools import groupby
+
+import pytest
+import torch
+
+from bench.models import checkpoint
+from bench.models.config import model_config
+from bench.models.factory import from_seed
+from bench.models.fused import FusedBlock
+from bench.models.kernel_operator import KernelOperator
+from bench.systems.logits import choice_check
+
+pytestmark = pytest.mark.gpu
+LEARNERS = ("ttt-linear", "ttt-mlp")
+CACHE_BYTES = 8 << 30  # the states of 64 sequences of TTT-MLP at 1.3b
+
+
+@pytest.fixture(autouse=True)
+def in_process(monkeypatch):
+    pytest.importorskip("vllm")
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def made(folder, learner, size="tiny"):
+    """A checkpoint folder with random weights in bfloat16."""
+    config = model_config(learner, size)
+    checkpoint.save(from_seed(config, 0, "cuda", torch.bfloat16), folder / "model.safetensors")
+    values = {
+        "model_type": "ttt",
+        "dtype": "bfloat16",
+        "ttt_layer_type": config.learner,
+        "vocab_size": config.vocabulary,
+    }
+    values |= {"hidden_size": config.width, "intermediate_size": config.ffn_width, "num_hidden_layers": config.layers}
+    values |= {"num_attention_heads": config.heads, "pre_conv": True, "share_qk": True, "use_gate": True}
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
+def engine(folder, **settings):
+    from vllm import LLM
+
+    from bench.serving import register
+
+    register()
+    settings = {"max_model_len": 2048, "max_num_seqs": 64, "kv_cache_memory_bytes": CACHE_BYTES} | settings
+    return LLM(str(folder), skip_tokenizer_init=True, gpu_memory_utilization=0.2, **settings)
+
+
+def greedy(new_tokens):
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0, ignore_eos=True, max_tokens=new_tokens, detokenize=False)
+
+
+def served(llm, prompts, new_tokens, arriving=0, aborted=(), preempting=0):
+    """Each request's tokens. Request n arrives `arriving` steps after request n - 1.
+
+    preempting: every so many steps vLLM takes the slots of all running requests.
+    """
+    core, waiting = llm.llm_engine, list(enumerate(prompts))
+    found, steps = {}, 0
+    while waiting or core.has_unfinished_requests():
+        while waiting and steps >= arriving * waiting[0][0]:
+            number, ids = waiting.pop(0)
+            core.add_request(str(number), {"prompt_token_ids": ids}, greedy(new_tokens))
+        if preempting and steps % preempting == preempting - 1:
+            core.reset_prefix_cache(reset_running_requests=True)
+        for output in core.step():
+            number = int(output.request_id.partition("-")[0])
+            if number in aborted and number not in found:
+                core.abort_request([output.request_id])
+            found[number] = list(output.outputs[0].token_ids)
+        steps += 1
+    return [found.get(number, []) for number in range(len(prompts))]
+
+
+def random_prompts(lengths, vocabulary):
+    draws = torch.Generator().manual_seed(0)
+    return [torch.randint(vocabulary, (length,), generator=draws).tolist() for length in lengths]
+
+
+def wrong_tokens(folder, prompts, tokens):
+    """Count the steps at which our own loop, fed with these tokens, would clearly have chosen another one."""
+    kernels = {"operator": KernelOperator(json.loads((folder / "config.json").read_text())["ttt_layer_type"])}
+    own = checkpoint.load(folder, "cuda", torch.bfloat16, block=FusedBlock, **kernels)
+    by_length = sorted(zip(prompts, tokens, strict=True), key=lambda pair: len(pair[0]))
+    wrong = 0
+    with torch.inference_mode():
+        for _, group in groupby(by_length, key=lambda pair: len(pair[0])):
+            ids, chosen = (torch.tensor(each, device="cuda") for each in zip(*group, strict=True))
+            logits, state = own.prefill(ids, own.init_state(len(ids)))
+            state = own.generate_state(state)
+            for step in range(chosen.shape[1]):
+                for row in range(len(ids)):
+                    wrong += not choice_check("", logits[row], chosen[row, step], "bfloat16").passed
+                logits, _ = own.generate_step(chosen[:, step], state)
+    return wrong
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize("size", ["tiny", "1.3b"])
+def test_requests_that_arrive_over_time(tmp_path, learner, size):
+    folder = made(tmp_path, learner, size)
+    llm = engine(folder, max_num_batched_tokens=256)  # longer prompts come in chunks
+    prompts = random_prompts([1, 15, 16, 17, 100, 333, 512, 1000] * 8, model_config(learner, size).vocabulary)
+    tokens = served(llm, prompts, 256, arriving=2)
+    del llm
+    assert wrong_tokens(folder, prompts, tokens) == 0
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_requests_that_wait_for_a_slot_and_are_preempted(tmp_path, learner):
+    folder = made(tmp_path, learner)
+    llm = engine(folder, num_gpu_blocks_override=6, max_num_seqs=4)
+    prompts = random_prompts([40, 41, 57, 64] * 8, 512)
+    tokens = served(llm, prompts, 64, preempting=25)
+    assert wrong_tokens(folder, prompts, tokens) == 0
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_cached_prefix(tmp_path, learner):
+    folder = made(tmp_path, learner)
+    llm = engine(folder, enable_prefix_caching=True)
+    shared, *ends = random_prompts([1024, 7, 16, 30, 100], 512)
+    prompts = [shared + end for end in ends]
+    first = served(llm, prompts, 32, arriving=40)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], greedy(32), use_tqdm=False)
+    assert min(output.num_cached_tokens for output in outputs) > 0
+    again = [list(output.outputs[0].token_ids) for output in outputs]
+    assert wrong_tokens(folder, prompts, first) == wrong_tokens(folder, prompts, again) == 0
+
+
+def test_ten_thousand_requests_leave_no_slot_taken(tmp_path):
+    folder = made(tmp_path, "ttt-linear")
+    llm = engine(folder, max_num_seqs=256)
+    pool = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+    free = pool.get_num_free_blocks()
+    prompts = random_prompts([3, 17, 33, 8] * 2500, 512)
+    served(llm, prompts, 4, aborted=range(0, 10_000, 7))
+    assert pool.get_num_free_blocks() == free
+    last = served(llm, prompts[:8], 64)
+    assert wrong_tokens(folder, prompts[:8], last) == 0
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_vllm_serve_streams_over_http(tmp_path, learner):
+    folder = made(tmp_path, learner)
+    (prompt,) = random_prompts([37], 512)
+    address = "http://127.0.0.1:8731"
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--skip-tokenizer-init"]
+    command += ["--port", "8731", "--max-model-len", "2048", "--max-num-seqs", "16"]
+    command += ["--gpu-memory-utilization", "0.2", "--kv-cache-memory-bytes", str(CACHE_BYTES)]
+    variables = {name: value for name, value in os.environ.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    log = (tmp_path / "serve.log").open("w")
+    server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=variables, start_new_session=True)
+    try:
+        _wait_for(f"{address}/health", server, tmp_path / "serve.log")
+        body = {"model": str(folder), "prompt": prompt, "max_tokens": 48, "temperature": 0, "ignore_eos": True}
+        body |= {"stream": True, "return_token_ids": True}
+        request = urllib.request.Request(
+            f"{address}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            events = [json.loads(line[6:]) for line in answer if line.startswith(b"data: {")]
+    finally:
+        os.killpg(server.pid, 15)
+        server.wait(60)
+    tokens = [token for event in events for token in event["choices"][0]["token_ids"] or []]
+    assert len(events) > 1
+    assert len(tokens) == 48
+    assert wrong_tokens(folder, [prompt], [tokens]) == 0
+
+
+def _wait_for(address, server, log, limit_s=240):
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            urllib.request.urlopen(address, timeout=5)
+            return
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.5)
+    pytest.fail(f"vllm serve did not answer: {log.read_text()[-3000:]}")
