@@ -193,7 +193,7 @@ SUITES: tuple[Suite, ...] = (
         "reads others; the other systems answer all together",
         (
             _request(TTT, "thunderkittens", state_dtypes=("float32-planes",)),
-            _request(("transformer", *GROUPED, "mamba"), "vllm", "mamba-ssm"),
+            _request((*TTT, "transformer", *GROUPED, "mamba"), "vllm", "mamba-ssm"),
         ),
         figures=(
             Figure("request", "Time to a request's first token", y="time_to_first_token_ms", split=("batch",)),

@@ -96,6 +96,7 @@ def _ttt(learner: str) -> tuple[Adapter, ...]:
         Adapter("triton", f"{kernels}:{learner}Triton", BOTH, "float32", phases=PREFILL, replays=True),
         Adapter("triton-dual", f"{kernels}:{learner}TritonDual", BOTH, planes, phases=GENERATE, headline=True),
         Adapter("triton-primal", f"{kernels}:{learner}TritonPrimal", BOTH, planes, phases=GENERATE),
+        Adapter("vllm", "bench.systems.vllm.ttt:VllmTTT", state_dtype=planes, install=VLLM, engine=True),
         Adapter("torch-compile", f"{compiled}:Compiled{learner}", LAYER, "float32", phases=FORWARD, slow=True),
         Adapter("torch", "bench.systems.ttt.pytorch:TTTTorch", BOTH, "float32", devices=ANYWHERE, slow=True),
     )  # fmt: skip
@@ -144,7 +145,7 @@ SYSTEMS: tuple[System, ...] = (
         7,
         "diamond",
         (
-            Adapter("vllm", f"{_VLLM}:VllmGroupedQueryTransformer", install=VLLM, engine=True, headline=True),
+            Adapter("vllm", f"{_VLLM}:VllmTransformer", install=VLLM, engine=True, headline=True),
             *_transformers(),
         ),
     ),

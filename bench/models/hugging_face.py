@@ -1,4 +1,4 @@
-"""Read the config.json of a TTT checkpoint folder in Hugging Face's layout. Imports no torch.
+"""Read and write the config.json of a TTT checkpoint folder in Hugging Face's layout. Imports no torch.
 
 Keys and defaults are those of `TTTConfig` in the authors' PyTorch code (github.com/test-time-training/ttt-lm-pytorch).
 An absent key takes the authors' default. `ttt_base_lr` is then 1.0 for TTT-MLP too, although the paper uses 0.1.
@@ -101,6 +101,26 @@ def read_config(folder: str | Path) -> TTTConfig:
         raise _refused(file, key, values.get(key), must) from None
     except ConfigError as error:
         raise CheckpointError(f"{file}: {error}") from None
+
+
+def config_values(config: TTTConfig) -> dict[str, Any]:
+    """The config.json of a model; `read_config` inverts it."""
+    return {
+        "model_type": "ttt",
+        "architectures": ["TTTForCausalLM"],
+        "ttt_layer_type": config.learner,
+        "ttt_base_lr": config.base_lr,
+        "vocab_size": config.vocabulary,
+        "hidden_size": config.width,
+        "intermediate_size": config.ffn_width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "mini_batch_size": config.mini_batch,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": config.tied,
+        **dict.fromkeys(_BACKBONE, config.backbone == "mamba"),
+    }
 
 
 def read_json(file: Path) -> dict[str, Any]:

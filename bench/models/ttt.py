@@ -305,6 +305,15 @@ class TTTModel(ChunkedModel):
     def _learner_weights(self) -> list[list[Tensor]]:
         return [block.seq_modeling_block.learner_weights() for block in self.blocks]
 
+    def layer_state(self, block: TTTBlock, batch: int) -> LayerState:
+        """One block's empty state, on the block's device."""
+        inner = self._inner_state(block, batch)
+        if self.config.backbone == "transformer":
+            return LayerState(None, None, inner)
+        device = block.seq_norm.weight.device
+        block_conv, qk_conv = (empty_conv_cache(batch, self.config.width, device, self.dtype) for _ in range(2))
+        return LayerState(block_conv, qk_conv, inner)
+
     def _inner_state(self, block: TTTBlock, batch: int) -> Any:
         weights = block.seq_modeling_block.learner_weights()
         return self.operator.init_state(weights, batch, self.config.mini_batch, at_least_float32(self.dtype))

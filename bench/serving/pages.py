@@ -25,15 +25,15 @@ class Layout:
     """Shapes and dtypes of one layer's state for one sequence, and where each tensor begins in a page."""
 
     def __init__(self, config: TTTConfig, operator: Operator, dtype: torch.dtype) -> None:
-        self.operator, self._mini_batch, self._inner = operator, config.mini_batch, at_least_float32(dtype)
-        self._heads = config.heads
-        device = torch.device("meta")
-        weights = [torch.empty(shape, device=device, dtype=self._inner) for shape in config.weight_shapes.values()]
+        self.operator, self._heads = operator, config.heads
+        device, inner = torch.device("meta"), at_least_float32(dtype)
+        weights = [torch.empty(shape, device=device, dtype=inner) for shape in config.weight_shapes.values()]
         convolved = config.backbone == "mamba"
         block_conv, qk_conv = (
             empty_conv_cache(1, config.width, device, dtype) if convolved else None for _ in range(2)
         )
-        self._empty = LayerState(block_conv, qk_conv, operator.generate_state(self._first(weights, 1)))
+        first = operator.init_state(weights, 1, config.mini_batch, inner)
+        self._empty = LayerState(block_conv, qk_conv, operator.generate_state(first))
         tensors = _tensors(self._empty)
         self.shapes = [tuple(x.shape[1:]) for x in tensors]
         self.dtypes = [x.dtype for x in tensors]
@@ -68,18 +68,6 @@ class Layout:
         for view, x in zip(views, _tensors(state), strict=True):
             view.index_copy_(0, slots, x)
 
-    def before(self, block: TTTBlock, batch: int) -> LayerState:
-        """The state of an empty sequence, for forward."""
-        weights = block.seq_modeling_block.learner_weights()
-        given, device = (self._empty.block_conv, self._empty.qk_conv), weights[0].device
-        block_conv, qk_conv = (
-            None if x is None else torch.zeros(batch, *x.shape[1:], dtype=x.dtype, device=device) for x in given
-        )
-        return LayerState(block_conv, qk_conv, self._first(weights, batch))
-
-    def _first(self, weights: Sequence[Tensor], batch: int) -> Any:
-        return self.operator.init_state(weights, batch, self._mini_batch, self._inner)
-
 
 def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], ids: Tensor, step: Step) -> Tensor:
     """The residual stream [N, C] after the last block for the tokens ids [N] of a step; the slots' states move on.
@@ -107,7 +95,7 @@ def _forward(
 ) -> Tensor:
     """One block on one run: the residual stream [requests, length, C] before -> after."""
     slots = slots[run.first : run.first + run.requests]
-    state = layout.before(block, run.requests) if run.fresh else layout.read(views, slots, run.start)
+    state = model.layer_state(block, run.requests) if run.fresh else layout.read(views, slots, run.start)
     h = block(h, model._rope, state, model.operator, run.start)
     if views:
         layout.write(views, slots, state)

@@ -34,7 +34,8 @@ class TTTSettings(MambaModelConfig):
 
 def register_model() -> None:
     """Name the model's class, its metadata builder and its settings to vLLM."""
-    ModelRegistry.register_model(ARCHITECTURE, f"bench.serving.model:{ARCHITECTURE}")
+    if ARCHITECTURE not in ModelRegistry.get_supported_archs():  # a process may have registered the class itself
+        ModelRegistry.register_model(ARCHITECTURE, f"bench.serving.model:{ARCHITECTURE}")
     backend = "bench.serving.metadata.TTTBackend"
     register_backend(MambaAttentionBackendEnum.CUSTOM, backend, is_mamba=True)
     MODELS_CONFIG_MAP[ARCHITECTURE] = TTTSettings

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.transformer import Transformer
+from bench.models.ttt import TTTModel
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -24,8 +25,9 @@ def to_host(model: Model) -> Model:
 
 @contextmanager
 def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
-    """Hold the weights of a block on `device` inside the context, then restore them."""
-    away = [(weight, weight.data) for weight in block.parameters() if weight.device.type != device.type]
+    """Hold the weights and buffers of a block on `device` inside the context, then restore them."""
+    held = (*block.parameters(), *block.buffers())
+    away = [(weight, weight.data) for weight in held if weight.device.type != device.type]
     try:
         for weight, home in away:
             weight.data = home.to(device)
@@ -48,3 +50,15 @@ def transformer_logits(model: Transformer, ids: Tensor, last: int, device: torch
             h = block(h, rope, cache, 0)
     with visiting(model.model.norm, device):
         return F.linear(model.model.norm(h[:, -last:]), table)
+
+
+@torch.no_grad()
+def ttt_logits(model: TTTModel, ids: Tensor, last: int, device: torch.device) -> Tensor:
+    """ids [B, T] -> logits [B, last, V] after the last tokens, with the state of one layer at a time."""
+    h = F.embedding(ids.to(device), model.model.embed_tokens.weight.to(device))
+    rope = model.rope_cos.to(device), model.rope_sin.to(device)
+    for block in model.blocks:
+        with visiting(block, device):
+            h = block(h, rope, model.layer_state(block, len(ids)), model.operator, 0)
+    with visiting(model.model.norm, device):
+        return F.linear(model.model.norm(h[:, -last:]), model.head.to(device))

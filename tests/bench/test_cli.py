@@ -174,7 +174,7 @@ def test_the_list_of_systems_names_the_install_command_of_a_missing_package(monk
     listing.list_systems()
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if "install" in line and ("GPU" in line or FOR_A_CPU in line)]
-    assert len([line for line in lines if "(install: make venv-vllm)" in line and "vllm cannot" in line]) == 3
+    assert len([line for line in lines if "(install: make venv-vllm)" in line and "vllm cannot" in line]) == 5
 
 
 def test_without_a_gpu_no_system_asks_for_packages_first(tmp_path):

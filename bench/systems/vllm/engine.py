@@ -1,10 +1,10 @@
 """Run a model in vLLM's engine in this process, and time each of its steps."""
 
 import gc
-import importlib
 import json
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -18,14 +18,13 @@ from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
 from bench.models import checkpoint
 from bench.models.base import CausalLM
 from bench.models.config import ModelConfig
-from bench.models.factory import from_seed
 from bench.systems.blockwise import to_host
 from bench.systems.language_model import GATE_BATCH, GATE_PROMPT, GATE_STEPS
-from bench.systems.logits import logits_verdict
+from bench.systems.logits import logits_verdict, widening
 from bench.systems.on_device import device
 from bench.systems.vllm.model_folder import ModelFolder
 from harness.measure.gate import Verdict
-from harness.schema.case import Case
+from harness.schema.case import Case, Scalar
 
 SEQUENCES = 512  # vLLM's default largest graph
 GRAPH_STEP = 256  # between the sizes of the graphs beyond them
@@ -54,6 +53,7 @@ class Settings:
     model_runner: str = ""  # V1 or V2; "" is vLLM's choice, which for Llama is V1 in 0.22 and V2 in 0.33
     cuda_graphs: str = ""  # a mode of vLLM's, such as FULL_DECODE_ONLY
     cache_bytes: int | None = None  # None: what is left of MEMORY_SHARE
+    model: tuple[tuple[str, Scalar], ...] = ()  # the case's options that choose another model
 
     def __post_init__(self) -> None:
         if self.graphs not in GRAPHS:
@@ -141,19 +141,18 @@ class Engine:
     """A vLLM engine with the weights of a model of this repository.
 
     It lives as long as its process: only the process frees all of its memory.
-    implementation: vLLM's class of the model, MODULE:CLASS.
+    model: makes the model, with this configuration and in hugging_face's terms.
     Raises MemoryError if the weights leave no room for a cache of one sequence.
     """
 
     def __init__(
-        self, config: ModelConfig, hugging_face: dict[str, Any], settings: Settings, implementation: str
+        self, model: Callable[[], CausalLM], config: ModelConfig, hugging_face: dict[str, Any], settings: Settings
     ) -> None:
         self.settings, self.model_config = settings, config
         self._folder = ModelFolder()
         self._made: set[int] = set()
         self._reference: CausalLM | None = None
-        write_model(self._folder.path, config, hugging_face, getattr(torch, settings.dtype))
-        _register(implementation)
+        write_model(self._folder.path, model, hugging_face)
         if settings.model_runner:
             os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.model_runner == "V2"))
         self.llm = _start(str(self._folder.path), settings)
@@ -267,7 +266,7 @@ class Engine:
         expected = self._expected(torch.tensor([p + t for p, t in zip(prompts, tokens, strict=True)]))
         rows = head.rows / len(first.outputs)
         fair = model_facts.checks(self.facts(rows), case)
-        return logits_verdict(got, expected, case.dtype) + Verdict(fair)
+        return logits_verdict(got, expected, case.dtype, widening(case)) + Verdict(fair)
 
     def reference(self) -> CausalLM:
         """The repository's model with these weights in float32, on the host: the cache leaves no room on the GPU."""
@@ -297,23 +296,13 @@ class Engine:
         return [group.kv_cache_spec for group in self.core.scheduler.kv_cache_config.kv_cache_groups]
 
 
-def write_model(folder: Path, config: ModelConfig, hugging_face: dict[str, Any], dtype: torch.dtype) -> None:
-    """Write random weights by seed and their configuration as a checkpoint for vLLM."""
-    model = from_seed(config, 0, device(), dtype)
-    checkpoint.save(model, folder / "model.safetensors")
+def write_model(folder: Path, model: Callable[[], CausalLM], hugging_face: dict[str, Any]) -> None:
+    """Write a model's weights and configuration as a checkpoint for vLLM, and free the model."""
+    checkpoint.save(model(), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(hugging_face))
-    del model
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _register(implementation: str) -> None:
-    """Register vLLM's own class: by name, vLLM would import itself in another process to inspect it."""
-    from vllm import ModelRegistry
-
-    module, _, name = implementation.partition(":")
-    ModelRegistry.register_model(name, getattr(importlib.import_module(module), name))
 
 
 def _start(folder: str, settings: Settings) -> Any:

@@ -10,9 +10,6 @@ from bench.systems.on_device import device
 from bench.systems.vllm.system import VllmSystem
 from harness.schema.case import Case
 
-# Generate reads this many tokens into the state; longer prompts change neither its size nor the work of a step.
-GENERATE_PROMPT = 128
-
 
 class VllmMamba(VllmSystem):
     """mamba/vllm."""
@@ -21,9 +18,9 @@ class VllmMamba(VllmSystem):
     steps_grow = False
     max_num_batched_tokens = 16384
 
-    def config(self, size: str) -> MambaConfig:
+    def config(self, case: Case) -> MambaConfig:
         """The repository's Mamba."""
-        config = model_config("mamba", size)
+        config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
         return config
 
@@ -48,14 +45,6 @@ class VllmMamba(VllmSystem):
             "tie_word_embeddings": True,
             "torch_dtype": "bfloat16",
         }
-
-    def prompt_tokens(self, case: Case) -> int:
-        """Prompt length: at most GENERATE_PROMPT for generate; recorded as `prompt_tokens`."""
-        return min(case.context, GENERATE_PROMPT) if case.phase == "generate" else case.context
-
-    def cache_bytes(self, config: MambaConfig, context: int) -> int:
-        """State and convolution window at 2 bytes per number, for any context."""
-        return 2 * config.layers * config.inner_width * (config.state_dim + CONV_KERNEL - 1)
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
         return ScannedMamba(reference.inner, device()).logits(ids, last)

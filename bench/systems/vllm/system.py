@@ -1,18 +1,22 @@
 """Run a case in vLLM: its engine, its samples in each phase, and the check of timed outputs."""
 
+import importlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from random import Random
+from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
 
 from bench.cost import model_work, total
 from bench.kept import kept_bytes
+from bench.models.base import CausalLM
 from bench.models.config import ModelConfig, parameter_count, uncut
+from bench.models.factory import from_seed
 from bench.systems import token_times
 from bench.systems.ceilings import ceilings_of
 from bench.systems.logits import choice_check
@@ -34,21 +38,24 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-SUPPORTED = ("0.22", "0.33")  # oldest and newest minor release
 CORE = "in the process that asks, where vLLM's default is one of its own"
 STEADY_STEPS = 32  # fewest steps of a generate batch in which every sequence generates
+# Generate reads this many tokens into a recurrent state; longer prompts change neither its size nor the work of a step.
+GENERATE_PROMPT = 128
 STEPS_SEEN = 16  # steps that a profiler sees
 MANY_SEQUENCES = 4096  # the figures' largest batch; one engine serves every batch above SEQUENCES
 BESIDE_CACHE = 2_500_000_000  # bytes of a 1.3b engine besides weights and cache, on an H100 and an H200
 BESIDE_PROMPTS = 2_000_000_000  # further bytes for graphs of prompts
 MODEL_LENGTH = 33_024  # the figures' longest prompt and its steps; one engine serves them all
+MODEL_OPTIONS = ("backbone", "checkpoint", "mini_batch")  # of a case; they choose another model
 
 
 class VllmSystem:
     """An adapter (`harness.measure.system.SystemAdapter`) of one architecture in vLLM, with one engine a process."""
 
     packages: tuple[str, ...] = ("vllm",)
-    implementation: ClassVar[str]  # vLLM's own, MODULE:CLASS
+    implementation: ClassVar[str]  # the class that vLLM runs, MODULE:CLASS
+    releases: ClassVar[tuple[str, str]] = ("0.22", "0.33")  # oldest and newest minor release of vLLM
     # By phase, vLLM's choice otherwise: tokens of a cache block, graph sizes, model runner (V1 or V2), cudagraph_mode.
     # The suite vllm-settings tries them.
     max_num_batched_tokens: ClassVar[int]
@@ -65,11 +72,22 @@ class VllmSystem:
 
     def unavailable(self) -> str:
         """Try vLLM's CUDA kernels, which vllm.platforms.cuda imports; starting an engine imports the rest."""
-        return no_gpu() or other_release("vllm", *SUPPORTED) or cannot_import("vllm", "vllm.platforms.cuda")
+        return no_gpu() or other_release("vllm", *self.releases) or cannot_import("vllm", "vllm.platforms.cuda")
 
-    def config(self, size: str) -> ModelConfig:
-        """The repository's configuration at a size."""
+    def config(self, case: Case) -> ModelConfig:
+        """The repository's configuration of a case's model."""
         raise NotImplementedError
+
+    def model(self, case: Case) -> CausalLM:
+        """The repository's model with the weights that the engine gets: random ones by seed."""
+        return from_seed(self.config(case), 0, device(), getattr(torch, case.dtype))
+
+    def register(self) -> None:
+        """Register the class in vLLM: by name, vLLM would import itself in another process to inspect it."""
+        from vllm import ModelRegistry
+
+        module = importlib.import_module(self.implementation.partition(":")[0])
+        ModelRegistry.register_model(self.architecture, getattr(module, self.architecture))
 
     @property
     def architecture(self) -> str:
@@ -80,9 +98,9 @@ class VllmSystem:
         """The Hugging Face config.json for sequences of up to `length` tokens."""
         raise NotImplementedError
 
-    def cache_bytes(self, config: Any, context: int) -> int:
-        """Cache bytes of one sequence of `context` tokens."""
-        raise NotImplementedError
+    def settings(self, case: Case) -> dict[str, str]:
+        """Settings that the engine does not know, for the record."""
+        return {}
 
     def check(self, engine: Engine, case: Case) -> None:
         """Raise RuntimeError if the engine runs with other kernels than this system names."""
@@ -92,8 +110,9 @@ class VllmSystem:
         raise NotImplementedError
 
     def prompt_tokens(self, case: Case) -> int:
-        """Prompt length in tokens."""
-        return case.context
+        """Prompt length: at most GENERATE_PROMPT before the steps of a recurrent model; recorded as `prompt_tokens`."""
+        short = case.phase == "generate" and not self.steps_grow
+        return min(case.context, GENERATE_PROMPT) if short else case.context
 
     def build(self, case: Case) -> Workload:
         """Build the workload of a case; vLLM times itself."""
@@ -106,8 +125,8 @@ class VllmSystem:
             work.centre()
             prompt = {}
         facts = engine.facts()
-        kept = {"state_bytes": work.at_once * kept_bytes(self.config(case.size), case)}
-        cost = model_work(self.config(case.size), facts.parameters, replace(read, batch=work.batch))
+        kept = {"state_bytes": work.at_once * self._kept_bytes(case)}
+        cost = model_work(self.config(case), facts.parameters, replace(read, batch=work.batch))
         return Workload(
             run=work.once,
             tokens=work.tokens,
@@ -119,7 +138,11 @@ class VllmSystem:
             measured=work.measured,
             metrics=facts.metrics() | work.metrics() | total(cost).metrics() | kept | ceilings,
             work=cost,
-            settings=facts.settings() | engine.described() | {"timed": work.timed, "engine_core": CORE} | prompt,
+            settings=facts.settings()
+            | engine.described()
+            | {"timed": work.timed, "engine_core": CORE}
+            | self.settings(case)
+            | prompt,
         )
 
     def engine(self, case: Case) -> Engine:
@@ -130,9 +153,10 @@ class VllmSystem:
         settings = self._settings(case)
         if self._engine is None:
             import_or_skip("vllm.entrypoints.llm", "vllm.v1.engine.llm_engine")
-            config = self.config(case.size)
+            config = self.config(case)
             described = self.hugging_face(config, settings.max_model_len)
-            self._engine = Engine(config, described, settings, self.implementation)
+            self.register()
+            self._engine = Engine(lambda: self.model(case), config, described, settings)
         elif self._engine.settings != settings:
             raise NeedsFreshProcess
         self.check(self._engine, case)
@@ -152,18 +176,19 @@ class VllmSystem:
             graphs=graphs,
             model_runner=str(case.option("model_runner", self.model_runners.get(case.phase, ""))),
             cuda_graphs=str(case.option("cuda_graphs", self.cuda_graphs.get(case.phase, ""))),
-            cache_bytes=self._cache_bytes(case.size, graphs),
+            cache_bytes=self._cache_bytes(case, graphs),
+            model=tuple(pair for pair in case.options if pair[0] in MODEL_OPTIONS),
         )
 
-    def _cache_bytes(self, size: str, graphs: str) -> int | None:
+    def _cache_bytes(self, case: Case, graphs: str) -> int | None:
         """Cache bytes; None lets the engine use the memory that is left.
 
         A truncated model gets its layers' share, so that as many sequences fit as in the whole model.
         """
-        name, layers = uncut(size)
+        name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None
-        config, part = self.config(name), self.config(size)
+        config, part = self.config(replace(case, size=name)), self.config(case)
         beside = BESIDE_CACHE + (BESIDE_PROMPTS if graphs == "prompts" else 0)
         cache = int(MEMORY_SHARE * gpu_memory()) - 2 * parameter_count(config) - beside
         return cache * part.layers // config.layers
@@ -173,9 +198,13 @@ class VllmSystem:
 
         A figure's batches then share one or two engines; starting one takes as long as the cases of a figure.
         """
-        each = self.cache_bytes(self.config(uncut(case.size)[0]), case.context)
+        each = self._kept_bytes(replace(case, size=uncut(case.size)[0]))
         possible = min(case.batch, gpu_memory() // each)
         return SEQUENCES if possible <= SEQUENCES else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
+
+    def _kept_bytes(self, case: Case) -> int:
+        """Cache bytes of one sequence, in the form that generate reads."""
+        return kept_bytes(self.config(case), replace(case, phase="generate", context=max(1, case.context)))
 
     def _gate(self, engine: Engine, case: Case) -> Verdict:
         if self._verdict is None:
@@ -278,6 +307,10 @@ class EngineGenerate(_Work):
     def __init__(self, engine: Engine, case: Case) -> None:
         super().__init__(engine, case)
         self.batch = self.at_once
+        # Steps of a sample: a TTT model rewrites its weights in one of each mini-batch.
+        self._steps = getattr(engine.model_config, "mini_batch", 1)
+        if self._steps > 1:
+            self.timed = f"{self.timed}; a sample is the mean of {self._steps} steps"
 
     def centre(self) -> None:
         """Shorten the prompts by half of the generated tokens, so that the timed steps lie around the context."""
@@ -305,7 +338,8 @@ class EngineGenerate(_Work):
         return STEPS_SEEN
 
     def samples_of(self, batch: Batch) -> list[float]:
-        return batch.steady_ms(self.batch)
+        steps = batch.steady_ms(self.batch)
+        return [fmean(steps[end - self._steps : end]) for end in range(self._steps, len(steps) + 1, self._steps)]
 
     def metrics(self) -> dict[str, float | None]:
         return super().metrics() | {"context_at_last_step": self.context + self.new_tokens}

@@ -18,9 +18,7 @@ BEST_VERSION = {9: "3", 10: "4"}
 
 
 class VllmTransformer(VllmSystem):
-    """transformer/vllm; the option `attention` (FLASH_ATTN-2, TRITON_ATTN, ...) chooses another attention."""
-
-    model: ClassVar[str] = "transformer"
+    """A Transformer; the option `attention` (FLASH_ATTN-2, TRITON_ATTN, ...) chooses another attention."""
 
     implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"
     # Fastest in the suite vllm-settings on one H100. Graphs of prompts help where the host is slow; a request goes
@@ -29,8 +27,8 @@ class VllmTransformer(VllmSystem):
     block_sizes: ClassVar[Mapping[str, int]] = {"forward": 128, "request": 128, "generate": 16}
     graphs: ClassVar[Mapping[str, str]] = {"forward": "prompts"}
 
-    def config(self, size: str) -> TransformerConfig:
-        config = model_config(self.model, size)
+    def config(self, case: Case) -> TransformerConfig:
+        config = model_config(case.system, case.size)
         assert isinstance(config, TransformerConfig)
         return config
 
@@ -56,10 +54,6 @@ class VllmTransformer(VllmSystem):
             "torch_dtype": "bfloat16",
         }
 
-    def cache_bytes(self, config: TransformerConfig, context: int) -> int:
-        """Count a key and a value of 2 bytes for each channel of the KV heads, layer and token."""
-        return 2 * 2 * config.kv_width * config.layers * max(1, context)
-
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
         return transformer_logits(reference, ids, last, torch.device(device()))
 
@@ -72,12 +66,6 @@ class VllmTransformer(VllmSystem):
             raise RuntimeError(
                 f"vLLM runs on {found}, expected {expected}; a suite's panel accepts it by the option attention"
             )
-
-
-class VllmGroupedQueryTransformer(VllmTransformer):
-    """transformer-gqa/vllm."""
-
-    model = "transformer-gqa"
 
 
 def compute_capability() -> int:

@@ -24,11 +24,14 @@ def llm(monkeypatch):
     LLM.registered = fake_vllm.install(LLM, modules)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "bench.serving.settings", raising=False)  # it keeps names of an earlier vLLM
     monkeypatch.setattr(vllm_system, "gpu_memory", lambda: 80 * 10**9)
     monkeypatch.setattr(vllm_transformer, "compute_capability", lambda: 9)
     # The small engine and its reference compute on the CPU.
     for module in (vllm_system, vllm_engine, vllm_transformer, vllm_mamba):
         monkeypatch.setattr(module, "device", lambda: "cpu")
+    for name in ("bench.systems.vllm.ttt", "bench.systems.ttt.model"):  # not imported above: they define kernels
+        monkeypatch.setattr(f"{name}.device", lambda: "cpu")
     monkeypatch.setattr(VllmTransformer, "max_num_batched_tokens", 64)
     monkeypatch.setattr(vllm_system, "SEQUENCES", 64)
     return LLM

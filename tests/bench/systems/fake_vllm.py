@@ -9,19 +9,26 @@ from types import ModuleType, SimpleNamespace
 import torch
 
 from bench.models import checkpoint
-from bench.models.config import TransformerConfig
+from bench.models.config import TransformerConfig, TTTConfig
+from bench.models.hugging_face import read_config
 
 
 def install(engine, modules):
     """Replace vLLM among `modules` by this module with `engine` as its LLM; return the registered models."""
     vllm, llama = ModuleType("vllm"), ModuleType("vllm.model_executor.models.llama")
-    registered = {}
+    registered, backends, settings = {}, {}, ModuleType("vllm.model_executor.models.config")
     llama.LlamaForCausalLM = Model
-    vllm.LLM, vllm.SamplingParams = engine, SamplingParams
-    vllm.ModelRegistry = SimpleNamespace(register_model=registered.__setitem__)
+    vllm.LLM, vllm.SamplingParams, vllm.__version__ = engine, SamplingParams, "0.33.0"
+    vllm.ModelRegistry = SimpleNamespace(register_model=registered.__setitem__, get_supported_archs=registered.keys)
+    settings.MODELS_CONFIG_MAP, settings.MambaModelConfig = {}, object
+    registry = ModuleType("vllm.v1.attention.backends.registry")
+    registry.MambaAttentionBackendEnum = SimpleNamespace(CUSTOM="custom")
+    registry.register_backend = lambda place, backend, is_mamba: backends.update({place: backend})
+    served = ModuleType("bench.serving.model")  # needs more of vLLM than there is here
+    served.TTTForCausalLM = Model
     parts = ("platforms.cuda", "model_executor", "model_executor.models", "entrypoints.llm", "v1.engine.llm_engine")
     modules.update({f"vllm.{name}": ModuleType(f"vllm.{name}") for name in parts})
-    modules.update({"vllm": vllm, llama.__name__: llama})
+    modules.update({each.__name__: each for each in (vllm, llama, settings, registry, served)})
     return registered
 
 
@@ -56,21 +63,14 @@ class Attention(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    """The repository's Transformer, with vLLM's split between hidden states and logits."""
+    """The repository's model, with vLLM's split between hidden states and logits."""
 
     def __init__(self, folder, dtype):
         super().__init__()
         config = json.loads((Path(folder) / "config.json").read_text())
-        self.config = TransformerConfig(
-            config["hidden_size"],
-            config["intermediate_size"],
-            config["num_hidden_layers"],
-            config["num_attention_heads"],
-            config["num_key_value_heads"],
-            config["vocab_size"],
-        )
+        self.config = read_config(folder) if config["model_type"] == "ttt" else _transformer(config)
         self.inner = checkpoint.load_weights(self.config, folder, "cpu", getattr(torch, dtype))
-        self.attention = Attention()
+        self.attention = None if isinstance(self.config, TTTConfig) else Attention()
 
     def hidden(self, ids):
         state = self.inner.init_state(1, len(ids))
@@ -78,6 +78,17 @@ class Model(torch.nn.Module):
 
     def compute_logits(self, hidden):
         return self.inner._logits(hidden[:, None])
+
+
+def _transformer(config):
+    return TransformerConfig(
+        config["hidden_size"],
+        config["intermediate_size"],
+        config["num_hidden_layers"],
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+        config["vocab_size"],
+    )
 
 
 class LLM:

@@ -18,8 +18,9 @@ from bench.systems.needs import cannot_import
 from bench.systems.vllm import engine as vllm_engine
 from bench.systems.vllm import system as vllm_system
 from bench.systems.vllm.engine import Batch
-from bench.systems.vllm.mamba import GENERATE_PROMPT, VllmMamba
-from bench.systems.vllm.transformer import VllmGroupedQueryTransformer, VllmTransformer
+from bench.systems.vllm.mamba import VllmMamba
+from bench.systems.vllm.system import GENERATE_PROMPT
+from bench.systems.vllm.transformer import VllmTransformer
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import Skip
 from harness.measure.timer import take_engine_samples
@@ -37,10 +38,6 @@ class OnCpu(VllmTransformer):
 
     def build(self, case):
         return replace(super().build(case), device="cpu")
-
-
-class GroupedOnCpu(OnCpu, VllmGroupedQueryTransformer):
-    """transformer-gqa/vllm on the small engine."""
 
 
 def test_a_step_is_steady_when_every_sequence_generates_in_it_and_in_the_one_before():
@@ -177,12 +174,13 @@ def test_forward_times_whole_batches(llm):
 
 def test_the_grouped_query_transformer_runs_its_own_model(llm):
     llm.compute = True
-    system = GroupedOnCpu()
-    record = CaseRun(replace(CASE, system="transformer-gqa"), FEW).record(system)
+    case, system = replace(CASE, system="transformer-gqa"), OnCpu()
+    record = CaseRun(case, FEW).record(system)
     assert record.status == "ok", record.reason
     config = json.loads((Path(llm.started[0].folder) / "config.json").read_text())
     assert (config["num_attention_heads"], config["num_key_value_heads"], config["intermediate_size"]) == (2, 1, 458)
-    assert system.cache_bytes(system.config("1.3b"), 2048) == 2 * 2 * 512 * 24 * 2048
+    large = replace(case, size="1.3b", context=2048, dtype="bfloat16")
+    assert system._kept_bytes(large) == 2 * 2 * 512 * 24 * 2048
 
 
 @pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])

@@ -1,0 +1,62 @@
+"""Run a TTT model in vLLM by the plug-in `bench.serving`, on the project's kernels."""
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from bench import serving
+from bench.models.base import CausalLM
+from bench.models.case_model import ttt_config_of
+from bench.models.config import TTTConfig
+from bench.models.hugging_face import config_values
+from bench.serving.refusals import VERSIONS
+from bench.systems.blockwise import ttt_logits
+from bench.systems.on_device import device
+from bench.systems.ttt.model import model_of
+from bench.systems.ttt.replayed import ReplayedOperator
+from bench.systems.vllm.system import VllmSystem
+from harness.schema.case import Case
+from tk_kernels.forward.operator import chosen
+from tk_kernels.generate import common
+
+
+class VllmTTT(VllmSystem):
+    """ttt-linear/vllm and ttt-mlp/vllm; the plug-in need not be installed."""
+
+    packages = ("vllm", "triton", "apache-tvm-ffi")
+    implementation = "bench.serving.model:TTTForCausalLM"
+    releases = VERSIONS[0], VERSIONS[-1]
+    steps_grow = False
+    max_num_batched_tokens = 32768  # as many as a chunk of `TTTModel.prefill`
+
+    def unavailable(self) -> str:
+        return super().unavailable() or common.available()
+
+    def config(self, case: Case) -> TTTConfig:
+        return ttt_config_of(case)
+
+    def model(self, case: Case) -> CausalLM:
+        """Random weights, or those of the case's checkpoint."""
+        return model_of(case)
+
+    def hugging_face(self, config: TTTConfig, length: int) -> dict[str, Any]:
+        return config_values(config)
+
+    def register(self) -> None:
+        """Also load the plug-in; an installed one, which vLLM loads later, leaves the class in place."""
+        serving.register()
+        super().register()
+
+    def settings(self, case: Case) -> dict[str, str]:
+        """Name the backend of the forward kernel."""
+        config = ttt_config_of(case)
+        kernels = import_module(f"tk_kernels.ttt_{config.learner}.ops").KERNELS
+        q = torch.empty(1, 1, 1, config.head_dim, dtype=getattr(torch, case.dtype), device=device())
+        return {"forward_kernel": chosen(q, config.mini_batch, kernels)}
+
+    def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
+        """In graph replays, as the reference of the project's own systems."""
+        if not isinstance(reference.operator, ReplayedOperator):
+            reference.operator = ReplayedOperator(reference.config.learner)
+        return ttt_logits(reference, ids, last, torch.device(device()))

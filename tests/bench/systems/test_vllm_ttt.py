@@ -1,0 +1,143 @@
+"""A TTT model in vLLM: the plug-in's model, its samples and its reference; with a small engine."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import fake_vllm
+import pytest
+import torch
+
+from bench.models.case_model import offer, read_checkpoint
+from bench.models.checkpoint import save
+from bench.models.config import model_config
+from bench.models.factory import from_seed
+from bench.models.hugging_face import config_values, read_config
+from bench.systems.blockwise import to_host, ttt_logits
+from bench.systems.vllm import system as vllm_system
+from bench.systems.vllm.engine import Batch
+from bench.systems.vllm.ttt import VllmTTT
+from harness.measure.measured_case import CaseRun
+from harness.measure.system import NeedsFreshProcess
+from harness.schema.case import Case
+from harness.schema.policy import Policy
+
+CASE = Case("ttt-linear", "vllm", "tiny", "generate", 4, 48, "float32", "float32-planes", timing="engine")
+FEW = Policy(budget_s=0)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class OnCpu(VllmTTT):
+    """A TTT model on the small engine."""
+
+    max_num_batched_tokens = 256
+
+    def build(self, case):
+        return replace(super().build(case), device="cpu")
+
+
+@pytest.mark.parametrize("system", ["ttt-linear", "ttt-mlp"])
+@pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])
+def test_the_engines_tokens_are_compared_with_our_model(llm, system, phase, options):
+    llm.compute = True
+    record = CaseRun(replace(CASE, system=system, phase=phase, options=options), FEW).record(OnCpu())
+    assert record.status == "ok", record.reason
+    names = {check["name"] for check in record.gate["checks"]}
+    assert {"logits_relative_error", "head_rows_per_prompt", "timed_choice_below_best"} <= names
+    assert (record.settings["attention"], record.settings["forward_kernel"]) == ("none", "reference")
+
+
+def test_other_logits_are_incorrect(llm, monkeypatch):
+    llm.compute = True
+    compute = fake_vllm.Model.compute_logits
+    monkeypatch.setattr(fake_vllm.Model, "compute_logits", lambda model, hidden: 1.2 * compute(model, hidden))
+    assert CaseRun(CASE, FEW).record(OnCpu()).status == "incorrect"
+
+
+def test_a_sample_is_the_mean_of_a_mini_batch_of_steps(llm):
+    work = OnCpu().build(CASE).run.__self__
+    ends = [0.0]
+    for step in range(35):
+        ends.append(ends[-1] + (0.017 if step % 16 == 5 else 0.001))
+    assert work.samples_of(Batch(0.0, [(end, 4) for end in ends])) == pytest.approx([2.0, 2.0])
+    assert "mean of 16 steps" in work.timed
+
+
+def test_the_state_does_not_grow_with_the_context(llm):
+    layer = 2 * (4 * 64**2 + 4 * 64 + 16 * 2 * 2 * 64) + 2 * 3 * 128 * 4
+    for context in (48, 4096):
+        workload = OnCpu().build(replace(CASE, context=context))
+        assert workload.metrics["state_bytes"] == 4 * 2 * layer
+        assert workload.settings["prompt_tokens"] == str(min(context, vllm_system.GENERATE_PROMPT))
+
+
+def test_vllm_gets_the_plug_in_from_a_source_tree(llm):
+    from transformers import AutoConfig
+
+    OnCpu().build(CASE)
+    assert llm.registered == {"TTTForCausalLM": fake_vllm.Model}
+    assert sys.modules["vllm.model_executor.models.config"].MODELS_CONFIG_MAP.keys() == {"TTTForCausalLM"}
+    assert AutoConfig.for_model("ttt").architectures == ["TTTForCausalLM"]
+
+
+def test_an_installed_plug_in_leaves_the_class_in_place(llm):
+    from bench.serving import register
+
+    OnCpu().register()
+    register()  # as vLLM does it for an entry point
+    assert llm.registered == {"TTTForCausalLM": fake_vllm.Model}
+
+
+def test_the_folder_holds_the_cases_model(llm):
+    system = OnCpu()
+    system.build(replace(CASE, system="ttt-mlp", options=(("backbone", "transformer"), ("mini_batch", 32))))
+    folder = Path(llm.started[0].folder)
+    assert read_config(folder) == model_config("ttt-mlp", "tiny", backbone="transformer", mini_batch=32)
+    with pytest.raises(NeedsFreshProcess):
+        system.build(replace(CASE, system="ttt-mlp", options=(("backbone", "transformer"),)))
+
+
+def test_a_checkpoints_weights_are_those_of_the_engine(llm, tmp_path, monkeypatch):
+    monkeypatch.setenv("TTT_BENCH_CHECKPOINTS", "{}")
+    model = from_seed(model_config("ttt-linear", "tiny"), 5, "cpu")
+    save(model, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config_values(model.config)))
+    checkpoint = read_checkpoint(tmp_path)
+    offer(checkpoint)
+    OnCpu().build(replace(CASE, options=(("checkpoint", checkpoint.name),)))
+    assert torch.equal(llm.started[0].model.inner.head, model.head)
+
+
+@pytest.mark.parametrize(("learner", "backbone"), [("linear", "mamba"), ("mlp", "transformer")])
+def test_a_config_json_is_read_as_it_was_written(tmp_path, learner, backbone):
+    config = model_config(f"ttt-{learner}", "350m", backbone=backbone, mini_batch=32)
+    config = replace(config, rope_theta=5000.0, norm_eps=1e-5, tied=False, base_lr=0.3)
+    (tmp_path / "config.json").write_text(json.dumps(config_values(config)))
+    assert read_config(tmp_path) == config
+
+
+@pytest.mark.parametrize("backbone", ["mamba", "transformer"])
+def test_a_model_runs_block_by_block(backbone):
+    config = replace(model_config("ttt-linear", "tiny", backbone=backbone), tied=False)
+    model = from_seed(config, 0, "cpu")
+    ids = torch.randint(512, (2, 40))
+    found = ttt_logits(model, ids, 3, torch.device("cpu"))
+    whole = [model.prefill(ids[:, :end], model.init_state(2))[0] for end in (38, 39, 40)]
+    torch.testing.assert_close(found, torch.stack(whole, 1), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.gpu
+def test_a_model_on_the_host_runs_block_by_block_on_a_gpu():
+    model = to_host(from_seed(model_config("ttt-linear", "tiny"), 0, "cuda", torch.float32))
+    ids = torch.randint(512, (2, 40))
+    found = ttt_logits(model, ids, 1, torch.device("cuda"))[:, 0].cpu()
+    torch.testing.assert_close(found, model.prefill(ids, model.init_state(2))[0], rtol=2e-4, atol=2e-5)
+
+
+def test_other_releases_of_vllm_are_refused(llm, monkeypatch):
+    monkeypatch.setattr(vllm_system, "no_gpu", lambda: "")
+    monkeypatch.setattr("bench.systems.needs.versions_of", lambda packages: {"vllm": "0.22.0"})
+    why = "vllm 0.22.0 is not supported: install vllm==0.33.* (supported: 0.33 to 0.33)"
+    assert VllmTTT().unavailable() == why
