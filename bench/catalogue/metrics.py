@@ -18,6 +18,9 @@ METRICS: tuple[MetricEntry, ...] = (
     MetricEntry("time_between_tokens_ms", "Inter-token latency", "ms", "lower", text=True),
     MetricEntry("time_between_tokens_ms_low", "95% low of ITL", "ms"),
     MetricEntry("time_between_tokens_ms_high", "95% high of ITL", "ms"),
+    MetricEntry("itl_p50_ms", "Inter-token latency, median", "ms", "lower"),
+    MetricEntry("itl_p99_ms", "Inter-token latency, 99th percentile", "ms", "lower"),
+    MetricEntry("itl_worst_over_mean", "Longest step over mean step", "", "lower"),
     MetricEntry("tokens_per_s", "Throughput", "tokens/s", "higher"),
     MetricEntry("peak_memory_gb", "Peak memory", "GB", "lower"),
     # Work against the highest measured peaks of the run.
@@ -56,6 +59,7 @@ AXES: tuple[AxisEntry, ...] = (
     AxisEntry("part", "Part", "{}", ""),
     AxisEntry("steps", "New tokens", "{} new tokens", STEPS),
     AxisEntry("compare", "Compared with", "compared with {}", ""),
+    AxisEntry("positions", "Positions in the mini-batch", "{} positions"),
     AxisEntry("block_size", "Tokens per cache block", "blocks of {} tokens"),
     AxisEntry("max_num_batched_tokens", "Tokens per step", "steps of {} tokens"),
     AxisEntry("graphs", "Graph sizes", "graph sizes {}"),

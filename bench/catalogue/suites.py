@@ -217,6 +217,21 @@ SUITES: tuple[Suite, ...] = (
         device="cuda",
     ),
     Suite(
+        "staggered",
+        "Generate with all sequences at one position in the mini-batch, and with positions spread over it as served "
+        "requests have them",
+        (_axis("generate", (64, 512), (2048,), "triton-dual", {"positions": ("common", "staggered")}),),
+        figures=tuple(
+            Figure("generate", title, x="batch", y=metric, split=("system",))
+            for title, metric in (
+                ("99th percentile of the steps", "itl_p99_ms"),
+                ("Median of the steps", "itl_p50_ms"),
+                ("Longest step over mean step", "itl_worst_over_mean"),
+            )
+        ),
+        device="cuda",
+    ),
+    Suite(
         "backbone",
         "What do the Mamba backbone's convolutions and gate cost? Models with (M) and (T)",
         (

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import fmean, median, quantiles
 
 import torch
 
@@ -26,6 +26,12 @@ def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[st
     ):
         found[name], found[f"{name}_low"], found[f"{name}_high"] = median_interval(of_calls)
     return found
+
+
+def percentiles(steps_ms: Sequence[float]) -> dict[str, float | None]:
+    """Median, 99th percentile and largest over mean of the times between tokens."""
+    cuts = quantiles(steps_ms, n=100, method="inclusive")
+    return {"itl_p50_ms": cuts[49], "itl_p99_ms": cuts[98], "itl_worst_over_mean": max(steps_ms) / fmean(steps_ms)}
 
 
 class TokensOnHost:
