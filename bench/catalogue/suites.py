@@ -327,6 +327,34 @@ SUITES: tuple[Suite, ...] = (
         device="cuda",
     ),
     Suite(
+        "arrivals",
+        "Requests with Poisson arrivals, prompts of 1,024 to 3,072 tokens and 64 to 192 output tokens: goodput, TTFT and "
+        "ITL of each system in vLLM",
+        (
+            Panel(
+                "request",
+                (*LANGUAGE_MODELS, *GROUPED),
+                ("1.3b",),
+                (128,),
+                (2048,),
+                {"steps": (128,), "rate": (8, 16, 32)},
+                backends=("vllm",),
+            ),
+        ),
+        figures=tuple(
+            Figure("request", title, x="rate", y=metric)
+            for title, metric in (
+                ("Goodput", "goodput"),
+                ("Time to first token, 99th percentile", "ttft_p99_ms"),
+                ("Inter-token latency, 99th percentile", "itl_p99_ms"),
+                ("Throughput, prompts included", "tokens_per_s"),
+            )
+        ),
+        device="cuda",
+        min_samples=1,
+        trial=True,
+    ),
+    Suite(
         "peers",
         "16,384 tokens generated after a prompt of 16,384: the comparison that the authors of Mamba-3 publish",
         tuple(
