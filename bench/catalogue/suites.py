@@ -328,8 +328,8 @@ SUITES: tuple[Suite, ...] = (
     ),
     Suite(
         "arrivals",
-        "Requests with Poisson arrivals, prompts of 1,024 to 3,072 tokens and 64 to 192 output tokens: goodput, TTFT and "
-        "ITL of each system in vLLM",
+        "Requests with Poisson arrivals, prompts of 1,024 to 3,072 tokens and 64 to 192 output tokens: goodput, TTFT "
+        "and ITL of each system in vLLM",
         (
             Panel(
                 "request",
