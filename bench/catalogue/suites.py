@@ -217,6 +217,21 @@ SUITES: tuple[Suite, ...] = (
         device="cuda",
     ),
     Suite(
+        "staggered",
+        "Generate with all sequences at one position in the mini-batch, and with positions spread over it as served "
+        "requests have them",
+        (_axis("generate", (64, 512), (2048,), "triton-dual", {"positions": ("common", "staggered")}),),
+        figures=tuple(
+            Figure("generate", title, x="batch", y=metric, split=("system",))
+            for title, metric in (
+                ("99th percentile of the steps", "itl_p99_ms"),
+                ("Median of the steps", "itl_p50_ms"),
+                ("Longest step over mean step", "itl_worst_over_mean"),
+            )
+        ),
+        device="cuda",
+    ),
+    Suite(
         "backbone",
         "What do the Mamba backbone's convolutions and gate cost? Models with (M) and (T)",
         (
@@ -310,6 +325,34 @@ SUITES: tuple[Suite, ...] = (
         (_layers(TTT, "thunderkittens", "triton"), _layers(REGRESSORS, "fla")),
         figures=(Figure("forward", "One layer's forward", y="latency_ms", y_log=True),),
         device="cuda",
+    ),
+    Suite(
+        "arrivals",
+        "Requests with Poisson arrivals, prompts of 1,024 to 3,072 tokens and 64 to 192 output tokens: goodput, TTFT "
+        "and ITL of each system in vLLM",
+        (
+            Panel(
+                "request",
+                (*LANGUAGE_MODELS, *GROUPED),
+                ("1.3b",),
+                (128,),
+                (2048,),
+                {"steps": (128,), "rate": (8, 16, 32)},
+                backends=("vllm",),
+            ),
+        ),
+        figures=tuple(
+            Figure("request", title, x="rate", y=metric)
+            for title, metric in (
+                ("Goodput", "goodput"),
+                ("Time to first token, 99th percentile", "ttft_p99_ms"),
+                ("Inter-token latency, 99th percentile", "itl_p99_ms"),
+                ("Throughput, prompts included", "tokens_per_s"),
+            )
+        ),
+        device="cuda",
+        min_samples=1,
+        trial=True,
     ),
     Suite(
         "peers",

@@ -21,7 +21,7 @@ from harness.schema.case import Case
 from harness.schema.work import Work
 
 GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # past three mini-batch ends
-WITHOUT_EFFECT = ("steps", "compare")  # options that leave the model as it is
+WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the model as it is
 
 
 class LanguageModel(Past):

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import groupby, pairwise
 from random import Random
 from typing import Any
 
@@ -27,6 +27,8 @@ from harness.measure.ranges import nvtx_range
 from harness.measure.system import REPLAYED
 from harness.schema.case import Case
 
+MINI_BATCHES = 8  # whose single steps are timed
+
 
 class PhaseWork:
     """Timed callable of one phase on token ids that the harness renews, and the check of its outputs."""
@@ -40,6 +42,7 @@ class PhaseWork:
     def __init__(self, adapter: Past, model: Any, case: Case) -> None:
         self.adapter, self.model, self.case = adapter, model, case
         self._rows: list[int] = []
+        self._ahead = [0] * case.batch  # tokens of its mini-batch that each sequence has read
         self._answered: tuple[torch.Tensor, torch.Tensor] | None = None
         self.settings = {}
         self.prepare()
@@ -80,8 +83,12 @@ class PhaseWork:
         return self._rows
 
     def repeat(self, chance: Random, rows: list[int]) -> list[int]:
-        """Copy the input of one of `rows` to each sequence, so that all are compared; return the rows."""
-        sources = [row if row in rows else chance.choice(rows) for row in range(self.case.batch)]
+        """Copy the input of one of `rows` to each sequence at its position, so that these are compared; return them.
+
+        A sequence at a position of none of `rows` keeps its own input.
+        """
+        alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
+        sources = [row if row in rows or not like else chance.choice(like) for row, like in enumerate(alike)]
         self.ids.copy_(self.ids[sources])
         return sources
 
@@ -169,6 +176,8 @@ class Generate(PhaseWork):
     """Generate: whole mini-batches of greedy steps from the state at the case's context.
 
     A recurrent state starts at the initial state and is carried on: its cost does not depend on the tokens.
+    With the option `positions`, single steps are timed too. If it is "staggered", the sequences' positions are spread
+    evenly over the mini-batch, as those of served requests are.
     """
 
     token_axis = None
@@ -181,9 +190,20 @@ class Generate(PhaseWork):
 
     def prepare(self) -> None:
         self.state = self.model.init_generate_state(self.case.batch, self.case.context + self.units)
+        batch, positions = self.case.batch, self.case.option("positions")
+        if positions == "staggered":
+            self._ahead = [row * self.units // batch for row in range(batch)]
+        self.ids, self._before = random_ids(self.model, batch), random_ids(self.model, max(self._ahead), batch)
         with torch.inference_mode():
             self.adapter.fill_past(self.state)
-        self.ids = random_ids(self.model, self.case.batch)
+            self._stagger()
+        self._times_steps = bool(positions)
+        self._next = self.ids.clone()
+        self._step: Callable[[], object] = self._one_step
+
+    def capture(self) -> None:
+        if self._times_steps:
+            self._step = repeatable(self._one_step)
 
     @property
     def tokens(self) -> int:
@@ -199,6 +219,35 @@ class Generate(PhaseWork):
     @torch.inference_mode()
     def restart(self) -> None:
         self.adapter.restart(self.model, self.state)
+        self._stagger()
+
+    def _stagger(self) -> None:
+        """Let each sequence read the last `_ahead` of the tokens `_before` [most, B]."""
+        for ahead, rows in groupby(range(self.case.batch), key=self._ahead.__getitem__):
+            if ahead:
+                first, *rest = rows
+                some = slice(first, first + 1 + len(rest))
+                state = self.state.rows(some)
+                for ids in self._before[-ahead:, some]:
+                    self.model.generate_step(ids, state)
+
+    def _one_step(self) -> None:
+        self._next.copy_(self.model.generate_step(self._next, self.state)[0].argmax(-1))
+
+    @torch.inference_mode()
+    def measured(self, calls: int) -> dict[str, float | None]:
+        """Times of the steps of MINI_BATCHES mini-batches, as their tokens reach the host."""
+        if not self._times_steps:
+            return {}
+        count = MINI_BATCHES * self.units + 1
+        on_host = token_times.TokensOnHost(count, self.case.batch, device() != "cpu")
+        moments = []
+        for place in range(count):
+            self._step()
+            on_host.send(place, self._next)
+            moments += [on_host.arrived(place - 1)] if place else []
+        moments.append(on_host.arrived(count - 1))
+        return token_times.percentiles([(later - earlier) * 1e3 for earlier, later in pairwise(moments)])
 
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
         """Check a call from random pasts of drawn sequences, which the other sequences copy."""
@@ -215,22 +264,30 @@ class Generate(PhaseWork):
             logits, tokens = outputs
 
             def expected(model: Any, some: list[int], steps: int) -> torch.Tensor:
-                read = [past[:, rows], tokens[:steps, some]]
-                return self.adapter.expected_logits(model, begun, read, self.case)
+                found = []
+                for ahead, pairs in groupby(zip(rows, some, strict=True), key=lambda pair: self._ahead[pair[0]]):
+                    sources, copies = map(list, zip(*pairs, strict=True))
+                    read = [past[len(past) - self.units - ahead :, sources], tokens[:steps, copies]]
+                    found.append(self.adapter.expected_logits(model, begun, read, self.case))
+                return torch.cat(found)
 
             return self.verdict(logits, rows, sources, expected, tokens)
 
         return judge
 
     def _new_past(self, sources: list[int]) -> torch.Tensor:
-        """Set another past in place; a recurrent state reads tokens [units, B]."""
+        """Set another past in place; a recurrent state reads tokens [units, B] after those of `_stagger`.
+
+        Returns both.
+        """
+        self._before = random_ids(self.model, *self._before.shape)[:, sources]
         self.restart()
         self.adapter.fill_past(self.state)
         self.adapter.repeat_past(self.state, sources)
         past = random_ids(self.model, self.units, self.case.batch)[:, sources]
         for ids in past if self.adapter.prompt_tokens is not None else ():
             self.model.generate_step(ids, self.state)
-        return past
+        return torch.cat([self._before, past])
 
 
 class Request(PhaseWork):

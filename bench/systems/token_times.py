@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import fmean, median, quantiles
 
 import torch
 
 from harness.measure.interval import median_interval
 
 TIMED_REQUESTS = 64  # calls whose times are kept
+TTFT_LIMIT_MS, ITL_LIMIT_MS = 500.0, 50.0  # of goodput: a request's TTFT and mean ITL
 
 
 def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[str, float | None]:
@@ -26,6 +27,20 @@ def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[st
     ):
         found[name], found[f"{name}_low"], found[f"{name}_high"] = median_interval(of_calls)
     return found
+
+
+def percentiles(steps_ms: Sequence[float]) -> dict[str, float | None]:
+    """Median, 99th percentile and largest over mean of inter-token latencies."""
+    cuts = quantiles(steps_ms, n=100, method="inclusive")
+    return {"itl_p50_ms": cuts[49], "itl_p99_ms": cuts[98], "itl_worst_over_mean": max(steps_ms) / fmean(steps_ms)}
+
+
+def of_arrivals(requests: Sequence[tuple[float, Sequence[float]]], seconds: float) -> dict[str, float | None]:
+    """Percentiles of TTFT and ITL, and requests per second within both limits; requests: (TTFT, ITLs) in ms."""
+    good = sum(first <= TTFT_LIMIT_MS and fmean(steps) <= ITL_LIMIT_MS for first, steps in requests)
+    first = quantiles([first for first, _ in requests], n=100, method="inclusive")
+    every = [step for _, steps in requests for step in steps]
+    return percentiles(every) | {"ttft_p50_ms": first[49], "ttft_p99_ms": first[98], "goodput": good / seconds}
 
 
 class TokensOnHost:

@@ -162,7 +162,7 @@ def test_the_list_of_suites_has_questions_without_markup_and_groups(monkeypatch,
     assert "Is [/it] so?" in printed
     assert "paper" in printed
     everything = find_group("all")
-    assert {suite.name for suite in SUITES} - {*everything.suites} == {"quick", "peers", "vllm-settings"}
+    assert {suite.name for suite in SUITES} - {*everything.suites} == {"quick", "arrivals", "peers", "vllm-settings"}
 
 
 def test_the_list_of_systems_names_the_install_command_of_a_missing_package(monkeypatch, capsys):

@@ -4,7 +4,8 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -105,12 +106,14 @@ class Batch:
 
     steps: end and token count of each step. A step ends when its tokens are on the host, so the GPU is idle then.
     tokens_at: per request the core's timestamp of each token, as in vLLM's `first_token_ts` and `last_token_ts`.
+    due: when each request arrived; empty if all were there at the start.
     """
 
     started: float
     steps: list[tuple[float, int]] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     tokens_at: dict[str, list[float]] = field(default_factory=dict)
+    due: list[float] = field(default_factory=list)
 
     def total_ms(self) -> float:
         """Time from the first step's start to the last token."""
@@ -118,10 +121,11 @@ class Batch:
         return (ends[-1] - self.started) * 1e3
 
     def requests_ms(self) -> list[tuple[float, list[float]]]:
-        """TTFT from the batch's start, and ITLs, of each request."""
+        """TTFT from its arrival, and ITLs, of each request."""
+        due = self.due or [self.started] * len(self.tokens_at)
         return [
-            ((at[0] - self.started) * 1e3, [(later - earlier) * 1e3 for earlier, later in pairwise(at)])
-            for at in self.tokens_at.values()
+            ((at[0] - arrived) * 1e3, [(later - earlier) * 1e3 for earlier, later in pairwise(at)])
+            for arrived, at in zip(due, self.tokens_at.values(), strict=True)
         ]
 
     def steady_ms(self, sequences: int) -> list[float]:
@@ -171,27 +175,40 @@ class Engine:
     def run(
         self,
         prompts: list[list[int]],
-        new_tokens: int,
+        new_tokens: Sequence[int],
+        due: Sequence[float] = (),
         logits: bool = False,
         around: AbstractContextManager[object] | None = None,
         steady_steps: int = 0,
     ) -> Batch:
         """Generate `new_tokens` greedily after each prompt; the clock starts after the prompts are enqueued.
 
+        due: seconds after the start at which each prompt arrives, ascending.
         around: context manager around all steps. With `steady_steps`, it wraps that many steps, which follow the first
             step in which every sequence generates.
         """
         from vllm import SamplingParams
 
-        params = SamplingParams(
-            temperature=0, ignore_eos=True, max_tokens=new_tokens, detokenize=False, logprobs=-1 if logits else None
-        )
-        self.llm.enqueue([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        params = [
+            SamplingParams(
+                temperature=0, ignore_eos=True, max_tokens=count, detokenize=False, logprobs=-1 if logits else None
+            )
+            for count in new_tokens
+        ]
+        requests = list(zip(({"prompt_token_ids": ids} for ids in prompts), params, strict=True))
+        if not due:
+            self._enqueue(requests)
         engine = self.llm.llm_engine
         self._tokens_at.clear()
         batch, first = Batch(time.monotonic()), -1
+        batch.due = [batch.started + seconds for seconds in due]
+        coming = deque(zip(batch.due, requests, strict=True)) if due else deque()
         with ExitStack() as region:
-            while engine.has_unfinished_requests():
+            while coming or engine.has_unfinished_requests():
+                if coming and not engine.has_unfinished_requests():
+                    time.sleep(max(0.0, coming[0][0] - time.monotonic()))
+                while coming and coming[0][0] <= time.monotonic():
+                    self._enqueue([coming.popleft()[1]])
                 begins = not steady_steps or (bool(batch.steps) and batch.steps[-1][1] == len(prompts))
                 if around is not None and first < 0 and begins:
                     region.enter_context(around)
@@ -201,9 +218,13 @@ class Engine:
                 self._tokens_of_step.clear()
                 batch.outputs += engine.step()
                 batch.steps.append((time.monotonic(), sum(self._tokens_of_step)))
-        batch.tokens_at = dict(self._tokens_at)
-        batch.outputs.sort(key=lambda output: int(output.request_id.partition("-")[0]))
+        batch.tokens_at = dict(sorted(self._tokens_at.items(), key=lambda item: _number(item[0])))
+        batch.outputs.sort(key=lambda output: _number(output.request_id))
         return batch
+
+    def _enqueue(self, requests: Sequence[tuple[dict[str, list[int]], Any]]) -> None:
+        prompts, params = map(list, zip(*requests, strict=True))
+        self.llm.enqueue(prompts, params, use_tqdm=False)
 
     def cache_blocks(self) -> int:
         """Count the blocks of the cache; `described` gives their tokens."""
@@ -259,8 +280,8 @@ class Engine:
         """Compare logits after a prompt and each greedy step with the repository's model in float32."""
         with _HeadRows(self.llm) as head:
             prompts = self.prompts(GATE_BATCH, GATE_PROMPT)
-            first = self.run(prompts, 1)
-        batch = self.run(prompts, GATE_STEPS + 1, logits=True)
+            first = self.run(prompts, [1] * GATE_BATCH)
+        batch = self.run(prompts, [GATE_STEPS + 1] * GATE_BATCH, logits=True)
         tokens = [list(output.outputs[0].token_ids) for output in batch.outputs]
         got = torch.stack([_logits(output, self.model_config.vocabulary) for output in batch.outputs], dim=1)
         expected = self._expected(torch.tensor([p + t for p, t in zip(prompts, tokens, strict=True)]))
@@ -331,6 +352,11 @@ def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
 
     client.get_output = get_output
     return counts, tokens_at
+
+
+def _number(request_id: str) -> int:
+    """A request's number in the order of arrival; vLLM may append random digits to it."""
+    return int(request_id.partition("-")[0])
 
 
 def _cache_dtype(spec: Any) -> str:

@@ -2,10 +2,11 @@
 
 import importlib
 import os
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import accumulate
 from random import Random
 from statistics import fmean
 from typing import Any, ClassVar
@@ -47,6 +48,7 @@ MANY_SEQUENCES = 4096  # the figures' largest batch; one engine serves every bat
 BESIDE_CACHE = 2_500_000_000  # bytes of a 1.3b engine besides weights and cache, on an H100 and an H200
 BESIDE_PROMPTS = 2_000_000_000  # further bytes for graphs of prompts
 MODEL_LENGTH = 33_024  # the figures' longest prompt and its steps; one engine serves them all
+ARRIVALS_SEED = 0
 MODEL_OPTIONS = ("backbone", "checkpoint", "mini_batch")  # of a case; they choose another model
 
 
@@ -119,7 +121,8 @@ class VllmSystem:
         ceilings = ceilings_of(device())  # measured while the engine has not taken the GPU's memory
         engine = self.engine(case)
         read = replace(case, context=self.prompt_tokens(case))
-        work = {"forward": Prefill, "generate": EngineGenerate, "request": EngineRequest}[case.phase](engine, read)
+        request = EngineArrivals if case.option("rate") else EngineRequest
+        work = {"forward": Prefill, "generate": EngineGenerate, "request": request}[case.phase](engine, read)
         prompt = {"prompt_tokens": str(read.context)}
         if isinstance(work, EngineGenerate) and self.steps_grow:
             work.centre()
@@ -252,12 +255,24 @@ class _Work:
 
     def once(self) -> Batch:
         """Run one batch of fresh prompts; `witness` checks the last one."""
-        self._prompts = self.engine.prompts(self.batch, self.context)
-        self._ran = self.engine.run(self._prompts, self.new_tokens)
+        self._prompts = self.prompts()
+        self._ran = self.ran(self._prompts)
         return self._ran
 
+    def prompts(self) -> list[list[int]]:
+        """Fresh prompts of a batch."""
+        return self.engine.prompts(self.batch, self.context)
+
+    def answers(self) -> list[int]:
+        """Tokens that the engine generates after each prompt."""
+        return [self.new_tokens] * self.batch
+
+    def ran(self, prompts: list[list[int]], **how: Any) -> Batch:
+        """Run the engine on prompts. how: further arguments of `Engine.run`."""
+        return self.engine.run(prompts, self.answers(), **how)
+
     def inside(self, around: AbstractContextManager[object]) -> int:
-        self.engine.run(self.engine.prompts(self.batch, self.context), self.new_tokens, around=around)
+        self.ran(self.prompts(), around=around)
         return 1
 
     def samples(self, policy: Policy) -> Iterator[list[float]]:
@@ -273,15 +288,21 @@ class _Work:
         rows = drawn(chance, self.batch, tokens)
 
         def judge(outputs: Any, calls: int) -> Verdict:
-            made = [list(self._ran.outputs[row].outputs[0].token_ids) for row in rows]
-            missing = sum(abs(len(each) - self.new_tokens) for each in made)
+            made = {row: list(self._ran.outputs[row].outputs[0].token_ids) for row in rows}
+            missing = sum(abs(len(each) - self.answers()[row]) for row, each in made.items())
             if missing:
                 return Verdict([Check.at_most("timed_tokens_missing", missing, 0)])
-            last = min(STEPS, self.new_tokens)
-            ids = torch.tensor([self._prompts[row] + each[:-1] for row, each in zip(rows, made, strict=True)])
-            logits = last_logits(self.engine.reference(), ids, last).cpu()
-            chosen = torch.tensor(made)[:, -last:]
-            return Verdict([choice_check("timed_choice_below_best", logits, chosen, self.dtype)])
+            alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+            for row in rows:
+                alike[len(self._prompts[row]), len(made[row])].append(row)
+            checks = []
+            for (_, count), some in alike.items():
+                last = min(STEPS, count)
+                ids = torch.tensor([self._prompts[row] + made[row][:-1] for row in some])
+                logits = last_logits(self.engine.reference(), ids, last).cpu()
+                chosen = torch.tensor([made[row][-last:] for row in some])
+                checks.append(choice_check("timed_choice_below_best", logits, chosen, self.dtype))
+            return Verdict(checks)
 
         return judge
 
@@ -330,8 +351,7 @@ class EngineGenerate(_Work):
         return self.batch
 
     def inside(self, around: AbstractContextManager[object]) -> int:
-        prompts = self.engine.prompts(self.batch, self.context)
-        batch = self.engine.run(prompts, self.new_tokens, around=around, steady_steps=STEPS_SEEN)
+        batch = self.ran(self.prompts(), around=around, steady_steps=STEPS_SEEN)
         steady = len(batch.steady_ms(self.batch))
         if steady < STEPS_SEEN:
             raise RuntimeError(f"all sequences generated in {steady} steps, a profiler sees {STEPS_SEEN}")
@@ -370,3 +390,49 @@ class EngineRequest(_Work):
     @property
     def tokens(self) -> int:
         return self.batch * (self.context + self.new_tokens - 1)
+
+
+class EngineArrivals(EngineRequest):
+    """Requests that arrive over time: Poisson arrivals, and lengths from half to one and a half of the case's.
+
+    `rate` is requests per second. Arrivals and lengths are drawn from one seed, so every system gets the same; the
+    lengths' means are the case's. The engine runs in the process that asks, so times exclude HTTP.
+    """
+
+    timed = "from the first arrival to the last token; a request's TTFT includes its wait"
+
+    def __init__(self, engine: Engine, case: Case) -> None:
+        super().__init__(engine, case)
+        chance = Random(ARRIVALS_SEED)
+        gaps = [chance.expovariate(float(case.option("rate"))) for _ in range(1, self.batch)]
+        self._due = [0.0, *accumulate(gaps)]
+        self._lengths = _around(chance, self.context, self.batch)
+        self._answers = [1 + steps for steps in _around(chance, self.new_tokens - 1, self.batch)]
+        self._seconds: deque[float] = deque(maxlen=token_times.TIMED_REQUESTS)
+
+    def prompts(self) -> list[list[int]]:
+        return [self.engine.prompts(1, length)[0] for length in self._lengths]
+
+    def answers(self) -> list[int]:
+        return self._answers
+
+    def ran(self, prompts: list[list[int]], **how: Any) -> Batch:
+        return super().ran(prompts, due=self._due, **how)
+
+    def samples_of(self, batch: Batch) -> list[float]:
+        self._seconds.append(batch.total_ms() / 1e3)
+        return super().samples_of(batch)
+
+    def measured(self, calls: int) -> dict[str, float | None]:
+        """TTFT, ITL and goodput over the requests of the last batches."""
+        requests = [each for batch in list(self._requests)[-calls:] for each in batch]
+        seconds = sum(list(self._seconds)[-calls:])
+        return super().measured(calls) | token_times.of_arrivals(requests, seconds)
+
+
+def _around(chance: Random, mean: int, count: int) -> list[int]:
+    """Lengths with this mean, from half to one and a half of it, in pairs at equal distance from it."""
+    away = [chance.randint(0, mean // 2) for _ in range(count // 2)]
+    lengths = [mean] * (count % 2) + [mean + sign * each for each in away for sign in (-1, 1)]
+    chance.shuffle(lengths)
+    return lengths

@@ -140,8 +140,8 @@ class LLM:
         )
 
     def enqueue(self, prompts, params, use_tqdm):
-        for prompt in prompts:
-            self.waiting.append(Sequence(str(self.count), prompt["prompt_token_ids"], params))
+        for prompt, own in zip(prompts, params, strict=True):
+            self.waiting.append(Sequence(str(self.count), prompt["prompt_token_ids"], own))
             self.count += 1
 
     def apply_model(self, function):

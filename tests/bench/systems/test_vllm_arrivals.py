@@ -1,0 +1,78 @@
+"""Requests that arrive over time in vLLM: their arrivals, lengths and times; with a small engine."""
+
+from dataclasses import replace
+
+import pytest
+
+from bench.systems import token_times
+from bench.systems.vllm.engine import Batch
+from bench.systems.vllm.transformer import VllmTransformer
+from harness.measure.measured_case import CaseRun
+from harness.schema.case import Case
+from harness.schema.policy import Policy
+
+OPTIONS = (("rate", 200), ("steps", 6))
+CASE = Case("transformer", "vllm", "tiny", "request", 9, 40, dtype="float32", timing="engine", options=OPTIONS)
+FEW = Policy(min_samples=1, budget_s=0)
+
+
+class OnCpu(VllmTransformer):
+    """transformer/vllm on the small engine."""
+
+    def build(self, case):
+        return replace(super().build(case), device="cpu")
+
+
+def work_of(case):
+    return OnCpu().build(case).run.__self__
+
+
+def test_requests_of_mixed_lengths_are_measured_and_checked(llm):
+    llm.compute = True
+    record = CaseRun(CASE, FEW).record(OnCpu())
+    assert record.status == "ok", record.reason
+    assert "timed_choice_below_best" in {check["name"] for check in record.gate["checks"]}
+    assert 0 < record.metrics["ttft_p50_ms"] <= record.metrics["ttft_p99_ms"]
+    assert 0 < record.metrics["itl_p50_ms"] <= record.metrics["itl_p99_ms"]
+    assert 0 < record.metrics["goodput"] <= 9e3 / record.samples_ms[0] + 1e-6
+
+
+def test_every_system_gets_the_same_arrivals_and_lengths_around_the_cases(llm):
+    work, other = work_of(CASE), work_of(replace(CASE, system="transformer-gqa"))
+    assert (work._due, [*map(len, work.prompts())], work.answers()) == (
+        other._due,
+        [*map(len, other.prompts())],
+        other.answers(),
+    )
+    lengths = [len(prompt) for prompt in work.prompts()]
+    assert sum(lengths) == 9 * 40
+    assert sum(work.answers()) == 9 * (6 + 1)
+    assert len(set(lengths)) > 4
+    assert all(20 <= length <= 60 for length in lengths)
+    assert work._due[0] == 0
+    assert work._due == sorted(work._due)
+    slower = work_of(replace(CASE, options=(("rate", 20), ("steps", 6))))
+    assert slower._due == pytest.approx([10 * seconds for seconds in work._due])
+
+
+def test_a_request_enters_the_engine_when_it_arrives(llm):
+    work = work_of(CASE)
+    batch = work.once()
+    started = [batch.due[int(name) - int(min(batch.tokens_at, key=int))] for name in batch.tokens_at]
+    assert started == batch.due == [batch.started + seconds for seconds in work._due]
+    assert all(at[0] > due for at, due in zip(batch.tokens_at.values(), batch.due, strict=True))
+    assert [len(at) for at in batch.tokens_at.values()] == work.answers()
+
+
+def test_ttft_counts_from_the_arrival():
+    batch = Batch(1.0, due=[1.0, 3.0], tokens_at={"0": [1.5, 1.6], "1": [3.25, 4.25]})
+    assert batch.requests_ms() == [(500.0, [pytest.approx(100.0)]), (250.0, [1000.0])]
+
+
+def test_goodput_counts_requests_within_both_limits():
+    quick, waited, slow = (100.0, [10.0, 20.0]), (501.0, [10.0]), (100.0, [40.0, 61.0])
+    found = token_times.of_arrivals([quick, waited, slow, quick], 0.5)
+    assert found["goodput"] == 4.0
+    assert found["ttft_p50_ms"] == 100.0
+    assert 100.0 < found["ttft_p99_ms"] <= 501.0
+    assert found["itl_p50_ms"] == 20.0
