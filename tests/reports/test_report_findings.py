@@ -250,6 +250,17 @@ def test_hostile_names_and_single_points_make_a_page():
     assert "<img" not in render(hostile.records, hostile.catalogue).split("</main>")[0]
 
 
+def test_a_rate_is_higher_for_the_faster():
+    made = synthetic.of_suite("fig15-forward", *forward({8192: 4.0}), *forward({8192: 10.0}, *SLOW))
+    [suite] = made.catalogue.suites
+    figure = replace(suite.figures[0], y="tokens_per_s")
+    catalogue = replace(made.catalogue, suites=(replace(suite, figures=(figure,)),))
+    drawn = figures(made.table, catalogue)
+    assert "TTT-Linear is fastest, 2.50 times as fast as Transformer" in findings.finding(made.table, catalogue, drawn[0])
+    found = " ".join(findings.headline(made.table, catalogue, drawn))
+    assert "from 8k tokens on” holds at 8k: TTT-Linear is 2.50 times as fast as Transformer." in found
+
+
 def test_the_bar_of_a_rate_inverts_that_of_its_latency():
     cells = {"tokens_per_s": 100.0, "latency_ms": 4.0, "latency_ms_low": 3.2, "latency_ms_high": 8.0}
     assert bar(cells, "tokens_per_s") == pytest.approx((0.5, 1.25))
