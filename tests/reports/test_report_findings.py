@@ -256,9 +256,10 @@ def test_a_rate_is_higher_for_the_faster():
     figure = replace(suite.figures[0], y="tokens_per_s")
     catalogue = replace(made.catalogue, suites=(replace(suite, figures=(figure,)),))
     drawn = figures(made.table, catalogue)
-    assert "TTT-Linear is fastest, 2.50 times as fast as Transformer" in findings.finding(made.table, catalogue, drawn[0])
-    found = " ".join(findings.headline(made.table, catalogue, drawn))
-    assert "from 8k tokens on” holds at 8k: TTT-Linear is 2.50 times as fast as Transformer." in found
+    said = findings.finding(made.table, catalogue, drawn[0])
+    assert "TTT-Linear is fastest, 2.50 times as fast as Transformer" in said
+    claims = " ".join(findings.headline(made.table, catalogue, drawn))
+    assert "from 8k tokens on” holds at 8k: TTT-Linear is 2.50 times as fast as Transformer." in claims
 
 
 def test_the_bar_of_a_rate_inverts_that_of_its_latency():
