@@ -32,7 +32,6 @@ One kind needs no run: the state of one 1.3b sequence, and from how many tokens 
     states = ["ttt-linear", "ttt-mlp", "mamba"]
 """
 
-import math
 import re
 import sys
 import tomllib
@@ -53,7 +52,7 @@ from bench.models.config import model_config
 from harness.schema.case import Case
 from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.profile import Profile
-from harness.schema.reason import counted, span
+from harness.schema.reason import counted, said_number, span
 from harness.schema.record import RecordError
 from harness.schema.run import Run
 from reports.compare.comparison import compare
@@ -66,7 +65,6 @@ from reports.words import short_commit
 
 BLOCK = re.compile(r"(<!-- table (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 BEGINNING = "<!-- table "
-DIGITS = 3
 OPTIONS = ("value", "profile", "unit", "scale")  # every other key of a row or column selects cases
 KEY = "key of the case"  # a column of `Source.rows`
 
@@ -154,7 +152,7 @@ def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
 def _ratio(first: Number, second: Number) -> Number:
     if first.value is None or second.value is None:
         return Number()
-    return Number(first.value / second.value, significant(first.value / second.value))
+    return Number(first.value / second.value, said_number(first.value / second.value))
 
 
 def _cell(options: Mapping[str, Any], source: Source) -> Number:
@@ -171,7 +169,7 @@ def _cell(options: Mapping[str, Any], source: Source) -> Number:
     flags = marks_in(row.get(MARKS), options["value"])
     signs = [sign for flag, sign, _ in SIGNS if flag in flags]
     value = options.get("scale", 1) * float(row[options["value"]])
-    return Number(value, " ".join([significant(value), *signs]))
+    return Number(value, " ".join([said_number(value), *signs]))
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
@@ -195,20 +193,13 @@ def _from_profile(profile: Profile, wanted: str | list[str], unit: str) -> Numbe
     if wanted == "longest":
         return Number(text=longest(profile))
     if wanted == "ms":
-        return Number(profile.unit_ms, significant(profile.unit_ms))
+        return Number(profile.unit_ms, said_number(profile.unit_ms))
     if isinstance(wanted, str) or not set(wanted) <= set(LABELS):
         raise UserError(f"profile = {wanted!r}: must be ms, longest, or a list of {', '.join(LABELS)}")
     time_us = sum(part.time_us for part in parts(profile) if part.name in wanted)
     if unit == "ms":
-        return Number(time_us / profile.units / 1e3, significant(time_us / profile.units / 1e3))
+        return Number(time_us / profile.units / 1e3, said_number(time_us / profile.units / 1e3))
     return Number(time_us / profile.region_us, f"{time_us / profile.region_us:.0%}")
-
-
-def significant(number: float) -> str:
-    """Format three significant digits, trailing zeros included, with commas and without an exponent."""
-    rounded = float(f"{number:.{DIGITS - 1}e}")
-    decimals = DIGITS - 1 - math.floor(math.log10(abs(rounded))) if rounded else 0
-    return f"{rounded:,.{max(0, decimals)}f}"
 
 
 def _runs(definition: Definition, source_of: SourceOf) -> list[list[str]]:

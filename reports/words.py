@@ -1,6 +1,5 @@
 """How the reports write numbers, settings, commits and lists."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,20 +29,6 @@ def said_setting(axis: AxisEntry, value: Any) -> str:
 def listed(words: Sequence[str]) -> str:
     """`a, b and c`."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
-
-
-def rounded(number: float | None, digits: int) -> float | None:
-    """Round to significant digits; None for None and for NaN and infinity, which JSON cannot hold."""
-    return None if number is None or not math.isfinite(number) else float(f"{number:.{digits}g}")
-
-
-def said_number(number: float, digits: int = 3) -> str:
-    """Write a number with significant digits and no exponent: `3,340`, `4.46`, `4.20`."""
-    short = rounded(number, digits)
-    if short is None:
-        return str(number)
-    power = math.floor(math.log10(abs(short))) if short else 0
-    return f"{short:,.{max(0, digits - 1 - power)}f}"
 
 
 def with_sign(share: float, digits: int) -> str:

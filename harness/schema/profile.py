@@ -111,7 +111,7 @@ class Kernel(Stored):
 
 @dataclass(frozen=True)
 class RangeKernel(Stored):
-    """Positive of one kernel in a range, without nested ranges. kernel: index into the profile's kernels."""
+    """Launches of one kernel in a range, without nested ranges. kernel: index into the profile's kernels."""
 
     kernel: int
     launches: int
@@ -128,7 +128,7 @@ class Range(Stored):
 
 @dataclass(frozen=True)
 class Timeline(Stored):
-    """Positive of one run of the timed call, or of its first step, in the order of their start.
+    """Launches of one run of the timed call, or of its first step, in the order of their start.
 
     kernel, range: indices into the profile's kernels and ranges; range -1 for none.
     wait_ns: time since the end of the previous launch, negative if they overlap.

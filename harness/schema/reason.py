@@ -1,5 +1,6 @@
 """Words of messages and of failure reasons: one printable sentence without folders, fit to publish."""
 
+import math
 import re
 import traceback
 from collections.abc import Iterable
@@ -34,9 +35,18 @@ def span(first: object, last: object, to: str = " to ") -> str:
     return to.join(dict.fromkeys((str(first), str(last))))
 
 
-def rounded(number: float, digits: int = 3) -> str:
-    """Round to significant digits without an exponent: `3,340`, `4.46`, `4`."""
-    return f"{float(f'{number:.{digits}g}'):,.15g}"
+def rounded(number: float | None, digits: int) -> float | None:
+    """Round to significant digits; None for None and for NaN and infinity, which JSON cannot hold."""
+    return None if number is None or not math.isfinite(number) else float(f"{number:.{digits}g}")
+
+
+def said_number(number: float, digits: int = 3) -> str:
+    """Write a number with significant digits and no exponent: `3,340`, `4.46`, `4.20`."""
+    short = rounded(number, digits)
+    if short is None:
+        return str(number)
+    power = math.floor(math.log10(abs(short))) if short else 0
+    return f"{short:,.{max(0, digits - 1 - power)}f}"
 
 
 def printable(text: str) -> str:

@@ -25,6 +25,7 @@ _STOP_S = 10.0  # until a stopping worker is killed; engines shut down slowly
 _KILL_S = 25.0
 _POLL_S = 0.1
 _TAIL_BYTES = 1 << 16
+_LOG_BYTES = 64 << 20  # of stderr; a worker that prints without end must not fill the disk
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -90,7 +91,7 @@ class PlaceLost(Exception):
 class WorkerProcess:
     """A worker of a system, started when needed and replaced when it is not trustworthy.
 
-    A warden kills the worker's descendants when either of them ends. The `with` block ends the worker.
+    Wardens kill the worker's descendants when it or one of them ends. The `with` block ends the worker.
     start_s: limit for the start.
     stopped: whether the run is to end; called while waiting for an answer.
     found: probe of the last worker, None before the first.
@@ -174,7 +175,8 @@ class WorkerProcess:
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
         launch = self.launch
         command = [*launch.command, "-m", launch.module, *([launch.entry] if launch.entry else [])]
-        guard = [sys.executable, "-I", "-S", warden.__file__] if sys.platform == "linux" else []
+        # Two, so that each notices when the other is killed.
+        guard = [sys.executable, "-I", "-S", warden.__file__] * 2 if sys.platform == "linux" else []
         try:
             return subprocess.Popen(
                 [*guard, *command],
@@ -210,11 +212,13 @@ class WorkerProcess:
         """Let the worker end; return its exit status, None if it had to be killed."""
         if (process := self._process) is None:
             return 0
-        status = None
+        status, deadline = None, time.monotonic() + limit_s
         with suppress(WorkerLost):  # it has ended already
             self._send(process, {"do": "stop"}, time.monotonic() + _STOP_S)
-        with suppress(subprocess.TimeoutExpired):
-            status = process.wait(limit_s)
+        while status is None and time.monotonic() < deadline:
+            with suppress(subprocess.TimeoutExpired):
+                status = process.wait(_POLL_S)
+            self._limit_log()
         self.ending_words = self._last_words()
         self.kill()
         return status
@@ -254,6 +258,7 @@ class WorkerProcess:
         readable = _is_ready(pipe, select.POLLIN, wait_s)
         data = os.read(pipe, 1 << 16) if readable else b""
         self._buffer += data
+        self._limit_log()
         # A child of a dead worker may hold the pipe open.
         if not data and (readable or process.poll() is not None):
             raise self._death(process)
@@ -276,6 +281,10 @@ class WorkerProcess:
     def _with_last_words(self, what: str) -> str:
         words = self._last_words()
         return sentence(f"{what}; its last words: {words}" if words else what)
+
+    def _limit_log(self) -> None:
+        if os.fstat(self._stderr.fileno()).st_size > _LOG_BYTES:
+            os.ftruncate(self._stderr.fileno(), 0)
 
     def _last_words(self) -> str:
         descriptor = self._stderr.fileno()

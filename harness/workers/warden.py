@@ -2,9 +2,9 @@
 
     python -I -S warden.py COMMAND [ARGUMENT ...]
 
-The command inherits the standard streams. PR_SET_CHILD_SUBREAPER adopts descendants that left its process group or
-session. The exit status is the command's, or 128 + the number of its signal. Linux only; it imports only the standard
-library, to start in ten milliseconds.
+The command inherits the standard streams and has a session of its own. PR_SET_CHILD_SUBREAPER adopts descendants that
+left that session. The exit status is the command's, or 128 + the number of its signal. A warden of a warden outlives
+SIGKILL of either one. Linux only; it imports only the standard library, to start in ten milliseconds.
 """
 
 import ctypes
@@ -41,6 +41,7 @@ def _become(command: list[str], prctl: "ctypes._NamedFuncPointer", warden: int) 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setsid()  # a signal to this warden's group ends this warden alone
     if os.getppid() != warden:
         os._exit(NOT_STARTED)
     try:

@@ -10,12 +10,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from harness.schema.reason import counted, printable, span
+from harness.schema.reason import counted, printable, said_number, span
 from harness.schema.record import finite
 from reports import grid
 from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, STORED_BAR, VERDICTS, Comparison, Row
 from reports.compare.judge import BAR, SAME
-from reports.words import said_number
 
 COLUMNS = ("verdict", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
 STORED_MEANING = (

@@ -9,6 +9,7 @@ import pandas as pd
 
 from harness.quality import by_case, by_place
 from harness.schema.catalogue import Catalogue
+from harness.schema.reason import rounded
 from harness.schema.record import Record
 from reports.page.figures import LATENCIES, RATES, Figure, axis_title
 from reports.page.lines import system_looks
@@ -29,7 +30,7 @@ from reports.stats import (
     row_keys,
 )
 from reports.tables import plain, shown, telling_apart
-from reports.words import rounded, said_setting
+from reports.words import said_setting
 
 DIGITS = 6
 # The page's own columns. The catalogue has the labels of metrics and axes.

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from harness.schema.profile import Counters, Kernel, Profile
+from harness.schema.reason import said_number
 from reports.profiles.words import WAITS, WORKING, bound_of, short
-from reports.words import listed, said_number
+from reports.words import listed
 
 _LEAST = 0.01  # share of the kernels' time for a kernel, or of a warp's time for a state, to be shown
 _MOST = 12  # kernels per case

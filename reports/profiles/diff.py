@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from harness.schema.profile import Profile
+from harness.schema.reason import said_number
 from harness.schema.run import Run
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.parts import GAPS, LABELS, kernel_parts, parts, spoken
 from reports.profiles.words import AGREES, bound_of, cause, short
 from reports.resources import environment
-from reports.words import said_number
 
 _NAMED = 0.1  # share of the sum of all differences, from which the sentence names a part
 _MOST = 12  # kernels per table

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.schema.profile import Kernel, Profile, Region
+from harness.schema.reason import rounded
 from reports.profiles.parts import LABELS, is_fp32, kernel_parts, launch_parts, parts, work_of
-from reports.words import rounded
 
 NAMED = 100  # kernels per case that have a row in the page's table
 

@@ -7,9 +7,10 @@ from typing import NamedTuple, TypeGuard
 
 from harness.quality import by_case, timed
 from harness.schema.profile import Kernel, Profile, Region
+from harness.schema.reason import said_number
 from harness.schema.record import Record
 from reports.profiles.parts import GAPS, ceilings_of, is_fp32, parts, spoken
-from reports.words import said_number, with_sign
+from reports.words import with_sign
 
 HIGH = 0.6  # share of a peak, from which it is the bottleneck
 AGREES = 0.03  # share of a record's latency, within which a profile agrees with it

@@ -19,7 +19,7 @@ import pandas as pd
 
 from harness.schema.catalogue import Catalogue
 from harness.schema.files import listed, read_regular
-from harness.schema.reason import printable, span
+from harness.schema.reason import printable, said_number, span
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import FILE
@@ -31,7 +31,7 @@ from reports.profiles.section import Section, section
 from reports.publish import refuse_too_many
 from reports.stats import frame
 from reports.tables import write_frame
-from reports.words import commit_said, said_number, said_setting
+from reports.words import commit_said, said_setting
 
 PLOTLY = "assets/plotly.js"
 ID = re.compile(r"[a-z0-9][a-z0-9-]{0,60}-[0-9a-f]{8}")

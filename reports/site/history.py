@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from harness.schema.reason import rounded
 from reports.compare.comparison import Difference, Pair, differences, judged_stored
 from reports.compare.judge import Judged
 from reports.compare.side import CaseSide, RunCases
 from reports.site.entry import Entry, moment, system_id
-from reports.words import rounded
 
 
 @dataclass(frozen=True)

@@ -313,18 +313,19 @@ class Int8Weights(OfTheRepository):
 
 
 class OneSequenceWrong(OfTheRepository):
-    """Returns one wrong sequence of six; the reference reads four."""
+    """Returns one wrong sequence of eight; the reference reads four."""
 
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
         outputs = run()
         logits = outputs if work.case.phase == "forward" else outputs[0]
-        logits[3] = logits[3].flip(-1)
+        logits[5] = logits[5].flip(-1)
         return outputs
 
 
 def in_bfloat16(system: str, phase: str) -> Case:
     """A bfloat16 case for a model of this repository."""
-    return Case(system, "torch", "tiny", phase, batch=6, context=136, dtype="bfloat16")
+    steps = (("steps", 16),) if phase == "request" else ()
+    return Case(system, "torch", "tiny", phase, batch=8, context=136, dtype="bfloat16", options=steps)
 
 
 UNCHANGED = "outputs_unchanged_by_new_inputs"
@@ -352,6 +353,7 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
     (StateReset, in_bfloat16("ttt-linear", "generate"), EARLY),
     (TokenLookup, in_bfloat16("mamba", "generate"), EARLY),
     (TokenLookup, in_bfloat16("ttt-mlp", "generate"), EARLY),
+    (TokenLookup, in_bfloat16("transformer", "generate"), EARLY),
     (Last64Tokens, in_bfloat16("mamba", "forward"), EARLY),
     (Last64Tokens, in_bfloat16("ttt-linear", "forward"), EARLY),
     (Last64Tokens, in_bfloat16("ttt-mlp", "forward"), EARLY),
@@ -359,8 +361,11 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
     (Int8Weights, in_bfloat16("mamba", "forward"), WRONG),
     (Int8Weights, in_bfloat16("transformer", "forward"), WRONG),
     (Int8Weights, in_bfloat16("ttt-linear", "generate"), WRONG),
+    (Int8Weights, in_bfloat16("ttt-mlp", "request"), WRONG),
     (OneSequenceWrong, in_bfloat16("transformer", "forward"), WRONG),
     (OneSequenceWrong, in_bfloat16("ttt-linear", "generate"), WRONG),
+    (OneSequenceWrong, in_bfloat16("mamba", "generate"), WRONG),
+    (OneSequenceWrong, in_bfloat16("transformer", "request"), WRONG),
 )
 
 

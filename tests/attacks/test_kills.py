@@ -99,8 +99,6 @@ def _kill_some(parent: int, mark: str, chance: random.Random, hit: Counter[str])
         victims = [parent] if kind == "parent" else _family(mark).get(kind, [])
         if victims and _kill(chance.choice(victims)):
             hit[kind] += 1
-            if kind == "warden":  # processes outside its group have nobody to end them now
-                wait_for(lambda: not any(map(_kill, _family(mark).get("grandchild", []))))
     assert _wait(parent, _ENDS_S) is not None, "a run did not end"
 
 

@@ -117,10 +117,11 @@ def test_a_very_long_number_is_refused_in_a_short_sentence(key, tmp_path):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "model.safetensors"])
-def test_a_pipe_is_no_checkpoint_file(name, tmp_path):
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")], ids=["pipe", "device"])
+def test_a_pipe_or_a_device_is_no_checkpoint_file(make, name, tmp_path):
     save(from_seed(CONFIG, 0, "cpu"), write(tmp_path, PUBLISHED) / "model.safetensors")
     (tmp_path / name).unlink(missing_ok=True)
-    os.mkfifo(tmp_path / name)
+    make(tmp_path / name)
     with pytest.raises(CheckpointError, match="Not a regular file"):
         load(tmp_path, "cpu")
 

@@ -7,7 +7,12 @@ import pytest
 from bench.plan import plan
 from bench.request import RunRequest
 from harness.measure.timer import take_samples
+from harness.quality import quality_of
+from harness.schema.case import Case
 from harness.schema.policy import Policy
+from harness.schema.record import Record
+
+CASE = Case("ttt-linear", "torch", "tiny", "forward", 1, 16)
 
 
 class Unsettled:
@@ -35,8 +40,12 @@ class Unsettled:
 
 
 def sampled_s(policy: Policy) -> float:
+    """Return the seconds of sampling an unsettled case, which must end with a flag."""
     clock = Unsettled()
-    assert take_samples(clock, policy).stop == "budget"
+    timing = take_samples(clock, policy)
+    assert timing.stop == "budget"
+    record = Record(CASE, "ok", samples_ms=timing.samples_ms, throttled=timing.throttled, stop="budget")
+    assert quality_of([record]).disturbed or quality_of([record]).few_samples
     return clock.now()
 
 

@@ -1,5 +1,6 @@
 """Adapters that behave as a case's option `do` requests, without torch."""
 
+import atexit
 import os
 import signal
 import sys
@@ -172,6 +173,22 @@ class NotesItsProcess(Fake):
     def __init__(self) -> None:
         with open(os.environ["FAKE_NOTE"], "a") as file:
             file.write(f"{os.getpid()}\n")
+
+
+def _print_until_the_log_is_emptied() -> None:
+    os.write(2, b"x" * (1 << 20))
+    while os.fstat(2).st_size > 1 << 16:
+        time.sleep(0.01)
+    os.write(2, b"the log is empty\n")
+
+
+class PrintsMuch(Fake):
+    """Prints 1 MB in its case and in its exit handler, and goes on once the log is empty."""
+
+    def build(self, case: Case) -> Workload:
+        _print_until_the_log_is_emptied()
+        atexit.register(_print_until_the_log_is_emptied)
+        return super().build(case)
 
 
 class WithFamily(Fake):

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from harness_helpers import HERE, QUICK, ROOT, alive, case, launch, measured, statuses, systems, wait_for
 
+from harness.workers import process
 from harness.workers.process import Launch, Limits, WorkerProcess
 from harness.workers.protocol import WorkerLost
+from harness.workers.warden import descendants
 
 CASE = {"do": "case", "case": case().to_dict(), "policy": asdict(QUICK), "mode": "measure"}
 
@@ -75,6 +77,16 @@ def test_the_death_of_the_worker_ends_all_descendants(note: Path, number: int) -
     worker.kill()
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_death_of_a_warden_ends_all_descendants(note: Path, which: int) -> None:
+    worker = started(note)
+    outer = worker._process.pid
+    [inner] = [pid for pid in descendants(outer) if family(note)["worker"] in descendants(pid)]
+    os.kill((outer, inner)[which], signal.SIGKILL)
+    worker.kill()
+    assert all_dead(note)
+
+
 PARENT = """
 import sys
 sys.path.insert(0, {here!r})
@@ -104,6 +116,15 @@ def test_a_timeout_ends_all_descendants(tmp_path: Path, note: Path) -> None:
     records = measured(tmp_path / "out", [case()], launches, limits=Limits(case_s=2.0))
     assert statuses(records) == ["timeout"]
     assert not [name for name, pid in family(note).items() if alive(pid)]
+
+
+def test_the_log_of_a_worker_that_prints_without_end_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_LOG_BYTES", 1 << 16)
+    with WorkerProcess(launch("fake_systems:PrintsMuch")) as worker:
+        assert worker.ready().available
+        worker.ask(CASE, 30.0)
+        assert worker.stop(30.0) == 0
+        assert worker.ending_words == "the log is empty"
 
 
 def test_code_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

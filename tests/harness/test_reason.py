@@ -1,8 +1,9 @@
+import math
 from pathlib import Path
 
 import pytest
 
-from harness.schema.reason import LIMIT, last_words, of_exception, rounded, sentence
+from harness.schema.reason import LIMIT, last_words, of_exception, rounded, said_number, sentence
 
 
 def test_one_line_of_limited_length() -> None:
@@ -105,7 +106,14 @@ def test_last_words(stderr: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [(4.0, "4"), (4.456, "4.46"), (3343.0, "3,340"), (1.6e12, "1,600,000,000,000"), (0.0123, "0.0123")],
-)
-def test_three_digits_without_an_exponent(number: float, said: str) -> None:
-    assert rounded(number) == said
+    [
+        (0, "0.00"), (0.0999, "0.0999"), (0.09996, "0.100"), (4.0, "4.00"), (99.96, "100"), (1146, "1,150"),
+        (1.6e12, "1,600,000,000,000"), (-0.0123, "-0.0123"), (math.nan, "nan"),
+    ],
+)  # fmt: skip
+def test_a_number_has_three_digits_and_no_exponent(number: float, said: str) -> None:
+    assert said_number(number) == said
+
+
+def test_numbers_of_json_are_rounded() -> None:
+    assert [rounded(each, 4) for each in (12345.678, 0.00012345678, math.inf, None)] == [12350.0, 0.0001235, None, None]

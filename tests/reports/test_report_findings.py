@@ -8,12 +8,12 @@ import synthetic_records as synthetic
 from headline_records import FAST, SLOW, finding, forward, said, spread, stepped, throughput, winner
 
 from harness.schema.case import Case
+from harness.schema.reason import said_number
 from reports.page import findings
 from reports.page.figures import figures
 from reports.page.findings import small_models, unfinished
 from reports.page.html import render
 from reports.page.ranking import DOUBTFUL, Point, View, bar
-from reports.words import rounded, said_number
 
 CONTEXTS = (1024, 2048, 4096, 8192)
 
@@ -95,13 +95,6 @@ def test_points_of_an_idle_cpu_are_ranked_next_to_contended_ones():
     assert "TTT-Linear is fastest or indistinguishable at every context" in finding(*ours, *slow)
     table = synthetic.of_suite("fig15-forward", *ours, *slow).table
     assert findings.contended(table) == "Other programs used the CPU during 1 of the 4 cases: no ranking there."
-
-
-def test_numbers_have_digits_and_no_exponent():
-    assert [said_number(each) for each in (0, 0.0999, 0.09996, 1, 99.96, 1146, 239_400, float("nan"))] == (
-        ["0.00", "0.0999", "0.100", "1.00", "100", "1,150", "239,000", "nan"]
-    )
-    assert [rounded(each, 4) for each in (12345.678, 0.00012345678, float("inf"))] == [12350.0, 0.0001235, None]
 
 
 def test_the_ranking_omits_other_backends_and_lost_systems():
@@ -248,6 +241,18 @@ def test_a_page_of_a_cpu_has_a_notice():
 def test_hostile_names_and_single_points_make_a_page():
     hostile = synthetic.hostile()
     assert "<img" not in render(hostile.records, hostile.catalogue).split("</main>")[0]
+
+
+def test_a_rate_is_higher_for_the_faster():
+    made = synthetic.of_suite("fig15-forward", *forward({8192: 4.0}), *forward({8192: 10.0}, *SLOW))
+    [suite] = made.catalogue.suites
+    figure = replace(suite.figures[0], y="tokens_per_s")
+    catalogue = replace(made.catalogue, suites=(replace(suite, figures=(figure,)),))
+    drawn = figures(made.table, catalogue)
+    said = findings.finding(made.table, catalogue, drawn[0])
+    assert "TTT-Linear is fastest, 2.50 times as fast as Transformer" in said
+    claims = " ".join(findings.headline(made.table, catalogue, drawn))
+    assert "from 8k tokens on” holds at 8k: TTT-Linear is 2.50 times as fast as Transformer." in claims
 
 
 def test_the_bar_of_a_rate_inverts_that_of_its_latency():

@@ -321,6 +321,13 @@ def test_fetch_checks_out_the_pinned_commit(remote, monkeypatch):
     assert build.fetch_thunderkittens() == root  # already there
 
 
+def test_a_fetch_in_a_git_hook_uses_its_own_repository(remote, tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "remote" / ".git"))
+    root = build.fetch_thunderkittens()
+    assert (root / ".git").is_dir()
+    assert build.thunderkittens_version(root) == remote
+
+
 def test_a_fetch_that_is_killed_leaves_nothing_that_counts(remote, tmp_path, monkeypatch):
     fetching = os.fork()
     if not fetching:  # killed after the headers are fetched, before the rest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -108,10 +109,17 @@ def _git_status(root: Path, folder: str) -> list[str]:
         return []
     command = ["git", "--no-optional-locks", "-C", str(root), "status", "--porcelain=v2", "--branch", "--", folder]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL, env=_without_repository()
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     return answer.stdout.splitlines() if answer.returncode == 0 else []
+
+
+def _without_repository() -> dict[str, str]:
+    """This process's variables, except those by which a git hook names its own repository."""
+    return {name: value for name, value in os.environ.items() if not re.match("GIT_(?!CONFIG)", name)}
 
 
 def _clone_path() -> Path:
@@ -121,7 +129,9 @@ def _clone_path() -> Path:
 def _git(arguments: list[str], folder: Path) -> None:
     if shutil.which("git") is None:
         raise BuildError("git is not installed, so ThunderKittens cannot be fetched (set THUNDERKITTENS_ROOT)")
-    answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=False, env=_without_repository()
+    )
     if answer.returncode != 0:
         last = (answer.stderr.strip().splitlines() or ["no message"])[-1]
         raise BuildError(f"ThunderKittens could not be fetched from {THUNDERKITTENS_URL}: {last}")
