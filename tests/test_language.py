@@ -130,24 +130,11 @@ def commands(text: str) -> list[str]:
     return [line for line in [*lines, *cells] if line.startswith("ttt-bench ")]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_documents_use_the_fields_words(name):
-    assert banned_words((ROOT / name).read_text(encoding="utf-8"), GLOSSARY.get(name, ())) == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_sentences_are_short(name):
-    assert long_sentences((ROOT / name).read_text(encoding="utf-8")) == []
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_docstrings_and_comments_use_the_fields_words(name):
-    assert banned_words(code_text((ROOT / name).read_text(encoding="utf-8"))) == []
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_sentences_of_docstrings_and_comments_are_short(name):
-    assert long_sentences(code_text((ROOT / name).read_text(encoding="utf-8"))) == []
+@pytest.mark.parametrize("name", NAMES + MODULES)
+def test_the_fields_words_and_short_sentences(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    text = code_text(text) if name in MODULES else text
+    assert banned_words(text, GLOSSARY.get(name, ())) + long_sentences(text) == []
 
 
 def test_the_readme_is_short_and_begins_with_what_to_type():

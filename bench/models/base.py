@@ -52,6 +52,19 @@ class CausalLM(nn.Module):
         """ids [B], the next token of each sequence -> (logits [B, V], state), without a host sync."""
         raise NotImplementedError
 
+    @torch.no_grad()
+    def logits(self, ids: Tensor, last: int) -> Tensor:
+        """ids [B, T] of new sequences -> logits [B, last, V] after each of the last tokens, from one forward."""
+        return self._logits(self._hidden(ids, self.init_state(*ids.shape))[:, -last:])
+
+    def _hidden(self, ids: Tensor, state: Any) -> Tensor:
+        """ids [B, T] -> the residual stream [B, T, C] after the last block."""
+        raise NotImplementedError
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Apply the last norm and the head: [..., C] -> [..., V]."""
+        raise NotImplementedError
+
     def fill(self, seed: int) -> None:
         """Overwrite all weights with random initial values."""
         raise NotImplementedError
@@ -126,7 +139,7 @@ class ChunkedModel(CausalLM):
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Raises ValueError for a batch other than the state's."""
         check_ids(ids, 1, state.batch)
-        return self._logits(self._hidden_step(ids[:, None], state)), state
+        return self._logits(self._hidden_step(ids[:, None], state)[:, 0]), state
 
     @torch.no_grad()
     def fill(self, seed: int) -> None:
@@ -149,10 +162,6 @@ class ChunkedModel(CausalLM):
         """The dtype of tokens and projections."""
         return self.model.embed_tokens.weight.dtype
 
-    def _hidden(self, ids: Tensor, state: Any) -> Tensor:
-        """ids [B, T] -> the residual stream [B, T, C] after the last block."""
-        raise NotImplementedError
-
     def _hidden_step(self, ids: Tensor, state: Any) -> Tensor:
         """ids [B, 1] -> the residual stream [B, 1, C] after the last block."""
         raise NotImplementedError
@@ -164,17 +173,16 @@ class ChunkedModel(CausalLM):
         return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
 
     def _through_prompt(self, ids: Tensor, state: Any) -> Tensor:
-        """ids [B, T] of a group -> the residual stream [B, 1, C] after the last token."""
+        """ids [B, T] of a group -> the residual stream [B, C] after the last token."""
         for chunk in ids.split(self._chunk_length(ids.shape[0]), dim=1):
             hidden = self._hidden(chunk, state)
-        return hidden[:, -1:]
+        return hidden[:, -1]
 
     def _chunk_length(self, batch: int) -> int:
         return max(1, self.prefill_tokens // batch)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Apply the head to the last token: [B, T, C] -> [B, V]."""
-        return F.linear(self.model.norm(hidden[:, -1]), self.head)
+        return F.linear(self.model.norm(hidden), self.head)
 
 
 def check_ids(ids: Tensor, dimensions: int, batch: int) -> None:

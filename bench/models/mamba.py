@@ -70,12 +70,12 @@ class Mamba(CausalLM):
         chunks = ids.split(1, dim=1) if state.cache.has_previous_state() else (ids,)
         for chunk in chunks:
             hidden = self._hidden(chunk, state)
-        return self._logits(hidden), state
+        return self._logits(hidden[:, -1]), state
 
     @torch.no_grad()
     def generate_step(self, ids: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
         check_ids(ids, 1, state.batch)
-        return self._logits(self._hidden(ids[:, None], state)), state
+        return self._logits(self._hidden(ids[:, None], state)[:, 0]), state
 
     def weights(self) -> dict[str, Tensor]:
         return {name: weight.detach() for name, weight in self.inner.named_parameters()}
@@ -98,7 +98,7 @@ class Mamba(CausalLM):
 
     def _logits(self, hidden: Tensor) -> Tensor:
         head = self.inner.lm_head
-        return head(self.inner.backbone.norm_f(hidden[:, -1]).to(head.weight.dtype))
+        return head(self.inner.backbone.norm_f(hidden).to(head.weight.dtype))
 
 
 @torch.no_grad()

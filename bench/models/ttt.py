@@ -333,7 +333,7 @@ class TTTModel(ChunkedModel):
             with overlap.chunk():
                 hidden = self._hidden(chunk, state, overlap.layer)
         overlap.join()
-        return hidden[:, -1:]
+        return hidden[:, -1]
 
     def _leaves_idle(self, batch: int) -> bool:
         """Whether the operator's thread blocks, one per head and sequence, use at most half of the SMs."""

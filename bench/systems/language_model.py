@@ -131,12 +131,12 @@ class LanguageModel(Past):
 
     @torch.inference_mode()
     def _compare(self, model: Any, case: Case) -> Verdict:
-        """Compare a forward and generate steps with the reference's forward of every longer prompt."""
+        """Compare the logits of a forward and of generate steps with those of one forward of the reference."""
         reference = self.reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
         prompt = self.gate_prompt
         ids = random_ids(model, GATE_BATCH, prompt + GATE_STEPS)
         got = prefill_then_generate(model, ids, prompt)
-        expected = torch.stack([last_logits(reference, ids[:, : prompt + i]) for i in range(GATE_STEPS + 1)])
+        expected = reference.logits(ids, GATE_STEPS + 1).transpose(0, 1)
         return self._judge(model, ids, got, expected, case)
 
     def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, case: Case) -> Verdict:

@@ -16,7 +16,7 @@ class Past:
     prompt_tokens: ClassVar[int | None] = 0
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """The same model with the same weights in `dtype`; by default the same code."""
+        """The same weights in `dtype`, with `prefill` and `logits` of `CausalLM`; by default the same code."""
         reference = type(model)(model.config, device(), dtype)
         reference.copy_weights(model)
         return reference

@@ -1,6 +1,12 @@
-"""Fixtures for tests of the models."""
+"""Fixtures for tests of the models and of the command line."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -12,3 +18,14 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def without_torch(monkeypatch):
+    """Workers of the PyTorch systems run a fake adapter: importing torch takes two seconds per worker."""
+    from bench import environments
+
+    fake = "tests.harness.fake_systems:Fake"
+    adapters = [replace(each, entry=fake) if each.backend == "torch" else each for each in environments.ADAPTERS]
+    monkeypatch.setattr(environments, "ADAPTERS", adapters)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)

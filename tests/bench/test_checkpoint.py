@@ -216,7 +216,7 @@ def test_an_untied_head_is_its_own(linear):
     model = load_weights(config, path, "cpu")
     assert torch.equal(model.weights()["lm_head.weight"], head)
     hidden = torch.randn(2, 3, 128)
-    assert torch.equal(model._logits(hidden), model.model.norm(hidden[:, -1]) @ head.T)
+    assert torch.equal(model._logits(hidden), model.model.norm(hidden) @ head.T)
 
 
 def test_a_stored_head_must_be_the_embedding(linear):

@@ -119,7 +119,7 @@ def assert_close(got: Tensor, expected: Tensor) -> None:
 def test_a_model_on_kernels(
     learner: str, block: type[TTTBlock], backbone: str, changes: dict[str, Any], rotated_by_kernel: list[bool]
 ) -> None:
-    check(*models(config_of(learner, backbone=backbone, **changes), block), prompt=20, steps=4)
+    check(*models(config_of(learner, backbone=backbone, **changes), block), prompt=20, steps=2)
     ready = (block, backbone) == (FusedBlock, "mamba")  # which applies RoPE with its convolutions
     assert rotated_by_kernel == 2 * [not ready and not changes]
 
@@ -168,6 +168,6 @@ def test_a_prompt_after_a_captured_state_is_reset(learner: str, rotated_by_kerne
 @learners
 @pytest.mark.parametrize("backbone", ["mamba", "transformer"])
 def test_a_model_on_kernels_at_mini_batches_of_32(learner: str, backbone: str, rotated_by_kernel: list[bool]) -> None:
-    """Two prefills and four steps, the second of which completes the mini-batch."""
-    check(*models(config_of(learner, backbone=backbone, mini_batch=32), FusedBlock), prompt=30, steps=4)
+    """Two prefills and three steps, the second of which completes the mini-batch."""
+    check(*models(config_of(learner, backbone=backbone, mini_batch=32), FusedBlock), prompt=30, steps=3)
     assert len(rotated_by_kernel) == 2

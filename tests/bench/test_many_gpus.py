@@ -273,6 +273,7 @@ def test_a_run_that_was_not_submitted_cannot_be_cancelled(tmp_path: Path) -> Non
     assert "--cancel: was not submitted" in one_sentence(ttt_bench("status", "run", "--cancel", cwd=tmp_path))
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_two_tasks_of_an_array_measure_the_run(tmp_path: Path, commands: Path) -> None:
     ttt_bench("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "out", cwd=tmp_path, path=commands)
     for index in "01":
@@ -284,6 +285,7 @@ def test_two_tasks_of_an_array_measure_the_run(tmp_path: Path, commands: Path) -
     assert claims.submission(tmp_path / "out") is None
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_tasks_run_what_was_asked_for_of_a_larger_run(tmp_path: Path, commands: Path) -> None:
     narrow = [*SMALL[:-3], "16", *SMALL[-2:]]
     whole = ("run", *SMALL[:-3], "16,32", *SMALL[-2:], "--device", "cpu", "--slurm", "tasks=1", "--out", "out")

@@ -95,7 +95,7 @@ def test_a_head_on_every_token_has_no_timing(monkeypatch):
     def every_token(model, ids, state):
         hidden = model._hidden(ids, state)
         torch.nn.functional.linear(model.model.norm(hidden), model.model.embed_tokens.weight)
-        return hidden[:, -1:]
+        return hidden[:, -1]
 
     monkeypatch.setattr(Transformer, "_through_prompt", every_token)
     verdict = TorchTransformer().build(CASE).gate()

@@ -99,6 +99,13 @@ def test_groups_of_sequences_give_what_all_give_together(models, name, plan, pre
 
 
 @pytest.mark.parametrize("name", VARIANTS)
+def test_one_forward_gives_the_logits_after_each_of_the_last_tokens(models, name):
+    model, ids = models[name], random_ids(2, TOKENS)
+    prefixes = [run(model, ids[:, :end], (end,)) for end in (TOKENS - 2, TOKENS - 1, TOKENS)]
+    assert_close(model.logits(ids, 3), torch.stack(prefixes, 1), dtype_of(name))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
 def test_rows_of_a_batch_do_not_touch(models, name):
     ids = random_ids(3, 20)
     together = run(models[name], ids, (17, -3))

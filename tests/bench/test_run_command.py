@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -25,11 +26,23 @@ from harness.schema.run_file import Job, PastRequest, Planned
 ELSEWHERE = '["transformer/torch"]\npython = "/bin/false"\n'  # an interpreter that starts no worker
 
 
+# VmHWM, because a child inherits ru_maxrss from its parent.
+MEASURED = f"""
+import sys
+from pathlib import Path
+from bench.cli import app
+app(["run", "quick", *{SMALL!r}, "--out", "out"], standalone_mode=False)
+peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+print(peak.split()[1], *{{"torch", "pandas", "plotly", "transformers", "triton"}} & set(sys.modules), file=sys.stderr)
+"""
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A finished run of two cases, and its output."""
+    """A finished run of two cases and its output, whose last line on stderr tells the process's memory and modules."""
     folder = tmp_path_factory.mktemp("run")
-    return folder, ttt_bench("run", "quick", *SMALL, "--out", folder / "out", cwd=folder)
+    done = subprocess.run(**started(cwd=folder) | {"args": [sys.executable, "-c", MEASURED]}, capture_output=True)
+    return folder, done
 
 
 @pytest.fixture
@@ -81,6 +94,12 @@ def test_a_run_leaves_a_folder_with_records_that_the_table_shows(measured):
         assert record.gate["passed"]
         names = {check["name"] for check in record.gate["checks"]}
         assert names >= {"logits_relative_error", "total_variation", "timed_logits_relative_error"}
+
+
+def test_the_parent_process_stays_small(measured):
+    peak_kb, *heavy = measured[1].stderr.splitlines()[-1].split()
+    assert heavy == []
+    assert int(peak_kb) < 200_000
 
 
 def test_run_json_stores_the_request_with_types(measured):
@@ -234,6 +253,7 @@ def test_continuing_with_another_commit_is_noted(copied):
     assert f"ttt-bench: the run changes from commit {'c' * 10} to commit " in done.stderr
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_a_run_without_results_exits_with_1_and_retry_measures_it_again(tmp_path):
     (tmp_path / "systems.toml").write_text(ELSEWHERE)
     done = called("run", "quick", *SMALL, "--out", "out", cwd=tmp_path)
@@ -248,6 +268,7 @@ def test_a_run_without_results_exits_with_1_and_retry_measures_it_again(tmp_path
     assert {record.status for record in records_of(tmp_path / "out")} == {"ok"}
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_retry_flagged_measures_flagged_cases_again(copied):
     files = {file: [*map(json.loads, file.read_text().splitlines())] for file in (copied / "records").glob("*.jsonl")}
     loaded = next(iter(files))
@@ -331,6 +352,7 @@ def test_a_whole_run_has_no_command_to_continue(copied):
         assert "to continue" not in called("status", "out", cwd=copied.parent).stdout
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_a_run_without_a_stored_request_continues_with_its_cases(copied):
     jobs = Run.open(copied).jobs
     values = json.loads((copied / "run.json").read_text())
@@ -394,6 +416,7 @@ def test_a_dry_run_of_a_finished_run_has_no_cases(copied):
     assert " tiny " not in done.stdout
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_a_dry_run_plans_what_a_resumed_run_measures(copied):
     """The longer forward is guessed from the finished one; the lost case was not requested."""
     (file,) = (copied / "records").glob("*.jsonl")
@@ -473,6 +496,7 @@ def test_a_page_that_cannot_be_written_is_one_sentence(measured, tmp_path):
     assert_one_sentence(called("report", measured[0] / "out", "-o", "file/page.html", cwd=tmp_path), "file/page.html")
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_a_torn_line_is_measured_again(copied):
     (file,) = (copied / "records").glob("*.jsonl")
     whole = file.read_text().splitlines(keepends=True)

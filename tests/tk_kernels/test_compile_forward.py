@@ -10,8 +10,8 @@ import pytest
 
 from tests.interpreter import INTERPRETED
 
-# Shared memory per block, in KB, by compute capability.
-SHARED_KB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+# Shared memory per block, in KB, by compute capability; Triton compiles for 8.9 as for 8.6.
+SHARED_KB = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}
 # Local memory limit in bytes per thread. TTT-MLP's weights take 128 of 255 registers, so it spills other values.
 STACK = {"linear": 0, "linear-crowded": 256, "linear-96": 256, "mlp": 1024, "mlp-96": 256, "mlp-gluon": 256}
 SCRIPT = Path(__file__).with_name("compile_forward.py")
@@ -41,7 +41,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict]]:
 @pytest.mark.parametrize("capability", SHARED_KB)
 def test_fits(compiled: dict[int, list[dict]], capability: int) -> None:
     kernels = compiled[capability]
-    assert {"linear", "linear-crowded", "mlp", "mlp-96"} <= {each["kernel"] for each in kernels}
+    assert {"linear", "mlp", "mlp-96"} <= {each["kernel"] for each in kernels}
     for each in kernels:
         assert each["shared"] <= SHARED_KB[capability] * 1024, each
         assert each["stack"] is None or each["stack"] <= STACK[each["kernel"]], each

@@ -56,15 +56,24 @@ class FlaModel(CausalLM):
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         """ids [B, T] -> (logits [B, V] after the last of them, state); piece by piece along T."""
         check_ids(ids, 2, ids.shape[0])
-        length = RECURRENT_TOKENS if self.recurrent else max(1, PREFILL_TOKENS // ids.shape[0])
-        for piece in ids.split(length, dim=1):
+        for piece in self._pieces(ids):
             out = self.inner(piece, past_key_values=state, use_cache=True, logits_to_keep=1)
         return out.logits[:, -1], state
+
+    def logits(self, ids: Tensor, last: int) -> Tensor:
+        state, logits = self.init_state(len(ids)), []
+        for piece in self._pieces(ids):
+            out = self.inner(piece, past_key_values=state, use_cache=True, logits_to_keep=piece.shape[1])
+            logits.append(out.logits)
+        return torch.cat(logits, dim=1)[:, -last:]
 
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         """ids [B] -> (logits [B, V], state). The cache takes new tensors for the recurrent states."""
         out = self.inner(ids[:, None], past_key_values=state, use_cache=True, logits_to_keep=1)
         return out.logits[:, -1], state
+
+    def _pieces(self, ids: Tensor) -> tuple[Tensor, ...]:
+        return ids.split(RECURRENT_TOKENS if self.recurrent else max(1, PREFILL_TOKENS // len(ids)), dim=1)
 
     def weights(self) -> dict[str, Tensor]:
         return {name: weight.detach() for name, weight in self.inner.named_parameters()}

@@ -33,9 +33,6 @@ def die() -> None:
 FAULTS = {
     "dies": die,
     "hangs": lambda: time.sleep(600),
-    "memory": lambda: _raise(ValueError("No available memory for the cache blocks.")),
-    "refuses": lambda: _raise(RuntimeError("Engine core initialization failed.")),
-    "busy": lambda: _raise(ValueError("Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less than desired")),
     "none": lambda: None,
 }
 # Faults in a step of an engine that started.
@@ -58,8 +55,6 @@ class LLM(fake_vllm.LLM):
         hold_gpu_memory()
         FAULTS.get(self.fault, FAULTS["none"])()
         super().__init__(folder, **arguments)
-        if self.fault == "falls back":
-            self.model.attention.impl.vllm_flash_attn_version = 2
 
     def _step(self):
         LATER.get(self.fault, FAULTS["none"])()

@@ -77,7 +77,7 @@ class Model(torch.nn.Module):
         return self.inner._hidden(torch.tensor([ids]), state)[0, -1]
 
     def compute_logits(self, hidden):
-        return self.inner._logits(hidden[:, None])
+        return self.inner._logits(hidden)
 
 
 def _transformer(config):

@@ -39,38 +39,20 @@ def run(folder: Path, *faults: str, time_limit_s: float = LIMIT_S, gpu: bool = F
     return run_jobs(Run.create(folder / "run", file), {PAIR: launch}, Options(limits=Limits(time_limit_s)))
 
 
-def test_each_fault_of_an_engine_is_a_record_with_its_reason_and_the_next_case_is_measured(tmp_path):
-    records = run(tmp_path, "dies", "memory", "busy", "refuses", "none")
-    assert [(record.status, record.reason) for record in records[:-1]] == [
-        ("failed", "the worker exited with status 7; its last words: EngineDeadError: the core is gone"),
-        ("oom", "MemoryError: No available memory for the cache blocks."),
-        ("oom", "MemoryError: Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less than desired"),
-        ("failed", records[3].reason),
+def test_an_engine_that_fails_takes_no_other_case_with_it(tmp_path):
+    records = run(tmp_path, "dies", "dies later", "memory later", "none")
+    died = "the worker exited with status 7; its last words: EngineDeadError: the core is gone"
+    assert [(record.status, record.reason, record.samples_ms) for record in records[:-1]] == [
+        ("failed", died, []),
+        ("failed", died, []),
+        ("oom", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", []),
     ]
-    assert records[3].reason.startswith("RuntimeError: Engine core initialization failed. (fake_engines.py, line")
     assert records[-1].status == "ok", records[-1].reason
     assert len(records[-1].samples_ms) == 1
 
 
-def test_an_engine_that_fails_in_a_step_takes_no_other_case_with_it(tmp_path):
-    records = run(tmp_path, "dies later", "memory later", "none")
-    assert [(record.status, record.reason) for record in records[:-1]] == [
-        ("failed", "the worker exited with status 7; its last words: EngineDeadError: the core is gone"),
-        ("oom", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
-    ]
-    assert [record.samples_ms for record in records[:-1]] == [[], []]
-    assert records[-1].status == "ok", records[-1].reason
-
-
-def test_another_attention_than_the_best_is_a_failed_case(tmp_path):
-    (record,) = run(tmp_path, "falls back")
-    assert (record.status, record.samples_ms) == ("failed", [])
-    assert "vLLM runs on FLASH_ATTN-2, expected FLASH_ATTN-3" in record.reason
-
-
-@pytest.mark.parametrize("fault", ["hangs", "hangs later"])
-def test_an_engine_that_hangs_is_killed_at_its_limit(fault, tmp_path):
-    (record,) = run(tmp_path, fault, time_limit_s=2.0)
+def test_an_engine_that_hangs_is_killed_at_its_limit(tmp_path):
+    (record,) = run(tmp_path, "hangs later", time_limit_s=2.0)
     assert (record.status, record.samples_ms) == ("timeout", [])
     assert record.reason.startswith("no answer within 2 s")
     assert 2.0 <= record.wall_s < 12.0

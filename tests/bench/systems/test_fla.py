@@ -81,11 +81,13 @@ class Model(nn.Module):
     def forward(self, ids, past_key_values, use_cache, logits_to_keep):
         self.lengths.append(ids.shape[1])
         state, last = past_key_values.get(self.zero.new_zeros(ids.shape[0], self.config.hidden_size))
+        states = []
         for column in ids.unbind(1):
             state = 0.9 * state + self.embedding(column) + 0.5 * last + state @ self.zero
             last.copy_(self.embedding(column))
+            states.append(state)
         past_key_values.update(state, last)
-        return SimpleNamespace(logits=self.lm_head(state)[:, None])
+        return SimpleNamespace(logits=self.lm_head(torch.stack(states[-logits_to_keep:], dim=1)))
 
 
 @pytest.fixture
@@ -139,10 +141,12 @@ def test_the_reference_has_the_same_weights_and_stays_below_the_chunked_kernels(
     model = system.load(CASE)
     reference = system.reference(model, torch.float64)
     ids = torch.randint(0, 40, (2, 70))
-    expected, _ = reference.prefill(ids, reference.init_state(2))
+    expected = reference.logits(ids, 40)
     assert max(reference.inner.lengths) < 64
     assert expected.dtype == torch.float64
-    torch.testing.assert_close(model.prefill(ids, model.init_state(2))[0].double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model.logits(ids, 40).double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(expected[:, -1], reference.prefill(ids, reference.init_state(2))[0])
+    torch.testing.assert_close(expected[:, 0], reference.prefill(ids[:, :31], reference.init_state(2))[0])
 
 
 def test_weights_that_the_package_leaves_zero_are_drawn(package):

@@ -155,9 +155,11 @@ class Sequential:
         return self.model.init_state(batch)
 
     def prefill(self, ids, state):
-        for column in ids.unbind(1):
-            logits, _ = self.model.generate_step(column, state)
-        return logits, state
+        return self.logits(ids, 1)[:, 0], state
+
+    def logits(self, ids, last):
+        state = self.model.init_state(len(ids))
+        return torch.stack([self.model.generate_step(column, state)[0] for column in ids.unbind(1)], 1)[:, -last:]
 
 
 class Small(MambaSSM):
