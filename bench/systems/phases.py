@@ -223,7 +223,7 @@ class Generate(PhaseWork):
         return judge
 
     def _new_past(self, sources: list[int]) -> torch.Tensor:
-        """Set another past in place; a recurrent state reads tokens [units, B]."""
+        """Overwrite the state with another past. Returns the tokens [units, B] that a recurrent model has read."""
         self.restart()
         self.adapter.fill_past(self.state)
         self.adapter.repeat_past(self.state, sources)

@@ -1,4 +1,4 @@
-"""Measure one layer of today's recurrent regressors by flash-linear-attention: the chunked kernels of delta rules.
+"""Measure one layer of Gated DeltaNet and its relatives with the chunked kernels of flash-linear-attention.
 
 A layer is its sequence mixer alone, as in TTT's layers: projections, convolutions and output gating are left out.
 """

@@ -169,9 +169,10 @@ class VllmSystem:
         return cache * part.layers // config.layers
 
     def _sequences(self, case: Case) -> int:
-        """Sequences of the engine: SEQUENCES if no more can be in flight, else MANY_SEQUENCES or a doubling of it.
+        """How many sequences at once to configure the engine for.
 
-        A figure's batches then share one or two engines; starting one takes as long as the cases of a figure.
+        SEQUENCES if memory allows no more; else the power of two above it, at least MANY_SEQUENCES. The batches of a
+        figure then share one or two engines, because a start takes as long as all cases of a figure.
         """
         each = self.cache_bytes(self.config(uncut(case.size)[0]), case.context)
         possible = min(case.batch, gpu_memory() // each)
