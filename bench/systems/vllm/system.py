@@ -14,8 +14,8 @@ from bench.cost import model_work, total
 from bench.kept import kept_bytes
 from bench.models.config import ModelConfig, parameter_count, uncut
 from bench.systems import token_times
-from bench.systems.ceilings import ceilings_of
 from bench.systems.logits import choice_check
+from bench.systems.measured_peaks import peaks_of
 from bench.systems.model_calls import STEPS
 from bench.systems.needs import cannot_import, import_or_skip, no_gpu, other_release
 from bench.systems.on_device import device
@@ -97,7 +97,7 @@ class VllmSystem:
 
     def build(self, case: Case) -> Workload:
         """Build the workload of a case; vLLM times itself."""
-        ceilings = ceilings_of(device())  # measured while the engine has not taken the GPU's memory
+        peaks = peaks_of(device())  # measured while the engine has not taken the GPU's memory
         engine = self.engine(case)
         read = replace(case, context=self.prompt_tokens(case))
         work = {"forward": Prefill, "generate": EngineGenerate, "request": EngineRequest}[case.phase](engine, read)
@@ -117,7 +117,7 @@ class VllmSystem:
             engine_batch=work.inside,
             witness=lambda chance: work.witness(chance, self.last_logits),
             measured=work.measured,
-            metrics=facts.metrics() | work.metrics() | total(cost).metrics() | kept | ceilings,
+            metrics=facts.metrics() | work.metrics() | total(cost).metrics() | kept | peaks,
             work=cost,
             settings=facts.settings() | engine.described() | {"timed": work.timed, "engine_core": CORE} | prompt,
         )
