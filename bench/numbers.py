@@ -215,8 +215,8 @@ def _facts(source: Source) -> list[str]:
     measured = source.rows[source.rows["status"] == "ok"]
     if measured.empty:
         raise UserError(f"{source.run.folder}: has no results")
-    units = sorted(filter(None, set(measured["device_id"])))
-    gpu = ", ".join(sorted(set(measured["device"]))) + (f" ({', '.join(units)})" if units else "")
+    units = len(set(filter(None, measured["device_id"])))
+    gpu = ", ".join(sorted(set(measured["device"]))) + (f" ({counted(units, 'GPU')})" if units else "")
     began = sorted(filter(None, measured["started_at"]))
     commits = list(dict.fromkeys(short_commit(each, 8) for each in measured["commit"]))
     commit = commits[0] if len(commits) == 1 else counted(len(commits), "commit")

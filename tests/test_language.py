@@ -55,6 +55,7 @@ BANNED = {
 STARTS = ("Of", "What", "Whose", "As of", "So that")
 GLOSSARY = {"harness/README.md": ("prefill", "decode")}  # the glossary explains the other words
 README_LINES, README_NUMBERS = 200, 60
+ALL_WORDS = 15_000  # of all documents, by `wc -w`
 
 
 def prose(text: str) -> str:
@@ -142,6 +143,10 @@ def test_the_readme_is_short_and_begins_with_what_to_type():
     assert len(text.splitlines()) <= README_LINES
     assert len(numbers(text)) <= README_NUMBERS
     assert text.splitlines().index("```") < 30
+
+
+def test_the_documents_are_short():
+    assert sum(len(path.read_text(encoding="utf-8").split()) for path in DOCUMENTS) <= ALL_WORDS
 
 
 @pytest.mark.parametrize("name", COMMANDS)

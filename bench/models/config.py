@@ -205,7 +205,7 @@ def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: 
 
 
 def cut(size: str, layers: int) -> str:
-    """The name of a size with another number of layers."""
+    """The name of a size truncated to `layers` layers."""
     return f"{size}{_CUT}{layers}"
 
 

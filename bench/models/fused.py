@@ -64,7 +64,7 @@ class FusedBlock(TTTBlock):
         return swiglu_product(norm(h), self._gate_up, beside_others=beside_another_chunk())
 
     def _enter(self, h: Tensor, state: LayerState, pdl: bool) -> tuple[Tensor, Tensor]:
-        """The residual stream after the block's convolution, and its norm: three passes."""
+        """The residual stream after the block's convolution, and its norm, by one launch in three passes."""
         if state.block_conv is None:
             return h, self.seq_norm(h)
         first, conv = self.conv.norm, self.conv.conv

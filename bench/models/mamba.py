@@ -65,7 +65,7 @@ class Mamba(CausalLM):
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
-        """Scan a new state; run later prompts token by token."""
+        """Scan the first prompt of a state; run later prompts token by token."""
         check_ids(ids, 2, state.batch)
         chunks = ids.split(1, dim=1) if state.cache.has_previous_state() else (ids,)
         for chunk in chunks:

@@ -35,7 +35,7 @@ class TransformerState:
         return self.cache.shape[4]
 
     def rows(self, rows: slice) -> "TransformerState":
-        """The state of some sequences, as views with a length of their own, because they share the position."""
+        """Views of the state of some sequences; they share the position and count their length separately."""
         if self.length is None:
             self.length = int(self.position)
         return TransformerState(self.cache[:, :, rows], self.position, self.length)

@@ -9,8 +9,8 @@ from bench.cost import model_work, total
 from bench.kept import kept_bytes
 from bench.models.config import MODELS
 from bench.models.layers import mark_layers
-from bench.systems.ceilings import ceilings_of
 from bench.systems.logits import limits_by_rounding, logits_verdict, widening
+from bench.systems.measured_peaks import peaks_of
 from bench.systems.model_calls import last_logits, prefill_then_generate, random_ids
 from bench.systems.on_device import device
 from bench.systems.past import Past
@@ -53,7 +53,7 @@ class LanguageModel(Past):
 
     def build(self, case: Case) -> Workload:
         """Build the workload of a case: a forward, a mini-batch of generate steps, or a request."""
-        ceilings = ceilings_of(device())  # measured while the GPU's memory is still empty
+        peaks = peaks_of(device())  # measured while the GPU's memory is still empty
         model = self._model(case)
         mark_layers(device() == "cuda")  # a microsecond per layer
         work = self.work(model, case)
@@ -72,7 +72,7 @@ class LanguageModel(Past):
             renews_past=work.renews_past,
             gate=lambda: self._gate(model, case),
             measured=work.measured,
-            metrics=self._facts(model).metrics() | total(cost).metrics() | self.kept(model, case) | ceilings,
+            metrics=self._facts(model).metrics() | total(cost).metrics() | self.kept(model, case) | peaks,
             work=cost,
             settings=self._facts(model).settings() | self.settings(case) | prompt | work.settings,
         )

@@ -276,7 +276,7 @@ class Generate(PhaseWork):
         return judge
 
     def _new_past(self, sources: list[int]) -> torch.Tensor:
-        """Set another past in place; a recurrent state reads tokens [units, B] after those of `_stagger`.
+        """Overwrite the state with another past; a recurrent state reads tokens [units, B] after those of `_stagger`.
 
         Returns both.
         """

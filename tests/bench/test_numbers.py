@@ -190,12 +190,12 @@ def of_runs(folder, definition):
 def test_a_table_of_runs(tmp_path):
     few = timed(a_case(128), 20, samples=3, at="2026-11-21T05:10:00+00:00")
     a_run(tmp_path / "one", timed(a_case(64), 10), few, without(a_case(256)))
-    later = timed(a_case(128), 20, on_gpu(dirty=True), at="2026-11-22T05:10:00+00:00")
+    later = timed(a_case(128), 20, on_gpu(unit="87654321", dirty=True), at="2026-11-22T05:10:00+00:00")
     a_run(tmp_path / "two", timed(a_case(64), 10), later)
     definition = 'runs = [{ run = "one", note = "figure 15" }, { run = "two" }]'
     assert of_runs(tmp_path, definition) == [
-        ["`one`", "H100 (12345678)", "2026-11-21 04:50 to 05:10", "aaaaaaaa", "2 of 3; 1 few samples", "figure 15"],
-        ["`two`", "H100 (12345678)", "2026-11-21 04:50 to 2026-11-22 05:10", "2 commits", "2 of 2", ""],
+        ["`one`", "H100 (1 GPU)", "2026-11-21 04:50 to 05:10", "aaaaaaaa", "2 of 3; 1 few samples", "figure 15"],
+        ["`two`", "H100 (2 GPUs)", "2026-11-21 04:50 to 2026-11-22 05:10", "2 commits", "2 of 2", ""],
     ]
 
 

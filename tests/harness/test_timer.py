@@ -125,7 +125,7 @@ def test_few_samples_that_agree_are_not_enough() -> None:
 
 
 def test_the_stopping_criterion_keeps_the_confidence() -> None:
-    """harness/README.md has the rates for correlated samples."""
+    """`tests.harness.simulate_coverage` prints the rates for more series."""
     assert held(20, 0, series=100) >= 0.93
     assert held(150, 0.5, series=100) >= 0.85
 

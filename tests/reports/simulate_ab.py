@@ -1,6 +1,6 @@
 """Simulate `ttt-bench ab` on the noise of real runs, with a fixed seed: how often it cries wolf and what it finds.
 
-`python -m tests.reports.simulate_ab` prints the study that `reports/compare/README.md` shows.
+`python -m tests.reports.simulate_ab` prints the study; `reports/compare/README.md` shows a part of it.
 
 The noise is that of 214 pairs of the same case in two runs of one H100, hours apart, with the same packages
 (`reports/results/` and its history; pairs more than 4% apart are left out, as the code between them had changed). All

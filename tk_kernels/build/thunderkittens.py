@@ -55,7 +55,7 @@ def fetch_thunderkittens() -> Path:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Hold a lock at `path`: one process at a time. A file system without locks is not locked."""
+    """Let one process at a time run the block, by a lock at `path`. On a file system without locks, all run."""
     with open(path, "w") as lock:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)

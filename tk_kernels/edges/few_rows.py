@@ -109,7 +109,7 @@ def few_rows_product(
 
     out [..., N]: the result is added to it in place; it shares no memory with the inputs.
     swiglu: W is [2 N, K], Wg's rows before Wu's; the result is silu(x Wg^T) * (x Wu^T). Excludes `out` and a NormGate.
-    pdl: see `dependent_launch`; W and the norm's weight and bias are the parameters.
+    pdl: a dependent launch (`dependent_launch`) reads W and the norm's weight and bias early.
     Arithmetic is float32, rounded once. A norm that is not fused rounds once more: with more than MOST_SUMMED rows, or
     two rows and a NormGate. Raises ValueError on a wrong shape, dtype, stride or device.
     """

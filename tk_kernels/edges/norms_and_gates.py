@@ -27,7 +27,8 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
     """LayerNorm(z) * gelu_tanh(output gate): z, `gate` [..., C] -> [..., C] in z's dtype.
 
     ttt_layer.md, "Inside TTT", step 6. weight and bias [C]. A z that is not contiguous is copied. The output gate may
-    be columns of a wider projection. pdl: see `dependent_launch`; its "parameters" are `weight` and `bias`.
+    be columns of a wider projection.
+    pdl: a dependent launch (`dependent_launch`) reads `weight` and `bias` early.
     Arithmetic is float32, rounded once. Raises ValueError on a wrong shape, stride or device.
     """
     C = z.shape[-1]
@@ -48,7 +49,7 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
     """x / rms(x) * weight over the last dimension: x [..., C], weight [C] -> [..., C] in x's dtype.
 
-    pdl: see `dependent_launch`; its "parameters" are `weight`. Arithmetic is float32, rounded once.
+    pdl: a dependent launch (`dependent_launch`) reads `weight` early. Arithmetic is float32, rounded once.
     Raises ValueError on a wrong shape, stride or device.
     """
     C = x.shape[-1]

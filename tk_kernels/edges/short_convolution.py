@@ -47,7 +47,7 @@ def residual_convolution(
     h [B, T, C] contiguous. cache [B, 3, C]: the last three inputs of the convolution, replaced in place.
     slots [B]: with T = 1, indices of the sequences in a cache of more than B, with any stride between sequences.
     norm, next_norm [C]: the weights of the two norms. weight [C, 1, 4], bias [C].
-    pdl: see `dependent_launch`; cache is the state; norms, weight and bias are the parameters.
+    pdl: a dependent launch (`dependent_launch`) reads cache, norms, weight and bias early.
     Sums are float32. Inputs of the convolution and the residual stream are rounded to h's dtype.
     Raises ValueError on a wrong shape, stride or device, and for sequences of more than 2^31 numbers.
     """
@@ -96,7 +96,7 @@ def query_key(
     conv_q, conv_k: weight [C, 1, 4] and bias [C].
     rope: cos and sin [m, D/2] float32. position [B] or [B, H]: position of each sequence in its mini-batch of m.
     lr = base_lr * sigmoid(lr_logits + lr_bias) / D.
-    pdl: see `dependent_launch`; cache and position are the state, conv_q and conv_k the parameters.
+    pdl: a dependent launch (`dependent_launch`) reads cache, position, conv_q and conv_k early.
     Sums are float32, rounded once after RoPE. Raises ValueError on a wrong shape, dtype, stride or device.
     """
     (B, T, C), (m, pairs), H = x.shape, rope[0].shape, lr_logits.shape[-1]
@@ -137,7 +137,7 @@ def query_key(
 
 
 def _check_cache(cache: Tensor, slots: Tensor | None, shape: tuple[int, int, int]) -> None:
-    """Raise ValueError unless the cache fits these B, T, C, and with slots one token."""
+    """Raise ValueError unless the cache has the shape for B, T, C. A cache of slots takes T = 1."""
     B, T, C = shape
     if slots is None:
         check_parameter("cache", cache, (B, TAPS - 1, C))
@@ -168,7 +168,7 @@ def _check_rows(**tensors: Tensor) -> None:
 
 @jit
 def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
-    """The norm of a row, rounded to the row's type as in the cache, as float32."""
+    """RMSNorm of a row as float32, rounded to the dtype of the row, because the cache stores it so."""
     return rms_normed(row.to(tl.float32), weight, C, eps).to(row.dtype).to(tl.float32)
 
 

@@ -52,10 +52,11 @@ def launch(
     launch: Tuning | None = None,
     compile_only: bool = False,
 ) -> None:
-    """Compute T tokens that start at a mini-batch; weights may be written where they were.
+    """Compute T tokens that start at a mini-batch; the output weights may be the input weights.
 
     tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W, b. outputs: out, W, b, k_rows, g_rows.
-    Shapes as `ops.forward`'s. launch: settings instead of the row of `tuning.toml`; a warp has D / warps outputs of W.
+    Shapes as in `ops.forward`. launch: settings instead of the row of `tuning.toml`; each warp computes D / warps
+    columns of W.
     compile_only: compute nothing.
     """
     q, k, v, lr = tokens

@@ -119,7 +119,7 @@ def _forward(
     rope: bool,
     backend: str,
 ) -> None:
-    """Run the backend; W_out and b_out may be W and b."""
+    """Run the backend in place or not: W_out may be W, and b_out may be b."""
     tokens, outer, weights = (q, k, v, lr), (token_scale, ln_weight, ln_bias), (W, b)
     outputs = (out, W_out, b_out, k_rows, g_rows)
     backend = backend or choice(q, len(token_scale))

@@ -151,7 +151,7 @@ def generate_step(
     token_scale [m]; ln_weight, ln_bias [H, D].
     rope: the table of `rope_table`, if q and k lack RoPE. base_lr: if given, lr holds the logits x · w_h + c_h.
     launch: settings instead of the row of `tuning.toml`.
-    pdl: see `dependent_launch`; gstate is the state. Only kernels for Hopper use it.
+    pdl: a dependent launch (`dependent_launch`) reads gstate early. Only kernels for Hopper use it.
     compile_only: compile like a first launch and compute nothing (see `build/parallel.py`).
     Raises ValueError on a wrong shape, dtype, stride or device, and for a launch that does not suit the state.
     """

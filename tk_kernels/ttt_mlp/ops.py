@@ -133,7 +133,7 @@ def _forward(
     rope: bool,
     backend: str,
 ) -> None:
-    """Run the backend; output weights may be the input weights."""
+    """Run the backend in place or not: the output weights may be the input weights."""
     tokens, outer, weights = (q, k, v, lr), (token_scale, ln_weight, ln_bias), (W1, b1, W2, b2)
     outputs = (out, W1_out, b1_out, W2_out, b2_out, k_rows, x2_rows, g1_rows, g2_rows)
     backend = backend or choice(q, len(token_scale))

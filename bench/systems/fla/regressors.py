@@ -1,4 +1,4 @@
-"""Measure one layer of today's recurrent regressors by flash-linear-attention: the chunked kernels of delta rules.
+"""Measure one layer of Gated DeltaNet and its relatives with the chunked kernels of flash-linear-attention.
 
 A layer is its sequence mixer alone, as in TTT's layers: projections, convolutions and output gating are left out.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bench.cost import total
-from bench.systems.ceilings import ceilings_of
+from bench.systems.measured_peaks import peaks_of
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
 from bench.systems.on_device import device
 from bench.systems.triton_tuning import keep_choices, prepare
@@ -107,7 +107,7 @@ def build(case: Case) -> Workload:
         inputs={key: Input(inputs[key], *fill, 0, axis) for key, fill in fills.items()},
         witness=_witness(rule, inputs, case),
         gate=lambda: _gate(rule, kernel, more, inputs, case),
-        metrics=total(work).metrics() | ceilings_of(device()) | {"state_bytes": 4 * case.batch * rule.state_numbers},
+        metrics=total(work).metrics() | peaks_of(device()) | {"state_bytes": 4 * case.batch * rule.state_numbers},
         work=work,
         settings={"kernel": name, "tuned": "on this case"},
     )

@@ -32,7 +32,7 @@ class TorchMamba(LanguageModel):
         return Mamba.from_seed(config, 0, device(), getattr(torch, case.dtype))
 
     def witness_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """The same weights by a scan in chunks, which shares no code with what is timed."""
+        """A model with the same weights and a scan in chunks; it shares no code with the timed model."""
         return ScannedMamba(self.reference(model, dtype).inner, device())
 
     def rounded_reference(self, model: Any, case: Case) -> Any:

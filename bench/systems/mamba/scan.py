@@ -51,7 +51,7 @@ class ScannedMamba:
         self.inner, self.device = inner, torch.device(device)
 
     def init_state(self, batch: int, context: int) -> None:
-        """None: a prompt is read from its start."""
+        """None, because every prompt is read from its start."""
 
     def prefill(self, ids: Tensor, state: None) -> tuple[Tensor, None]:
         """ids [B, T] -> (logits [B, V] after the last of them, None)."""

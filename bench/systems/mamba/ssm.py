@@ -88,7 +88,7 @@ class MambaSSM(TunedLanguageModel):
     layer: ClassVar[str] = "Mamba1"
 
     def unavailable(self) -> str:
-        """The package has CUDA and Triton kernels only."""
+        """Why it cannot run; the package needs a GPU."""
         return no_gpu() or cannot_import("mamba_ssm")
 
     def build(self, case: Case) -> Workload:
@@ -139,7 +139,7 @@ class MambaSSM(TunedLanguageModel):
         return ScannedMamba(transformers.inner, device())
 
     def rounded_reference(self, model: MambaSSMModel, case: Case) -> None:
-        """None: no other code rounds as the package's kernels do."""
+        """None, because no other code rounds like the kernels of the package."""
 
 
 class Mamba2SSM(MambaSSM):

@@ -14,7 +14,7 @@ import torch
 from bench.memory import sequences_that_fit
 from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig
-from bench.systems.ceilings import measured_ceilings
+from bench.systems.measured_peaks import measured_peaks
 from bench.systems.ttt.kernel_launches import KernelLaunch, kernel_launches, metrics_of, settings_of
 from bench.systems.ttt.layer import (
     LAYER_LIMITS,
@@ -134,7 +134,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
             "sequences_that_fit": sequences_that_fit(config, first.state_bytes / case.batch, case.dtype, memory),
             "launches": len(found),
             **metrics_of(found),
-            **measured_ceilings(),
+            **measured_peaks(),
         },
         work={TTT: least},
         settings={

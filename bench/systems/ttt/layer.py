@@ -10,7 +10,7 @@ import torch
 from bench.cost import total
 from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig
-from bench.systems.ceilings import ceilings_of
+from bench.systems.measured_peaks import peaks_of
 from bench.systems.on_device import device
 from bench.systems.witness import drawn
 from harness.measure.gate import Check, Verdict, relative_error
@@ -66,7 +66,7 @@ def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
 
 def layer_metrics(work: dict[str, Work]) -> dict[str, float | None]:
     """Metrics of `layer_work` and, on a GPU, the measured peaks; empty without work."""
-    return total(work).metrics() | ceilings_of(device()) if work else {}
+    return total(work).metrics() | peaks_of(device()) if work else {}
 
 
 def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from bench.models.base import CausalLM
 from bench.models.config import ModelConfig, parameter_count, uncut
 from bench.models.factory import from_seed
 from bench.systems import token_times
-from bench.systems.ceilings import ceilings_of
 from bench.systems.logits import choice_check
+from bench.systems.measured_peaks import peaks_of
 from bench.systems.model_calls import STEPS
 from bench.systems.needs import cannot_import, import_or_skip, no_gpu, other_release
 from bench.systems.on_device import device
@@ -118,7 +118,7 @@ class VllmSystem:
 
     def build(self, case: Case) -> Workload:
         """Build the workload of a case; vLLM times itself."""
-        ceilings = ceilings_of(device())  # measured while the engine has not taken the GPU's memory
+        peaks = peaks_of(device())  # measured while the engine has not taken the GPU's memory
         engine = self.engine(case)
         read = replace(case, context=self.prompt_tokens(case))
         request = EngineArrivals if case.option("rate") else EngineRequest
@@ -139,7 +139,7 @@ class VllmSystem:
             engine_batch=work.inside,
             witness=lambda chance: work.witness(chance, self.last_logits),
             measured=work.measured,
-            metrics=facts.metrics() | work.metrics() | total(cost).metrics() | kept | ceilings,
+            metrics=facts.metrics() | work.metrics() | total(cost).metrics() | kept | peaks,
             work=cost,
             settings=facts.settings()
             | engine.described()
@@ -197,9 +197,10 @@ class VllmSystem:
         return cache * part.layers // config.layers
 
     def _sequences(self, case: Case) -> int:
-        """Sequences of the engine: SEQUENCES if no more can be in flight, else MANY_SEQUENCES or a doubling of it.
+        """How many sequences at once to configure the engine for.
 
-        A figure's batches then share one or two engines; starting one takes as long as the cases of a figure.
+        SEQUENCES if memory allows no more; else the power of two above it, at least MANY_SEQUENCES. The batches of a
+        figure then share one or two engines, because a start takes as long as all cases of a figure.
         """
         each = self._kept_bytes(replace(case, size=uncut(case.size)[0]))
         possible = min(case.batch, gpu_memory() // each)

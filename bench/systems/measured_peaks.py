@@ -12,21 +12,21 @@ from harness.measure.timer import measure
 from harness.schema.policy import Policy
 
 COPY_BYTES = 1 << 30
-PRODUCT = (32768, 2048, 8192)  # tokens x width x the widest projection of the 1.3B models
+GEMM = (32768, 2048, 8192)  # tokens x width x the widest projection of the 1.3B models
 # Back-to-back GEMMs are power-capped below the rate of a model's own GEMMs, which follow other kernels. So the measured
 # peak is the fastest GEMM after a pause of 3 ms; after longer pauses it is slower.
-PRODUCTS, REST_S = 100, 0.003
+GEMMS, REST_S = 100, 0.003
 
 
-def ceilings_of(device: str) -> dict[str, float | None]:
+def peaks_of(device: str) -> dict[str, float | None]:
     """Measured peaks of the GPU, cached; empty for a CPU."""
-    return measured_ceilings() if device == "cuda" else {}
+    return measured_peaks() if device == "cuda" else {}
 
 
 @lru_cache(maxsize=1)
-def measured_ceilings() -> dict[str, float | None]:
+def measured_peaks() -> dict[str, float | None]:
     """Measure copy_gbs (10^9 bytes per second, read plus written) and product_tflops (bfloat16 in, float32 sums)."""
-    found: dict[str, float | None] = {"copy_gbs": _copy_gbs(), "product_tflops": _product_tflops()}
+    found: dict[str, float | None] = {"copy_gbs": _copy_gbs(), "product_tflops": _gemm_tflops()}
     torch.cuda.empty_cache()  # an engine that starts next needs the free memory
     return found
 
@@ -37,12 +37,12 @@ def _copy_gbs() -> float:
     return 2 * COPY_BYTES / _median_ms(lambda: target.copy_(source)) / 1e6
 
 
-def _product_tflops() -> float:
-    rows, inner, columns = PRODUCT
+def _gemm_tflops() -> float:
+    rows, inner, columns = GEMM
     x, weight = (torch.randn(size, inner, device="cuda", dtype=torch.bfloat16) for size in (rows, columns))
     clock = CudaEventClock()
     clock.prepare(lambda: x @ weight.t())
-    return 2 * rows * inner * columns / min(_rested_ms(clock) for _ in range(PRODUCTS)) / 1e9
+    return 2 * rows * inner * columns / min(_rested_ms(clock) for _ in range(GEMMS)) / 1e9
 
 
 def _rested_ms(clock: CudaEventClock) -> float:
