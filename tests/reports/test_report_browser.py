@@ -70,6 +70,10 @@ def test_every_figure_is_drawn_with_its_values(page):
     assert browsing.plotted(page, FIG15)[0]["y"] == pytest.approx(list(TABLE.loc[first.rows, "us_per_token"]), rel=1e-5)
 
 
+def test_only_the_drawn_kind_of_chart_is_started(page):
+    assert page.evaluate("Object.keys(Plotly.PlotSchema.get().traces)") == ["scatter"]
+
+
 @pytest.mark.parametrize(
     ("number", "value"), [(FIG15, "us_per_token"), (FIG20, "tokens_per_s"), (REQUEST, "time_to_first_token_ms")]
 )
