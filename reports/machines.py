@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any
 
 from harness.schema.record import Record
@@ -25,15 +24,17 @@ _UNITS = {"_bytes": ("GB", 1e9), "_mhz": ("MHz", 1), "_c": ("°C", 1), "_w": ("W
 
 @dataclass
 class Machine:
-    """Records that agree in `facts`. systems: (system, backend) of each.
-
-    readings: values read before and after each case, such as clocks; the range of numbers, or all words.
-    """
+    """Records that agree in `facts`. systems: the (system, backend) pairs. seen: the values of each reading."""
 
     facts: dict[str, str]
-    systems: list[tuple[str, str]] = field(default_factory=list)
     records: int = 0
-    readings: dict[str, str] = field(default_factory=dict)
+    systems: list[tuple[str, str]] = field(default_factory=list)
+    seen: dict[Path, set] = field(default_factory=dict)
+
+    @property
+    def readings(self) -> dict[str, str]:
+        """Values read before and after each case, such as clocks: the range of numbers, or all words."""
+        return {_name(path): _span(path[-1], values) for path, values in self.seen.items()}
 
 
 @dataclass
@@ -52,53 +53,45 @@ class Machines:
 
 def machines(records: Iterable[Record]) -> Machines:
     """The environments of the records, in order of appearance; records without one are left out."""
-    alike: dict[tuple, list[Record]] = {}
-    readings: dict[tuple, dict[Path, set]] = {}
-    facts: dict[tuple, dict[Name, str]] = {}
-    for record in records:
-        if record.environment:
-            leaves = list(_leaves(record.environment))
-            fixed = [(path, value) for path, value, changes in leaves if not changes]
-            key = tuple(sorted(fixed, key=itemgetter(0)))
-            if key not in facts:
-                facts[key] = _facts(fixed)
-            alike.setdefault(key, []).append(record)
-            seen = readings.setdefault(key, {})
-            for path, value, changes in leaves:
-                if changes:  # before and after are one span
-                    seen.setdefault(tuple(part for part in path if part not in ("before", "after")), set()).add(value)
+    read = [(record.case, *_read(record.environment)) for record in records if record.environment]
     values: dict[Name, dict[str, None]] = {}
-    for own in facts.values():
-        for name, value in own.items():
+    for _, facts, _ in read:
+        for name, value in facts.items():
             values.setdefault(name, {})[value] = None
     common: dict[str, dict[str, str]] = {}
-    for name, found in values.items():
+    for (group, fact), found in values.items():
         if len(found) == 1:
-            common.setdefault(name[0], {})[name[1]] = next(iter(found))
+            common.setdefault(group, {})[fact] = next(iter(found))
 
     def apart(is_software: bool) -> list[Machine]:
+        names = [name for name, found in values.items() if len(found) > 1 and (name[0] == "software") == is_software]
         found: dict[tuple, Machine] = {}
-        spans: dict[tuple, dict[Path, set]] = {}
-        for key, group in alike.items():
-            own = {
-                name[1]: short_commit(value)
-                for name, value in facts[key].items()
-                if len(values[name]) > 1 and (name[0] == "software") == is_software
-            }
-            at = tuple(sorted(own.items()))
-            machine = found.setdefault(at, Machine(own))
-            machine.records += len(group)
-            pairs = ((record.case.system, record.case.backend) for record in group)
-            machine.systems = list(dict.fromkeys([*machine.systems, *pairs]))
-            for path, read in readings[key].items():
-                spans.setdefault(at, {}).setdefault(path, set()).update(read)
-        for at, machine in found.items():
-            machine.readings = {_name(path): _span(path[-1], read) for path, read in spans.get(at, {}).items()}
+        for case, facts, readings in read:
+            own = {name[1]: short_commit(facts[name]) for name in names if name in facts}
+            machine = found.setdefault(tuple(own.items()), Machine(own))
+            machine.records += 1
+            if (case.system, case.backend) not in machine.systems:
+                machine.systems.append((case.system, case.backend))
+            for path, value in readings:
+                machine.seen.setdefault(path, set()).add(value)
         return list(found.values())
 
     versions = {label: " · ".join(filter(None, values.get(name, ()))) for label, name in _VERSIONS.items()}
     versions = {label: said for label, said in versions.items() if said}
-    return Machines(common, apart(False), apart(True) if alike else [], versions)
+    return Machines(common, apart(False), apart(True), versions)
+
+
+def _read(environment: dict) -> tuple[dict[Name, str], list[tuple[Path, Any]]]:
+    """(facts in words by group and name, readings); a reading before and after a case has one path."""
+    facts: dict[Name, str] = {}
+    readings = []
+    for path, value, changes in _leaves(environment):
+        if changes:
+            readings.append((tuple(part for part in path if part not in ("before", "after")), value))
+            continue
+        name, said = (path[0] if len(path) > 1 else "", _name(path[1:] or path)), _said(path[-1], value)
+        facts[name] = f"{facts[name]}, {said}" if name in facts else said
+    return facts, readings
 
 
 def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tuple[Path, Any, bool]]:
@@ -110,15 +103,6 @@ def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tu
         else:
             items = inner if isinstance(inner, list) else [inner]
             yield from ((here, str(item) if isinstance(item, dict | list) else item, changes) for item in items)
-
-
-def _facts(leaves: Iterable[tuple[Path, Any]]) -> dict[Name, str]:
-    """The facts in words by (group, name); the group of a top-level fact is ""."""
-    found: dict[Name, str] = {}
-    for path, value in leaves:
-        name, said = (path[0] if len(path) > 1 else "", _name(path[1:] or path)), _said(path[-1], value)
-        found[name] = f"{found[name]}, {said}" if name in found else said
-    return found
 
 
 def _name(path: Path) -> str:

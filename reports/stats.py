@@ -19,7 +19,6 @@ from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded, load_note
 from reports.fairness import FAIRNESS_METRICS
-from reports.fidelity import FIDELITY_METRICS
 from reports.profiles.ceilings import common_ceilings
 from reports.roofline import RATE_COLUMNS, WORK_METRICS, explanation
 from reports.words import commit_said
@@ -65,6 +64,7 @@ SIGNS = (
 UNTRIED = ("skipped", "unstarted")  # other statuses without a result are failures
 # Settings whose values go into the column NOTES.
 NOTED_SETTINGS = ("gate_limits", "warning")
+FIDELITY_METRICS = ("compared_tokens", "total_variation_first", "total_variation_last")
 # Metrics without a column: they show as a rate, a note, or in a table of their own.
 _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences_at_once"}
 

@@ -56,6 +56,7 @@ class Row:
     key: str
     label: str
     system: str
+    phase: str
     a_ms: float
     b_ms: float
     judged: Judged
@@ -171,7 +172,7 @@ class Pair:
 
     def row(self, judged: Judged) -> Row:
         notes = tuple(self._notes(judged))
-        return Row(self.a.key, self.a.label, self.a.system, self.a.ms, self.b.ms, judged, notes)
+        return Row(self.a.key, self.a.label, self.a.system, self.a.phase, self.a.ms, self.b.ms, judged, notes)
 
     def _notes(self, judged: Judged) -> Iterator[str]:
         if judged.verdict == "undecided":

@@ -8,6 +8,8 @@ from functools import cached_property
 from statistics import median, stdev
 from typing import Any
 
+from pydantic import ConfigDict
+
 from harness.measure.interval import FEWEST, median_interval
 from harness.measure.nvml import is_hot
 from harness.quality import DRIFT, by_case, ends_apart, timed
@@ -67,6 +69,7 @@ class CaseSide:
     host_bound: bool
     started_at: str
     why: str
+    __pydantic_config__ = ConfigDict(ser_json_inf_nan="constants")
 
     @cached_property
     def ms(self) -> float:

@@ -65,12 +65,17 @@ def _ratios(comparison: Comparison) -> str:
 
 
 def _beyond(rows: Sequence[Row]) -> str:
-    """Count these rows by system and by their first note."""
-    causes = [", ".join([row.system, *(note.partition(" in ")[0] for note in row.notes[:1])]) for row in rows]
+    """Count these rows by system, phase and first note."""
+    causes = [f"{row.system} {row.phase}{_cause(row)}" for row in rows]
     groups = Counter(causes).most_common()
-    said = [f"{count} of {cause}" for cause, count in groups[:NAMED_GROUPS]]
+    said = [f"{count} {cause}" for cause, count in groups[:NAMED_GROUPS]]
     said += [f"{left} more"] if (left := sum(count for _, count in groups[NAMED_GROUPS:])) else []
-    return f"The {len(rows)} beyond: {'; '.join(said)}." if rows else ""
+    return f"The {len(rows)} beyond: {', '.join(said)}." if rows else ""
+
+
+def _cause(row: Row) -> str:
+    """The row's first note in brackets, without the run that it names; "" for none."""
+    return f" ({row.notes[0].partition(' in ')[0]})" if row.notes else ""
 
 
 def text(comparison: Comparison) -> str:

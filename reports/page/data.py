@@ -13,7 +13,6 @@ from harness.schema.reason import rounded
 from harness.schema.record import Record
 from reports.page.figures import LATENCIES, RATES, Figure, axis_title
 from reports.page.lines import system_looks
-from reports.page.ranking import LEVEL
 from reports.profiles.section import Section
 from reports.roofline import RATE_COLUMNS
 from reports.stats import (
@@ -97,7 +96,6 @@ def page_data(
         "latencies": LATENCIES,
         "rates": RATES,
         "marks": {y: marks_of(y) for y in ["latency_ms", *(figure.y for figure in drawn)]},
-        "level": LEVEL,
         "figures": [figure.to_dict() for figure in drawn],
         "looks": [(system, asdict(look)) for system, look in system_looks(table, catalogue).items()],
         "failures": failures,

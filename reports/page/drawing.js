@@ -92,10 +92,7 @@ class Drawing {
   constructor(points, lines, view) {
     Object.assign(this, { points, data: points.data, lines, view });
     this.broken = lines.filter(([, all]) => all.some((point) => point.failed));
-    const best = this.data.best && !view.ratio;
-    this.ringed = best ? lines.filter(([, all]) => all.some((point) => point.y) && points.turns(all)) : [];
     this.notes = points.footnotes(lines);
-    if (this.ringed.length) this.notes.push("○ the best batch of a line that declines");
     this.profiled = view.isLive ? lines.flatMap(([, all]) => all.filter((point) => point.y && profileOf(point.row))) : [];
     this.height = view.paper?.height ?? PLOT_HEIGHT;
     this.inner = this.height - MARGIN.top - MARGIN.bottom;
@@ -112,10 +109,9 @@ class Drawing {
   traces() {
     return [
       ...this.lines.map(([line, all]) => this.lineTrace(line, all)),
-      ...this.ringed.map(([line, all]) => this.ring([this.points.best(all)], { symbol: "circle-open", size: 17, color: themed(tone(line)), line: { width: 2 } })),
       ...this.broken.map(([line, all], lane) => this.failedTrace(line, all, lane)),
       ...this.lines.flatMap(([line, all]) => this.signTraces(line, all)),
-      ...(this.profiled.length ? [this.ring(this.profiled, { symbol: "square-open", size: 15, color: themed("--muted"), line: { width: 1 } })] : []),
+      ...(this.profiled.length ? [this.boxes()] : []),
     ];
   }
 
@@ -146,38 +142,28 @@ class Drawing {
         width: 3,
       },
       line: { color: colour, width: 2, dash: line.dash },
-      marker: this.marker(line, drawn, colour),
+      marker: this.marker(line, colour),
       hovertext: drawn.map((point) => this.hover(line, point)),
       hoverinfo: "text",
       cliponaxis: false, // show whole markers at the axis ends
     };
   }
 
-  /* The system's marker; a full cache has a larger one with a dot. */
-  marker(line, drawn, colour) {
+  /* The system's marker; a bound at a single x is a dash. */
+  marker(line, colour) {
     const edge = { color: colour, width: 1.5 };
-    if (line.y) return { symbol: "line-ew", size: 10, line: edge }; // a bound at a single x is a dash
-    const full = drawn.map((point) => this.points.marks(point).includes(CACHE_FULL));
-    const size = line.marker.startsWith("triangle") ? 10 : 8;
-    const fill = line.hollow ? themed("--paper") : colour;
-    if (!full.includes(true)) return { symbol: line.marker, size, color: fill, line: edge };
-    const either = (dotted, plain) => full.map((each) => (each ? dotted : plain));
-    return {
-      symbol: either(`${line.marker}-dot`, line.marker),
-      size: either(size + 5, size),
-      color: either(colour, fill),
-      line: { color: either(themed("--paper"), colour), width: 1.5 },
-      opacity: 1,
-    };
+    if (line.y) return { symbol: "line-ew", size: 10, line: edge };
+    return { symbol: line.marker, size: line.marker.startsWith("triangle") ? 10 : 8, color: line.hollow ? themed("--paper") : colour, line: edge };
   }
 
-  ring(points, marker) {
+  /* Boxes around the points with a profile. */
+  boxes() {
     return {
       type: "scatter",
       mode: "markers",
-      x: points.map((point) => point.x),
-      y: points.map((point) => point.y.value),
-      marker,
+      x: this.profiled.map((point) => point.x),
+      y: this.profiled.map((point) => point.y.value),
+      marker: { symbol: "square-open", size: 15, color: themed("--muted"), line: { width: 1 } },
       hoverinfo: "skip",
       cliponaxis: false,
       showlegend: false,
@@ -239,8 +225,7 @@ class Drawing {
   places() {
     const kept = ([line, all], trace, axes, keep) => all.filter(keep).map((point, at) => [line, point, trace, at, axes]);
     const drawn = this.lines.flatMap((pair, at) => kept(pair, at, "xy", (point) => point.y));
-    const first = this.lines.length + this.ringed.length;
-    const lost = this.broken.flatMap((pair, lane) => kept(pair, first + lane, "xy2", (point) => point.failed));
+    const lost = this.broken.flatMap((pair, lane) => kept(pair, this.lines.length + lane, "xy2", (point) => point.failed));
     const order = new Map(this.lines.map(([line], index) => [line, index]));
     return [...drawn, ...lost].sort((a, b) => order.get(a[0]) - order.get(b[0]) || a[1].x - b[1].x);
   }

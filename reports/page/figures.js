@@ -137,10 +137,7 @@ class Figure {
     this.keepReachable();
     this.link.href = this.address();
     this.host.classList.toggle("wide", this.visibleLines().length >= MANY_LINES);
-    if (this.numbers.open) {
-      drawPivot(this);
-      startRows(this);
-    }
+    if (this.numbers.open) drawPivot(this);
     if (!this.measured.length) {
       this.plot.className = "empty";
       this.plot.textContent = "No case of this figure has a result. The section Without a result has the reasons.";

@@ -16,7 +16,6 @@ from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from reports.backend_settings import backend_settings
 from reports.fairness import fairness, unequal
-from reports.fidelity import fidelity
 from reports.machines import machines
 from reports.page.citation import citation, devices_of
 from reports.page.data import LABELS, constants, page_data, profiled_rows, samples
@@ -111,7 +110,7 @@ def render(
         },
         fairness=models,
         catalogue=catalogue,
-        fidelity=fidelity(records),
+        fidelity=[*{each.case: each for each in records if "total_variation_mean" in each.metrics}.values()],
         machines=environments,
         settings=backend_settings(records),
         data=embedded_json(page_data(table, catalogue, drawn, lost, profiled_rows(records, profiled))),

@@ -18,11 +18,6 @@ function tableColumns(names) {
   return names.map((key) => ({ key, label: page.labels[key] ?? key, numeric: page.numeric.includes(key), scale: page.scales[key] ?? 1, names: page.names[key] ?? Object.create(null) }));
 }
 
-/* The offered columns that are `needed` or differ between `rows`. */
-function tellingColumns(rows, needed) {
-  return page.shown.filter((name) => needed.includes(name) || new Set(rows.map((row) => cell(row, name))).size > 1);
-}
-
 function startResults() {
   const host = document.getElementById("results-table");
   const table = new Table(host, { caption: "All cases", columns: tableColumns(page.short), rows: allRows, cell, signs: rowSigns });

@@ -54,16 +54,3 @@ function pivotCell(points, drawing, line, name, point) {
   if (!line.y && high > low) cell.append(" ", element("small", { textContent: `[${shown(low)}, ${shown(high)}]` }));
   return cell;
 }
-
-/* All columns of a figure's cases, built when first opened. */
-function startRows(figure) {
-  const details = figure.host.querySelector("details.rows");
-  details.ontoggle ??= () => {
-    const host = details.querySelector(".table-host");
-    if (!details.open || host.hasChildNodes()) return;
-    const rows = [...new Set(figure.data.lines.flatMap((line) => [...line.base_rows, ...line.rows]))];
-    const telling = tellingColumns(rows, ["system", "backend", figure.data.x, figure.data.y, "latency_ms", "status"]);
-    const first = ["system", "backend", ...page.settings, figure.data.x].filter((name) => telling.includes(name));
-    new Table(host, { caption: `Cases of: ${figure.data.title}`, columns: tableColumns([...new Set([...first, ...telling])]), rows, cell, signs: rowSigns });
-  };
-}

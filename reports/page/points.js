@@ -82,18 +82,6 @@ class Points {
     return this.of(line).some((point) => point.y);
   }
 
-  best(points) {
-    return points.filter((point) => point.y).reduce((a, b) => (b.y.value > a.y.value ? b : a));
-  }
-
-  /* Whether the line declines after its best batch by more than the intervals and the level. With a full cache a larger
-     batch runs as many sequences, so such a line does not turn. */
-  turns(points) {
-    const best = this.best(points);
-    const { x, y } = best;
-    return !this.marks(best).includes(CACHE_FULL) && points.some((point) => point.x > x && point.y?.high < y.low && point.y.value * (1 + page.level) < y.value);
-  }
-
   /* The flags that concern the figure's column. */
   marks(point) {
     return [...new Set(point.measured.flatMap((row) => marksIn(this.cell(row, "marks"), this.data.y)))];

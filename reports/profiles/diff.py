@@ -53,6 +53,11 @@ class Diff:
         return _rows(*map(_kernel_ms, (self.a, self.b)))
 
     @property
+    def digits(self) -> int:
+        """Digits behind the point: the time of `b` has four in all."""
+        return max(0, 3 - math.floor(math.log10(self.b.unit_ms)))
+
+    @property
     def tables(self) -> list[tuple[str, list[TimeDiff], str]]:
         """(heading, rows, sentence on the rows left out) of each table."""
         kernels, labelled = self.kernels, [TimeDiff(LABELS[row.name], row.a_ms, row.b_ms) for row in self.parts]

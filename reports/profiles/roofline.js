@@ -1,4 +1,4 @@
-/* How fast did each kernel compute, against the peaks of memory and tensor cores? A logarithmic roofline in SVG. */
+/* The roofline: the rate of each kernel against the peaks of memory and tensor cores, on logarithmic axes in SVG. */
 
 const ROOF = { height: 320, left: 56, right: 14, top: 14, bottom: 40 };
 const LARGEST = 15; // of a point's radius, for a kernel that takes all of the time
@@ -8,7 +8,7 @@ const NAME_LETTERS = 28;
 const LETTER_WIDTH = 6.6; // px
 
 class Roofline {
-  /* `choose(kernel)` is told which kernel is read. */
+  /* `choose(kernel)` is called with the row of the selected kernel. */
   constructor(host, data, choose) {
     Object.assign(this, { host, choose, names: data.names, ...data.roofline });
     this.readout = host.parentNode.querySelector(".readout");
@@ -107,7 +107,7 @@ class Roofline {
     svg.append(drawn("text", { transform: turned, "text-anchor": "middle" }, words));
   }
 
-  /* Names of kernels that take much of the time: beside their points or below, where they hide nothing of that size. */
+  /* Write the names of long kernels next to their points, where they hide no other long kernel. */
   drawNames(svg, placed, right) {
     const large = placed.filter(([mark]) => mark.ms >= NAMED_SHARE * this.total);
     const taken = large.map(([, x, y]) => ({ from: x - 8, to: x + 8, y }));
@@ -168,7 +168,7 @@ class Roofline {
   }
 }
 
-/* What the page's legend calls a part. */
+/* A part's label in the page's legend. */
 function partLabel(part) {
   return document.querySelectorAll("#profiles > .parts li")[part].textContent.trim();
 }

@@ -1,4 +1,4 @@
-/* The section of profiles: pictures are drawn when a case is opened, links open what they lead to. */
+/* The section of profiles: opening a case draws its pictures, and a link to a case opens it. */
 
 const PARTS = ["products", "ttt", "scan", "edges", "head", "other", "gaps"];
 const SVG = "http://www.w3.org/2000/svg";
@@ -12,7 +12,7 @@ function drawn(tag, attributes = {}, ...children) {
   return node;
 }
 
-/* A time in the unit in which it reads best. */
+/* A time in ms, µs or ns. */
 function timeWords(ns) {
   if (ns === 0) return "0";
   const [unit, name] = ns >= 1e6 ? [1e6, "ms"] : ns >= 1e3 ? [1e3, "µs"] : [1, "ns"];
@@ -42,7 +42,7 @@ function startProfile(details) {
   if (timeline) new Timeline(timeline, data, choose);
 }
 
-/* Open the profile that the address names, and put the keyboard there. */
+/* Open and focus the profile in the address. */
 function openProfile() {
   const target = document.getElementById(location.hash.slice(1));
   if (!target?.classList.contains("profile")) return;

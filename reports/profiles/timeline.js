@@ -1,4 +1,4 @@
-/* What ran when in a step? Phases, layers, operators, kernels and gaps over one another, by SVG paths that zoom. */
+/* The timeline of a step: rows of phases, layers, operators, kernels and idle time, drawn as SVG paths; it zooms. */
 
 const ROWS = [["Phase", 18], ["Layer", 18], ["Operator", 12], ["Kernels", 26], ["Idle", 10]];
 const LANES = 4; // of kernels that run at once; deeper ones share the last
@@ -40,7 +40,7 @@ class Timeline {
     });
   }
 
-  /* Of each lane the launches of each part. */
+  /* The launches of each part, lane by lane. */
   byLane() {
     const lanes = [];
     for (const launch of this.launches) {
@@ -87,7 +87,7 @@ class Timeline {
     if (this.width) this.draw(this.width);
   }
 
-  /* Zoom by a factor around a moment: where none is named that of the launch that is read, else the middle. */
+  /* Zoom by a factor around a time: by default the selected launch, or else the middle. */
   zoom(factor, around = this.inView(this.launches[this.read]) ? this.launches[this.read].from : (this.from + this.to) / 2) {
     this.show(around - (around - this.from) / factor, around + (this.to - around) / factor);
   }

@@ -16,7 +16,8 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Thread
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from harness.schema.files import refusing, write_atomically
 from harness.schema.record import RecordError
@@ -33,6 +34,7 @@ from reports.site.pages import shared_files
 _OURS = re.compile(
     rf"(data|downloads|over-time|runs)/{ID.pattern}\.(json|html|csv|jsonl)|compared/{ID.pattern}--{ID.pattern}\.html"
 )
+_ENTRY = TypeAdapter(Entry)
 _FEW = 8  # up to so many runs, one process is faster
 _MOST_PROCESSES = 8
 
@@ -96,14 +98,9 @@ def _known(out: Path) -> dict[str, Entry]:
     if not (out / MARKER).exists():
         return {}
     try:
-        return {each["digest"]: _entry(each["entry"]) for each in read_marker(out)}
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return {each["digest"]: _ENTRY.validate_python(each["entry"]) for each in read_marker(out)}
+    except (ValueError, TypeError, KeyError):
         return {}
-
-
-def _entry(values: Mapping[str, Any]) -> Entry:
-    lists = {name: tuple(values[name]) for name in ("devices", "commits", "suites", "backends", "files")}
-    return Entry(**{**values, **lists, "systems": tuple(map(tuple, values["systems"]))})
 
 
 def _write_marker(out: Path, drawn: Iterable[_Drawn]) -> None:
@@ -156,7 +153,7 @@ def _held(out: Path, entry: Entry) -> RunCases | None:
         if not all((out / path).stat().st_size for path in entry.files):
             return None
         return read_cases(out / f"data/{entry.id}.json")
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):
+    except (OSError, ValueError):
         return None
 
 

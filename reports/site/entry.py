@@ -6,16 +6,16 @@ The site stores the last two, and reads them back if the run has not changed.
 import hashlib
 import io
 import json
-import math
 import re
 import tomllib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pydantic import TypeAdapter
 
 from harness.schema.catalogue import Catalogue
 from harness.schema.files import listed, read_regular
@@ -23,7 +23,7 @@ from harness.schema.reason import printable, said_number, span
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import FILE
-from reports.compare.side import CaseSide, RunCases, Side
+from reports.compare.side import RunCases
 from reports.page.html import Around, render, run_title
 from reports.page.lines import system_looks
 from reports.profiles.ceilings import common_ceilings
@@ -36,6 +36,7 @@ from reports.words import commit_said, said_setting
 PLOTLY = "assets/plotly.js"
 ID = re.compile(r"[a-z0-9][a-z0-9-]{0,60}-[0-9a-f]{8}")
 _SLUG_LIMIT = 48
+_CASES = TypeAdapter(RunCases)
 _FORMATS = {"csv": "Table (CSV)", "jsonl": "Records (JSON lines)"}
 
 
@@ -132,7 +133,7 @@ def files_of(run: Run) -> tuple[Entry, dict[str, str]]:
     refuse_too_many(records, run.folder)
     found = run_id(run, records)
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
-    files: dict[str, str] = {f"data/{found}.json": _data(RunCases.of(run, records))}
+    files: dict[str, str] = {f"data/{found}.json": _CASES.dump_json(RunCases.of(run, records)).decode()}
     if table is not None:
         files |= {f"downloads/{found}.{ending}": content for ending, content in _downloads(table, records, run).items()}
         profiled = section(records, profiles, run.catalogue)
@@ -141,18 +142,8 @@ def files_of(run: Run) -> tuple[Entry, dict[str, str]]:
 
 
 def read_cases(path: Path) -> RunCases:
-    """Read a file of `_data`. Raises OSError; ValueError, KeyError or TypeError for another file."""
-    values = json.loads(read_regular(path))
-    facts, devices = values["facts"], [tuple(each) for each in values["devices"]]
-    cases = {}
-    for key, case in values["cases"].items():
-        case |= {"facts": facts[case["facts"]], "devices": devices[case["devices"]]}
-        case |= {name: math.inf for name in ("below", "above") if case[name] is None}
-        for name in ("medians", "tokens"):
-            case[name] = {int(repeat): each for repeat, each in case[name].items()}
-        cases[key] = CaseSide(key=key, **case)
-    side = Side(**values["side"])
-    return RunCases(values["mode"], values["turns"], values["repeats"], side, cases, frozenset(values["unmeasured"]))
+    """Read a run's data file. Raises OSError; ValueError for another file."""
+    return _CASES.validate_json(read_regular(path))
 
 
 def moment(text: str) -> datetime | None:
@@ -242,27 +233,3 @@ def _downloads(table: pd.DataFrame, records: Iterable[Record], run: Run) -> dict
     text = io.StringIO()
     write_frame(table, "csv", text, run.catalogue)
     return {"csv": text.getvalue(), "jsonl": "".join(f"{record.to_json()}\n" for record in records)}
-
-
-def _data(held: RunCases) -> str:
-    """The cases as JSON for `read_cases`; shared facts and devices are stored once."""
-    facts: dict[str, int] = {}
-    devices: dict[str, int] = {}
-    cases = {}
-    for key, side in held.cases.items():
-        values = asdict(side)
-        values |= {name: None for name in ("below", "above") if not math.isfinite(values[name])}
-        for name, known in (("facts", facts), ("devices", devices)):
-            values[name] = known.setdefault(json.dumps(values[name]), len(known))
-        cases[key] = {name: value for name, value in values.items() if name != "key"}
-    data = {
-        "mode": held.mode,
-        "turns": held.turns,
-        "repeats": held.repeats,
-        "side": asdict(held.side),
-        "facts": [json.loads(each) for each in facts],
-        "devices": [json.loads(each) for each in devices],
-        "cases": cases,
-        "unmeasured": sorted(held.unmeasured),
-    }
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -1,4 +1,4 @@
-/* How did a case of a system change from run to run? A line for each kind of machine, a triangle at each change. */
+/* The history of a case: a line for each kind of machine, a triangle at each change. */
 
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const cases = new Map(page.cases.map((each) => [each.key, each]));
@@ -7,12 +7,12 @@ const words = document.getElementById("words");
 let chosen = ""; // the key of the case that is drawn
 const plot = document.getElementById("plot");
 const DASHES = ["solid", "dash", "dot", "dashdot"];
-/* The least that the axis shows to either side of the values, so that noise does not look like change. */
+/* The share that the axis adds at least on either side of the values, so that noise does not look like change. */
 const LEAST_REACH = 0.1;
 const DAY = 86400e3; // ms
-const NARROW = 500; // pixels of a figure, in which changes are told by hover and table alone
+const NARROW = 500; // pixels; in a narrower figure changes have no text
 
-/* Plotly reads a part of HTML in its texts; words from records are shown as they are. */
+/* Escape text for Plotly, which reads some HTML. */
 function neutral(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
@@ -28,7 +28,7 @@ function percent(ratio) {
   return `${ratio > 1 ? "+" : "−"}${Math.abs(100 * (ratio - 1)).toFixed(1)}%`;
 }
 
-/* A point in lines: its change, run, time, commit and latency. */
+/* The lines of text of a point: its change, run, time, commit and latency. */
 function said(line, at, unit) {
   const change = line.changes.find((each) => each.at === at);
   const interval = line.low[at] === null ? "" : ` (${shown(line.low[at])} to ${shown(line.high[at])})`;
@@ -40,7 +40,7 @@ function said(line, at, unit) {
 
 const address = (line, at) => `../runs/${line.run[at]}.html`;
 
-/* The points of a line, which are numbered as in its data, and a triangle at each change. */
+/* The traces of a line: its points, numbered as in its data, and a triangle at each change. */
 function traces(line, number, unit) {
   const tone = colour(`--tone-${page.tone}`);
   const texts = line.at.map((_, at) => said(line, at, unit).map(neutral).join("<br>"));
@@ -60,7 +60,7 @@ function traces(line, number, unit) {
   return [points, changes];
 }
 
-/* Each point is a link: Tab reaches it, and shows its text as the mouse does. */
+/* Make each point a link that Tab reaches; its focus shows the same text as the mouse. */
 function link(lines, unit) {
   const drawn = [...plot.querySelectorAll(".scatterlayer .trace")]; // without those that have no point
   lines.forEach((line, number) => drawn[number].querySelectorAll(".point").forEach((point, at) => {
@@ -83,7 +83,7 @@ function range(lines) {
   return [Math.max(0, low - margin), high + margin];
 }
 
-/* A day around what was all measured at one moment. */
+/* An x range of one day if all points have the same time. */
 function days(lines) {
   const times = lines.flatMap((line) => line.at).map((at) => Date.parse(`${at}Z`));
   const [first, last] = [smallest(times), largest(times)];
@@ -125,7 +125,7 @@ function numbers(lines, unit) {
   new Table(document.getElementById("numbers"), { caption: "Numbers", columns, rows, cell });
 }
 
-/* What an address was made of; one that was cut stays as it is. */
+/* Decode a part of an address; a malformed one stays as it is. */
 function fromAddress(text) {
   try {
     return decodeURIComponent(text);
@@ -134,10 +134,10 @@ function fromAddress(text) {
   }
 }
 
-/* In how many runs a kind of machine measured a case, at the most. */
+/* The largest number of runs that measured a case on one kind of machine. */
 const runsOf = ({ lines }) => largest(lines.map(({ run }) => new Set(run).size));
 
-/* The cases with the words of the search, by phase and batch; those of several runs say so. */
+/* Offer the cases that match the search, by phase and batch, with their number of runs. */
 function offerCases() {
   const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
   const kept = page.cases.filter(({ label, group }) => wanted.every((word) => `${label} ${group}`.toLowerCase().includes(word)));
@@ -148,13 +148,13 @@ function offerCases() {
   document.getElementById("count").textContent = `${kept.length} of ${page.cases.length} cases`;
 }
 
-/* The first, where cases changed, as those come first; else that of most runs. */
+/* The case to open with: the first, if it changed, else the one with the most runs. */
 function opening() {
   if (page.cases[0].lines.some(({ changes }) => changes.length)) return page.cases[0].key;
   return page.cases.reduce((best, each) => (runsOf(each) > runsOf(best) ? each : best)).key;
 }
 
-/* The case that the address names behind its #; else the one to open with. */
+/* Draw the case in the address, or else the one to open with. */
 function follow() {
   const wanted = fromAddress(location.hash.slice(1));
   chosen = cases.has(wanted) ? wanted : opening();

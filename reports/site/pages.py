@@ -59,7 +59,6 @@ def _index(entries: Sequence[Entry], histories: Sequence[History], comparisons: 
         comparisons={entry.id: [each for each in comparisons if each.b is entry] for entry in entries},
         span=span(days[0], days[-1]) if days else "",
         devices=sorted({device for entry in entries for device in entry.devices}),
-        systems=sorted({system[:2] for entry in entries for system in entry.systems}),
         short=short,
     )
 

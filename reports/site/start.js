@@ -1,6 +1,6 @@
-/* What do the pages of a site begin with? What needs a script is shown, and the button changes the theme. */
+/* Start a page of a site: show the parts that need a script, and start the theme button. */
 
-/* `redraw`: of a page with something that takes its colours when it is drawn. */
+/* `redraw` repaints what has colors of its own. */
 function startPage(redraw = () => {}) {
   for (const part of document.querySelectorAll(".needs-script")) part.hidden = false;
   startTheme(redraw);

@@ -72,7 +72,7 @@ def test_a_slower_case_is_held_against_each_faster_one_of_its_group(tmp_path: Pa
     html = section_of(run_with(tmp_path, FAST, slower, replace(SLOW, case=case(batch=16)))).html
     assert html.count("slower than") == 1
     assert "<summary>0.210 ms (21.0%) slower than TTT &lt;b&gt;: TTT kernel +0.242 ms" in html
-    assert '<tr><th scope="row">TTT kernel</th><td>0.3</td><td>0.542</td><td>+0.242</td></tr>' in html
+    assert '<tr><th scope="row">TTT kernel</th><td>0.300</td><td>0.542</td><td>+0.242</td></tr>' in html
 
 
 def test_two_runs_are_compared_by_the_cases_that_both_profiled(tmp_path: Path) -> None:

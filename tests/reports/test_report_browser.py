@@ -70,6 +70,10 @@ def test_every_figure_is_drawn_with_its_values(page):
     assert browsing.plotted(page, FIG15)[0]["y"] == pytest.approx(list(TABLE.loc[first.rows, "us_per_token"]), rel=1e-5)
 
 
+def test_only_the_drawn_kind_of_chart_is_started(page):
+    assert page.evaluate("Object.keys(Plotly.PlotSchema.get().traces)") == ["scatter"]
+
+
 @pytest.mark.parametrize(
     ("number", "value"), [(FIG15, "us_per_token"), (FIG20, "tokens_per_s"), (REQUEST, "time_to_first_token_ms")]
 )
@@ -93,7 +97,7 @@ def test_cases_without_a_result_are_crosses(page):
     assert [cross["x"] for cross in crosses] == [[1024]] * 4
 
 
-def test_a_rising_line_has_no_ring_and_its_notes_are_in_the_readout(browser, one_place):
+def test_the_notes_of_a_point_are_in_the_readout(browser, one_place):
     cases = [Case("transformer", "vllm", "1.3b", "generate", batch, 2048) for batch in (1, 2, 4)]
     records = [synthetic.ok(case, 1.0, metrics={"sequences_at_once": 1}) for case in cases]
     with browsing.opened(
@@ -105,25 +109,6 @@ def test_a_rising_line_has_no_ring_and_its_notes_are_in_the_readout(browser, one
         page.locator("#figure-0 .xy .points path").last.hover(force=True)
         page.locator("#figure-0 .readout", has_text="1 of 4 sequences at once").wait_for()
         browsing.check(page, wrongs)
-
-
-@pytest.mark.parametrize(
-    ("last_ms", "at_once", "is_ringed"),
-    [(4.0, 4, True), (3.01, 4, False), (3.1, 4, False), (4.0, 1, False), (None, 4, False)],
-    ids=["declines", "within the interval", "level", "full cache", "no larger result"],
-)
-def test_a_ring_marks_the_best_batch_of_a_line_that_declines(browser, one_place, last_ms, at_once, is_ringed):
-    cases = [Case("transformer", "vllm", "1.3b", "generate", batch, 2048) for batch in (1, 2, 4)]
-    records = [
-        synthetic.ok(case, ms, metrics={"sequences_at_once": min(case.batch, at_once)})
-        if ms
-        else synthetic.lost(case, "oom", "no memory")
-        for case, ms in zip(cases, (1.0, 1.5, last_ms), strict=True)
-    ]
-    path = browsing.save(synthetic.of_suite("fig20-throughput", *records), one_place, "page")
-    with browsing.opened(browser, path) as (page, _):
-        line, *others = browsing.plotted(page, 0)
-    assert ({"x": [2], "y": [max(line["y"])]} in others) is is_ringed
 
 
 def test_axis_and_caption_write_thousands_alike(browser, one_place):
@@ -237,16 +222,6 @@ def test_hover_of_a_kernel_shows_its_share_of_the_lower_bound(page):
     assert re.search(r"lower bound \(memory\): 6[67]% of the latency, 19\d\d GB/s, 39\.\d\d TFLOP/s", text), text
 
 
-def test_numbers_of_a_kernel_figure_have_rates_bound_and_registers(page):
-    figure = page.locator(f"#figure-{KERNEL}")
-    figure.locator(".numbers > summary").click()
-    figure.locator(".rows > summary").click()
-    figure.locator("th[data-column=registers]").wait_for(state="attached")  # the table is made once it is opened
-    shown = set(figure.locator("th").evaluate_all("all => all.map(e => e.dataset.column)"))
-    assert {"tflops", "gbs", "floor_ms", "floor_share", "registers"} <= shown
-    assert figure.locator(".count").inner_text() == "Rows 1–4 of 4"
-
-
 def test_log_axes_have_ticks_that_do_not_crowd(page):
     texts = page.locator(f"#figure-{KERNEL} .yaxislayer-above .ytick text").all_text_contents()
     assert 2 <= len(texts) <= 10
@@ -288,13 +263,6 @@ def test_table_filters_by_words_and_choices(page):
     assert page.locator("#results-table").get_by_role("status").inner_text() == f"No row of {len(TABLE)} matches"
     filters.get_by_role("button", name="Clear").click()
     page.get_by_text(f"Rows 1–100 of {len(TABLE)}").wait_for()
-
-
-def test_figure_has_its_numbers_as_a_table(page):
-    figure = page.locator(f"#figure-{FIG15}")
-    figure.locator(".numbers > summary").click()
-    figure.locator(".rows > summary").click()
-    assert figure.locator(".count").inner_text() == "Rows 1–24 of 24"
 
 
 def test_a_plot_is_as_wide_as_its_figure_when_its_numbers_are_opened_and_closed(page):

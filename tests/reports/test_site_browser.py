@@ -139,35 +139,21 @@ def kept(page):
     return page.locator("#runs > li:visible .name").all_inner_texts()
 
 
-def clear(page):
-    page.get_by_role("button", name="Clear").click()
-    page.locator("#runs:not(:has(> li[hidden]))").wait_for()
-
-
-def test_the_index_is_searched_and_filtered(browser, site):
+def test_the_index_is_searched(browser, site):
     with opened(browser, site, "index.html") as page:
         assert len(kept(page)) == 7
-        page.get_by_label("Search").fill("monDAY  h100")
-        assert kept(page) == ["monday"]
-        assert page.inner_text("#count") == "1 of 7 runs"
-        clear(page)
-        page.locator("#device").select_option("Xeon")
-        assert kept(page) == ["cpu"]
-        clear(page)
-        page.locator("#system").select_option("mamba")
-        assert kept(page) == ["friday"]
-        clear(page)
-        page.get_by_label("Commit").fill("BBBB")
-        assert kept(page) == ["friday"]
-        clear(page)
-        page.get_by_label("To").fill("2026-11-18")
-        assert kept(page) == ["monday"]
-        page.get_by_label("From").fill("2026-11-17")
-        assert kept(page) == []
+        for words, names in {
+            "monDAY  h100": ["monday"],
+            "Xeon": ["cpu"],
+            "mamba": ["friday"],
+            "b" * 40: ["friday"],
+        }.items():
+            page.get_by_label("Search").fill(words)
+            assert kept(page) == names, words
+            assert page.inner_text("#count") == "1 of 7 runs"
         page.reload()
-        assert kept(page) == []
-        assert page.get_by_label("From").input_value() == "2026-11-17"
-        clear(page)
+        assert kept(page) == ["friday"]
+        page.get_by_label("Search").fill("")
         assert len(kept(page)) == 7
         assert "#" not in page.url
 
@@ -184,18 +170,6 @@ def test_the_index_finds_backends_suites_and_profiles(browser, tmp_path):
         }.items():
             page.get_by_label("Search").fill(words)
             assert sorted(kept(page)) == names, words
-
-
-def test_a_run_of_two_days_is_of_both(browser, tmp_path):
-    days = ["2026-11-10T23:00:00+00:00", "2026-11-11T01:00:00+00:00"]
-    long = [timed(a_case(64 * (2 + day)), 5, at=at) for day, at in enumerate(days)]
-    other = [timed(a_case(64), 5, at="2026-11-12T03:00:00+00:00")]
-    write_site([a_run(tmp_path / "long", *long).folder, a_run(tmp_path / "other", *other).folder], tmp_path / "site")
-    with opened(browser, tmp_path / "site", "index.html") as page:
-        page.get_by_label("From").fill("2026-11-11")
-        page.get_by_label("To").fill("2026-11-11")
-        assert kept(page) == ["long"]
-        assert "2026-11-10 to 2026-11-11" in page.inner_text("#runs > li:not([hidden])")
 
 
 def test_without_scripts_the_index_is_a_plain_list(browser, site):
