@@ -1,6 +1,7 @@
 """Statistics of the raw samples: one row for each case and machine, over all of its processes."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
@@ -17,6 +18,7 @@ from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
 from harness.schema.record import Record
+from harness.schema.work import known, positive
 from harness.workers.machine_load import is_loaded, load_note
 from reports.fairness import FAIRNESS_METRICS
 from reports.profiles.ceilings import common_ceilings
@@ -41,6 +43,8 @@ MACHINE_COLUMNS = ("device", "device_id", "commit")
 COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS + MACHINE_COLUMNS
 SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
 NOTES, MARKS = "notes", "marks"
+# Numbers computed from others: the size's name in millions of parameters, and rates (`_computed`).
+COMPUTED_COLUMNS = ("model_size", "tokens_per_s_each", "flops_per_token", "flops_share", "tokens_per_j")
 _TIMING, _QUALITY, _RECORDS = "_timing", "_quality", "records"  # a row's values without a column
 # The flags of a point, the gravest first.
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "loaded machine", "thermal slowdown"
@@ -95,10 +99,11 @@ def frame(
         for key in [group[0].case.key]
     ]
     table = pd.DataFrame(
-        rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *metrics, NOTES, MARKS]
+        rows,
+        columns=[*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, *metrics, NOTES, MARKS],
     )
     extra = _options([group[0].case for group in groups], table, catalogue)
-    late = (*REPEAT_COLUMNS, *RATE_COLUMNS, *metrics, NOTES, MARKS)
+    late = (*REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, *metrics, NOTES, MARKS)
     filled = [name for name in late if table[name].replace("", None).notna().any()]
     # convert_dtypes: registers are whole numbers, also where some records have none
     return pd.concat([table[list(COLUMNS)], extra, table[list(SAMPLE_COLUMNS)], table[filled].convert_dtypes()], axis=1)
@@ -135,7 +140,7 @@ def option_columns(table: pd.DataFrame) -> list[str]:
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
     """The recorded metrics with a column, in the catalogue's order, then others by name."""
-    taken = {*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, NOTES, MARKS}
+    taken = {*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
     return [*known, *sorted(found - {metric.name for metric in catalogue.metrics} - _USED_METRICS)]
@@ -201,6 +206,7 @@ def _row(
     common = ceilings[str(first.environment.get("device"))]
     reached = {name: highest for name, highest in common.items() if found.get(name)}
     row |= explanation(first.case, found | reached, row["latency_ms"])
+    row |= _computed(row, known(reached.get("product_tflops")))
     row |= dict(zip(MACHINE_COLUMNS, _place(first), strict=True))
     row |= {
         "samples": sum(len(record.samples_ms) for record in measured),
@@ -231,6 +237,24 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
         a_token = median(median(record.samples_ms) / record.tokens for record in measured)
         values |= {"us_per_token": a_token * 1e3, "tokens_per_s": 1e3 / a_token if a_token else math.nan}
     return values
+
+
+def _computed(row: Mapping[str, Any], peak_tflops: float) -> dict[str, float]:
+    """The values of `COMPUTED_COLUMNS`; unknown ones are NaN.
+
+    model_size: 1300 for 1.3b. tokens_per_s_each: generated tokens per second of one sequence, the interactivity.
+    flops_share: FLOP/s over those of a large GEMM, the model FLOPs utilization.
+    """
+    digits, letter = row["size"][:-1], row["size"][-1:]
+    return {
+        "model_size": float(digits) * {"m": 1, "b": 1000}[letter]
+        if re.fullmatch(r"[\d.]+[mb]", row["size"])
+        else math.nan,
+        "tokens_per_s_each": 1e3 / row["latency_ms"] if row["phase"] == "generate" else math.nan,
+        "flops_per_token": row["tflops"] * 1e12 / row["tokens_per_s"],
+        "flops_share": row["tflops"] / peak_tflops,
+        "tokens_per_j": 1 / positive(known(row.get("energy_j_per_token"))),
+    }
 
 
 def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:

@@ -11,14 +11,15 @@ import pandas as pd
 from harness.measure.environment import DIRTY
 from harness.schema.case import Case
 from harness.schema.catalogue import AxisEntry, Catalogue
+from harness.schema.reason import said_number
 
 
 def said_x(value: float) -> str:
-    """Write 2048 as 2k and 1048576 as 1M."""
+    """Write 2048 as 2k, 1048576 as 1M, and 24.2139 as 24.2."""
     for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
         if value >= unit and value % unit == 0:
             return f"{value / unit:g}{letter}"
-    return f"{value:.15g}"
+    return f"{value:.15g}" if value == int(value) else said_number(value)
 
 
 def said_setting(axis: AxisEntry, value: Any) -> str:

@@ -58,6 +58,7 @@ def _layers(systems: tuple[str, ...], *backends: str) -> Panel:
 # Values of the layer's options that the kernels support.
 MINI_BATCHES: dict[str, tuple[str | int, ...]] = {"mini_batch": (16, 32)}
 BOTH_BACKBONES: dict[str, tuple[str | int, ...]] = {"backbone": ("mamba", "transformer")}
+LARGE_SIZES = tuple(size for size in SIZES if size != "tiny")
 CONTEXTS, BATCHES = doubling(2048, 32768), (1, 16, 64, 512)
 
 
@@ -128,6 +129,28 @@ SUITES: tuple[Suite, ...] = (
             Figure(
                 "generate", "Generate throughput", "batch", "tokens_per_s", "Figure 20", best=True, primary=HEADLINES
             ),
+            Figure(
+                "generate",
+                "Generate throughput over interactivity",
+                "tokens_per_s_each",
+                "tokens_per_s",
+                best=True,
+                along="batch",
+                primary=HEADLINES,
+            ),
+        ),
+        device="cuda",
+    ),
+    Suite(
+        "model-sizes",
+        "Latency per token over the model size, 125m to 1.3b",
+        (
+            Panel("forward", (*LANGUAGE_MODELS, *GROUPED), LARGE_SIZES, (16,), (2048,)),
+            Panel("generate", (*LANGUAGE_MODELS, *GROUPED), LARGE_SIZES, (64,), (2048,)),
+        ),
+        figures=(
+            Figure("forward", "Forward latency per token", "model_size", along="size", primary=HEADLINES),
+            Figure("generate", "Generate latency per token", "model_size", along="size", primary=HEADLINES),
         ),
         device="cuda",
     ),

@@ -99,6 +99,7 @@ class PaperClaim(Stored):
 class FigureEntry(Stored):
     """Cases of one phase of a suite, `y` (a metric) against `x` (an axis).
 
+    along: the axis along a line whose x is computed from it, such as the batch of an interactivity.
     split: one figure for each value of these columns.
     forms: add a figure of primal over dual.
     `floor`: draw the metric `floor_ms` too.
@@ -114,6 +115,7 @@ class FigureEntry(Stored):
     source: Text = ""
     y_log: bool = False
     best: bool = False
+    along: Text = ""
     split: tuple[Text, ...] = ()
     forms: bool = False
     floor: bool = False
@@ -151,7 +153,7 @@ class Catalogue(Stored):
                 where = f"catalogue: suite {suite.name!r}, figure {figure.title!r}"
                 if figure.y not in metrics:
                     raise ValueError(f"{where}: y is {figure.y!r}, which is no metric")
-                for axis in (figure.x, *figure.split):
+                for axis in (figure.x, *filter(None, (figure.along,)), *figure.split):
                     if axis not in axes and axis not in ("system", "backend"):
                         raise ValueError(f"{where}: {axis!r} is no axis")
 

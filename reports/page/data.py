@@ -17,6 +17,7 @@ from reports.profiles.section import Section
 from reports.roofline import RATE_COLUMNS
 from reports.stats import (
     CASE_COLUMNS,
+    COMPUTED_COLUMNS,
     MARKS,
     NOTES,
     OUTCOME_COLUMNS,
@@ -149,7 +150,7 @@ def _varied(table: pd.DataFrame) -> list[str]:
 def _shown_columns(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
     """The columns that the results offer: the case and its latency, then its causes, then rarely read ones."""
     case = set(CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS) - {"reason"}
-    causes = {*RATE_COLUMNS, *(metric.name for metric in catalogue.metrics)}
+    causes = {*RATE_COLUMNS, *COMPUTED_COLUMNS, *(metric.name for metric in catalogue.metrics)}
 
     def rank(name: str) -> int:
         return 0 if name in case else 1 if name in causes else 3 if name in _LATE else 2

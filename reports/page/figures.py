@@ -46,6 +46,7 @@ class Figure:
     lines: list[Line]
     headline: bool = False
     claims: tuple[PaperClaim, ...] = ()
+    along: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -159,6 +160,7 @@ class _Panel:
             caption=self._caption(),
             remarks=self._remarks(lines),
             x=entry.x,
+            along=entry.along,
             y=entry.y,
             x_title=_x_title(entry, catalogue),
             y_label=catalogue.metric(entry.y).label,
@@ -186,7 +188,13 @@ class _Panel:
         """The settings that all lines share."""
         rows = self.panel.rows
         columns = ["device", "batch", "context", "size", "dtype", "l2", *option_columns(rows)]
-        omitted = {self.panel.entry.x, "part", "scope", "form" if forms_of(rows).nunique() > 1 else ""}
+        omitted = {
+            self.panel.entry.x,
+            self.panel.entry.along,
+            "part",
+            "scope",
+            "form" if forms_of(rows).nunique() > 1 else "",
+        }
         omitted |= {"l2"} if set(rows["l2"]) == {"warm"} else set()
         omitted |= {"device"} if self.panel.looks.devices == 1 else set()
         return ", ".join(filter(None, (self._common(name) for name in columns if name not in omitted)))

@@ -145,7 +145,7 @@ class FigurePanel:
         Timing and the GPU of one model count only where two points share an x: a resumed run may use several GPUs.
         """
         case = ("system", "backend", "size", "batch", "context", *SETTING_COLUMNS, *option_columns(self.rows))
-        late = ("timing", "device_id", self.entry.x)
+        late = ("timing", "device_id", self.entry.x, self.entry.along)
         columns = [name for name in (*case, *MACHINE_COLUMNS) if name not in late]
         if self.rows.duplicated([*columns, "timing", self.entry.x]).any():
             columns.append("device_id")

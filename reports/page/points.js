@@ -15,7 +15,9 @@ function marksIn(cell, y) {
 }
 
 function axisLabel(value) {
-  if (typeof value !== "number" || value < 1024 || value % 1024) return String(value);
+  if (typeof value !== "number") return String(value);
+  if (!Number.isInteger(value)) return String(Number(value.toPrecision(3)));
+  if (value < 1024 || value % 1024) return String(value);
   return value % 1048576 ? `${value / 1024}k` : `${value / 1048576}M`;
 }
 

@@ -128,7 +128,7 @@ class View:
         if rows["system"].nunique() > 1:
             own = rows.groupby(["system", "backend"], sort=False)[["state_dtype", *option_columns(rows)]]
             found += [name for name, most in own.nunique().max().items() if most > 1]
-        return [name for name in found if name != self.figure.x]
+        return [name for name in found if name not in (self.figure.x, self.figure.along)]
 
     def _settings(self, line: Line) -> dict[str, Any]:
         values = self.table.loc[line.rows[0], self._apart]

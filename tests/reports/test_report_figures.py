@@ -444,3 +444,10 @@ def test_latencies_far_apart_begin_on_a_logarithmic_axis(slowest, logarithmic):
     records = (synthetic.ok(c, latency) for c, latency in zip(cases, (1.0, slowest), strict=True))
     _, [figure] = drawn(*records, suite="fig15-generate")
     assert figure.y_log is logarithmic
+
+
+def test_a_line_runs_along_the_batch_where_x_is_computed_from_it():
+    figure = FIGURES["fig20-throughput-generate-2"]
+    (line,) = [each for each in figure.lines if each.system == "ttt-linear" and each.rows]
+    assert TABLE.loc[line.rows, "batch"].tolist() == [512, 256, 128, 64, 32, 16, 8, 4, 2, 1]
+    assert "batch" not in figure.caption

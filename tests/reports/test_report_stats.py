@@ -16,6 +16,7 @@ from harness.schema.record import Record
 from reports.roofline import RATE_COLUMNS
 from reports.stats import (
     COLUMNS,
+    COMPUTED_COLUMNS,
     MARKS,
     REPEAT_COLUMNS,
     SAMPLE_COLUMNS,
@@ -47,7 +48,8 @@ def notes_of(*records):
 def test_columns_are_those_of_the_csv_then_options_then_samples():
     table = table_of(synthetic.ok(FORWARD, 3.0), synthetic.lost(OTHER, "oom", "no"))
     assert list(COLUMNS) == CSV_COLUMNS
-    assert list(table.columns) == [*CSV_COLUMNS, "mini_batch", *SAMPLE_COLUMNS, "tflops", "gbs"]
+    computed = ["tflops", "gbs", "model_size", "flops_per_token"]
+    assert list(table.columns) == [*CSV_COLUMNS, "mini_batch", *SAMPLE_COLUMNS, *computed]
     assert option_columns(table) == ["mini_batch"]
 
 
@@ -55,8 +57,10 @@ def test_every_metric_of_the_catalogue_that_is_recorded_is_a_column_and_so_is_on
     metrics = {metric.name: 1.0 for metric in METRICS} | {"wings": 2.0, "parameters": 1e9}
     table = table_of(synthetic.ok(FORWARD, 3.0, metrics=synthetic.work(3e9, 6e10) | metrics))
     after = list(table.columns)[list(table.columns).index(SAMPLE_COLUMNS[-1]) + 1 :]
-    recorded = [metric.name for metric in METRICS if metric.name not in (*COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS)]
-    assert after == [*RATE_COLUMNS, *recorded, "wings"]
+    computed = ["model_size", "flops_per_token", "flops_share", "tokens_per_j"]  # a forward has no interactivity
+    others = (*COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS)
+    recorded = [metric.name for metric in METRICS if metric.name not in others]
+    assert after == [*RATE_COLUMNS, *computed, *recorded, "wings"]
     assert {"energy_j_per_token", "state_bytes"} <= set(after)
     assert table["wings"][0] == 2
 
@@ -412,3 +416,20 @@ def test_repeats_have_the_interval_over_their_processes_and_a_single_process_has
     assert (row["latency_ms_repeats_low"], row["latency_ms_repeats_high"]) == (low, high)
     assert low < row["latency_ms_low"] < row["latency_ms_high"] < high
     assert not set(REPEAT_COLUMNS) & set(table_of(runs[0]).columns)
+
+
+@pytest.mark.parametrize(("size", "millions"), [("125m", 125), ("1.3b", 1300), ("tiny", None), ("1.3b/4", None)])
+def test_a_models_size_is_a_number(size, millions):
+    found = synthetic.of_suite("s", synthetic.ok(Case("s", "b", size, "forward", 1, 8), 1.0, metrics={})).table
+    assert found.to_dict("records")[0].get("model_size") == millions
+
+
+def test_rates_of_a_token():
+    case = Case("ttt-linear", "triton-dual", "1.3b", "generate", 4, 2048)
+    metrics = {"flops": 8e9, "bytes": 1e9, "product_tflops": 500.0, "copy_gbs": 3000.0, "energy_j_per_token": 0.25}
+    record = synthetic.ok(case, 2.0, metrics=metrics)
+    record = replace(record, samples_ms=[2.0] * 30)
+    (row,) = frame([record], Catalogue()).to_dict("records")
+    # 8 GFLOP in 2 ms are 4 TFLOP/s; one token of each of 4 sequences in 2 ms
+    found = [row[name] for name in ("tokens_per_s_each", "flops_per_token", "flops_share", "tokens_per_j")]
+    assert found == pytest.approx([500.0, 2e9, 0.008, 4.0])
