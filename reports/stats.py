@@ -245,14 +245,13 @@ def _computed(row: Mapping[str, Any], peak_tflops: float) -> dict[str, float]:
     model_size: 1300 for 1.3b. tokens_per_s_each: generated tokens per second of one sequence, the interactivity.
     flops_share: FLOP/s over those of a large GEMM, the model FLOPs utilization.
     """
-    digits, letter = row["size"][:-1], row["size"][-1:]
+    named = re.fullmatch(r"(\d+(?:\.\d+)?)([mb])", row["size"])
+    latency_ms = positive(row["latency_ms"])
     return {
-        "model_size": float(digits) * {"m": 1, "b": 1000}[letter]
-        if re.fullmatch(r"[\d.]+[mb]", row["size"])
-        else math.nan,
-        "tokens_per_s_each": 1e3 / row["latency_ms"] if row["phase"] == "generate" else math.nan,
+        "model_size": float(named[1]) * {"m": 1, "b": 1000}[named[2]] if named else math.nan,
+        "tokens_per_s_each": 1e3 / latency_ms if row["phase"] == "generate" else math.nan,
         "flops_per_token": row["tflops"] * 1e12 / row["tokens_per_s"],
-        "flops_share": row["tflops"] / peak_tflops,
+        "flops_share": row["tflops"] / positive(peak_tflops),
         "tokens_per_j": 1 / positive(known(row.get("energy_j_per_token"))),
     }
 
