@@ -17,6 +17,7 @@ from bench.models import checkpoint
 from bench.models.config import model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
+from bench.models.hugging_face import config_values
 from bench.models.kernel_operator import KernelOperator
 from bench.systems.logits import choice_check
 
@@ -38,15 +39,7 @@ def made(folder, learner, size="tiny"):
     """A checkpoint folder with random weights in bfloat16."""
     config = model_config(learner, size)
     checkpoint.save(from_seed(config, 0, "cuda", torch.bfloat16), folder / "model.safetensors")
-    values = {
-        "model_type": "ttt",
-        "dtype": "bfloat16",
-        "ttt_layer_type": config.learner,
-        "vocab_size": config.vocabulary,
-    }
-    values |= {"hidden_size": config.width, "intermediate_size": config.ffn_width, "num_hidden_layers": config.layers}
-    values |= {"num_attention_heads": config.heads, "pre_conv": True, "share_qk": True, "use_gate": True}
-    (folder / "config.json").write_text(json.dumps(values))
+    (folder / "config.json").write_text(json.dumps(config_values(config) | {"dtype": "bfloat16"}))
     return folder
 
 
