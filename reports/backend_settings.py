@@ -1,7 +1,6 @@
 """The recorded settings of each backend."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from harness.schema.record import Record
 
@@ -14,24 +13,15 @@ _ELSEWHERE = {
 }
 
 
-@dataclass(frozen=True)
-class BackendSettings:
-    """A system on a backend, and (setting, values in words) of its records."""
-
-    system: str
-    backend: str
-    settings: tuple[tuple[str, str], ...]
-
-
-def backend_settings(records: Iterable[Record]) -> list[BackendSettings]:
-    """The backends with recorded settings, in order of appearance."""
+def backend_settings(records: Iterable[Record]) -> list[tuple[str, str, list[tuple[str, str]]]]:
+    """(system, backend, its settings as (name, values in words)) of the backends with recorded settings."""
     found: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for record in records:
         own = found.setdefault((record.case.system, record.case.backend), {})
         for name, value in record.settings.items():
             if name not in _ELSEWHERE and value:
                 own.setdefault(name, {})[value] = None
-    return [BackendSettings(*place, tuple(_said(own))) for place, own in found.items() if own]
+    return [(*place, list(_said(own))) for place, own in found.items() if own]
 
 
 def _said(settings: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:

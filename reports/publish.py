@@ -84,7 +84,8 @@ def refuse_too_many(records: Sequence[Record], run_folder: Path) -> None:
     if len(records) > MOST_ON_A_PAGE:
         raise RecordError(
             f"{run_folder}: {len(records):,} records, and a page holds at most {MOST_ON_A_PAGE:,}; "
-            f"report some of its systems with --systems, or print all with `ttt-bench table {run_folder}`"
+            f"draw some systems with `ttt-bench report {run_folder} --systems SYSTEM`, "
+            f"or print all with `ttt-bench table {run_folder}`"
         )
 
 

@@ -44,7 +44,7 @@ class CaseSide:
     samples: of all rounds. timed: how many of the `rounds` have samples.
     others: the largest share of the CPU that other programs used, if it was contended; else 0.
     hot: thermally throttled. changed: the samples of its only process drifted.
-    devices: facts that must agree for a outcome, per machine. facts: other facts of all processes, by name.
+    devices: the facts of each machine that must agree for an outcome. facts: other facts of all processes, by name.
     host_bound: whether an engine's host bounds it.
     """
 

@@ -1,4 +1,4 @@
-"""Simulate `ttt-bench ab` on the noise of real runs, with a fixed seed: how often it cries wolf and what it finds.
+"""Simulate `ttt-bench ab` on the noise of real runs, with a fixed seed: its rates of false alarms and of detection.
 
 `python -m tests.reports.simulate_ab` prints the study; `reports/compare/README.md` shows a part of it.
 

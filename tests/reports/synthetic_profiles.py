@@ -1,4 +1,4 @@
-"""Profiles as a profiler might find them of 1.3B models on an H100, from formulas; for tests only, measured nowhere."""
+"""Synthetic profiles of 1.3B models on an H100, computed from formulas."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -47,7 +47,7 @@ COUNTED = {
 def profile_of(
     case: Case, latency_ms: float, *, counted: bool = True, per_layer: int = 4, gap_us: float = 1.4
 ) -> Profile:
-    """A profile of five runs, `per_layer` times the kernels of `BLOCK` a layer, as the readers would make it."""
+    """A profile of five runs in which each layer has the kernels of `BLOCK` `per_layer` times."""
     ranged = list(_run(case, latency_ms, per_layer, gap_us, 0.0))
     length = latency_ms * 1e3
     timed = [
@@ -125,7 +125,7 @@ def _counters(kernel) -> Counters:
 
 
 def write_run(folder: Path, count: int = 4) -> Run:
-    """A run of figure 15 with profiles of its first `count` systems at 2k, the last of them without counters."""
+    """A run of Figure 15 with profiles of its first `count` systems at 2k; the last profile has no counters."""
     cases = [Case(system, backend, "1.3b", "forward", 16, 2048) for system, backend in synthetic.PAPER_SYSTEMS]
     latencies = dict(zip(cases, (147.0, 171.0, 168.8, 258.0), strict=True))
     longer = [Case(system, backend, "1.3b", "forward", 16, 4096) for system, backend in synthetic.PAPER_SYSTEMS]

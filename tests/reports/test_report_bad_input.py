@@ -168,6 +168,6 @@ def test_an_unknown_schema_is_named(tmp_path):
 def test_a_page_of_too_many_records_is_a_sentence(tmp_path, monkeypatch, write):
     monkeypatch.setattr("reports.publish.MOST_ON_A_PAGE", 5)
     run = all_equal().run(tmp_path / "run")
-    with pytest.raises(RecordError, match=r"run: 6 records, and a page holds at most 5; report some of its systems"):
+    with pytest.raises(RecordError, match=r"run: 6 records, and a page holds at most 5; draw some systems with"):
         write(run, tmp_path / "page.html")
     write_report(run, tmp_path / "page.html", systems=["transformer"])
