@@ -1,7 +1,9 @@
 """Pictures of figures and pages, by Chromium and playwright (extra dev)."""
 
 import shutil
+import struct
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ PICTURE_STYLE = ".more, details, .top { display: none !important } .suite { padd
 RESIZE_MS = 500  # figures need it to follow a change of their width
 WHOLE_PAGE = "all"
 _STARTS = {".png": b"\x89PNG\r\n", ".pdf": b"%PDF"}
+_HEADER_END = 33  # bytes of a PNG's signature and its first chunk
 _INCH, _DOTS = 96, 300  # CSS pixels and printed dots
 
 
@@ -109,7 +112,14 @@ def take(
     section.scroll_into_view_if_needed()
     page.evaluate("drawAll(figures, true)")  # the style may put the figures below each other
     page.wait_for_timeout(RESIZE_MS)
-    return section.screenshot()
+    return _described(section.screenshot(), section.inner_text())
+
+
+def _described(png: bytes, text: str) -> bytes:
+    """The PNG with titles and captions as its Description, which search and screen readers see."""
+    chunk = b"iTXtDescription\0\0\0\0\0" + " ".join(text.split()).encode()
+    whole = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return png[:_HEADER_END] + whole + png[_HEADER_END:]
 
 
 def take_alone(browser: Any, report: Path, figures: str, inches: float, y_log: bool, is_pdf: bool) -> bytes:

@@ -1,11 +1,16 @@
 """Pictures of figures."""
 
+from pathlib import Path
+
 import browsing
 import pytest
 import synthetic_records as synthetic
 
 from harness.schema.record import RecordError
 from reports.picture import take, write_picture
+from reports.publish import write_report
+
+RESULTS = Path(__file__).parents[2] / "reports" / "results"
 
 
 def test_picture_of_a_suite(browser, tmp_path):
@@ -17,6 +22,15 @@ def test_picture_of_a_suite(browser, tmp_path):
     assert take(browser, path, "fig8-minibatch") != first
     with pytest.raises(RecordError, match="--figures fig99: the page has no such figures; there are fig15, fig20"):
         take(browser, path, "fig99")
+
+
+def test_the_readmes_picture_says_what_the_page_says_today(browser, tmp_path):
+    write_report(RESULTS / "h100", tmp_path / "page.html")
+    start = b"iTXtDescription\0\0\0\0\0"
+    today = take(browser, tmp_path / "page.html").split(start)[1].split(b"IDAT")[0][:-8]
+    committed = (RESULTS / "fig15.png").read_bytes().split(start)[1].split(b"IDAT")[0][:-8]
+    assert "Figure 15, left" in today.decode()
+    assert committed.decode() == today.decode(), "draw it again: ttt-bench report reports/results/h100 --png ..."
 
 
 def test_a_picture_never_overwrites_another_file(tmp_path):
