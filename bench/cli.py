@@ -273,15 +273,15 @@ def site(
 
 
 @app.command()
-def convert(
-    file: Annotated[Path, typer.Argument(metavar="JAX_FILE", help="`streaming_params` or `streaming_train_state`.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The new folder for --checkpoint.")],
-    base_lr: Annotated[float | None, typer.Option(help="The training run's ttt_base_lr; default: the paper's.")] = None,
+def generate(
+    checkpoint: Annotated[Path, typer.Option(help="Folder with config.json, safetensors and tokenizer.json.")],
+    prompt: Annotated[str, typer.Option(help="The text to continue.")],
+    tokens: Annotated[int, typer.Option(help="New tokens, at most.", min=1)] = 128,
 ) -> None:
-    """Convert a checkpoint of the authors' JAX code to safetensors."""
-    from bench.commands.convert import convert_checkpoint
+    """Continue a text with a TTT checkpoint, greedily."""
+    from bench.commands.generate import generate
 
-    convert_checkpoint(file, output, base_lr)
+    generate(checkpoint, prompt, tokens)
 
 
 @app.command()

@@ -20,7 +20,6 @@ METRICS: tuple[MetricEntry, ...] = (
     MetricEntry("time_between_tokens_ms_high", "95% high of ITL", "ms"),
     MetricEntry("itl_p50_ms", "Inter-token latency, median", "ms", "lower"),
     MetricEntry("itl_p99_ms", "Inter-token latency, 99th percentile", "ms", "lower"),
-    MetricEntry("ttft_p50_ms", "Time to first token, median", "ms", "lower"),
     MetricEntry("ttft_p99_ms", "Time to first token, 99th percentile", "ms", "lower"),
     MetricEntry("goodput", "Requests with TTFT up to 500 ms and mean ITL up to 50 ms", "1/s", "higher"),
     MetricEntry("itl_worst_over_mean", "Longest step over mean step", "", "lower"),

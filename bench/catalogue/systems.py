@@ -86,18 +86,19 @@ BACKENDS: tuple[Backend, ...] = (
 )
 
 
-def _ttt(learner: str) -> tuple[Adapter, ...]:
-    """The adapters of a TTT system; learner is "Linear" or "MLP"."""
-    kernels, compiled = "bench.systems.ttt.kernels", "bench.systems.ttt.compiled"
+def _ttt() -> tuple[Adapter, ...]:
+    """The adapters of both TTT systems."""
+    kernels = "bench.systems.ttt.kernels"
     planes = "float32-planes"
     return (
-        Adapter("thunderkittens", f"{kernels}:{learner}ThunderKittens", BOTH, "float32", phases=PREFILL, replays=True,
+        Adapter("thunderkittens", f"{kernels}:ThunderKittens", BOTH, "float32", phases=PREFILL, replays=True,
                 headline=True),
-        Adapter("triton", f"{kernels}:{learner}Triton", BOTH, "float32", phases=PREFILL, replays=True),
-        Adapter("triton-dual", f"{kernels}:{learner}TritonDual", BOTH, planes, phases=GENERATE, headline=True),
-        Adapter("triton-primal", f"{kernels}:{learner}TritonPrimal", BOTH, planes, phases=GENERATE),
+        Adapter("triton", f"{kernels}:Triton", BOTH, "float32", phases=PREFILL, replays=True),
+        Adapter("triton-dual", f"{kernels}:TTTKernels", BOTH, planes, phases=GENERATE, headline=True),
+        Adapter("triton-primal", f"{kernels}:TritonPrimal", BOTH, planes, phases=GENERATE),
         Adapter("vllm", "bench.systems.vllm.ttt:VllmTTT", state_dtype=planes, install=VLLM, engine=True),
-        Adapter("torch-compile", f"{compiled}:Compiled{learner}", LAYER, "float32", phases=FORWARD, slow=True),
+        Adapter("torch-compile", "bench.systems.ttt.compiled:CompiledLayer", LAYER, "float32", phases=FORWARD,
+                slow=True),
         Adapter("torch", "bench.systems.ttt.pytorch:TTTTorch", BOTH, "float32", devices=ANYWHERE, slow=True),
     )  # fmt: skip
 
@@ -122,11 +123,11 @@ SYSTEMS: tuple[System, ...] = (
         0,
         "circle",
         (
-            *_ttt("Linear"),
+            *_ttt(),
             Adapter("fla", "bench.systems.fla.layer:FlaTTTLinear", LAYER, "float32", MAMBA, FORWARD),
         ),
     ),
-    System("ttt-mlp", "TTT-MLP", "TTT", 1, "square", _ttt("MLP")),
+    System("ttt-mlp", "TTT-MLP", "TTT", 1, "square", _ttt()),
     System(
         "transformer",
         "Transformer",

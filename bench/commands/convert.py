@@ -1,9 +1,26 @@
-"""`ttt-bench convert`: turn a checkpoint of the authors' JAX code into a folder for `--checkpoint`."""
+"""Convert a checkpoint of the authors' JAX code: `python -m bench.commands.convert JAX_FILE -o DIR`."""
 
+import sys
 from pathlib import Path
+from typing import Annotated, Any
 
+import typer
+
+from bench.ending import guarded
 from bench.errors import UserError
 from harness.schema.files import refusing
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command()
+def convert(
+    file: Annotated[Path, typer.Argument(metavar="JAX_FILE", help="`streaming_params` or `streaming_train_state`.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The new folder for --checkpoint.")],
+    base_lr: Annotated[float | None, typer.Option(help="The training run's ttt_base_lr; default: the paper's.")] = None,
+) -> None:
+    """Convert a checkpoint of the authors' JAX code to safetensors."""
+    convert_checkpoint(file, output, base_lr)
 
 
 def convert_checkpoint(file: Path, folder: Path, base_lr: float | None) -> None:
@@ -22,3 +39,11 @@ def convert_checkpoint(file: Path, folder: Path, base_lr: float | None) -> None:
         raise UserError("convert: needs msgpack; pip install 'ttt-bench[convert]'") from None
     config = found.config
     print(f"wrote {folder}: {found.system}, {found.size}, base_lr {config.base_lr:g} ({found.name})")
+
+
+def _main() -> Any:
+    return app(standalone_mode=False)
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(_main))

@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bench.models.checkpoint import WEIGHTS_FILE, load
-from bench.models.config import BASE_LR, CheckpointError
-from bench.models.hugging_face import CONFIG_FILE
+from bench.models.config import BASE_LR, CheckpointError, ConfigError, TTTConfig
+from bench.models.hugging_face import CONFIG_FILE, config_values
 from harness.schema.files import open_regular
 
 ARRAY = 1  # flax's extension type
@@ -147,22 +147,19 @@ def config_of_weights(file: Path, weights: dict[str, Tensor], base_lr: float | N
     embedding, gate, first, index = (weights[name] for name in needed)
     learner = "mlp" if f"{block}W2" in weights else "linear"
     layers = {name.split(".")[2] for name in weights if name.startswith("model.layers.")}
-    return {
-        "model_type": "ttt",
-        "architectures": ["TTTForCausalLM"],
-        "ttt_layer_type": learner,
-        "ttt_base_lr": BASE_LR[learner] if base_lr is None else base_lr,
-        "vocab_size": embedding.shape[0],
-        "hidden_size": embedding.shape[1],
-        "intermediate_size": gate.shape[0],
-        "num_hidden_layers": len(layers),
-        "num_attention_heads": first.shape[0],
-        "mini_batch_size": index.numel(),
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": "lm_head.weight" not in weights,
-        "pre_conv": "model.layers.0.conv.conv.weight" in weights,
-        "share_qk": f"{block}conv_q.weight" in weights,
-        "use_gate": f"{block}g_proj.weight" in weights,
-        "dtype": str(embedding.dtype).removeprefix("torch."),
-    }
+    try:
+        config = TTTConfig(
+            learner=learner,
+            width=embedding.shape[1],
+            ffn_width=gate.shape[0],
+            layers=len(layers),
+            heads=first.shape[0],
+            vocabulary=embedding.shape[0],
+            backbone="mamba" if "model.layers.0.conv.conv.weight" in weights else "transformer",
+            mini_batch=index.numel(),
+            base_lr=BASE_LR[learner] if base_lr is None else base_lr,
+            tied="lm_head.weight" not in weights,
+        )
+    except ConfigError as error:
+        raise CheckpointError(f"{file}: {error}") from None
+    return config_values(config) | {"dtype": str(embedding.dtype).removeprefix("torch.")}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from bench.models.factory import from_seed
 msgpack = pytest.importorskip("msgpack")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+ROOT = Path(__file__).resolve().parents[2]
 DENSE = {"q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo", "g_proj": "wg"}
 LEARNER = {"W1": "ttt_dense_0", "b1": "ttt_bias_0", "W2": "ttt_dense_1", "b2": "ttt_bias_1"}
 FFN = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
@@ -188,3 +191,10 @@ def test_a_file_that_is_no_msgpack_and_a_folder_that_is_there_are_refused(tmp_pa
         convert_checkpoint(tmp_path / "file", tmp_path, None)
     with pytest.raises(UserError, match="cannot be read"):
         convert_checkpoint(tmp_path / "none", tmp_path / "made", None)
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
+    command = [sys.executable, "-m", "bench.commands.convert", "none", "-o", str(tmp_path / "new")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ttt-bench: none: cannot be read")

@@ -112,7 +112,7 @@ def test_one_is_no_plural(tmp_path):
         (["run", "latency"], ["suite 'latency': unknown; there are quick, fig15-forward, ", "fig15, paper, all"]),
         (["run", "quik"], ["suite 'quik': unknown; did you mean quick?"]),
         (["run", "quick", "--systems", "ttt-liner"], ["--systems ttt-liner: unknown; did you mean ttt-linear?"]),
-        (["convert", "none", "-o", "new"], ["ttt-bench: none: cannot be read"]),
+        (["generate", "--checkpoint", ".", "--prompt", "a"], ["--checkpoint .: holds no config.json"]),
         (["run", "quick", "--systems", "gpt"], ["gpt", "there are ttt-linear, ttt-mlp, transformer", "SYSTEM/BACKEND"]),
         (["run", "quick", "--systems", "ttt-mlp mamba"], ["--systems 'ttt-mlp mamba': separate names by commas"]),
         (["run", "quick,paper"], ["suite 'quick,paper': separate suites by spaces"]),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -27,14 +27,13 @@ TOGETHER = 4  # mini-batches per piece
 
 
 class CompiledLayer:
-    """One learner's forward, from the start of a mini-batch to the end of one.
+    """A layer's forward, from the start of a mini-batch to the end of one.
 
     The compiler unrolls the mini-batches of a piece; Python loops over the pieces. Pieces are short: with 32
     mini-batches TTT-Linear is slower than without the compiler.
     """
 
     packages: tuple[str, ...] = ("triton",)
-    learner: ClassVar[str]
 
     def unavailable(self) -> str:
         """Always available; a case reports a missing compiler."""
@@ -44,7 +43,7 @@ class CompiledLayer:
         """Build the forward of `batch` sequences of `context` tokens; Skip for other forms and parts."""
         config = ttt_config_of(case)
         _refuse(case, config)
-        reference = import_module(f"tk_kernels.ttt_{self.learner}.reference")
+        reference = import_module(f"tk_kernels.ttt_{config.learner}.reference")
         inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
         piece = min(TOGETHER * config.mini_batch, case.context)
         forward, work = compiled_forward(reference, piece), layer_work(config, case)
@@ -59,18 +58,6 @@ class CompiledLayer:
             work=work,
             settings={"compiled_together": f"{piece} tokens"},
         )
-
-
-class CompiledLinear(CompiledLayer):
-    """ttt-linear/torch-compile."""
-
-    learner = "linear"
-
-
-class CompiledMLP(CompiledLayer):
-    """ttt-mlp/torch-compile."""
-
-    learner = "mlp"
 
 
 def compiled_forward(reference: Any, piece: int) -> Callable[..., Any]:

@@ -2,10 +2,12 @@
 
 from collections.abc import Collection
 from importlib import import_module
+from itertools import product
 from typing import Any, ClassVar
 
 from bench.kept import generate_precision
 from bench.models.case_model import ttt_config_of
+from bench.models.config import BASE_LR
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.systems.ttt import kernel_layer
@@ -18,17 +20,17 @@ from tk_kernels.forward.operator import HEAD_DIM, HEAD_DIMS, THUNDERKITTENS, TRI
 
 
 class TTTKernels(TTTLanguageModel):
-    """One learner on one forward kernel and one form of generate."""
+    """One forward kernel and one form of generate; without `prefill`, generate alone, in the dual form."""
 
     packages = ("triton", "apache-tvm-ffi")
-    learner: ClassVar[str]
     prefill: ClassVar[str] = ""  # backend of the forward kernel; "" for PyTorch
 
     def unavailable(self) -> str:
         """Report what the kernels lack: a supported GPU, nvcc or a build, ThunderKittens, Triton."""
         modules = [*{THUNDERKITTENS: ["ops"], TRITON: ["forward"], "": []}[self.prefill], "generate"]
-        reasons = [import_module(f"tk_kernels.ttt_{self.learner}.{module}").available() for module in modules]
-        return next((reason for reason in reasons if reason), "")
+        pairs = product(BASE_LR, modules)
+        reasons = (import_module(f"tk_kernels.ttt_{learner}.{module}").available() for learner, module in pairs)
+        return next(filter(None, reasons), "")
 
     def build(self, case: Case) -> Workload:
         """Build the whole model, or with scope=layer the kernel alone; Skip for unsupported options."""
@@ -39,8 +41,8 @@ class TTTKernels(TTTLanguageModel):
 
     def load(self, case: Case) -> Any:
         """Load the model with fused blocks."""
-        precision = generate_precision(case)[0]
-        operator = KernelOperator(self.learner, self.form, precision, not self.prefill, self.prefill)
+        learner, precision = ttt_config_of(case).learner, generate_precision(case)[0]
+        operator = KernelOperator(learner, self.form, precision, not self.prefill, self.prefill)
         return model_of(case, operator=operator, block=FusedBlock)
 
     def settings(self, case: Case) -> dict[str, str]:
@@ -56,7 +58,7 @@ class TTTKernels(TTTLanguageModel):
         """Raise Skip for an option that the kernels ignore: the record would name another function."""
         config = ttt_config_of(case)
         refused = [f"{name}={value}" for name in ("form", "part") if (value := case.option(name))]
-        mini_batches, head_dims = self._taken()
+        mini_batches, head_dims = self._taken(config.learner)
         if config.mini_batch not in mini_batches:
             refused.append(f"mini-batches of {config.mini_batch} tokens")
         if config.head_dim not in head_dims:
@@ -64,59 +66,28 @@ class TTTKernels(TTTLanguageModel):
         if refused:
             raise Skip(f"{case.system_backend} has no {' and no '.join(refused)}; {case.system}/torch has")
 
-    def _taken(self) -> tuple[Collection[int], Collection[int]]:
+    def _taken(self, learner: str) -> tuple[Collection[int], Collection[int]]:
         """Mini-batch sizes and head dimensions of the kernels."""
-        operator = f"tk_kernels.ttt_{self.learner}"
         if self.prefill == THUNDERKITTENS:
-            return tuple(import_module(f"{operator}.ops").KERNELS), (HEAD_DIM,)
+            return tuple(import_module(f"tk_kernels.ttt_{learner}.ops").KERNELS), (HEAD_DIM,)
         if self.prefill == TRITON:
             return MINI_BATCHES, HEAD_DIMS
         return MINI_BATCHES, range(1, MOST_HEAD_DIM + 1)
 
 
-class LinearThunderKittens(TTTKernels):
-    """ttt-linear/thunderkittens."""
+class ThunderKittens(TTTKernels):
+    """The forward for Hopper."""
 
-    learner, prefill = "linear", THUNDERKITTENS
-
-
-class MLPThunderKittens(TTTKernels):
-    """ttt-mlp/thunderkittens."""
-
-    learner, prefill = "mlp", THUNDERKITTENS
+    prefill = THUNDERKITTENS
 
 
-class LinearTriton(TTTKernels):
-    """ttt-linear/triton."""
+class Triton(TTTKernels):
+    """The forward for any GPU."""
 
-    learner, prefill = "linear", TRITON
-
-
-class MLPTriton(TTTKernels):
-    """ttt-mlp/triton."""
-
-    learner, prefill = "mlp", TRITON
+    prefill = TRITON
 
 
-class LinearTritonDual(TTTKernels):
-    """ttt-linear/triton-dual."""
-
-    learner = "linear"
-
-
-class MLPTritonDual(TTTKernels):
-    """ttt-mlp/triton-dual."""
-
-    learner = "mlp"
-
-
-class LinearTritonPrimal(LinearTritonDual):
-    """ttt-linear/triton-primal: the paper's form."""
-
-    form = "primal"
-
-
-class MLPTritonPrimal(MLPTritonDual):
-    """ttt-mlp/triton-primal: the paper's form."""
+class TritonPrimal(TTTKernels):
+    """Generate in the paper's form."""
 
     form = "primal"

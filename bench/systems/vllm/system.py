@@ -58,13 +58,10 @@ class VllmSystem:
     packages: tuple[str, ...] = ("vllm",)
     implementation: ClassVar[str]  # the class that vLLM runs, MODULE:CLASS
     releases: ClassVar[tuple[str, str]] = ("0.22", "0.33")  # oldest and newest minor release of vLLM
-    # By phase, vLLM's choice otherwise: tokens of a cache block, graph sizes, model runner (V1 or V2), cudagraph_mode.
-    # The suite vllm-settings tries them.
+    # By phase, vLLM's choice otherwise: tokens of a cache block, graph sizes. The suite vllm-settings tries them.
     max_num_batched_tokens: ClassVar[int]
     block_sizes: ClassVar[Mapping[str, int]] = {}
     graphs: ClassVar[Mapping[str, str]] = {}
-    model_runners: ClassVar[Mapping[str, str]] = {}
-    cuda_graphs: ClassVar[Mapping[str, str]] = {}
     steps_grow: ClassVar[bool] = True  # whether a generate step reads more as the context grows
 
     def __init__(self) -> None:
@@ -177,8 +174,8 @@ class VllmSystem:
             max_num_batched_tokens=int(case.option("max_num_batched_tokens", self.max_num_batched_tokens)),
             attention=str(case.option("attention", "")),
             graphs=graphs,
-            model_runner=str(case.option("model_runner", self.model_runners.get(case.phase, ""))),
-            cuda_graphs=str(case.option("cuda_graphs", self.cuda_graphs.get(case.phase, ""))),
+            model_runner=str(case.option("model_runner", "")),
+            cuda_graphs=str(case.option("cuda_graphs", "")),
             cache_bytes=self._cache_bytes(case, graphs),
             model=tuple(pair for pair in case.options if pair[0] in MODEL_OPTIONS),
         )

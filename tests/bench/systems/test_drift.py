@@ -12,7 +12,7 @@ from bench.kept import generate_precision
 from bench.request import RunRequest
 from bench.systems.ttt import drift as drift_module
 from bench.systems.ttt.drift import drift, exact_run
-from bench.systems.ttt.kernels import LinearTritonDual
+from bench.systems.ttt.kernels import TTTKernels
 from bench.systems.ttt.pytorch import TTTTorch
 from harness.schema.case import Case
 from tk_kernels.generate.common import PRECISIONS
@@ -108,7 +108,7 @@ def test_the_suite_has_each_state_precision_of_both_forms():
 
 def test_a_kernels_state_precision_is_seen(triton_kernels):
     pytest.importorskip("triton")
-    adapter, found = LinearTritonDual(), []
+    adapter, found = TTTKernels(), []
     for dtype in ("float32", "bfloat16"):
         small = replace(case("ttt-linear", tokens=4), backend="triton-dual", batch=1, state_dtype=dtype)
         workload = adapter.build(small)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.systems.ttt import compiled
-from bench.systems.ttt.compiled import CompiledLinear, CompiledMLP
+from bench.systems.ttt.compiled import CompiledLayer
 from harness.measure.system import Skip
 from harness.schema.case import Case
 
@@ -31,10 +31,10 @@ def uncompiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
 
 
-@pytest.mark.parametrize("adapter", [CompiledLinear, CompiledMLP])
-def test_pieces_follow_one_another_as_in_the_whole(uncompiled, monkeypatch, adapter):
+@pytest.mark.parametrize("system", ["ttt-linear", "ttt-mlp"])
+def test_pieces_follow_one_another_as_in_the_whole(uncompiled, monkeypatch, system):
     monkeypatch.setattr(compiled, "TOGETHER", 2)
-    workload = adapter().build(case(f"ttt-{adapter.learner}", 80))
+    workload = CompiledLayer().build(case(system, 80))
     assert workload.settings["compiled_together"] == "32 tokens"
     assert workload.gate().passed
     judge = workload.witness(Random(1))
@@ -47,16 +47,16 @@ def test_pieces_follow_one_another_as_in_the_whole(uncompiled, monkeypatch, adap
 
 def test_the_compiler_traces_it_in_one_graph(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    workload = CompiledLinear().build(case("ttt-linear", 32))
+    workload = CompiledLayer().build(case("ttt-linear", 32))
     assert workload.gate().passed
 
 
 @pytest.mark.parametrize("wrong", [{"form": "primal"}, {"part": "w"}])
 def test_what_it_does_not_compute_is_refused(wrong):
     with pytest.raises(Skip, match="dual form only"):
-        CompiledLinear().build(case("ttt-linear", **wrong))
+        CompiledLayer().build(case("ttt-linear", **wrong))
 
 
 def test_a_begun_mini_batch_is_refused():
     with pytest.raises(Skip, match="whole mini-batches of 16"):
-        CompiledLinear().build(case("ttt-linear", 40))
+        CompiledLayer().build(case("ttt-linear", 40))

@@ -38,8 +38,7 @@ def test_a_case_chooses_the_model_runner_and_the_graphs(llm, monkeypatch):
     VllmTransformer().engine(replace(CASE, options=options))
     assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     assert llm.started[0].arguments["compilation_config"] == {"cudagraph_mode": "FULL_DECODE_ONLY"}
-    monkeypatch.setattr(VllmTransformer, "model_runners", {"generate": "V2"})
-    VllmTransformer().engine(CASE)
+    VllmTransformer().engine(replace(CASE, options=(("model_runner", "V2"),)))
     assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
     assert "compilation_config" not in llm.started[1].arguments
 

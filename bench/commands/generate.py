@@ -1,0 +1,33 @@
+"""`ttt-bench generate`: continue a text with a checkpoint that has a tokenizer."""
+
+from pathlib import Path
+
+from bench.errors import UserError
+
+TOKENIZER = "tokenizer.json"
+
+
+def generate(folder: Path, prompt: str, tokens: int) -> None:
+    """Print up to `tokens` greedy tokens after the prompt as they are made; the checkpoint's end token ends them."""
+    from bench.models.config import CheckpointError
+    from bench.models.hugging_face import read_config
+
+    try:
+        vocabulary = read_config(folder).vocabulary
+        if not (folder / TOKENIZER).is_file():
+            raise UserError(f"--checkpoint {folder}: holds no {TOKENIZER}; add that of the model")
+        from transformers import PreTrainedTokenizerFast, TextStreamer
+
+        from bench.serving.causal_lm import HuggingFaceTTT
+
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        if not ids.numel():
+            raise UserError("--prompt: has no tokens; give a text")
+        if int(ids.max()) >= vocabulary:
+            raise UserError(f"--checkpoint {folder}: {TOKENIZER} has token {int(ids.max())}, the model {vocabulary}")
+        model = HuggingFaceTTT.from_pretrained(folder)
+    except CheckpointError as error:
+        raise UserError(f"--checkpoint {error}") from None
+    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    model.generate(ids.to(model.device), max_new_tokens=tokens, do_sample=False, streamer=streamer, pad_token_id=0)

@@ -1,0 +1,73 @@
+"""`ttt-bench generate` continues a text as the project's own loop does."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from bench.commands.generate import generate
+from bench.errors import UserError
+from bench.models import checkpoint
+from bench.models.config import model_config
+from bench.models.factory import from_seed
+from bench.models.hugging_face import config_values
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PROMPT = " ".join(f"w{number}" for number in range(5, 25))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    model = from_seed(model_config("ttt-linear", "tiny"), 0, "cpu")
+    checkpoint.save(model, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config_values(model.config)))
+    write_tokenizer(tmp_path, 512)
+    return tmp_path
+
+
+def write_tokenizer(folder, words):
+    tokenizer = Tokenizer(WordLevel({f"w{number}": number for number in range(words)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def own_words(folder, count):
+    model = checkpoint.load(folder, "cpu")
+    logits, state = model.prefill(torch.arange(5, 25)[None], model.init_state(1))
+    words = []
+    for _ in range(count):
+        words.append(int(logits.argmax()))
+        logits, state = model.generate_step(logits.argmax(-1), state)
+    return words
+
+
+def test_the_text_is_that_of_our_own_loop(folder, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    generate(folder, PROMPT, 20)
+    assert capsys.readouterr().out.split() == [f"w{number}" for number in own_words(folder, 20)]
+
+
+def test_the_checkpoints_end_token_ends_the_text(folder, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    made = own_words(folder, 20)
+    values = json.loads((folder / "config.json").read_text()) | {"eos_token_id": made[7]}
+    (folder / "config.json").write_text(json.dumps(values))
+    generate(folder, PROMPT, 20)
+    assert len(capsys.readouterr().out.split()) == made.index(made[7]) + 1
+
+
+def test_mistakes_are_one_sentence(folder):
+    with pytest.raises(UserError, match=r"^--prompt: has no tokens; give a text$"):
+        generate(folder, " ", 4)
+    write_tokenizer(folder, 600)
+    with pytest.raises(UserError, match=r"tokenizer.json has token 599, the model 512$"):
+        generate(folder, "w599", 4)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"^--checkpoint .*: holds no tokenizer.json; add that of the model$"):
+        generate(folder, "w1", 4)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"^--checkpoint .*config.json: not a readable JSON file"):
+        generate(folder, "w1", 4)
