@@ -68,7 +68,7 @@ class LanguageModel(Past):
             device=device(),
             capture=work.capture,
             inputs={"ids": Input(work.ids, "tokens", model.config.vocabulary, 0, work.token_axis)},
-            witness=work.witness,
+            timed_check=work.timed_check,
             renews_past=work.renews_past,
             gate=lambda: self._gate(model, case),
             measured=work.measured,

@@ -42,10 +42,10 @@ class Past:
         """Reference logits [rows, V] after the tokens [steps, rows] of the calls since a restart."""
         return last_logits(reference, torch.cat(calls).T)
 
-    def witness_reference(self, model: Any, dtype: torch.dtype) -> Any:
+    def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
         """Reference for long prompts: as exact as `reference`, and fast enough for thousands of tokens."""
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
         """Reference in the case's dtype, whose rounding sets the limits; None without one."""
-        return self.witness_reference(model, getattr(torch, case.dtype))
+        return self.timed_check_reference(model, getattr(torch, case.dtype))

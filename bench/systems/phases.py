@@ -10,6 +10,7 @@ import torch
 
 from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
 from bench.systems import token_times
+from bench.systems.checked_sequences import LONGEST_CHECKED, drawn, not_compared, timed
 from bench.systems.logits import (
     choice_check,
     limits_by_rounding,
@@ -21,7 +22,6 @@ from bench.systems.logits import (
 from bench.systems.model_calls import greedy_steps, last_logits, random_ids, steps_of
 from bench.systems.on_device import device, repeatable
 from bench.systems.past import Past
-from bench.systems.witness import LONGEST_WITNESS, drawn, not_compared, timed
 from harness.measure.gate import Check, Verdict
 from harness.measure.ranges import nvtx_range
 from harness.measure.system import REPLAYED
@@ -61,7 +61,7 @@ class PhaseWork:
     def restart(self) -> None:
         """Reset in place the state that calls carry on."""
 
-    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
         raise NotImplementedError
 
     @property
@@ -75,7 +75,7 @@ class PhaseWork:
     def reference(self) -> Any:
         """The reference in a dtype wider than the case's."""
         exact = torch.float64 if self.case.dtype == "float32" else torch.float32
-        return self.adapter.witness_reference(self.model, exact)
+        return self.adapter.timed_check_reference(self.model, exact)
 
     def drawn(self, chance: Random, tokens: int) -> list[int]:
         """Sequences that the reference reads, the same for all checked calls."""
@@ -158,18 +158,18 @@ class Forward(PhaseWork):
         self.model.reset_state(self._state)
         return self.model.prefill(self.ids, self._state)[0]
 
-    def witness(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
         """Check a few whole prompts."""
-        if self.case.context > LONGEST_WITNESS:
-            return not_compared(self.case.context, LONGEST_WITNESS)
+        if self.case.context > LONGEST_CHECKED:
+            return not_compared(self.case.context, LONGEST_CHECKED)
         rows = self.drawn(chance, self.case.context)
         sources = self.repeat(chance, rows)
 
         @torch.inference_mode()
-        def judge(logits: torch.Tensor, calls: int) -> Verdict:
+        def compare(logits: torch.Tensor, calls: int) -> Verdict:
             return self.verdict(logits, rows, sources, lambda model, some, steps: last_logits(model, self.ids[some]))
 
-        return judge
+        return compare
 
 
 class Generate(PhaseWork):
@@ -249,7 +249,7 @@ class Generate(PhaseWork):
         moments.append(on_host.arrived(count - 1))
         return token_times.percentiles([(later - earlier) * 1e3 for earlier, later in pairwise(moments)])
 
-    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
         """Check a call from random pasts of drawn sequences, which the other sequences copy."""
         rows = self.drawn(chance, self.case.context)
         sources = self.repeat(chance, rows)
@@ -258,7 +258,7 @@ class Generate(PhaseWork):
             begun = self.adapter.rows_of_state(self.state, rows)
 
         @torch.inference_mode()
-        def judge(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
+        def compare(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
             if calls > 1:
                 return Verdict([], f"{calls} calls make a sample, so the state that they left was not compared")
             logits, tokens = outputs
@@ -273,7 +273,7 @@ class Generate(PhaseWork):
 
             return self.verdict(logits, rows, sources, expected, tokens)
 
-        return judge
+        return compare
 
     def _new_past(self, sources: list[int]) -> torch.Tensor:
         """Overwrite the state with another past; a recurrent state reads tokens [units, B] after those of `_stagger`.
@@ -358,16 +358,16 @@ class Request(PhaseWork):
         times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
-    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
         """Check a few whole requests."""
         tokens = self.case.context + self.steps
-        if tokens > LONGEST_WITNESS:
-            return not_compared(tokens, LONGEST_WITNESS)
+        if tokens > LONGEST_CHECKED:
+            return not_compared(tokens, LONGEST_CHECKED)
         rows = self.drawn(chance, tokens)
         sources = self.repeat(chance, rows)
 
         @torch.inference_mode()
-        def judge(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
+        def compare(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
             logits, read = outputs
 
             def expected(model: Any, some: list[int], steps: int) -> torch.Tensor:
@@ -375,7 +375,7 @@ class Request(PhaseWork):
 
             return self.verdict(logits, rows, sources, expected, read)
 
-        return judge
+        return compare
 
     def choices(self, steps: int) -> list[int]:
         """The prompt's token and the last one."""

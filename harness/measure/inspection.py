@@ -2,10 +2,10 @@
 
 Between samples the inputs are refilled; outputs must be finite and change for every sequence. After the last sample
 the timed call runs once more on poisoned outputs, and its outputs are compared with the reference
-(`Workload.witness`). Tokens, units and sizes are compared with the case.
+(`Workload.timed_check`). Tokens, units and sizes are compared with the case.
 
 This finds mistakes, not an adapter that cheats on purpose by looking up answers or patching the harness.
-Work without `inputs` or `witness` is compared with nothing, and the record notes that. An engine's own times are
+Work without `inputs` or `timed_check` is compared with nothing, and the record notes that. An engine's own times are
 accepted down to half of the roofline bound.
 """
 
@@ -110,10 +110,10 @@ class Inspector:
 
     def _start_check(self) -> tuple[Callable[[Any, int], Verdict] | None, Verdict]:
         """Start the workload's check; return the comparison, or None and a note."""
-        if self._workload.witness is None:
+        if self._workload.timed_check is None:
             return None, Verdict([], "the outputs of the timed calls were compared with nothing")
         try:
-            compare = self._workload.witness(self._chance)
+            compare = self._workload.timed_check(self._chance)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -223,7 +223,7 @@ def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check
     shown = len(tensors) == units or bool(tensors and tensors[-1].shape[:2] == (units, case.batch))
     if units > 1 and not shown:
         yield Check.at_most("outputs_without_the_units", units, 1)
-    if not workload.inputs and not workload.witness:
+    if not workload.inputs and not workload.timed_check:
         return
     if not tensors:
         yield Check.at_most("outputs_that_are_no_tensors", 1, 0)

@@ -199,9 +199,9 @@ class CaseRun:
 
     def _verify(self, workload: Workload) -> None:
         """Check the case at its own batch and length without timing it. Calls are eager, also of graph cases."""
-        if workload.gate is None and workload.witness is None:
+        if workload.gate is None and workload.timed_check is None:
             return self._end("skipped", NO_REFERENCE)
-        if not self._accepts(Verdict(list(claim_checks(self.case, workload)))) or workload.witness is None:
+        if not self._accepts(Verdict(list(claim_checks(self.case, workload)))) or workload.timed_check is None:
             return None
         if workload.engine_samples is not None:
             once = replace(self.policy, min_samples=1, budget_s=0.0)
@@ -270,7 +270,7 @@ class CaseRun:
         bound = floor_check(workload, timing.samples_ms)
         if workload.engine_samples is None:
             verdict = inspector.checked_call(clock)
-        elif workload.witness:
+        elif workload.timed_check:
             with self._stage("reference"):
                 verdict = unless_out_of_memory(lambda: _engine_verdict(workload))
         else:
@@ -294,8 +294,8 @@ def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
 
 def _engine_verdict(workload: Workload) -> Verdict:
     """Check the last batch of an engine."""
-    assert workload.witness is not None
-    return workload.witness(Random(secrets.randbits(128)))(None, 1)
+    assert workload.timed_check is not None
+    return workload.timed_check(Random(secrets.randbits(128)))(None, 1)
 
 
 def clock_for(case: Case, workload: Workload) -> Clock:

@@ -56,10 +56,10 @@ class Workload:
     tokens: tokens that one unit processes.
     capture: called once before `run`: captures what `run` replays, after memory counting has begun.
     inputs: tensors that the harness refills between samples and before the checked calls.
-    `witness`: starts a check of the timed call. It draws random sequences and stores their state just before the call.
+    timed_check: starts a check of the timed call: it draws random sequences and stores their state before the call.
         It returns a function of the outputs and the number of calls that compares them with the reference.
         The second checked call has the same recent tokens and another past. None without a reference.
-    renews_past: whether `witness` gives each sequence another past, if no input with a token axis does.
+    renews_past: whether `timed_check` gives each sequence another past, if no input with a token axis does.
     `gate`: checks outputs against the reference before timing; None without a reference.
     engine_samples: for systems that time themselves: yields milliseconds per unit, one list per batch.
         The first batches are warm-up, at least one.
@@ -78,7 +78,7 @@ class Workload:
     device: str = "cpu"
     capture: Callable[[], None] = _nothing
     inputs: Mapping[str, Input] = field(default_factory=dict)
-    witness: Callable[[Random], Callable[[Any, int], Verdict]] | None = None
+    timed_check: Callable[[Random], Callable[[Any, int], Verdict]] | None = None
     renews_past: bool = False
     gate: Callable[[], Verdict] | None = None
     engine_samples: Callable[[Policy], Iterable[Sequence[float]]] | None = None

@@ -82,7 +82,7 @@ class Honest:
             units=STEPS if generates else 1,
             tokens=case.batch * (1 if generates else case.context),
             inputs={"ids": Input(self.ids, "tokens", VOCABULARY, 0, None if generates else 1)},
-            witness=self.witness,
+            timed_check=self.timed_check,
         )
         self.claim(workload)
         return workload
@@ -93,16 +93,16 @@ class Honest:
     def run(self) -> Any:
         return self.model.generate(self.ids) if self.case.phase == "generate" else self.model.prefill(self.ids)
 
-    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
         """Compare two random sequences with the reference."""
         rows = sorted(chance.sample(range(self.case.batch), 2))
 
-        def judge(outputs: Any, calls: int) -> Verdict:
+        def compare(outputs: Any, calls: int) -> Verdict:
             logits, ids = (outputs[0], outputs[1].T) if self.case.phase == "generate" else (outputs, self.ids)
             error = relative_error(logits[rows], self.model.reference().prefill(ids[rows]))
             return Verdict([Check.at_most("timed_error", error, LIMIT)])
 
-        return judge
+        return compare
 
 
 class LastOutputAgain(Honest):
@@ -151,7 +151,7 @@ class TokensOfAnEngine(TokensOverstated):
 
     def claim(self, workload: Workload) -> None:
         super().claim(workload)
-        workload.witness, workload.engine_samples = None, lambda policy: repeat([1.0])
+        workload.timed_check, workload.engine_samples = None, lambda policy: repeat([1.0])
         workload.metrics = {"sequences_at_once": workload.tokens}
 
 
@@ -186,9 +186,9 @@ class NotANumberWhileTimed(Honest):
     def run(self) -> Any:
         return super().run() * (math.nan if self.kept is None else 1)
 
-    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
         self.kept = True
-        return super().witness(chance)
+        return super().timed_check(chance)
 
 
 class SmallerModelTimed(Honest):
@@ -200,7 +200,7 @@ class InventedSamples(Honest):
     """Reports samples below the roofline bound of its bytes and FLOPs."""
 
     def claim(self, workload: Workload) -> None:
-        workload.witness, workload.engine_samples = None, lambda policy: repeat([1.0])
+        workload.timed_check, workload.engine_samples = None, lambda policy: repeat([1.0])
         workload.metrics = {"flops": 1e12, "bytes": 1e9, "product_tflops": 1.0, "copy_gbs": 10.0}  # 1 s at least
 
 
@@ -209,14 +209,14 @@ class Nothing(Honest):
         return None
 
     def claim(self, workload: Workload) -> None:
-        workload.witness = None
+        workload.timed_check = None
 
 
 class HalfWritten(LastOutputAgain):
     """Computes half of its logits; a buffer keeps the other half from the first call."""
 
     def claim(self, workload: Workload) -> None:
-        workload.witness = None
+        workload.timed_check = None
 
     def run(self) -> Any:
         super().run()[:, : VOCABULARY // 2] = self.model.prefill(self.ids)[:, : VOCABULARY // 2]
@@ -230,7 +230,7 @@ class OneStepOfAsManySequences(Honest):
         return self.model.generate(self.ids, 1)[0]
 
     def claim(self, workload: Workload) -> None:
-        workload.witness = None
+        workload.timed_check = None
 
 
 class OfTheRepository:

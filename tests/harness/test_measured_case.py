@@ -113,11 +113,11 @@ def test_a_record_has_the_time_of_each_stage() -> None:
 def test_the_reference_is_a_stage_of_its_own() -> None:
     torch = pytest.importorskip("torch")
 
-    def judge(outputs: Any, calls: int) -> Verdict:
+    def compare(outputs: Any, calls: int) -> Verdict:
         time.sleep(0.3)
         return Verdict([Check.at_most("error", 0.0, 1.0)])
 
-    system = Counting(gate=None, run=torch.ones(2).clone, witness=lambda chance: judge)
+    system = Counting(gate=None, run=torch.ones(2).clone, timed_check=lambda chance: compare)
     record = CaseRun(case(), QUICK).record(system)
     assert record.status == "ok", record.reason
     assert list(record.stages_s) == ["build", "warm_up", "sample", "reference", "check"]
@@ -273,7 +273,7 @@ def test_both_checks_of_a_case_are_recorded_together() -> None:
 
     def checked(error: float) -> Counting:
         verdict = Verdict([Check.at_most("timed_error", error, 1.0)])
-        return Counting(run=torch.ones(2).clone, witness=lambda chance: lambda outputs, calls: verdict)
+        return Counting(run=torch.ones(2).clone, timed_check=lambda chance: lambda outputs, calls: verdict)
 
     both = CaseRun(case(), QUICK).record(checked(0.0))
     assert both.status == "ok", both.reason
@@ -310,7 +310,7 @@ def test_an_engine_without_a_check_is_noted() -> None:
 def test_notes_of_a_check_are_recorded() -> None:
     torch = pytest.importorskip("torch")
     note = Verdict([], NO_ROOM)
-    system = Counting(run=torch.ones(2).clone, witness=lambda chance: lambda outputs, calls: note)
+    system = Counting(run=torch.ones(2).clone, timed_check=lambda chance: lambda outputs, calls: note)
     record = CaseRun(case(), QUICK).record(system)
     assert record.gate is not None
     assert NO_ROOM in record.gate["unchecked"]

@@ -230,8 +230,8 @@ def test_wrong_outputs_lose_samples_and_their_metrics(monkeypatch: pytest.Monkey
         (wrong, {"parameters"}),
     ):
         device = FakeDevice()
-        witness = (lambda chance, verdict=verdict: lambda outputs, calls: verdict) if verdict else None
-        record = on_fake_device(monkeypatch, device, case(), **changes, witness=witness)
+        timed_check = (lambda chance, verdict=verdict: lambda outputs, calls: verdict) if verdict else None
+        record = on_fake_device(monkeypatch, device, case(), **changes, timed_check=timed_check)
         assert record.status == ("incorrect" if verdict else "ok")
         assert names <= record.metrics.keys() <= names | {"seconds"}
 

@@ -11,20 +11,20 @@ from typing import Any
 import torch
 
 from bench.models.case_model import ttt_config_of
+from bench.systems.checked_sequences import drawn
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
 from bench.systems.on_device import device
 from bench.systems.triton_tuning import chosen_anew, keep_choices, prepare
 from bench.systems.ttt.layer import (
+    LAYER_CHECKED_TOKENS,
     LAYER_GATE_TOKENS,
     LAYER_LIMITS,
-    LAYER_WITNESS_TOKENS,
-    Witness,
+    TimedCheck,
     layer_inputs,
     layer_metrics,
     layer_work,
     timed_verdict,
 )
-from bench.systems.witness import drawn
 from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.gate import Check, Verdict, relative_error
 from harness.measure.system import Input, Skip, Workload
@@ -65,7 +65,7 @@ class FlaTTTLinear:
             tokens=case.batch * case.context,
             device=device(),
             inputs={**{name: Input(inputs[name], "normal", 1.0, 0, 1) for name in "qkv"}, "eta": rates},
-            witness=_witness(inputs, case, mini_batch),
+            timed_check=_timed_check(inputs, case, mini_batch),
             gate=lambda: _gate(form, inputs, case, mini_batch),
             metrics=layer_metrics(work),
             work=work,
@@ -147,20 +147,20 @@ def _gate(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_bat
     )
 
 
-def _witness(inputs: dict[str, Any], case: Case, mini_batch: int) -> Witness:
+def _timed_check(inputs: dict[str, Any], case: Case, mini_batch: int) -> TimedCheck:
     """Check whole drawn sequences against the package's float32 version in PyTorch."""
 
-    def witness(chance: Random) -> Callable[[Any, int], Verdict]:
-        rows = drawn(chance, case.batch, case.context, LAYER_WITNESS_TOKENS)
+    def timed_check(chance: Random) -> Callable[[Any, int], Verdict]:
+        rows = drawn(chance, case.batch, case.context, LAYER_CHECKED_TOKENS)
 
-        def judge(outputs: list[torch.Tensor], calls: int) -> Verdict:
+        def compare(outputs: list[torch.Tensor], calls: int) -> Verdict:
             expected, expected_state = _exact(sequences_of(inputs, rows, case.context), mini_batch)
             found = [("output", outputs[0][rows], expected), ("W", outputs[1][rows], expected_state)]
             return timed_verdict(found, case.dtype)
 
-        return judge
+        return compare
 
-    return witness
+    return timed_check
 
 
 def sequences_of(inputs: dict[str, Any], rows: list[int], tokens: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bench.models.base import CausalLM, check_ids
 from bench.models.config import SIZES, VOCABULARY, DeltaRuleConfig, uncut
+from bench.systems.checked_sequences import drawn, timed
 from bench.systems.fla import regressors
 from bench.systems.logits import logits_verdict
 from bench.systems.model_calls import STEPS, greedy_steps, last_logits, prefill_then_generate, random_ids
@@ -18,7 +19,6 @@ from bench.systems.on_device import device
 from bench.systems.phases import Forward, Generate, PhaseWork
 from bench.systems.triton_tuning import compile_ahead, untuned
 from bench.systems.tuned_model import TunedLanguageModel
-from bench.systems.witness import drawn, timed
 from harness.measure.gate import Check, Verdict
 from harness.measure.system import Skip, Workload
 from harness.schema.case import Case
@@ -28,7 +28,7 @@ PREFILL_TOKENS = 131_072
 # The package runs pieces below 64 tokens on its recurrent kernels, longer ones on its chunked kernels.
 RECURRENT_TOKENS = 32
 # Longest prompt that the recurrent kernels check: each piece takes about 30 ms to launch.
-RECURRENT_WITNESS_TOKENS = 2048
+RECURRENT_CHECKED_TOKENS = 2048
 ROUNDINGS = 1.5  # see `rounding_verdict`
 
 
@@ -166,26 +166,26 @@ class Fla(TunedLanguageModel):
 class FlaForward(Forward):
     """Forward from an empty state, with limits for the rounding of these models."""
 
-    def witness(self, chance: Random) -> Callable[[Tensor, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[Tensor, int], Verdict]:
         """Check a drawn prompt, by the recurrent kernels if it is short enough."""
         row = chance.randrange(self.case.batch)
-        long = self.case.context > RECURRENT_WITNESS_TOKENS
+        long = self.case.context > RECURRENT_CHECKED_TOKENS
 
         @torch.inference_mode()
-        def judge(logits: Tensor, calls: int) -> Verdict:
+        def compare(logits: Tensor, calls: int) -> Verdict:
             ids = self.ids[row : row + 1]
             if long:
                 return self._by_other_pieces(logits[row : row + 1], ids)
             return timed_rounding_verdict(self.adapter, self.model, logits[row : row + 1], ids, self.case.dtype)
 
-        return judge
+        return compare
 
     def _by_other_pieces(self, logits: Tensor, ids: Tensor) -> Verdict:
         """Check against the same kernels and weights with the prompt alone and in pieces."""
 
         def read() -> Tensor:
             state = self.model.init_state(1)
-            for piece in ids.split(RECURRENT_WITNESS_TOKENS, dim=1):
+            for piece in ids.split(RECURRENT_CHECKED_TOKENS, dim=1):
                 expected, state = self.model.prefill(piece, state)
             return expected
 
@@ -194,7 +194,7 @@ class FlaForward(Forward):
         # Both sides round.
         checks = [Check.at_most(each.name, each.value, 2 * each.limit) for each in timed(verdict).checks]
         missing = (
-            f"the logits of prompts of more than {RECURRENT_WITNESS_TOKENS} tokens were compared with those of the "
+            f"the logits of prompts of more than {RECURRENT_CHECKED_TOKENS} tokens were compared with those of the "
             "same kernels, a prompt alone and in pieces; the recurrent kernels would take too long"
         )
         return Verdict(checks, missing)
@@ -233,17 +233,17 @@ class FlaGenerate(Generate):
             layer.state = dict(tensors)
         return found
 
-    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
         """Check drawn sequences through the steps of a call."""
         rows = drawn(chance, self.case.batch, STEPS)
 
         @torch.inference_mode()
-        def judge(outputs: tuple[Tensor, Tensor], calls: int) -> Verdict:
+        def compare(outputs: tuple[Tensor, Tensor], calls: int) -> Verdict:
             logits, tokens = outputs
             ids = torch.cat([self._before[None], tokens])[:, rows].T
             return timed_rounding_verdict(self.adapter, self.model, logits[rows], ids, self.case.dtype)
 
-        return judge
+        return compare
 
 
 def _copied(kept: Any) -> Any:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from bench.cost import total
+from bench.systems.checked_sequences import drawn
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
 from bench.systems.on_device import device
 from bench.systems.triton_tuning import keep_choices, prepare
-from bench.systems.ttt.layer import LAYER_GATE_TOKENS, LAYER_LIMITS, timed_verdict
-from bench.systems.witness import drawn
+from bench.systems.ttt.layer import LAYER_GATE_TOKENS, LAYER_LIMITS, TimedCheck, timed_verdict
 from harness.measure.gate import Check, Verdict, relative_error
 from harness.measure.system import Input, Skip, Workload
 from harness.schema.case import Case
@@ -26,7 +26,7 @@ from harness.schema.work import SCAN, Work
 
 SIZE = "1.3b"  # the only size with published heads
 LONGEST_DECAY = 0.1  # log-decays are uniform in [-0.1, 0]
-WITNESS_TOKENS = 4096  # a token of the naive form takes ten launches
+CHECKED_TOKENS = 4096  # a token of the naive form takes ten launches
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def build(case: Case) -> Workload:
         tokens=case.batch * case.context,
         device=device(),
         inputs={key: Input(inputs[key], *fill, 0, axis) for key, fill in fills.items()},
-        witness=_witness(rule, inputs, case),
+        timed_check=_timed_check(rule, inputs, case),
         gate=lambda: _gate(rule, kernel, more, inputs, case),
         metrics=total(work).metrics() | peaks_of(device()) | {"state_bytes": 4 * case.batch * rule.state_numbers},
         work=work,
@@ -168,14 +168,14 @@ def _gate(rule: Rule, kernel: Any, more: dict[str, int], inputs: dict[str, Tenso
     return Verdict([Check.at_most(name, relative_error(a, b), limit) for name, a, b in found])
 
 
-def _witness(rule: Rule, inputs: dict[str, Tensor], case: Case) -> Callable[[Random], Callable[[Any, int], Verdict]]:
-    """The first tokens of a timed sequence, and its final state where all tokens were compared, against `naive`."""
+def _timed_check(rule: Rule, inputs: dict[str, Tensor], case: Case) -> TimedCheck:
+    """Compare the first tokens of drawn sequences with `naive`, and their final states if it read all tokens."""
 
-    def witness(chance: Random) -> Callable[[Any, int], Verdict]:
-        rows = drawn(chance, case.batch, case.context, WITNESS_TOKENS)
-        tokens = min(case.context, WITNESS_TOKENS)
+    def timed_check(chance: Random) -> Callable[[Any, int], Verdict]:
+        rows = drawn(chance, case.batch, case.context, CHECKED_TOKENS)
+        tokens = min(case.context, CHECKED_TOKENS)
 
-        def judge(outputs: list[Tensor], calls: int) -> Verdict:
+        def compare(outputs: list[Tensor], calls: int) -> Verdict:
             out, state = naive(rule, **_some(rule, inputs, rows, tokens))
             found = [("output", outputs[0][rows, :tokens], out)]
             if tokens == case.context:
@@ -183,6 +183,6 @@ def _witness(rule: Rule, inputs: dict[str, Tensor], case: Case) -> Callable[[Ran
             rest = f"tokens after the first {tokens} were compared with nothing: the naive form reads one at a time"
             return timed_verdict(found, case.dtype, rest)
 
-        return judge
+        return compare
 
-    return witness
+    return timed_check

@@ -31,7 +31,7 @@ class TorchMamba(LanguageModel):
         assert isinstance(config, MambaConfig)
         return Mamba.from_seed(config, 0, device(), getattr(torch, case.dtype))
 
-    def witness_reference(self, model: Any, dtype: torch.dtype) -> Any:
+    def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
         """A model with the same weights and a scan in chunks; it shares no code with the timed model."""
         return ScannedMamba(self.reference(model, dtype).inner, device())
 

@@ -10,8 +10,8 @@ from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig
 from bench.systems.on_device import device
 from bench.systems.ttt.layer import (
+    forward_timed_check,
     forward_verdict,
-    forward_witness,
     inputs_of,
     layer_inputs,
     layer_metrics,
@@ -52,7 +52,7 @@ class CompiledLayer:
             tokens=case.batch * case.context,
             device=device(),
             inputs=renewed(inputs, config),
-            witness=forward_witness(reference, inputs, case.dtype),
+            timed_check=forward_timed_check(reference, inputs, case.dtype),
             gate=lambda: _gate(forward, reference, inputs, piece),
             metrics=layer_metrics(work),
             work=work,

@@ -19,8 +19,8 @@ from bench.systems.ttt.kernel_launches import KernelLaunch, kernel_launches, met
 from bench.systems.ttt.layer import (
     LAYER_LIMITS,
     PER_TOKEN,
+    forward_timed_check,
     forward_verdict,
-    forward_witness,
     inputs_of,
     layer_inputs,
     layer_metrics,
@@ -45,7 +45,7 @@ from tk_kernels.generate.tuning import Tuning
 KERNEL_GATE_TOKENS = 32768
 KERNEL_GATE_SEQUENCES = 4
 OUTER = ("token_scale", "ln_weight", "ln_bias")  # arguments of `forward` that all tokens share
-WITNESS_STEPS = 4096  # reference steps of about 30 launches: a second on an H100
+CHECKED_STEPS = 4096  # reference steps of about 30 launches: a second on an H100
 STREAMED = 20  # sets of so many times the L2 evict each other
 
 
@@ -75,7 +75,7 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
         tokens=case.batch * case.context,
         device="cuda",
         inputs=renewed(inputs, config),
-        witness=forward_witness(reference, inputs, case.dtype),
+        timed_check=forward_timed_check(reference, inputs, case.dtype),
         gate=gate,
         metrics={
             "launches": len(found),
@@ -126,7 +126,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         tokens=case.batch,
         device="cuda",
         inputs=work.inputs(),
-        witness=work.witness,
+        timed_check=work.timed_check,
         gate=lambda: generate_verdict(config, gated, case.dtype, form, precision),
         metrics={
             **least.metrics(),
@@ -218,7 +218,7 @@ class Steps:
                 some.advance(step)
         return self._out.flatten(0, 1)
 
-    def witness(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
         """Check drawn sequences of a drawn set from their present state through the last step."""
         drawn_set = chance.randrange(len(self.sets))
         some = self.sets[drawn_set]
@@ -226,15 +226,15 @@ class Steps:
         rows = sorted(chance.sample(range(batch), min(batch, KERNEL_GATE_SEQUENCES)))
         begun = rows_of(some.state, rows).to_state()
 
-        def judge(out: torch.Tensor, calls: int) -> Verdict:
+        def compare(out: torch.Tensor, calls: int) -> Verdict:
             steps = calls * self.rounds
-            if steps > WITNESS_STEPS:
+            if steps > CHECKED_STEPS:
                 return Verdict([], f"a sample is {steps} steps of a sequence, more than the reference is asked for")
             expected = _exact_steps(some, begun, rows, calls, self.rounds)
             last = out[(drawn_set + 1) * self.rounds - 1]
             return timed_verdict([("output", last[rows], expected)], self.dtype)
 
-        return judge
+        return compare
 
 
 def rows_of(state: Any, rows: list[int]) -> Any:

@@ -10,9 +10,9 @@ import torch
 from bench.cost import total
 from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig
+from bench.systems.checked_sequences import drawn
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.on_device import device
-from bench.systems.witness import drawn
 from harness.measure.gate import Check, Verdict, relative_error
 from harness.measure.system import Input, Workload
 from harness.schema.case import Case
@@ -22,8 +22,8 @@ from harness.schema.work import TTT, Work
 LAYER_LIMITS = {"bfloat16": 1e-2, "float16": 5e-3, "float32": 1e-5}
 LAYER_GATE_TOKENS = 64
 # Compared tokens: the dual form in float64 takes ten launches per mini-batch, a second or two on an H100.
-LAYER_WITNESS_TOKENS = 131072
-WITNESS_PIECE = 8192  # tokens of a sequence in float64 at once
+LAYER_CHECKED_TOKENS = 131072
+CHECKED_PIECE = 8192  # tokens of a sequence in float64 at once
 PER_TOKEN = ("q", "k", "v", "lr")  # arguments of a reference's `forward`
 
 
@@ -36,14 +36,14 @@ def build(case: Case) -> Workload:
     config = ttt_config_of(case)
     reference = import_module(f"tk_kernels.ttt_{config.learner}.reference")
     inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
-    run, read, witness = _part(reference, case, inputs)
+    run, read, timed_check = _part(reference, case, inputs)
     work = layer_work(config, case)
     return Workload(
         run=run,
         tokens=case.batch * case.context,
         device=device(),
         inputs=renewed(inputs, config, read),
-        witness=witness,
+        timed_check=timed_check,
         gate=lambda: forward_gate(reference.forward, reference, case, inputs),
         metrics=layer_metrics(work),
         work=work,
@@ -108,39 +108,39 @@ def learned(state: Any) -> dict[str, torch.Tensor]:
     return {name: getattr(state, name) for name in state._fields if name[0] in "Wb"}
 
 
-Witness = Callable[[Random], Callable[[Any, int], Verdict]]
+TimedCheck = Callable[[Random], Callable[[Any, int], Verdict]]
 
 
 def _part(
     reference: Any, case: Case, inputs: dict[str, Any]
-) -> tuple[Callable[[], list[torch.Tensor]], tuple[str, ...], Witness]:
+) -> tuple[Callable[[], list[torch.Tensor]], tuple[str, ...], TimedCheck]:
     """The timed callable, the inputs that it reads, and the check of its outputs."""
     part = case.option("part", "")
     without_q = {name: value for name, value in inputs.items() if name != "q"}
     if part == "w":
-        witness = forward_witness(reference, inputs, case.dtype, with_out=False)
-        return lambda: list(learned(reference.states(**without_q, start=0)[1]).values()), ("k", "v", "lr"), witness
+        timed_check = forward_timed_check(reference, inputs, case.dtype, with_out=False)
+        return lambda: list(learned(reference.states(**without_q, start=0)[1]).values()), ("k", "v", "lr"), timed_check
     if part == "z":
         trace, _ = reference.states(**without_q, start=0)
         arguments = {name: value for name, value in inputs.items() if name not in ("v", "state")}
-        witness = _outputs_witness(reference, arguments, trace, case.dtype)
-        return lambda: [reference.outputs(**arguments, trace=trace)], ("q", "k", "lr"), witness
-    form, witness = case.option("form", "dual"), forward_witness(reference, inputs, case.dtype)
-    return lambda: outputs_of(reference.forward(**inputs, form=form, start=0)), PER_TOKEN, witness
+        timed_check = _outputs_timed_check(reference, arguments, trace, case.dtype)
+        return lambda: [reference.outputs(**arguments, trace=trace)], ("q", "k", "lr"), timed_check
+    form, timed_check = case.option("form", "dual"), forward_timed_check(reference, inputs, case.dtype)
+    return lambda: outputs_of(reference.forward(**inputs, form=form, start=0)), PER_TOKEN, timed_check
 
 
-def forward_witness(reference: Any, inputs: dict[str, Any], dtype: str, with_out: bool = True) -> Witness:
-    """Check the first LAYER_WITNESS_TOKENS of drawn sequences against the dual form in float64.
+def forward_timed_check(reference: Any, inputs: dict[str, Any], dtype: str, with_out: bool = True) -> TimedCheck:
+    """Check the first LAYER_CHECKED_TOKENS of drawn sequences against the dual form in float64.
 
     with_out: whether the results of `outputs_of` include the first one.
     """
     batch, context = inputs["q"].shape[:2]
-    tokens = min(context, LAYER_WITNESS_TOKENS)
+    tokens = min(context, LAYER_CHECKED_TOKENS)
 
-    def witness(chance: Random) -> Callable[[Any, int], Verdict]:
-        rows = drawn(chance, batch, context, LAYER_WITNESS_TOKENS)
+    def timed_check(chance: Random) -> Callable[[Any, int], Verdict]:
+        rows = drawn(chance, batch, context, LAYER_CHECKED_TOKENS)
 
-        def judge(outputs: list[torch.Tensor], calls: int) -> Verdict:
+        def compare(outputs: list[torch.Tensor], calls: int) -> Verdict:
             expected, state = exact_forward(reference, inputs, rows, tokens)
             found = [("output", outputs[0][rows, :tokens], expected)] if with_out else []
             if tokens == context:
@@ -150,9 +150,9 @@ def forward_witness(reference: Any, inputs: dict[str, Any], dtype: str, with_out
             missing = "" if tokens == context else f"of {context} tokens the first {tokens} were compared"
             return timed_verdict(found, dtype, missing)
 
-        return judge
+        return compare
 
-    return witness
+    return timed_check
 
 
 def timed_verdict(found: list[tuple[str, torch.Tensor, torch.Tensor]], dtype: str, unchecked: str = "") -> Verdict:
@@ -169,7 +169,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
     shared = {name: to_float64(value) for name, value in inputs.items() if name not in (*PER_TOKEN, "state")}
     state = to_float64(type(inputs["state"])(*(tensor[rows] for tensor in inputs["state"])))
     mini_batch, found = len(inputs["token_scale"]), []
-    piece = mini_batch * max(1, WITNESS_PIECE // mini_batch)
+    piece = mini_batch * max(1, CHECKED_PIECE // mini_batch)
     for low in range(0, tokens, piece):
         some = {name: inputs[name][rows, low : min(low + piece, tokens)].double() for name in PER_TOKEN}
         out, state = reference.forward(**some, **shared, state=state, start=0)
@@ -177,16 +177,16 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
     return torch.cat(found, dim=1), state
 
 
-def _outputs_witness(reference: Any, arguments: dict[str, Any], trace: Any, dtype: str) -> Witness:
+def _outputs_timed_check(reference: Any, arguments: dict[str, Any], trace: Any, dtype: str) -> TimedCheck:
     """Check outputs of drawn sequences in float64 from the same states."""
     batch, context, heads = arguments["q"].shape[:3]
-    mini_batches = max(1, min(context, WITNESS_PIECE) // len(arguments["token_scale"]))
+    mini_batches = max(1, min(context, CHECKED_PIECE) // len(arguments["token_scale"]))
     tokens = mini_batches * len(arguments["token_scale"])
 
-    def witness(chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(chance: Random) -> Callable[[Any, int], Verdict]:
         row = chance.randrange(batch)
 
-        def judge(outputs: list[torch.Tensor], calls: int) -> Verdict:
+        def compare(outputs: list[torch.Tensor], calls: int) -> Verdict:
             some = {
                 name: value[row : row + 1, :tokens] if name in PER_TOKEN else value for name, value in arguments.items()
             }
@@ -196,9 +196,9 @@ def _outputs_witness(reference: Any, arguments: dict[str, Any], trace: Any, dtyp
             missing = "" if tokens == context else f"of {context} tokens the first {tokens} were compared"
             return timed_verdict([("output", outputs[0][row : row + 1, :tokens], expected)], dtype, missing)
 
-        return judge
+        return compare
 
-    return witness
+    return timed_check
 
 
 def forward_verdict(run: Callable[[dict[str, Any]], Any], reference: Any, form: str, piece: dict[str, Any]) -> Verdict:

@@ -37,7 +37,7 @@ class TTTLanguageModel(LanguageModel):
         reference.operator = TorchOperator(reference.config.learner, form="primal")
         return reference
 
-    def witness_reference(self, model: Any, dtype: torch.dtype) -> Any:
+    def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
         """The dual form in a wider dtype, in graph replays: the primal form materialises a W per token."""
         reference = super().reference(model, dtype)
         reference.operator = ReplayedOperator(reference.config.learner)
@@ -53,7 +53,7 @@ class TTTLanguageModel(LanguageModel):
     def _token_for_token(self, model: Any, case: Case) -> list[Check]:
         """Check the model at each token that the reference generates after a random prompt."""
         dtype, wider = case.dtype, widening(case)
-        reference = self.witness_reference(model, torch.float64 if dtype == "float32" else torch.float32)
+        reference = self.timed_check_reference(model, torch.float64 if dtype == "float32" else torch.float32)
         prompt = random_ids(model, GATE_BATCH, self.gate_prompt)
         logits, state = reference.prefill(prompt, reference.init_state(*prompt.shape))
         _, tokens = greedy_steps(reference, logits.argmax(-1), reference.generate_state(state), CHECKPOINT_TOKENS)

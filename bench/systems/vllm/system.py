@@ -19,13 +19,13 @@ from bench.models.base import CausalLM
 from bench.models.config import ModelConfig, parameter_count, uncut
 from bench.models.factory import from_seed
 from bench.systems import token_times
+from bench.systems.checked_sequences import drawn, not_compared
 from bench.systems.logits import choice_check
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.model_calls import STEPS
 from bench.systems.needs import cannot_import, import_or_skip, no_gpu, other_release
 from bench.systems.on_device import device
 from bench.systems.vllm.engine import MEMORY_SHARE, SEQUENCES, Batch, Engine, Settings
-from bench.systems.witness import drawn, not_compared
 from harness.measure.gate import Check, Verdict
 from harness.measure.system import NeedsFreshProcess, Workload
 from harness.schema.case import Case
@@ -134,7 +134,7 @@ class VllmSystem:
             gate=lambda: self._gate(engine, case),
             engine_samples=work.samples,
             engine_batch=work.inside,
-            witness=lambda chance: work.witness(chance, self.last_logits),
+            timed_check=lambda chance: work.timed_check(chance, self.last_logits),
             measured=work.measured,
             metrics=facts.metrics() | work.metrics() | total(cost).metrics() | kept | peaks,
             work=cost,
@@ -252,7 +252,7 @@ class _Work:
         return {}
 
     def once(self) -> Batch:
-        """Run one batch of fresh prompts; `witness` checks the last one."""
+        """Run one batch of fresh prompts; `timed_check` checks the last one."""
         self._prompts = self.prompts()
         self._ran = self.ran(self._prompts)
         return self._ran
@@ -278,14 +278,14 @@ class _Work:
         while True:
             yield self.samples_of(self.once())
 
-    def witness(self, chance: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Verdict]:
+    def timed_check(self, chance: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Verdict]:
         """Check random sequences of the last batch: each last token must be the reference's choice."""
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # next to the engine is no room for more
             return not_compared(tokens, MODEL_LENGTH)
         rows = drawn(chance, self.batch, tokens)
 
-        def judge(outputs: Any, calls: int) -> Verdict:
+        def compare(outputs: Any, calls: int) -> Verdict:
             made = {row: list(self._ran.outputs[row].outputs[0].token_ids) for row in rows}
             missing = sum(abs(len(each) - self.answers()[row]) for row, each in made.items())
             if missing:
@@ -302,7 +302,7 @@ class _Work:
                 checks.append(choice_check("timed_choice_below_best", logits, chosen, self.dtype))
             return Verdict(checks)
 
-        return judge
+        return compare
 
 
 class Prefill(_Work):

@@ -181,7 +181,7 @@ def measured(case):
 def test_what_is_timed_is_compared_with_the_recurrent_kernels_or_long_prompts_with_other_pieces(
     package, monkeypatch, phase, context
 ):
-    monkeypatch.setattr(fla_models, "RECURRENT_WITNESS_TOKENS", 64)
+    monkeypatch.setattr(fla_models, "RECURRENT_CHECKED_TOKENS", 64)
     record = measured(replace(CASE, phase=phase, context=context))
     assert record.status == "ok", record.reason
     assert any(check["name"] == "timed_logits_relative_error" for check in record.gate["checks"])
@@ -190,7 +190,7 @@ def test_what_is_timed_is_compared_with_the_recurrent_kernels_or_long_prompts_wi
 
 @pytest.mark.parametrize(("phase", "context"), [("forward", 40), ("forward", 100), ("generate", 16)])
 def test_a_timed_call_that_differs_is_seen(package, monkeypatch, phase, context):
-    monkeypatch.setattr(fla_models, "RECURRENT_WITNESS_TOKENS", 64)
+    monkeypatch.setattr(fla_models, "RECURRENT_CHECKED_TOKENS", 64)
     name = "prefill" if phase == "forward" else "generate_step"
     whole, batch = getattr(fla_models.FlaModel, name), CASE.batch
 

@@ -84,11 +84,11 @@ def test_steps_are_compared_from_the_state_they_start_in_over_several_calls(
     inputs = layer_inputs(config, 2, mini_batch, getattr(torch, dtype))
     work = Steps(staggered(GenerateSet.of(generate, inputs, form, precision), 4), config, dtype)
     assert all(each.tensor.shape[each.batch_axis] == 2 for each in work.inputs().values())
-    judge = work.witness(Random(1))
+    compare = work.timed_check(Random(1))
     for _ in range(calls):
         out = work.run()
         if stale:
             for some in work.sets:
                 some.state.weights.mul_(1.1)
-    assert judge(out, 10**6).unchecked
-    assert judge(out, calls).passed is not stale
+    assert compare(out, 10**6).unchecked
+    assert compare(out, calls).passed is not stale

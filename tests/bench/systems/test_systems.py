@@ -177,7 +177,7 @@ def test_bfloat16_stays_well_within_the_limits_of_its_rounding(adapter, system, 
 
 
 def test_of_a_long_layer_the_record_says_how_much_was_compared(monkeypatch):
-    monkeypatch.setattr(layer, "LAYER_WITNESS_TOKENS", 16)
+    monkeypatch.setattr(layer, "LAYER_CHECKED_TOKENS", 16)
     record = CaseRun(case("ttt-linear", scope="layer"), POLICY).record(TTTTorch())
     assert record.gate["unchecked"] == "of 32 tokens the first 16 were compared"
     assert [c["name"] for c in record.gate["checks"] if c["name"].startswith("timed")] == [
@@ -186,7 +186,7 @@ def test_of_a_long_layer_the_record_says_how_much_was_compared(monkeypatch):
 
 
 def test_a_layer_longer_than_a_piece_is_compared_piece_by_piece(monkeypatch):
-    monkeypatch.setattr(layer, "WITNESS_PIECE", 16)
+    monkeypatch.setattr(layer, "CHECKED_PIECE", 16)
     for options in ({}, {"part": "w"}, {"form": "primal"}):
         record = CaseRun(replace(case("ttt-mlp", scope="layer", **options), context=80), POLICY).record(TTTTorch())
         assert record.status == "ok", record.reason
@@ -263,10 +263,10 @@ def test_the_adapter_of_the_documents_is_complete():
     workload = adapter.build(case("my-rnn"))
     assert isinstance(workload, Workload)
     assert adapter.unavailable() == ""
-    judge = workload.witness(Random(0))
+    compare = workload.timed_check(Random(0))
     out = workload.run()
-    assert judge(out, 1).passed
-    assert not judge(torch.zeros_like(out), 1).passed
+    assert compare(out, 1).passed
+    assert not compare(torch.zeros_like(out), 1).passed
     with pytest.raises(names["Skip"]):
         adapter.build(case("my-rnn", "generate"))
 
@@ -366,7 +366,7 @@ def test_only_the_calls_that_were_samples_count(monkeypatch):
 
 
 def test_a_prompt_that_the_reference_would_read_for_minutes_is_not_compared_and_that_is_said(monkeypatch):
-    monkeypatch.setattr(phases, "LONGEST_WITNESS", 40)
+    monkeypatch.setattr(phases, "LONGEST_CHECKED", 40)
     for phase, options in (("forward", {}), ("request", {"steps": 3})):
         record = CaseRun(replace(case("ttt-linear", phase, **options), context=41), POLICY).record(TTTTorch())
         assert record.status == "ok", record.reason

@@ -37,8 +37,8 @@ def test_pieces_follow_one_another_as_in_the_whole(uncompiled, monkeypatch, syst
     workload = CompiledLayer().build(case(system, 80))
     assert workload.settings["compiled_together"] == "32 tokens"
     assert workload.gate().passed
-    judge = workload.witness(Random(1))
-    verdict = judge(workload.run(), 1)
+    compare = workload.timed_check(Random(1))
+    verdict = compare(workload.run(), 1)
     assert verdict.passed, verdict.reason
     assert verdict.unchecked == ""
     assert {check.name for check in verdict.checks} >= {"timed_output_relative_error"}

@@ -206,7 +206,7 @@ def test_tokens_that_the_model_would_not_choose_are_seen(llm, monkeypatch, phase
 
     monkeypatch.setattr(fake_vllm.LLM, "_generate", another)
     workload.run()
-    verdict = workload.witness(Random(1))(None, 1)
+    verdict = workload.timed_check(Random(1))(None, 1)
     assert "timed_choice_below_best" in verdict.reason
 
 
@@ -221,7 +221,7 @@ def test_not_the_last_token_alone_is_held_against_the_model(llm, monkeypatch):
     monkeypatch.setattr(VllmTransformer, "last_logits", counted)
     workload = VllmTransformer().build(CASE)
     workload.run()
-    assert workload.witness(Random(1))(None, 1).passed
+    assert workload.timed_check(Random(1))(None, 1).passed
     assert judged == [vllm_system.STEPS]
 
 
@@ -230,7 +230,7 @@ def test_tokens_that_were_not_made_are_seen(llm):
     batch = workload.run()
     for output in batch.outputs:
         del output.outputs[0].token_ids[-3:]
-    assert "timed_tokens_missing" in workload.witness(Random(1))(None, 1).reason
+    assert "timed_tokens_missing" in workload.timed_check(Random(1))(None, 1).reason
 
 
 def test_a_token_may_lie_below_the_best_by_what_rounding_takes():
@@ -372,7 +372,7 @@ def test_the_times_of_requests_are_medians_over_a_batch_of_the_means_within_each
 def test_a_prompt_beyond_the_references_room_is_said_to_be_compared_with_nothing(llm, monkeypatch):
     monkeypatch.setattr(vllm_system, "MODEL_LENGTH", 40)
     workload = VllmTransformer().build(replace(CASE, phase="forward"))
-    assert "compared with nothing" in workload.witness(Random(1))(None, 1).unchecked
+    assert "compared with nothing" in workload.timed_check(Random(1))(None, 1).unchecked
 
 
 def test_the_reference_of_the_gate_serves_what_was_timed_block_by_block(llm, monkeypatch):
@@ -415,7 +415,7 @@ def test_nobody_foresees_which_sequences_are_compared(llm):
     workload = VllmTransformer().build(replace(CASE, phase="forward", batch=8))
     made = workload.run().outputs[-1].outputs[0].token_ids
     made[-1] = (made[-1] + 1) % 512
-    assert not workload.witness(Last())(None, 1).passed
+    assert not workload.timed_check(Last())(None, 1).passed
 
 
 def test_the_work_of_a_step_is_that_of_the_sequences_in_flight(llm):

@@ -7,14 +7,14 @@ from typing import Any
 from harness.measure.gate import Check, Verdict
 
 # Compared tokens: the reference takes 2 s for them at 1.3B on one H100.
-WITNESS_TOKENS = 16384
-WITNESS_SEQUENCES = 4
-LONGEST_WITNESS = 65536  # longest compared prompt: a million tokens would take minutes
+CHECKED_TOKENS = 16384
+CHECKED_SEQUENCES = 4
+LONGEST_CHECKED = 65536  # longest compared prompt: a million tokens would take minutes
 
 
-def drawn(chance: Random, batch: int, tokens: int, most: int = WITNESS_TOKENS) -> list[int]:
+def drawn(chance: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> list[int]:
     """Draw at least one and a few sequences of the batch, with at most `most` tokens in all."""
-    count = max(1, min(batch, WITNESS_SEQUENCES, most // max(1, tokens)))
+    count = max(1, min(batch, CHECKED_SEQUENCES, most // max(1, tokens)))
     return sorted(chance.sample(range(batch), count))
 
 
