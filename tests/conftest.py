@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from tests.interpreter import INTERPRETED
+from tests.interpreter import INTERPRETED, hasten
 
 # A shell starts background jobs with SIGINT ignored, and child processes inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -38,27 +38,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if INTERPRETED and any("triton_kernels" in getattr(item, "fixturenames", ()) for item in session.items):
         for name in KERNELS:  # before a test defines one without the variable
             import_module(f"tk_kernels.{name}")
-        patch_the_language_once()
+        hasten()
     if before is None:
         os.environ.pop("TRITON_INTERPRET", None)
-
-
-def patch_the_language_once() -> None:
-    """Patch the language in the first call of a kernel's function; Triton does in each, half of the interpreter's time.
-
-    What such a call patches stays patched, and each launch patches the rest.
-    """
-    from triton.runtime.interpreter import InterpretedFunction
-
-    first_call, called = InterpretedFunction.__call__, set()
-
-    def call(self: InterpretedFunction, *arguments: object, **named: object) -> object:
-        if self.fn in called:
-            return self.rewrite()(*arguments, **named)
-        called.add(self.fn)
-        return first_call(self, *arguments, **named)
-
-    InterpretedFunction.__call__ = call
 
 
 @pytest.fixture
