@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from tests.interpreter import INTERPRETED
+from tests.interpreter import INTERPRETED, hasten
 
 # A shell starts background jobs with SIGINT ignored, and child processes inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -38,6 +38,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if INTERPRETED and any("triton_kernels" in getattr(item, "fixturenames", ()) for item in session.items):
         for name in KERNELS:  # before a test defines one without the variable
             import_module(f"tk_kernels.{name}")
+        hasten()
     if before is None:
         os.environ.pop("TRITON_INTERPRET", None)
 

@@ -32,6 +32,6 @@ def test_a_mistake_is_caught_and_named(adapter: type[Any], case: Case, check: st
 
 @pytest.mark.parametrize("case", HONEST_CASES, ids=["prompt", "one token", "generate"])
 def test_honest_work_is_ok(case: Case) -> None:
-    records = [record_of(Honest, case, replace(POLICY, budget_s=0.02)) for _ in range(5)]
-    assert [(record.status, record.reason) for record in records] == [("ok", "")] * 5
+    records = [record_of(Honest, case, replace(POLICY, budget_s=0.02)) for _ in range(3)]
+    assert [(record.status, record.reason) for record in records] == [("ok", "")] * 3
     assert all(record.gate and "unchecked" not in record.gate for record in records)

@@ -87,13 +87,13 @@ def ttt_bench(monkeypatch, *arguments):
 
 def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, capsys):
     old, new = commit(checkout, "old"), commit(checkout, "new", forward=1.05)
-    status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 5, "--json", "--html", "ab.html")
+    status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 3, "--json", "--html", "ab.html")
     said = capsys.readouterr()
     found = json.loads(said.out)
     assert "harness/ differs" not in said.err
     assert status == commands.REGRESSION
     forward, generate = found["cases"]
-    assert (forward["verdict"], forward["regressed"], forward["rounds"]) == ("slower", True, 5)
+    assert (forward["verdict"], forward["regressed"], forward["rounds"]) == ("slower", True, 3)
     assert forward["ratio"] == pytest.approx(1.05, abs=0.01)
     assert (generate["verdict"], generate["regressed"]) == ("same", False)
     assert (found["a"]["commit"], found["b"]["commit"]) == (old[:10], new[:10])
@@ -105,7 +105,7 @@ def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, c
     turns = [line.partition("] ")[2].partition(":")[0] for line in said.err.splitlines() if " ok " in line]
     first, second = (f"round 1, old {old[:10]}", f"round 1, new {new[:10]}"), (f"round 2, new {new[:10]}",)
     assert list(dict.fromkeys(turns))[:3] == [*first, *second]
-    assert (tmp_path / "started").read_text().split() == "old new new old old new new old old new".split()  # noqa: SIM905
+    assert (tmp_path / "started").read_text().split() == ["old", "new", "new", "old", "old", "new"]
     assert len(git(checkout, "worktree", "list").splitlines()) == 1
 
     # Comparing the two runs again gives the same result; a higher bar gives another.

@@ -75,7 +75,7 @@ def test_mixed_requests_have_the_logits_of_single_ones(learner, backbone):
     ids = torch.randint(512, (4, 60), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     slots, done, last = [3, 1, 5, 2], [0, 0, 0, 0], {}
     # Tokens of each request in each step; a request of one token after its first step generates.
-    for tokens in ([7, 20, 20, 0], [1, 25, 25, 0], [1, 1, 3, 40], *[[1, 1, 1, 1]] * 5):
+    for tokens in ([7, 20, 20, 0], [1, 25, 25, 0], [1, 1, 3, 40], *[[1, 1, 1, 1]] * 3):
         generating = [request for request in range(4) if tokens[request] == 1 and done[request]]
         prompts = [request for request in range(4) if tokens[request] and request not in generating]
         order = generating + prompts
@@ -92,7 +92,7 @@ def test_mixed_requests_have_the_logits_of_single_ones(learner, backbone):
         for request, row in zip(order, rows[ends - 1], strict=True):
             done[request] += tokens[request]
             last[request] = row
-    assert done == [14, 51, 53, 45]
+    assert done == [12, 49, 51, 43]
     for request in range(4):
         alone = plain.prefill(ids[request : request + 1, : done[request]], plain.init_state(1))[0]
         found = model._logits(last[request][None])

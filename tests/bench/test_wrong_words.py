@@ -168,13 +168,12 @@ def test_a_mistake_is_one_sentence(tmp_path, arguments, words):
 
 
 def test_no_gpu_where_one_is_asked_for(tmp_path):
-    done = ttt_bench("run", "quick", "--device", "cuda", cwd=tmp_path)
+    done = called("run", "quick", "--device", "cuda", cwd=tmp_path)
     if done.returncode == 0:
         pytest.fail("a GPU was found: run this test on a machine without one")
     assert_one_sentence(done, "no CUDA GPU was found")
-    assert_one_sentence(
-        ttt_bench("build", "--tune", "linear", cwd=tmp_path), "nothing can be tuned here", "no CUDA GPU"
-    )
+    done = called("build", "--tune", "linear", cwd=tmp_path)
+    assert_one_sentence(done, "nothing can be tuned here", "no CUDA GPU")
 
 
 @pytest.mark.parametrize("command", ["table", "report"])
