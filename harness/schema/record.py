@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -25,6 +25,7 @@ NESTING_LIMIT = 16  # levels of nested values, which readers walk by recursion
 STATUSES = ("ok", "incorrect", "failed", "killed", "unstarted", "timeout", "oom", "skipped")
 _WHOLE_LIMIT = 1 << 64  # integers below it fit a float
 _LINE_START = b'{"schema":'
+T = TypeVar("T")
 
 
 class RecordError(ValueError):
@@ -32,6 +33,15 @@ class RecordError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(clipped(message, MESSAGE_LIMIT))
+
+
+def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError] = RecordError) -> T:
+    """Return what a JSON text holds. Raises `refusal` with pydantic's first complaint."""
+    try:
+        return adapter.validate_json(text.removeprefix(BYTE_ORDER_MARK) if isinstance(text, bytes) else text)
+    except ValidationError as error:
+        broken = error.errors()[0]["type"] == "json_invalid"
+        raise refusal("is not JSON, so it is damaged or another file" if broken else invalid(error)) from None
 
 
 def unfit(value: Any) -> str:
@@ -187,12 +197,7 @@ class Record:
     @classmethod
     def from_json(cls, line: bytes | str) -> "Record":
         """Return the record of a line of JSON. Raises RecordError."""
-        try:
-            return _ADAPTER.validate_json(line)
-        except ValidationError as error:
-            if error.errors()[0]["type"] == "json_invalid":
-                raise RecordError("is not JSON, so this is not a record or it is damaged") from None
-            raise RecordError(invalid(error)) from None
+        return parsed(_ADAPTER, line)
 
 
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
@@ -275,7 +280,7 @@ def _is_incomplete(line: bytes) -> bool:
 
 def _parse(where: str, line: bytes) -> Record:
     try:
-        return Record.from_json(line.removeprefix(BYTE_ORDER_MARK))
+        return Record.from_json(line)
     except RecordError as error:
         advice = "; delete that line, and `run --resume` measures its case again" if "not JSON" in str(error) else ""
         raise RecordError(f"{where}: {error}{advice}") from None
