@@ -68,7 +68,6 @@ class Workload:
     measured: returns the work's own metrics over so many last calls of `run`, or samples of its engine.
     metrics, settings: numbers and texts for the record; `flops` and `bytes` are per unit.
     work: least FLOPs and bytes per unit, by part (`harness.schema.work.PRODUCTS` and so on); {} if not counted.
-    close: frees memory for the next case.
     Out of memory is a MemoryError or torch's OutOfMemoryError.
     """
 
@@ -87,7 +86,6 @@ class Workload:
     metrics: dict[str, float | None] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     work: Mapping[str, Work] = field(default_factory=dict)
-    close: Callable[[], None] = _nothing
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "cuda"):

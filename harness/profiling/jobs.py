@@ -17,7 +17,7 @@ from typing import Any, Literal
 from harness.measure.environment import around, device_id_of, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.profiling.tools.choice import Tools
-from harness.profiling.under_profiler import STOP_S, ToolLost, UnderProfiler
+from harness.profiling.under_profiler import ToolLost, UnderProfiler
 from harness.schema.profile import Counters, Profile, ProfileError, profile_path, read_profile, write_profile
 from harness.schema.reason import sentence
 from harness.schema.record import Record
@@ -44,7 +44,6 @@ class Profiler:
         kernel may write. If it fails, the case itself runs.
     say: called with sentences for the user.
     on_times, on_profile: called with each profile before its counters, and when it is finished.
-    stop_s: limit for a profiler to write its report.
     resume: keep finished profiles and times without counters, and failures unless `retry_failed`.
     `place`: the slot of a run without several GPUs.
     """
@@ -59,7 +58,6 @@ class Profiler:
     say: Callable[[str], object] = lambda text: None
     on_times: Callable[[Profile], object] = lambda profile: None
     on_profile: Callable[[Profile], object] = lambda profile: None
-    stop_s: float = STOP_S
     resume: bool = False
     retry_failed: bool = False
     place: Place = HERE
@@ -144,7 +142,7 @@ class JobProfiler:
         self.tools, self.lost_everywhere = asked.tools, False
         launch = asked.launches[job.pair]
         self.launch = replace(launch, env={**launch.env, **place.env})
-        self.under_profiler = UnderProfiler(asked.run, place, asked.limits, asked.ceilings, asked.stop_s, stopped)
+        self.under_profiler = UnderProfiler(asked.run, place, asked.limits, asked.ceilings, stopped)
 
     def times(self, found: dict[str, Profile]) -> None:
         """Add profiles with times to `found` by case key, from earlier profiles or as few workers as possible."""
