@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -14,7 +14,7 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.files import create_atomically, read_regular, refusing, write_atomically
 from harness.schema.policy import MOST_SAMPLES, Policy
 from harness.schema.reason import clipped
-from harness.schema.record import RecordError, parsed, unfit
+from harness.schema.record import JsonObject, RecordError, parsed
 
 FILE = "run.json"
 _REPEATS_LIMIT = 1000  # processes of a case
@@ -83,14 +83,8 @@ class PastRequest(Stored):
     arguments: tuple[str, ...]
     commit: str
     dirty: bool | None
-    machine: dict[str, Any]
-    request: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("machine", "request"):
-            if why := unfit(getattr(self, name)):
-                raise ValueError(f"request: {name} {why}")
-            json.dumps(getattr(self, name), allow_nan=False)
+    machine: JsonObject
+    request: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

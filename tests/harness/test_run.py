@@ -79,14 +79,6 @@ def first_case(values: dict[str, Any]) -> dict[str, Any]:
     return values["jobs"][0]["cases"][0]["case"]
 
 
-def nested(levels: int) -> Any:
-    value: Any = 1
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
-REQUEST_VALUES: dict[str, Any] = {"at": "", "arguments": [], "commit": "", "dirty": None}
 WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v.update(schema=7), "schema: Input should be 1, not 7"),
     (lambda v: v.update(tool="their-bench"), "tool: Input should be 'ttt-bench', not 'their-bench'"),
@@ -95,7 +87,6 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v.update(device="tpu"), "device: Input should be 'cpu' or 'cuda'"),
     (lambda v: [v], "Input should be an object"),
     (lambda v: v["policy"].update(budget_s=math.inf), "policy.budget_s: "),
-    (lambda v: v.update(requests=[REQUEST_VALUES | {"machine": {"a": math.nan}}]), "not JSON compliant"),
     (lambda v: v.update(colour="red"), "colour: "),
     (lambda v: v.update({"a\nb\x1b[2J": 1}), "a b [2J: "),
     (lambda v: v.update(mode="guess"), "mode: Input should be 'measure', 'verify' or 'profile'"),
@@ -120,10 +111,6 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     ),
     (lambda v: v["catalogue"]["metrics"][0].update(label="\ud800"), ""),
     (lambda v: v.update(requests=[{"at": "x"}]), "requests.0.arguments: Field required"),
-    (
-        lambda v: v.update(requests=[REQUEST_VALUES | {"machine": {"a": nested(40)}}]),
-        "machine is nested more than 16 levels deep",
-    ),
 ]
 
 
