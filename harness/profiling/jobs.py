@@ -45,7 +45,6 @@ class Profiler:
     say: called with sentences for the user.
     on_times, on_profile: called with each profile before its counters, and when it is finished.
     resume: keep finished profiles and times without counters, and failures unless `retry_failed`.
-    `place`: the slot of a run without several GPUs.
     """
 
     run: Run
@@ -60,9 +59,8 @@ class Profiler:
     on_profile: Callable[[Profile], object] = lambda profile: None
     resume: bool = False
     retry_failed: bool = False
-    place: Place = HERE
 
-    def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = ()) -> list[Profile]:
+    def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = (HERE,)) -> list[Profile]:
         """Profile the cases of `jobs`: times of all, then counters. Each job runs on the first free slot.
 
         Times come from the GPU that measured the job, if it is there. Nothing is timed while Nsight Compute counts,
@@ -71,7 +69,7 @@ class Profiler:
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
             found: list[dict[str, Profile]] = [{} for _ in jobs]  # by case key
-            homes = self._homes(jobs, places) if places else [""] * len(jobs)
+            homes = self._homes(jobs, places)
             self._each(jobs, places, lambda number, at: at.times(found[number]), homes)
             if self.tools.ratios:
                 self._each(jobs, places, lambda number, at: at.ratios(found[number]), [""] * len(jobs))
@@ -119,7 +117,7 @@ class Profiler:
         homes: Sequence[str],
     ) -> None:
         """Run `do` for each job by number. A profiler that one job gave up is tried by the next, unless it is lost."""
-        pool = Pool(self.run.folder, places or (self.place,), self.say)
+        pool = Pool(self.run.folder, places, self.say)
 
         def at(number: int, place: Place) -> None:
             mine = JobProfiler(self, jobs[number], place, pool.stop.is_set)

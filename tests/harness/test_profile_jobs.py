@@ -340,7 +340,7 @@ def test_a_lost_gpu_ends_profiling_and_fails_no_case(tmp_path: Path, monkeypatch
     monkeypatch.setenv("FAKE_GONE", "0")
     place = Place(env={"CUDA_VISIBLE_DEVICES": "0"}, is_there=lambda: False)
     with pytest.raises(RunError, match="the GPU is gone; what is finished is kept, resume it"):
-        Profiler(run, launches(), KINETO, place=place).jobs(run.jobs)
+        Profiler(run, launches(), KINETO).jobs(run.jobs, [place])
     assert list(run.profiles().values()) == before
 
 
