@@ -22,10 +22,6 @@ class NeedsFreshProcess(Exception):
     """Raise it in `build` if only a new process can run the case, because an engine holds this one's memory."""
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Input:
     """A tensor that `run` reads; the harness refills it in place with random values.
@@ -75,7 +71,7 @@ class Workload:
     units: int = 1
     tokens: int = 0
     device: str = "cpu"
-    capture: Callable[[], None] = _nothing
+    capture: Callable[[], object] = lambda: None
     inputs: Mapping[str, Input] = field(default_factory=dict)
     witness: Callable[[Random], Callable[[Any, int], Verdict]] | None = None
     renews_past: bool = False
