@@ -21,8 +21,8 @@ from harness.schema.reason import sentence
 from harness.workers.protocol import line_of
 
 
-def load(entry: str) -> SystemAdapter:
-    """Return the adapter MODULE:ATTRIBUTE; a class is instantiated."""
+def load(entry: str) -> Any:
+    """Return the adapter or function MODULE:ATTRIBUTE; a class is instantiated."""
     module, _, attribute = entry.partition(":")
     if not module or not attribute:
         raise ValueError(f"entry {entry!r}: must be MODULE:ATTRIBUTE")
@@ -56,7 +56,7 @@ def _probe(system: SystemAdapter) -> dict[str, Any]:
 def _case(system: SystemAdapter, request: dict[str, Any], cooler: Cooler) -> dict[str, Any]:
     case, policy, mode = Case.from_dict(request["case"]), Policy(**request["policy"]), request["mode"]
     chosen = ProfilerChoice(**request.get("profiler", {}))
-    ceilings = measured_ceilings(chosen.ceilings)  # before the case takes memory
+    ceilings = measured_ceilings(load(chosen.ceilings)) if chosen.ceilings else {}  # before the case takes memory
 
     def profiler(case: Case, workload: Workload, throttled: Any) -> dict[str, Any]:
         return profile(case, workload, chosen, throttled) | {"ceilings": ceilings}

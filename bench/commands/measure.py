@@ -18,8 +18,7 @@ from bench.terminal import print_rows
 from harness.schema.reason import counted
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded, warning
-from harness.workers.pool import gpu_places, place_here
-from harness.workers.process import HERE
+from harness.workers.pool import places_of
 from harness.workers.progress import Progress
 from harness.workers.scheduler import Options, Todo, run_jobs
 
@@ -29,19 +28,18 @@ def run(request: RunRequest, out: Path) -> None:
     before = resumed(request, out)
     work = plan(request, before)
     work.refuse_elsewhere()
-    places = gpu_places(selected_gpus(request.gpus, work.device))
+    places = places_of(selected_gpus(request.gpus, work.device), work.device)
     current = open_run(work, out, before)
     jobs = work.requested(current.jobs)
     try:
         for note in filter(None, (work.added, *work.notes, warning("disturbed cases will be flagged"))):
             print(f"ttt-bench: {note}", file=sys.stderr)
-        if places:
+        if request.gpus:
             jobs = estimate.longest_first(jobs, estimate.past_durations(work.machine, out))
         with Progress(str(out), work.total * current.file.repeats) as progress:
             retry = retry_of(current, request.retry)
             options = Options(jobs=jobs, limits=request.limits, retry=retry, skip=work.skip, on_event=progress)
-            here = place_here() if work.device == "cuda" else HERE
-            records = run_jobs(current, work.launches, options, places or [here])
+            records = run_jobs(current, work.launches, options, places)
     except KeyboardInterrupt:
         print(f"ttt-bench: interrupted; to continue: {request.to_continue(out)}", file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -22,8 +22,7 @@ from harness.schema.reason import counted
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
 from harness.workers.machine_load import warning
-from harness.workers.pool import gpu_places, place_here
-from harness.workers.process import HERE
+from harness.workers.pool import places_of
 from harness.workers.task import refuse_submitted
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import Recorded, agreement, recorded, sentences
@@ -41,12 +40,12 @@ def profile(request: RunRequest, out: Path) -> None:
     before = Run.open(out) if Run.exists(out) else None
     work = plan(request, before if before and before.mode == "profile" else None)
     work.refuse_elsewhere()
-    places = gpu_places(selected_gpus(request.gpus, work.device))
+    places = places_of(selected_gpus(request.gpus, work.device), work.device)
     tools = choose(request.way, work.device)
     new = "" if before else f"{out}: a new run, without latencies to compare its profiles with"
     run = _run_of(out, work, before)
     jobs = _jobs_of(run, work.jobs)
-    if places:
+    if request.gpus:
         jobs = longest_first(jobs, past_durations(work.machine, out))
     for note in filter(None, (*work.notes, tools.said, new, warning("they may slow the profiled cases"))):
         print(f"ttt-bench: {note}", file=sys.stderr)
@@ -61,7 +60,6 @@ def profile(request: RunRequest, out: Path) -> None:
         say=lambda text: print(f"ttt-bench: {text}", file=sys.stderr, flush=True),
         resume=request.resume,
         retry_failed=request.retry == "failed",
-        place=place_here() if work.device == "cuda" else HERE,
     )
     every, left = (sum(map(len, cases)) for cases in ([job.cases for job in jobs], map(profiler.pending, jobs)))
     if request.resume:

@@ -21,8 +21,8 @@ from harness.schema.reason import counted
 from harness.schema.run import Run
 from harness.schema.run_file import RunError
 from harness.workers import slurm
-from harness.workers.pool import gpu_places
-from harness.workers.process import HERE, path_of_code
+from harness.workers.pool import places_of
+from harness.workers.process import path_of_code
 from harness.workers.progress import Progress
 from harness.workers.scheduler import Options
 from harness.workers.task import run_task
@@ -96,7 +96,7 @@ def work(request: RunRequest, out: Path, keys: Path | None) -> None:
     for job in jobs:
         if job.pair not in known:
             raise UserError(f"{out}: has the job {job.name}, which this version of the program cannot run")
-    gpus = gpu_places(visible_gpus()[:1]) if device == "cuda" else []
+    [place] = places_of(visible_gpus()[:1] if device == "cuda" else [], device)
     try:
         with Progress(f"task {holder.name}") as progress:
             options = Options(
@@ -106,7 +106,7 @@ def work(request: RunRequest, out: Path, keys: Path | None) -> None:
                 skip=skips(known, total_memory_bytes(machine)),
                 on_event=progress,
             )
-            done = run_task(run, known, holder, options, gpus[0] if gpus else HERE)
+            done = run_task(run, known, holder, options, place)
     except KeyboardInterrupt:
         # Not 130: the script restarts a task that ends with this status.
         sys.exit("ttt-bench: interrupted; finished cases are kept")

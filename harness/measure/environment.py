@@ -148,7 +148,7 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     Without a checkout, TTT_BENCH_COMMIT decides: COMMIT, or COMMIT with DIRTY or UNKNOWN. ("", None) if unknown.
     """
     root = root or _root()
-    commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
+    commit = ask_git(root, "rev-parse", "HEAD")[0] if (root / ".git").exists() else ""
     if commit:
         changed = uncommitted(root)
         return commit, None if changed is None else bool(changed)
@@ -174,16 +174,12 @@ def marked_commit(commit: str, dirty: bool | None) -> str:
 
 def uncommitted(root: Path) -> list[str] | None:
     """Return a checkout's changed files and untracked source files; None if git fails."""
-    changes = _git(root, "status", "--porcelain", "--untracked-files=all", "--", ".", _WITHOUT_RESULTS)
-    if changes is None:
+    status = ("status", "--porcelain", "--untracked-files=all", "--", ".", _WITHOUT_RESULTS)
+    changes, refusal = ask_git(root, *status)
+    if refusal:
         return None
     lines = changes.splitlines()
     return [line[3:] for line in lines if not line.startswith("??") or line.rstrip('"').endswith(SOURCES)]
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    output, refusal = ask_git(root, *arguments)
-    return None if refusal else output
 
 
 def ask_git(root: Path, *arguments: str, timeout_s: float | None = 20) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from harness.measure.environment import around, snapshot, versions_of
 from harness.measure.gate import Verdict
 from harness.measure.inspection import Inspector, claim_checks, floor_check, unless_out_of_memory
 from harness.measure.nvml import LASTS_S, Cooler, EnergyMeter, Gpu, open_gpu
-from harness.measure.process_state import CudaPeak, ProcessState, ResidentPeak, is_out_of_memory
+from harness.measure.process_state import ProcessState, forget_peak, is_out_of_memory, peak_bytes
 from harness.measure.ranges import nvtx_range, range_name
 from harness.measure.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
 from harness.measure.timer import (
@@ -143,18 +143,11 @@ class CaseRun:
         return self._end("failed", of_exception(error) + raised_at(error))
 
     def _run(self, workload: Workload) -> None:
-        try:
-            self._metrics, self._settings = dict(workload.metrics), dict(workload.settings)
-            self._claimed, self._tokens = dict(workload.metrics), workload.tokens
-            if self._passes_first_check(workload):
-                self._work(workload)
-            self._after = self._after or snapshot(workload.device)  # before `close`
-        finally:
-            try:
-                workload.close()
-            except Exception:  # the record stands, but the process cannot be trusted with another case
-                traceback.print_exc()
-                self.healthy = False
+        self._metrics, self._settings = dict(workload.metrics), dict(workload.settings)
+        self._claimed, self._tokens = dict(workload.metrics), workload.tokens
+        if self._passes_first_check(workload):
+            self._work(workload)
+        self._after = self._after or snapshot(workload.device)
 
     def _passes_first_check(self, workload: Workload) -> bool:
         if self.mode == "profile" or workload.gate is None:
@@ -178,8 +171,7 @@ class CaseRun:
         if gpu and self.mode != "verify" and self.cooler.goal_c is not None:
             with self._stage("cool_down"):
                 self.cooler.rest(gpu)
-        peak = CudaPeak() if workload.device == "cuda" else ResidentPeak()
-        peak.start()
+        forget_peak(workload.device)
         with self._stage("warm_up"):
             workload.capture()
         if self.mode == "verify":
@@ -188,7 +180,7 @@ class CaseRun:
             self.profile = self.profiler(self.case, workload, gpu.throttled if gpu else never_throttled)
             self._after = _machine_after(workload, gpu)
         elif self._can_be_timed(workload):
-            self._measure(workload, gpu, peak)
+            self._measure(workload, gpu)
 
     def _can_be_timed(self, workload: Workload) -> bool:
         timing, l2 = self.case.timing, self.case.l2
@@ -214,7 +206,7 @@ class CaseRun:
             self._accepts(inspector.checked_call(clock))
         return None
 
-    def _measure(self, workload: Workload, gpu: Gpu | None, peak: CudaPeak | ResidentPeak) -> None:
+    def _measure(self, workload: Workload, gpu: Gpu | None) -> None:
         clock = clock_for(self.case, workload)
         inspector = Inspector(self.case, workload, partial(self._stage, "reference"))
         metered = gpu if self.case.l2 == "warm" else None  # flushing the cache draws energy of its own
@@ -225,7 +217,7 @@ class CaseRun:
         energy = EnergyMeter(metered)
         timing = self._timed(workload, clock, gpu, policy, energy, inspector)
         self._after = _machine_after(workload, gpu)  # before the GPU is idle or checks the outputs
-        self._peak_bytes = peak.peak_bytes() - clock.own_bytes
+        self._peak_bytes = peak_bytes(workload.device) - clock.own_bytes
         self._timing, self._calls = timing, clock.launches * workload.units
         if workload.measured is not None:
             self._metrics |= workload.measured(len(timing.samples_ms) * clock.launches)

@@ -18,11 +18,12 @@ _OUT_OF_MEMORY = (
 )
 
 
-class CudaPeak:
-    """Peak memory of torch's allocator, weights included, without other allocators."""
+def forget_peak(device: str) -> None:
+    """Forget earlier peaks of memory; allocated memory counts.
 
-    def start(self) -> None:
-        """Forget earlier peaks; allocated memory counts."""
+    On a CPU, an earlier, larger case of this process hides a later one if the system forbids the reset.
+    """
+    if device == "cuda":
         import gc
 
         import torch
@@ -30,34 +31,27 @@ class CudaPeak:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        return
+    with suppress(OSError):
+        (_PROCESS / "clear_refs").write_text("5")
 
-    def peak_bytes(self) -> int:
-        """Return bytes since `start`."""
+
+def peak_bytes(device: str) -> int:
+    """Return peak memory since `forget_peak`.
+
+    "cuda": of torch's allocator, weights included, without other allocators.
+    "cpu": the largest resident set of this process, interpreter and libraries included.
+    """
+    if device == "cuda":
         import torch
 
         return torch.cuda.max_memory_allocated()
-
-
-class ResidentPeak:
-    """Largest resident set of this process, interpreter and libraries included.
-
-    Linux resets its high-water mark through /proc/self/clear_refs. If that is forbidden, an earlier, larger case
-    of this process hides a later one.
-    """
-
-    def start(self) -> None:
-        """Reset the high-water mark if the system allows it."""
-        with suppress(OSError):
-            (_PROCESS / "clear_refs").write_text("5")
-
-    def peak_bytes(self) -> int:
-        """Return bytes since `start`, or since the start of the process."""
-        try:
-            lines = (_PROCESS / "status").read_text().splitlines()
-        except OSError:
-            lines = []
-        marks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
-        return 1024 * (marks[0] if marks else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    try:
+        lines = (_PROCESS / "status").read_text().splitlines()
+    except OSError:
+        lines = []
+    marks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+    return 1024 * (marks[0] if marks else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -22,10 +22,6 @@ class NeedsFreshProcess(Exception):
     """Raise it in `build` if only a new process can run the case, because an engine holds this one's memory."""
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Input:
     """A tensor that `run` reads; the harness refills it in place with random values.
@@ -68,7 +64,6 @@ class Workload:
     measured: returns the work's own metrics over so many last calls of `run`, or samples of its engine.
     metrics, settings: numbers and texts for the record; `flops` and `bytes` are per unit.
     work: least FLOPs and bytes per unit, by part (`harness.schema.work.PRODUCTS` and so on); {} if not counted.
-    close: frees memory for the next case.
     Out of memory is a MemoryError or torch's OutOfMemoryError.
     """
 
@@ -76,7 +71,7 @@ class Workload:
     units: int = 1
     tokens: int = 0
     device: str = "cpu"
-    capture: Callable[[], None] = _nothing
+    capture: Callable[[], object] = lambda: None
     inputs: Mapping[str, Input] = field(default_factory=dict)
     timed_check: Callable[[Random], Callable[[Any, int], Verdict]] | None = None
     renews_past: bool = False
@@ -87,7 +82,6 @@ class Workload:
     metrics: dict[str, float | None] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     work: Mapping[str, Work] = field(default_factory=dict)
-    close: Callable[[], None] = _nothing
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "cuda"):

@@ -1,6 +1,5 @@
 """Run one case under a profiler, in its worker: one call under its ranges, then the timed runs without them."""
 
-import importlib
 import math
 import shutil
 import sys
@@ -71,13 +70,10 @@ class ProfilerChoice:
     alone_us: float = 0.0
 
 
-def measured_ceilings(entry: str) -> dict[str, float | None]:
-    """Measure the GPU's peaks with MODULE:FUNCTION; {} without an entry, or if memory does not suffice."""
-    if not entry:
-        return {}
-    module, _, function = entry.partition(":")
+def measured_ceilings(measure: Callable[[], dict[str, float | None]]) -> dict[str, float | None]:
+    """Measure the GPU's peaks; {} if memory does not suffice."""
     try:
-        found = getattr(importlib.import_module(module), function)()
+        found = measure()
     except Exception as error:
         if is_out_of_memory(error):
             return {}

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from harness.measure.environment import around, device_id_of, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.profiling.tools.choice import Tools
-from harness.profiling.under_profiler import STOP_S, ToolLost, UnderProfiler
+from harness.profiling.under_profiler import ToolLost, UnderProfiler
 from harness.schema.profile import Counters, Profile, ProfileError, profile_path, read_profile, write_profile
 from harness.schema.reason import sentence
 from harness.schema.record import Record
@@ -44,9 +44,7 @@ class Profiler:
         kernel may write. If it fails, the case itself runs.
     say: called with sentences for the user.
     on_times, on_profile: called with each profile before its counters, and when it is finished.
-    stop_s: limit for a profiler to write its report.
     resume: keep finished profiles and times without counters, and failures unless `retry_failed`.
-    `place`: the slot of a run without several GPUs.
     """
 
     run: Run
@@ -59,12 +57,10 @@ class Profiler:
     say: Callable[[str], object] = lambda text: None
     on_times: Callable[[Profile], object] = lambda profile: None
     on_profile: Callable[[Profile], object] = lambda profile: None
-    stop_s: float = STOP_S
     resume: bool = False
     retry_failed: bool = False
-    place: Place = HERE
 
-    def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = ()) -> list[Profile]:
+    def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = (HERE,)) -> list[Profile]:
         """Profile the cases of `jobs`: times of all, then counters. Each job runs on the first free slot.
 
         Times come from the GPU that measured the job, if it is there. Nothing is timed while Nsight Compute counts,
@@ -73,7 +69,7 @@ class Profiler:
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
             found: list[dict[str, Profile]] = [{} for _ in jobs]  # by case key
-            homes = self._homes(jobs, places) if places else [""] * len(jobs)
+            homes = self._homes(jobs, places)
             self._each(jobs, places, lambda number, at: at.times(found[number]), homes)
             if self.tools.ratios:
                 self._each(jobs, places, lambda number, at: at.ratios(found[number]), [""] * len(jobs))
@@ -121,7 +117,7 @@ class Profiler:
         homes: Sequence[str],
     ) -> None:
         """Run `do` for each job by number. A profiler that one job gave up is tried by the next, unless it is lost."""
-        pool = Pool(self.run.folder, places or (self.place,), self.say)
+        pool = Pool(self.run.folder, places, self.say)
 
         def at(number: int, place: Place) -> None:
             mine = JobProfiler(self, jobs[number], place, pool.stop.is_set)
@@ -144,7 +140,7 @@ class JobProfiler:
         self.tools, self.lost_everywhere = asked.tools, False
         launch = asked.launches[job.pair]
         self.launch = replace(launch, env={**launch.env, **place.env})
-        self.under_profiler = UnderProfiler(asked.run, place, asked.limits, asked.ceilings, asked.stop_s, stopped)
+        self.under_profiler = UnderProfiler(asked.run, place, asked.limits, asked.ceilings, stopped)
 
     def times(self, found: dict[str, Profile]) -> None:
         """Add profiles with times to `found` by case key, from earlier profiles or as few workers as possible."""

@@ -44,14 +44,13 @@ class UnderProfiler:
     """Profiles cases of a run. Every method raises ToolLost or ProfileError without a result.
 
     `place`: GPU slot. `ceilings`: MODULE:FUNCTION that measures the GPU's peaks.
-    stop_s: limit for a profiler to write its report. stopped: whether the run is to end.
+    stopped: whether the run is to end.
     """
 
     run: Run
     place: Place
     limits: Limits
     ceilings: str
-    stop_s: float
     stopped: Callable[[], bool]
 
     def alone(self, worker: WorkerProcess, planned: Planned) -> tuple[float, Record]:
@@ -73,7 +72,7 @@ class UnderProfiler:
             worker, self._request(planned, tool="kineto", keep=keep, alone_us=alone_us), self.limits.case_s
         )
         record = self._record_of(answer, planned)
-        command = _without_folders([*launch.command, "-m", launch.module, launch.entry])
+        command = _without_folders([*launch.command, "-m", "harness.worker", launch.entry])
         version = str(record.environment.get("software", {}).get("torch", ""))
         return answer["profile"] | {"tools": {"torch.profiler": version}, "commands": [command]}, record
 
@@ -84,7 +83,7 @@ class UnderProfiler:
         answer, record = self._under(wrapped, planned, "nsys", report)
         _read_by(nsys.exporting(report, database))
         timed, ranged = nsys.read(database)
-        command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
+        command = _without_folders([*wrapped.command, "-m", "harness.worker", launch.entry])
         values = dict(answer["profile"])
         seen, apart = Runs(**values.pop("seen")), values.pop("apart")
         if apart and not timed:
@@ -99,7 +98,7 @@ class UnderProfiler:
         wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_names(case.phase)), *launch.command])
         _, record = self._under(wrapped, planned, "ncu", report, log)
         counters = ncu.read(_read_by(ncu.importing(report)), ncu.profiled_launches(_text(log)))
-        return counters, _without_folders([*wrapped.command, "-m", launch.module, launch.entry]), record
+        return counters, _without_folders([*wrapped.command, "-m", "harness.worker", launch.entry]), record
 
     def _under(
         self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
@@ -113,11 +112,11 @@ class UnderProfiler:
             try:
                 answer = _answer(worker, self._request(planned, tool=tool), self.limits.case_s, last=True)
                 record = self._record_of(answer, planned)
-                status = worker.stop(self.stop_s)
+                status = worker.stop(STOP_S)
             except ToolLost as lost:
                 raise _why(tool, _text(log), str(lost), lost.status) from None
         if status is None:
-            raise ToolLost(f"{tool} did not end within {self.stop_s:g} s and was killed; try a smaller case", True)
+            raise ToolLost(f"{tool} did not end within {STOP_S:g} s and was killed; try a smaller case", True)
         text = _text(log)
         if ncu.FORBIDDEN in text or status or not report.exists():
             raise _why(tool, text, nsys.not_imported(report, worker.ending_words) or _ending(status), "failed")

@@ -18,7 +18,8 @@ Mode = Literal["measure", "verify", "profile"]  # time cases, only check them, o
 PHASES = ("forward", "generate", "request")
 
 
-STORED = ConfigDict(extra="forbid", strict=True)  # files hold no unknown field, and no value of another type
+# Files hold no unknown field, no value of another type, and no number that JSON lacks.
+STORED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Stored:

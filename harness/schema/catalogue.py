@@ -62,7 +62,7 @@ class MetricEntry(Stored):
     label: Text
     unit: Text = ""
     better: Literal["lower", "higher", ""] = ""
-    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    scale: Annotated[float, Field(gt=0)] = 1.0
     text: bool = False
 
 

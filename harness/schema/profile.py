@@ -5,14 +5,14 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from harness.schema.case import Case, Stored, one_of
 from harness.schema.files import read_regular, refusing, write_atomically
-from harness.schema.reason import invalid, printable
-from harness.schema.record import STATUSES, RecordError
+from harness.schema.reason import printable
+from harness.schema.record import STATUSES, RecordError, parsed
 from harness.schema.work import Work
 
 NAME_LIMIT = 400  # characters of a kernel's name: C++ templates have no limit of their own
@@ -22,7 +22,7 @@ KERNEL_LIMIT = 2000  # distinct kernels of a profile
 # clocks explain the share, the cost of counting a short kernel explains the microseconds.
 UNLIKE, UNLIKE_US = 0.4, 2.5
 
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -199,8 +199,6 @@ def short_name(name: str, limit: int = NAME_LIMIT) -> str:
     return name if len(name) <= limit else f"{name[:half]}…{zlib.crc32(name.encode()):08x}…{name[-half:]}"
 
 
-SCHEMA_VERSION = 1
-TOOL = "ttt-bench profile"
 _SIZE_LIMIT = 16 << 20  # bytes of a file
 
 
@@ -214,6 +212,8 @@ class Profile(Region):
     stages_s: seconds by stage, "build" (the model, once per profiler), "times" and "ratios", with worker starts.
     """
 
+    tool: Literal["ttt-bench profile"] = field(default="ttt-bench profile", kw_only=True)
+    schema: Literal[1] = field(default=1, kw_only=True)
     case: Case = field(kw_only=True)
     status: Annotated[str, one_of(*STATUSES)] = "ok"
     reason: str = ""
@@ -232,18 +232,16 @@ class Profile(Region):
             raise ValueError("no kernels: a profile without kernels has failed")
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any], where: str = "profile") -> "Profile":
-        """Return the profile in JSON values or dataclasses; ProfileError begins with `where`."""
+    def from_values(cls, values: Mapping[str, Any]) -> "Profile":
+        """Return the profile in JSON values or dataclasses. Raises ProfileError."""
         try:
-            return _ADAPTER.validate_json(json.dumps(values, allow_nan=False, default=asdict))
-        except ValidationError as error:
-            raise ProfileError(f"{where}: {invalid(error)}") from None
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ProfileError(f"{where}: {error}") from None
+            return parsed(_ADAPTER, json.dumps(values, allow_nan=False, default=asdict), ProfileError)
+        except (TypeError, ValueError) as error:
+            raise ProfileError(str(error)) from None
 
     def to_json(self) -> str:
         """Return one line of JSON, the tool and the schema first."""
-        values = {"tool": TOOL, "schema": SCHEMA_VERSION, **_ADAPTER.dump_python(self, mode="json")}
+        values = {"tool": self.tool, "schema": self.schema, **_ADAPTER.dump_python(self, mode="json")}
         return json.dumps(values, separators=(",", ":"), allow_nan=False)
 
 
@@ -265,12 +263,9 @@ def read_profile(path: Path) -> Profile:
     with refusing(path, "read", ProfileError):
         data = read_regular(path, _SIZE_LIMIT)
     try:
-        values = json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError):
-        raise ProfileError(f"{path}: is not JSON, so it is damaged or no profile; delete it, profile again") from None
-    if not isinstance(values, dict) or (values.pop("tool", None), values.pop("schema", None)) != (TOOL, SCHEMA_VERSION):
-        raise ProfileError(f"{path}: is no profile of {TOOL!r} with schema {SCHEMA_VERSION}")
-    profile = Profile.from_values(values, str(path))
+        profile = parsed(_ADAPTER, data, ProfileError)
+    except ProfileError as error:
+        raise ProfileError(f"{path}: {error}; delete it, profile again") from None
     if path.stem != profile.case.key:
         raise ProfileError(f"{path}: is of another case: {profile.case.label}")
     return profile

@@ -101,8 +101,11 @@ def of_exception(error: BaseException) -> str:
 
 
 def invalid(error: ValidationError) -> str:
-    """Return pydantic's first complaint: `samples_ms.2: Input should be a valid number, not 'many'`."""
-    first = error.errors(include_url=False)[0]
+    """Return pydantic's first complaint: `samples_ms.2: Input should be a valid number, not 'many'`.
+
+    Another tool or schema explains all other complaints.
+    """
+    first = min(error.errors(include_url=False), key=lambda each: each["loc"][:1] not in (("tool",), ("schema",)))
     where = ".".join(map(str, first["loc"]))
     message = first["msg"].removeprefix("Value error, ")
     shown = first["loc"] and first["type"] != "missing" and not isinstance(first["input"], dict)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -20,11 +20,11 @@ SCHEMA_VERSION = 3
 REASON_LIMIT = 2000  # bytes
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
 LEAST_MS, MOST_MS = 1e-9, 1e12  # of a sample that is not 0: readers divide by samples and add them up
-NESTING_LIMIT = 16  # levels of nested values, which readers walk by recursion
 
 STATUSES = ("ok", "incorrect", "failed", "killed", "unstarted", "timeout", "oom", "skipped")
 _WHOLE_LIMIT = 1 << 64  # integers below it fit a float
 _LINE_START = b'{"schema":'
+T = TypeVar("T")
 
 
 class RecordError(ValueError):
@@ -34,32 +34,29 @@ class RecordError(ValueError):
         super().__init__(clipped(message, MESSAGE_LIMIT))
 
 
-def unfit(value: Any) -> str:
-    """Return why readers cannot hold JSON values (nested too deep, an integer beyond a float), or ""."""
-    level = [value]
-    for _ in range(NESTING_LIMIT):
-        inner = [each for outer in level for each in (outer.values() if isinstance(outer, dict) else outer)]
-        if any(isinstance(each, int) and not -_WHOLE_LIMIT < each < _WHOLE_LIMIT for each in inner):
-            return "holds an integer of 2^64 or more"
-        level = [each for each in inner if isinstance(each, dict | list | tuple)]
-        if not level:
-            return ""
-    return f"is nested more than {NESTING_LIMIT} levels deep"
+def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError] = RecordError) -> T:
+    """Return what a JSON text holds. Raises `refusal` with pydantic's first complaint."""
+    try:
+        return adapter.validate_json(text.removeprefix(BYTE_ORDER_MARK) if isinstance(text, bytes) else text)
+    except ValidationError as error:
+        broken = error.errors()[0]["type"] == "json_invalid"
+        raise refusal("is not JSON, so it is damaged or another file" if broken else invalid(error)) from None
 
 
-def _printable_tree(value: Any) -> Any:
-    """Make every text in a value printable, keys included."""
+def json_values(value: Any) -> Any:
+    """Return a value with printable text, and None for NaN and infinity. Raises ValueError for an integer beyond 2^64.
+
+    Readers hold integers in floats.
+    """
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
-        return {printable(str(name)): _printable_tree(inner) for name, inner in value.items()}
-    return [_printable_tree(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _tree(value: Any) -> Any:
-    if isinstance(value, dict) and (why := unfit(value)):
-        raise ValueError(why)
-    return _printable_tree(value) if isinstance(value, dict) else value
+        return {printable(str(name)): json_values(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_values(inner) for inner in value]
+    if isinstance(value, int) and not -_WHOLE_LIMIT < value < _WHOLE_LIMIT:
+        raise ValueError("holds an integer of 2^64 or more")
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _sample(value: float) -> float:
@@ -69,11 +66,7 @@ def _sample(value: float) -> float:
 
 
 def _metric(value: Any) -> Any:
-    """Convert a NumPy number to Python's, and one that is not finite to None."""
-    value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, int) and not -_WHOLE_LIMIT < value < _WHOLE_LIMIT:
-        raise ValueError("must be a number below 2^64")
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json_values(value.item() if hasattr(value, "item") else value)  # of a NumPy number
 
 
 # Keys that readers look up; others are allowed.
@@ -102,7 +95,9 @@ class _Environment(TypedDict, total=False):
     software: dict[str, Any] | None
 
 
+JsonObject = Annotated[dict[str, Any], BeforeValidator(json_values)]
 Text = Annotated[str, AfterValidator(printable)]
+_Facts = Annotated[JsonObject, AfterValidator(TypeAdapter(_Environment).validate_python)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, lt=_WHOLE_LIMIT)]
 _Reason = Annotated[
@@ -147,14 +142,10 @@ class Record:
     tokens: _Count = 0
     stop: Annotated[str, one_of("", "interval", "budget", "count")] = ""
     peak_memory_bytes: _Count | None = None
-    gate: (
-        Annotated[dict[str, Any], AfterValidator(TypeAdapter(_Verdict).validate_python), BeforeValidator(_tree)] | None
-    ) = None
+    gate: Annotated[JsonObject, AfterValidator(TypeAdapter(_Verdict).validate_python)] | None = None
     metrics: dict[Text, Annotated[int | float | None, BeforeValidator(_metric)]] = field(default_factory=dict)
     settings: dict[Text, Annotated[Text, BeforeValidator(str)]] = field(default_factory=dict)
-    environment: Annotated[
-        dict[str, Any], AfterValidator(TypeAdapter(_Environment).validate_python), BeforeValidator(_tree)
-    ] = field(default_factory=dict)
+    environment: _Facts = field(default_factory=dict)
     started_at: Text = ""
     wall_s: Seconds = 0.0
     repeat: _Count = 0
@@ -187,24 +178,10 @@ class Record:
     @classmethod
     def from_json(cls, line: bytes | str) -> "Record":
         """Return the record of a line of JSON. Raises RecordError."""
-        try:
-            return _ADAPTER.validate_json(line)
-        except ValidationError as error:
-            if error.errors()[0]["type"] == "json_invalid":
-                raise RecordError("is not JSON, so this is not a record or it is damaged") from None
-            raise RecordError(invalid(error)) from None
+        return parsed(_ADAPTER, line)
 
 
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
-
-
-def finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON lacks, by None."""
-    if isinstance(value, Mapping):
-        return {name: finite(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class RecordFile:
@@ -275,7 +252,7 @@ def _is_incomplete(line: bytes) -> bool:
 
 def _parse(where: str, line: bytes) -> Record:
     try:
-        return Record.from_json(line.removeprefix(BYTE_ORDER_MARK))
+        return Record.from_json(line)
     except RecordError as error:
         advice = "; delete that line, and `run --resume` measures its case again" if "not JSON" in str(error) else ""
         raise RecordError(f"{where}: {error}{advice}") from None

@@ -1,25 +1,21 @@
 """Contents of run.json: the planned cases, the requests, and the catalogue."""
 
 import json
-import math
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from harness.schema.case import Case, Device, Mode, Stored
 from harness.schema.catalogue import Catalogue
 from harness.schema.files import create_atomically, read_regular, refusing, write_atomically
 from harness.schema.policy import MOST_SAMPLES, Policy
-from harness.schema.reason import clipped, invalid
-from harness.schema.record import RecordError, unfit
+from harness.schema.reason import clipped
+from harness.schema.record import JsonObject, RecordError, parsed
 
-SCHEMA_VERSION = 1
-TOOL = "ttt-bench"
 FILE = "run.json"
 _REPEATS_LIMIT = 1000  # processes of a case
 _REASON_LIMIT = 400  # characters
@@ -87,13 +83,8 @@ class PastRequest(Stored):
     arguments: tuple[str, ...]
     commit: str
     dirty: bool | None
-    machine: dict[str, Any]
-    request: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("machine", "request"):
-            if why := unfit(getattr(self, name)):
-                raise ValueError(f"request: {name} {why}")
+    machine: JsonObject
+    request: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,8 +94,8 @@ class RunFile(Stored):
     device: device of its cases. repeats: fresh processes per case.
     """
 
-    tool: str = field(default=TOOL, kw_only=True)
-    schema: int = field(default=SCHEMA_VERSION, kw_only=True)
+    tool: Literal["ttt-bench"] = field(default="ttt-bench", kw_only=True)
+    schema: Literal[1] = field(default=1, kw_only=True)
     mode: Mode
     device: Device
     jobs: tuple[Job, ...]
@@ -134,19 +125,17 @@ _ADAPTER: TypeAdapter[RunFile] = TypeAdapter(RunFile)
 def read_run_file(folder: Path) -> RunFile:
     """Read and check the run.json of a folder. Raises RunError."""
     path = folder / FILE
-    values = _json_of(folder, path)
-    if not isinstance(values, Mapping) or values.get("tool") != TOOL:
-        raise RunError(f"{path}: is no run file of {TOOL!r}")
-    if values.get("schema") != SCHEMA_VERSION:
-        found = str(values.get("schema"))[:20]
-        raise RunError(f"{path}: has schema {found}, this program reads schema {SCHEMA_VERSION}")
+    with refusing(path, "read", RunError):
+        if not folder.is_dir():
+            why = "is not a folder" if folder.exists() else "no such folder"
+            raise RunError(f"{folder}: {why}; name a run's folder")
+        if not path.exists():
+            raise RunError(f"{folder}: is not a run: it has no {FILE}")
+        data = read_regular(path)
     try:
-        return _ADAPTER.validate_json(json.dumps(values))
-    except ValidationError as error:
-        why = invalid(error)
-    except (ValueError, RecursionError) as error:
-        why = str(error)
-    raise RunError(f"{path}: {clipped(why, _REASON_LIMIT)}")
+        return parsed(_ADAPTER, data)
+    except RecordError as error:
+        raise RunError(f"{path}: {clipped(str(error), _REASON_LIMIT)}") from None
 
 
 def write_run_file(folder: Path, file: RunFile, *, new: bool = False) -> bool:
@@ -160,24 +149,3 @@ def write_run_file(folder: Path, file: RunFile, *, new: bool = False) -> bool:
         return create_atomically(folder / FILE, text)
     write_atomically(folder / FILE, text)
     return True
-
-
-def _json_of(folder: Path, path: Path) -> Any:
-    with refusing(path, "read", RunError):
-        if not folder.is_dir():
-            why = "is not a folder" if folder.exists() else "no such folder"
-            raise RunError(f"{folder}: {why}; name a run's folder")
-        if not path.exists():
-            raise RunError(f"{folder}: is not a run: it has no {FILE}")
-        data = read_regular(path)
-    try:
-        return json.loads(data.decode("utf-8-sig"), parse_constant=_finite, parse_float=_finite)
-    except (ValueError, RecursionError):
-        raise RunError(f"{path}: is not JSON, so this is no run or it is damaged") from None
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is no number of JSON")
-    return value

@@ -18,14 +18,14 @@ T = TypeVar("T")
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
-def gpu_places(gpus: Sequence[str]) -> list[Place]:
-    """Return a slot for each GPU, as CUDA_VISIBLE_DEVICES names it."""
-    return [_gpu_place(gpu) for gpu in gpus]
+def places_of(gpus: Sequence[str], device: str) -> list[Place]:
+    """Return a slot for each GPU, as CUDA_VISIBLE_DEVICES names it; without names the only slot of a run.
 
-
-def place_here() -> Place:
-    """Return the slot of a run on one GPU, lost once no GPU answers."""
-    return replace(HERE, is_there=lambda: bool(_device_id())) if _device_id() else HERE
+    That slot of a run on a GPU is lost once no GPU answers.
+    """
+    if device == "cuda" and not gpus and _device_id():
+        return [replace(HERE, is_there=lambda: bool(_device_id()))]
+    return [_gpu_place(gpu) for gpu in gpus] or [HERE]
 
 
 def _gpu_place(gpu: str) -> Place:

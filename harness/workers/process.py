@@ -36,14 +36,12 @@ class Launch:
     command: an interpreter, or a wrapper such as ["docker", "run", "-i", IMAGE, "python"].
     entry: MODULE:ATTRIBUTE of the adapter.
     env: additional environment variables.
-    module: the worker's module.
     root: checkout with the worker's code, if it is not this one.
     """
 
     command: Sequence[str] = (sys.executable,)
     entry: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    module: str = "harness.worker"
     root: Path | None = None
 
 
@@ -174,7 +172,7 @@ class WorkerProcess:
         # Without O_APPEND, a write after a truncation restores the old length.
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
         launch = self.launch
-        command = [*launch.command, "-m", launch.module, *([launch.entry] if launch.entry else [])]
+        command = [*launch.command, "-m", "harness.worker", *([launch.entry] if launch.entry else [])]
         # Two, so that each notices when the other is killed.
         guard = [sys.executable, "-I", "-S", warden.__file__] * 2 if sys.platform == "linux" else []
         try:

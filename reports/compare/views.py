@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from harness.schema.reason import counted, printable, said_number, span
-from harness.schema.record import finite
+from harness.schema.record import json_values
 from reports import grid
 from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, STORED_BAR, VERDICTS, Comparison, Row
 from reports.compare.judge import BAR, SAME
@@ -116,7 +116,7 @@ def to_json(comparison: Comparison) -> str:
         "cases": rows,
         "without_comparison": [asdict(each) for each in comparison.missing],
     }
-    return json.dumps(finite(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(json_values(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def page(comparison: Comparison, profiles: str = "") -> str:

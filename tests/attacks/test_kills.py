@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_kills_of_each_kind_of_process_lose_double_and_leave_nothing(
             assert _wait(_start(run.folder, launches), _ENDS_S) == 0
             assert wait_for(lambda: not _family(mark)), f"processes outlive their parent: {_family(mark)}"
     finally:
-        for pid in (pid for pids in _family(mark).values() for pid in pids):
+        for pid in _pids(_family(mark)):
             _kill(pid)
     assert {record.status for record in run.records()} <= {"ok", *LOST}
     for statuses in _statuses(run).values():
@@ -96,9 +97,12 @@ def _kill_some(parent: int, mark: str, chance: random.Random, hit: Counter[str])
         if _wait(parent, chance.uniform(0.0, 0.02 if missed else 0.25)) is not None:
             return
         kind = chance.choice(missed or KINDS)
-        victims = [parent] if kind == "parent" else _family(mark).get(kind, [])
+        family = _family(mark)
+        victims = [parent] if kind == "parent" else family.get(kind, [])
         if victims and _kill(chance.choice(victims)):
             hit[kind] += 1
+            if kind == "warden":  # the other warden ends the family; a kill of both leaves it alone
+                assert wait_for(partial(_are_gone, mark, _pids(family)))
     assert _wait(parent, _ENDS_S) is not None, "a run did not end"
 
 
@@ -140,6 +144,14 @@ def _family(mark: str) -> dict[str, list[int]]:
         if f"{MARK}={mark}".encode() in environment or any(mark.encode() in word for word in command):
             found.setdefault(_kind(command, young), []).append(int(entry.name))
     return found
+
+
+def _pids(family: dict[str, list[int]]) -> set[int]:
+    return {pid for pids in family.values() for pid in pids}
+
+
+def _are_gone(mark: str, pids: set[int]) -> bool:
+    return not pids & _pids(_family(mark))
 
 
 def _kind(command: list[bytes], young: bool) -> str:

@@ -26,7 +26,7 @@ from harness.schema.policy import Policy
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Planned, RunFile
-from harness.workers.pool import cores_by_share, gpu_places
+from harness.workers.pool import cores_by_share, places_of
 from harness.workers.scheduler import run_jobs
 
 SETTINGS = ("whole", "half", "beside")
@@ -44,7 +44,7 @@ def measured(folder: Path, gpu: str, cores: Sequence[int], policy: Policy = POLI
     os.sched_setaffinity(0, cores)
     jobs = jobs_of(Planned(case, 6) for case in CASES.values())
     run = Run.create(folder, RunFile("measure", "cuda", jobs, catalogue(()), policy))
-    return run_jobs(run, launches(), places=gpu_places([gpu]))
+    return run_jobs(run, launches(), places=places_of([gpu], "cuda"))
 
 
 def neighbour(folder: Path) -> None:

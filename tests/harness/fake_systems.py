@@ -87,7 +87,7 @@ RUNS: dict[str, Callable[[], object]] = {
 
 
 class Fake:
-    """Runs `RUNS[do]`; other values of `do` change checks, engine and `close`."""
+    """Runs `RUNS[do]`; other values of `do` change checks and engine."""
 
     packages = ("pytest", "not-installed")
 
@@ -111,8 +111,6 @@ class Fake:
             workload.gate = None
         if do == "engine":
             workload.engine_samples = lambda policy: ([float(i)] for i in range(4))  # the first warms up
-        if do == "close":
-            workload.close = lambda: _raise(RuntimeError("cannot close"))
         return workload
 
 

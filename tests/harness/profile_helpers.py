@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness_helpers import case, launch, new_run
+from harness_helpers import HERE, case, launch, new_run
 
 from harness.measure.gate import Check, Verdict
 from harness.measure.ranges import nvtx_range
@@ -26,9 +26,10 @@ def run_of(folder: Path, *cases: Case, mode: Any = "profile") -> Run:
     return new_run(folder / "run", cases or [case()], mode=mode)
 
 
-def launches(module: str = "profile_worker") -> dict[tuple[str, str], Launch]:
-    """Return launches of the fake worker, or of "harness.worker"."""
-    return {PAIR: replace(launch("profile_helpers:WithTorch"), module=module)}
+def launches(fake: bool = True) -> dict[tuple[str, str], Launch]:
+    """Return launches of the fake worker, or of the real one."""
+    real = launch("profile_helpers:WithTorch")
+    return {PAIR: replace(real, command=[sys.executable, str(HERE / "profile_worker.py")]) if fake else real}
 
 
 class WithTorch:

@@ -1,10 +1,11 @@
 """A wrong answer of a worker costs its own case only."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness_helpers import case, launch, lines_of, measured, statuses, systems
+from harness_helpers import HERE, case, launch, lines_of, measured, statuses, systems
 
 from harness.workers.process import Limits
 
@@ -23,7 +24,7 @@ WRONG = {
 
 
 def rude(**env: str) -> dict:
-    return {("fake", "cpu"): replace(launch("x", **env), module="rude_worker")}
+    return {("fake", "cpu"): replace(launch("x", **env), command=[sys.executable, str(HERE / "rude_worker.py")])}
 
 
 @pytest.mark.parametrize("do", WRONG)

@@ -102,7 +102,7 @@ def test_a_huge_integer_in_run_json_is_refused(folder: Path) -> None:
     new_run(folder, [case()])
     values = json.loads((folder / "run.json").read_text()) | {"requests": [request]}
     (folder / "run.json").write_text(json.dumps(values))
-    with pytest.raises(RecordError, match=r"machine holds an integer of 2\^64 or more"):
+    with pytest.raises(RecordError, match=r"machine: holds an integer of 2\^64 or more"):
         Run.open(folder)
 
 

@@ -30,7 +30,6 @@ class Counting(Fake):
         gate, run = workload.gate, workload.run
         workload.gate = self._noting("gate", gate) if gate else None
         workload.run = self._noting("run", run)
-        workload.close = self._noting("close", workload.close)
         for name, value in self.changes.items():
             setattr(workload, name, value)
         return workload
@@ -43,13 +42,12 @@ class Counting(Fake):
         return noted
 
 
-def test_the_first_check_precedes_all_runs_and_close_is_last() -> None:
+def test_the_first_check_precedes_all_runs() -> None:
     system = Counting()
     record = CaseRun(case(), QUICK).record(system)
     assert record.status == "ok"
     assert system.events[:3] == ["build", "gate", "run"]
-    assert system.events[-1] == "close"
-    assert system.events.count("gate") == system.events.count("close") == 1
+    assert system.events.count("gate") == 1
 
 
 @pytest.mark.parametrize("do", ["miss", "nan"])
@@ -61,13 +59,12 @@ def test_a_failed_first_check_has_no_timing(do: str) -> None:
     assert not record.gate["passed"]
     assert record.reason.startswith("error is ")
     assert "run" not in system.events
-    assert system.events[-1] == "close"
 
 
 def test_verify_stops_after_the_first_check() -> None:
     system = Counting()
     record = CaseRun(case(), QUICK, "verify").record(system)
-    assert system.events == ["build", "gate", "close"]
+    assert system.events == ["build", "gate"]
     assert (record.status, record.samples_ms) == ("ok", [])
     assert record.metrics["parameters"] == 7
 
@@ -184,12 +181,6 @@ def test_a_skip_is_for_build_alone() -> None:
     record = run.record(Fake())
     assert record.status == "failed"
     assert record.reason.startswith("Skip: it was too late to say so")
-    assert not run.healthy
-
-
-def test_close_that_fails_spoils_the_process_not_the_record() -> None:
-    run = CaseRun(case("close"), QUICK)
-    assert run.record(Fake()).status == "ok"
     assert not run.healthy
 
 

@@ -1,16 +1,15 @@
 import pytest
 
 from harness.measure import process_state
-from harness.measure.process_state import ResidentPeak
+from harness.measure.process_state import forget_peak, peak_bytes
 
 
 def test_a_past_peak_counts() -> None:
-    peak = ResidentPeak()
-    peak.start()
-    before = peak.peak_bytes()
+    forget_peak("cpu")
+    before = peak_bytes("cpu")
     block = bytearray(b"x") * (64 << 20)
     del block
-    assert peak.peak_bytes() - before > 48 << 20
+    assert peak_bytes("cpu") - before > 48 << 20
 
 
 def test_start_forgets_an_earlier_peak() -> None:
@@ -19,15 +18,13 @@ def test_start_forgets_an_earlier_peak() -> None:
     except OSError:
         pytest.skip("the high-water mark cannot be reset here")
     block = bytearray(b"x") * (64 << 20)
-    peak = ResidentPeak()
-    high = peak.peak_bytes()
+    high = peak_bytes("cpu")
     del block
-    peak.start()
-    assert high - peak.peak_bytes() > 48 << 20
+    forget_peak("cpu")
+    assert high - peak_bytes("cpu") > 48 << 20
 
 
 def test_without_proc_the_peak_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setattr(process_state, "_PROCESS", tmp_path)
-    peak = ResidentPeak()
-    peak.start()
-    assert peak.peak_bytes() > 1 << 20
+    forget_peak("cpu")
+    assert peak_bytes("cpu") > 1 << 20

@@ -19,7 +19,7 @@ from harness.measure import nvml
 from harness.schema.record import Record, RecordError
 from harness.schema.run_file import PastRequest, RunError
 from harness.workers import pool, process
-from harness.workers.pool import gpu_places, place_here, shares
+from harness.workers.pool import places_of, shares
 from harness.workers.process import Launch, Limits, Place
 from harness.workers.scheduler import Event, not_ok, run_jobs
 
@@ -223,7 +223,7 @@ def test_the_gpus_that_may_be_used(two_gpus: TwoGpus, monkeypatch: pytest.Monkey
 
 
 def test_a_slot_knows_whether_its_gpu_answers(two_gpus: TwoGpus) -> None:
-    first, second = gpu_places(["0", "1"])
+    first, second = places_of(["0", "1"], "cuda")
     assert first.env == {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert first.device_id != second.device_id
     gpu = nvml.open_gpu("1")
@@ -236,19 +236,19 @@ def test_a_slot_knows_whether_its_gpu_answers(two_gpus: TwoGpus) -> None:
 
 def test_a_run_of_one_gpu_ends_when_no_gpu_answers(two_gpus: TwoGpus, tmp_path: Path) -> None:
     """Otherwise every later case would fail."""
-    place = place_here()
+    [place] = places_of([], "cuda")
     assert (place.name, place.env, place.device_id, place.is_there()) == ("", {}, "", True)
     two_gpus.there.clear()
     run = new_run(tmp_path / "out", cases_of(("a",), count=2))
     with pytest.raises(RunError, match="the GPU is gone; what is finished is kept"):
         run_jobs(run, {("a", "cpu"): Launch(["/no/such/python"])}, places=[place])
     assert run.records() == []
-    assert place_here() is process.HERE
+    assert places_of([], "cuda") == places_of([], "cpu") == [process.HERE]
 
 
 def test_a_record_without_a_worker_names_the_slots_gpu(two_gpus: TwoGpus, tmp_path: Path) -> None:
     run = new_run(tmp_path / "out", cases_of(("a",), count=1))
-    (record,) = pooled(run, {("a", "cpu"): Launch(["/no/such/python"])}, gpu_places(["1"]))
+    (record,) = pooled(run, {("a", "cpu"): Launch(["/no/such/python"])}, places_of(["1"], "cuda"))
     assert record.status == "unstarted"
     assert record.environment["gpu"]["name"] == "name of GPU-bb"
 

@@ -57,7 +57,7 @@ LEAKS: dict[str, Callable[[], object]] = {
 
 
 class Leaking(Fake):
-    """Leaks when it is built and when it is closed."""
+    """Leaks when it is built and when it runs."""
 
     def __init__(self, leak: Callable[[], object]) -> None:
         self.leak = leak
@@ -65,7 +65,7 @@ class Leaking(Fake):
     def build(self, case: Case) -> Workload:
         self.leak()
         workload = super().build(case)
-        workload.close = self.leak
+        workload.capture = self.leak
         return workload
 
 

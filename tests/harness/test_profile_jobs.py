@@ -12,9 +12,10 @@ import pytest
 from harness_helpers import case
 from profile_helpers import NCU_TABLE_NAMES, PAIR, launches, ncu_table, nsys_database, put_profilers, run_of
 
+from harness.profiling import under_profiler
 from harness.profiling.jobs import TOGETHER, JobProfiler, Profiler, by_worker
 from harness.profiling.tools.choice import Tools, choose
-from harness.profiling.under_profiler import STOP_S, UnderProfiler
+from harness.profiling.under_profiler import UnderProfiler
 from harness.schema.catalogue import Catalogue
 from harness.schema.policy import Policy
 from harness.schema.profile import Profile, ProfileError, profile_path, write_profile
@@ -29,11 +30,9 @@ KINETO = Tools("kineto")
 WITH_NCU = Tools("kineto", "ncu", {"ncu": "2025.3.0"})
 
 
-def profile_all(
-    run: Run, tools: Tools, module: str = "profile_worker", **changes: Any
-) -> tuple[list[Profile], list[str]]:
+def profile_all(run: Run, tools: Tools, fake: bool = True, **changes: Any) -> tuple[list[Profile], list[str]]:
     said: list[str] = []
-    found = Profiler(run, launches(module), tools, Limits(60, 60), say=said.append, **changes).jobs(run.jobs)
+    found = Profiler(run, launches(fake), tools, Limits(60, 60), say=said.append, **changes).jobs(run.jobs)
     assert list(run.profiles().values()) == found
     return found, said
 
@@ -56,7 +55,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_kineto_profiles_cases_and_notes_failures(tmp_path: Path) -> None:
     cases = [case(), case(batch=7), case("oom"), case("idle")]
     run = run_of(tmp_path, *cases)
-    (good, again, oom, idle), said = profile_all(run, KINETO, "harness.worker", ceilings="profile_helpers:ceilings")
+    (good, again, oom, idle), said = profile_all(run, KINETO, False, ceilings="profile_helpers:ceilings")
     assert [each.status for each in (good, again, oom, idle)] == ["ok", "ok", "oom", "failed"]
     assert "MemoryError" in oom.reason
     assert "no operator of PyTorch" in idle.reason
@@ -284,9 +283,11 @@ def test_a_failure_of_ncu_keeps_the_times_and_adds_a_note(
 ) -> None:
     fake(does)
     monkeypatch.setenv("FAKE_LAUNCHES", of)
+    if does == "hang":
+        monkeypatch.setattr(under_profiler, "STOP_S", 1.0)
     cases = [case(), case(batch=3)]
     run = run_of(tmp_path, *cases)
-    found, said = profile_all(run, WITH_NCU, stop_s=1.0 if does == "hang" else 60.0)
+    found, said = profile_all(run, WITH_NCU)
     assert [each.status for each in found] == ["ok", "ok"]
     assert why in found[0].notes[-1]
     assert found[0].kernels[0].counters is None
@@ -339,7 +340,7 @@ def test_a_lost_gpu_ends_profiling_and_fails_no_case(tmp_path: Path, monkeypatch
     monkeypatch.setenv("FAKE_GONE", "0")
     place = Place(env={"CUDA_VISIBLE_DEVICES": "0"}, is_there=lambda: False)
     with pytest.raises(RunError, match="the GPU is gone; what is finished is kept, resume it"):
-        Profiler(run, launches(), KINETO, place=place).jobs(run.jobs)
+        Profiler(run, launches(), KINETO).jobs(run.jobs, [place])
     assert list(run.profiles().values()) == before
 
 
@@ -416,19 +417,19 @@ def test_kineto_replaces_nsys_unless_it_was_requested(tmp_path: Path, fake: Any)
         ("hang", "nsys did not end within 1 s and was killed; try a smaller case"),
     ],
 )
-def test_kineto_replaces_a_failing_nsys(tmp_path: Path, fake: Any, does: str, why: str) -> None:
+def test_kineto_replaces_a_failing_nsys(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch, does: str, why: str
+) -> None:
     fake(does)
+    if does == "hang":
+        monkeypatch.setattr(under_profiler, "STOP_S", 1.0)
     cases = [case(), case(batch=3)]
-    found, said = profile_all(run_of(tmp_path, *cases), Tools("nsys"), stop_s=1.0 if does == "hang" else STOP_S)
+    found, said = profile_all(run_of(tmp_path, *cases), Tools("nsys"))
     assert [(each.status, list(each.tools)) for each in found] == [("ok", ["torch.profiler"])] * 2
     assert why in found[0].notes[0]
     assert said[0] == found[0].notes[0]
     (tmp_path / "alone").mkdir()
-    alone, _ = profile_all(
-        run_of(tmp_path / "alone", *cases),
-        Tools("nsys", fallback=False),
-        stop_s=1.0 if does == "hang" else STOP_S,
-    )
+    alone, _ = profile_all(run_of(tmp_path / "alone", *cases), Tools("nsys", fallback=False))
     assert {each.status for each in alone} == {"failed"}
     assert why in alone[1].reason
 

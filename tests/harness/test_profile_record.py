@@ -89,8 +89,8 @@ def test_a_contradictory_profile_is_refused(changes: dict[str, Any], why: str) -
     ("change", "why"),
     [
         (lambda text: text[: len(text) // 2], "is not JSON"),
-        (lambda text: "[]", "is no profile"),
-        (lambda text: text.replace('"schema":1', '"schema":7'), "with schema 1"),
+        (lambda text: "[]", "Input should be an object"),
+        (lambda text: text.replace('"schema":1', '"schema":7'), "schema: Input should be 1"),
         (lambda text: text.replace('"launches":2', '"launches":"2"'), "kernels"),
         (lambda text: text.replace('"units"', '"surprise":1,"units"'), "surprise"),
         (lambda text: text.replace('"batch":2', '"batch":3'), "is of another case"),

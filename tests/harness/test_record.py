@@ -41,14 +41,9 @@ def test_escaped_control_characters_are_made_printable() -> None:
     assert "\x1b" not in Record.from_json(line.encode()).reason
 
 
-def test_only_true_passes_and_nesting_is_limited() -> None:
+def test_only_true_passes() -> None:
     with pytest.raises(ValidationError, match="failed check"):
         Record(case(), "ok", gate={"passed": "no", "checks": []})
-    nested: Any = []
-    for _ in range(16):
-        nested = [nested]
-    with pytest.raises(ValidationError, match="is nested more than 16 levels deep"):
-        Record(case(), "ok", environment={"other": nested})
 
 
 def test_numpy_numbers_are_numbers() -> None:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -78,23 +79,14 @@ def first_case(values: dict[str, Any]) -> dict[str, Any]:
     return values["jobs"][0]["cases"][0]["case"]
 
 
-def nested(levels: int) -> Any:
-    value: Any = 1
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
-REQUEST_VALUES: dict[str, Any] = {"at": "", "arguments": [], "commit": "", "dirty": None}
 WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
-    (lambda v: v.update(schema=7), "has schema 7, this program reads schema 1"),
-    (lambda v: v.update(schema=True), "schema: "),
-    (lambda v: v.update(tool="their-bench"), "is no run file of 'ttt-bench'"),
-    (lambda v: v.pop("tool") and None, "is no run file of 'ttt-bench'"),
+    (lambda v: v.update(schema=7), "schema: Input should be 1, not 7"),
+    (lambda v: v.update(tool="their-bench"), "tool: Input should be 'ttt-bench', not 'their-bench'"),
     (lambda v: v.pop("jobs") and None, "jobs: Field required"),
     (lambda v: v.pop("device") and None, "device: Field required"),
     (lambda v: v.update(device="tpu"), "device: Input should be 'cpu' or 'cuda'"),
-    (lambda v: [v], "is no run file of 'ttt-bench'"),
+    (lambda v: [v], "Input should be an object"),
+    (lambda v: v["policy"].update(budget_s=math.inf), "policy.budget_s: "),
     (lambda v: v.update(colour="red"), "colour: "),
     (lambda v: v.update({"a\nb\x1b[2J": 1}), "a b [2J: "),
     (lambda v: v.update(mode="guess"), "mode: Input should be 'measure', 'verify' or 'profile'"),
@@ -119,10 +111,6 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     ),
     (lambda v: v["catalogue"]["metrics"][0].update(label="\ud800"), ""),
     (lambda v: v.update(requests=[{"at": "x"}]), "requests.0.arguments: Field required"),
-    (
-        lambda v: v.update(requests=[REQUEST_VALUES | {"machine": {"a": nested(40)}}]),
-        "machine is nested more than 16 levels deep",
-    ),
 ]
 
 
@@ -153,15 +141,13 @@ def test_a_wrong_run_file_is_one_sentence(
         "\0\0\0",
         "[" * 100_000,
         '{"a":' * 100_000,
-        '{"tool": "ttt-bench", "schema": 1, "repeats": NaN}',
-        '{"tool": "ttt-bench", "schema": 1, "repeats": 1e999}',
         '{"tool": "ttt-bench", "schema": 1, "repeats": ' + "1" * 10_000 + "}",
     ],
 )
 def test_broken_json_is_refused(folder: Path, text: str) -> None:
     folder.mkdir()
     (folder / "run.json").write_text(text)
-    with pytest.raises(RunError, match=r"run\.json: is not JSON, so this is no run or it is damaged"):
+    with pytest.raises(RunError, match=r"run\.json: is not JSON, so it is damaged or another file"):
         Run.open(folder)
 
 
