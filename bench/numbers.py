@@ -107,7 +107,7 @@ def with_numbers(text: str, definitions: Mapping[str, Definition], source_of: So
 
 
 def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf) -> str:
-    """The Markdown of a table and the meanings of its signs."""
+    """The Markdown of a table and the meanings of its signs, in short."""
     if name not in definitions:
         raise unknown(f"table {name}", name, sorted(definitions))
     definition = definitions[name]
@@ -123,7 +123,7 @@ def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf
     meanings: dict[str, str] = {}
     for _, sign, meaning in SIGNS if kind is _cases else ():
         if f" {sign} " in table:
-            meanings.setdefault(sign, meaning)  # several flags share a sign
+            meanings.setdefault(sign, meaning.partition(":")[0])  # several flags share a sign
     signs = "; ".join(f"{sign} {meaning}" for sign, meaning in meanings.items())
     return table + (f"\nSigns: {signs}.\n" if signs else "")
 
