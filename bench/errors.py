@@ -13,7 +13,7 @@ class UserError(ValueError):
 
 
 def unknown(what: str, word: str, known: Iterable[str], short: str = "") -> UserError:
-    """An unknown word: the message suggests the nearest known one, or lists them all, as `short` if given."""
+    """Make the error for an unknown name. It suggests a similar known name, or lists all of them (or `short`)."""
     names = list(known)
     near = get_close_matches(word, names, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {short or ', '.join(names)}"

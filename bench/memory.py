@@ -18,7 +18,7 @@ from harness.schema.run_file import Planned
 def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> None:
     """Raise UserError for a requested batch and context that no selected system can hold.
 
-    A shape that fits some systems is tried in all of them: the others' records are points of the figure.
+    A shape that fits at least one system runs in all: the figure marks the systems that run out of memory.
     """
     total = total_memory_bytes(machine)
     least: dict[tuple[str, int, int], int] = {}

@@ -79,7 +79,7 @@ class RunRequest(BaseModel):
 
     @property
     def names_no_cases(self) -> bool:
-        """Whether a resumed run continues with all of its own cases."""
+        """Whether the request selects no cases, so that a resumed run continues with its whole plan."""
         return not any(getattr(self, name) for name in _LISTS)
 
     def words(self) -> list[str]:

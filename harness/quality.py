@@ -114,7 +114,10 @@ def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def by_place(repeats: Sequence[Record]) -> list[list[Record]]:
-    """Group the repeats of a case by machine and commit; repeats without a result join their group, or the first."""
+    """Group the repeats of a case by machine and commit.
+
+    A repeat without a result may lack its machine; it then joins the first group.
+    """
     places: dict[tuple[str, ...], list[Record]] = {}
     for record in repeats:
         if record.status == "ok":

@@ -128,7 +128,7 @@ def _differ(a: str | int | None, b: str | int | None) -> bool | None:
 
 
 def _off(a: int | None, b: int | None) -> bool | None:
-    """Whether two numbers of parameters are too far apart; None if one of them is unknown."""
+    """Whether two parameter counts differ by more than PARAMETERS_LIMIT; None if one is unknown."""
     return max(a, b) / min(a, b) > PARAMETERS_LIMIT if a and b else None
 
 

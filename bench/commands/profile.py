@@ -97,9 +97,9 @@ def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
 
 
 def of_few_layers(planned: Planned) -> Planned:
-    """Replace a model's case by one of few layers, so that a profiler can save and restore the state.
+    """Give the case's model fewer layers, so that Nsight Compute can save and restore its memory between passes.
 
-    A layer's case and a checkpoint stay whole. So does a small model: its few layers would fit into the L2.
+    Cases of one layer, checkpoints and small models stay as they are. A few layers of a small model would fit in L2.
     """
     case = planned.case
     if case.option("scope", "model") != "model" or case.option("checkpoint", ""):

@@ -51,7 +51,7 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
         return cls(config or HuggingFaceConfig.from_pretrained(folder), model).eval()
 
     def generate(self, *arguments: Any, **options: Any) -> Any:
-        """As transformers does it; ValueError for beam search, whose beams would share their states."""
+        """Call transformers' `generate`. Raises ValueError for beam search, because all beams would share one state."""
         config = options.get("generation_config") or self.generation_config
         beams = options.get("num_beams") or getattr(config, "num_beams", None) or 1
         if beams > 1:

@@ -42,7 +42,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def independent_samples(samples: Sequence[float]) -> int:
-    """Return the number of independent samples that these are worth, the smaller of two estimates.
+    """Return the effective sample size, the smaller of two estimates.
 
     Signs detect slow or irregular drift, ranks the correlation of a few dozen samples.
     """

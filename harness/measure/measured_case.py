@@ -296,7 +296,7 @@ def clock_for(case: Case, workload: Workload) -> Clock:
 
 
 def sampling_settings(clock: Clock, policy: Policy) -> dict[str, str]:
-    """Return budget and minimum of the sampling, and the least warm-up of a throttled load."""
+    """Return the settings that end sampling and warm-up, as text for the record."""
     allowed: dict[str, float] = {
         "budget_s": policy.budget_s,
         "min_samples": policy.min_samples,

@@ -209,7 +209,7 @@ class Cooler:
         self.goal_c: float | None = None  # degrees Celsius; None if the GPU need not rest
 
     def saw(self, readings: Mapping[str, Any] | None) -> None:
-        """Set the goal from `Gpu.readings` during a thermal slowdown."""
+        """Set the temperature to cool down to, if `Gpu.readings` show a thermal slowdown."""
         reasons, celsius = ((readings or {}).get(name) for name in ("throttle_reasons", "temperature_c"))
         if celsius is not None and THERMAL.intersection(reasons or ()):
             self.goal_c = celsius - COOLER_C

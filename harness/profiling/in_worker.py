@@ -111,7 +111,7 @@ def profile(
 
 
 class _Work:
-    """The calls of a case under a profiler. A run is one sample's calls, or an engine's batch."""
+    """Run a case's calls under a profiler. One run is the calls of one sample, or one batch of an engine."""
 
     def __init__(self, case: Case, workload: Workload, throttled: Callable[[], bool] = never_throttled) -> None:
         self.case, self.workload, self.throttled = case, workload, throttled

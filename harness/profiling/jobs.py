@@ -311,7 +311,7 @@ class _Alone:
 
 
 def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
-    """Group cases by worker, at most `TOGETHER`; an engine's by phase, the shortest first.
+    """Group cases that share a worker process, at most `TOGETHER`. An engine's cases are grouped by phase, short first.
 
     Once Kineto has recorded, it delays every later launch, which short work shows most. Another phase restarts the
     engine in any case.

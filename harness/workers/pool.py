@@ -55,7 +55,7 @@ class Pool:
     def each(
         self, jobs: Iterable[T], do: Callable[[T, Place], object], home: Callable[[T], str] = lambda job: ""
     ) -> None:
-        """Run the jobs in order, each on the first free slot, and set `stop` at the end.
+        """Run the jobs in order, each on the next free slot. Sets `stop` at the end, also after an exception.
 
         do: raises PlaceLost if the slot's GPU is gone, and Stopped once `stop` is set.
         home: device_id that a job waits for while that GPU is there; "" for any.

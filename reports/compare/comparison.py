@@ -201,7 +201,7 @@ class Pair:
 
     @property
     def elsewhere(self) -> str:
-        """The outcome on two devices: their first difference; "" for the same device."""
+        """Why the runs are not comparable, such as "another GPU"; "" on the same kind of device."""
         a, b = _device_facts(self.a), _device_facts(self.b)
         what = next((what for what in (*a, *b) if a.get(what) != b.get(what)), "")
         return f"another {what.removesuffix(' cores')}" if what else ""

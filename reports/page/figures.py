@@ -147,7 +147,7 @@ class _Panel:
     suite: str
 
     def figures(self) -> Iterator[Figure]:
-        """The figure and, where the entry requests it and both forms have rows, the ratio of primal to dual."""
+        """Yield the figure, and the ratio of primal to dual if the entry asks for it and both forms were measured."""
         entry, rows, catalogue = self.panel.entry, self.panel.rows, self.panel.looks.catalogue
         lines = self.panel.lines()
         parts = [str(value) for name in entry.split if name in rows and pd.notna(value := rows[name].iloc[0])]
@@ -248,7 +248,7 @@ class _Panel:
 
 
 def _points(line: Line) -> list[tuple[int, ...]]:
-    """The rows of each point of a line: its own and, for a ratio, the row that divides it."""
+    """The row numbers of each point of a line. A point of a ratio has two: numerator and denominator."""
     return list(zip(line.rows, line.base_rows, strict=True)) if line.base_rows else [(row,) for row in line.rows]
 
 

@@ -204,10 +204,10 @@ class FigurePanel:
         )
 
     def _telling(self, columns: list[str]) -> dict[str, set[str]]:
-        """The columns that names of lines show, and for which systems.
+        """The columns that appear in the names of lines, each with the systems whose lines show it.
 
-        A column that differs in the figure is shown for all. State precision and options are shown for the systems
-        that have several values.
+        A column with several values in the figure appears for all systems. State precision and options appear only for
+        systems that have several values.
         """
         rows, own = self.rows, {"state_dtype", *option_columns(self.rows)}
         systems, found = set(rows["system"]), {}
@@ -262,7 +262,7 @@ class FigurePanel:
         return Line(name, short, values["system"], "", 0, MARKERS[0], dash, False, rows, y=BOUND)
 
     def form_pairs(self) -> list[Line]:
-        """Lines of primal over dual, for rows that are alike in all but the form."""
+        """Lines of the ratio of primal to dual, from pairs of rows that differ only in the form."""
         rows, x = self.rows, self.entry.x
         forms = forms_of(rows)
         if set(forms) < {"dual", "primal"}:

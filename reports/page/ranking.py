@@ -34,7 +34,10 @@ _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that diffe
 
 @dataclass(frozen=True)
 class Point:
-    """A measured point in the figure's unit, with its interval; doubt: the share by which a flag puts it in doubt."""
+    """A measured point in the figure's unit, with its interval.
+
+    doubt: how far the value may be off because of a flag, as a share of it.
+    """
 
     x: float
     value: float
@@ -55,7 +58,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Standing:
-    """The lines at one x, the best first, as (point, label); level: the labels that share the first rank."""
+    """The order of the lines at one x.
+
+    ranks: (point, label), the best first. level: labels of the lines that share the first rank. tie: how to say it.
+    """
 
     x: float
     ranks: list[tuple[Point, str]]
@@ -147,9 +153,9 @@ class View:
         return [said_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
     def labels(self, lines: Sequence[Line], omitted: Collection[str] = ()) -> dict[str, str]:
-        """A label for each line by name: its short name, or the parts of its name that set it apart.
+        """Choose a label for each line: its short name if that is unique, or else its distinct parts. Keys are names.
 
-        omitted: parts that the sentence has already.
+        omitted: parts of names that the sentence states elsewhere.
         """
         names = [line.name.split(BETWEEN) for line in lines]
         shared = set(names[0]).intersection(*names[1:]) if len(names) > 1 else set()
@@ -225,7 +231,7 @@ def standings(view: View) -> list[Standing]:
 
 
 def best_standing(view: View) -> Standing | None:
-    """The lines by their best value, without lines that were not tried at the best x or beyond."""
+    """Rank the lines by their best values; without lines that were not tried up to the x of the best one."""
     labels = view.labels(view.alike, view.held)
     tops = [(max(view.points(line), key=lambda point: point.value), line) for line in view.compared]
     tops.sort(key=lambda top: -top[0].value)
@@ -234,7 +240,7 @@ def best_standing(view: View) -> Standing | None:
 
 
 def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
-    """The ends of a point's bar over its value: its own interval, or that of the latency."""
+    """The ends of a point's error bar, as multiples of its value. Rates without an interval use the latency's."""
     low, high = (cells.get(name, math.nan) for name in own_ends(y))
     if y not in LATENCIES and pd.notna(low) and pd.notna(high):
         return low / cells[y], high / cells[y]

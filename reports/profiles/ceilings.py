@@ -41,7 +41,7 @@ def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] 
 
 
 def reached(region: Region) -> dict[str, float | None]:
-    """The peaks measured with the region, raised to the rate of a kernel that exceeds them.
+    """The measured peaks of a region; if one of its kernels was faster, that kernel's rate.
 
     On a power-capped GPU, a GEMM of the case can exceed the measured peak by 15%.
     """

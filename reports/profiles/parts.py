@@ -189,7 +189,7 @@ def _tell_heads(paths: Sequence[tuple[str, ...]]) -> bool:
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """(kernel, part, share of the kernel's time in the part)."""
+    """Yield (kernel, part, share): the share of the kernel's time that belongs to the part."""
     told = _Told(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:

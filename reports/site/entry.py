@@ -69,7 +69,7 @@ class Entry:
 
     @property
     def last_day(self) -> str:
-        """The day of its last record (UTC); "" for none."""
+        """The UTC date of the run's last record; "" without records."""
         return self.updated.partition("T")[0]
 
     @property

@@ -118,9 +118,10 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
 
 
 def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], int, float, list[str]]:
-    """Return launches, number, time and notes of the middle half of the runs, without pauses between them.
+    """Return launches, number of runs, time and notes of the middle half of the runs by duration.
 
-    A run that the profiler delays must not count. Runs with different kernels all count, with their pauses.
+    This leaves out runs that the profiler delayed, and the pauses between runs. If runs launch different kernels, all
+    runs and pauses count.
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, seen.runs):
