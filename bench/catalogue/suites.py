@@ -93,7 +93,7 @@ SUITES: tuple[Suite, ...] = (
             Figure("generate", "Generate latency per token", x="batch"),
         ),
         min_samples=1,
-        budget_s=0.2,  # 100 cases with at most five times the budget: two minutes of sampling
+        budget_s=0.17,  # 130 cases on a GPU with at most five times the budget: two minutes of sampling
     ),
     Suite(
         "fig15-forward",

@@ -182,6 +182,7 @@ class Generate(PhaseWork):
 
     token_axis = None
     renews_past = True
+    _times_steps = False
 
     @property
     def units(self) -> int:  # type: ignore[override]

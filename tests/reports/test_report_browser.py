@@ -125,7 +125,7 @@ def test_signs_of_first_points_stay_off_the_axis(browser, one_place, log):
     made = synthetic.of_suite("fig20-throughput", *(synthetic.ok(case, 1.0, count=3) for case in cases))
     with browsing.opened(browser, browsing.save(made, one_place, "page"), viewport=PHONE) as (page, _):
         browsing.open_options(page)
-        page.locator("[data-role=x-log]").set_checked(log)
+        page.locator("[data-role=x-log]").first.set_checked(log)
         left = "selector => document.querySelector(selector).getBoundingClientRect().left"
         assert page.evaluate(left, "#figure-0 .textpoint text") > page.evaluate(left, "#figure-0 .nsewdrag")
 
