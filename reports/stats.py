@@ -206,7 +206,7 @@ def _row(
     common = ceilings[str(first.environment.get("device"))]
     reached = {name: highest for name, highest in common.items() if found.get(name)}
     row |= explanation(first.case, found | reached, row["latency_ms"])
-    row |= _computed(row, known(reached.get("product_tflops")))
+    row |= _computed(first.case, row, known(reached.get("product_tflops")))
     row |= dict(zip(MACHINE_COLUMNS, _place(first), strict=True))
     row |= {
         "samples": sum(len(record.samples_ms) for record in measured),
@@ -239,19 +239,19 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
     return values
 
 
-def _computed(row: Mapping[str, Any], peak_tflops: float) -> dict[str, float]:
+def _computed(case: Case, row: Mapping[str, Any], peak_tflops: float) -> dict[str, float]:
     """The values of `COMPUTED_COLUMNS`; unknown ones are NaN.
 
     model_size: 1300 for 1.3b. tokens_per_s_each: generated tokens per second of one sequence, the interactivity.
     flops_share: FLOP/s over those of a large GEMM, the model FLOPs utilization.
     """
     named = re.fullmatch(r"(\d+(?:\.\d+)?)([mb])", row["size"])
-    latency_ms = positive(row["latency_ms"])
+    latency_ms, is_model = positive(row["latency_ms"]), case.option("scope", "model") == "model"
     return {
         "model_size": float(named[1]) * {"m": 1, "b": 1000}[named[2]] if named else math.nan,
-        "tokens_per_s_each": 1e3 / latency_ms if row["phase"] == "generate" else math.nan,
+        "tokens_per_s_each": 1e3 / latency_ms if is_model and case.phase == "generate" else math.nan,
         "flops_per_token": row["tflops"] * 1e12 / row["tokens_per_s"],
-        "flops_share": row["tflops"] / positive(peak_tflops),
+        "flops_share": row["tflops"] / positive(peak_tflops) if is_model else math.nan,
         "tokens_per_j": 1 / positive(known(row.get("energy_j_per_token"))),
     }
 

@@ -20,7 +20,11 @@ def generate(folder: Path, prompt: str, tokens: int) -> None:
 
         from bench.serving.causal_lm import HuggingFaceTTT
 
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        try:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        except Exception as error:  # its reader raises many kinds
+            cause = f"{type(error).__name__}: {error}"
+            raise UserError(f"--checkpoint {folder}: cannot read {TOKENIZER} ({cause})") from None
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         if not ids.numel():
             raise UserError("--prompt: has no tokens; give a text")

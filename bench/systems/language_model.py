@@ -9,7 +9,7 @@ from bench.cost import model_work, total
 from bench.kept import kept_bytes
 from bench.models.config import MODELS
 from bench.models.layers import mark_layers
-from bench.systems.logits import limits_by_rounding, logits_verdict, widening
+from bench.systems.logits import limits_by_rounding, logits_verdict, widened, widening
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.model_calls import last_logits, prefill_then_generate, random_ids
 from bench.systems.on_device import device
@@ -44,8 +44,7 @@ class LanguageModel(Past):
 
     def settings(self, case: Case) -> dict[str, str]:
         """Settings of a case, for its record."""
-        wider = widening(case)
-        return {} if wider == 1 else {"gate_limits": f"{wider:g} times those of other models, as it rounds more"}
+        return widened(case)
 
     def load(self, case: Case) -> Any:
         """Load the model of the case with random weights, on `device()` in the dtype of the case."""

@@ -50,6 +50,12 @@ def widening(case: Case) -> float:
     return WIDER.get((case.system, str(case.option("backbone", "")), case.dtype), 1.0)
 
 
+def widened(case: Case) -> dict[str, str]:
+    """The setting that tells a reader of wider limits; empty for the usual limits."""
+    wider = widening(case)
+    return {} if wider == 1 else {"gate_limits": f"{wider:g} times those of other models, as it rounds more"}
+
+
 def limits_by_rounding(rounded: torch.Tensor, reference: torch.Tensor, case: Case) -> float:
     """Factor on the limits of a case: at most ROUNDINGS times the error of its dtype.
 

@@ -27,7 +27,7 @@ from harness.measure.ranges import nvtx_range
 from harness.measure.system import REPLAYED
 from harness.schema.case import Case
 
-MINI_BATCHES = 8  # whose single steps are timed
+TIMED_MINI_BATCHES = 8  # whose single steps are timed
 
 
 class PhaseWork:
@@ -79,16 +79,18 @@ class PhaseWork:
 
     def drawn(self, chance: Random, tokens: int) -> list[int]:
         """Sequences that the reference reads, the same for all checked calls."""
-        self._rows = self._rows or drawn(chance, self.case.batch, tokens)
+        if not self._rows:
+            first = {ahead: row for row, ahead in enumerate(self._ahead)}  # one sequence of each position
+            self._rows = drawn(chance, self.case.batch, tokens) if len(first) == 1 else sorted(first.values())
         return self._rows
 
     def repeat(self, chance: Random, rows: list[int]) -> list[int]:
-        """Copy the input of one of `rows` to each sequence at its position, so that these are compared; return them.
+        """Copy the input of one of `rows` to each sequence at its position, so that these are compared.
 
-        A sequence at a position of none of `rows` keeps its own input.
+        Returns the row that each sequence copies, [B].
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
-        sources = [row if row in rows or not like else chance.choice(like) for row, like in enumerate(alike)]
+        sources = [row if row in rows else chance.choice(like) for row, like in enumerate(alike)]
         self.ids.copy_(self.ids[sources])
         return sources
 
@@ -237,10 +239,10 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Times of the steps of MINI_BATCHES mini-batches, as their tokens reach the host."""
+        """Times of the steps of TIMED_MINI_BATCHES mini-batches, as their tokens reach the host."""
         if not self._times_steps:
             return {}
-        count = MINI_BATCHES * self.units + 1
+        count = TIMED_MINI_BATCHES * self.units + 1
         on_host = token_times.TokensOnHost(count, self.case.batch, device() != "cpu")
         moments = []
         for place in range(count):
@@ -267,8 +269,8 @@ class Generate(PhaseWork):
             def expected(model: Any, some: list[int], steps: int) -> torch.Tensor:
                 found = []
                 for ahead, pairs in groupby(zip(rows, some, strict=True), key=lambda pair: self._ahead[pair[0]]):
-                    sources, copies = map(list, zip(*pairs, strict=True))
-                    read = [past[len(past) - self.units - ahead :, sources], tokens[:steps, copies]]
+                    own, copies = map(list, zip(*pairs, strict=True))
+                    read = [past[len(past) - self.units - ahead :, own], tokens[:steps, copies]]
                     found.append(self.adapter.expected_logits(model, begun, read, self.case))
                 return torch.cat(found)
 

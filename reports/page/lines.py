@@ -145,11 +145,12 @@ class FigurePanel:
         Timing and the GPU of one model count only where two points share an x: a resumed run may use several GPUs.
         """
         case = ("system", "backend", "size", "batch", "context", *SETTING_COLUMNS, *option_columns(self.rows))
-        late = ("timing", "device_id", self.entry.x, self.entry.along)
+        x = self.entry.along or self.entry.x
+        late = ("timing", "device_id", self.entry.x, x)
         columns = [name for name in (*case, *MACHINE_COLUMNS) if name not in late]
-        if self.rows.duplicated([*columns, "timing", self.entry.x]).any():
+        if self.rows.duplicated([*columns, "timing", x]).any():
             columns.append("device_id")
-        if self.rows.duplicated([*columns, self.entry.x]).any():
+        if self.rows.duplicated([*columns, x]).any():
             columns.append("timing")
         return columns
 

@@ -200,6 +200,8 @@ class View:
 
     def reach(self, line: Line) -> float:
         """The largest x at which the line was tried, or was skipped because a smaller one did not fit."""
+        if self.figure.along:  # x is a result, so no line stops at one
+            return math.inf
         rows = self.rows([line])
         return max(rows[self.figure.x][rows["status"] != "unstarted"])
 

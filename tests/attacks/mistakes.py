@@ -328,6 +328,7 @@ def in_bfloat16(system: str, phase: str) -> Case:
     return Case(system, "torch", "tiny", phase, batch=8, context=136, dtype="bfloat16", options=steps)
 
 
+STAGGERED = replace(in_bfloat16("ttt-linear", "generate"), batch=32, options=(("positions", "staggered"),))
 UNCHANGED = "outputs_unchanged_by_new_inputs"
 EARLY, WRONG, RESPONSE = "outputs_unchanged_by_early_tokens", "timed_logits_relative_error", "response_to_the_past_off"
 MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
@@ -364,6 +365,7 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
     (Int8Weights, in_bfloat16("ttt-mlp", "request"), WRONG),
     (OneSequenceWrong, in_bfloat16("transformer", "forward"), WRONG),
     (OneSequenceWrong, in_bfloat16("ttt-linear", "generate"), WRONG),
+    (OneSequenceWrong, STAGGERED, WRONG),
     (OneSequenceWrong, in_bfloat16("mamba", "generate"), WRONG),
     (OneSequenceWrong, in_bfloat16("transformer", "request"), WRONG),
 )

@@ -71,3 +71,9 @@ def test_mistakes_are_one_sentence(folder):
     (folder / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"^--checkpoint .*config.json: not a readable JSON file"):
         generate(folder, "w1", 4)
+
+
+def test_a_tokenizer_that_is_none_is_named(folder):
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"cannot read tokenizer\.json"):
+        generate(folder, PROMPT, 1)

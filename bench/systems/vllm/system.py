@@ -20,7 +20,7 @@ from bench.models.config import ModelConfig, parameter_count, uncut
 from bench.models.factory import from_seed
 from bench.systems import token_times
 from bench.systems.checked_sequences import drawn, not_compared
-from bench.systems.logits import choice_check
+from bench.systems.logits import choice_check, widened, widening
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.model_calls import STEPS
 from bench.systems.needs import cannot_import, import_or_skip, no_gpu, other_release
@@ -99,7 +99,7 @@ class VllmSystem:
 
     def settings(self, case: Case) -> dict[str, str]:
         """Settings that the engine does not know, for the record."""
-        return {}
+        return widened(case)
 
     def check(self, engine: Engine, case: Case) -> None:
         """Raise RuntimeError if the engine runs with other kernels than this system names."""
@@ -165,10 +165,13 @@ class VllmSystem:
     def _settings(self, case: Case) -> Settings:
         block = case.option("block_size", self.block_sizes.get(case.phase))
         graphs = str(case.option("graphs", self.graphs.get(case.phase, Settings.graphs)))
+        context, answer = case.context, case.new_tokens + 1
+        if case.option("rate"):  # the longest of `EngineArrivals`
+            context, answer = context * 3 // 2, answer * 3 // 2
         return Settings(
             size=case.size,
             dtype=case.dtype,
-            max_model_len=max(MODEL_LENGTH, case.context + max(MODEL_LENGTH - 32768, case.new_tokens + 1)),
+            max_model_len=max(MODEL_LENGTH, context + max(MODEL_LENGTH - 32768, answer)),
             max_num_seqs=self._sequences(case),
             block_size=None if block is None else int(block),
             max_num_batched_tokens=int(case.option("max_num_batched_tokens", self.max_num_batched_tokens)),
@@ -225,6 +228,7 @@ class _Work:
 
     def __init__(self, engine: Engine, case: Case) -> None:
         self.engine, self.context, self.dtype = engine, case.context, case.dtype
+        self.wider = widening(case)
         self.new_tokens = self.wanted_tokens(case)
         self.at_once = min(case.batch, engine.sequences_that_fit(case.context + self.new_tokens))
         if self.at_once < 1:
@@ -299,7 +303,7 @@ class _Work:
                 ids = torch.tensor([self._prompts[row] + made[row][:-1] for row in some])
                 logits = last_logits(self.engine.reference(), ids, last).cpu()
                 chosen = torch.tensor([made[row][-last:] for row in some])
-                checks.append(choice_check("timed_choice_below_best", logits, chosen, self.dtype))
+                checks.append(choice_check("timed_choice_below_best", logits, chosen, self.dtype, self.wider))
             return Verdict(checks)
 
         return compare
@@ -324,10 +328,10 @@ class EngineGenerate(_Work):
     timed = "each step in which every sequence in flight generates"
 
     def __init__(self, engine: Engine, case: Case) -> None:
-        super().__init__(engine, case)
-        self.batch = self.at_once
         # Steps of a sample: a TTT model rewrites its weights in one of each mini-batch.
         self._steps = getattr(engine.model_config, "mini_batch", 1)
+        super().__init__(engine, case)
+        self.batch = self.at_once
         if self._steps > 1:
             self.timed = f"{self.timed}; a sample is the mean of {self._steps} steps"
 
@@ -337,11 +341,11 @@ class EngineGenerate(_Work):
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
     def wanted_tokens(self, case: Case) -> int:
-        """Enough tokens that all sequences generate STEADY_STEPS together after the last prompt is read."""
-        limit = self.engine.settings.max_num_batched_tokens
-        sequences = min(case.batch, self.engine.sequences_that_fit(case.context + STEADY_STEPS))
+        """Enough tokens for the steps of a sample, at least STEADY_STEPS, after the last prompt is read."""
+        limit, steady = self.engine.settings.max_num_batched_tokens, max(STEADY_STEPS, self._steps + 1)
+        sequences = min(case.batch, self.engine.sequences_that_fit(case.context + steady))
         reading = -(-sequences * case.context // max(1, limit - sequences))
-        return STEADY_STEPS + reading + 2
+        return steady + reading + 2
 
     @property
     def tokens(self) -> int:

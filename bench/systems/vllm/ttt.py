@@ -53,7 +53,7 @@ class VllmTTT(VllmSystem):
         config = ttt_config_of(case)
         kernels = import_module(f"tk_kernels.ttt_{config.learner}.ops").KERNELS
         q = torch.empty(1, 1, 1, config.head_dim, dtype=getattr(torch, case.dtype), device=device())
-        return {"forward_kernel": chosen(q, config.mini_batch, kernels)}
+        return super().settings(case) | {"forward_kernel": chosen(q, config.mini_batch, kernels)}
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
         """In graph replays, as the reference of the project's own systems."""

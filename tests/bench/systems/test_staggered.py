@@ -1,6 +1,7 @@
 """Generate with positions spread over the mini-batch is checked as any other, and its single steps are timed."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
@@ -61,12 +62,10 @@ def test_copies_stand_where_their_source_stands(monkeypatch):
     """Otherwise a sequence would be compared with one that has read another number of tokens."""
     work = TTTTorch().build(replace(CASE, batch=64)).run.__self__
 
-    class Chance:
-        def choice(self, rows):
-            return rows[-1]
-
-    sources = work.repeat(Chance(), [1, 3, 40])
-    assert sources == [3, 1, 3, 3, *range(4, 40), 40, 40, 40, 40, *range(44, 64)]
+    rows = work.drawn(Random(0), 32)
+    assert rows == list(range(0, 64, 4))  # one of each position
+    sources = work.repeat(Random(0), rows)
+    assert sources == [row // 4 * 4 for row in range(64)]
     assert torch.equal(work.ids, work.ids[sources])
 
 
