@@ -63,7 +63,7 @@ class ProcessSamples:
 
 @dataclass(frozen=True)
 class Quality:
-    """Flags of a case. unsteady: its latency is. unsteady_times: (metric, low, high) of an unsteady TTFT or ITL."""
+    """Flags of a case. unsteady: of the latency. unsteady_times: (metric, low, high) of each unsteady TTFT or ITL."""
 
     contended: bool = False  # other programs used the machine
     hot: bool = False  # thermally throttled
@@ -73,12 +73,12 @@ class Quality:
 
     @property
     def disturbed(self) -> bool:
-        """Whether another measurement may be better."""
+        """Whether measuring the case again may give a better result."""
         return self.contended or self.hot or self.unsteady or bool(self.unsteady_times)
 
 
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
-    """Return the flags of one case. group: its records from one machine. timing: the samples of these, if known."""
+    """Return the flags of one case. group: its records from one machine. timing: the records' samples, if known."""
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
         return Quality()
@@ -162,7 +162,8 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """Return (median of the processes' medians, low, high), the interval of a typical process.
 
-    low and high are the median times the typical relative bounds, which exclude differences between processes.
+    low and high are that median, scaled by the processes' median relative bounds. They exclude differences between
+    processes.
     """
     within = [median_interval(samples) for samples in processes]
     centre = median(middle for middle, _, _ in within)

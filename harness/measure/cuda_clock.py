@@ -27,7 +27,7 @@ def launches_for(run_ms: float) -> int:
 def input_sets(set_bytes: int, l2_bytes: int) -> int:
     """Return the number of input sets that keeps each one out of an L2 cache of `l2_bytes` until its next use.
 
-    The other sets must hold twice the cache, because its replacement policy is not exact.
+    The other sets must hold twice the cache, because the replacement policy of an L2 is not exactly LRU.
     """
     if set_bytes < 1:
         raise ValueError(f"set_bytes {set_bytes}: must be at least 1")

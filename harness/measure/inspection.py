@@ -43,7 +43,7 @@ class Inspector:
     def __init__(
         self, case: Case, workload: Workload, referring: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
-        """referring: returns the context to run the reference in. Raises ValueError if an input lacks a named axis."""
+        """Prepare the checks. referring: returns the context to run the reference in. ValueError for a missing axis."""
         self._case, self._workload, self._referring = case, workload, referring
         self._chance = Random(secrets.randbits(128))
         self._outputs: Any = None
@@ -162,7 +162,7 @@ class Inspector:
             self.missed.append(Check.at_most(name, 1.0, 0.0))
 
     def _late(self) -> list[Check]:
-        """Check that no device work follows the timed call."""
+        """Return a failed check if device work goes on after the timed call, else []."""
         if self._workload.device != "cuda":
             return []
         start = time.monotonic()
@@ -264,7 +264,7 @@ def fill(given: Input, seed: int, early_only: bool = False) -> None:
 
 
 def _finite(outputs: Any) -> Iterator[Check]:
-    """Check that all outputs are finite; an element that the call did not write is still NaN."""
+    """Yield a check that all outputs are finite; an element that the call did not write is still NaN."""
     floating = [each for each in tensors_of(outputs) if each.is_floating_point()]
     if floating:
         lost = sum(int((~chunk.isfinite()).sum()) for each in floating for chunk in each.reshape(-1).split(1 << 26))

@@ -68,7 +68,7 @@ def is_recorded() -> bool:
 
 @contextmanager
 def nvtx_range(name: str) -> Iterator[None]:
-    """Run the block in an NVTX push/pop range, if PyTorch uses CUDA, and in a range of its profiler, if `recorded`."""
+    """Run the block in an NVTX range if PyTorch uses CUDA, and in a range of PyTorch's profiler if `recorded`."""
     if _Recording.entered:
         _Recording.entered(name)
     if _Recording.on:

@@ -40,8 +40,8 @@ class Clock(Protocol):
 
     own_bytes: device memory of the clock. launches: calls per sample.
     wakes_s, settles_s: seconds of load until an idle device, or a throttled one, runs at a steady speed.
-    loaded_s: seconds of load in `prepare`, without its first call.
-    replays: whether calls replay a capture and overwrite its outputs.
+    loaded_s: seconds for which `prepare` loaded the device, without the first call.
+    replays: whether each call replays a CUDA graph and overwrites the same outputs.
     """
 
     own_bytes: int
@@ -98,7 +98,7 @@ def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bo
 
 
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
-    """Run until samples agree and the device's controllers have settled; return the samples."""
+    """Sample until samples agree and the device's clocks have settled; return the samples."""
     samples: list[float] = []
     if clock.loaded_s >= least_warmup_s(clock, policy, limited=True):
         return samples

@@ -61,7 +61,7 @@ class Profiler:
     retry_failed: bool = False
 
     def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = (HERE,)) -> list[Profile]:
-        """Profile the cases of `jobs`: times of all, then counters. Each job runs on the first free slot.
+        """Profile the cases of `jobs`: times of all, then counters. Each job runs on the first free GPU slot.
 
         Times come from the GPU that measured the job, if it is there. Nothing is timed while Nsight Compute counts,
         which delays launches on the machine's other GPUs. Raises RunError if every GPU is gone.
@@ -132,7 +132,7 @@ class Profiler:
 
 
 class JobProfiler:
-    """Profiles the cases of a job on a slot.
+    """Profiles the cases of a job on a GPU slot.
 
     stopped: returns whether the run is to end; called while a worker works.
     tools: the profilers that this job still uses. lost_everywhere: whether all jobs must give up the others.
@@ -146,7 +146,7 @@ class JobProfiler:
         self.under_profiler = UnderProfiler(asked.run, place, asked.limits, asked.ceilings, stopped)
 
     def times(self, found: dict[str, Profile]) -> None:
-        """Add a profile with times for each case key to `found`: an earlier one, or by as few workers as possible."""
+        """Add a profile with times to `found` for each case. Keep earlier ones, and use as few workers as possible."""
         missing: list[Planned] = []
         for planned in self.asked.pending(self.job):
             earlier = self.asked.earlier(planned) if self.asked.resume else None
@@ -286,7 +286,7 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command)), record
 
     def _end_if_stopped(self) -> None:
-        """Raise Stopped instead of noting a failure: Ctrl-C also ends a program that reads a report."""
+        """Raise Stopped if the run is to end: Ctrl-C also kills a profiler's program, which is no failure of a case."""
         if self.stopped():
             raise Stopped
 

@@ -37,7 +37,7 @@ class Holder(Stored):
 
     @classmethod
     def here(cls, environment: Mapping[str, str] = os.environ) -> "Holder":
-        """Return this process, with its Slurm task if Slurm started it."""
+        """Return this process as a Holder, with its Slurm task if Slurm started it."""
         array = environment.get("SLURM_ARRAY_JOB_ID") or environment.get("SLURM_JOB_ID", "")
         index = environment.get("SLURM_ARRAY_TASK_ID", "0") if array else ""
         restart = environment.get("SLURM_RESTART_COUNT", "0") if array else "0"

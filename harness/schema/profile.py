@@ -99,7 +99,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether the counted launches did other work than the mean launch: the last step also rewrites W."""
+        """Whether the counted launches did other work than the mean launch: TTT's last step also rewrites W."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 

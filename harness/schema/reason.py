@@ -86,7 +86,7 @@ def _gib(number: str | None, unit: str | None) -> str:
 
 
 def _without_home(line: str) -> str:
-    """Replace the home folder, whose name `_FOLDERS` may not match, by `~`; not if there is none or it is `/`."""
+    """Replace the home folder, whose name `_FOLDERS` may not match, by `~`, unless there is none or it is `/`."""
     try:
         home = str(Path.home())
     except RuntimeError:

@@ -106,7 +106,7 @@ _Reason = Annotated[
 
 
 def _version(value: Any) -> Any:
-    """Return 3 for schema 2, which differs only in the name of a status, which `_Status` translates."""
+    """Return the version, 3 for 2: in schema 2 only one status has another name, which `_Status` translates."""
     if isinstance(value, int) and value not in (2, SCHEMA_VERSION):
         raise ValueError(f"must be 2 or {SCHEMA_VERSION}")
     return SCHEMA_VERSION if value == 2 else value

@@ -168,7 +168,7 @@ class Run:
 
     @contextmanager
     def held(self, task: Holder | None = None) -> Iterator[None]:
-        """Lock the folder for this process, or shared with other Slurm tasks of `task`; RunError if it is locked."""
+        """Lock the folder alone, or shared with other Slurm tasks if `task` is given. RunError if it is locked."""
         with refusing(self.folder, "read", RunError):
             descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -12,7 +12,7 @@ PROBE_CORES = 8  # with so many cores or more, each package of adapters has its 
 
 
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
-    """Return the probe of each launch: interpreters in parallel, the systems of one interpreter in one process.
+    """Return the probe of each launch. Interpreters run in parallel; the systems of one interpreter share a process.
 
     With `PROBE_CORES` cores, adapters of different packages run in parallel too: importing an engine takes seconds.
     limit_s: seconds for each probe.

@@ -83,11 +83,11 @@ class Stopped(KeyboardInterrupt):
 
 
 class PlaceLost(Exception):
-    """The GPU of a slot is gone; its current case has no record and can run on another GPU."""
+    """The GPU of a slot is gone; the slot's current case has no record and can run on another GPU."""
 
 
 class WorkerProcess:
-    """A system's worker process: started by the first request, and replaced after it fails or reports damage.
+    """A system's worker process: started by the first request, and replaced after it fails or reports itself unhealthy.
 
     Two nested wardens kill the worker's descendants when the worker or a warden ends. The `with` block ends the worker.
     start_s: seconds for the start.
@@ -293,7 +293,7 @@ class WorkerProcess:
 
 
 def _is_ready(descriptor: int, event: int, wait_s: float) -> bool:
-    """Wait for `event` (POLLIN or POLLOUT) on a pipe, or its end, for `wait_s`; return whether one came."""
+    """Wait up to `wait_s` until a pipe has `event` (POLLIN or POLLOUT) or is closed; return whether that happened."""
     waiting = select.poll()
     waiting.register(descriptor, event)
     return bool(waiting.poll(wait_s * 1e3))

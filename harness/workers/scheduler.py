@@ -29,12 +29,12 @@ SkipReason = Callable[[Planned, Sequence[Record]], str]
 
 
 def nothing(record: Record) -> bool:
-    """Return False, to measure no finished case again: a `Retry`."""
+    """Return False: a `Retry` that measures no finished case again."""
     return False
 
 
 def not_ok(record: Record) -> bool:
-    """Return whether a record is not ok, to measure its case again: a `Retry`."""
+    """Return whether a record is not ok: a `Retry` that measures such cases again."""
     return record.status != "ok"
 
 
@@ -181,7 +181,7 @@ class _JobRun:
         Raises PlaceLost if the GPU is gone, and Stopped once `stop` is set.
         """
         run, name = self.run, self.place.name
-        whole = next(each for each in run.jobs if each.pair == self.job.pair)  # with the cases of other calls
+        whole = next(each for each in run.jobs if each.pair == self.job.pair)  # also the cases of other calls
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.repeat]
         before = {record.case.key: record for record in records}
         launch = replace(self.launch, env={**self.launch.env, **self.place.env})

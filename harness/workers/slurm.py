@@ -37,7 +37,7 @@ class SlurmRequest:
 
 
 def parsed(text: str) -> SlurmRequest:
-    """Parse --slurm, such as `partition=gpu,time=01:00:00,gpus=4`; `tasks=4` instead of gpus is without GPUs."""
+    """Parse --slurm, such as `partition=gpu,time=01:00:00,gpus=4`; with `tasks=4` instead, tasks have no GPU."""
     options: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition("=")

@@ -42,7 +42,7 @@ class Launched:
 
 
 def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
-    """Sort launches and start each one no earlier than the end of the previous one on its stream.
+    """Return launches in order, each start delayed to the end of the previous launch on the same stream.
 
     A kernel launched earlier (programmatic dependent launch) only waits until then.
     """
@@ -206,7 +206,7 @@ def timeline_of(
 ) -> Timeline:
     """Return the first run, or its first step if ranges show steps; at most `TIMELINE_LIMIT` launches.
 
-    If the run has as many launches as the call with ranges, its launches get the ranges of that call's.
+    If the run has as many launches as the call with ranges, each launch gets the range of its counterpart.
     """
     run = sorted(timed, key=lambda each: each.start_us)
     run = run[: len(run) // runs] if len(run) % runs == 0 else run
