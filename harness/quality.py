@@ -12,14 +12,14 @@ from harness.measure.nvml import is_hot
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded
 
-STEADY = 0.1  # limit of half the interval over the median, and of the quartiles' distance over it
-DRIFT = 0.05  # limit of the difference between the first and the last quarter of the samples
+STEADY = 0.1  # limits of half the interval and of the quartiles' distance, each relative to the median
+DRIFT = 0.05  # limit of the relative difference between the first and the last quarter's medians
 TIMES_OF_A_REQUEST = ("time_to_first_token_ms", "time_between_tokens_ms")  # metrics with an interval
 
 
 @dataclass(frozen=True)
 class ProcessSamples:
-    """Samples of a case by process: medians, and intervals within a process and over processes."""
+    """Samples of a case in ms, a tuple for each process, with their medians and intervals."""
 
     processes: tuple[tuple[float, ...], ...]
 
@@ -35,7 +35,7 @@ class ProcessSamples:
 
     @cached_property
     def spread(self) -> float:
-        """Range of the processes' medians over their median; NaN for one process."""
+        """Range of the processes' medians, divided by their median; NaN for one process."""
         medians = [median(samples) for samples in self.processes]
         repeated = len(medians) > 1 and self.latency_ms > 0
         return (max(medians) - min(medians)) / self.latency_ms if repeated else math.nan
@@ -50,7 +50,7 @@ class ProcessSamples:
 
     @property
     def is_unsteady(self) -> bool:
-        """Whether the interval or the quartiles exceed `STEADY`, or the ends differ by more than `DRIFT`."""
+        """Whether the interval or the quartiles exceed `STEADY`, or first and last quarter differ by over `DRIFT`."""
         if self.over_processes and len(self.processes) == 2:  # Student's interval of two is nine times their distance
             return self.spread > STEADY
         low, high = self.over_processes or self.within[1:]
@@ -63,7 +63,7 @@ class ProcessSamples:
 
 @dataclass(frozen=True)
 class Quality:
-    """Flags of a case. unsteady: its latency. unsteady_times: (metric, low, high) of TTFT and ITL."""
+    """Flags of a case. unsteady: of the latency. unsteady_times: (metric, low, high) of each unsteady TTFT or ITL."""
 
     contended: bool = False  # other programs used the machine
     hot: bool = False  # thermally throttled
@@ -73,12 +73,12 @@ class Quality:
 
     @property
     def disturbed(self) -> bool:
-        """Whether another measurement may be better."""
+        """Whether measuring the case again may give a better result."""
         return self.contended or self.hot or self.unsteady or bool(self.unsteady_times)
 
 
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
-    """Return the flags of a case's records from one machine. timing: their samples, if known."""
+    """Return the flags of one case. group: its records from one machine. timing: the records' samples, if known."""
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
         return Quality()
@@ -101,7 +101,7 @@ def disturbed(records: Iterable[Record]) -> set[str]:
 
 
 def timing_of(measured: Iterable[Record]) -> ProcessSamples:
-    """Return the samples of records."""
+    """Return the samples of records, one process for each record."""
     return ProcessSamples(tuple(tuple(record.samples_ms) for record in measured))
 
 
@@ -152,7 +152,7 @@ def merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
 
 
 def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, float, float]]:
-    """Yield (metric, low, high) of TTFT and ITL with a wide interval."""
+    """Yield (metric, low, high) of TTFT and ITL, each only if its interval is wide."""
     for name in TIMES_OF_A_REQUEST:
         time, low, high = (metrics.get(each) for each in (name, f"{name}_low", f"{name}_high"))
         if time is not None and low is not None and high is not None and high - low > 2 * STEADY * time:
@@ -160,9 +160,10 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 
 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return (median of the processes' medians, low, high) of a typical process.
+    """Return (median of the processes' medians, low, high), the interval of a typical process.
 
-    low and high are the processes' median relative bounds; differences between processes are not included.
+    low and high are that median, scaled by the processes' median relative bounds. They exclude differences between
+    processes.
     """
     within = [median_interval(samples) for samples in processes]
     centre = median(middle for middle, _, _ in within)
@@ -172,7 +173,7 @@ def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float,
 
 
 def quartiles_apart(samples: Sequence[float]) -> float:
-    """Return the distance of the quartiles over the median; 0 for fewer than six samples."""
+    """Return the distance of the quartiles, divided by the median; 0 for fewer than six samples."""
     if len(samples) < FEWEST or not (middle := median(samples)):
         return 0.0
     first, _, third = quantiles(samples, method="inclusive")
@@ -180,10 +181,10 @@ def quartiles_apart(samples: Sequence[float]) -> float:
 
 
 def ends_apart(samples: Sequence[float]) -> float:
-    """Return the relative difference of the medians of the first and the last quarter, at least six samples each.
+    """Return the relative difference between the medians of the first and the last quarter, six samples at least.
 
-    0 for fewer than twelve samples, and if the two overlap: the middle halves of ten and more, the ranges of fewer.
-    Steady Gaussian noise of 5% exceeds 5% in at most 1.6% of cases.
+    The result is 0 for fewer than twelve samples, and if the `_middle` ranges of the two quarters overlap.
+    For steady Gaussian noise of 5%, it exceeds 5% in at most 1.6% of cases.
     """
     if len(samples) < 2 * FEWEST:
         return 0.0

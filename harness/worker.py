@@ -22,7 +22,7 @@ from harness.workers.protocol import line_of
 
 
 def load(entry: str) -> Any:
-    """Return the adapter or function MODULE:ATTRIBUTE; a class is instantiated."""
+    """Return the adapter or function MODULE:ATTRIBUTE, or an instance if it is a class. ValueError without a colon."""
     module, _, attribute = entry.partition(":")
     if not module or not attribute:
         raise ValueError(f"entry {entry!r}: must be MODULE:ATTRIBUTE")
@@ -31,7 +31,7 @@ def load(entry: str) -> Any:
 
 
 def answer(system: SystemAdapter | None, request: dict[str, Any], cooler: Cooler) -> dict[str, Any]:
-    """Answer a "probe" or a "case"; ValueError for another request."""
+    """Return the answer to a "probe" or a "case" as JSON values. Raises ValueError for another request."""
     if "entry" in request:
         system = load(request["entry"])
     if system is None:
@@ -70,13 +70,13 @@ def _case(system: SystemAdapter, request: dict[str, Any], cooler: Cooler) -> dic
 
 
 def main(arguments: list[str]) -> int:
-    """Answer requests until a "stop" or the end of the input."""
+    """Answer requests until a "stop" or the end of the input; return the exit status."""
     if len(arguments) > 1:
         print("usage: python -m harness.worker [MODULE:ATTRIBUTE]", file=sys.stderr)
         return 2
     this_process = os.getpid()
     requests, answers = _claim_pipes()
-    system, cooler = load(arguments[0]) if arguments else None, Cooler()  # None only probes others
+    system, cooler = load(arguments[0]) if arguments else None, Cooler()  # without one, requests name it
     for line in requests:
         request = json.loads(line)
         if request["do"] == "stop":
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _claim_pipes() -> tuple[TextIO, BinaryIO]:
-    """Hide the protocol's pipes from libraries: they get an empty stdin, and stderr as stdout."""
+    """Return the protocol's pipes (requests, answers); libraries get an empty stdin, and stderr as stdout."""
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.schema.reason import of_exception
 
-SPAN_MS = 1.0  # of a sample: events and the first launch after idle cost microseconds, below 1% of it
+SPAN_MS = 1.0  # length of a sample: events and the first launch after idle take microseconds, below 1% of it
 MAX_LAUNCHES = 256
 _WARM_RUNS = 3
 _ESTIMATES = 3
@@ -20,14 +20,14 @@ Call = Callable[[], object]
 
 
 def launches_for(run_ms: float) -> int:
-    """Return the launches of a sample of about 1 ms, at most 256: larger graphs take long to capture."""
+    """Return how many launches of `run_ms` make a sample of 1 ms, at most 256: larger graphs take long to capture."""
     return MAX_LAUNCHES if run_ms <= 0 else min(MAX_LAUNCHES, max(1, math.ceil(SPAN_MS / run_ms)))
 
 
 def input_sets(set_bytes: int, l2_bytes: int) -> int:
     """Return the number of input sets that keeps each one out of an L2 cache of `l2_bytes` until its next use.
 
-    The other sets must hold twice the cache, because its replacement policy is not exact.
+    The other sets must hold twice the cache, because the replacement policy of an L2 is not exactly LRU.
     """
     if set_bytes < 1:
         raise ValueError(f"set_bytes {set_bytes}: must be at least 1")
@@ -35,7 +35,7 @@ def input_sets(set_bytes: int, l2_bytes: int) -> int:
 
 
 def l2_bytes() -> int:
-    """Return the L2 size of torch's current device."""
+    """Return the L2 size of torch's current device in bytes."""
     import torch
 
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
@@ -45,8 +45,8 @@ class CudaEventClock:
     """Samples of one callable on the current CUDA device, in milliseconds of device time.
 
     timing: "eager" launches the callable, including CPU overhead if the GPU waits for it; "graph" replays a capture.
-    l2: "cold" flushes the cache before each launch, outside the events. The events then cost some microseconds per
-        launch, so a call of short work should rotate through `input_sets`.
+    l2: "cold" flushes the cache before each launch, outside the events. Each launch then has events of its own, which
+        cost microseconds; short work should stay "warm" and rotate through `input_sets`.
     """
 
     settles_s = SETTLES_S
@@ -63,7 +63,7 @@ class CudaEventClock:
         self._events: list[tuple[Any, Any]] = []
 
     def prepare(self, run: Call, took_s: float | None = None) -> None:
-        """Compile `run`, choose the number of launches per sample and, for "graph", capture them.
+        """Compile `run`, choose the number of launches per sample and, for timing "graph", capture them.
 
         took_s: seconds of one warm call, if known.
         """
@@ -136,20 +136,20 @@ def _each(batch: Sequence[Call]) -> None:
 
 @cache
 def side_stream() -> Any:
-    """Return the process's stream for first runs: cuBLAS keeps 32 MB for every stream that it has seen."""
+    """Return the stream that all first runs share, as cuBLAS keeps 32 MB for every stream that it has seen."""
     import torch
 
     return torch.cuda.Stream()
 
 
 def repeatable(run: Call) -> Call:
-    """Compile a call and return its replay as a CUDA graph."""
+    """Compile a call, capture it in a CUDA graph, and return the function that replays the graph."""
     _first_runs(run)
     return _captured([run])
 
 
 def _first_runs(run: Call) -> float:
-    """Compile, tune and allocate on a side stream, as graph capture requires; return seconds of the last run."""
+    """Run on a side stream to compile, tune and allocate before a capture; return seconds of the last run."""
     import torch
 
     side = side_stream()
@@ -168,7 +168,7 @@ def _first_runs(run: Call) -> float:
 
 
 def _captured(batch: Sequence[Call]) -> Call:
-    """Capture a batch and return its replay. RuntimeError names the first failure."""
+    """Capture the calls of `batch` in one CUDA graph and return its replay. Raises RuntimeError if that fails."""
     import torch
 
     graph = torch.cuda.CUDAGraph()

@@ -13,21 +13,21 @@ from typing import Any
 
 from harness.measure.nvml import open_gpu
 
-# In addition to an adapter's own; cuBLAS goes by the major release of CUDA.
+# Recorded in addition to an adapter's packages; cuBLAS has one package per major release of CUDA.
 PACKAGES = ("torch", "triton", "numpy", "nvidia-ml-py", "nvidia-cublas", "nvidia-cublas-cu12")
 SOURCES = (".py", ".cu", ".cuh", ".h")
 _WITHOUT_RESULTS = ":(exclude)reports/results"
 COMMIT_VARIABLE = "TTT_BENCH_COMMIT"
-DIRTY = "-dirty"  # after a commit: with uncommitted changes, as in git describe
-UNKNOWN = "-unknown"  # after a commit: git did not report changes
+DIRTY = "-dirty"  # suffix of a commit with uncommitted changes, as in git describe
+UNKNOWN = "-unknown"  # suffix of a commit if git could not list changes
 
 _CONSTANT = {
     "name", "driver", "memory_bytes", "device_id", "power_limit_w", "max_sm_clock_mhz", "ecc", "compute_capability",
     "model", "cores", "threads",
 }  # fmt: skip
 
-# Variables of git and Slurm commands redirect them or override a written script.
-# GIT_CONFIG_* stays: it holds a container's `safe.directory`.
+# Child processes do not inherit variables that redirect git and Slurm commands or override a batch script.
+# They do inherit GIT_CONFIG_*, which holds a container's `safe.directory`.
 _FOREIGN = re.compile(r"GIT_(?!CONFIG)|SQUEUE_|SBATCH_|SCANCEL_|SINFO_")
 # NVML numbers GPUs by bus; CUDA numbers them by speed without this variable.
 DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -40,13 +40,13 @@ _LONGEST = 200
 
 
 def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables of a child process; `added` comes last."""
+    """Return the environment variables of a child process; `added` overrides others."""
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
     return {**kept, **DEVICE_ORDER, **(added or {})}
 
 
 def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that change speed; a value with a folder becomes "..."."""
+    """Return the variables that may change speed, except private ones; a value with a folder becomes "..."."""
     return {
         name: "..." if re.search(r"[/\\]", value) else value[:_LONGEST]
         for name, value in sorted(environment.items())
@@ -58,9 +58,9 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
     """Return the state of the machine and the versions of its software.
 
     device_kind: "cuda" or "cpu", the measured device; "" is "cuda" on a machine with a GPU. visible: as in `open_gpu`.
-    Keys: device (a name), device_kind, gpu (None without one): `Gpu.constants` and `Gpu.readings`;
-    cpu: model, cores, threads (of torch), load_1m; software: versions by name; variables: `recorded_variables`;
-    commit ("" if unknown), dirty (None if unknown).
+    Keys: device (name of the GPU or CPU); device_kind; gpu (`Gpu.constants` and `Gpu.readings`, None without a GPU);
+    cpu (model, cores, torch's threads, load_1m); software (versions by name); variables (`recorded_variables`);
+    commit ("" if unknown); dirty (None if unknown).
     """
     gpu = None if device_kind == "cpu" else open_gpu(visible)
     kind = device_kind or ("cpu" if gpu is None else "cuda")
@@ -79,13 +79,13 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
 
 def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Merge two snapshots: readings of gpu and cpu go under "before" and "after"."""
+    """Return snapshot `after`, with the readings of gpu and cpu in both snapshots under "before" and "after"."""
     parts = {part: _paired(before.get(part), after.get(part)) for part in ("gpu", "cpu")}
     return after | parts
 
 
 def device_id_of(environment: Mapping[str, Any]) -> str:
-    """Return the id of an environment's GPU, "" if unknown."""
+    """Return the device_id of the GPU in a snapshot, "" if unknown."""
     return str((environment.get("gpu") or {}).get("device_id") or "")
 
 
@@ -110,7 +110,7 @@ def software() -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return the versions of the installed ones of these distributions."""
+    """Return the version of each of these distributions that is installed."""
     found = {}
     for name in packages:
         try:
@@ -142,10 +142,10 @@ def _threads() -> dict[str, int]:
 
 @lru_cache(maxsize=8)
 def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
-    """Return commit and whether files differ, for a checkout, by default this package's.
+    """Return (commit, dirty) of the checkout `root`, by default this package's. dirty: whether files differ.
 
     Untracked files count if they are source code. Files under reports/results never count.
-    Without a checkout, TTT_BENCH_COMMIT decides: COMMIT, or COMMIT with DIRTY or UNKNOWN. ("", None) if unknown.
+    Without a checkout, both come from TTT_BENCH_COMMIT, as `marked_commit` writes it; ("", None) if that is not set.
     """
     root = root or _root()
     commit = ask_git(root, "rev-parse", "HEAD")[0] if (root / ".git").exists() else ""
@@ -158,7 +158,7 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
 
 
 def refusal_of_git(root: Path | None = None) -> str:
-    """Return git's reason for naming no commit of a checkout, or ""."""
+    """Return git's error message if it names no commit of a checkout, else ""."""
     root = root or _root()
     return ask_git(root, "rev-parse", "HEAD")[1] if (root / ".git").exists() else ""
 
@@ -168,7 +168,7 @@ def _root() -> Path:
 
 
 def marked_commit(commit: str, dirty: bool | None) -> str:
-    """Return the value of TTT_BENCH_COMMIT for a checkout."""
+    """Return the value of TTT_BENCH_COMMIT: the commit, followed by `DIRTY` or `UNKNOWN` where one applies."""
     return commit and commit + {True: DIRTY, False: "", None: UNKNOWN}[dirty]
 
 
@@ -183,7 +183,7 @@ def uncommitted(root: Path) -> list[str] | None:
 
 
 def ask_git(root: Path, *arguments: str, timeout_s: float | None = 20) -> tuple[str, str]:
-    """Run git; return (stdout, ""), or ("", its reason) if it fails."""
+    """Run git in `root`; return (stdout, ""), or ("", error message) if it fails."""
     # Without locks: a killed `git status` would leave the repository locked.
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:

@@ -10,7 +10,7 @@ _CHUNK = 1 << 24  # elements compared at once in float64: 128 MB
 
 @dataclass(frozen=True)
 class Check:
-    """One distance, its limit, and whether it is met."""
+    """A measured value, its limit, and whether the check passed."""
 
     name: str
     value: float
@@ -19,13 +19,13 @@ class Check:
 
     @classmethod
     def at_most(cls, name: str, value: float, limit: float) -> "Check":
-        """Pass if value <= limit; NaN fails."""
+        """Return a check that passes if value <= limit; NaN fails."""
         return cls(name, float(value), float(limit), bool(value <= limit))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """All checks of a case. Without any check it has not passed.
+    """All checks of a case; `passed` needs at least one check and no failed one.
 
     unchecked: a sentence about outputs that were not compared, or "".
     """
@@ -49,7 +49,7 @@ class Verdict:
         return "; ".join(f"{c.name} is {c.value:.3g}, limit {c.limit:.3g}" for c in self.checks if not c.passed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values; a distance that is not finite becomes None."""
+        """Return JSON values; a value that is not finite becomes None."""
         checks = [asdict(c) | {"value": c.value if math.isfinite(c.value) else None} for c in self.checks]
         return {"passed": self.passed, "checks": checks} | ({"unchecked": self.unchecked} if self.unchecked else {})
 
@@ -72,9 +72,10 @@ def relative_error(out: Any, ref: Any) -> float:
 
 
 def total_variation(logits: Any, ref: Any) -> float:
-    """Return half the L1 distance of next-token probabilities, the maximum over rows, in [0, 1].
+    """Return the largest total variation distance between next-token distributions of all positions, in [0, 1].
 
-    logits, ref: [..., V]; softmax in float64. Raises ValueError for different shapes.
+    logits, ref: [..., V]. The distance is half the L1 distance of their softmax in float64.
+    Raises ValueError for different shapes.
     """
     _same_shape(logits, ref)
     expected = ref.double().softmax(-1)

@@ -27,27 +27,27 @@ from harness.measure.timer import Clock
 from harness.schema.case import Case
 from harness.schema.work import floor_ms
 
-RENEW_EVERY_S = 0.25  # at most, so that refilling does not change the device's temperature and load
-RENEW_SHARE = 0.02  # of the time, at most
+RENEW_EVERY_S = 0.25  # least seconds between refills: more refills would change the device's temperature and load
+RENEW_SHARE = 0.02  # largest share of the time for refills
 SAME_INPUTS = "no inputs were refilled, so remembered outputs would pass"
 NO_ROOM = "the reference does not fit next to the model, so the timed outputs were not compared"
 _LOOKED_AT = 1 << 20  # elements of a tensor that are compared between samples
-_RECENT = 64  # tokens: random weights hide that a prompt was truncated to so many
-_LATE_S = 5e-3  # of device work after the end of the timed call
-_BELOW_BOUND = 0.5  # of the roofline bound, whose measured peaks have errors of their own
+_RECENT = 64  # last tokens that an early refill keeps: random weights hide that a prompt was truncated to so many
+_LATE_S = 5e-3  # seconds of device work allowed after the end of the timed call
+_BELOW_BOUND = 0.5  # shortest allowed share of the roofline bound, as measured peaks have errors
 
 
 class Inspector:
-    """Checks one workload while it is timed. The clock times `run`."""
+    """Checks one workload while it is timed. A clock must time the method `run`, which keeps the outputs."""
 
     def __init__(
         self, case: Case, workload: Workload, referring: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
-        """referring: context around the reference. Raises ValueError for an axis that an input lacks."""
+        """Prepare the checks. referring: returns the context to run the reference in. ValueError for a missing axis."""
         self._case, self._workload, self._referring = case, workload, referring
         self._chance = Random(secrets.randbits(128))
         self._outputs: Any = None
-        self._seen: list[Any] = []  # rows of the previous outputs
+        self._seen: list[Any] = []  # `_rows` of the previous outputs
         self._seen_inputs: dict[str, Any] = {}
         self._next_at = 0.0
         self._ran = self._past_renewed = False
@@ -65,7 +65,7 @@ class Inspector:
         return self._outputs
 
     def before_sample(self) -> None:
-        """Check the outputs and refill the inputs, now and then."""
+        """Check the outputs and refill the inputs, if the last refill was `RENEW_EVERY_S` ago."""
         now = time.monotonic()
         if self._workload.inputs and now >= self._next_at:
             if self._ran:
@@ -76,9 +76,9 @@ class Inspector:
             self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
 
     def checked_call(self, clock: Clock) -> Verdict:
-        """Run the timed call on fresh inputs and poisoned outputs and compare it; then again with another past.
+        """Run the timed call on fresh inputs with outputs set to NaN; return the checks of this call and earlier ones.
 
-        The second call has the same recent tokens. Its outputs must change, however little.
+        If the work has a past, a second call keeps only the recent tokens; its outputs must change, however little.
         """
         if self._ran:
             self._look()
@@ -92,7 +92,7 @@ class Inspector:
         return Verdict([*self.missed, *verdict.checks], "; ".join(filter(None, (verdict.unchecked, renewed))))
 
     def _compared_call(self, clock: Clock, unchanged: str) -> Verdict:
-        """Run one sample and compare its outputs. unchanged: name of the check that outputs follow inputs."""
+        """Run one sample and return its checks. unchanged: name of the check that fails if outputs ignore inputs."""
         self._past_renewed = False
         compare, verdict = self._start_check()
         for each in tensors_of(self._outputs):
@@ -109,7 +109,7 @@ class Inspector:
         return finite + verdict + Verdict(list(shape_checks(self._case, self._workload, self._outputs)))
 
     def _start_check(self) -> tuple[Callable[[Any, int], Verdict] | None, Verdict]:
-        """Start the workload's check; return the comparison, or None and a note."""
+        """Call `timed_check`; return (function that compares, empty `Verdict`), or (None, `Verdict` with a note)."""
         if self._workload.timed_check is None:
             return None, Verdict([], "the outputs of the timed calls were compared with nothing")
         try:
@@ -130,9 +130,9 @@ class Inspector:
         return {name: _rows(each.tensor, each.batch_axis) for name, each in self._workload.inputs.items()}
 
     def _look(self) -> None:
-        """Check that outputs are finite and have changed since the last look, and that inputs have not.
+        """Check that outputs are finite and have changed since the last refill, and that inputs have not changed.
 
-        A state that is not finite costs a GPU less power, and so less time.
+        Values that are not finite cost a GPU less power, and so less time.
         """
         self.missed += self._late()
         self._follow_inputs()
@@ -142,10 +142,10 @@ class Inspector:
             self._miss("inputs_changed_by_the_work")
 
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
-        """Check that the outputs of each sequence changed if its input or past did.
+        """Check that the outputs of each sequence changed if the input or past of that sequence did.
 
-        A refilled input may be equal by chance. Integer outputs count only without floating ones, as they may be
-        the inputs themselves.
+        A refilled input may be equal by chance. Integer outputs count only if there are no floating ones, because they
+        may be the inputs themselves.
         """
         outputs, batch = list(tensors_of(self._outputs)), self._case.batch
         floating = [each for each in outputs if each.is_floating_point()]
@@ -162,7 +162,7 @@ class Inspector:
             self.missed.append(Check.at_most(name, 1.0, 0.0))
 
     def _late(self) -> list[Check]:
-        """Check that no device work follows the timed call."""
+        """Return a failed check if device work goes on after the timed call, else []."""
         if self._workload.device != "cuda":
             return []
         start = time.monotonic()
@@ -172,7 +172,7 @@ class Inspector:
 
 
 def unless_out_of_memory(compare: Callable[[], Verdict]) -> Verdict:
-    """Compare, or note that the reference did not fit next to the timed work."""
+    """Return the result of `compare`, or a note that the reference does not fit next to the timed work."""
     try:
         return compare()
     except Exception as error:
@@ -182,7 +182,7 @@ def unless_out_of_memory(compare: Callable[[], Verdict]) -> Verdict:
 
 
 def _worse(verdict: Verdict) -> Verdict:
-    """Keep one check per name: the failed one, or the one nearest to its limit."""
+    """Return one check per name: the first failed one, or the one nearest to its limit."""
     worst: dict[str, Check] = {}
     for check in verdict.checks:
         other = worst.setdefault(check.name, check)
@@ -201,7 +201,10 @@ def tensors_of(outputs: Any) -> Iterator[Any]:
 
 
 def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
-    """Check tokens and units, which divide a sample's time, against the case; an engine's against its batch."""
+    """Yield a failed check if the workload's tokens or units differ from the case's; both divide a sample's time.
+
+    An engine's generate step has a token for each sequence that ran at once.
+    """
     whole = case.context + case.new_tokens  # of a request
     claimed = case.batch * {"forward": case.context, "generate": 1, "request": whole}[case.phase]
     at_once = workload.metrics.get("sequences_at_once")
@@ -214,7 +217,7 @@ def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
 
 
 def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check]:
-    """Check that inputs and outputs have the case's sizes, and outputs show each unit: [units, batch, ...]."""
+    """Yield a failed check if inputs or outputs lack the case's sizes, or outputs the units: [units, batch, ...]."""
     for each in workload.inputs.values():
         for axis, wanted in ((each.batch_axis, case.batch), (each.token_axis, case.context)):
             if axis is not None and each.tensor.shape[axis] != wanted:
@@ -232,7 +235,7 @@ def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check
 
 
 def floor_check(workload: Workload, samples_ms: list[float]) -> list[Check]:
-    """Check that no sample is shorter than half of the roofline bound at the measured peaks."""
+    """Return a failed check if a sample is shorter than half of the roofline bound at the measured peaks, else []."""
     least_ms = floor_ms(workload.metrics.get("flops"), workload.metrics.get("bytes"), workload.metrics)
     shortest = min(samples_ms)
     if not least_ms or shortest >= _BELOW_BOUND * least_ms:
@@ -241,7 +244,10 @@ def floor_check(workload: Workload, samples_ms: list[float]) -> list[Check]:
 
 
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
-    """Fill a tensor in place from a seed. early_only: only its early tokens, nothing without a token axis."""
+    """Refill an input in place from a seed.
+
+    early_only: refill all but the last `_RECENT` tokens, and nothing without a token axis.
+    """
     import torch
 
     chance, tensor = torch.Generator(given.tensor.device).manual_seed(seed), given.tensor
@@ -258,7 +264,7 @@ def fill(given: Input, seed: int, early_only: bool = False) -> None:
 
 
 def _finite(outputs: Any) -> Iterator[Check]:
-    """Check that all outputs are finite; poisoned elements that nobody wrote are not."""
+    """Yield a check that all outputs are finite; an element that the call did not write is still NaN."""
     floating = [each for each in tensors_of(outputs) if each.is_floating_point()]
     if floating:
         lost = sum(int((~chunk.isfinite()).sum()) for each in floating for chunk in each.reshape(-1).split(1 << 26))
@@ -274,7 +280,7 @@ def _poison(tensor: Any) -> None:
 
 
 def _rows(tensor: Any, axis: int | None) -> Any:
-    """Copy elements of each sequence, evenly spread: [sequences, elements]. Without an axis, one sequence."""
+    """Return a copy of evenly spread elements, [sequences, elements]; without an axis, all are of one sequence."""
     found = tensor.detach()
     axis = None if axis is None else axis % found.dim()
     for other in sorted(set(range(found.dim())) - {axis}, key=lambda each: -found.shape[each]):
@@ -284,5 +290,5 @@ def _rows(tensor: Any, axis: int | None) -> Any:
 
 
 def _any(changed: Iterable[Any]) -> Any:
-    """Return which sequences have a changed element in any of the tensors [sequences, elements]."""
+    """Return bools [sequences]: whether any of the bool tensors [sequences, elements] has a True in that row."""
     return reduce(or_, (each.any(1).cpu() for each in changed))

@@ -11,20 +11,20 @@ from statistics import mean, median, stdev
 CONFIDENCE = 0.95
 FEWEST = 6  # samples whose range contains the median with 95%
 TOGETHER = 5  # samples of a block; its median follows a drift and ignores an outlier
-# Standard errors of a correlation of independent samples: of signs about the median, and of ranks.
+# A correlation up to so many standard errors may be chance: of signs about the median, and of ranks.
 _CORRELATED, _RANKS_CORRELATED = 1.3, 0.5
 _LARGEST = math.log(sys.float_info.max)
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median and its 95% interval (low, high), of samples of one process in order.
+    """Return (median, low, high), with the median's 95% interval. samples: those of one process, in order of time.
 
-    low and high are order statistics. The number of independent samples below the median is binomial(n, 1/2).
-    The r-th smallest and r-th largest therefore contain it with probability 1 - 2 P(binomial <= r - 1).
+    low and high are order statistics. The number of independent samples below the true median is binomial(n, 1/2).
+    The r-th smallest and r-th largest therefore enclose that median with probability 1 - 2 P(binomial <= r - 1).
     Correlated samples count as fewer independent ones (`independent_samples`).
-    With fewer than `FEWEST` samples, the result is their range, without that confidence. Many samples that are
-    worth so few give the range of the medians of blocks, which ignores single outliers.
-    Raises ValueError without samples.
+    Fewer than `FEWEST` samples give their range, with less confidence. Many samples that count as fewer than `FEWEST`
+    give the range of the medians of blocks, which ignores single outliers.
+    Raises ValueError if there are no samples.
     """
     if not samples:
         raise ValueError("median of no samples")
@@ -44,7 +44,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 def independent_samples(samples: Sequence[float]) -> int:
     """Return the effective sample size, the smaller of two estimates.
 
-    Signs detect slow or irregular drift, ranks the correlation of a few dozen samples.
+    The correlation of signs shows slow or irregular drift; that of ranks works for a few dozen samples.
     """
     return min(_worth_by_signs(samples), _worth_by_ranks(samples))
 
@@ -52,7 +52,7 @@ def independent_samples(samples: Sequence[float]) -> int:
 def _worth_by_ranks(samples: Sequence[float]) -> int:
     """Return n (1 - r) / (1 + r) for the correlation r of the ranks of successive samples.
 
-    r is corrected for the mean of the same samples (Marriott and Pope, Biometrika 41, 1954).
+    r is corrected for its bias from a mean of the same samples (Marriott and Pope, Biometrika 41, 1954).
     """
     count, ordered = len(samples), sorted(samples)
     # Equal samples share a rank.
@@ -71,7 +71,7 @@ def _worth_by_signs(samples: Sequence[float]) -> int:
     """Return n / (1 + 2 sum of the correlations of signs about the median at lags 1, 2, ...).
 
     The sum ends at the first pair of lags that is not positive (Geyer, Practical Markov Chain Monte Carlo, 1992,
-    section 3.3). If the first correlation may be chance, all samples count.
+    section 3.3). If the correlation at lag 1 may be chance, all samples count.
     """
     count, middle = len(samples), median(samples)
     above = int("0" + "".join("1" if sample > middle else "0" for sample in samples), 2)
@@ -98,11 +98,11 @@ def _worth_by_signs(samples: Sequence[float]) -> int:
 
 
 def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return (median, low, high) over processes, each with its samples in order.
+    """Return (median, low, high) over processes. processes: the samples of each, in order of time.
 
-    The middle is the median of their medians. The interval is Student's at 95% for the mean of the logarithms of the
-    medians, and contains the interval of each process. A further process may lie outside.
-    One process has its own interval. Raises ValueError without samples.
+    The median is that of the processes' medians. The interval is Student's at 95% for the mean of the logarithms of
+    these medians, widened to contain the interval of each process. The median of a further process may lie outside.
+    A single process has its own interval. Raises ValueError if there are no processes or no samples.
     """
     if not processes:
         raise ValueError("median of no processes")
@@ -121,7 +121,7 @@ def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float
 
 @lru_cache(maxsize=4096)
 def _lower_rank(count: int) -> int:
-    """Return the largest rank, from 1, whose interval reaches `CONFIDENCE`; 1 if none does."""
+    """Return the largest rank r, counted from 1, whose interval reaches `CONFIDENCE`; 1 if none does."""
     below, rank = 0.0, 0
     while rank < (count + 1) // 2:
         # In logarithms: 2**-count underflows beyond a thousand samples.

@@ -44,11 +44,11 @@ CaseProfiler = Callable[[Case, Workload, Callable[[], bool]], dict[str, Any]]
 
 @dataclass
 class CaseRun:
-    """One case on its way to a record.
+    """One case to run, with the parts of the record that are known so far.
 
-    mode: "verify" checks without timing, "profile" calls `profiler` instead.
+    mode: "measure" times the case, "verify" only checks it, "profile" calls `profiler`.
     cooler: remembers across cases whether the GPU was thermally throttled.
-    healthy: whether the process can run another case.
+    healthy: whether the process can run another case. profile: what `profiler` returned.
     """
 
     case: Case
@@ -72,11 +72,11 @@ class CaseRun:
         self._stages_s: dict[str, float] = {}
         self._claimed: dict[str, float | None] = {}  # the adapter's metrics before anything ran
         self._after: dict[str, Any] | None = None  # the machine right after the work
-        self._inner_s = 0.0  # of stages inside the current one
-        self._owns_process = False  # an engine keeps its process as it needs it
+        self._inner_s = 0.0  # seconds of stages inside the current one
+        self._owns_process = False  # an engine sets up its process itself
 
     def record(self, system: SystemAdapter) -> Record:
-        """Run the case; exceptions except NeedsFreshProcess become status and reason of the record."""
+        """Run the case and return the record. An exception, except NeedsFreshProcess, gives the status and reason."""
         started_at, start, before = datetime.now(UTC), time.monotonic(), snapshot()
         self.cooler.saw(before["gpu"])
         state = ProcessState()
@@ -106,7 +106,7 @@ class CaseRun:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        """Time a stage, also if it fails; nested stages are not counted twice."""
+        """Time the block as a stage, also if it raises, without the time of nested stages."""
         start, outer_s = time.monotonic(), self._inner_s
         self._inner_s = 0.0
         try:
@@ -158,7 +158,7 @@ class CaseRun:
         return self._accepts(verdict)
 
     def _accepts(self, verdict: Verdict) -> bool:
-        """Add checks to earlier ones; return whether all passed."""
+        """Add checks to the earlier ones; return whether all passed, else end the case as "incorrect"."""
         whole = (self._verdict or Verdict([])) + verdict
         if whole.checks:
             self._verdict = whole
@@ -190,7 +190,7 @@ class CaseRun:
         return False
 
     def _verify(self, workload: Workload) -> None:
-        """Check the case at its own batch and length without timing it. Calls are eager, also of graph cases."""
+        """Check the case at its own batch and length without timing it. Calls are eager, even for graph timing."""
         if workload.gate is None and workload.timed_check is None:
             return self._end("skipped", NO_REFERENCE)
         if not self._accepts(Verdict(list(claim_checks(self.case, workload)))) or workload.timed_check is None:
@@ -258,7 +258,7 @@ class CaseRun:
         return timing
 
     def _checked(self, workload: Workload, clock: Clock, inspector: Inspector, timing: Timing) -> Verdict:
-        """Compare the timed call with the reference, and its time with the roofline bound."""
+        """Return the checks of the timed call, against the reference, and of its time, against the roofline bound."""
         bound = floor_check(workload, timing.samples_ms)
         if workload.engine_samples is None:
             verdict = inspector.checked_call(clock)
@@ -276,7 +276,7 @@ class CaseRun:
 
 
 def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
-    """Return a snapshot right after the work, with every throttle reason since `forget` and the temperature then."""
+    """Return a snapshot with all throttle reasons since `Gpu.forget` and the highest temperature of a slowdown."""
     after = snapshot(workload.device)
     if gpu and after["gpu"]:
         after["gpu"]["temperature_c"] = gpu.hottest_c or after["gpu"]["temperature_c"]
@@ -285,7 +285,7 @@ def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
 
 
 def _engine_verdict(workload: Workload) -> Verdict:
-    """Check the last batch of an engine."""
+    """Return the checks of an engine's last batch."""
     assert workload.timed_check is not None
     return workload.timed_check(Random(secrets.randbits(128)))(None, 1)
 

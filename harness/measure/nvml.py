@@ -12,9 +12,9 @@ from typing import Any
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _UUID = ("GPU-", "MIG-")
-ASKED_EVERY_S = 0.02  # a query takes 0.1 ms; after each sample of 0.8 ms it let a power-capped GPU run 4% faster
+ASKED_EVERY_S = 0.02  # between queries: one of 0.1 ms per sample of 0.8 ms let a power-capped GPU run 4% faster
 
-# Reasons that slow the GPU down against its settings. Idle, application and display clocks are not throttling.
+# Reasons for clocks below their settings. Idle, application and display clocks are not throttling.
 _THROTTLE = {
     0x04: "sw_power_cap",
     0x08: "hw_slowdown",
@@ -69,7 +69,7 @@ class Gpu:
         return [name for bit, name in _THROTTLE.items() if (bits or 0) & bit]
 
     def throttled(self) -> bool:
-        """Return whether the GPU is throttled, at most `ASKED_EVERY_S` late."""
+        """Return whether the GPU was throttled at the last query, at most `ASKED_EVERY_S` seconds ago."""
         now = time.monotonic()
         if now >= self._ask_at:
             reasons = self.throttle_reasons()
@@ -80,13 +80,13 @@ class Gpu:
         return self._throttled
 
     def forget(self) -> None:
-        """Forget the reasons seen so far."""
+        """Forget the throttle reasons and the temperature seen so far."""
         self.slowed_by.clear()
         self.hottest_c = None
         self._ask_at = -math.inf
 
     def energy_j(self) -> float | None:
-        """Return Joules since the driver was loaded."""
+        """Return the joules that the GPU used since the driver was loaded; None if unknown."""
         return self._thousandth("nvmlDeviceGetTotalEnergyConsumption")
 
     def _celsius(self) -> int | None:
@@ -104,7 +104,7 @@ class Gpu:
 def open_gpu(visible: str | None = None) -> Gpu | None:
     """Return this process's GPU; None without a GPU or without NVML.
 
-    visible: a CUDA_VISIBLE_DEVICES to use instead of this process's.
+    visible: value of CUDA_VISIBLE_DEVICES to use instead of this process's.
     """
     pynvml = _initialised()
     handle = None if pynvml is None else _quietly(lambda: _handle(pynvml, visible))
@@ -134,7 +134,7 @@ def _initialised() -> Any:
 
 
 def _handle(pynvml: Any, visible: str | None) -> Any:
-    """Return the handle of `visible`, of torch's device, or of the first of CUDA_VISIBLE_DEVICES."""
+    """Return the handle of the first GPU in `visible`; if that is None, of torch's device or the first visible GPU."""
     uuid = _uuid_in_use() if visible is None else ""
     if uuid:
         names = [uuid] if uuid.startswith(_UUID) else [kind + uuid for kind in _UUID]
@@ -149,7 +149,7 @@ def _handle(pynvml: Any, visible: str | None) -> Any:
 
 
 def _by_uuid(pynvml: Any, name: str) -> Any:
-    """Return the GPU or MIG device of a UUID or of its unique prefix, as CUDA accepts them."""
+    """Return the handle of a GPU or MIG device by UUID, or by a unique prefix as in CUDA; None if there is none."""
     if found := _quietly(lambda: pynvml.nvmlDeviceGetHandleByUUID(name)):
         return found
     devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -166,7 +166,7 @@ def _mig_devices(pynvml: Any, device: Any) -> list[Any]:
 
 
 def _uuid_in_use() -> str:
-    """Return the UUID of torch's current device, mostly without its prefix; torch may number devices its own way."""
+    """Return the UUID of torch's device, mostly without "GPU-". The numbers of torch and NVML may differ."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""
@@ -184,8 +184,8 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else value or ""
 
 
-COOLER_C = 15  # below a thermal slowdown: then the GPU runs for seconds at its power limit
-LONGEST_S = 20.0
+COOLER_C = 15  # degrees below a thermal slowdown, where a GPU can run for seconds at its power limit
+LONGEST_S = 20.0  # of a rest
 
 
 def is_hot(environment: Mapping[str, Any]) -> bool:
@@ -215,7 +215,7 @@ class Cooler:
             self.goal_c = celsius - COOLER_C
 
     def rest(self, gpu: Gpu) -> None:
-        """Wait until the GPU is as cool as the goal, at most `LONGEST_S`."""
+        """Wait until the GPU is as cool as `goal_c`, for at most `LONGEST_S`, and clear the goal."""
         end = self._now() + LONGEST_S
         while self.goal_c is not None and self._now() < end:
             celsius = gpu.readings()["temperature_c"]
@@ -226,14 +226,14 @@ class Cooler:
 
 
 def _reading(environment: Mapping[str, Any], name: str) -> Any:
-    """Return a reading of the GPU after the last sample, or None."""
+    """Return a GPU reading under "after" in a record's environment, or None."""
     return ((environment.get("gpu") or {}).get("after") or {}).get(name)
 
 
 LOOK_EVERY_S = 0.02
-LATE_S = 0.05  # a read this long after the previous one was delayed and dates no refresh
-NEEDS_S = 0.7  # between first and last refresh: an error of at most 7%, mostly 3%
-LASTS_S = 1.0  # a block surely has refreshes so far apart
+LATE_S = 0.05  # a read this long after the previous one was delayed: it cannot date a refresh
+NEEDS_S = 0.7  # least seconds between first and last refresh: the error is at most 7%, mostly 3%
+LASTS_S = 1.0  # seconds of a block that surely has refreshes `NEEDS_S` apart
 FILLS = 0.9  # share of the block that samples must fill
 
 
@@ -241,7 +241,7 @@ class EnergyMeter:
     """Mean power of the GPU during a `with` block.
 
     The driver refreshes its counter about ten times a second. Reads at both ends of one second would be up to 10% off.
-    A thread therefore watches for refreshes and divides the energy between the first and the last by their distance.
+    A thread therefore watches for refreshes, and divides the energy from the first to the last one by the time between.
     """
 
     def __init__(self, gpu: Gpu | None) -> None:

@@ -19,9 +19,9 @@ _OUT_OF_MEMORY = (
 
 
 def forget_peak(device: str) -> None:
-    """Forget earlier peaks of memory; allocated memory counts.
+    """Reset the memory peak to the memory that is allocated now.
 
-    On a CPU, an earlier, larger case of this process hides a later one if the system forbids the reset.
+    On a CPU the system may forbid that; then an earlier, larger case of this process hides the peak of a later one.
     """
     if device == "cuda":
         import gc
@@ -37,9 +37,9 @@ def forget_peak(device: str) -> None:
 
 
 def peak_bytes(device: str) -> int:
-    """Return peak memory since `forget_peak`.
+    """Return the peak memory since `forget_peak` in bytes.
 
-    "cuda": of torch's allocator, weights included, without other allocators.
+    "cuda": memory of torch's allocator, weights included, without other allocators.
     "cpu": the largest resident set of this process, interpreter and libraries included.
     """
     if device == "cuda":
@@ -80,7 +80,7 @@ class ProcessState:
     def restore(self) -> bool:
         """Restore all settings; return whether that succeeded.
 
-        It fails if the case loaded torch and changed settings that nobody recorded before.
+        It fails if the case imported torch and changed the default settings, or left an inference mode on.
         """
         if self._folder and _folder() != self._folder:
             with suppress(OSError):
@@ -132,7 +132,7 @@ _TORCH_DEFAULTS = {  # without the threads, which the environment decides
     "default_device": "cpu",
     "cudnn_benchmark": False,
 }
-# An inference mode that a case entered cannot be left from outside: the process ends.
+# There is no setter for an inference mode that a case entered: the process must end.
 _SETTERS: dict[str, Callable[[Any, Any], object]] = {
     "default_dtype": lambda torch, value: torch.set_default_dtype(getattr(torch, value.removeprefix("torch."))),
     "num_threads": lambda torch, value: torch.set_num_threads(value),

@@ -11,14 +11,14 @@ LEAD = "lead"  # the runs before the timed ones, which no profile shows
 
 
 class _Recording:
-    """State of the ranges. on: PyTorch's profiler records them, microseconds each. entered: called with each name."""
+    """Global state. on: PyTorch's profiler records ranges (microseconds each). entered: called with each name."""
 
     on = False
     entered: Callable[[str], object] | None = None
 
 
 def layer_name(index: int) -> str:
-    """Return the range of a layer: "layer 0" for the first."""
+    """Return the name of a layer's range: "layer 0" for the first."""
     return f"layer {index}"
 
 
@@ -26,24 +26,24 @@ COUNTED_LAYER = layer_name(COUNTED)
 
 
 def is_layer(name: str) -> bool:
-    """Return whether a range belongs to a layer."""
+    """Return whether `name` is that of a layer's range."""
     word, _, index = name.partition(" ")
     return word == "layer" and index.isdecimal()
 
 
 def range_name(phase: str) -> str:
-    """Return the range of a phase. Profiles call a forward `prefill`."""
+    """Return the name of a phase's range; that of a forward is `prefill`."""
     return "prefill" if phase == "forward" else phase
 
 
 def range_names(phase: str) -> tuple[str, ...]:
-    """Return the ranges of a phase, the outermost first."""
+    """Return the names of a phase's ranges, the outermost first."""
     return (range_name(phase), "prefill", "generate") if phase == "request" else (range_name(phase),)
 
 
 @contextmanager
 def recorded(on: bool = True) -> Iterator[None]:
-    """Let PyTorch's profiler record each `nvtx_range` of the block."""
+    """Let PyTorch's profiler record each `nvtx_range` of the block, or none if not `on`."""
     before, _Recording.on = _Recording.on, on
     try:
         yield
@@ -68,7 +68,7 @@ def is_recorded() -> bool:
 
 @contextmanager
 def nvtx_range(name: str) -> Iterator[None]:
-    """Open a push/pop range, once PyTorch uses CUDA."""
+    """Run the block in an NVTX range if PyTorch uses CUDA, and in a range of PyTorch's profiler if `recorded`."""
     if _Recording.entered:
         _Recording.entered(name)
     if _Recording.on:
@@ -92,7 +92,7 @@ def _nvtx(name: str) -> Iterator[None]:
 
 @contextmanager
 def profiler_range(device: str) -> Iterator[None]:
-    """Run the block between cudaProfilerStart and cudaProfilerStop; nothing on a CPU."""
+    """Run the block between cudaProfilerStart and cudaProfilerStop; on a CPU, without them."""
     if device != "cuda":
         yield
         return

@@ -15,11 +15,11 @@ REPLAYED = "replayed from a graph"  # `settings["prompt"]` of a request that rep
 
 
 class Skip(Exception):
-    """Raise it in `build` for a case that the system cannot run, with one sentence."""
+    """Raised by `build` for a case that the system cannot run. The message is one sentence."""
 
 
 class NeedsFreshProcess(Exception):
-    """Raise it in `build` if only a new process can run the case, because an engine holds this one's memory."""
+    """Raised by `build` if only a new process can run the case, because an engine holds this one's memory."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Input:
     """A tensor that `run` reads; the harness refills it in place with random values.
 
     fill: "normal" (standard deviation `scale`), "uniform" (0 to `scale`) or "tokens" (integers below `scale`).
-    batch_axis, token_axis: axes of the case's sequences and tokens; None if missing.
+    batch_axis, token_axis: the axes of sequences and of tokens; None if the tensor lacks one.
     """
 
     tensor: Any
@@ -46,25 +46,26 @@ class Workload:
     """The work of one case, ready to run.
 
     run: runs the timed work once and returns its outputs, a tensor or nested tuples, lists and dicts of tensors.
-        No later call may read them. On a GPU it does not wait for the device; timing "graph" captures it.
-        One call is `units` units, such as 16 generate steps, and samples are divided by it. With several units the
-        last tensor is [units, batch, ...], or each unit has a tensor.
+        Later calls must not read the outputs. On a GPU, `run` does not wait for the device; timing "graph" captures it.
+        One call does `units` units of work, such as 16 generate steps, and samples are divided by `units`. With several
+        units, the last output tensor is [units, batch, ...], or there is one tensor for each unit.
     tokens: tokens that one unit processes.
-    capture: called once before `run`: captures what `run` replays, after memory counting has begun.
+    capture: called once before `run`, while memory is counted, to capture the graphs that `run` replays.
     inputs: tensors that the harness refills between samples and before the checked calls.
-    timed_check: starts a check of the timed call: it draws random sequences and stores their state before the call.
-        It returns a function of the outputs and the number of calls that compares them with the reference.
-        The second checked call has the same recent tokens and another past. None without a reference.
-    renews_past: whether `timed_check` gives each sequence another past, if no input with a token axis does.
-    `gate`: checks outputs against the reference before timing; None without a reference.
-    engine_samples: for systems that time themselves: yields milliseconds per unit, one list per batch.
-        The first batches are warm-up, at least one.
-    engine_batch: for such a system: runs a batch, with only its timed part inside the context, and returns its units.
-        For generate, that part is some of the steps in which every sequence takes part.
-    measured: returns the work's own metrics over so many last calls of `run`, or samples of its engine.
+    timed_check: called before each checked call; draws random sequences and stores their state before the call.
+        It returns a function (outputs, number of calls since) that compares the outputs with the reference.
+        The second checked call has the same recent tokens and another past. An engine's check is called after its last
+        batch and gets None as outputs. timed_check is None without a reference.
+    renews_past: whether `timed_check` gives each sequence another past; for work without an input with a token axis.
+    `gate`: the check of outputs before timing: compares them with the reference. None without a reference.
+    engine_samples: for systems that time themselves; yields a list of milliseconds per unit for each batch.
+        The first batches, at least one, are warm-up.
+    engine_batch: for such a system; runs a batch and enters the context only for the part to profile.
+        It returns the units of that part. For generate, the part is some of the steps in which all sequences generate.
+    measured: called with the number of timed calls, or of an engine's samples; returns the work's metrics over them.
     metrics, settings: numbers and texts for the record; `flops` and `bytes` are per unit.
     work: least FLOPs and bytes per unit, by part (`harness.schema.work.PRODUCTS` and so on); {} if not counted.
-    Out of memory is a MemoryError or torch's OutOfMemoryError.
+    When memory is exhausted, the functions raise MemoryError or torch's OutOfMemoryError.
     """
 
     run: Callable[[], object]
@@ -93,13 +94,13 @@ class Workload:
 class SystemAdapter(Protocol):
     """Adapter of a system. One instance serves all cases of a worker.
 
-    packages: distributions, in addition to torch, whose versions affect its speed.
+    packages: distributions, in addition to torch, whose versions affect the system's speed.
     """
 
     packages: tuple[str, ...]
 
     def unavailable(self) -> str:
-        """Return one sentence why the system cannot run here, or ""."""
+        """Return why the system cannot run here, in one sentence, or ""."""
 
     def build(self, case: Case) -> Workload:
         """Build the workload of a case. Raises Skip or NeedsFreshProcess."""

@@ -14,12 +14,12 @@ LEAST_SAMPLES = 20  # before the interval may end sampling: six may agree by cha
 LEAST_S = 0.5  # before the interval may end sampling: clocks swing, and twenty short samples lie in one swing
 MAX_SAMPLES = 1000  # more narrow the interval by less than the difference between runs
 DOUBTFUL = 2.0  # a wider interval, in units of the precision, extends the budget: a disturbance may pass
-PATIENCE = 5.0  # budgets in all
-LONGEST_WAIT_S = 60.0  # beyond the budget: a case has a time limit
-WARMUP_S = 0.2  # at least
+PATIENCE = 5.0  # budgets that a case with a wide interval may take in all
+LONGEST_WAIT_S = 60.0  # beyond the budget, at most: a case has a time limit
+WARMUP_S = 0.2  # least warm-up
 WARMUP_MAX_S = 5.0
-WARMUP_BUDGETS = 12  # at most: six rounds share a GPU's budget of a second and still settle for 2 s each
-STEADY = 0.02  # relative difference of two successive windows
+WARMUP_BUDGETS = 12  # most budgets of warm-up: with six rounds in a second, a GPU still settles for 2 s in each
+STEADY = 0.02  # largest relative difference of two successive windows that agree
 _WINDOW = 5  # samples of a window
 _WINDOW_S = 0.5  # a window need not be longer: longer calls need fewer samples
 BATCHES = 3  # batches of an engine before its interval may end sampling
@@ -40,8 +40,8 @@ class Clock(Protocol):
 
     own_bytes: device memory of the clock. launches: calls per sample.
     wakes_s, settles_s: seconds of load until an idle device, or a throttled one, runs at a steady speed.
-    loaded_s: seconds of load in `prepare`, without its first call.
-    replays: whether calls replay a capture and overwrite its outputs.
+    loaded_s: seconds for which `prepare` loaded the device, without the first call.
+    replays: whether each call replays a CUDA graph and overwrites the same outputs.
     """
 
     own_bytes: int
@@ -86,19 +86,19 @@ class CpuClock:
 
 
 def never_throttled() -> bool:
-    """Stand in for devices that report no throttling."""
+    """Return False, for devices that report no throttling."""
     return False
 
 
 def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
-    """Prepare, warm up and sample `run`. limited: whether the device may throttle it."""
+    """Prepare, warm up and sample `run`; return the timing. limited: whether the device may be throttled."""
     clock.prepare(run)
     warm_up(clock, policy, lambda: limited)
     return take_samples(clock, policy)
 
 
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
-    """Run until samples agree and the device's controllers have settled; return the samples."""
+    """Sample until samples agree and the device's clocks have settled; return the samples."""
     samples: list[float] = []
     if clock.loaded_s >= least_warmup_s(clock, policy, limited=True):
         return samples
@@ -170,7 +170,7 @@ def take_engine_samples(
 
     Batches are never split, because the first steps after a prompt differ from later ones. Steps of a batch are
     correlated, so the interval can end sampling only from batch number `BATCHES` on. The budget limits the sum of the
-    samples; `READS` budgets limit the elapsed time, prompts included. Raises ValueError without samples.
+    samples; `READS` budgets limit the elapsed time, prompts included. Raises ValueError if there are none.
     """
     timing = Timing([], [], "")
     start = time.monotonic()
@@ -190,11 +190,11 @@ def take_engine_samples(
 def stop_reason(
     samples: list[float], elapsed_s: float, policy: Policy, due: bool | None = None, least_s: float = LEAST_S
 ) -> str:
-    """Return the criterion that ends sampling, "interval", "count" or "budget", or "".
+    """Return the criterion that ends sampling, "interval", "count" or "budget"; "" if sampling continues.
 
     After the budget, a case with a wide interval continues for up to `PATIENCE` budgets or `LONGEST_WAIT_S`.
-    Calls so long that only `min_samples` fit get half as many again: with six, one outlier widens the interval.
-    due: whether to compute the interval; None is after every tenth more samples, since sorting outlasts short calls.
+    If only `min_samples` calls fit, half as many more are taken: with six, a single outlier widens the interval.
+    due: whether to compute the interval. None computes it after every 10% more samples, as sorting takes time.
     """
     if len(samples) < policy.min_samples:
         return ""

@@ -19,7 +19,7 @@ class Profiled:
 
 @contextmanager
 def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -> Iterator[Profiled]:
-    """Profile a block, with its `harness.measure.ranges.nvtx_range` as ranges.
+    """Profile a block; each `harness.measure.ranges.nvtx_range` in it becomes a range of the result.
 
         from harness.profiling.block import profiled
         from reports.profiles.words import sentences
@@ -33,7 +33,7 @@ def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -
     device: by default "cuda" on a machine with a GPU, else "cpu".
     units: units of work in the block.
     keep: path of the trace, ending in .json.gz.
-    Raises ValueError for wrong arguments, and ProfileError for an empty block or one inside another.
+    Raises ValueError for wrong arguments, and ProfileError if nothing ran in the block or if it lies in another one.
     """
     import torch
 

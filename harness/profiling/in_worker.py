@@ -1,4 +1,4 @@
-"""Run one case under a profiler, in its worker: one call under its ranges, then the timed runs without them."""
+"""Run one case under a profiler in its worker: one call with NVTX ranges, then the timed runs without ranges."""
 
 import math
 import shutil
@@ -40,13 +40,13 @@ from harness.schema.policy import Policy
 from harness.schema.profile import ProfileError
 
 WARM_RUNS = 3
-RUNS = 5  # at least, so that a delayed run does not count
-RUNS_S = 0.25  # at least
-CAPPED_S = 1.0  # at least, on a power-capped GPU, whose clocks swing
-LONGEST_S = 6.0  # at most
+RUNS = 5  # fewest profiled runs: one that the profiler delays must not count
+RUNS_S = 0.25  # fewest seconds of profiled runs
+CAPPED_S = 1.0  # the same on a power-capped GPU, whose clocks swing
+LONGEST_S = 6.0  # most seconds for RUNS runs: if runs are longer, fewer are profiled
 ALONE = Policy(budget_s=1.0)  # to time runs without a profiler
-LAUNCHES = 20_000  # kernels that Kineto records: larger traces take long to read
-COUNTED_STEPS = 2  # last generate steps of a call; the last one also does the work once per mini-batch
+LAUNCHES = 20_000  # most kernels that Kineto records: larger traces take long to read
+COUNTED_STEPS = 2  # last generate steps that Nsight Compute counts: the last of a mini-batch does additional work
 _LONG_S = 1.0  # a run this long needs no second one to be warm
 
 Tool = Literal["none", "kineto", "nsys", "ncu"]
@@ -57,10 +57,10 @@ Found = TypeVar("Found")
 class ProfilerChoice:
     """The profiler of a case.
 
-    tool: Nsight's programs run outside the worker and capture the range of the CUDA profiler interface.
+    tool: "kineto" records inside the worker; "nsys" and "ncu" run outside and capture the `profiler_range`.
         "none" only times the case.
-    keep: path of Kineto's trace.
-    `ceilings`: MODULE:FUNCTION that measures the GPU's peaks.
+    keep: path for Kineto's trace, "" to discard it.
+    `ceilings`: MODULE:FUNCTION that measures the GPU's peaks, or "".
     alone_us: time without a profiler, as "none" returned it; 0 to measure it.
     """
 
@@ -71,7 +71,7 @@ class ProfilerChoice:
 
 
 def measured_ceilings(measure: Callable[[], dict[str, float | None]]) -> dict[str, float | None]:
-    """Measure the GPU's peaks; {} if memory does not suffice."""
+    """Return the GPU's peaks from `measure`; {} if memory does not suffice."""
     try:
         found = measure()
     except Exception as error:
@@ -86,11 +86,11 @@ def measured_ceilings(measure: Callable[[], dict[str, float | None]]) -> dict[st
 def profile(
     case: Case, workload: Workload, asked: ProfilerChoice, throttled: Callable[[], bool] = never_throttled
 ) -> dict[str, Any]:
-    """Run the case for the profiler and return fields of a `Profile` as JSON values.
+    """Run the case for the profiler `asked` and return fields of a `Profile` as JSON values.
 
-    Kineto gives all fields, Nsight those that its reports lack. "none" gives "alone_us": microseconds per call, or per
-    unit of an engine, without a profiler; 0 on a CPU.
-    Raises ProfileError for an empty trace, and for an engine without `Workload.engine_batch`.
+    With Kineto, these are all fields; with Nsight, those that its reports lack. With "none", the only field is
+    "alone_us": microseconds per call, or per unit of an engine, without a profiler; 0 on a CPU.
+    Raises ProfileError if the trace is empty, or if an engine has no `Workload.engine_batch`.
     """
     work = _Work(case, workload, throttled)
     work.warm()
@@ -119,7 +119,7 @@ class _Work:
         self.is_engine = workload.engine_samples is not None
         if self.is_engine and workload.engine_batch is None:
             raise ProfileError("the system times itself and has no batch for a profiler (Workload.engine_batch)")
-        # An engine's generate steps: the batch before them leads in, and one region shows them.
+        # For an engine's generate steps, the batch up to them is the lead-in, and a single region holds them.
         self.is_part = self.is_engine and case.phase == "generate"
         self.units = workload.units
         self.passes = 0  # passes of a call through the counted layer
@@ -129,17 +129,17 @@ class _Work:
         self.runs = RUNS
         self.host_us: list[float] = []  # an engine's time of each run
         self.clock: CudaEventClock | None = None  # except for engines and CPUs
-        self.call_us = self.alone_us = 0.0  # of a call or an engine's unit, and of a run, without a profiler
+        self.call_us = self.alone_us = 0.0  # without a profiler: of a call or an engine's unit, and of a run
 
     def warm(self) -> None:
-        """Compile; count the units of an engine's batch and the passes through the counted layer."""
+        """Run until compiled; count an engine's units in a batch, or a call's passes through the counted layer."""
         if self.is_engine:
             self._once(nullcontext())
             return
         for _ in range(WARM_RUNS):
             start = time.monotonic()
             entered: list[str] = []
-            # With ranges, for which torch.compile may compile anew.
+            # With ranges, because torch.compile may compile anew for them.
             with recorded(), on_range(entered.append):
                 self.ranged(nullcontext())
             self.passes = entered.count(COUNTED_LAYER)
@@ -149,7 +149,7 @@ class _Work:
                 break
 
     def time_alone(self, call_us: float = 0.0) -> None:
-        """Time a run without a profiler, which may slow it down. call_us: result of an earlier timing."""
+        """Time a run without a profiler, which may slow runs down. call_us: result of an earlier timing, if not 0."""
         engine_samples = self.workload.engine_samples
         if engine_samples is not None:
             if not call_us:
@@ -168,7 +168,7 @@ class _Work:
             self.call_us, self.alone_us = call_us, call_us * self.calls
 
     def timed(self) -> Callable[[], object]:
-        """Return a run."""
+        """Return the function that does one run as it is timed."""
         if self.is_engine:
             return lambda: self._once(self._on_the_hosts_clock())
         return self.clock.launch if self.clock else self.workload.run
@@ -189,12 +189,12 @@ class _Work:
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
-        """Return lead-in and profiled runs: at most `most` together, a quarter for lead-in."""
+        """Return the numbers of (lead-in, profiled) runs, together at most `most`, of which a quarter is lead-in."""
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs
 
     def repeat(self, run: Callable[[], object], runs: int) -> bool:
-        """Repeat a run, with the waits and throttle queries of a measurement; return whether it was throttled."""
+        """Do `runs` runs with the waits and throttle queries of a measurement; return whether it was throttled."""
         throttled = False
         for _ in range(runs):
             run()
@@ -203,11 +203,11 @@ class _Work:
         return throttled
 
     def seen(self, runs: int) -> Runs:
-        """Describe the last runs."""
+        """Return a description of the last `runs` runs."""
         return Runs(runs, self.units, self.calls, self.host_us[-runs:], self.alone_us, self.case.timing == "graph")
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
-        """Run one call, or the timed part of an engine's batch, in its phase's range, inside `region`."""
+        """Run one call, or an engine's timed part, in the phase's range inside `region`; return what that yields."""
         entered: list[Found] = []
 
         @contextmanager
@@ -241,7 +241,7 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     found = work.ranged(kineto.recording(work.device, with_ranges=True))
     ranged = kineto.launched(found.events, work.device)
     if work.is_part:
-        # Ranges cost an engine that waits for its CPU up to half of its time.
+        # Recording ranges may take half of the time of an engine that waits for its CPU: a second batch gives times.
         found = work.ranged(kineto.recording(work.device, with_ranges=False, keep=keep))
         return _values(found_of(kineto.launched(found.events, work.device), ranged, work.seen(1)))
     run = work.timed()
@@ -254,7 +254,7 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _operators_by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
-    """Profile several calls on a CPU under their ranges and return the one of median length."""
+    """Profile several calls with ranges on a CPU; return a profile's fields for the call of median duration."""
     calls: list[tuple[dict[str, Any], Path]] = []
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -271,7 +271,7 @@ def _operators_by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _counted(work: _Work) -> None:
-    """Run a call; Nsight Compute counts in its last passes through the counted layer."""
+    """Run a call; Nsight Compute counts from the last `COUNTED_STEPS` passes through the counted layer on."""
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:
 
@@ -287,9 +287,9 @@ def _counted(work: _Work) -> None:
 
 
 def _captured(work: _Work) -> dict[str, Any]:
-    """Run a call under its ranges, then the timed runs, in Nsight's region.
+    """Run one call with ranges, then the timed runs, in the `profiler_range` that Nsight Systems captures.
 
-    Returns "seen", a description of the runs, and "apart": whether they are apart from the call under ranges.
+    Return "seen", the fields of `Runs`, and "apart": whether the timed runs are others than the call with ranges.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))
@@ -308,6 +308,6 @@ def _captured(work: _Work) -> dict[str, Any]:
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn dataclasses into JSON values."""
+    """Return a profile's fields with dataclasses as JSON values."""
     parts = {name: [asdict(each) for each in found[name]] for name in ("kernels", "ranges")}
     return {**found, **parts, "timeline": asdict(found["timeline"])}

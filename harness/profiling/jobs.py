@@ -30,7 +30,7 @@ from harness.workers.scheduler import LOST, signals_raise
 BUILD, TIMES, RATIOS = "build", "times", "ratios"  # stages of a profile
 NOT_COUNTED = "not counted: "  # start of a note with the reason
 GIVEN_UP = f"{NOT_COUNTED}Nsight Compute was given up after an earlier case"
-TOGETHER = 8  # cases of a worker: it builds the model once, but finishes no profile before all are timed
+TOGETHER = 8  # most cases of a worker, which builds the model once but finishes no profile before all are timed
 _ENVIRONMENT = ("device", "device_kind", "gpu", "software", "commit", "dirty")
 
 
@@ -41,10 +41,10 @@ class Profiler:
     `ceilings`: MODULE:FUNCTION that measures the GPU's peaks.
     skip: returns a reason to skip a case, or "".
     stand_in: returns a case with the same kernels in less memory for Nsight Compute, which saves all memory that a
-        kernel may write. If it fails, the case itself runs.
+        kernel may write. If counting that case fails, the case itself runs.
     say: called with sentences for the user.
-    on_times, on_profile: called with each profile before its counters, and when it is finished.
-    resume: keep finished profiles and times without counters, and failures unless `retry_failed`.
+    on_times: called with each profile that has times and waits for counters. on_profile: with each finished profile.
+    resume: whether to keep finished profiles, times that still lack counters, and failures unless `retry_failed`.
     """
 
     run: Run
@@ -61,7 +61,7 @@ class Profiler:
     retry_failed: bool = False
 
     def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = (HERE,)) -> list[Profile]:
-        """Profile the cases of `jobs`: times of all, then counters. Each job runs on the first free slot.
+        """Profile the cases of `jobs`: times of all, then counters. Each job runs on the first free GPU slot.
 
         Times come from the GPU that measured the job, if it is there. Nothing is timed while Nsight Compute counts,
         which delays launches on the machine's other GPUs. Raises RunError if every GPU is gone.
@@ -76,13 +76,13 @@ class Profiler:
             return [profile for profiles in found for profile in profiles.values()]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
-        """Return the cases of a job to profile."""
+        """Return the cases of a job that are to be profiled: all, or if `resume`, the unfinished ones."""
         if not self.resume:
             return job.cases
         return tuple(each for each in job.cases if not self._is_finished(self.earlier(each)))
 
     def earlier(self, planned: Planned) -> Profile | None:
-        """Return an earlier profile of a case, if it is readable."""
+        """Return the earlier profile of a case; None if there is none or it is unreadable."""
         path = profile_path(self.run.folder, planned.case.key)
         with suppress(ProfileError):
             return read_profile(path) if path.exists() else None
@@ -96,12 +96,12 @@ class Profiler:
         return not self.retry_failed
 
     def has_ratios(self, found: Profile) -> bool:
-        """Return whether a profile has counters, or failed to get them and is not retried."""
+        """Return whether a profile has counters, or counting failed and is not to be tried again."""
         counted = any(kernel.counters for kernel in found.kernels)
         return RATIOS in found.stages_s and (counted or not self.resume or not self.retry_failed)
 
     def _homes(self, jobs: Sequence[Job], places: Sequence[Place]) -> list[str]:
-        """Return for each job the GPU that measured most of its cases, "" if that is not here."""
+        """Return for each job the device_id of the slot whose GPU measured most of its cases, "" if none did."""
         here = {place.device_id for place in places}
         measured: dict[Pair, Counter[str]] = defaultdict(Counter)
         for record in self.run.records():
@@ -116,7 +116,10 @@ class Profiler:
         do: Callable[[int, "JobProfiler"], None],
         homes: Sequence[str],
     ) -> None:
-        """Run `do` for each job by number. A profiler that one job gave up is tried by the next, unless it is lost."""
+        """Call `do` on the slots with the number of each job and a `JobProfiler` for it.
+
+        After one job gave up a profiler, the next one tries it again, unless it fails everywhere on this machine.
+        """
         pool = Pool(self.run.folder, places, self.say)
 
         def at(number: int, place: Place) -> None:
@@ -129,10 +132,10 @@ class Profiler:
 
 
 class JobProfiler:
-    """Profiles the cases of a job on a slot.
+    """Profiles the cases of a job on a GPU slot.
 
-    stopped: whether the run is to end; called while a worker works.
-    tools: profilers that are not given up. lost_everywhere: whether they are given up for all jobs.
+    stopped: returns whether the run is to end; called while a worker works.
+    tools: the profilers that this job still uses. lost_everywhere: whether all jobs must give up the others.
     """
 
     def __init__(self, asked: Profiler, job: Job, place: Place, stopped: Callable[[], bool]) -> None:
@@ -143,7 +146,7 @@ class JobProfiler:
         self.under_profiler = UnderProfiler(asked.run, place, asked.limits, asked.ceilings, stopped)
 
     def times(self, found: dict[str, Profile]) -> None:
-        """Add profiles with times to `found` by case key, from earlier profiles or as few workers as possible."""
+        """Add a profile with times to `found` for each case. Keep earlier ones, and use as few workers as possible."""
         missing: list[Planned] = []
         for planned in self.asked.pending(self.job):
             earlier = self.asked.earlier(planned) if self.asked.resume else None
@@ -159,9 +162,9 @@ class JobProfiler:
                     found[planned.case.key] = self._with_times(worker, planned, before)
 
     def ratios(self, found: dict[str, Profile]) -> None:
-        """Add counters to the profiles, each case in a worker of its own.
+        """Add counters to the profiles in `found`, each case in a worker of its own.
 
-        If Nsight Compute is given up, a profile lacks the stage, and a resumption tries again.
+        If Nsight Compute is given up, a profile's `stages_s` lacks "ratios", so that a resumption counts again.
         """
         launch = replace(self.launch, env={**self.launch.env, **_lock_of(self.place)})
         for key, profile in found.items():
@@ -178,7 +181,7 @@ class JobProfiler:
             self.asked.on_profile(found[key])
 
     def _alone(self, worker: WorkerProcess, cases: Sequence[Planned]) -> dict[str, "_Alone"]:
-        """Time several cases on a GPU before Kineto records the first, after which it delays all launches."""
+        """Return times without a profiler by case key, taken before Kineto records and so delays all later launches."""
         asked = [planned for planned in cases if not self.asked.skip(planned)]
         if self.tools.times != "kineto" or len(asked) < 2:
             return {}
@@ -200,7 +203,7 @@ class JobProfiler:
         return found
 
     def _with_times(self, worker: WorkerProcess, planned: Planned, before: "_Alone") -> Profile:
-        """Return a case's profile with times, written to the run's folder."""
+        """Profile the times of a case, write the profile to the run's folder, and return it."""
         start, started_at = time.monotonic() - before.took_s, datetime.now(UTC).isoformat(timespec="seconds")
         record = None
         if reason := self.asked.skip(planned):
@@ -246,7 +249,7 @@ class JobProfiler:
         if self.tools.times == "kineto":
             return self.under_profiler.by_kineto(worker, self.launch, planned, alone_us)
         try:
-            worker.stop()  # Kineto's, of an earlier case
+            worker.stop()  # one that profiled an earlier case by Kineto
             found, record = self.under_profiler.by_nsys(self.launch, planned)
             return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}}, record
         except (ToolLost, ProfileError) as error:
@@ -283,7 +286,7 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command)), record
 
     def _end_if_stopped(self) -> None:
-        """Raise Stopped instead of noting a failure: Ctrl-C also ends a program that reads a report."""
+        """Raise Stopped if the run is to end: Ctrl-C also kills a profiler's program, which is no failure of a case."""
         if self.stopped():
             raise Stopped
 
@@ -299,9 +302,10 @@ class JobProfiler:
 
 @dataclass(frozen=True)
 class _Alone:
-    """Microseconds of a call without a profiler, 0 if unknown, or why the case does not run.
+    """Time of a case without a profiler.
 
-    took_s: seconds in all. built_s: its part for building the model.
+    us: microseconds of a call, 0 if unknown. lost: why the case does not run, or None.
+    took_s: seconds that this timing took. built_s: those of them that built the model.
     """
 
     us: float = 0.0
@@ -324,15 +328,15 @@ def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
 
 
 def _length(planned: Planned) -> int:
-    """Return the tokens that an engine reads at once, or adds in a step."""
+    """Return the number of tokens that an engine reads from all prompts, or adds in a step."""
     case = planned.case
     return case.batch * (1 if case.phase == "generate" else case.context)
 
 
 def _took(profile: Profile, stage: str, start: float, record: Record | None, built_before: float = 0.0) -> Profile:
-    """Add the stage's seconds since `start`, with model build time as its own stage.
+    """Return the profile with the seconds since `start` added to `stages_s`, model build time as its own stage.
 
-    built_before: build time of an earlier request.
+    built_before: build time of an earlier request to the worker, in seconds.
     """
     built = built_before + (record.stages_s.get(BUILD, 0.0) if record else 0.0)
     so_far = profile.stages_s.get(BUILD, 0.0)
@@ -341,7 +345,7 @@ def _took(profile: Profile, stage: str, start: float, record: Record | None, bui
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
-    """Add counters to kernels, and a note if kernels without counters take over 5% of the time."""
+    """Return the profile with counters by kernel name, and a note if kernels without any take over 5% of the time."""
     kernels = tuple(replace(each, counters=counters.get(each.name)) for each in profile.kernels)
     total = sum(kernel.time_us for kernel in kernels)
     missed = sum(kernel.time_us for kernel in kernels if kernel.counters is None)
@@ -351,12 +355,12 @@ def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
 
 
 def _advised(error: Exception) -> str:
-    """Return the message of an error with advice; a ToolLost has its own."""
+    """Return the message of an error with advice; that of a ToolLost already has some."""
     return str(error) if isinstance(error, ToolLost) else f"{error}; try again (--retry failed), or say --with torch"
 
 
 def _lock_of(place: Place) -> dict[str, str]:
-    """Return a TMPDIR per GPU: Nsight Compute's lock is a file there, which lets one program count at a time."""
+    """Return {"TMPDIR": a folder for each GPU}: Nsight Compute's lock file there lets one program count at a time."""
     if not place.name:
         return {}
     folder = Path(tempfile.gettempdir()) / f"ttt-bench-{os.getuid()}-{place.device_id or place.env[GPU_VARIABLE]}"

@@ -29,9 +29,10 @@ _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 
 
 class ToolLost(Exception):
-    """A profiler gave no result for a case, in one sentence.
+    """Raised if a profiler gives no result for a case. The message is one sentence.
 
-    lasting: nor will it for the job's other cases. everywhere: nor for any case on this machine.
+    status: as in a record. lasting: whether the job's other cases would fail too.
+    everywhere: whether every case on this machine would fail.
     """
 
     def __init__(self, reason: str, lasting: bool = False, status: str = "failed", *, everywhere: bool = False) -> None:
@@ -41,10 +42,10 @@ class ToolLost(Exception):
 
 @dataclass(frozen=True)
 class UnderProfiler:
-    """Profiles cases of a run. Every method raises ToolLost or ProfileError without a result.
+    """Profiles cases of a run. Every public method raises ToolLost or ProfileError if there is no result.
 
     `place`: GPU slot. `ceilings`: MODULE:FUNCTION that measures the GPU's peaks.
-    stopped: whether the run is to end.
+    stopped: returns whether the run is to end.
     """
 
     run: Run
@@ -63,7 +64,7 @@ class UnderProfiler:
     def by_kineto(
         self, worker: WorkerProcess, launch: Launch, planned: Planned, alone_us: float = 0.0
     ) -> tuple[dict[str, Any], Record]:
-        """Return a profile's fields by Kineto inside the worker, and the worker's record.
+        """Profile with Kineto inside the worker; return a profile's fields as JSON values, and the worker's record.
 
         alone_us: result of `alone`; 0 lets the worker measure it.
         """
@@ -77,7 +78,7 @@ class UnderProfiler:
         return answer["profile"] | {"tools": {"torch.profiler": version}, "commands": [command]}, record
 
     def by_nsys(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
-        """Return the same by Nsight Systems, around a worker of its own."""
+        """Profile with Nsight Systems around a new worker; return a profile's fields, and the worker's record."""
         report, database = self._raw(planned.case, ".nsys-rep"), self._raw(planned.case, ".sqlite")
         wrapped = replace(launch, command=[*nsys.wrapping(report), *launch.command])
         answer, record = self._under(wrapped, planned, "nsys", report)
@@ -93,7 +94,7 @@ class UnderProfiler:
         return found | {"commands": [command]}, record
 
     def by_ncu(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str, Record]:
-        """Return counters by kernel of `planned`, the command, and the record. `case` names the report."""
+        """Count `planned` with Nsight Compute; return (counters by kernel, command, record). case: names the report."""
         report, log = self._raw(case, ".ncu-rep"), self._raw(case, ".log")
         wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_names(case.phase)), *launch.command])
         _, record = self._under(wrapped, planned, "ncu", report, log)
@@ -103,7 +104,7 @@ class UnderProfiler:
     def _under(
         self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
     ) -> tuple[dict[str, Any], Record]:
-        """Run a worker under a profiler that writes `report`; return its answer and record."""
+        """Run a worker under a profiler that writes `report`; return the worker's answer and record."""
         for stale in (report, nsys.recorded(report)):
             stale.unlink(missing_ok=True)
         if log is not None:
@@ -127,7 +128,7 @@ class UnderProfiler:
         return case_request(planned, self.run.file.policy, "profile", {**asked, "ceilings": ceilings})
 
     def _record_of(self, answer: Mapping[str, Any], planned: Planned) -> Record:
-        """Return the record in an answer; ToolLost for another case, and for a status other than "ok"."""
+        """Return the record in an answer. Raises ToolLost if it is of another case, or its status is not "ok"."""
         try:
             record = record_of(answer, planned)
             self.place.refuse_another_gpu(record.environment)
@@ -144,7 +145,7 @@ class UnderProfiler:
 
 
 def _answer(worker: WorkerProcess, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
-    """Return the worker's answer; ToolLost with status and reason of its loss."""
+    """Return the worker's answer. Raises ToolLost if it gives none, with its status and reason."""
     try:
         return worker.ask(request, limit_s, last=last)
     except WorkerLost as lost:
@@ -152,7 +153,7 @@ def _answer(worker: WorkerProcess, request: Mapping[str, Any], limit_s: float, *
 
 
 def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
-    """Return the failure of a profiler, with advice."""
+    """Return the ToolLost of a failed profiler, with advice. otherwise: the reason if `log` has no error."""
     if ncu.FORBIDDEN in log:
         return ToolLost(
             "ncu may not read the GPU's counters: load the driver with NVreg_RestrictProfilingToAdminUsers=0, "
@@ -174,7 +175,7 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
 
 
 def _ending(status: int) -> str:
-    """Describe the end of a profiler without a report; 128 and more are signals."""
+    """Return in words how a profiler ended without a report; a status above 128 is a signal."""
     number = status - 128 if status > 128 else -status
     if number in {each.value for each in signal.Signals}:
         return f"it was killed by {signal.Signals(number).name}"
@@ -182,7 +183,7 @@ def _ending(status: int) -> str:
 
 
 def _read_by(command: Sequence[str]) -> str:
-    """Run a profiler's own program to read a report; return its output. Raises ProfileError."""
+    """Run the profiler's program that reads a report; return the output. Raises ProfileError if it fails."""
     env = child_environment({"LC_ALL": "C"})  # a comma separates thousands only
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_READ_S, env=env)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, model_serializer
 from pydantic.dataclasses import dataclass
 
-MOST = (1 << 63) - 1  # the largest integer of a table's column
+MOST = (1 << 63) - 1  # the largest 64-bit integer, as in a column of a table
 STEPS = 128  # new tokens of a request without the option `steps`
 TEXT_LIMIT = 1000  # characters of a field or an option
 
@@ -18,18 +18,18 @@ Mode = Literal["measure", "verify", "profile"]  # time cases, only check them, o
 PHASES = ("forward", "generate", "request")
 
 
-# Files hold no unknown field, no value of another type, and no number that JSON lacks.
+# Refuse unknown fields, values of another type, and NaN and infinity, which JSON lacks.
 STORED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Stored:
-    """Base of stored dataclasses that are checked only when they are read."""
+    """Base of the dataclasses in files: pydantic checks field types when a file is read, not in constructors."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STORED
 
 
 def one_of(*words: str) -> Any:
-    """Constrain a text field to these words."""
+    """Return a pydantic field that accepts only these words."""
     return Field(pattern=f"^({'|'.join(words)})$")
 
 
@@ -56,7 +56,7 @@ _Value = Annotated[Scalar, PlainValidator(_scalar)]
 
 
 def _sorted_options(options: Any) -> Any:
-    """Sort options, an object or pairs of name and value, by name."""
+    """Return options, a mapping or (name, value) pairs, as pairs sorted by name. Raises ValueError if neither."""
     try:
         pairs = [tuple(pair) for pair in (options.items() if isinstance(options, Mapping) else options)]
         names = {name for name, _ in pairs}
@@ -76,9 +76,9 @@ class Case:
     context: tokens of the prompt, or tokens already in the state before a generate step.
     state_dtype: dtype of the recurrent state or KV cache, "" for the system's default.
     timing: "eager" launches, CUDA "graph" replays, or "engine" if the system times itself.
-    l2: cache state before each sample.
+    l2: "warm", or "cold": the L2 cache is flushed before each launch.
     options: further axes with values other than their defaults, such as (("mini_batch", 32),), sorted by name.
-    Raises pydantic's ValidationError, a ValueError.
+    Raises pydantic's ValidationError, a ValueError, if a field is invalid.
     """
 
     system: Name
@@ -126,12 +126,12 @@ class Case:
 
     @model_serializer
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values without the fields at their default; `options` becomes an object."""
+        """Return the fields as JSON values, without those at their default; `options` becomes an object."""
         known = self.__dataclass_fields__.values()
         values = {f.name: value for f in known if (value := getattr(self, f.name)) != f.default}
         return values | ({"options": dict(self.options)} if self.options else {})
 
     @classmethod
     def from_dict(cls, values: Any) -> "Case":
-        """Return the case that `to_dict` wrote; ValidationError names a wrong field."""
+        """Return the case that `to_dict` wrote. Raises pydantic's ValidationError, which names the wrong field."""
         return cls(**values)

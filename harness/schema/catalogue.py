@@ -1,4 +1,4 @@
-"""Names, labels, figures and drawing styles of a run's systems; `bench.catalogue` fills it, `reports` draws from it.
+"""Catalogue of a run: labels, drawing styles, suites and figures. `bench.catalogue` fills it, `reports` draws from it.
 
 Each run stores its catalogue, so reports can draw runs of other versions and systems of other repositories.
 """
@@ -21,7 +21,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 class SystemEntry(Stored):
     """Style of a system.
 
-    family: its kind, such as "TTT".
+    family: kind of the system, such as "TTT".
     tone: index of its colour, below `TONES`.
     marker: one of `MARKERS`.
     """
@@ -70,7 +70,7 @@ class MetricEntry(Stored):
 class AxisEntry(Stored):
     """A field or an option of a case.
 
-    phrase: a value in captions, with {} for it.
+    phrase: words for a value in captions, where {} stands for the value.
     default: value of an option that a case leaves out; None if some systems lack the option.
     """
 
@@ -84,7 +84,7 @@ class AxisEntry(Stored):
 class PaperClaim(Stored):
     """A claim of a figure's source: from x = `at_least` on, `system` is better than `other`.
 
-    text: the claim in words, after "that".
+    text: the claim in words, as captions quote it.
     margin: share by which the system may be worse and still satisfy the claim.
     """
 
@@ -97,13 +97,13 @@ class PaperClaim(Stored):
 
 @dataclass(frozen=True)
 class FigureEntry(Stored):
-    """Cases of one phase of a suite, `y` (a metric) against `x` (an axis).
+    """A figure of one phase of a suite: the metric `y` against the axis `x`.
 
-    along: the axis along a line whose x is computed from it, such as the batch of an interactivity.
+    along: the axis that varies along a line if `x` is a result, such as the batch if `x` is the interactivity.
     split: one figure for each value of these columns.
-    forms: add a figure of primal over dual.
-    `floor`: draw the metric `floor_ms` too.
-    best: emphasize the best x of each line with a turning point.
+    forms: whether to add a figure of the ratio primal / dual, TTT's two forms.
+    `floor`: whether to draw the roofline bound, the metric `floor_ms`, too.
+    best: whether to emphasize the x with the best y on each line that has a turning point.
     primary: lines (SYSTEM/BACKEND) that answer the figure's question; empty for all.
     claims: claims of the source, checked on the primary lines.
     """
@@ -158,7 +158,7 @@ class Catalogue(Stored):
                         raise ValueError(f"{where}: {axis!r} is no axis")
 
     def merged(self, newer: "Catalogue") -> "Catalogue":
-        """Merge two catalogues; the newer entry of a name wins, and a suite has the cases of both."""
+        """Return both catalogues merged: for each name the newer entry, for each suite the cases of both."""
         parts: dict[str, Any] = {}
         for kind in ("systems", "backends", "metrics", "axes", "suites"):
             entries = {each.name: each for each in getattr(self, kind)}
@@ -171,11 +171,11 @@ class Catalogue(Stored):
         return Catalogue(**parts, phases=tuple((dict(self.phases) | dict(newer.phases)).items()))
 
     def system_label(self, name: str) -> str:
-        """Return the label of a system, or its name."""
+        """Return the label of a system, or `name` for an unknown one."""
         return next((each.label for each in self.systems if each.name == name), name)
 
     def backend_label(self, name: str) -> str:
-        """Return the label of a backend, or its name."""
+        """Return the label of a backend, or `name` for an unknown one."""
         return next((each.label for each in self.backends if each.name == name), name)
 
     def metric(self, name: str) -> MetricEntry:

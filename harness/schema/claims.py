@@ -1,4 +1,4 @@
-"""Claims: small files in a run's folder that name the process holding the run or one of its jobs.
+"""Claims: lock files in a run's folder, each with the process that holds (has locked) the run or one of its jobs.
 
 FOLDER/claims/run.json           the process that holds the run alone
 FOLDER/claims/submission.json    the Slurm job whose tasks share the run, and the host that submitted it
@@ -37,7 +37,7 @@ class Holder(Stored):
 
     @classmethod
     def here(cls, environment: Mapping[str, str] = os.environ) -> "Holder":
-        """Return this process, with its Slurm task if Slurm started it."""
+        """Return this process as a Holder, with its Slurm task if Slurm started it."""
         array = environment.get("SLURM_ARRAY_JOB_ID") or environment.get("SLURM_JOB_ID", "")
         index = environment.get("SLURM_ARRAY_TASK_ID", "0") if array else ""
         restart = environment.get("SLURM_RESTART_COUNT", "0") if array else "0"
@@ -56,7 +56,7 @@ class Holder(Stored):
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process has surely ended: its number is free, or a later process has it."""
+        """Whether the process is known to have ended: its PID is free or reused. False if it ran on another machine."""
         if not self.is_here:
             return False
         try:
@@ -78,13 +78,13 @@ _ADAPTER: TypeAdapter[Holder] = TypeAdapter(Holder)
 
 
 class Claims:
-    """Claims of an array's tasks on the jobs of a run."""
+    """Claims of the tasks of a Slurm array on the jobs of a run."""
 
     def __init__(self, run_folder: Path, array: str) -> None:
         self.folder = _folder(run_folder) / array
 
     def take(self, job: str, holder: Holder) -> bool:
-        """Claim a job if it is free or an earlier start of the same task holds it; return whether that succeeded."""
+        """Claim a job that is free, or that an earlier start of this task claimed; return whether that succeeded."""
         if self.is_finished(job):
             return False
         with refusing(self.folder, "written", RecordError):
@@ -95,17 +95,17 @@ class Claims:
             if before is None or before.name != holder.name or before.restart > holder.restart:
                 return False
             if before.restart == holder.restart and before != holder and not before.is_dead:
-                return False  # two processes of one allocation
+                return False  # two live processes of one Slurm task
             write_atomically(self._path(job), _text(holder))
             return True
 
     def finish(self, job: str) -> None:
-        """Release a finished job; no task of the array takes it again."""
+        """Record that a job is finished, so that no task of the array takes it again."""
         with refusing(self.folder, "written", RecordError):
             os.replace(self._path(job), self._done(job))
 
     def holder(self, job: str) -> Holder | None:
-        """Return the task that claimed a job and has not finished it."""
+        """Return the task that claimed a job and has not finished it, or None."""
         return _read(self._path(job))
 
     def is_finished(self, job: str) -> bool:
@@ -125,7 +125,7 @@ def note_holder(run_folder: Path, holder: Holder) -> None:
 
 
 def forget_holder(run_folder: Path, alone: bool) -> None:
-    """Remove the holder's note; alone: also the folder of claims, if no task left claims in it."""
+    """Remove the file that `note_holder` wrote. alone: also remove the folder of claims if it is empty."""
     with suppress(OSError):
         (_folder(run_folder) / "run.json").unlink(missing_ok=True)
         if alone:
@@ -140,7 +140,7 @@ def holders(run_folder: Path) -> list[Holder]:
 
 
 def holder_alone(run_folder: Path) -> Holder | None:
-    """Return the process that holds the run alone, unless it is dead."""
+    """Return the process that holds the run alone; None without one, or if it is dead."""
     found = _read(_folder(run_folder) / "run.json")
     return None if found is None or found.is_dead else found
 
@@ -151,18 +151,18 @@ def note_submission(run_folder: Path, array: str) -> None:
 
 
 def submission(run_folder: Path) -> Holder | None:
-    """Return the submission of the run to Slurm, if there is one."""
+    """Return the run's Slurm job (`array`) and the `host` that submitted it; None without a submission."""
     return _read(_folder(run_folder) / "submission.json")
 
 
 def forget_submission(run_folder: Path) -> None:
-    """Remove the submission: its Slurm job is done."""
+    """Remove the file that `note_submission` wrote, as the Slurm job has ended."""
     with refusing(run_folder, "written", RecordError):
         (_folder(run_folder) / "submission.json").unlink(missing_ok=True)
 
 
 def clear(run_folder: Path) -> None:
-    """Free every job. Only for a process that holds the run alone while none of its tasks is alive."""
+    """Remove all claims on jobs. Call it only while this process holds the run alone and no Slurm task is alive."""
     with refusing(run_folder, "written", RecordError):
         for path in _folder(run_folder).glob("*/"):
             shutil.rmtree(path)

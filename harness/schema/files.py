@@ -42,13 +42,13 @@ def read_regular(path: Path, limit: int = READ_LIMIT) -> bytes:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace `path` by `content` once all of it is on the disk. Text that UTF-8 lacks becomes question marks."""
+    """Replace the file `path` once all of `content` is on disk. Characters that UTF-8 lacks become question marks."""
     with _temporary(path, content) as temporary:
         os.replace(temporary, path)
 
 
 def create_atomically(path: Path, content: str | bytes) -> bool:
-    """Create `path` whole and return True, or return False if it exists. One of several processes creates it."""
+    """Create the file `path` whole and return True, or False if it exists. Among several processes, one gets True."""
     with _temporary(path, content) as temporary:
         try:
             os.link(temporary, path)
@@ -67,10 +67,10 @@ def create_atomically(path: Path, content: str | bytes) -> bool:
 
 @contextmanager
 def _temporary(path: Path, content: str | bytes) -> Iterator[str]:
-    """Write `content` to a temporary file in the folder of `path`, and remove it afterwards."""
+    """Write `content` to a temporary file in the folder of `path`, yield its path, and remove it afterwards."""
     data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
     temporary = str(path.parent / f".{path.name}.{secrets.token_hex(4)}")
-    # The umask sets its mode, and no chmod follows: some mounts refuse it.
+    # The umask sets the mode of the file. There is no chmod, because some mounts refuse it.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -83,7 +83,7 @@ def _temporary(path: Path, content: str | bytes) -> Iterator[str]:
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
-    """List a folder by name, without hidden files and those of file managers. A missing folder is empty."""
+    """Return the paths in a folder that match, by name, without hidden and file-manager files; [] if it is missing."""
     found = (path for path in folder.iterdir() if path.match(pattern)) if folder.is_dir() else ()
     return sorted(path for path in found if not path.name.startswith(".") and path.name not in _LEFT_BEHIND)
 
@@ -98,7 +98,7 @@ def refusing(path: Path, verb: str, refusal: type[Exception]) -> Iterator[None]:
 
 
 def unlock_and_close(descriptor: int) -> None:
-    """Unlock a file, then close it: a process that another thread is starting may still hold the descriptor."""
+    """Unlock a file before closing it: a process just being started may hold a copy of the descriptor."""
     with suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

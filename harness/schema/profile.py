@@ -18,8 +18,8 @@ from harness.schema.work import Work
 NAME_LIMIT = 400  # characters of a kernel's name: C++ templates have no limit of their own
 TIMELINE_LIMIT = 2400  # launches of a timeline: 150 kB of a page per case
 KERNEL_LIMIT = 2000  # distinct kernels of a profile
-# Counted launches did other work if their time differs from the mean by more than the share UNLIKE and by UNLIKE_US:
-# clocks explain the share, the cost of counting a short kernel explains the microseconds.
+# Nsight Compute counts some launches of a kernel. They did other work than the mean launch if the times differ by more
+# than the share UNLIKE and by more than UNLIKE_US microseconds: clocks, or counting a short kernel, explain less.
 UNLIKE, UNLIKE_US = 0.4, 2.5
 
 Amount = Annotated[float, Field(ge=0)]
@@ -27,22 +27,23 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class ProfileError(RecordError):
-    """An unusable profile or report, in one sentence with the file and the reason."""
+    """An unusable profile or report. The message is one sentence with the file and the reason."""
 
 
 @dataclass(frozen=True)
 class Counters(Stored):
-    """Hardware counters of a kernel: means over `launches` launches, weighted by time; None if not counted.
+    """Hardware counters of a kernel: means over `launches` launches; percentages are weighted by time.
 
-    dram_bytes, l2_bytes: bytes moved.
-    operations: FLOPs of tensor cores and of float32 instructions.
-    use: percent of peak, of each unit (sm, l2, dram, tensor) and of the busiest memory unit (memory).
-    occupancy, occupancy_limit: percent of an SM's warps, and the most that the launch allows.
-    blocks_per_sm: blocks that fit by each resource (blocks, registers, shared, warps).
-    grid, block: blocks of the grid, threads of a block.
-    l1_hit, l2_hit: percent.
-    memory: bytes by level and direction, such as dram_read; TMA bypasses the L1.
-    stalls: share of a warp's time between two instructions, by reason; they sum to at most 1.
+    A counter is None if it was not counted.
+    dram_bytes, l2_bytes: bytes that a launch moves.
+    operations: FLOPs of a launch, by tensor cores and float32 instructions.
+    use: percent of peak throughput by unit (sm, l2, dram, tensor, and memory for the busiest memory unit).
+    occupancy, occupancy_limit: active warps in percent of an SM's warps, and the most that the launch allows.
+    blocks_per_sm: blocks that fit on an SM by each resource alone (blocks, registers, shared, warps).
+    grid, block: number of blocks in the grid, and of threads in a block.
+    l1_hit, l2_hit: hit rates in percent.
+    memory: bytes of a launch by level and direction, such as dram_read; TMA bypasses the L1.
+    stalls: share of a warp's time between two instructions, by stall reason; the shares sum to at most 1.
     conflicts: share of shared-memory wavefronts that are bank conflicts.
     l2_peak_gbs, fp32_peak_tflops: peaks at the clocks of the counted launches.
     """
@@ -98,12 +99,12 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether the counted launches did other work than the mean launch: the last step also rewrites W."""
+        """Whether the counted launches did other work than the mean launch: TTT's last step also rewrites W."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
     def _of_mean_launch(self, counted: float | None) -> float | None:
-        """Scale a count to the mean launch if the counted launches did other work."""
+        """Return a count for the mean launch: scaled by time if the counted launches did other work."""
         if counted is None or self.counters is None:
             return None
         return counted * self.mean_us / self.counters.time_us if self.is_counted_unlike else counted
@@ -111,7 +112,7 @@ class Kernel(Stored):
 
 @dataclass(frozen=True)
 class RangeKernel(Stored):
-    """Launches of one kernel in a range, without nested ranges. kernel: index into the profile's kernels."""
+    """Launches of one kernel in a range but not in nested ranges. kernel: index into the profile's kernels."""
 
     kernel: int
     launches: int
@@ -120,7 +121,7 @@ class RangeKernel(Stored):
 
 @dataclass(frozen=True)
 class Range(Stored):
-    """A range by its path, such as ("generate", "layer 0"), in one eager call."""
+    """A range in one eager call. path: the names from the outermost range to this one, as ("generate", "layer 0")."""
 
     path: tuple[str, ...]
     kernels: tuple[RangeKernel, ...]
@@ -128,10 +129,10 @@ class Range(Stored):
 
 @dataclass(frozen=True)
 class Timeline(Stored):
-    """Launches of one run of the timed call, or of its first step, in the order of their start.
+    """Launches of one run of the timed call, or of the run's first step, in order of start.
 
-    kernel, range: indices into the profile's kernels and ranges; range -1 for none.
-    wait_ns: time since the end of the previous launch, negative if they overlap.
+    kernel, range: indices into the profile's kernels and ranges; -1 for a launch in no range.
+    wait_ns: time since the end of the previous launch, negative if the two overlap.
     left_out: launches of the run beyond the timeline.
     """
 
@@ -151,12 +152,12 @@ class Region(Stored):
     """Kernels of a profiled region. Raises ValueError if fields contradict each other.
 
     units: units of work in the region.
-    region_us: time of its runs, each from its first kernel's start to its last kernel's end.
+    region_us: total time of the runs, each from the start of its first kernel to the end of its last.
         An engine reports its own time. Delays by the profiler are subtracted.
     busy_us: time with at least one running kernel; the rest is idle, at most longest_gap_us at once.
-    `ceilings`: measured peaks of this process, `copy_gbs` (10^9 bytes/s) and `product_tflops` (GEMM).
+    `ceilings`: peaks measured in this process, `copy_gbs` (10^9 bytes/s) and `product_tflops` (GEMM, 10^12 FLOPs/s).
     work: least FLOPs and bytes of one unit, by part; {} if not counted.
-    timeline: empty if the profiler reported no single launches.
+    timeline: empty if the profiler did not report each launch.
     """
 
     units: Positive = 1
@@ -193,7 +194,7 @@ class Region(Stored):
 
 
 def short_name(name: str, limit: int = NAME_LIMIT) -> str:
-    """Make a kernel's name printable; in a long one a checksum replaces the middle."""
+    """Return a kernel's name in printable characters; if it exceeds `limit`, a checksum replaces the middle."""
     name = printable(name)
     half = (limit - 10) // 2
     return name if len(name) <= limit else f"{name[:half]}…{zlib.crc32(name.encode()):08x}…{name[-half:]}"
@@ -207,9 +208,10 @@ class Profile(Region):
     """Profile of a case.
 
     status, reason: as in a record; every status except "ok" has a reason and no kernels.
-    tools: versions by name. commands: without folders. notes: sentences about missing parts.
+    tools: versions of the profilers by name. commands: their command lines without folders.
+    notes: sentences about missing parts.
     environment: device, device_kind, gpu, software, commit and dirty, as in a record.
-    stages_s: seconds by stage, "build" (the model, once per profiler), "times" and "ratios", with worker starts.
+    stages_s: seconds of "build" (the model, once per profiler), "times" and "ratios" (counters), with worker starts.
     """
 
     tool: Literal["ttt-bench profile"] = field(default="ttt-bench profile", kw_only=True)
@@ -233,14 +235,14 @@ class Profile(Region):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Profile":
-        """Return the profile in JSON values or dataclasses. Raises ProfileError."""
+        """Return a profile from its fields as JSON values or dataclasses. Raises ProfileError if a field is invalid."""
         try:
             return parsed(_ADAPTER, json.dumps(values, allow_nan=False, default=asdict), ProfileError)
         except (TypeError, ValueError) as error:
             raise ProfileError(str(error)) from None
 
     def to_json(self) -> str:
-        """Return one line of JSON, the tool and the schema first."""
+        """Return one line of JSON that begins with the fields `tool` and `schema`."""
         values = {"tool": self.tool, "schema": self.schema, **_ADAPTER.dump_python(self, mode="json")}
         return json.dumps(values, separators=(",", ":"), allow_nan=False)
 

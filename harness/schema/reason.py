@@ -1,4 +1,4 @@
-"""Words of messages and of failure reasons: one printable sentence without folders, fit to publish."""
+"""Write messages and failure reasons: one printable sentence each, without folders, so that it can be published."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 LIMIT = 300
 
-# A published record must not name users or hosts, which folders may.
+# Folders may name users or hosts, which a published record must not name.
 _FOLDERS = re.compile(r"(?<![\w:/.~])~?(?:/[\w.+@-]+)+/(?=[\w.+@-])")
 _ERROR = re.compile(r"^(\[\w+\]:? )?[\w.]*(Error|Exception|Exit|Interrupt)\b|\b(error|fault|killed|abort\w*)\b", re.I)
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)(:|$)")
@@ -26,7 +26,7 @@ _NOISE = re.compile(r"^(\s|Traceback|frame #|During handling|The above exception
 
 
 def counted(number: int, thing: str) -> str:
-    """Return `1 job`, `2 jobs`."""
+    """Return a number with its noun: `1 job`, `2 jobs`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
@@ -36,12 +36,12 @@ def span(first: object, last: object, to: str = " to ") -> str:
 
 
 def rounded(number: float | None, digits: int) -> float | None:
-    """Round to significant digits; None for None and for NaN and infinity, which JSON cannot hold."""
+    """Return a number with `digits` significant digits; None for None, NaN and infinity, which JSON lacks."""
     return None if number is None or not math.isfinite(number) else float(f"{number:.{digits}g}")
 
 
 def said_number(number: float, digits: int = 3) -> str:
-    """Write a number with significant digits and no exponent: `3,340`, `4.46`, `4.20`."""
+    """Return a number as text with `digits` significant digits and no exponent: `3,340`, `4.46`, `4.20`."""
     short = rounded(number, digits)
     if short is None:
         return str(number)
@@ -73,7 +73,7 @@ def sentence(text: str) -> str:
 
 
 def _short_memory(found: re.Match[str]) -> str:
-    """Shorten PyTorch's paragraph: `CUDA out of memory: needed 3.0 GiB more, 2.0 of 79.2 free`."""
+    """Shorten PyTorch's out-of-memory paragraph: `CUDA out of memory: needed 3.0 GiB more, 2.0 of 79.2 free`."""
     asked, total, free = (_gib(*found.groups()[at : at + 2]) for at in (0, 2, 4))
     return f"CUDA out of memory: needed {asked} GiB more" + (f", {free} of {total} free" if total else "")
 
@@ -86,7 +86,7 @@ def _gib(number: str | None, unit: str | None) -> str:
 
 
 def _without_home(line: str) -> str:
-    """Replace the home folder, whose name may have any letters, by `~`. A user may have none, or `/`."""
+    """Replace the home folder, whose name `_FOLDERS` may not match, by `~`, unless there is none or it is `/`."""
     try:
         home = str(Path.home())
     except RuntimeError:
@@ -103,7 +103,7 @@ def of_exception(error: BaseException) -> str:
 def invalid(error: ValidationError) -> str:
     """Return pydantic's first complaint: `samples_ms.2: Input should be a valid number, not 'many'`.
 
-    Another tool or schema explains all other complaints.
+    A complaint about the field `tool` or `schema` comes first, because it explains all others.
     """
     first = min(error.errors(include_url=False), key=lambda each: each["loc"][:1] not in (("tool",), ("schema",)))
     where = ".".join(map(str, first["loc"]))

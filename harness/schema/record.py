@@ -19,7 +19,7 @@ from harness.schema.reason import clipped, invalid, printable
 SCHEMA_VERSION = 3
 REASON_LIMIT = 2000  # bytes
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
-LEAST_MS, MOST_MS = 1e-9, 1e12  # of a sample that is not 0: readers divide by samples and add them up
+LEAST_MS, MOST_MS = 1e-9, 1e12  # limits of a sample other than 0, so that reports can divide by it and sum
 
 STATUSES = ("ok", "incorrect", "failed", "killed", "unstarted", "timeout", "oom", "skipped")
 _WHOLE_LIMIT = 1 << 64  # integers below it fit a float
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 
 class RecordError(ValueError):
-    """An unusable record or file, in one printable sentence with the reason."""
+    """An unusable record or file. The message is one printable sentence with the reason."""
 
     def __init__(self, message: str) -> None:
         super().__init__(clipped(message, MESSAGE_LIMIT))
 
 
 def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError] = RecordError) -> T:
-    """Return what a JSON text holds. Raises `refusal` with pydantic's first complaint."""
+    """Return the object in a JSON text, checked by `adapter`. Raises `refusal` with pydantic's first complaint."""
     try:
         return adapter.validate_json(text.removeprefix(BYTE_ORDER_MARK) if isinstance(text, bytes) else text)
     except ValidationError as error:
@@ -44,9 +44,9 @@ def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError
 
 
 def json_values(value: Any) -> Any:
-    """Return a value with printable text, and None for NaN and infinity. Raises ValueError for an integer beyond 2^64.
+    """Return a value with printable text and None for NaN and infinity, also in nested lists and mappings.
 
-    Readers hold integers in floats.
+    Raises ValueError if an integer is 2^64 or more: some readers convert integers to floats.
     """
     if isinstance(value, str):
         return printable(value)
@@ -66,10 +66,10 @@ def _sample(value: float) -> float:
 
 
 def _metric(value: Any) -> Any:
-    return json_values(value.item() if hasattr(value, "item") else value)  # of a NumPy number
+    return json_values(value.item() if hasattr(value, "item") else value)  # a NumPy number or a tensor has `item`
 
 
-# Keys that readers look up; others are allowed.
+# These classes name the keys that reports read; other keys are allowed.
 class _Check(TypedDict):
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     name: str
@@ -106,7 +106,7 @@ _Reason = Annotated[
 
 
 def _version(value: Any) -> Any:
-    """Read schema 2 as 3: one status got another name, see `_Status`."""
+    """Return the version, 3 for 2: in schema 2 only one status has another name, which `_Status` translates."""
     if isinstance(value, int) and value not in (2, SCHEMA_VERSION):
         raise ValueError(f"must be 2 or {SCHEMA_VERSION}")
     return SCHEMA_VERSION if value == 2 else value
@@ -122,14 +122,15 @@ class Record:
 
     repeat: number of the run's repeat, from 0; each is a fresh process.
     status: one of `STATUSES`, as in harness/README.md. Every status except "ok" has a reason and no samples.
-    samples_ms: raw milliseconds of one unit; `throttled` has a flag for each.
+    samples_ms: raw samples in milliseconds per unit of work; `throttled` has a flag for each.
     calls: units of work in one sample. tokens: tokens of one unit. stop: the criterion that ended sampling.
-    `gate`: `Verdict.to_dict()`. metrics: numbers; NaN and infinity become None. settings: texts.
-    environment: `environment.snapshot()` with readings "before" the case and "after" its last sample.
-        The throttle_reasons after it are those of all samples.
+    `gate`: the check of outputs before timing, and that of the timed call, as `Verdict.to_dict()`; None without any.
+    metrics: numbers; NaN and infinity become None. settings: texts.
+    environment: `environment.snapshot()` with readings "before" the case and "after" the last sample.
+        The throttle_reasons in "after" are all that were seen while sampling.
     started_at: ISO 8601, UTC. wall_s: seconds of the case. stages_s: seconds by stage: build, `gate`,
         cool_down, warm_up, sample, reference and check.
-    earlier: previous records of this case and repeat in its file, oldest first; not written.
+    earlier: previous records of this case and repeat in the file, oldest first; not written.
     """
 
     schema: _Schema = field(default=SCHEMA_VERSION, kw_only=True)
@@ -185,7 +186,7 @@ _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 
 class RecordFile:
-    """Records in a file, one JSON line each, appended by the process that holds the run (`Run.held`).
+    """A file of records, one JSON line each. Only a process that has locked the run (`Run.held`) appends.
 
     A killed writer may leave its last line incomplete: `read` ignores that line, `append` removes it.
     """
@@ -194,10 +195,10 @@ class RecordFile:
         self.path = Path(path)
 
     def append(self, record: Record) -> None:
-        """Write one line and wait until it is on the disk. Raises RecordError."""
+        """Append a record as one line and wait until it is on disk. Raises RecordError."""
         with refusing(self.path, "written", RecordError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Not O_APPEND: a failed write is truncated again.
+            # Not O_APPEND: a failed write is undone by truncating the file.
             fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 self._repair(fd)
@@ -212,7 +213,7 @@ class RecordFile:
                 os.close(fd)
 
     def read(self) -> list[Record]:
-        """Return every record in order, none if there is no file. RecordError names the file and the line."""
+        """Return all records in file order, [] without a file. Raises RecordError with the file and the line."""
         with refusing(self.path, "read", RecordError):
             try:
                 with os.fdopen(open_regular(self.path), "rb") as file:
@@ -235,7 +236,7 @@ class RecordFile:
 
 
 def _is_incomplete(line: bytes) -> bool:
-    """Return whether a last line is the start of a record. Never true for a line that is no record's."""
+    """Return whether a file's last line is the beginning of a record; False for every other line."""
     line = line.removeprefix(BYTE_ORDER_MARK)
     if not line.startswith(_LINE_START[: len(line)]):
         return False
@@ -259,7 +260,7 @@ def _parse(where: str, line: bytes) -> Record:
 
 
 def _last_line(fd: int) -> tuple[int, bytes]:
-    """Return offset and bytes of the last line; (0, b"") for an empty file."""
+    """Return (offset, bytes) of a file's last line; (0, b"") for an empty file."""
     end, size = os.lseek(fd, 0, os.SEEK_END), 1 << 16
     while True:
         start = max(0, end - size)

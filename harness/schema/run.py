@@ -26,7 +26,7 @@ from harness.schema.run_file import FILE, Job, PastRequest, RunError, RunFile, r
 
 _HELD = "{}: holds a run already; resume it (--resume) or name another folder"
 _OURS = ("records", "profiles", "claims")  # allowed in a folder without a run.json
-_SUBMIT_S = 60.0  # a task waits so long for the process that submits it
+_SUBMIT_S = 60.0  # how long a Slurm task waits for the process that submits it to unlock the run
 
 
 class Run:
@@ -37,7 +37,7 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, file: RunFile) -> "Run":
-        """Create a run in a new folder or one without a run; one of several processes succeeds."""
+        """Create a run in a new or empty folder; if several processes try, one succeeds."""
         cls.refuse_held(folder)
         run = cls(folder, file)
         run.save(new=True)
@@ -70,21 +70,21 @@ class Run:
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """The jobs in their order."""
+        """The jobs in plan order."""
         return self.file.jobs
 
     @property
     def catalogue(self) -> Catalogue:
-        """The catalogue at planning time."""
+        """The catalogue in run.json."""
         return self.file.catalogue
 
     @property
     def mode(self) -> Mode:
-        """measure, verify or profile."""
+        """The mode of the run: "measure", "verify" or "profile"."""
         return self.file.mode
 
     def save(self, *, new: bool = False) -> None:
-        """Write run.json whole or not at all; new: RunError if it exists."""
+        """Write run.json whole or not at all. new: raise RunError if the file exists."""
         try:
             (self.folder / "records").mkdir(parents=True, exist_ok=True)
             written = write_run_file(self.folder, self.file, new=new)
@@ -94,7 +94,7 @@ class Run:
             raise RunError(_HELD.format(self.folder))
 
     def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
-        """Return the run's jobs with the cases of a later request appended; cases in both merge."""
+        """Return the run's jobs with the cases of `jobs`, a later request, appended; a case in both is merged."""
         by_pair = {job.pair: job for job in self.jobs}
         for job in jobs:
             before = by_pair.get(job.pair, replace(job, cases=()))
@@ -105,7 +105,7 @@ class Run:
         return tuple(by_pair.values())
 
     def extend(self, jobs: Iterable[Job], catalogue: Catalogue, request: PastRequest) -> None:
-        """Add a later request; the run keeps its policy."""
+        """Add a later request with its jobs and catalogue, and write run.json; the policy stays."""
         self.file = replace(
             self.file,
             jobs=self.joined(jobs),
@@ -120,7 +120,7 @@ class Run:
         return RecordFile(self.folder / "records" / f"{job.name}.jsonl")
 
     def job_records(self, job: Job) -> list[Record]:
-        """Return all records of a job in file order; RunError for a record of another job."""
+        """Return all records of a job in file order. Raises RunError if a record belongs to another job."""
         file = self.record_file(job)
         records = file.read()
         for number, record in enumerate(records, start=1):
@@ -140,7 +140,7 @@ class Run:
         return ""
 
     def records(self) -> list[Record]:
-        """Return the last record of each case and repeat in plan order; RunError for a file of no job."""
+        """Return the last record of each case and repeat in plan order. Raises RunError if a file belongs to no job."""
         names = {f"{job.name}.jsonl" for job in self.jobs}
         for path in listed(self.folder / "records", "*.jsonl"):
             if path.name not in names:
@@ -154,7 +154,7 @@ class Run:
         return [case for case in planned if case.key not in recorded]
 
     def profiles(self) -> dict[str, Profile]:
-        """Return the profiles by case key in plan order. Raises ProfileError."""
+        """Return the profiles by case key in plan order. Raises ProfileError, or RunError for an unplanned case."""
         folder = self.folder / "profiles"
         planned = [each.case.key for job in self.jobs for each in job.cases]
         if stray := {path.stem for path in listed(folder, "*.json")} - set(planned):
@@ -168,13 +168,13 @@ class Run:
 
     @contextmanager
     def held(self, task: Holder | None = None) -> Iterator[None]:
-        """Hold the folder alone, or as one of several tasks; RunError if another process holds it."""
+        """Lock the folder alone, or shared with other Slurm tasks if `task` is given. RunError if it is locked."""
         with refusing(self.folder, "read", RunError):
             descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             if task:
                 self._lock(descriptor, fcntl.LOCK_SH, _SUBMIT_S)
-                claims.forget_holder(self.folder, alone=False)  # of a killed process
+                claims.forget_holder(self.folder, alone=False)  # left by a killed process
                 yield
             else:
                 self._lock(descriptor, fcntl.LOCK_EX, 0)
@@ -205,7 +205,7 @@ class Run:
 
 
 def latest(job: Job, records: Iterable[Record]) -> list[Record]:
-    """Return the last record of each case and repeat, cases in job order with their repeats together."""
+    """Return the last record of each case and repeat, in job order, then by repeat; set `earlier` of each record."""
     last: dict[tuple[str, int], Record] = {}
     for record in records:
         before = last.get((record.case.key, record.repeat))

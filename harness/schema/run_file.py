@@ -25,7 +25,7 @@ Pair = tuple[str, str]  # (system, backend)
 
 
 class RunError(RecordError):
-    """An unusable run folder, in one sentence with the path and the reason."""
+    """An unusable run folder. The message is one sentence with the path and the reason."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Planned(Stored):
     """A case of a job.
 
     min_samples: fewest samples over all repeats, whatever the budget.
-    grows: part of a series that grows until memory ends; the scheduler skips cases beyond the first that does not fit.
+    grows: whether the case is in a series of growing size. After the first that does not fit in memory, the scheduler
+        skips the larger ones.
     """
 
     case: Case
@@ -41,13 +42,13 @@ class Planned(Stored):
     grows: bool = False
 
     def merged(self, other: "Planned") -> "Planned":
-        """Merge two requests for a case; a case that either requests unconditionally never grows."""
+        """Return two requests for a case as one: the larger `min_samples`, and `grows` only if both grow."""
         return Planned(self.case, max(self.min_samples, other.min_samples), self.grows and other.grows)
 
 
 @dataclass(frozen=True)
 class Job(Stored):
-    """Cases of one system on one backend: the unit of a worker, a record file, a GPU and a Slurm task."""
+    """Cases of one system on one backend. One worker at a time runs a job, on one GPU; one file has the records."""
 
     system: str
     backend: str
@@ -63,7 +64,7 @@ class Job(Stored):
 
     @property
     def name(self) -> str:
-        """SYSTEM-BACKEND, the name of its file."""
+        """SYSTEM-BACKEND, the name of the job's record file."""
         return f"{self.system}-{self.backend}"
 
     @property
@@ -89,9 +90,9 @@ class PastRequest(Stored):
 
 @dataclass(frozen=True)
 class RunFile(Stored):
-    """Contents of run.json, its tool and schema first.
+    """Contents of run.json. Raises ValueError if jobs, cases or suites contradict each other.
 
-    device: device of its cases. repeats: fresh processes per case.
+    device: device of the cases. repeats: fresh processes per case.
     """
 
     tool: Literal["ttt-bench"] = field(default="ttt-bench", kw_only=True)
@@ -141,7 +142,7 @@ def read_run_file(folder: Path) -> RunFile:
 def write_run_file(folder: Path, file: RunFile, *, new: bool = False) -> bool:
     """Write run.json whole or not at all; return whether it was written.
 
-    new: write it only if there is none.
+    new: write only if there is no run.json yet.
     Raises OSError, or ValueError for a number that JSON lacks.
     """
     text = json.dumps(_ADAPTER.dump_python(file, mode="json"), separators=(",", ":"), allow_nan=False) + "\n"

@@ -1,7 +1,7 @@
 """Least FLOPs and bytes of a case, by part, and the roofline bound that follows from measured peaks.
 
-Adapters count them for one unit. The same process measures the peaks: `product_tflops` of a large GEMM, `copy_gbs`
-of a copy.
+Adapters count FLOPs and bytes for one unit of work. The same process measures the peaks: `product_tflops` of a large
+GEMM in 10^12 FLOPs/s, and `copy_gbs` of a copy in 10^9 bytes/s.
 """
 
 import math
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from harness.schema.case import Stored
 
-# Parts of a case: GEMMs, TTT's inner loop, attention or a scan, the edges, the LM head, and the rest.
+# Parts of a case: GEMMs, TTT's inner loop, attention or a scan, convolutions and norms, the LM head, and the rest.
 PRODUCTS, TTT, SCAN, EDGES, HEAD, OTHER = "products", "ttt", "scan", "edges", "head", "other"
 
 
 @dataclass(frozen=True)
 class Work(Stored):
-    """FLOPs and bytes of one unit; a multiply-add is two FLOPs. Raises ValueError below 0 or if not finite."""
+    """FLOPs and bytes of one unit; a multiply-add is two FLOPs. Raises ValueError if one is negative or not finite."""
 
     flops: float
     bytes: float
@@ -34,19 +34,19 @@ class Work(Stored):
         return Work(self.flops * times, self.bytes * times)
 
     def metrics(self) -> dict[str, float | None]:
-        """Return the metrics of a record."""
+        """Return the metrics `flops` and `bytes` of a record."""
         return {"flops": self.flops, "bytes": self.bytes}
 
 
 def needed_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> tuple[float, float]:
-    """Return the time of the FLOPs and of the bytes at the measured peaks; NaN if unknown."""
+    """Return (ms for the FLOPs, ms for the `moved` bytes) at the measured peaks; NaN for an unknown time."""
     computing_ms = known(flops) / (positive(known(ceilings.get("product_tflops"))) * 1e9)
     moving_ms = known(moved) / (positive(known(ceilings.get("copy_gbs"))) * 1e6)
     return computing_ms, moving_ms
 
 
 def floor_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> float | None:
-    """Return the roofline bound: the longer of the two times, None if both are unknown."""
+    """Return the roofline bound in ms: the longer time of `needed_ms`, None if both are unknown."""
     found = [each for each in needed_ms(flops, moved, ceilings) if not math.isnan(each)]
     return max(found, default=None)
 
@@ -57,5 +57,5 @@ def known(value: float | None) -> float:
 
 
 def positive(value: float) -> float:
-    """Return the value, or NaN if nothing can be divided by it."""
+    """Return the value if it is above 0, else NaN."""
     return value if value > 0 else math.nan

@@ -11,7 +11,7 @@ BUSY_SHARE, IDLE_SHARE = 0.1, 0.1
 
 
 class LoadMeter:
-    """CPU time since its creation: of a process and its descendants, of others, and idle."""
+    """Meter of CPU time from its creation on: used by process `pid` with its descendants, used by others, and idle."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -48,7 +48,7 @@ def load_note(environment: dict[str, Any]) -> str:
 
 
 def warning(effect: str, seconds: float = 0.3) -> str:
-    """Return one sentence with `effect` if other processes use the machine now, else ""."""
+    """Watch the CPU for `seconds`; return a sentence that ends with `effect` if other processes use it, else ""."""
     meter = LoadMeter(os.getpid())
     time.sleep(seconds)
     share = meter.reading().get("others_share", 0.0)
@@ -58,7 +58,7 @@ def warning(effect: str, seconds: float = 0.3) -> str:
 
 
 def _times(pid: int) -> tuple[float, float, float] | None:
-    """Return (busy, idle, own) seconds of this thread's cores, the last of a process and its descendants."""
+    """Return (busy, idle, own) CPU seconds: of this thread's cores, and of `pid` with descendants; None if unknown."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
@@ -78,7 +78,7 @@ def _times(pid: int) -> tuple[float, float, float] | None:
 
 
 def _seconds_of(pid: int) -> float:
-    """Return the CPU time of a process and of its children that ended."""
+    """Return the CPU seconds of a process and of its children that ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

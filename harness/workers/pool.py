@@ -19,9 +19,9 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def places_of(gpus: Sequence[str], device: str) -> list[Place]:
-    """Return a slot for each GPU, as CUDA_VISIBLE_DEVICES names it; without names the only slot of a run.
+    """Return a slot for each GPU in `gpus`, named as in CUDA_VISIBLE_DEVICES; without names, a single slot.
 
-    That slot of a run on a GPU is lost once no GPU answers.
+    On `device` "cuda", the single slot counts as lost once no GPU answers.
     """
     if device == "cuda" and not gpus and _device_id():
         return [replace(HERE, is_there=lambda: bool(_device_id()))]
@@ -41,9 +41,9 @@ def _device_id(gpu: str | None = None) -> str:
 
 @dataclass
 class Pool:
-    """GPU slots that run jobs: one in this thread, several each in a thread of its own.
+    """GPU slots that run jobs: a single slot in this thread, several in a thread each.
 
-    folder: of the run.
+    folder: the run's folder, for messages.
     say: called with a sentence for each lost GPU.
     """
 
@@ -57,16 +57,16 @@ class Pool:
     ) -> None:
         """Run the jobs in order, each on the next free slot. Sets `stop` at the end, also after an exception.
 
-        do: raises PlaceLost if the slot's GPU is gone, and Stopped once `stop` is set.
-        home: device_id that a job waits for while that GPU is there; "" for any.
-        Raises RunError if every GPU is gone. An error of one job, or Ctrl-C, ends all.
+        do: runs a job on a slot; raises PlaceLost if the slot's GPU is gone, and Stopped once `stop` is set.
+        home: returns the device_id of the GPU that a job waits for, unless that GPU is gone; "" for any GPU.
+        Raises RunError if every GPU is gone. An error of one job, or Ctrl-C, ends all jobs.
         """
         if len(self.places) == 1:
             self._alone(jobs, do)
             return
         queue = _Queue(jobs, home, self.places)
         errors: list[BaseException] = []
-        under_way: list[threading.Event] = []  # of each thread, set at its end
+        under_way: list[threading.Event] = []  # one for each thread, set when it ends
         try:
             for place, cores in zip(self.places, cores_by_share(len(self.places)), strict=True):
                 # A thread lives as long as its workers: the kernel kills a worker with the thread that started it.
@@ -102,7 +102,7 @@ class Pool:
         errors: list[BaseException],
         ended: threading.Event,
     ) -> None:
-        """Run jobs on a slot until none is left; collect the first error."""
+        """Run jobs on a slot until none is left or its GPU is gone; add an error to `errors`, and set `ended`."""
         try:
             if cores:
                 os.sched_setaffinity(0, cores)  # of this thread and its workers
@@ -126,9 +126,9 @@ class Pool:
 
 
 def _wait_for(under_way: Iterable[threading.Event]) -> None:
-    """Wait for all events in steps, to handle signals in between.
+    """Wait for all events in steps, so that signals are handled in between.
 
-    Before Python 3.13, a thread counts as ended if a signal raises while it is joined.
+    `Thread.join` is no alternative: before Python 3.13, a thread counts as ended if a signal handler raises then.
     """
     for ended in under_way:
         while not ended.wait(0.2):
@@ -136,7 +136,7 @@ def _wait_for(under_way: Iterable[threading.Event]) -> None:
 
 
 class _Queue(Generic[T]):
-    """Jobs in order. A job whose GPU is gone comes back, so no slot leaves while a job is running."""
+    """Jobs in order. A job whose GPU is gone is put back, so an idle slot waits while other slots run jobs."""
 
     def __init__(self, jobs: Iterable[T], home: Callable[[T], str], places: Iterable[Place]) -> None:
         self._jobs, self._home = list(jobs), home
@@ -155,7 +155,7 @@ class _Queue(Generic[T]):
             return job
 
     def done(self, place: Place, back: T | None = None) -> None:
-        """Note the end of a job, or put it back because the slot's GPU is gone."""
+        """Note that a slot's job has ended. back: the job to put back, because the slot's GPU is gone."""
         with self._changed:
             self._running -= 1
             if back is not None:
@@ -173,12 +173,12 @@ class _Queue(Generic[T]):
 
 
 def cores_by_share(count: int) -> list[frozenset[int]]:
-    """Divide this thread's CPUs among `count` workers; empty sets if affinity cannot be set."""
+    """Return this thread's CPUs divided among `count` workers; empty sets if affinity cannot be set."""
     return shares(_cores(), count)
 
 
 def shares(cores: Sequence[tuple[int, ...]], count: int) -> list[frozenset[int]]:
-    """Return equally many adjacent cores for each of `count` workers.
+    """Return the CPUs of equally many adjacent cores for each of `count` workers.
 
     cores: the CPUs of each core. With fewer cores than workers, workers share them.
     """

@@ -1,4 +1,4 @@
-"""Ask systems in workers whether they can run here: packages, versions, the machine."""
+"""Find out in workers which systems can run here, with their package versions and the machine."""
 
 import os
 from collections.abc import Sequence
@@ -8,13 +8,14 @@ from dataclasses import replace
 from harness.workers.process import Launch, Limits, WorkerProcess
 from harness.workers.protocol import Probe
 
-PROBE_CORES = 8  # from so many cores on, packages of one interpreter have processes of their own
+PROBE_CORES = 8  # with so many cores or more, each package of adapters has its own process
 
 
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
-    """Probe systems, interpreters in parallel, and systems of one interpreter in one process.
+    """Return the probe of each launch. Interpreters run in parallel; the systems of one interpreter share a process.
 
-    With enough cores, adapters of different packages run in parallel too: importing an engine takes seconds.
+    With `PROBE_CORES` cores, adapters of different packages run in parallel too: importing an engine takes seconds.
+    limit_s: seconds for each probe.
     """
     found: dict[int, Probe] = {}
     groups: dict[tuple, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Start, ask and end the worker process of a system, which may crash, hang or be killed at any moment."""
+"""Start a system's worker process, send requests to it and end it; it may crash, hang or be killed at any moment."""
 
 import fcntl
 import os
@@ -47,7 +47,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds for one case, with its model and checks, and for the start of a worker."""
+    """Time limits in seconds: for one case, including its model and checks, and for the start of a worker."""
 
     case_s: float = 600.0
     start_s: float = 300.0  # importing an engine from a cold disk takes minutes
@@ -60,7 +60,7 @@ class Place:
     name: shown to users, "" for the only slot.
     env: additional environment variables.
     device_id: id of its GPU, "" if unknown.
-    is_there: whether the GPU still answers; called after a case without success.
+    is_there: returns whether the GPU still answers; called after a case that fails.
     """
 
     name: str = ""
@@ -79,19 +79,19 @@ HERE = Place()
 
 
 class Stopped(KeyboardInterrupt):
-    """The run ends. For threads that wait for a worker: Ctrl-C reaches only the main thread."""
+    """Raised in threads that wait for a worker when the run is to end, since Ctrl-C reaches only the main thread."""
 
 
 class PlaceLost(Exception):
-    """The GPU of a slot is gone; its current case has no record and can run on another GPU."""
+    """The GPU of a slot is gone; the slot's current case has no record and can run on another GPU."""
 
 
 class WorkerProcess:
-    """A worker of a system, started when needed and replaced when it is not trustworthy.
+    """A system's worker process: started by the first request, and replaced after it fails or reports itself unhealthy.
 
-    Wardens kill the worker's descendants when it or one of them ends. The `with` block ends the worker.
-    start_s: limit for the start.
-    stopped: whether the run is to end; called while waiting for an answer.
+    Two nested wardens kill the worker's descendants when the worker or a warden ends. The `with` block ends the worker.
+    start_s: seconds for the start.
+    stopped: returns whether the run is to end; called while waiting for an answer.
     found: probe of the last worker, None before the first.
     """
 
@@ -113,7 +113,7 @@ class WorkerProcess:
         self.kill()
 
     def ready(self) -> Probe:
-        """Return the probe of a running worker, or of a system that cannot run, which is not tried again."""
+        """Start a worker unless one is running, and return its probe. A system that cannot run is not started again."""
         if self._process is not None and self._process.poll() is not None:
             self.kill()  # it died after its last case
         if self._process is None and (self.found is None or self.found.available):
@@ -127,7 +127,7 @@ class WorkerProcess:
         return self.found
 
     def probe(self, entry: str = "") -> Probe:
-        """Probe the worker's own system, or that of `entry`; kill the worker if it fails."""
+        """Return the probe of the worker's own system, or of the adapter `entry`; kill the worker if it fails."""
         try:
             found = probe_of(self._answer({"do": "probe"} | ({"entry": entry} if entry else {}), self._start_s))
         except WorkerLost as lost:
@@ -139,8 +139,9 @@ class WorkerProcess:
     def ask(self, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
         """Return the answer to a "case", with its seconds as "waited_s" and the machine's load as "load".
 
-        A worker may once ask for a new process. An unhealthy worker is killed, unless this is its `last` request, to
-        let it end by itself. Raises WorkerLost without an answer, and Stopped if the run is to end.
+        If the worker needs a new process, start one and send the request again, once. Kill an unhealthy worker after
+        its answer. last: do not kill it, so that it can end by itself.
+        Raises WorkerLost if there is no answer, and Stopped if the run is to end.
         """
         try:
             for _ in range(2):
@@ -173,7 +174,7 @@ class WorkerProcess:
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
         launch = self.launch
         command = [*launch.command, "-m", "harness.worker", *([launch.entry] if launch.entry else [])]
-        # Two, so that each notices when the other is killed.
+        # Two wardens: each kills the descendants if the other is killed.
         guard = [sys.executable, "-I", "-S", warden.__file__] * 2 if sys.platform == "linux" else []
         try:
             return subprocess.Popen(
@@ -197,7 +198,7 @@ class WorkerProcess:
         while True:
             answer = answer_in(self._buffer)
             if answer is not None:
-                # Not earlier: a command that cannot start explains itself before any request.
+                # Only now: if a command cannot start, stderr holds the explanation.
                 os.ftruncate(self._stderr.fileno(), 0)
                 return answer
             if self._stopped():
@@ -238,7 +239,7 @@ class WorkerProcess:
                     pipe.close()
 
     def _send(self, process: subprocess.Popen[bytes], request: Mapping[str, Any], deadline: float) -> None:
-        """Write a request, at most until the deadline: the worker may not read it."""
+        """Write a request; give up at the deadline, as the worker may not read. Raises WorkerLost if it is dead."""
         assert process.stdin is not None
         pipe, data = process.stdin.fileno(), line_of(request)
         os.set_blocking(pipe, False)
@@ -249,7 +250,7 @@ class WorkerProcess:
             raise self._death(process) from None
 
     def _receive(self, process: subprocess.Popen[bytes], deadline: float) -> None:
-        """Read more of the answer, at most until the deadline or for a tenth of a second."""
+        """Read more of the answer for at most 0.1 s and until the deadline. Raises WorkerLost if the worker is dead."""
         assert process.stdout is not None
         pipe = process.stdout.fileno()
         wait_s = max(0.0, min(_POLL_S, deadline - time.monotonic()))
@@ -292,16 +293,16 @@ class WorkerProcess:
 
 
 def _is_ready(descriptor: int, event: int, wait_s: float) -> bool:
-    """Wait until a pipe is readable, writable or closed; return whether it is."""
+    """Wait up to `wait_s` until a pipe has `event` (POLLIN or POLLOUT) or is closed; return whether that happened."""
     waiting = select.poll()
     waiting.register(descriptor, event)
     return bool(waiting.poll(wait_s * 1e3))
 
 
 def _environment(launch: Launch) -> dict[str, str]:
-    """Return a worker's environment, with the commit and the path of the code.
+    """Return a worker's environment variables, with the commit and the path of the code.
 
-    PYTHONSAFEPATH: modules of the current folder must not replace installed packages.
+    PYTHONSAFEPATH is set, because modules of the current folder must not replace installed packages.
     """
     commit = marked_commit(*commit_and_dirty(launch.root))
     env = child_environment({COMMIT_VARIABLE: commit, "PYTHONSAFEPATH": "1", **launch.env})
@@ -309,9 +310,9 @@ def _environment(launch: Launch) -> dict[str, str]:
 
 
 def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:
-    """Return PYTHONPATH for the code in `root`, by default this code unless it is installed.
+    """Return {"PYTHONPATH": path} with the checkout `root` in front, by default this one.
 
-    The folder of an installed package holds packages that other interpreters must not see.
+    Return {} if this code is installed: its folder holds packages that other interpreters must not see.
     """
     root = root or (None if _ROOT.name in ("site-packages", "dist-packages") else _ROOT)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))} if root else {}

@@ -54,7 +54,7 @@ class Progress:
 
 
 class _Lines:
-    """One line at the end of each case."""
+    """Print one line at the end of each case."""
 
     def __init__(self, title: str, stream: TextIO, now: Callable[[], float]) -> None:
         self._title, self._stream, self._now = title, stream, now
@@ -76,7 +76,7 @@ class _Lines:
 
 
 class _Bar:
-    """A bar at the bottom, a line for each GPU's current case, and finished cases scrolling above."""
+    """Show a bar at the bottom, a line for each GPU's current case, and finished cases scrolling above."""
 
     def __init__(self, title: str, total: int, stream: TextIO) -> None:
         from rich.console import Console
@@ -124,7 +124,7 @@ class _Bar:
 
 
 def plan_line(title: str, event: Event) -> str:
-    """Return the number of cases to run and of finished ones."""
+    """Return a line with the number of cases to run, and of those that an earlier call finished."""
     kept = f", {event.kept} kept from before" if event.kept else ""
     return f"{title + ': ' if title else ''}{counted(event.total, 'case')} to run{kept}"
 
@@ -154,7 +154,7 @@ def _milliseconds(value: float) -> str:
 
 
 def remaining(done: int, total: int, elapsed_s: float) -> str:
-    """Estimate the remaining time from the mean of the finished cases; "" without any."""
+    """Return the remaining time in words, from the mean time of the finished cases; "" if none has finished."""
     if not done or done >= total:
         return ""
     seconds = elapsed_s / done * (total - done)

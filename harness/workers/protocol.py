@@ -25,7 +25,7 @@ from harness.schema.run_file import Planned
 
 
 class WorkerLost(Exception):
-    """A worker gave no usable answer. status, reason: those of the case's record."""
+    """Raised if a worker gives no usable answer. status, reason: for the case's record."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -51,12 +51,12 @@ class Probe:
 
 
 def line_of(message: Mapping[str, Any]) -> bytes:
-    """Return the line of a request or an answer; ValueError for a number that JSON lacks."""
+    """Return a request or an answer as a line of JSON. Raises ValueError if it has NaN or infinity."""
     return json.dumps(message, allow_nan=False).encode() + b"\n"
 
 
 def answer_in(buffer: bytearray) -> dict[str, Any] | None:
-    """Remove the answer from a worker's output; None while it is incomplete. Raises WorkerLost for broken JSON."""
+    """Remove and return the first answer in `buffer`; None while incomplete. Raises WorkerLost if it is no JSON."""
     while (end := buffer.find(b"\n")) >= 0:
         line = bytes(buffer[:end])
         del buffer[: end + 1]
@@ -79,7 +79,7 @@ def case_request(
 
 
 def record_of(answer: Mapping[str, Any], planned: Planned) -> Record:
-    """Return the record in an answer. Raises KeyError, TypeError or ValueError, also for another case."""
+    """Return the record in an answer. Raises KeyError, TypeError or ValueError if it is unusable or of another case."""
     record = Record.from_dict(answer["record"])
     if record.case != planned.case:
         raise ValueError(f"it is of another case: {record.case.label}")

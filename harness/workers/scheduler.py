@@ -1,4 +1,4 @@
-"""Run the jobs of a run on one device, on several GPUs, or as a Slurm task; resumable."""
+"""Run or resume the jobs of a run on one device, on several GPUs, or as a Slurm task."""
 
 import signal
 import threading
@@ -29,12 +29,12 @@ SkipReason = Callable[[Planned, Sequence[Record]], str]
 
 
 def nothing(record: Record) -> bool:
-    """Retry no finished case."""
+    """Return False: a `Retry` that measures no finished case again."""
     return False
 
 
 def not_ok(record: Record) -> bool:
-    """Retry every case that is not ok."""
+    """Return whether a record is not ok: a `Retry` that measures such cases again."""
     return record.status != "ok"
 
 
@@ -46,7 +46,7 @@ class Terminated(KeyboardInterrupt):
 class Event:
     """Progress of a run.
 
-    kind: "plan" (first), "start" (of a case), "record" (its end), or "lost" (a GPU, with `message`).
+    kind: "plan" (first), "start" (of a case), "record" (end of a case), or "lost" (a GPU is gone, with `message`).
     done, total: cases of this call, without the `kept` ones that an earlier call finished.
     `place`: GPU slot of the case, "" for the only one.
     """
@@ -65,8 +65,8 @@ class Event:
 class Options:
     """Options of one call of `run_jobs`.
 
-    jobs, repeats: all of the run's by default.
-    retry: which finished cases to measure again.
+    jobs, repeats: the ones to run, by default all of the run.
+    retry: returns whether to measure the case of a record again.
     skip: returns a reason to skip a case, or ""; called with the case and its job's records so far.
     on_event: called with each `Event`.
     """
@@ -88,10 +88,11 @@ def run_jobs(
 ) -> list[Record]:
     """Run unfinished cases, append their records, and return the last record per case and repeat.
 
-    A crash, a signal, a timeout, exhausted memory and a failed check are records too. A resumption retries skipped
-    cases, lost ones (`LOST`) up to `TRIES` times, and others as `options.retry` decides.
-    `places`: with one slot, every case runs once before any runs a second time; with several, a job stays on its slot.
-    task: the Slurm task that claimed the jobs; without it, the run is held alone.
+    A crash, a signal, a timeout, exhausted memory and a failed check also give a record. Skipped cases run again, cases
+    whose worker was lost (`LOST`) up to `TRIES` times, and others if `options.retry` returns True.
+    launches: the worker command of each (system, backend).
+    `places`: GPU slots. One slot runs all cases of a repeat before the next repeat; with several, a job keeps its slot.
+    task: the Slurm task that claimed the jobs; without one, this process locks the run for itself.
     Raises RecordError for an unusable file, RunError if no GPU is left, ValueError for a job without a launch.
     KeyboardInterrupt (SIGTERM: `Terminated`) passes through once the workers are killed.
     """
@@ -122,14 +123,14 @@ def run_jobs(
 
 @dataclass(frozen=True)
 class Todo:
-    """Pending (case, repeat) pairs of a job in order, and the number of finished ones."""
+    """Pending (case, repeat) pairs of a job in order, and the number of finished pairs."""
 
     pending: list[tuple[Planned, int]]
     kept: int
 
     @classmethod
     def of(cls, run: Run, job: Job, repeats: Sequence[int], retry: Retry) -> "Todo":
-        """Return the pending cases of a job. retry: as in `Options`."""
+        """Return the pending cases of a job, and how many are finished. retry: as in `Options`."""
         records = run.job_records(job)
         last = {(record.case.key, record.repeat): record for record in records}
         tries = Counter((record.case.key, record.repeat) for record in records if record.status in LOST)
@@ -175,12 +176,12 @@ class _JobRun:
     stop: threading.Event
 
     def cases(self, pending: list[tuple[Planned, int]]) -> None:
-        """Run this repeat's pending cases in order and remove each.
+        """Run this repeat's pending cases in order, and remove each from `pending`.
 
         Raises PlaceLost if the GPU is gone, and Stopped once `stop` is set.
         """
         run, name = self.run, self.place.name
-        whole = next(each for each in run.jobs if each.pair == self.job.pair)  # with the cases of other calls
+        whole = next(each for each in run.jobs if each.pair == self.job.pair)  # also the cases of other calls
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.repeat]
         before = {record.case.key: record for record in records}
         launch = replace(self.launch, env={**self.launch.env, **self.place.env})
@@ -205,7 +206,7 @@ class _JobRun:
                 pending.remove((planned, self.repeat))
 
     def _record(self, worker: WorkerProcess, planned: Planned) -> Record:
-        """Return the record of a case, or of the loss of its worker."""
+        """Run a case and return its record; if its worker is lost, a record with the reason."""
         found = worker.ready()
         if not found.available:
             return self._unmeasured(worker, planned, found.status, found.reason)
@@ -224,33 +225,34 @@ class _JobRun:
         return replace(record, started_at=started_at, wall_s=time.monotonic() - start)
 
     def _checked(self, planned: Planned, answer: Mapping[str, Any]) -> Record:
-        """Return the record in an answer; ValueError for another case or device, or more time than has passed."""
+        """Return the record in an answer.
+
+        Raises ValueError if the record is of another case or device, or if its samples take longer than the case did.
+        """
         record = replace(record_of(answer, planned), repeat=self.repeat)
         environment = record.environment
         self.place.refuse_another_gpu(environment)
         asked = self.run.file.requests[-1].machine if self.run.file.requests else {}
         of_gpu = bool(self.place.device_id) or asked.get("device_kind") == "cuda"
         if record.status == "ok" and of_gpu and environment.get("device_kind") != "cuda":
-            raise ValueError("it was measured on the CPU: the worker's packages see no GPU, and the run is of one")
-        claimed_s = sum(record.samples_ms) * record.calls / 1e3
-        if claimed_s > answer["waited_s"] * 1.01 + 0.1:
-            raise ValueError(
-                f"its samples add up to {claimed_s:.3g} s, more than the {answer['waited_s']:.3g} s it took"
-            )
+            raise ValueError("it was measured on the CPU: the worker's packages see no GPU, but this run is for a GPU")
+        claimed_s, took_s = sum(record.samples_ms) * record.calls / 1e3, answer["waited_s"]
+        if claimed_s > took_s * 1.01 + 0.1:
+            raise ValueError(f"the samples add up to {claimed_s:.3g} s, but the case took only {took_s:.3g} s")
         if why := self.run.foreign(record, self.job):
             raise ValueError(why)
         cpu = {**(environment.get("cpu") or {}), **answer["load"]}
         return replace(record, environment={**environment, "cpu": cpu})
 
     def _unmeasured(self, worker: WorkerProcess, planned: Planned, status: str, reason: str) -> Record:
-        """Return a record that no worker made."""
+        """Return a record without samples for a case that no worker measured."""
         found = worker.found
         environment = found.environment if found and found.environment else self._seen_from_here()
         paired = around(environment, environment)
         return Record(planned.case, status, reason, environment=paired, started_at=_now(), repeat=self.repeat)
 
     def _seen_from_here(self) -> dict[str, Any]:
-        """Return the environment of a worker that never answered: its machine and code, without packages."""
+        """Return this machine and the worker's commit, without packages, for a worker that never answered."""
         machine = snapshot(visible=self.place.env.get(GPU_VARIABLE))
         commit, dirty = commit_and_dirty(self.launch.root)
         return machine | {"software": {}, "commit": commit, "dirty": dirty}
@@ -262,7 +264,7 @@ def _now() -> str:
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Raise Terminated at SIGTERM, and at SIGHUP unless it is ignored, as under nohup.
+    """Raise Terminated in the block at SIGTERM, and at SIGHUP unless that is ignored, as under nohup.
 
     Only the main thread can set handlers; other threads leave them alone.
     """

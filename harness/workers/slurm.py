@@ -20,16 +20,16 @@ _OTHER_GPUS = ("gpus-per-", "tres-per-")  # would contradict gpus=N
 # The script sets these itself.
 _OURS = ("array", "requeue", "no-requeue", "output", "error", "open-mode", "chdir", "wrap", "parsable")
 
-REQUEUES = 3  # of a killed task by its script; Slurm itself requeues tasks of a lost node
+REQUEUES = 3  # times that the script requeues a killed task; Slurm itself requeues tasks of a lost node
 
 
 class SlurmError(RecordError):
-    """A wrong option, or Slurm's own message, in one sentence."""
+    """A wrong option or a failure of Slurm. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class SlurmRequest:
-    """An array of `tasks` parallel tasks, with one GPU each if `gpu`. options: of sbatch, by name."""
+    """An array of `tasks` parallel tasks, with one GPU each if `gpu`. options: sbatch's options by name."""
 
     tasks: int
     gpu: bool
@@ -37,7 +37,7 @@ class SlurmRequest:
 
 
 def parsed(text: str) -> SlurmRequest:
-    """Parse `partition=gpu,time=01:00:00,gpus=4`, or `tasks=4` instead of gpus for tasks without a GPU."""
+    """Parse --slurm, such as `partition=gpu,time=01:00:00,gpus=4`; with `tasks=4` instead, tasks have no GPU."""
     options: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition("=")
@@ -89,7 +89,7 @@ exit "$status"
 
 
 def _directive(name: str, value: str) -> str:
-    """Return an option line; sbatch reads quotes as a shell does."""
+    """Return the script's line for an option; sbatch reads quotes as a shell does."""
     return f"#SBATCH --{name}{'=' + shlex.quote(value) if value else ''}"
 
 

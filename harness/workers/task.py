@@ -17,10 +17,10 @@ from harness.workers.scheduler import Event, Options, run_jobs
 def run_task(
     run: Run, launches: Mapping[Pair, Launch], holder: Holder, options: Options, place: Place = HERE
 ) -> list[str]:
-    """Run the free jobs of `options.jobs`, and those of an earlier start of this task; return their names.
+    """Run the jobs of `options.jobs` that are free or that an earlier start of this task claimed; return their names.
 
-    holder: this task. Raises RunError if another array holds the run, a later start of this task took its job over,
-    or the GPU is gone.
+    holder: this task. Raises RunError if another array holds the run, if a later start of this task took a job over,
+    or if the GPU is gone.
     """
     jobs = run.jobs if options.jobs is None else options.jobs
     done = []
@@ -42,7 +42,7 @@ def run_task(
 
 
 def refuse_submitted(folder: Path) -> None:
-    """Raise RunError if an unfinished Slurm job holds the run in `folder`."""
+    """Raise RunError if a Slurm job that is unfinished, or in an unknown state, holds the run in `folder`."""
     known = claims.submission(folder)
     if known is None:
         return

@@ -3,8 +3,9 @@
     python -I -S warden.py COMMAND [ARGUMENT ...]
 
 The command inherits the standard streams and has a session of its own. PR_SET_CHILD_SUBREAPER adopts descendants that
-left that session. The exit status is the command's, or 128 + the number of its signal. A warden of a warden outlives
-SIGKILL of either one. Linux only; it imports only the standard library, to start in ten milliseconds.
+left that session. The exit status is the command's, or 128 + the number of its signal. If SIGKILL ends
+one of two nested wardens, the other kills the descendants. Linux only; it imports only the standard library, to start
+in ten milliseconds.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ _KILL_S = 20.0  # for descendants that fork while they are killed
 
 
 def main(command: list[str]) -> int:
-    """Return the status of `command` once all its descendants are gone."""
+    """Run `command`; return its exit status once all its descendants are gone."""
     caller = os.getppid()
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -90,13 +91,13 @@ def kill_descendants() -> None:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Return the processes below `ancestor` in /proc."""
+    """Return the PIDs of all descendants of process `ancestor`, from /proc."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/stat", "rb") as file:
-                    # After the name, which may hold anything: state, parent.
+                    # State and parent follow the name, which may contain any character.
                     parent = int(file.read().rpartition(b")")[2].split()[1])
             except (OSError, IndexError, ValueError):
                 continue

@@ -13,12 +13,12 @@ SOON = Limits(case_s=4.0)
 UNUSABLE = "the worker's answer is unusable: "
 WRONG = {
     "another-case": UNUSABLE + "ValueError: it is of another case: fake/cpu tiny forward B=3",
-    "long-calls": UNUSABLE + "ValueError: its samples add up to 500 s",
+    "long-calls": UNUSABLE + "ValueError: the samples add up to 500 s, but the case took only ",
     "deep": "the worker's answer is not JSON",
     "no-record": UNUSABLE + "KeyError",
     "record-text": UNUSABLE + "RecordError: Input should be an object",
     "nan": UNUSABLE + "RecordError: samples_ms.0: must be 0 or a number",
-    "too-long-ago": UNUSABLE + "ValueError: its samples add up to 1e+06 s, more than the ",
+    "too-long-ago": UNUSABLE + "ValueError: the samples add up to 1e+06 s, but the case took only ",
     "unsampled": UNUSABLE + "ValueError: status 'ok' without samples",
 }
 

@@ -175,7 +175,7 @@ def test_a_record_of_the_cpu_is_refused_in_a_run_on_gpus(tmp_path: Path) -> None
     run.file = replace(run.file, requests=(PastRequest("", (), "", None, {"device_kind": "cuda"}),))
     (record,) = pooled(run, launches("a"), [place("0")])
     assert record.status == "failed"
-    assert "it was measured on the CPU: the worker's packages see no GPU" in record.reason
+    assert "it was measured on the CPU: the worker's packages see no GPU, but this run is for a GPU" in record.reason
     run.file = replace(run.file, requests=(PastRequest("", (), "", None, {"device_kind": "cpu"}),))
     assert statuses(pooled(run, launches("a"), [place("0")], retry=not_ok)) == ["ok"]
 

@@ -1,1 +1,1 @@
-"""Kineto, Nsight Systems and Nsight Compute: their choice, their commands and readers of their reports."""
+"""Choose between Kineto, Nsight Systems and Nsight Compute, write their commands, and read their reports."""

@@ -21,7 +21,7 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Tools:
-    """The profiler for times and the one for counters ("ratios", "" for none).
+    """The chosen profilers. times: the one for times. ratios: the one for counters, "" for none.
 
     `said`: the choice in one sentence.
     fallback: whether Kineto replaces a failing profiler of times.
@@ -35,7 +35,7 @@ class Tools:
 
 
 def choose(way: str, device: str) -> Tools:
-    """Choose profilers for a device ("cpu", "cuda"); ProfileError for a named one that is unusable."""
+    """Choose profilers for a device, "cpu" or "cuda". Raises ProfileError if `way` names an unusable one."""
     if way not in WAYS:
         raise ProfileError(f"--with {way}: must be one of {', '.join(WAYS)}")
     if device == "cpu":

@@ -32,7 +32,7 @@ def recording(
     """Record the block on `device`, "cpu" or "cuda", with or without its ranges.
 
     keep: path of the compressed trace for a viewer such as Perfetto.
-    before: called first, not recorded.
+    before: called before the block and not recorded.
     """
     from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -60,7 +60,7 @@ def recording(
 
 
 def events_of(text: bytes) -> list[Mapping[str, Any]]:
-    """Return the events of a trace; ProfileError if it is truncated or none."""
+    """Return the events in the JSON text of a trace. Raises ProfileError if it is truncated or no trace."""
     try:
         # Kernel names may have another encoding or control characters.
         events = json.loads(text.decode("utf-8-sig", "replace"), strict=False)["traceEvents"]
@@ -72,7 +72,7 @@ def events_of(text: bytes) -> list[Mapping[str, Any]]:
 
 
 def launched(events: Iterable[Mapping[str, Any]], device: str) -> list[Launched]:
-    """Return every kernel launch, or operator call on a CPU, in a trace."""
+    """Return every kernel launch in a trace, or every operator call on a CPU. Raises ProfileError."""
     complete = [event for event in events if event.get("ph") == "X"]
     try:
         nesting = Nesting(_span(event) for event in complete if event.get("cat") == "user_annotation")

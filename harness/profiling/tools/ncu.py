@@ -1,4 +1,4 @@
-"""Nsight Compute: its commands, and counters of each kernel from the table that it prints of its report.
+"""Write commands for Nsight Compute, and read each kernel's counters from a table that it prints.
 
 The program that wrote the report also prints the table (`--import REPORT --csv --page raw`). NVIDIA's Python package
 for reports is proprietary, and reads a truncated report as a shorter one.
@@ -91,9 +91,9 @@ _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 
 
 def wrapping(report: Path, log: Path, phase_ranges: Sequence[str]) -> list[str]:
-    """Return the prefix of a worker's command that counts in its profiler range: one layer and all outside layers.
+    """Return the prefix of a worker's command that counts one layer's kernels and all kernels outside layers.
 
-    phase_ranges: ranges whose own kernels are outside layers.
+    It counts only in the worker's `profiler_range`. phase_ranges: ranges whose own kernels are outside layers.
     Kernels are replayed with the current caches and clocks, so their times are not those of a run.
     """
     return [
@@ -133,10 +133,10 @@ def profiled_launches(log: str) -> int:
 
 
 def read(table: str, launches: int | None = None) -> dict[str, Counters]:
-    """Return counters by kernel name, as torch.profiler writes it.
+    """Return counters by kernel name. Names are those of torch.profiler.
 
-    launches: the log's number of launches.
-    Raises ProfileError for a truncated, empty or foreign table.
+    launches: number of launches in the log, to notice a truncated table.
+    Raises ProfileError if the table is truncated, empty or not Nsight Compute's.
     """
     rows = _rows(table)
     if launches is not None and len(rows) < launches:

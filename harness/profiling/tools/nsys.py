@@ -1,4 +1,4 @@
-"""Nsight Systems: its commands, and kernels in their ranges from its SQLite export."""
+"""Write commands for Nsight Systems, and read kernels and their ranges from its SQLite export."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -12,13 +12,13 @@ from harness.schema.profile import ProfileError
 PROGRAM = "nsys"
 OLDEST = (2022, 4)  # the first with the options below
 _PUSH_POP = 59  # NVTX_EVENTS.eventType
-_THREAD_BITS = 24  # of a globalTid; above them it is the globalPid
+_THREAD_BITS = 24  # low bits of a globalTid, for the thread; the rest is the globalPid
 _KERNELS, _LAUNCHES, _RANGES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 _COPIES = (("CUPTI_ACTIVITY_KIND_MEMCPY", "memory copy"), ("CUPTI_ACTIVITY_KIND_MEMSET", "memory fill"))
 
 
 def wrapping(report: Path) -> list[str]:
-    """Return the prefix of a worker's command that writes its profiler range to `report` (.nsys-rep)."""
+    """Return the prefix of a worker's command that writes the worker's `profiler_range` to `report` (.nsys-rep)."""
     return [
         PROGRAM,
         "profile",
@@ -40,7 +40,7 @@ def recorded(report: Path) -> Path:
 
 
 def not_imported(report: Path, words: str) -> str:
-    """Return advice for a recording without a report, or "". words: the last line of its stderr."""
+    """Return advice if there is a recording but no report, else "". words: last line of the profiler's stderr."""
     if report.exists() or not recorded(report).exists():
         return ""
     why = f" ({words})" if words else ""
@@ -54,7 +54,7 @@ def exporting(report: Path, database: Path) -> list[str]:
 
 
 def read(database: Path) -> tuple[list[Launched], list[Launched]]:
-    """Return the launches of the timed runs and of the call under ranges. Raises ProfileError."""
+    """Return (launches of the timed runs, launches of the call with ranges) in an export. Raises ProfileError."""
     try:
         with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             connection.text_factory = lambda raw: raw.decode(errors="replace")

@@ -26,9 +26,9 @@ HELD_UP = 0.03  # a longer delay by the profiler gets a note; clocks of a power-
 class Launched:
     """One launch of a kernel, or one call of an operator on a CPU.
 
-    own_us: time without called operators.
+    own_us: duration without the operators that it called.
     path: names of the surrounding ranges, the outermost first.
-    stream: executes its launches in order; None if unknown.
+    stream: id of the stream, whose launches run in order; None if unknown.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Launched:
 
 
 def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
-    """Sort launches and start each one no earlier than the end of the previous one on its stream.
+    """Return launches in order, each start delayed to the end of the previous launch on the same stream.
 
     A kernel launched earlier (programmatic dependent launch) only waits until then.
     """
@@ -58,9 +58,10 @@ def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
 
 
 def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 1) -> dict[str, Any]:
-    """Return fields of a profile: times of `timed`, which has `runs` runs, and ranges of `ranged`, one call.
+    """Return a profile's fields.
 
-    Raises ProfileError without launches, or with more distinct kernels than a profile holds.
+    timed: launches of `runs` runs, which give the times. ranged: launches of one call, which give the ranges.
+    Raises ProfileError if there are no launches, or more distinct kernels than a profile holds.
     """
     if not timed:
         raise ProfileError("no operator of PyTorch (on a GPU: no kernel) ran in the profiled region")
@@ -81,7 +82,7 @@ def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 
 
 @dataclass(frozen=True)
 class Runs:
-    """Profiled runs, each of `calls` calls without a pause, of `units` units each.
+    """Description of profiled runs: each has `calls` calls without a pause, and each call `units` units.
 
     host_us: an engine's own time of each run.
     alone_us: time of a run without the profiler; 0 if unknown.
@@ -97,7 +98,7 @@ class Runs:
 
 
 def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
-    """Return fields of a profile, as `found_in`, of the typical runs, and notes."""
+    """Return the fields of `found_in` for the typical runs, with "region_us" corrected, "units" and "notes"."""
     kept, runs, region_us, notes = _typical(launched, seen)
     found = found_in(kept, ranged, runs * seen.calls)
     busy_us, alone_us = found["busy_us"], runs * seen.alone_us
@@ -145,7 +146,7 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Return the launches and number of the last `runs` recorded runs; of all runs if their kernels differ."""
+    """Return (launches, number) of the last `runs` of the `recorded` runs, or of all if runs differ in kernels."""
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
@@ -183,7 +184,7 @@ def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
 
 
 def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[Range]:
-    """Group launches by range in order of their start, without kernels that the profile lacks."""
+    """Return the ranges in order of start, each with its launches by kernel. Kernels not in `kernels` are left out."""
     indices = {kernel.name: index for index, kernel in enumerate(kernels)}
     found: dict[tuple[str, ...], dict[int, list[float]]] = {}
     for each in sorted(launched, key=lambda each: each.start_us):
@@ -205,7 +206,7 @@ def timeline_of(
 ) -> Timeline:
     """Return the first run, or its first step if ranges show steps; at most `TIMELINE_LIMIT` launches.
 
-    A run with as many launches as the call under ranges has the same ranges.
+    If the run has as many launches as the call with ranges, each launch gets the range of its counterpart.
     """
     run = sorted(timed, key=lambda each: each.start_us)
     run = run[: len(run) // runs] if len(run) % runs == 0 else run
@@ -227,7 +228,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Return the launches of a step: from one start of the first layer to the next, with another layer between."""
+    """Return the number of launches in a step: between two starts of the first layer, with another layer in between."""
     layers = [path[: depth + 1] for path in paths if (depth := _layer_depth(path)) is not None]
     begin, other = None, False
     for number, path in enumerate(paths):
@@ -247,7 +248,7 @@ def _layer_depth(path: tuple[str, ...]) -> int | None:
 
 
 def busy(launched: Iterable[Launched]) -> tuple[float, float]:
-    """Return microseconds with at least one running launch, and the longest idle time between them."""
+    """Return (time with at least one running launch, longest idle time between launches) in microseconds."""
     total = longest_gap = 0.0
     begin = end = None
     for each in sorted(launched, key=lambda each: each.start_us):
@@ -281,7 +282,7 @@ class Nesting:
             self._threads[span.thread].append(span)
 
     def paths(self, moments: Iterable[tuple[Any, float]]) -> list[tuple[str, ...]]:
-        """Return for each (thread, moment) the names of the surrounding ranges, the outermost first."""
+        """Return for each (thread, moment in us) the names of the surrounding ranges, the outermost first."""
         wanted: dict[Any, list[tuple[float, int]]] = defaultdict(list)
         paths: list[tuple[str, ...]] = []
         for number, (thread, moment) in enumerate(moments):
