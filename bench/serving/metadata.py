@@ -61,7 +61,7 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
 
 
 class TTTBackend(AttentionBackend):
-    """The attention backend of TTT layers; vLLM takes only its metadata builder."""
+    """The attention backend through which vLLM finds the metadata builder of TTT layers."""
 
     @staticmethod
     def get_name() -> str:

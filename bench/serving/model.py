@@ -22,7 +22,7 @@ from bench.serving.weights import load
 
 
 class ServedBlock(FusedBlock):
-    """A fused block without programmatic dependent launches: the launch before it writes the state that it reads."""
+    """A fused block without dependent launches, because the launch before the block writes the state that it reads."""
 
     dependent_launches = False
 

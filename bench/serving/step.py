@@ -31,7 +31,7 @@ class Step(NamedTuple):
 
 
 def prompt_runs(lengths: Sequence[int], computed: Sequence[int], token: int, mini_batch: int) -> list[PromptRun]:
-    """Return runs of consecutive prompts that agree in length and in position in the mini-batch.
+    """Return runs of consecutive prompts that agree in `length`, `start` and `fresh`.
 
     lengths, computed: each prompt's tokens in this step and in earlier ones. A prompt without tokens is left out.
     token: index among the step's tokens at which the prompts begin.

@@ -39,7 +39,7 @@ def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
 
 @torch.no_grad()
 def transformer_logits(model: Transformer, ids: Tensor, last: int, device: torch.device) -> Tensor:
-    """Return logits [B, last, V] after the last tokens of ids [B, T]. All layers share one KV cache, one at a time."""
+    """Return logits [B, last, V] after the last tokens of ids [B, T]. Only one layer's KV cache exists at a time."""
     batch, tokens = ids.shape
     ids = ids.to(device)
     table = model.model.embed_tokens.weight.to(device)

@@ -15,7 +15,7 @@ LONGEST_CHECKED = 65536  # longest compared prompt: a million tokens would take 
 def drawn(chance: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> list[int]:
     """Draw sequences of the batch and return their sorted indices.
 
-    At least one, at most CHECKED_SEQUENCES; several have at most `most` tokens in all, `tokens` each.
+    At most CHECKED_SEQUENCES, and with `tokens` tokens each at most `most` tokens in all; at least one sequence.
     """
     count = max(1, min(batch, CHECKED_SEQUENCES, most // max(1, tokens)))
     return sorted(chance.sample(range(batch), count))

@@ -142,7 +142,7 @@ class LanguageModel(Past):
     def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, case: Case) -> Verdict:
         """Check logits against the expected ones, both [GATE_STEPS + 1, B, V].
 
-        They follow the prompt, ids [B, T] without the last GATE_STEPS tokens, and each of those tokens.
+        The first follow the prompt, ids [B, T] without its last GATE_STEPS tokens; the others follow these tokens.
         """
         rounded = self.rounded_reference(model, case)
         wider = widening(case) if rounded is None else limits_by_rounding(last_logits(rounded, ids), expected[-1], case)

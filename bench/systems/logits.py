@@ -53,7 +53,8 @@ def widening(case: Case) -> float:
 def limits_by_rounding(rounded: torch.Tensor, reference: torch.Tensor, case: Case) -> float:
     """Return the factor on the limits that allows ROUNDINGS times the error of the case's dtype, at most `widening`.
 
-    rounded: logits of the reference's code in that dtype. For float32 and coarser states, return `widening`.
+    rounded: logits of the reference's code in that dtype. For float32, or a state coarser than the activations, return
+    `widening`.
     """
     wider = widening(case)
     if case.dtype == "float32" or case.state_dtype not in _AS_WIDE:

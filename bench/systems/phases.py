@@ -83,9 +83,9 @@ class PhaseWork:
         return self._rows
 
     def repeat(self, chance: Random, rows: list[int]) -> list[int]:
-        """Give every other sequence the input of one of `rows`, so that its output can be compared too.
+        """Give each sequence outside `rows` the input of a random one of `rows`, so that its output can be compared.
 
-        Both must be equally far in the mini-batch; a sequence without such a partner keeps its own input.
+        Both must be at one position in the mini-batch; a sequence without such a partner keeps its own input.
         Return for each sequence the index of the one whose input it has.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
@@ -140,7 +140,7 @@ class PhaseWork:
         return choice_check("timed_token_below_best", expected, tokens, rounding_of(self.case), wider)
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Verdict:
-        """Check that logits [rows, V] changed with the past since the previous checked call; no check at first."""
+        """Check that logits [rows, V] changed with the past since the previous checked call, if there is one."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Verdict([])

@@ -1,4 +1,4 @@
-"""Measure flash-linear-attention's TTT-Linear layer. It computes another function than the paper's: compare its speed.
+"""Measure flash-linear-attention's TTT-Linear layer. Compare only its speed: its function is not the paper's.
 
 The learning rate scales the query's row instead of the key's column, the output is o + LN(o), and q is scaled.
 """

@@ -175,7 +175,7 @@ def _gate(rule: Rule, kernel: Any, more: dict[str, int], inputs: dict[str, Tenso
 
 
 def _timed_check(rule: Rule, inputs: dict[str, Tensor], case: Case) -> TimedCheck:
-    """Return a check of drawn sequences' first tokens against `naive`, and of final states if those are all tokens."""
+    """Return a check of the first CHECKED_TOKENS of drawn sequences, and of final states if no token is left out."""
 
     def timed_check(chance: Random) -> Callable[[Any, int], Verdict]:
         rows = drawn(chance, case.batch, case.context, CHECKED_TOKENS)

@@ -181,7 +181,7 @@ class AttentionBackend(TorchTransformer):
     """Adapter of the Transformer on one attention; its reference is the Transformer on SDPA."""
 
     def attend(self) -> Attend:
-        """The attention of this backend."""
+        """Return the attention of this backend."""
         raise NotImplementedError
 
     def unavailable(self) -> str:

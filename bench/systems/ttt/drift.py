@@ -38,7 +38,7 @@ _LAST_EXACT: WeakKeyDictionary[LanguageModel, tuple[object, Exact]] = WeakKeyDic
 
 
 def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case) -> Workload:
-    """Replace the workload's check by a comparison over `context` generated tokens, which also adds its metrics."""
+    """Replace the workload's check by a comparison with the exact model over `context` tokens, which adds metrics."""
 
     def gate() -> Verdict:
         found = drift(model, _exact_of(adapter, model, case))

@@ -224,7 +224,7 @@ def forward_verdict(run: Callable[[dict[str, Any]], Any], reference: Any, form: 
 
 
 def inputs_of(inputs: dict[str, Any], sequences: slice, tokens: int) -> dict[str, Any]:
-    """Return the arguments of a `forward` for the first `tokens` tokens of the sequences in a slice."""
+    """Return the arguments of a `forward` for the first `tokens` tokens of the slice `sequences` of the batch."""
     piece = {name: value[sequences, :tokens] if name in PER_TOKEN else value for name, value in inputs.items()}
     piece["state"] = type(inputs["state"])(*(tensor[sequences] for tensor in inputs["state"]))
     return piece

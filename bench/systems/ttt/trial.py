@@ -27,7 +27,7 @@ from tk_kernels.generate.common import SM90, section_name
 from tk_kernels.generate.tuning import FORWARD, Tuning, candidates
 
 SIZE = "1.3b"
-FORWARD_SIZES = {"wide": "760m"}  # heads of 96
+FORWARD_SIZES = {"wide": "760m"}  # by row of `tuning.toml`, else SIZE; wide: heads of 96
 FORWARD_BATCHES = {"few": 1}
 FORWARD_TOKENS, CHECKED_TOKENS = 2048, 128
 POLICY = Policy(budget_s=0.5)

@@ -132,7 +132,7 @@ class Batch:
     def steady_ms(self, sequences: int) -> list[float]:
         """Return the times in ms of the steps in which all sequences generated, as they did in the step before.
 
-        sequences: their number. Raises RuntimeError if there is no such step: they were never all in flight.
+        sequences: number of all sequences. Raises RuntimeError if there is no such step.
         """
         pairs = pairwise(self.steps)
         samples = [(end - began) * 1e3 for (began, before), (end, now) in pairs if before == now == sequences]
@@ -143,7 +143,7 @@ class Batch:
 
 
 class Engine:
-    """A vLLM engine that runs one of this repository's models. It lives until the process ends and frees its memory.
+    """A vLLM engine that runs one of this repository's models. Only the end of its process frees all of its memory.
 
     model: builds the model, whose weights the engine loads. config: the model's configuration in this repository.
     hugging_face: the same configuration as the config.json that vLLM reads.
@@ -165,7 +165,7 @@ class Engine:
         self._tokens_of_step, self._tokens_at = _watch(self.llm.llm_engine.engine_core)
 
     def prompts(self, batch: int, tokens: int) -> list[list[int]]:
-        """Draw prompts of random token ids, [batch][tokens], that this engine has not read; it may cache prompts.
+        """Draw prompts of random token ids, [batch][tokens], that are new to this engine, which may cache prompts.
 
         Raises RuntimeError if a prompt was drawn twice.
         """
@@ -240,7 +240,7 @@ class Engine:
         return min(int(self.cache_blocks() * (1 - SPARE_BLOCKS)) // blocks_each, self.settings.max_num_seqs)
 
     def described(self) -> dict[str, str]:
-        """Settings of the running engine, for the record."""
+        """Return the settings of the running engine, for the record."""
         config = self.llm.llm_engine.vllm_config
         scheduler, compilation = config.scheduler_config, config.compilation_config
         name, version = self.attention()
@@ -306,9 +306,9 @@ class Engine:
         return self._reference
 
     def _expected(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the float32 reference's logits [B, GATE_STEPS + 1, V] after the prompt and after each token of ids.
+        """Return the float32 reference's logits [B, GATE_STEPS + 1, V] after the prompt and each generated token.
 
-        ids [B, GATE_PROMPT + GATE_STEPS + 1]: prompt and generated tokens. The last one is not read.
+        ids [B, GATE_PROMPT + GATE_STEPS + 1]: the prompt and the generated tokens, the last of which is not read.
         """
         reference, ids = self._loaded(), ids.to(device())  # not in inference mode: the weights move later
         with torch.inference_mode():

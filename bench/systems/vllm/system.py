@@ -121,7 +121,7 @@ class VllmSystem:
         return min(case.context, GENERATE_PROMPT) if short else case.context
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of a case. The engine's own steps give the times."""
+        """Build the workload of a case. Its samples are the times of the engine's own steps."""
         peaks = peaks_of(device())  # measured before the engine takes the GPU's memory
         engine = self.engine(case)
         read = replace(case, context=self.prompt_tokens(case))
