@@ -2,7 +2,10 @@
 
 
 def register() -> None:
-    """Make TTT checkpoint folders known to vLLM, in each of its processes; may be called again."""
+    """Register TTT checkpoints in vLLM, which calls this in each of its processes; repeated calls are safe.
+
+    In a release of vLLM that was not tried, opening a TTT checkpoint raises ValueError.
+    """
     import vllm
     from transformers.models.auto.configuration_auto import AutoConfig
 

@@ -1,4 +1,4 @@
-"""A TTT model with transformers' `generate()`, over the project's kernels.
+"""A TTT model with transformers' `generate()`, on the project's kernels.
 
 from bench.serving.causal_lm import register; register(); AutoModelForCausalLM.from_pretrained(DIR).generate(ids)
 """
@@ -23,7 +23,7 @@ from bench.serving.hugging_face import HuggingFaceConfig
 
 
 class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
-    """Greedy search and sampling of prompts of one length; on a CPU in PyTorch's reference."""
+    """A TTT model for greedy search and sampling from prompts of equal length; on a CPU, the PyTorch reference."""
 
     config_class = HuggingFaceConfig
     _is_stateful = True
@@ -34,7 +34,10 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *rest: Any, config: Any = None, **options: Any) -> Self:
-        """The model of a folder, in `dtype` on `device_map`, a device. See `bench.models.checkpoint.load`."""
+        """Load a checkpoint folder in `dtype` on the one device that `device_map` names, by default the GPU if any.
+
+        Raises ValueError if device_map is not one device, and the errors of `bench.models.checkpoint.load`.
+        """
         chosen = options.get("device_map")
         if not isinstance(chosen, str | int | torch.device | None):
             raise ValueError(f"device_map {chosen}: name one device, such as 'cuda'")
@@ -65,13 +68,16 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, cache: Any = None, attention_mask: Tensor | None = None, **rest: Any
     ) -> dict[str, Any]:
-        """The prompt, then the last token with the state. ValueError for padded prompts, which a state would take."""
+        """Return the arguments of `forward`: first the prompt, later the last token with the state.
+
+        Raises ValueError if prompts are padded, because the state would read the padding.
+        """
         if attention_mask is not None and not attention_mask.all():
             raise ValueError("attention_mask with zeros: prompts must have one length; call generate() for each length")
         return {"input_ids": input_ids if cache is None else input_ids[:, -1:], "cache": cache}
 
     def forward(self, input_ids: Tensor, cache: Any = None, **rest: Any) -> MambaCausalLMOutput:
-        """Logits [B, 1, V] after the last token; cache: the state, moved on in place."""
+        """Return the logits [B, 1, V] after the last token. cache: the state, updated in place; None for a prompt."""
         if cache is None:
             logits, state = self.ttt.prefill(input_ids, self.ttt.init_state(len(input_ids)))
             cache = self.ttt.generate_state(state)
@@ -81,6 +87,6 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
 
 
 def register() -> None:
-    """Make TTT folders known to `AutoConfig` and `AutoModelForCausalLM`; may be called again."""
+    """Register TTT checkpoints in `AutoConfig` and `AutoModelForCausalLM`; repeated calls are safe."""
     AutoConfig.register(HuggingFaceConfig.model_type, HuggingFaceConfig, exist_ok=True)
     AutoModelForCausalLM.register(HuggingFaceConfig, HuggingFaceTTT, exist_ok=True)

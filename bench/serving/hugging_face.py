@@ -19,7 +19,7 @@ class HuggingFaceConfig(PretrainedConfig):
 
 
 def refusing(why: str) -> type[HuggingFaceConfig]:
-    """A class that refuses to open any TTT checkpoint."""
+    """Return a configuration class that raises ValueError(why) for any TTT checkpoint."""
 
     class Refusing(HuggingFaceConfig):
         def __init__(self, **values: Any) -> None:

@@ -13,13 +13,13 @@ from bench.serving.step import Step, prompt_runs
 
 @dataclass
 class TTTMetadata(BaseMambaAttentionMetadata):
-    """vLLM's metadata of a state-space model, and the step as the model takes it."""
+    """vLLM's metadata of a step of a state-space model, with the same step in the form that the TTT model takes."""
 
     step: Step | None = None
 
 
 class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
-    """Adds the step: slots as int64, positions in the mini-batch, prompts in runs."""
+    """Builds TTTMetadata: adds slots as int64, positions in the mini-batch, and prompts grouped in runs."""
 
     metadata_cls = TTTMetadata
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
@@ -40,14 +40,14 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
         fast_build: bool = False,
         **rest: Any,
     ) -> TTTMetadata:
-        """See BaseMambaAttentionMetadataBuilder.build."""
+        """Build the metadata of one vLLM step. Arguments: see BaseMambaAttentionMetadataBuilder.build."""
         found = self._compute_common_metadata(common_attn_metadata)
         count, prompts = found.num_decodes, found.num_prefills
         slots, positions = self._slots[:count], self._positions[:count]
         if count:
             tokens = common_attn_metadata.seq_lens[:count]
             assert found.state_indices_tensor_d is not None
-            # Requests that only fill a CUDA graph have no token; slot 0 is nobody's.
+            # Requests that only pad the batch to a CUDA graph's size have no token; they use slot 0, which is spare.
             slots.copy_(torch.where(tokens > 0, found.state_indices_tensor_d[:count, 0], 0))
             positions.copy_((tokens - 1).clamp_min(0) % self._mini_batch)
         runs = []
@@ -61,7 +61,7 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
 
 
 class TTTBackend(AttentionBackend):
-    """Names the builder."""
+    """The attention backend through which vLLM finds the metadata builder of TTT layers."""
 
     @staticmethod
     def get_name() -> str:

@@ -22,13 +22,13 @@ from bench.serving.weights import load
 
 
 class ServedBlock(FusedBlock):
-    """Without dependent launches: a plain launch writes the state just before the block reads it."""
+    """A fused block without dependent launches, because the launch before the block writes the state that it reads."""
 
     dependent_launches = False
 
 
 class States(MambaBase):
-    """One layer's pages; vLLM knows only their size."""
+    """One layer's states in vLLM's cache. vLLM sees pages of bytes and knows only their size."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -36,7 +36,7 @@ class States(MambaBase):
         self.views: list[Tensor] = []
 
     def bind_kv_cache(self, kv_cache: Tensor) -> None:
-        """Take the pages [slots, 1, 1, bytes]."""
+        """Take the layer's pages [slots, 1, 1, bytes] from vLLM, and make views of the states in them."""
         self.kv_cache = (kv_cache.squeeze(dim=(1, 2)),)
         self.views = self.layout.views(self.kv_cache[0])
 
@@ -52,7 +52,7 @@ class States(MambaBase):
 
 
 class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPrefixCaching):
-    """See `bench.models.ttt.TTTModel`; its parameters are under the prefix `ttt.`."""
+    """vLLM's class for `bench.models.ttt.TTTModel`, whose parameters have the prefix `ttt.` here."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         inputs_embeds: Tensor | None = None,
         **rest: Any,
     ) -> Tensor:
-        """The normed residual stream [N, C] of the step's tokens."""
+        """Return the normed residual stream [N, C] of the step's tokens; zeros for padding tokens."""
         assert input_ids is not None
         metadata = get_forward_context().attn_metadata
         if metadata is None:  # vLLM measures how much memory a step takes

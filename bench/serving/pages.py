@@ -1,7 +1,7 @@
-"""States of sequences in vLLM's cache: one page of bytes per layer and sequence, which its slot names.
+"""States of sequences in vLLM's cache: one page of bytes per layer and sequence. A slot is the index of a page.
 
-A page holds what `Operator.generate_state` makes, then the convolutions' windows, without the position: it follows from
-the number of tokens that vLLM has computed.
+A page holds the convolutions' windows, then what `Operator.generate_state` makes, except the position: that follows
+from the number of tokens that vLLM has computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from bench.models.operator import Operator
 from bench.models.ttt import LayerState, TTTBlock, TTTModel
 from bench.serving.step import PromptRun, Step
 
-ALIGNED = 64  # bytes: tensors and pages of 16 numbers, as the kernels' compiler asks for
+ALIGNED = 64  # bytes; makes offsets and strides multiples of 16 float32 numbers, for which Triton compiles the kernels
 
 
 class Layout:
@@ -43,7 +43,7 @@ class Layout:
             self.page_bytes += -(-x.numel() * x.element_size() // ALIGNED) * ALIGNED
 
     def views(self, pages: Tensor) -> list[Tensor]:
-        """The state's tensors [slots, ...] in pages [slots, bytes] int8."""
+        """Return the state's tensors [slots, ...] as views of pages [slots, bytes] int8."""
         spans = zip(self.offsets, self.shapes, self.dtypes, strict=True)
         return [
             pages[:, offset : offset + prod(shape) * dtype.itemsize].view(dtype).unflatten(1, shape)
@@ -51,28 +51,31 @@ class Layout:
         ]
 
     def in_place(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
-        """The states in slots [B], for generate_step; positions [B, H] in the mini-batch."""
+        """Return the state for a generate step that updates the slots [B] in place.
+
+        views: result of `views`. positions [B, H]: in the mini-batch.
+        """
         state = _mapped(self._empty, iter(views).__next__, positions)
         return replace(state, inner=replace(state.inner, slots=slots), slots=slots)
 
     def read(self, views: Sequence[Tensor], slots: Tensor, position: int) -> LayerState:
-        """A copy of the states in slots [B] int64, for forward from this position in the mini-batch."""
+        """Return a copy of the states in slots [B] int64, for a forward from `position` in the mini-batch."""
         each = iter(views)
         positions = torch.full((len(slots), self._heads), position, dtype=torch.int32, device=slots.device)
         state = _mapped(self._empty, lambda: next(each).index_select(0, slots), positions)
         return replace(state, inner=state.inner.to_state())
 
     def write(self, views: Sequence[Tensor], slots: Tensor, state: LayerState) -> None:
-        """Store states that forward left in slots [B] int64."""
+        """Copy the state after a forward to the slots [B] int64."""
         state = replace(state, inner=self.operator.generate_state(state.inner))
         for view, x in zip(views, _tensors(state), strict=True):
             view.index_copy_(0, slots, x)
 
 
 def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], ids: Tensor, step: Step) -> Tensor:
-    """The residual stream [N, C] after the last block for the tokens ids [N] of a step; the slots' states move on.
+    """Return the residual stream [N, C] after the last block for a step's tokens ids [N]; update the slots' states.
 
-    layers: each layer's `Layout.views`; without any, the step has one fresh run and its state is dropped.
+    layers: each layer's `Layout.views`. Empty to run one fresh run of prompts and drop its state.
     """
     h = model.model.embed_tokens(ids)
     count = len(step.slots)
@@ -93,7 +96,10 @@ def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], 
 def _forward(
     model: TTTModel, layout: Layout, views: Sequence[Tensor], block: TTTBlock, h: Tensor, run: PromptRun, slots: Tensor
 ) -> Tensor:
-    """One block on one run: the residual stream [requests, length, C] before -> after."""
+    """Run one block on one run of prompts: residual stream h [requests, length, C] -> the stream after the block.
+
+    slots: those of all prompts of the step.
+    """
     slots = slots[run.first : run.first + run.requests]
     state = model.layer_state(block, run.requests) if run.fresh else layout.read(views, slots, run.start)
     h = block(h, model._rope, state, model.operator, run.start)
@@ -103,7 +109,7 @@ def _forward(
 
 
 def _tensors(state: LayerState) -> list[Tensor]:
-    """Every tensor of a state except the position."""
+    """Return every tensor of a state except the position."""
     found: list[Tensor] = []
 
     def keep(x: Any) -> None:
@@ -122,7 +128,7 @@ def _tensors(state: LayerState) -> list[Tensor]:
 
 
 def _mapped(state: Any, tensor: Callable[[], Tensor], positions: Tensor) -> Any:
-    """`state` with `tensor()` in place of each tensor in the order of `_tensors`, and these positions."""
+    """Return `state` with `positions` and with each other tensor replaced by `tensor()`, in the order of `_tensors`."""
     if isinstance(state, Tensor):
         return tensor()
     if isinstance(state, tuple):

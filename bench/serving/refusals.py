@@ -4,7 +4,7 @@ VERSIONS = ("0.33",)  # major and minor of the vLLM releases that were tried
 
 
 def untried(version: str) -> str:
-    """Why this vLLM version is not used; empty for a tried one."""
+    """Return why this version of vLLM is refused; "" for a version that was tried."""
     if version.split("+")[0].rpartition(".")[0] in VERSIONS:
         return ""
     return f"vLLM {version}: TTT models were tried with {', '.join(f'{v}.x' for v in VERSIONS)}; install one of these"
@@ -20,7 +20,7 @@ def refused(
     lora: bool = False,
     quantization: str | None = None,
 ) -> str:
-    """Why these settings are not served; empty if they are. block_size: of the prefix cache, None without one."""
+    """Return why these settings are refused; "" if they are supported. block_size: of the prefix cache; None: off."""
     if tensor_parallel > 1:
         return f"--tensor-parallel-size {tensor_parallel}: a TTT model is served on one GPU; give 1"
     if pipeline_parallel > 1:

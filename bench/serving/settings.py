@@ -12,11 +12,11 @@ from bench.serving.refusals import refused
 
 
 class TTTSettings(MambaModelConfig):
-    """Called by vLLM once, before it starts."""
+    """The check of vLLM's settings, which vLLM calls once before it starts."""
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: Any) -> None:
-        """Raise ValueError for a folder or a setting that is not served."""
+        """Raise ValueError if the checkpoint folder or a setting is not supported."""
         super().verify_and_update_config(vllm_config)
         model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
         why = refused(
@@ -33,7 +33,7 @@ class TTTSettings(MambaModelConfig):
 
 
 def register_model() -> None:
-    """Name the model's class, its metadata builder and its settings to vLLM."""
+    """Register the model's class, its backend and its check of settings in vLLM."""
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():  # a process may have registered the class itself
         ModelRegistry.register_model(ARCHITECTURE, f"bench.serving.model:{ARCHITECTURE}")
     backend = "bench.serving.metadata.TTTBackend"

@@ -1,9 +1,9 @@
-"""Split the requests of a vLLM step into runs that one call of the model takes. Imports neither torch nor vLLM."""
+"""Group the prompts of a vLLM step into runs, one call of the model each. Imports neither torch nor vLLM."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-MOST_SEQUENCES = 64  # of a run: their states are in float32 during forward
+MOST_SEQUENCES = 64  # most prompts of a run, to bound memory: their states are in float32 during forward
 
 
 class PromptRun(NamedTuple):
@@ -11,17 +11,17 @@ class PromptRun(NamedTuple):
 
     first: int  # number of the first request among the step's prompts
     requests: int
-    token: int  # where its tokens begin among the step's
+    token: int  # index among the step's tokens at which the run begins
     length: int  # tokens of each request
-    start: int  # their position in the mini-batch
-    fresh: bool  # whether they begin here, so that no state is read
+    start: int  # position in the mini-batch at which each request's tokens begin
+    fresh: bool  # whether the requests begin in this step, so that no state is read
 
 
 class Step(NamedTuple):
-    """A step's tokens: first one of every generating request, then those of the runs.
+    """The requests of a vLLM step. Its tokens are one for each of D generating requests, then those of the runs.
 
-    slots [D], positions [D]: where the generating requests keep their state, and how far they are in the mini-batch.
-    prompt_slots [P]: the slots of the prompts.
+    slots [D], positions [D]: cache slots of the generating requests, and their positions in the mini-batch.
+    prompt_slots [P]: cache slots of the prompts.
     """
 
     slots: Any
@@ -31,9 +31,10 @@ class Step(NamedTuple):
 
 
 def prompt_runs(lengths: Sequence[int], computed: Sequence[int], token: int, mini_batch: int) -> list[PromptRun]:
-    """Runs of prompts with `lengths` tokens in this step after `computed` in earlier ones.
+    """Return runs of consecutive prompts that agree in `length`, `start` and `fresh`.
 
-    token: where the first prompt's tokens begin. A prompt without tokens is left out.
+    lengths, computed: each prompt's tokens in this step and in earlier ones. A prompt without tokens is left out.
+    token: index among the step's tokens at which the prompts begin.
     """
     runs: list[PromptRun] = []
     for request, (length, before) in enumerate(zip(lengths, computed, strict=True)):

@@ -9,10 +9,10 @@ from bench.models.config import CheckpointError
 
 
 def load(model: CausalLM, given: Iterable[tuple[str, Tensor]]) -> set[str]:
-    """Copy tensors into the model's weights of the same names; returns these names.
+    """Copy tensors into the model's weights of the same names; return the names.
 
-    A tied head may be given next to the embedding or instead of it. Raises CheckpointError for an unknown or missing
-    name and for another shape.
+    A tied head may be given next to the embedding or instead of it. Raises CheckpointError if a name is unknown or
+    missing, or a shape differs.
     """
     weights, loaded = model.weights(), set()
     for key, tensor in given:

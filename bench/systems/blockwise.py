@@ -15,7 +15,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def to_host(model: Model) -> Model:
-    """Move the weights to the host, pinned if there is a GPU: each forward copies all of them."""
+    """Move the weights to the host and return the model; pinned if there is a GPU, as each forward copies them all."""
     pinned = torch.cuda.is_available()
     model.to("cpu")
     for weight in model.parameters() if pinned else ():
@@ -25,7 +25,7 @@ def to_host(model: Model) -> Model:
 
 @contextmanager
 def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
-    """Hold the weights and buffers of a block on `device` inside the context, then restore them."""
+    """Copy a block's weights and buffers to `device` for the time of the context, then restore the originals."""
     held = (*block.parameters(), *block.buffers())
     away = [(weight, weight.data) for weight in held if weight.device.type != device.type]
     try:
@@ -39,7 +39,7 @@ def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
 
 @torch.no_grad()
 def transformer_logits(model: Transformer, ids: Tensor, last: int, device: torch.device) -> Tensor:
-    """ids [B, T] -> logits [B, last, V] after the last tokens, with the KV cache of one layer at a time."""
+    """Return logits [B, last, V] after the last tokens of ids [B, T]. Only one layer's KV cache exists at a time."""
     batch, tokens = ids.shape
     ids = ids.to(device)
     table = model.model.embed_tokens.weight.to(device)
@@ -54,7 +54,7 @@ def transformer_logits(model: Transformer, ids: Tensor, last: int, device: torch
 
 @torch.no_grad()
 def ttt_logits(model: TTTModel, ids: Tensor, last: int, device: torch.device) -> Tensor:
-    """ids [B, T] -> logits [B, last, V] after the last tokens, with the state of one layer at a time."""
+    """Return logits [B, last, V] after the last tokens of ids [B, T]. Only one layer's state exists at a time."""
     h = F.embedding(ids.to(device), model.model.embed_tokens.weight.to(device))
     rope = model.rope_cos.to(device), model.rope_sin.to(device)
     for block in model.blocks:

@@ -6,25 +6,28 @@ from typing import Any
 
 from harness.measure.gate import Check, Verdict
 
-# Compared tokens: the reference takes 2 s for them at 1.3B on one H100.
+# Most compared tokens in all sequences together: the reference takes 2 s for them at 1.3B on one H100.
 CHECKED_TOKENS = 16384
 CHECKED_SEQUENCES = 4
 LONGEST_CHECKED = 65536  # longest compared prompt: a million tokens would take minutes
 
 
 def drawn(chance: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> list[int]:
-    """Draw at least one and a few sequences of the batch, with at most `most` tokens in all."""
+    """Draw sequences of the batch and return their sorted indices.
+
+    At most CHECKED_SEQUENCES, and with `tokens` tokens each at most `most` tokens in all; at least one sequence.
+    """
     count = max(1, min(batch, CHECKED_SEQUENCES, most // max(1, tokens)))
     return sorted(chance.sample(range(batch), count))
 
 
 def not_compared(tokens: int, most: int) -> Callable[[Any, int], Verdict]:
-    """Report that prompts are too long for the reference."""
+    """Return a check that compares nothing and reports that the prompts are too long for the reference."""
     words = f"the outputs of prompts of {tokens} tokens were compared with nothing: the reference reads at most {most}"
     return lambda outputs, calls: Verdict([], words)
 
 
 def timed(verdict: Verdict) -> Verdict:
-    """Rename checks as those of a timed call."""
+    """Return the same checks with "timed_" before their names."""
     checks = [Check.at_most(f"timed_{each.name}", each.value, each.limit) for each in verdict.checks]
     return Verdict(checks, verdict.unchecked)

@@ -1,4 +1,4 @@
-"""Measure and check a language model in PyTorch: the base class of its adapters."""
+"""Base class of the adapters that measure and check a language model in PyTorch."""
 
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from harness.measure.system import Input, Workload
 from harness.schema.case import Case
 from harness.schema.work import Work
 
-GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # past three mini-batch ends
+GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # 50 tokens pass three ends of mini-batches of 16
 WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the model as it is
 
 
@@ -31,7 +31,7 @@ class LanguageModel(Past):
     """
 
     packages: tuple[str, ...] = ()
-    form: ClassVar[str] = "dual"  # of a TTT model's generate
+    form: ClassVar[str] = "dual"  # form of a TTT model's generate steps
     gate_prompt = GATE_PROMPT
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class LanguageModel(Past):
         self._verdict: Verdict | None = None
 
     def unavailable(self) -> str:
-        """PyTorch models run on any device."""
+        """Return "", because PyTorch models run on any device."""
         return ""
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Settings of a case, for its record."""
+        """Return settings of a case for its record, such as wider limits."""
         return widened(case)
 
     def load(self, case: Case) -> Any:
@@ -54,7 +54,7 @@ class LanguageModel(Past):
         """Build the workload of a case: a forward, a mini-batch of generate steps, or a request."""
         peaks = peaks_of(device())  # measured while the GPU's memory is still empty
         model = self._model(case)
-        mark_layers(device() == "cuda")  # a microsecond per layer
+        mark_layers(device() == "cuda")  # NVTX ranges cost a microsecond per layer
         work = self.work(model, case)
         self.make_ready(work)
         read = self.prompt_tokens if case.phase == "generate" else None
@@ -77,22 +77,22 @@ class LanguageModel(Past):
         )
 
     def work(self, model: Any, case: Case) -> PhaseWork:
-        """The timed work of a case."""
+        """Return the timed work of a case, by its phase."""
         return {"forward": Forward, "generate": Generate, "request": Request}[case.phase](self, model, case)
 
     def make_ready(self, work: PhaseWork) -> None:
-        """Compile or tune the kernels of the work, then reset it to the start of the case."""
+        """Compile or tune the kernels of the work, then reset it to the start of the case. By default, do nothing."""
 
     def cost(self, model: Any, case: Case) -> dict[str, Work]:
-        """FLOPs and bytes of one unit of a case, by part."""
+        """Return FLOPs and bytes of one unit of a case (see `Workload`), by part of the model."""
         return model_work(self.counted_as(model), self._facts(model).parameters, case, self.form)
 
     def counted_as(self, model: Any) -> Any:
-        """The configuration that `bench.cost` counts."""
+        """Return the configuration from which `bench.cost` counts FLOPs and bytes."""
         return model.config
 
     def kept(self, model: Any, case: Case) -> dict[str, float | None]:
-        """State bytes of all sequences; empty for models without a configuration here."""
+        """Return the metric `state_bytes`, for the state of all sequences; {} for a system that MODELS lacks."""
         if case.system not in MODELS:
             return {}
         return {"state_bytes": case.batch * kept_bytes(model.config, case, self.form)}
@@ -101,21 +101,21 @@ class LanguageModel(Past):
         options = tuple(pair for pair in case.options if pair[0] not in WITHOUT_EFFECT)
         key = (case.size, case.dtype, case.state_dtype, options)
         if self._loaded is None or self._loaded[0] != key:
-            self._loaded = None  # free the old one before the new one is made
+            self._loaded = None  # free the old model before loading another
             self._verdict = None
             self._loaded = (key, self.load(case))
         return self._loaded[1]
 
     @property
     def loaded(self) -> Any:
-        """Key of the loaded model; None before the first."""
+        """The key of the loaded model: (size, dtype, state dtype, options). None before the first load."""
         return self._loaded and self._loaded[0]
 
     def _facts(self, model: Any, **counted: float) -> model_facts.Facts:
         return model_facts.facts_of(model.weights(), model.head.shape[0], **counted)
 
     def _gate(self, model: Any, case: Case) -> Verdict:
-        """Check a loaded model once: against its reference, and for a fair comparison."""
+        """Check the loaded model against its reference and for a fair comparison, once per loaded model."""
         if self._verdict is None:
             fair = model_facts.checks(self._facts(model, **self._counted(model)), case)
             self._verdict = self._compare(model, case) + Verdict(fair)
@@ -123,7 +123,7 @@ class LanguageModel(Past):
 
     @torch.inference_mode()
     def _counted(self, model: Any) -> dict[str, float]:
-        """Count the LM head's rows per prompt of a forward."""
+        """Run a forward and return {"head_rows": rows that pass the LM head per prompt}."""
         ids = random_ids(model, GATE_BATCH, self.gate_prompt)
         _, rows = model_facts.count_head_rows(lambda: last_logits(model, ids), model.head)
         return {"head_rows": rows / GATE_BATCH}
@@ -139,7 +139,10 @@ class LanguageModel(Past):
         return self._judge(model, ids, got, expected, case)
 
     def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, case: Case) -> Verdict:
-        """Check logits [GATE_STEPS + 1, B, V] after a prompt of ids and each of its last GATE_STEPS tokens."""
+        """Check logits against the expected ones, both [GATE_STEPS + 1, B, V].
+
+        The first follow the prompt, ids [B, T] without its last GATE_STEPS tokens; the others follow these tokens.
+        """
         rounded = self.rounded_reference(model, case)
         wider = widening(case) if rounded is None else limits_by_rounding(last_logits(rounded, ids), expected[-1], case)
         return logits_verdict(got, expected, case.dtype, wider)

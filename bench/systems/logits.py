@@ -10,7 +10,7 @@ from harness.schema.case import Case
 # Relative error of the logits and total variation of the next token's probabilities against the reference. Rounding
 # of 24 layers of bfloat16 activations reaches 2e-2; float32 against float64 stays far below 1e-4.
 LOGIT_LIMITS = {"bfloat16": (5e-2, 2e-2), "float16": (2e-2, 1e-2), "float32": (1e-4, 1e-4)}
-STATE_ROUNDING = {"float32-planes": "bfloat16"}  # whose rows of a mini-batch are in bfloat16
+STATE_ROUNDING = {"float32-planes": "bfloat16"}  # planes store a mini-batch's tokens in bfloat16
 # Factors on the limits by system, backbone and dtype. TTT-Linear on the Transformer's backbone rounds more: in plain
 # PyTorch at 1.3B its bfloat16 error is about twice that on the Mamba backbone, at any length.
 WIDER = {("ttt-linear", "transformer", "bfloat16"): 2.0}
@@ -18,17 +18,17 @@ WIDER = {("ttt-linear", "transformer", "bfloat16"): 2.0}
 # Largest error of timed logits relative to plain PyTorch in the same dtype. In the committed runs every kernel at 1.3B
 # reaches 1.2; eight-bit weights reach 1.9 or more.
 ROUNDINGS = 1.5
-_AS_WIDE = ("", "float32", "float32-planes")  # states whose rounding the activations' covers
-# Limit on the logits' response to another past, and the noise that hides a response.
+_AS_WIDE = ("", "float32", "float32-planes")  # state dtypes that round no more than the activations
+# For `response_verdict`: the limit on the slope's distance from 1, and the noise that makes a slope meaningless.
 RESPONSE_OFF, RESPONSE_NOISE = 0.5, 0.1
 
-# A token counts as the model's choice if the reference's logit lies within this many limits of its largest logit, in
-# standard deviations over the vocabulary. The limit is a root mean square; either logit may be off by twice that.
+# A chosen token passes if its reference logit is below the largest one by at most this many logit limits, in standard
+# deviations over the vocabulary. A limit is a root mean square, and each of both logits may be off by twice that.
 CHOICE_LIMITS = 4
 
 
 def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wider: float = 1.0) -> Verdict:
-    """Check logits [..., V] in `dtype` against the reference's; wider: factor on the limits."""
+    """Check logits [..., V] in `dtype` against those of the reference. wider: factor on the limits."""
     error_limit, distance_limit = (wider * limit for limit in LOGIT_LIMITS[dtype])
     return Verdict(
         [
@@ -40,13 +40,13 @@ def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wi
 
 
 def rounding_of(case: Case) -> str:
-    """The coarser dtype of a case's activations and state; its limits hold."""
+    """Return the coarser dtype of a case's activations and state, whose LOGIT_LIMITS apply."""
     roundings = (case.dtype, STATE_ROUNDING.get(case.state_dtype, case.state_dtype))
     return max(filter(None, roundings), key=LOGIT_LIMITS.__getitem__)
 
 
 def widening(case: Case) -> float:
-    """Factor on the limits of a case: 1 unless its activations round more."""
+    """Return the factor on the limits of a case: 1, or more for the models in WIDER."""
     return WIDER.get((case.system, str(case.option("backbone", "")), case.dtype), 1.0)
 
 
@@ -57,9 +57,10 @@ def widened(case: Case) -> dict[str, str]:
 
 
 def limits_by_rounding(rounded: torch.Tensor, reference: torch.Tensor, case: Case) -> float:
-    """Factor on the limits of a case: at most ROUNDINGS times the error of its dtype.
+    """Return the factor on the limits that allows ROUNDINGS times the error of the case's dtype, at most `widening`.
 
-    rounded: logits of the reference's code in the case's dtype; float32 keeps the table's limits.
+    rounded: logits of the reference's code in that dtype. For float32, or a state coarser than the activations, return
+    `widening`.
     """
     wider = widening(case)
     if case.dtype == "float32" or case.state_dtype not in _AS_WIDE:
@@ -70,8 +71,9 @@ def limits_by_rounding(rounded: torch.Tensor, reference: torch.Tensor, case: Cas
 def response_verdict(
     got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], width: int
 ) -> Verdict:
-    """Check that logits [rows, V] change with another past as the reference's do: the slope of their change is 1.
+    """Check that logits change with the past as the reference's do: the slope of change against change is near 1.
 
+    got, expected: logits [rows, V] with one past and with another. width: of the model.
     The slope averages rounding over rows and `width`, so it finds errors below the limit of a single logit.
     """
     change, truth = (after.double() - before.double() for before, after in (got, expected))

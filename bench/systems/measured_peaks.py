@@ -19,7 +19,7 @@ GEMMS, REST_S = 100, 0.003
 
 
 def peaks_of(device: str) -> dict[str, float | None]:
-    """Measured peaks of the GPU, cached; empty for a CPU."""
+    """Return the GPU's measured peaks by metric, cached; {} for a CPU."""
     return measured_peaks() if device == "cuda" else {}
 
 

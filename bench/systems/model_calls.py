@@ -6,7 +6,7 @@ import torch
 
 from bench.systems.on_device import device
 
-STEPS = 16  # of one call of generate; see `steps_of`
+STEPS = 16  # generate steps per call; see `steps_of`
 
 
 def random_ids(model: Any, *shape: int) -> torch.Tensor:
@@ -15,7 +15,7 @@ def random_ids(model: Any, *shape: int) -> torch.Tensor:
 
 
 def prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.Tensor:
-    """The logits after the first `prompt` of ids [B, T] and after each later one: [T - prompt + 1, B, V]."""
+    """Return logits [T - prompt + 1, B, V]: after the first `prompt` tokens of ids [B, T] and after each later one."""
     logits, state = model.prefill(ids[:, :prompt], model.init_state(*ids.shape))
     rows, state = [logits.clone()], model.generate_state(state)
     for column in range(prompt, ids.shape[1]):
@@ -24,14 +24,14 @@ def prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.T
 
 
 def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """The logits [B, V] after ids [B, T]."""
+    """Return the logits [B, V] after the last token of ids [B, T]."""
     return model.prefill(ids, model.init_state(*ids.shape))[0]
 
 
 def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`steps` tokens, each the most probable after the one before: logits [B, V] of the last step, tokens [steps, B].
+    """Run greedy steps; return logits [B, V] of the last step and the tokens [steps, B] that the steps read.
 
-    The tokens are those that the steps read, `ids` first.
+    The first step reads ids [B], each later one the most probable token after the step before.
     """
     read = []
     for _ in range(steps):
@@ -42,6 +42,6 @@ def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> tuple
 
 
 def steps_of(model: Any) -> int:
-    """Steps per generate call: whole mini-batches, so that each call rewrites W."""
+    """Return the steps per generate call: whole mini-batches, so that each call rewrites W."""
     mini_batch = getattr(model.config, "mini_batch", 1)
     return STEPS if STEPS % mini_batch == 0 else mini_batch

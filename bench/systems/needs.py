@@ -32,7 +32,7 @@ def cannot_find(package: str) -> str:
 
 
 def other_release(package: str, oldest: str, newest: str) -> str:
-    """Name the release to install if the installed minor is not from `oldest` to `newest`; else ""."""
+    """Report an installed minor release older than `oldest` or newer than `newest`; "" if it is supported."""
     version = versions_of((package,)).get(package, newest)
     if _minor(oldest) <= _minor(version) <= _minor(newest):
         return ""
@@ -58,5 +58,5 @@ def _minor(version: str) -> tuple[int, ...]:
 
 
 def _message(error: Exception) -> str:
-    """The first line of an import error; other errors with their type."""
+    """Return the first line of an ImportError's message; for other errors, the type and the first line."""
     return str(error).splitlines()[0] if isinstance(error, ImportError) and str(error) else of_exception(error)

@@ -8,12 +8,12 @@ from harness.measure import cuda_clock
 
 
 def device() -> str:
-    """The GPU if this process sees one, else the CPU."""
+    """Return "cuda" if this process sees a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def repeatable(step: Callable[[], object]) -> Callable[[], object]:
-    """Capture the step as a CUDA graph after warm-up calls; on a CPU return the step."""
+    """Run the step to warm up, capture it as a CUDA graph and return the replay; on a CPU return the step itself."""
     if device() == "cpu":
         return step
     with torch.inference_mode():

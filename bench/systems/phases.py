@@ -27,11 +27,11 @@ from harness.measure.ranges import nvtx_range
 from harness.measure.system import REPLAYED
 from harness.schema.case import Case
 
-TIMED_MINI_BATCHES = 8  # whose single steps are timed
+TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 
 
 class PhaseWork:
-    """Timed callable of one phase on token ids that the harness renews, and the check of its outputs."""
+    """One phase of a case: the timed callable, the token ids that the harness renews, and the check of its outputs."""
 
     units = 1
     token_axis: int | None = 1
@@ -42,7 +42,7 @@ class PhaseWork:
     def __init__(self, adapter: Past, model: Any, case: Case) -> None:
         self.adapter, self.model, self.case = adapter, model, case
         self._rows: list[int] = []
-        self._ahead = [0] * case.batch  # tokens of its mini-batch that each sequence has read
+        self._ahead = [0] * case.batch  # per sequence: how many tokens of its mini-batch it has read
         self._answered: tuple[torch.Tensor, torch.Tensor] | None = None
         self.settings = {}
         self.prepare()
@@ -52,14 +52,14 @@ class PhaseWork:
         raise NotImplementedError
 
     def run(self) -> Any:
-        """The timed call; its outputs."""
+        """Run the timed call and return its outputs."""
         raise NotImplementedError
 
     def capture(self) -> None:
         """Capture the graphs that `run` replays, after the adapter compiled its kernels."""
 
     def restart(self) -> None:
-        """Reset in place the state that calls carry on."""
+        """Reset in place the state that each call leaves to the next."""
 
     def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
         raise NotImplementedError
@@ -73,21 +73,21 @@ class PhaseWork:
         return {}
 
     def reference(self) -> Any:
-        """The reference in a dtype wider than the case's."""
+        """Return the reference in float64 for a float32 case, else in float32."""
         exact = torch.float64 if self.case.dtype == "float32" else torch.float32
         return self.adapter.timed_check_reference(self.model, exact)
 
     def drawn(self, chance: Random, tokens: int) -> list[int]:
-        """Sequences that the reference reads, the same for all checked calls."""
+        """Draw the sequences that the reference reads, as sorted indices; all checked calls get the same ones."""
         if not self._rows:
             first = {ahead: row for row, ahead in enumerate(self._ahead)}  # one sequence of each position
             self._rows = drawn(chance, self.case.batch, tokens) if len(first) == 1 else sorted(first.values())
         return self._rows
 
     def repeat(self, chance: Random, rows: list[int]) -> list[int]:
-        """Copy the input of one of `rows` to each sequence at its position, so that these are compared.
+        """Give each sequence outside `rows` the input of a random one of `rows` at its position in the mini-batch.
 
-        Returns the row that each sequence copies, [B].
+        So its output can be compared. Return for each sequence the index of the one whose input it has, [B].
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
         sources = [row if row in rows else chance.choice(like) for row, like in enumerate(alike)]
@@ -102,10 +102,10 @@ class PhaseWork:
         expected: Callable[[Any, list[int], int], torch.Tensor],
         tokens: torch.Tensor | None = None,
     ) -> Verdict:
-        """Check logits [B, V] of `rows`, and of the copies that differ most from them.
+        """Check logits [B, V] of the sequences `rows` and, for each of them, of the copy that differs most from it.
 
-        expected: reference logits [rows, V] of some sequences after so many of the tokens [steps, B].
-        The first and the last of the chosen tokens are checked too.
+        sources: result of `repeat`. tokens [steps, B]: what the steps read; those at `choices` are checked too.
+        expected: takes a reference, sequences and a number of steps; returns logits [sequences, V] after the steps.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
         repeated = torch.tensor(sources, device=off.device)
@@ -125,11 +125,14 @@ class PhaseWork:
         return found + self._response(logits[rows], whole)
 
     def choices(self, steps: int) -> list[int]:
-        """Steps whose tokens are compared with the reference's choice."""
+        """Return the indices of the steps whose tokens are compared with the reference's choice."""
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _wider(self, answered: Callable[[Any], torch.Tensor], expected: torch.Tensor) -> float:
-        """Factor on the limits; answered: logits of a reference."""
+        """Return the factor on the limits. answered: callable that returns a reference's logits [rows, V].
+
+        expected: logits [rows, V] of the exact reference.
+        """
         rounded = self.adapter.rounded_reference(self.model, self.case)
         return widening(self.case) if rounded is None else limits_by_rounding(answered(rounded), expected, self.case)
 
@@ -138,7 +141,7 @@ class PhaseWork:
         return choice_check("timed_token_below_best", expected, tokens, rounding_of(self.case), wider)
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Verdict:
-        """Check from the second call on that the logits respond to another past."""
+        """Check that logits [rows, V] changed with the past since the previous checked call, if there is one."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Verdict([])
@@ -147,7 +150,7 @@ class PhaseWork:
 
 
 class Forward(PhaseWork):
-    """Forward: a prompt of `context` tokens from an empty state; the LM head reads its last token."""
+    """The forward phase: a prompt of `context` tokens from an empty state. The LM head reads the last token only."""
 
     def prepare(self) -> None:
         self.ids = random_ids(self.model, self.case.batch, self.case.context)
@@ -156,12 +159,12 @@ class Forward(PhaseWork):
 
     @torch.inference_mode()
     def run(self) -> torch.Tensor:
-        """Logits [B, V] after the prompts."""
+        """Return the logits [B, V] after the prompts."""
         self.model.reset_state(self._state)
         return self.model.prefill(self.ids, self._state)[0]
 
     def timed_check(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
-        """Check a few whole prompts."""
+        """Return a function that checks a few whole prompts."""
         if self.case.context > LONGEST_CHECKED:
             return not_compared(self.case.context, LONGEST_CHECKED)
         rows = self.drawn(chance, self.case.context)
@@ -175,11 +178,12 @@ class Forward(PhaseWork):
 
 
 class Generate(PhaseWork):
-    """Generate: whole mini-batches of greedy steps from the state at the case's context.
+    """The generate phase: each call runs whole mini-batches of greedy steps.
 
-    A recurrent state starts at the initial state and is carried on: its cost does not depend on the tokens.
-    With the option `positions`, single steps are timed too. If it is "staggered", the sequences' positions are spread
-    evenly over the mini-batch, as those of served requests are.
+    A KV cache starts each call at the case's context. A recurrent state starts at the initial state, and each call
+    continues it: the cost of a step does not depend on the past.
+    With the option `positions`, single steps are timed too. "staggered" spreads the sequences evenly over the positions
+    of a mini-batch, as in serving.
     """
 
     token_axis = None
@@ -215,7 +219,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [B, V] of the last step, and the tokens [units, B] that the steps read."""
+        """Return the logits [B, V] of the last step, and the tokens [units, B] that the steps read."""
         self.adapter.place(self.state, self.case.context)
         return greedy_steps(self.model, self.ids, self.state, self.units)
 
@@ -225,7 +229,7 @@ class Generate(PhaseWork):
         self._stagger()
 
     def _stagger(self) -> None:
-        """Let each sequence read the last `_ahead` of the tokens `_before` [most, B]."""
+        """Let sequence i read the last `_ahead[i]` tokens in column i of `_before` [most, B]."""
         for ahead, rows in groupby(range(self.case.batch), key=self._ahead.__getitem__):
             if ahead:
                 first, *rest = rows
@@ -239,7 +243,10 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Times of the steps of TIMED_MINI_BATCHES mini-batches, as their tokens reach the host."""
+        """Return percentiles of the ITL over TIMED_MINI_BATCHES mini-batches of single steps, until tokens reach the host.
+
+        Empty without the option `positions`.
+        """
         if not self._times_steps:
             return {}
         count = TIMED_MINI_BATCHES * self.units + 1
@@ -253,7 +260,7 @@ class Generate(PhaseWork):
         return token_times.percentiles([(later - earlier) * 1e3 for earlier, later in pairwise(moments)])
 
     def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
-        """Check a call from random pasts of drawn sequences, which the other sequences copy."""
+        """Give drawn sequences new random pasts, copy them to the others, and return a function that checks a call."""
         rows = self.drawn(chance, self.case.context)
         sources = self.repeat(chance, rows)
         with torch.inference_mode():
@@ -279,9 +286,9 @@ class Generate(PhaseWork):
         return compare
 
     def _new_past(self, sources: list[int]) -> torch.Tensor:
-        """Overwrite the state with another past; a recurrent state reads tokens [units, B] after those of `_stagger`.
+        """Overwrite the state with a new random past, and return the past's tokens [most + units, B].
 
-        Returns both.
+        A recurrent state reads all of them: those of `_stagger`, then `units` more. A KV cache gets random numbers.
         """
         self._before = random_ids(self.model, *self._before.shape)[:, sources]
         self.restart()
@@ -294,9 +301,9 @@ class Generate(PhaseWork):
 
 
 class Request(PhaseWork):
-    """Request: a prompt, then `steps` greedy tokens; on a GPU steps and short prompts replay graphs.
+    """The request phase: a prompt, then `steps` greedy tokens. On a GPU, steps and short prompts replay graphs.
 
-    Times are the host's, as an engine's are: a token arrives before the step after the next begins.
+    The host takes the times, as in an engine: it launches each step, then waits for the token that the step reads.
     """
 
     def prepare(self) -> None:
@@ -326,7 +333,7 @@ class Request(PhaseWork):
 
     @property
     def tokens(self) -> int:
-        """Prompt and steps."""
+        """Tokens of the prompts and the steps, of all sequences."""
         return self.case.batch * (self.case.context + self.steps)
 
     def _prefill(self) -> None:
@@ -339,7 +346,7 @@ class Request(PhaseWork):
 
     @torch.inference_mode()
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [B, V] of the last step, and the tokens [steps, B] that the steps read."""
+        """Return the logits [B, V] of the last step, and the tokens [steps, B] that the steps read."""
         moments = [token_times.now()]
         with nvtx_range("prefill"):
             self._read_prompt()
@@ -356,13 +363,13 @@ class Request(PhaseWork):
         return self._logits, self._read
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """TTFT and ITL of the last calls; all sequences of a call get their tokens at once."""
+        """Return TTFT and ITL of the last `calls` calls. All sequences of a call get their tokens at once."""
         last = list(self._moments)[-calls:]
         times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
     def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
-        """Check a few whole requests."""
+        """Return a function that checks a few whole requests."""
         tokens = self.case.context + self.steps
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
@@ -381,5 +388,5 @@ class Request(PhaseWork):
         return compare
 
     def choices(self, steps: int) -> list[int]:
-        """The prompt's token and the last one."""
+        """Return the indices of the token after the prompt and of the last one that a step read."""
         return sorted({0, steps - 1})

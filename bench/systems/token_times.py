@@ -8,15 +8,15 @@ import torch
 
 from harness.measure.interval import median_interval
 
-TIMED_REQUESTS = 64  # calls whose times are kept
-TTFT_LIMIT_MS, ITL_LIMIT_MS = 500.0, 50.0  # of goodput: a request's TTFT and mean ITL
+TIMED_REQUESTS = 64  # most recent calls whose times are stored
+TTFT_LIMIT_MS, ITL_LIMIT_MS = 500.0, 50.0  # a request counts as goodput if its TTFT and its mean ITL are within these
 
 
 def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[str, float | None]:
-    """TTFT and ITL of requests, given per call as (TTFT, ITLs) in ms.
+    """Return TTFT and ITL in ms, each the median over the calls with its 95% interval; {} without calls.
 
-    TTFT: median over the requests of a call. ITL: median of the requests' means.
-    Both: median over the calls, with its 95% interval.
+    calls: for each call its requests, each as (TTFT, ITLs) in ms.
+    TTFT of a call: median over its requests. ITL of a call: median of its requests' means.
     """
     if not calls:
         return {}
@@ -30,15 +30,15 @@ def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[st
 
 
 def percentiles(steps_ms: Sequence[float]) -> dict[str, float | None]:
-    """Median, 99th percentile and largest over mean of inter-token latencies."""
+    """Return median and 99th percentile of inter-token latencies in ms, and the largest divided by the mean."""
     worst = max(steps_ms) / fmean(steps_ms)
     return {"itl_p50_ms": median(steps_ms), "itl_p99_ms": _p99(steps_ms), "itl_worst_over_mean": worst}
 
 
 def of_arrivals(requests: Sequence[tuple[float, Sequence[float]]], seconds: float) -> dict[str, float | None]:
-    """Percentiles of ITL and TTFT, and the goodput: requests per second within both limits.
+    """Return percentiles of ITL and TTFT, and the goodput: requests per second within both limits.
 
-    requests: (TTFT, ITLs) in ms. seconds: from the first arrival to the last token, of all batches together.
+    requests: (TTFT, ITLs) of each in ms. seconds: from the first arrival to the last token, of all batches together.
     """
     good = sum(first <= TTFT_LIMIT_MS and fmean(steps) <= ITL_LIMIT_MS for first, steps in requests)
     first = _p99([first for first, _ in requests])
@@ -51,15 +51,15 @@ def _p99(values: Sequence[float]) -> float:
 
 
 class TokensOnHost:
-    """Tokens [count, batch] of a request on the host, and when they arrived."""
+    """A host buffer for tokens [count, batch], copied from the GPU step by step, with their arrival times."""
 
     def __init__(self, count: int, batch: int, on_gpu: bool) -> None:
         self.tokens = torch.empty(count, batch, dtype=torch.long, pin_memory=on_gpu)
         self._events = [torch.cuda.Event() for _ in range(count)] if on_gpu else []
-        self._at = [0.0] * count  # on a CPU
+        self._at = [0.0] * count  # arrival times on a CPU, which has no events
 
     def send(self, place: int, tokens: torch.Tensor) -> None:
-        """Enqueue the copy of a step's tokens."""
+        """Enqueue the copy of a step's tokens [batch] to row `place` of the buffer."""
         self.tokens[place].copy_(tokens, non_blocking=True)
         if self._events:
             self._events[place].record()
@@ -67,7 +67,7 @@ class TokensOnHost:
             self._at[place] = now()
 
     def arrived(self, place: int) -> float:
-        """Wait for a step's tokens and return their time on the clock of `now`."""
+        """Wait for the tokens of row `place` and return their arrival time, in seconds on the clock of `now`."""
         if not self._events:
             return self._at[place]
         self._events[place].synchronize()
@@ -75,5 +75,5 @@ class TokensOnHost:
 
 
 def now() -> float:
-    """Seconds of the host's clock."""
+    """Return the host's clock in seconds."""
     return time.perf_counter()

@@ -1,8 +1,8 @@
 """Compile a package's Triton kernels in parallel, and tune them on the timed shapes.
 
 Triton compiles kernels and their candidates one by one, which takes minutes for a language model. Here a dry run
-without launches lists the kernels, and all are compiled in parallel. The package keeps its candidates; they are
-measured on the timed work, because the correctness check is too small.
+without launches lists the kernels, and all are compiled in parallel. The package's own candidates are then measured on
+the timed work, because the work of the correctness check is too small.
 
 JITFunction.run and Autotuner._bench are replaced temporarily: no knob of Triton compiles a call without a launch, or
 chooses a candidate without measuring it.
@@ -27,7 +27,7 @@ def keep_choices() -> None:
 
 
 def prepare(run: Callable[[], object]) -> None:
-    """Compile the kernels of `run`, then run it, so that candidates are measured on this work."""
+    """Compile the kernels of `run` in parallel, then call it, so that Triton measures the candidates on this work."""
     compile_ahead(run)
     run()
 
@@ -51,8 +51,8 @@ def compile_ahead(call: Callable[[], object]) -> None:
 def untuned(ahead: Callable[[], object]) -> Iterator[None]:
     """Choose the smallest candidate without measuring inside the context, and forget the choice after it.
 
-    The kernels of `ahead` are compiled first. For references, whose speed does not matter; large candidates may exceed
-    shared memory.
+    ahead: a call whose kernels are compiled first. Use it for references: their speed does not matter, and large
+    candidates may exceed shared memory.
     """
     with _chosen_by(_size):
         with _compiling_only():
@@ -62,9 +62,9 @@ def untuned(ahead: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def chosen_anew() -> Iterator[None]:
-    """Tune kernels again at their first call inside the context, and keep the new choices.
+    """Tune kernels again at their first call inside the context, and keep the new choices in memory.
 
-    For packages that cache one choice for all shapes: a choice for one sequence would be reused for sixteen.
+    Use it for packages that cache one choice for all shapes: the choice for one sequence would be reused for sixteen.
     """
     from triton.runtime.autotuner import Autotuner
 
@@ -81,7 +81,7 @@ def chosen_anew() -> Iterator[None]:
 
 
 def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
-    """Stages times block size: a proxy for the shared memory of a candidate."""
+    """Return stages times block size, a proxy for the shared memory of a candidate."""
     return config.num_stages * math.prod(
         extent for extent in config.kwargs.values() if isinstance(extent, int) and extent
     )
@@ -89,7 +89,7 @@ def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
 
 @contextmanager
 def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
-    """Let tuners choose by cost(tuner, config, *args, **arguments); choices are discarded."""
+    """Make tuners choose the candidate of least cost(tuner, config, ...) inside the context, then undo the choices."""
     from triton import knobs
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.cache import FileCacheManager

@@ -10,14 +10,14 @@ from bench.systems.triton_tuning import chosen_anew, compile_ahead, keep_choices
 from harness.measure.gate import Verdict
 from harness.schema.case import Case
 
-SPAN_BITS = 4  # one choice serves up to 16 times as many tokens at once
+SPAN_BITS = 4  # one tuning serves work within a factor of 16 in tokens at once
 
 
 class TunedLanguageModel(LanguageModel):
     """A LanguageModel that is compiled and tuned on the timed work before its correctness check.
 
-    The packages' tuners ignore batch and length. They are tuned again only for work of another size: measuring every
-    candidate takes 20 s.
+    The packages' tuners ignore batch and length, so work of another size is tuned again. Work of a similar size is not,
+    because measuring every candidate takes 20 s.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class TunedLanguageModel(LanguageModel):
         self._tuned: tuple[Any, str, int] | None = None
 
     def make_ready(self, work: PhaseWork) -> None:
-        """Compile, tune, and reset the state, which the dry run left uninitialised."""
+        """Compile and tune the kernels, then reset the state, which the dry run filled with meaningless values."""
         at_once = work.case.batch * (1 if work.case.phase == "generate" else work.case.context)
         phase, span = work.case.phase, (at_once.bit_length() - 1) // SPAN_BITS
         wanted = (self.loaded, phase, span)

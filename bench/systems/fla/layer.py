@@ -1,6 +1,6 @@
-"""Measure flash-linear-attention's TTT-Linear layer: another function than the paper's, so only its speed compares.
+"""Measure flash-linear-attention's TTT-Linear layer. Compare only its speed: its function is not the paper's.
 
-Its rate scales with the query's row instead of the key's column, its output is o + LN(o), and q is scaled.
+The learning rate scales the query's row instead of the key's column, the output is o + LN(o), and q is scaled.
 """
 
 from collections.abc import Callable
@@ -37,21 +37,21 @@ PER_TOKEN = ("q", "k", "v", "eta")
 # The package's two forms: states first and outputs after them, or both in one kernel.
 PACKAGE_FORMS = ("chunk_ttt_linear", "fused_chunk_ttt_linear")
 TRIAL = Policy(budget_s=0.2)
-MINI_BATCHES = (16, 32, 64)  # sizes that its Triton kernels and registers allow
+MINI_BATCHES = (16, 32, 64)  # sizes that the package's Triton kernels and the registers allow
 
 
 class FlaTTTLinear:
-    """ttt-linear/fla: the layer's forward, checked against the package's own PyTorch version."""
+    """Adapter of ttt-linear/fla: the layer's forward, checked against the package's own PyTorch version."""
 
     packages: tuple[str, ...] = ("flash-linear-attention", "triton")
 
     def unavailable(self) -> str:
-        """Report a missing GPU or package; a case imports the package, which takes ten seconds."""
+        """Report a missing GPU or package, or "". The import, which takes ten seconds, is left to the first case."""
         keep_choices()
         return no_gpu() or cannot_find("fla")
 
     def build(self, case: Case) -> Workload:
-        """Build the chunked forward of `batch` sequences of `context` tokens; Skip for missing options."""
+        """Build the chunked forward of `batch` sequences of `context` tokens. Raises Skip for unsupported options."""
         mini_batch = int(case.option("mini_batch", 16))
         self._refuse(case, mini_batch)
         import_or_skip("fla.ops.ttt")
@@ -85,9 +85,9 @@ class FlaTTTLinear:
 
 
 def package_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Our operator's arguments under the package's names and in its shapes.
+    """Return our operator's arguments under the package's names and in its shapes.
 
-    The rate gets the tokens' dtype: the package's GEMMs take no other.
+    The learning rate gets the tokens' dtype: the package's GEMMs take no other.
     """
     state = inputs["state"]
     return {
@@ -148,7 +148,7 @@ def _gate(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_bat
 
 
 def _timed_check(inputs: dict[str, Any], case: Case, mini_batch: int) -> TimedCheck:
-    """Check whole drawn sequences against the package's float32 version in PyTorch."""
+    """Return a check of whole drawn sequences against the package's float32 version in PyTorch."""
 
     def timed_check(chance: Random) -> Callable[[Any, int], Verdict]:
         rows = drawn(chance, case.batch, case.context, LAYER_CHECKED_TOKENS)
@@ -164,13 +164,13 @@ def _timed_check(inputs: dict[str, Any], case: Case, mini_batch: int) -> TimedCh
 
 
 def sequences_of(inputs: dict[str, Any], rows: list[int], tokens: int) -> dict[str, Any]:
-    """The first tokens of some of the sequences."""
+    """Return the arguments for the first `tokens` tokens of the sequences `rows`."""
     piece = {name: value[rows] if name not in ("w", "b") else value for name, value in inputs.items()}
     return piece | {name: inputs[name][rows, :tokens] for name in PER_TOKEN}
 
 
 def _exact(piece: dict[str, Any], mini_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs and final state by the package's version in PyTorch, which scales q in place."""
+    """Return outputs and final state of the package's PyTorch version, on copies because it scales q in place."""
     from fla.ops.ttt.naive import chunk_ttt_linear_ref
 
     exact = {name: value.float().clone() for name, value in piece.items()}

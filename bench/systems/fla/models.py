@@ -1,4 +1,4 @@
-"""Run Gated DeltaNet and RWKV-7 by flash-linear-attention, at the paper's size."""
+"""Run Gated DeltaNet and RWKV-7 in flash-linear-attention, at the paper's size."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,17 +44,17 @@ class FlaModel(CausalLM):
         self.config = _Config(inner.config.vocab_size, inner.config.hidden_size)
 
     def init_state(self, batch: int, context: int = 0) -> Any:
-        """An empty cache of the package."""
+        """Return an empty cache of the package."""
         from fla.models.utils import Cache
 
         return Cache()
 
     def reset_state(self, state: Any) -> None:
-        """Empty the cache; its own `reset` kept the states before release 0.5.1."""
+        """Empty the cache by its constructor, because before release 0.5.1 the package's `reset` left the states."""
         state.__init__()
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """ids [B, T] -> (logits [B, V] after the last of them, state); piece by piece along T."""
+        """Read ids [B, T] piece by piece along T; return (logits [B, V] after the last token, state)."""
         check_ids(ids, 2, ids.shape[0])
         for piece in self._pieces(ids):
             out = self.inner(piece, past_key_values=state, use_cache=True, logits_to_keep=1)
@@ -68,7 +68,7 @@ class FlaModel(CausalLM):
         return torch.cat(logits, dim=1)[:, -last:]
 
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """ids [B] -> (logits [B, V], state). The cache takes new tensors for the recurrent states."""
+        """Read ids [B]; return (logits [B, V], state). The cache gets new tensors for the recurrent states."""
         out = self.inner(ids[:, None], past_key_values=state, use_cache=True, logits_to_keep=1)
         return out.logits[:, -1], state
 
@@ -90,7 +90,7 @@ class _Config:
 
 
 class Fla(TunedLanguageModel):
-    """Adapter of a model of the package; a subclass names its classes and sizes."""
+    """Adapter of one of the package's models; a subclass names the package's classes and the sizes."""
 
     packages = ("flash-linear-attention", "triton")
     prompt_tokens = 1
@@ -99,7 +99,7 @@ class Fla(TunedLanguageModel):
     sizes: ClassVar[dict[str, dict[str, Any]]]
 
     def unavailable(self) -> str:
-        """Report a missing GPU or package; a case imports the package, which takes ten seconds."""
+        """Report a missing GPU or package, or "". The import, which takes ten seconds, is left to the first case."""
         return no_gpu() or cannot_find("fla")
 
     def settings(self, case: Case) -> dict[str, str]:
@@ -108,7 +108,7 @@ class Fla(TunedLanguageModel):
         return {"kernels": kernels, "gate_limits": f"{ROUNDINGS:g} times the model's own rounding, at most twice ours"}
 
     def build(self, case: Case) -> Workload:
-        """Build a case of the model or of one layer; Skip for requests, whose steps are replays of one graph."""
+        """Build a case of the model or of one layer. Raises Skip for requests, because their steps replay one graph."""
         if case.option("scope", "model") == "layer":
             return regressors.build(case)
         if case.phase == "request":
@@ -116,7 +116,10 @@ class Fla(TunedLanguageModel):
         return super().build(case)
 
     def load(self, case: Case) -> FlaModel:
-        """Draw the package's random weights by seed; weights that it initialises to zero are drawn too."""
+        """Load the model with the package's random weights from a fixed seed, also where the package starts at zero.
+
+        Raises Skip for a size that is not in `sizes`, or if the package cannot be imported.
+        """
         import_or_skip("fla.models")
         import fla.models
 
@@ -135,7 +138,7 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner.to(getattr(torch, case.dtype)).eval())
 
     def reference(self, model: FlaModel, dtype: torch.dtype) -> FlaModel:
-        """The same weights in `dtype` on the recurrent kernels, which use no GEMM."""
+        """Return the same weights in `dtype` on the recurrent kernels, which use no GEMM."""
         config = type(model.inner.config).from_dict(model.inner.config.to_dict())
         with torch.device(device()):
             inner = type(model.inner)(config).to(dtype).eval()
@@ -144,19 +147,19 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner, recurrent=True)
 
     def rounded_reference(self, model: FlaModel, case: Case) -> None:
-        """None: `rounding_verdict` derives the limits."""
+        """Return None, because `rounding_verdict` derives the limits."""
 
     def _judge(self, model: FlaModel, ids: Tensor, got: Tensor, expected: Tensor, case: Case) -> Verdict:
-        """Check within the rounding of the same weights without the measured kernels."""
+        """Check logits within limits set by the rounding of the same weights on the recurrent kernels."""
         rounded = prefill_then_generate(FlaModel(model.inner, recurrent=True), ids, self.gate_prompt)
         return rounding_verdict(got, rounded, expected, case.dtype)
 
     def shape(self, config: Any) -> DeltaRuleConfig:
-        """State shape and FLOPs per token from the package's configuration."""
+        """Return the state's shape and the FLOPs per token, from the package's configuration."""
         raise NotImplementedError
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """The package's own state, without the last inputs of a token shift, a hundredth of it."""
+        """Return the package's shape without the stored inputs of a token shift, a hundredth of the state."""
         return self.shape(model.inner.config)
 
     def work(self, model: FlaModel, case: Case) -> PhaseWork:
@@ -167,7 +170,7 @@ class FlaForward(Forward):
     """Forward from an empty state, with limits for the rounding of these models."""
 
     def timed_check(self, chance: Random) -> Callable[[Tensor, int], Verdict]:
-        """Check a drawn prompt, by the recurrent kernels if it is short enough."""
+        """Return a check of one drawn prompt: on the recurrent kernels if it is short enough, else in other pieces."""
         row = chance.randrange(self.case.batch)
         long = self.case.context > RECURRENT_CHECKED_TOKENS
 
@@ -181,7 +184,7 @@ class FlaForward(Forward):
         return compare
 
     def _by_other_pieces(self, logits: Tensor, ids: Tensor) -> Verdict:
-        """Check against the same kernels and weights with the prompt alone and in pieces."""
+        """Check logits [1, V] against the same kernels and weights, with the prompt in a batch of one and in pieces."""
 
         def read() -> Tensor:
             state = self.model.init_state(1)
@@ -191,7 +194,7 @@ class FlaForward(Forward):
 
         with untuned(read):
             verdict = logits_verdict(logits, read(), self.case.dtype)
-        # Both sides round.
+        # Both sides round, so the limits double.
         checks = [Check.at_most(each.name, each.value, 2 * each.limit) for each in timed(verdict).checks]
         missing = (
             f"the logits of prompts of more than {RECURRENT_CHECKED_TOKENS} tokens were compared with those of the "
@@ -201,7 +204,7 @@ class FlaForward(Forward):
 
 
 class FlaGenerate(Generate):
-    """Greedy steps from a state after one token; each call starts there.
+    """The generate phase: greedy steps. Each call starts at the state after one token.
 
     The cache replaces its tensors at every step, so each call restores the first ones. Steps update a convolution's
     last inputs in place, so each call copies those.
@@ -224,17 +227,17 @@ class FlaGenerate(Generate):
 
     @torch.inference_mode()
     def run(self) -> tuple[Tensor, Tensor]:
-        """Logits [B, V] of the last step, and the tokens [STEPS, B] that the steps read."""
+        """Return the logits [B, V] of the last step, and the tokens [STEPS, B] that the steps read."""
         for layer in self.state.layers:
             layer.state = layer.state | {"conv_state": _copied(layer.state.get("conv_state"))}
         found = greedy_steps(self.model, self.ids, self.state, STEPS)
-        # Before returning: at B = 512 a capture has no room for a third copy of the states.
+        # Restore before returning: at B = 512 a capture has no room for a third copy of the states.
         for layer, tensors in zip(self.state.layers, self._first, strict=True):
             layer.state = dict(tensors)
         return found
 
     def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
-        """Check drawn sequences through the steps of a call."""
+        """Return a check of drawn sequences through the steps of a call."""
         rows = drawn(chance, self.case.batch, STEPS)
 
         @torch.inference_mode()
@@ -254,7 +257,7 @@ def _copied(kept: Any) -> Any:
 
 
 def timed_rounding_verdict(adapter: Any, model: FlaModel, logits: Tensor, ids: Tensor, dtype: str) -> Verdict:
-    """Check timed logits after ids [B, T] against the recurrent kernels in a wider dtype."""
+    """Check timed logits [B, V] after ids [B, T] against the recurrent kernels in a wider dtype."""
     reference = adapter.reference(model, torch.float64 if dtype == "float32" else torch.float32)
 
     def both(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -266,10 +269,10 @@ def timed_rounding_verdict(adapter: Any, model: FlaModel, logits: Tensor, ids: T
 
 
 def rounding_verdict(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: str) -> Verdict:
-    """Check logits [..., V] against a reference for models that round more than ours.
+    """Check logits [..., V] of a model that rounds more than ours against the reference's.
 
     rounded: logits of the same weights in `dtype` without the measured kernels.
-    A limit is LOGIT_LIMITS or ROUNDINGS times the error of `rounded`, at most twice LOGIT_LIMITS.
+    A limit is the larger of LOGIT_LIMITS and ROUNDINGS times the error of `rounded`, at most twice LOGIT_LIMITS.
     """
     checks = []
     of_both = (logits_verdict(each, reference, dtype).checks for each in (logits, rounded))
@@ -280,13 +283,16 @@ def rounding_verdict(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: 
 
 
 class GatedDeltaNet(Fla):
-    """gated-deltanet/fla, with the package's heads (6 of 256, values of 512) and 21 blocks."""
+    """Adapter of gated-deltanet/fla: 21 blocks with the package's heads (6 with keys of 256 and values of 512)."""
 
     classes = ("GatedDeltaNetConfig", "GatedDeltaNetForCausalLM")
     sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 21}}
 
     def shape(self, config: Any) -> DeltaRuleConfig:
-        """The gated delta rule (arXiv 2412.06464): decay 1, prediction 2, update 2, output 2 FLOPs per number."""
+        """Return the shape of the gated delta rule (arXiv 2412.06464).
+
+        FLOPs per element of the state: decay 1, prediction 2, update 2, output 2.
+        """
         key_dim, value_dim = config.head_dim, int(config.head_dim * config.expand_v)
         heads = config.num_heads
         return DeltaRuleConfig(
@@ -302,7 +308,7 @@ class GatedDeltaNet(Fla):
 
 
 class RWKV7(Fla):
-    """rwkv7/fla, with heads of 64, 24 blocks and the low ranks of RWKV-7 World 1.5B; the package has smaller ones."""
+    """Adapter of rwkv7/fla: 24 blocks, heads of 64, and the low ranks of RWKV-7 World 1.5B, above the package's own."""
 
     classes = ("RWKV7Config", "RWKV7ForCausalLM")
     sizes: ClassVar[dict[str, dict[str, Any]]] = {
@@ -317,7 +323,10 @@ class RWKV7(Fla):
     }
 
     def shape(self, config: Any) -> DeltaRuleConfig:
-        """The generalized delta rule (arXiv 2503.14456): decay 1, removal 4, addition 2, output 2 FLOPs per number."""
+        """Return the shape of the generalized delta rule (arXiv 2503.14456).
+
+        FLOPs per element of the state: decay 1, removal 4, addition 2, output 2.
+        """
         return DeltaRuleConfig(
             config.hidden_size,
             config.num_hidden_layers,
@@ -329,6 +338,6 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Record the package's own warning; the correctness check compares the model with the same package."""
+        """Record the package's own warning, because the correctness check compares only with the same package."""
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

@@ -31,9 +31,9 @@ CHECKED_TOKENS = 4096  # a token of the naive form takes ten launches
 
 @dataclass(frozen=True)
 class Rule:
-    """One regressor: its chunked kernel (MODULE:FUNCTION), its heads, and what its transition is.
+    """One layer: its chunked kernel (MODULE:FUNCTION), its heads, and how its state changes.
 
-    vector_decay: one decay per key channel. householder: delta-rule updates per token.
+    vector_decay: one decay per key channel instead of one per head. householder: delta-rule updates per token.
     """
 
     kernel: str
@@ -45,11 +45,11 @@ class Rule:
 
     @property
     def state_numbers(self) -> int:
-        """Numbers of one sequence's state."""
+        """Number of elements in one sequence's state."""
         return self.heads * self.key_dim * self.value_dim
 
     def work(self, case: Case) -> Work:
-        """Count per state number: decay 1, prediction and update 4 per Householder step, output 2."""
+        """Count FLOPs and bytes. FLOPs per state element: decay 1, each delta-rule update 4, output 2."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         decays = self.key_dim if self.vector_decay else 1
         pairs = self.householder * (self.key_dim + self.value_dim + 1)
@@ -68,22 +68,25 @@ RULES = {
 
 
 class Regressor:
-    """A layer of RULES on backend fla: the forward of whole sequences from an empty state."""
+    """Adapter of the layers in RULES on the backend fla: the forward of whole sequences from an empty state."""
 
     packages: tuple[str, ...] = ("flash-linear-attention", "triton")
 
     def unavailable(self) -> str:
-        """Report a missing GPU or package; a case imports the package, which takes ten seconds."""
+        """Report a missing GPU or package, or "". The import, which takes ten seconds, is left to the first case."""
         keep_choices()
         return no_gpu() or cannot_find("fla")
 
     def build(self, case: Case) -> Workload:
-        """Build the forward of a case; Skip for another size."""
+        """Build the forward of a case. Raises Skip for another size than SIZE."""
         return build(case)
 
 
 def build(case: Case) -> Workload:
-    """`batch` sequences of `context` tokens through one layer, checked against `naive`."""
+    """Build the forward of `batch` sequences of `context` tokens through one layer, checked against `naive`.
+
+    Raises Skip for another size than SIZE, or if the kernel cannot be imported.
+    """
     if case.size != SIZE:
         raise Skip(f"{case.system} is set up for the size {SIZE} only")
     rule = RULES[case.system]
@@ -114,9 +117,9 @@ def build(case: Case) -> Workload:
 
 
 def random_inputs(rule: Rule, case: Case) -> dict[str, Tensor]:
-    """q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H], log-decays g; k, v and beta have `householder` rows a token.
+    """Return q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H] and log-decays g [B, T, H] or [B, T, H, K], by name.
 
-    Keys have unit norm in the mean, so that a state stays bounded.
+    In k, v and beta, T is `householder` times the number of tokens. Keys have norm 1 on average, to bound the state.
     """
     batch, tokens, heads, dtype = case.batch, case.context, rule.heads, getattr(torch, case.dtype)
     rows = tokens * rule.householder
@@ -136,7 +139,10 @@ def random_inputs(rule: Rule, case: Case) -> dict[str, Tensor]:
 
 @torch.inference_mode()
 def naive(rule: Rule, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Token by token in float32: S = Diag(exp g) S; S += beta k (v - S^T k)^T per pair; o = S^T q / sqrt(K)."""
+    """Run a layer token by token in float32; return outputs [B, T, H, V] and the final state [B, H, K, V].
+
+    S = Diag(exp g) S; S += beta k (v - S^T k)^T for each of the token's (k, v); o = S^T q / sqrt(K).
+    """
     q, k, v, beta, decay = q.float() * rule.key_dim**-0.5, k.float(), v.float(), beta.float(), g.float().exp()
     if not rule.vector_decay:
         decay = decay[..., None]
@@ -152,13 +158,13 @@ def naive(rule: Rule, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) 
 
 
 def _some(rule: Rule, inputs: dict[str, Tensor], rows: list[int], tokens: int) -> dict[str, Tensor]:
-    """The first tokens of some sequences."""
+    """Return the inputs for the first `tokens` tokens of the sequences `rows`."""
     per = {name: 1 if name in ("q", "g") else rule.householder for name in inputs}
     return {name: value[rows, : tokens * per[name]].contiguous() for name, value in inputs.items()}
 
 
 def _gate(rule: Rule, kernel: Any, more: dict[str, int], inputs: dict[str, Tensor], case: Case) -> Verdict:
-    """The first tokens of one sequence: output and final state against `naive`."""
+    """Check output and final state of the first tokens of one sequence against `naive`."""
     piece = _some(rule, inputs, [0], min(LAYER_GATE_TOKENS + 1, case.context))  # past a chunk's end
     with torch.inference_mode():
         got = kernel(**piece, **more, output_final_state=True)
@@ -169,7 +175,7 @@ def _gate(rule: Rule, kernel: Any, more: dict[str, int], inputs: dict[str, Tenso
 
 
 def _timed_check(rule: Rule, inputs: dict[str, Tensor], case: Case) -> TimedCheck:
-    """Compare the first tokens of drawn sequences with `naive`, and their final states if it read all tokens."""
+    """Return a check of the first CHECKED_TOKENS of drawn sequences, and of final states if no token is left out."""
 
     def timed_check(chance: Random) -> Callable[[Any, int], Verdict]:
         rows = drawn(chance, case.batch, case.context, CHECKED_TOKENS)

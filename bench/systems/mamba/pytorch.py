@@ -13,18 +13,18 @@ from harness.schema.case import Case
 
 
 class TorchMamba(LanguageModel):
-    """mamba/torch."""
+    """Adapter of mamba/torch."""
 
     packages = ("transformers",)
 
     def unavailable(self) -> str:
-        """Unavailable on CUDA: use mamba/mamba-ssm there, as nobody would run this path on a GPU."""
+        """Report on a GPU that mamba/mamba-ssm is the one to use there; "" on a CPU."""
         if device() == "cuda":
             return f"transformers' Mamba is {FOR_A_CPU}: use mamba/mamba-ssm there"
         return ""
 
     def load(self, case: Case) -> Any:
-        """Random weights by seed."""
+        """Load the model with random weights from a fixed seed."""
         from bench.models.mamba import Mamba
 
         config = model_config("mamba", case.size)
@@ -32,9 +32,9 @@ class TorchMamba(LanguageModel):
         return Mamba.from_seed(config, 0, device(), getattr(torch, case.dtype))
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """A model with the same weights and a scan in chunks; it shares no code with the timed model."""
+        """Return the same weights with a scan in chunks, which shares no code with the timed model's scan."""
         return ScannedMamba(self.reference(model, dtype).inner, device())
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """transformers' own path, which rounds only its activations."""
+        """Return transformers' own path in the case's dtype, which rounds only its activations."""
         return self.reference(model, getattr(torch, case.dtype))

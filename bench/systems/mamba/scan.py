@@ -1,8 +1,9 @@
 """Mamba and Mamba-2 in plain PyTorch, vectorised over chunks of a prompt: the reference for prompts of any length.
 
-transformers scans Mamba token by token, and holds a square of heads per chunk for Mamba-2. Here chunks of a piece are
-scanned in parallel from zero. A carry passes from chunk to chunk, and its contribution is added at the end. A piece of
-n tokens takes about 2 sqrt(n) steps.
+transformers scans Mamba token by token, and for Mamba-2 holds every pair of a chunk's tokens for all heads. Here a
+prompt is split into pieces, and a piece into chunks. All chunks of a piece are scanned in parallel from a zero state;
+then the state is carried from chunk to chunk and its contribution added. A piece of n tokens takes about 2 sqrt(n)
+steps.
 """
 
 import math
@@ -15,20 +16,20 @@ from torch import Tensor, nn
 
 from bench.systems.blockwise import visiting
 
-PIECE_NUMBERS = 1 << 26  # of the states of all tokens of a piece: 0.3 GB in float32, of which three are held
-PIECE_TOKENS = 2048  # of Mamba-2, at most
+PIECE_NUMBERS = 1 << 26  # elements in the states after all tokens of a piece: three tensors of 0.3 GB in float32
+PIECE_TOKENS = 2048  # most tokens of a piece of Mamba-2
 
 
 def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
-    """x_t = decay_t * x_(t-1) + inputs_t for t in 1..T, from x_0 = `state` [B, ...]; all x, [B, T, ...].
+    """Return x [B, T, ...] with x_t = decay_t * x_(t-1) + inputs_t for t in 1..T, from x_0 = `state` [B, ...].
 
-    decay is within [0, 1]. Both arguments [B, T, ...] are overwritten.
+    decay, within [0, 1], and inputs are [B, T, ...]; both are overwritten.
     """
     tokens = inputs.shape[1]
     length = max(1, math.isqrt(tokens))
     whole = tokens // length * length
     chunked = [x[:, :whole].unflatten(1, (-1, length)) for x in (decay, inputs)]
-    products, states = chunked  # cumulative decays since a chunk's start, and its scan from zero
+    products, states = chunked  # per chunk: cumulative decays since its start, and its scan from zero
     for t in range(1, length):
         states[:, :, t].addcmul_(products[:, :, t], states[:, :, t - 1])
         products[:, :, t].mul_(products[:, :, t - 1])
@@ -42,24 +43,24 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
 
 
 class ScannedMamba:
-    """transformers' Mamba (`inner`: MambaForCausalLM) with this module's scan, for prompts from their start.
+    """transformers' Mamba (`inner`: MambaForCausalLM) with this module's scan, for whole prompts.
 
-    If the weights are on another device than `device`, each block visits it for its turn.
+    If the weights are on another device than `device`, each block is copied there while it runs.
     """
 
     def __init__(self, inner: Any, device: torch.device | str) -> None:
         self.inner, self.device = inner, torch.device(device)
 
     def init_state(self, batch: int, context: int) -> None:
-        """None, because every prompt is read from its start."""
+        """Return None, because every prompt is read from its start."""
 
     def prefill(self, ids: Tensor, state: None) -> tuple[Tensor, None]:
-        """ids [B, T] -> (logits [B, V] after the last of them, None)."""
+        """Return (logits [B, V] after the last token of ids [B, T], None)."""
         return self.logits(ids, 1)[:, 0], None
 
     @torch.no_grad()
     def logits(self, ids: Tensor, last: int) -> Tensor:
-        """ids [B, T] -> logits [B, last, V] after the last tokens."""
+        """Return logits [B, last, V] after the last tokens of ids [B, T]."""
         backbone = self.inner.backbone
         h = F.embedding(ids.to(self.device), backbone.embeddings.weight.to(self.device))
         for layer in backbone.layers:
@@ -69,7 +70,7 @@ class ScannedMamba:
             return F.linear(_normed(h[:, -last:], backbone.norm_f), self.inner.lm_head.weight.to(self.device))
 
     def _mix(self, mixer: Any, x: Tensor) -> Tensor:
-        """The mixer of a block, arXiv 2312.00752, algorithm 2 and figure 3: x [B, T, C] -> [B, T, C]."""
+        """Apply a block's mixer, arXiv 2312.00752, algorithm 2 and figure 3: x [B, T, C] -> [B, T, C]."""
         u, gate = mixer.in_proj(x).chunk(2, -1)
         u = _convolved(u, mixer.conv1d)
         step, B, C = mixer.x_proj(u).split((mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size), -1)
@@ -87,10 +88,10 @@ class ScannedMamba:
 
 
 class ScannedMamba2(ScannedMamba):
-    """transformers' Mamba-2 (`inner`: Mamba2ForCausalLM): decays are a head's, so a chunk is a few GEMMs."""
+    """transformers' Mamba-2 (`inner`: Mamba2ForCausalLM). A head's channels share a decay: a chunk is a few GEMMs."""
 
     def _mix(self, mixer: Any, x: Tensor) -> Tensor:
-        """The mixer of a block, arXiv 2405.21060, listing 1: x [B, T, C] -> [B, T, C]."""
+        """Apply a block's mixer, arXiv 2405.21060, listing 1: x [B, T, C] -> [B, T, C]."""
         groups, size = mixer.n_groups, mixer.ssm_state_size
         gate, mixed, step = mixer.in_proj(x).split((mixer.intermediate_size, mixer.conv_dim, mixer.num_heads), -1)
         mixed = _convolved(mixed, mixer.conv1d)
@@ -110,11 +111,11 @@ class ScannedMamba2(ScannedMamba):
         return mixer.out_proj(y.flatten(-2) * mixer.norm.weight)
 
 
-CHUNK = 64  # tokens of Mamba-2 whose pairs are held
+CHUNK = 64  # tokens of a Mamba-2 chunk, for which all pairs are computed
 
 
 def whole_chunks(piece: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
-    """The whole chunks of a piece, and the rest as one short chunk."""
+    """Yield the whole chunks of a piece together, [B, c, CHUNK, ...], then the rest as one short chunk."""
     whole = piece[0].shape[1] // CHUNK * CHUNK
     for part, length in (([x[:, :whole] for x in piece], CHUNK), ([x[:, whole:] for x in piece], 0)):
         if part[0].shape[1]:
@@ -122,7 +123,7 @@ def whole_chunks(piece: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
 
 
 def chunked_scan(chunks: tuple[Tensor, ...], state: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Outputs [B, T, H, P] and the state [B, H, P, N] after chunks of L tokens.
+    """Return the outputs [B, T, H, P] and the state [B, H, P, N] after chunks of L tokens.
 
     chunks: inputs [B, c, L, H, P], log_decay [B, c, L, H], B and C [B, c, L, groups * N].
     """
@@ -142,10 +143,10 @@ def chunked_scan(chunks: tuple[Tensor, ...], state: Tensor, groups: int) -> tupl
 
 
 def _convolved(x: Tensor, convolution: nn.Conv1d) -> Tensor:
-    """SiLU of the causal convolution of x [B, T, E], channel by channel."""
+    """Return SiLU of the causal convolution of x [B, T, E], channel by channel."""
     return F.silu(convolution(x.mT)[..., : x.shape[1]].mT)
 
 
 def _normed(x: Tensor, norm: Any) -> Tensor:
-    """RMSNorm, in the type of x."""
+    """Return RMSNorm of x [..., C], computed in the dtype of x."""
     return norm.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.variance_epsilon))

@@ -1,4 +1,4 @@
-"""Run Mamba and Mamba-2 by their authors' package, mamba-ssm; forward fills the state for generate."""
+"""Run Mamba and Mamba-2 in their authors' package, mamba-ssm. A forward also fills the state that generate reads."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -45,11 +45,11 @@ class MambaSSMModel(CausalLM):
     def reset_state(self, state: Any) -> None:
         """Reset the state in place."""
         state.seqlen_offset = 0
-        # One launch: every prompt begins with this, and separate fills would be 96.
+        # One launch instead of 96 separate fills, because every prompt begins with this.
         torch._foreach_zero_([tensor for tensors in state.key_value_memory_dict.values() for tensor in tensors])
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """ids [B, T] into an empty state -> (logits [B, V] after the last token, state).
+        """Read ids [B, T] into an empty state; return (logits [B, V] after the last token, state).
 
         Reads whole prompts, up to PREFILL_TOKENS at a time: the package's scan starts from an empty state only.
         """
@@ -61,7 +61,7 @@ class MambaSSMModel(CausalLM):
         return torch.cat(logits) if len(logits) > 1 else logits[0], state
 
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """ids [B] -> (logits [B, V], state); the step the package captures in its own graph."""
+        """Read ids [B]; return (logits [B, V], state). The package's own CUDA graph captures the same call."""
         check_ids(ids, 1, state.max_batch_size)
         state.seqlen_offset += 1  # a nonzero offset chooses the step instead of the scan
         return self.inner(ids[:, None], inference_params=state, num_last_tokens=1).logits[:, 0], state
@@ -82,17 +82,17 @@ class MambaSSMModel(CausalLM):
 
 
 class MambaSSM(TunedLanguageModel):
-    """mamba/mamba-ssm."""
+    """Adapter of mamba/mamba-ssm."""
 
     packages = ("mamba-ssm", "causal-conv1d")
     layer: ClassVar[str] = "Mamba1"
 
     def unavailable(self) -> str:
-        """Why it cannot run; the package needs a GPU."""
+        """Report a missing GPU or package; "" if both are there."""
         return no_gpu() or cannot_import("mamba_ssm")
 
     def build(self, case: Case) -> Workload:
-        """Build a workload; raise Skip for a prompt that the package's kernels cannot index."""
+        """Build a workload. Raises Skip for a prompt that the package's kernels cannot index."""
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
         if case.phase != "generate" and case.context > (longest := self.longest(config)):
@@ -103,14 +103,14 @@ class MambaSSM(TunedLanguageModel):
         return super().build(case)
 
     def longest(self, config: MambaConfig) -> int:
-        """Longest prompt that the kernels' unsigned 32-bit indices of [channel, token] can hold.
+        """Return the longest prompt in tokens that the kernels' unsigned 32-bit indices of [channel, token] can hold.
 
         Source: mamba-ssm 2.3.1, selective_scan.h, and causal-conv1d 1.6.2, causal_conv1d.h.
         """
         return (1 << 32) // config.inner_width
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Record whether causal-conv1d is present, as the package falls back silently, and the residual's dtype.
+        """Record the residual's dtype and whether causal-conv1d is present: without it the package falls back silently.
 
         The residual stream is float32 by the package's default; other models use the activations' dtype.
         """
@@ -119,19 +119,19 @@ class MambaSSM(TunedLanguageModel):
         return {"causal_conv1d": f"absent ({absent})" if absent else "present", "residual": "float32", **prefill}
 
     def load(self, case: Case) -> MambaSSMModel:
-        """Random weights by seed, with the package's own distributions."""
+        """Load the model with random weights from a fixed seed, in the package's own distributions."""
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
         from bench.models.mamba import remember
 
         torch.manual_seed(0)
         model = MambaSSMModel(config, self.layer, device(), getattr(torch, case.dtype))
-        if self.layer == "Mamba1":  # Mamba-2 needs no such weights: its B and C are as large as its other activations
+        if self.layer == "Mamba1":  # Mamba-2 needs no scaling: its B and C are as large as its other activations
             remember(model.inner, config)
         return model
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba:
-        """A scan in plain PyTorch: transformers uses this package's kernels if they are installed."""
+        """Return the same weights on a scan in plain PyTorch, because transformers would use this package's kernels."""
         from bench.models.mamba import Mamba
 
         transformers = Mamba(model.config, device(), dtype)
@@ -139,28 +139,28 @@ class MambaSSM(TunedLanguageModel):
         return ScannedMamba(transformers.inner, device())
 
     def rounded_reference(self, model: MambaSSMModel, case: Case) -> None:
-        """None, because no other code rounds like the kernels of the package."""
+        """Return None, because no other code rounds like the kernels of the package."""
 
 
 class Mamba2SSM(MambaSSM):
-    """mamba2/mamba-ssm: as wide and as deep as Mamba, which gives it as many parameters."""
+    """Adapter of mamba2/mamba-ssm: as wide and deep as Mamba, which gives it as many parameters."""
 
     layer = "Mamba2"
 
     def longest(self, config: MambaConfig) -> int:
-        """Longest prompt that Triton's signed 32-bit indices of [token, channel] can hold.
+        """Return the longest prompt in tokens that Triton's signed 32-bit indices of [token, channel] can hold.
 
-        Channels of a token: inputs, z, B and C of one group of a state of 128, and a time step per head of 64.
+        Channels of a token: inputs and z; B and C, 128 each; and a time step for each head of 64 channels.
         """
         return (1 << 31) // (2 * config.inner_width + 2 * 128 + config.inner_width // 64)
 
     def counted_as(self, model: MambaSSMModel) -> MambaConfig:
-        """The configuration with the package's larger state."""
+        """Return Mamba's configuration with the state size and the groups of the package's Mamba-2."""
         mixer = model.inner.backbone.layers[0].mixer
         return replace(model.config, state_dim=mixer.d_state, groups=mixer.ngroups)
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba2:
-        """Chunks in plain PyTorch, with the weights where transformers' Mamba-2 has them."""
+        """Return a chunked scan in plain PyTorch, with the weights in modules of transformers' Mamba-2."""
         from transformers import Mamba2Config, Mamba2ForCausalLM
 
         mixer = model.inner.backbone.layers[0].mixer
@@ -184,7 +184,7 @@ class Mamba2SSM(MambaSSM):
 
 @torch.no_grad()
 def copy_weights(source: dict[str, Tensor], target: torch.nn.Module) -> None:
-    """Copy weights by mamba-ssm's names to a model by transformers' names; KeyError for a missing one."""
+    """Copy weights under mamba-ssm's names into a model of transformers. Raises KeyError if one is missing."""
     named = dict(target.named_parameters())
     renamed = {name.replace("backbone.embedding.", "backbone.embeddings."): weight for name, weight in source.items()}
     if missing := set(named) - set(renamed):

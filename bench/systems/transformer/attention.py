@@ -21,23 +21,26 @@ PACKAGES = ("flash_attn_interface", "flash_attn.cute", "vllm.vllm_flash_attn", "
 
 
 class Attend:
-    """An attention in the model's layout, [B, heads, T, D]; SDPA chooses the kernel of a step that no subclass has."""
+    """Attention by SDPA in the model's layout, [B, heads, T, D]; a subclass replaces that of prompts, steps or both."""
 
     name = "SDPA's choice"
     step_name = "SDPA's choice under a mask"
 
     def prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Causal attention of whole prompts."""
+        """Return causal attention over whole prompts, [B, H, T, D]."""
         return causal_attention(q, k, v)
 
     def step(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor) -> Tensor:
-        """q [B, H, 1, D] over the rows 0 to `position` [1], on the device, of the caches [B, KV heads, capacity, D]."""
+        """Return attention of q [B, H, 1, D] over the rows 0 to `position` of the caches [B, KV heads, capacity, D].
+
+        position: [1], on the device.
+        """
         mask = (torch.arange(k_cache.shape[2], device=q.device) <= position)[None]
         return step_attention(q, k_cache, v_cache, mask)
 
 
 class FlashAttention(Attend):
-    """flash_attn_func and flash_attn_with_kvcache, as FlashAttention 2 and 3 have them."""
+    """FlashAttention 2 or 3: flash_attn_func for prompts, flash_attn_with_kvcache for steps."""
 
     def __init__(self, module: Any, name: str) -> None:
         self.module, self.name, self.step_name = module, name, name
@@ -100,17 +103,17 @@ class FlashAttentionOfVllm(FlashAttention):
 
 
 def _lengths(position: Tensor, batch: int) -> Tensor:
-    """Cache rows of each sequence, the new one included: [B] int32."""
+    """Return the cache rows of each sequence, including the new token's: [B] int32."""
     return (position + 1).to(torch.int32).expand(batch).contiguous()
 
 
 def _first(out: Any) -> Tensor:
-    """The output alone; some versions also return the log-sum-exp."""
+    """Return the output without the log-sum-exp, which some versions add to it."""
     return out[0] if isinstance(out, tuple) else out
 
 
 def flash_package() -> str:
-    """The first of PACKAGES that can be imported, or ""."""
+    """Return the first of PACKAGES that can be imported, or ""."""
     return next((name for name in PACKAGES if not cannot_import(name)), "")
 
 
@@ -122,7 +125,7 @@ def flash_attention() -> Attend:
 
 
 class FlashTransformer(Transformer):
-    """The Transformer on another attention."""
+    """The Transformer on the attention `attend`."""
 
     def __init__(
         self, config: TransformerConfig, device: torch.device | str, dtype: torch.dtype, attend: Attend | None = None
@@ -131,11 +134,11 @@ class FlashTransformer(Transformer):
         self.attend = attend or Attend()
 
     def _chunk_length(self, batch: int) -> int:
-        """One chunk per prompt: these functions need the whole prompt."""
+        """Return a length that no prompt exceeds, because these attention functions need the whole prompt."""
         return sys.maxsize
 
     def _hidden(self, ids: Tensor, state: TransformerState) -> Tensor:
-        """Read a prompt into an empty state; a longer past takes the parent's way."""
+        """Read a prompt by `attend` if the state is empty and has room; otherwise as the parent class does."""
         tokens = ids.shape[1]
         if state.length != 0 or tokens > state.capacity:
             return super()._hidden(ids, state)
@@ -161,7 +164,10 @@ class FlashTransformer(Transformer):
         return h
 
     def _through_blocks(self, ids: Tensor, rope: Rotation, attend: Callable[..., Tensor]) -> Tensor:
-        """ids [B, T] -> the residual stream [B, T, C]; attend(layer, q, k, v) takes rotated heads."""
+        """Run all blocks: ids [B, T] -> the residual stream [B, T, C].
+
+        attend(layer, q, k, v): callable that returns a layer's attention; q and k are rotated.
+        """
         h = self.model.embed_tokens(ids)
         for layer, block in enumerate(self._blocks):
             with layer_range(layer):
@@ -175,11 +181,11 @@ class AttentionBackend(TorchTransformer):
     """Adapter of the Transformer on one attention; its reference is the Transformer on SDPA."""
 
     def attend(self) -> Attend:
-        """The attention of this backend."""
+        """Return the attention of this backend."""
         raise NotImplementedError
 
     def unavailable(self) -> str:
-        """These kernels need a GPU."""
+        """Report a missing GPU, which these kernels need; "" if there is one."""
         return no_gpu()
 
     def settings(self, case: Case) -> dict[str, str]:
@@ -190,29 +196,29 @@ class AttentionBackend(TorchTransformer):
         return {"attention": ", steps: ".join(dict.fromkeys([*prompt, *steps]))}
 
     def load(self, case: Case) -> FlashTransformer:
-        """Random weights by seed."""
+        """Load the model with random weights from a fixed seed."""
         config = model_config(case.system, case.size)
         assert isinstance(config, TransformerConfig)
         return FlashTransformer.from_seed(config, 0, device(), getattr(torch, case.dtype), attend=self.attend())
 
     def reference(self, model: FlashTransformer, dtype: torch.dtype) -> Transformer:
-        """The same weights on SDPA in `dtype`."""
+        """Return the same weights on SDPA in `dtype`."""
         reference = Transformer(model.config, device(), dtype)
         reference.copy_weights(model)
         return reference
 
 
 class FlashAttn(AttentionBackend):
-    """Both Transformers on whichever FlashAttention is installed."""
+    """Adapter of both Transformers on the FlashAttention that is installed."""
 
     packages = ("flash-attn-4", "flash-attn", "vllm")
 
     def unavailable(self) -> str:
-        """Report a missing GPU, or why no package can be imported."""
+        """Report a missing GPU, or why no package can be imported; "" if neither."""
         if (absent := no_gpu()) or flash_package():
             return absent
         return "no FlashAttention: " + "; ".join(dict.fromkeys(cannot_import(name) for name in PACKAGES))
 
     def attend(self) -> Attend:
-        """The newest installed FlashAttention."""
+        """Return the attention of the first installed package in PACKAGES."""
         return flash_attention()

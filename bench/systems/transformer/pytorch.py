@@ -12,22 +12,22 @@ from harness.schema.case import Case
 
 
 class TorchTransformer(LanguageModel):
-    """Both Transformers on PyTorch."""
+    """Adapter of transformer/torch and transformer-gqa/torch."""
 
     prompt_tokens = None
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Record the attention."""
+        """Record which attention runs."""
         return {**super().settings(case), "attention": "SDPA's choice"}
 
     def load(self, case: Case) -> Any:
-        """Random weights by seed."""
+        """Load the model with random weights from a fixed seed."""
         config = model_config(case.system, case.size)
         assert isinstance(config, TransformerConfig)
         return Transformer.from_seed(config, 0, device(), getattr(torch, case.dtype))
 
     def place(self, state: TransformerState, context: int) -> None:
-        """Set the position; the cache rows before it are the past."""
+        """Set the position to `context`; the cache rows before it are the past."""
         state.position.fill_(context)
 
     def fill_past(self, state: TransformerState) -> None:
@@ -35,21 +35,21 @@ class TorchTransformer(LanguageModel):
         state.cache.normal_()
 
     def repeat_past(self, state: TransformerState, sources: list[int]) -> None:
-        """Copy one sequence at a time: a cache may fill half of the memory."""
+        """Copy the past of sequence sources[i] to sequence i, one at a time: a cache may fill half of the memory."""
         for row, source in enumerate(sources):
             state.cache[:, :, row] = state.cache[:, :, source]
 
     def restart(self, model: Any, state: TransformerState) -> None:
-        """Nothing: every call starts at the context."""
+        """Do nothing, because `place` starts every call at the context."""
 
     def rows_of_state(self, state: TransformerState, rows: list[int]) -> torch.Tensor:
-        """Keys and values of the rows."""
+        """Copy the KV cache of the sequences `rows`: [layers, 2, rows, KV heads, capacity, D]."""
         return state.cache[:, :, rows].clone()
 
     def expected_logits(
         self, reference: Any, begun: torch.Tensor, calls: list[torch.Tensor], case: Case
     ) -> torch.Tensor:
-        """Reference logits of the last call: each call starts at the context."""
+        """Return the reference's logits [rows, V] after the last call only, as each call starts at the context."""
         state = reference.init_state(begun.shape[2], begun.shape[4])
         state.cache[..., : begun.shape[4], :] = begun
         self.place(state, case.context)

@@ -27,7 +27,7 @@ TOGETHER = 4  # mini-batches per piece
 
 
 class CompiledLayer:
-    """A layer's forward, from the start of a mini-batch to the end of one.
+    """Adapter of torch-compile: a layer's forward over whole mini-batches.
 
     The compiler unrolls the mini-batches of a piece; Python loops over the pieces. Pieces are short: with 32
     mini-batches TTT-Linear is slower than without the compiler.
@@ -36,11 +36,14 @@ class CompiledLayer:
     packages: tuple[str, ...] = ("triton",)
 
     def unavailable(self) -> str:
-        """Always available; a case reports a missing compiler."""
+        """Return "", because each case reports a missing compiler itself."""
         return ""
 
     def build(self, case: Case) -> Workload:
-        """Build the forward of `batch` sequences of `context` tokens; Skip for other forms and parts."""
+        """Build the forward of `batch` sequences of `context` tokens.
+
+        Raises Skip for other phases, forms and parts, and for a context that ends inside a mini-batch.
+        """
         config = ttt_config_of(case)
         _refuse(case, config)
         reference = import_module(f"tk_kernels.ttt_{config.learner}.reference")
@@ -61,7 +64,7 @@ class CompiledLayer:
 
 
 def compiled_forward(reference: Any, piece: int) -> Callable[..., Any]:
-    """Compile `reference.forward` in the dual form for pieces of so many tokens."""
+    """Return `reference.forward` in the dual form, compiled for pieces of `piece` tokens."""
     torch.compiler.reset()  # shapes of earlier cases count towards the recompilation limit
     states = torch.compile(reference.states, dynamic=False, fullgraph=True)
     outputs = torch.compile(reference.outputs, dynamic=False, fullgraph=True)
@@ -89,7 +92,7 @@ def _refuse(case: Case, config: TTTConfig) -> None:
 
 
 def _gate(forward: Callable[..., Any], reference: Any, inputs: dict[str, Any], piece: int) -> Verdict:
-    """Check the first piece of one sequence; run all sequences, as a batch of one would recompile."""
+    """Check the first piece of the first sequence. All sequences run, because a batch of one would be compiled anew."""
     first = slice(0, 1)
     every = inputs_of(inputs, slice(None), piece)
 

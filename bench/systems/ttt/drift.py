@@ -24,10 +24,10 @@ PARTS = 8  # equal parts of a run; the first and the last show whether the dista
 
 @dataclass(frozen=True)
 class Exact:
-    """Run of the exact model: the tokens it read, ids [T, B], and its probabilities after each, [T, B, V] float64.
+    """A run of the exact model: the tokens ids [T, B] that it read, and the next token's probabilities after each.
 
-    The probabilities stay on the host, outside the measured model's GPU memory. In float32 their rounding would be an
-    eighth of the smallest measured distance.
+    The probabilities [T, B, V] stay on the host, outside the measured model's GPU memory. They are float64, because
+    rounding to float32 would be an eighth of the smallest measured distance.
     """
 
     ids: Tensor
@@ -38,7 +38,7 @@ _LAST_EXACT: WeakKeyDictionary[LanguageModel, tuple[object, Exact]] = WeakKeyDic
 
 
 def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case) -> Workload:
-    """Add to the workload's check a comparison over `context` generated tokens, and its metrics."""
+    """Replace the workload's check by a comparison with the exact model over `context` tokens, which adds metrics."""
 
     def gate() -> Verdict:
         found = drift(model, _exact_of(adapter, model, case))
@@ -50,7 +50,7 @@ def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case)
 
 
 def _exact_of(adapter: LanguageModel, model: Any, case: Case) -> Exact:
-    """Cache the run of the exact model until another model needs its own."""
+    """Return the exact model's run, cached until a case differs in more than the dtype of its state."""
     key = replace(case, state_dtype="")
     if _LAST_EXACT.get(adapter, (None,))[0] != key:
         _LAST_EXACT.pop(adapter, None)  # free it before making the next
@@ -60,7 +60,7 @@ def _exact_of(adapter: LanguageModel, model: Any, case: Case) -> Exact:
 
 @torch.inference_mode()
 def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
-    """Generate `tokens` tokens of `sequences` sequences: a random first one, then samples."""
+    """Run the exact model on `sequences` sequences of `tokens` tokens: a random first one, then its own samples."""
     device, vocabulary = reference.device, reference.config.vocabulary
     chance = torch.Generator(device).manual_seed(SEED)
     ids = torch.randint(0, vocabulary, (sequences,), device=device, generator=chance)
@@ -78,7 +78,7 @@ def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
 
 @torch.inference_mode()
 def drift(model: Any, exact: Exact) -> dict[str, float]:
-    """Total variation distance of the next token's probabilities, and the share of tokens whose best one differs.
+    """Return the total variation distance of next-token probabilities, and how often the most probable token differs.
 
     The distance is given as mean, maximum, and mean over the first and the last eighth of the tokens.
     """
@@ -96,7 +96,7 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _steps(model: Any, exact: Exact) -> list[tuple[Tensor, Tensor]]:
-    """Per step: distance [B], NaN for NaN probabilities, and whether the best token differs [B]."""
+    """Return for each step the distances [B], NaN for NaN probabilities, and whether the best token differs [B]."""
     ids, found = exact.ids[0].clone(), []
     step = _Stepper(model, ids, len(exact.ids))
     for read, probabilities in zip(exact.ids, exact.probabilities, strict=True):
@@ -108,7 +108,7 @@ def _steps(model: Any, exact: Exact) -> list[tuple[Tensor, Tensor]]:
 
 
 class _Stepper:
-    """Steps of a model from an empty state that read the buffer `ids`; on a GPU replays of one graph."""
+    """Runs generate steps from an empty state. Each step reads the buffer `ids`; on a GPU it is a graph replay."""
 
     def __init__(self, model: Any, ids: Tensor, tokens: int) -> None:
         self._model, self._ids = model, ids
@@ -121,6 +121,6 @@ class _Stepper:
         self._logits = self._model.generate_step(self._ids, self._state)[0]
 
     def next(self) -> Tensor:
-        """Logits [B, V] after the tokens in `ids`."""
+        """Run one step and return the logits [B, V] after the tokens in `ids`."""
         self._advance()
         return self._logits

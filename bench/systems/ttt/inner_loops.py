@@ -1,4 +1,4 @@
-"""Compare each layer's inner loop with the reference; logits of a small model hardly show its errors."""
+"""Compare each layer's inner loop with the reference, because a small model's logits hardly show errors in it."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,11 +15,11 @@ from bench.systems.ttt.layer import LAYER_LIMITS
 from harness.measure.gate import Check, relative_error
 from harness.schema.case import Case
 
-Call = tuple[Projections, Tensor]  # a layer's operator inputs in float64, and its outputs
+Call = tuple[Projections, Tensor]  # inputs of one layer's operator in float64, and the operator's outputs
 
 
 class RecordedOperator:
-    """An operator that records its calls in order: all layers of a prompt, then of each step."""
+    """An operator that records its calls in order: all layers for the prompt, then all layers for each step."""
 
     def __init__(self, operator: Operator) -> None:
         self.calls: list[Call] = []
@@ -43,10 +43,10 @@ class RecordedOperator:
 
 @torch.inference_mode()
 def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
-    """Check the layers' outputs of a prompt and of steps by the relative error of the worst layer.
+    """Check all layers' inner loops on a prompt of `prompt` tokens and on steps, by the worst layer's relative error.
 
-    The steps pass the end of a mini-batch, where the state's weights are rewritten, and the next one. The reference is
-    the primal form in float64 on the model's own projections.
+    The steps reach two ends of a mini-batch, where the state's weights are rewritten. The reference is the primal form
+    in float64 on the model's own projections.
     """
     mini_batch = model.config.mini_batch
     ids = random_ids(model, GATE_BATCH, prompt + 2 * mini_batch - prompt % mini_batch)
@@ -68,7 +68,7 @@ def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
 
 
 def _errors(layer: TTTLayer, calls: list[Call]) -> tuple[float, float]:
-    """Relative errors of one layer: of its first call, the prompt, and of its steps."""
+    """Return a layer's relative errors on its first call, the prompt, and on its other calls, the steps."""
     config, (prompt, out), steps = layer.config, calls[0], calls[1:]
     exact = TorchOperator(config.learner, form="primal")
     learner = _exact_learner(layer)
@@ -81,13 +81,13 @@ def _errors(layer: TTTLayer, calls: list[Call]) -> tuple[float, float]:
 
 
 def _exact_learner(layer: TTTLayer) -> Learner:
-    """A layer's learner in float64."""
+    """Return a layer's learner in float64."""
     learner = layer.learner(rope_tables(layer.config, layer.ttt_norm_weight.device, torch.float64))
     scale, weight, bias = (each.double() for each in outer_parameters(learner))
     return replace(learner, token_scale=scale, ln_weight=weight, ln_bias=bias)
 
 
 def _exact(projections: Projections) -> Projections:
-    """Copies in float64."""
+    """Copy projections to float64."""
     q, k, v, lr_logits = (each.to(torch.float64, copy=True) for each in projections[:4])
     return Projections(q, k, v, lr_logits, ready=projections.ready)

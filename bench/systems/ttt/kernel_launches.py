@@ -1,7 +1,7 @@
-"""List the kernels of a callable and their SM resources, from a CUDA graph of it.
+"""List the kernels that a callable launches and their SM resources, from a captured CUDA graph.
 
-A graph holds every kernel's grid and dynamic shared memory, and the driver its registers. No profiler slows the process
-that times the same kernels afterwards.
+The graph gives each kernel's grid and dynamic shared memory, the driver its registers. Unlike a profiler, this does not
+slow down later timings in the same process.
 """
 
 import functools
@@ -46,7 +46,7 @@ def kernel_launches(run: Callable[[], object]) -> list[KernelLaunch]:
 
 
 def metrics_of(found: Iterable[KernelLaunch]) -> dict[str, float | None]:
-    """Largest registers, spilled_bytes (local memory) and shared_bytes among the kernels."""
+    """Return the largest registers, spilled_bytes (local memory) and shared_bytes among the launches."""
     found = list(found)
     return {
         "registers": max(launch.registers for launch in found),
@@ -56,7 +56,7 @@ def metrics_of(found: Iterable[KernelLaunch]) -> dict[str, float | None]:
 
 
 def settings_of(found: Iterable[KernelLaunch]) -> dict[str, str]:
-    """Describe each distinct kernel."""
+    """Return the setting `kernels`, which describes each distinct launch."""
     return {"kernels": "; ".join(dict.fromkeys(map(str, found)))}
 
 
@@ -82,12 +82,12 @@ def _nodes(graph: int) -> list[Any]:
 
 
 def _launch_of(node: Any) -> KernelLaunch | None:
-    """The kernel of a graph node; None for a copy, a fill or an event."""
+    """Return the kernel launch of a graph node; None for a copy, a fill or an event."""
     driver = _driver()
     if _call("cuGraphNodeGetType", node) != driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
         return None
     launched = _call("cuGraphKernelNodeGetParams", node)
-    # A null handle of the binding is truthy.
+    # The binding's null handle is truthy, so compare its value.
     function = launched.func if int(launched.func) else _call("cuKernelGetFunction", launched.kern)
     attribute = driver.CUfunction_attribute
     return KernelLaunch(
@@ -103,5 +103,5 @@ def _launch_of(node: Any) -> KernelLaunch | None:
 
 @functools.cache
 def _named(function: int) -> str:
-    """Cached per function: a graph may hold thousands of its nodes."""
+    """Return a function's demangled name, cached because a graph may launch it thousands of times."""
     return demangle(_call("cuFuncGetName", _driver().CUfunction(function)).decode())

@@ -45,12 +45,12 @@ from tk_kernels.generate.tuning import Tuning
 KERNEL_GATE_TOKENS = 32768
 KERNEL_GATE_SEQUENCES = 4
 OUTER = ("token_scale", "ln_weight", "ln_bias")  # arguments of `forward` that all tokens share
-CHECKED_STEPS = 4096  # reference steps of about 30 launches: a second on an H100
-STREAMED = 20  # sets of so many times the L2 evict each other
+CHECKED_STEPS = 4096  # most checked steps of a sequence; at about 30 launches each, a second on an H100
+STREAMED = 20  # a state of so many times the L2 is evicted before its next step, so one set of sequences is enough
 
 
 def build(case: Case, form: str, precision: str, backend: str) -> Workload:
-    """Build a layer's forward by `backend`, or a mini-batch of its generate steps."""
+    """Build a layer's forward on `backend`, or a mini-batch of generate steps in `form` and `precision`."""
     config = ttt_config_of(case)
     return _forward(case, config, backend) if case.phase == "forward" else _generate(case, config, form, precision)
 
@@ -90,26 +90,26 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
 
 
 def _compiled_metrics(found: list[KernelLaunch], built: Built) -> dict[str, float | None]:
-    """Metrics of the launches of a compiled module's kernels, with the compiler's spills."""
+    """Return the metrics of the launches whose kernels `built` compiled; spilled bytes are the compiler's count."""
     compiled = {kernel.name: kernel for kernel in built.resources}
     own = [launch for launch in found if launch.name in compiled]
     return metrics_of(own) | {"spilled_bytes": max(compiled[launch.name].spilled_bytes for launch in own)}
 
 
 def _made_of(built: Built) -> dict[str, str]:
-    """Settings that name the source of a module's machine code."""
+    """Return settings with the compiler, the flags and the ThunderKittens version of a compiled module."""
     made = built.ingredients
     return {name: str(made[name]) for name in ("compiler", "flags", "thunderkittens")}
 
 
 def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
-    """Check that two runs agree bitwise; in some sequences of a large batch, to save memory."""
+    """Check that two runs agree bitwise, in at most KERNEL_GATE_SEQUENCES sequences of the batch to save memory."""
     first, second = (run()[:: -(-sequences // KERNEL_GATE_SEQUENCES)].clone() for _ in range(2))
     return Check.at_most("elements_that_differ_between_runs", float((first != second).sum()), 0.0)
 
 
 def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workload:
-    """Build a mini-batch of steps in a form and a precision of the state."""
+    """Build a mini-batch of generate steps, in a form and a precision of the state."""
     cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
     _compile_steps(config, getattr(torch, case.dtype), form)
     first = generate_set(config, case.batch, case.dtype, form, precision)
@@ -147,9 +147,10 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
 
 @dataclass
 class GenerateSet:
-    """Generating sequences: their state, and q, k, v, lr and out [steps, B, ...] of a mini-batch's steps.
+    """Sequences that generate together: their state, and inputs and outputs for a mini-batch of steps.
 
-    launch: launch settings instead of the table's.
+    generate: module of the kernels. outer: the arguments OUTER. tokens: q, k, v and lr, each [steps, B, ...].
+    out: [steps, B, H, D]. launch: launch settings instead of those in `tuning.toml`.
     """
 
     generate: Any
@@ -166,7 +167,7 @@ class GenerateSet:
 
     @classmethod
     def of(cls, generate: Any, inputs: dict[str, Any], form: str, precision: str) -> "GenerateSet":
-        """Make the state from arguments of a reference's `forward`."""
+        """Make a set from the arguments of a reference's `forward`: their state and first mini-batch of tokens."""
         state = generate.GenerateState.from_state(inputs["state"], form, precision)
         outer = [inputs[name] for name in OUTER]
         mini_batch = slice(len(inputs["token_scale"]))
@@ -174,20 +175,20 @@ class GenerateSet:
         return cls(generate, state, outer, tokens, torch.empty_like(tokens[0]))
 
     def copy(self, steps: int) -> "GenerateSet":
-        """Copy the sequences, with tokens for so many steps."""
+        """Copy the set, with the tokens of its first `steps` steps."""
         tokens = [each[:steps].clone() for each in self.tokens]
         return replace(self, state=deepcopy(self.state), tokens=tokens, out=self.out[:steps].clone())
 
     def advance(self, step: int, **options: Any) -> None:
-        """Generate token `step` of every sequence, at any position of a mini-batch."""
+        """Run step `step` for every sequence, whatever its position in the mini-batch."""
         token = [each[step] for each in self.tokens]
         self.generate.generate_step(*token, *self.outer, self.state, out=self.out[step], launch=self.launch, **options)
 
 
 class Steps:
-    """At least a mini-batch of steps: `rounds` of each set in turn.
+    """The timed work: `rounds` generate steps of each set, alternating between the sets; at least a mini-batch in all.
 
-    Tokens and outputs of all sets lie in one tensor each, [sets, rounds, B, ...].
+    q, k, v, lr and the outputs are one tensor each for all sets: [sets, rounds, B, ...].
     """
 
     def __init__(self, sets: list[GenerateSet], config: TTTConfig, dtype: str) -> None:
@@ -205,21 +206,21 @@ class Steps:
         return self.rounds * len(self.sets)
 
     def inputs(self) -> dict[str, Input]:
-        """The tokens of all sets."""
+        """Return the tokens of all sets as inputs that the harness renews."""
         rates = Input(self._tokens[3], "uniform", self.config.base_lr / self.config.head_dim, 2)
         return {name: Input(each, "normal", 1.0, 2) for name, each in zip("qkv", self._tokens, strict=False)} | {
             "lr": rates
         }
 
     def run(self) -> torch.Tensor:
-        """Outputs [units, B, H, D], set after set."""
+        """Run all steps and return the outputs [units, B, H, D], set after set."""
         for step in range(self.rounds):
             for some in self.sets:
                 some.advance(step)
         return self._out.flatten(0, 1)
 
     def timed_check(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
-        """Check drawn sequences of a drawn set from their present state through the last step."""
+        """Draw sequences of one set, store their state, and return a check of their last step from there."""
         drawn_set = chance.randrange(len(self.sets))
         some = self.sets[drawn_set]
         batch = some.out.shape[1]
@@ -238,7 +239,7 @@ class Steps:
 
 
 def rows_of(state: Any, rows: list[int]) -> Any:
-    """Copy some sequences of a `GenerateState`."""
+    """Copy the sequences `rows` of a `GenerateState`."""
 
     def taken(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -250,9 +251,9 @@ def rows_of(state: Any, rows: list[int]) -> Any:
 
 @torch.no_grad()
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
-    """Reference outputs [rows, H, D] of the last step of so many calls, in float64.
+    """Run `calls` times `rounds` steps in float64 from the state `begun`; return the last outputs [rows, H, D].
 
-    The weights are rounded to the state's precision: that drift is not the kernel's.
+    Weights of a 16-bit state are rounded after each step, because that drift is not the kernel's.
     """
     reference = import_module(some.generate.__name__.rpartition(".")[0] + ".reference")
     precision = PRECISIONS[some.state.precision]
@@ -268,27 +269,27 @@ def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rou
 
 
 def generate_set(config: TTTConfig, batch: int, dtype: str, form: str, precision: str) -> GenerateSet:
-    """Random sequences and weights in the initial state."""
+    """Return a set of `batch` random sequences with random weights, in the initial state."""
     generate = import_module(f"tk_kernels.ttt_{config.learner}.generate")
     inputs = layer_inputs(config, batch, config.mini_batch, getattr(torch, dtype))
     return GenerateSet.of(generate, inputs, form, precision)
 
 
 def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
-    """Count the sets that alternate, so that each step reads its state from memory instead of the L2."""
+    """Return steps over enough alternating sets that each step reads its state from memory instead of the L2."""
     streamed = first.state_bytes > STREAMED * l2_bytes()
     return Steps(staggered(first, 1 if streamed else input_sets(first.state_bytes, l2_bytes())), config, dtype)
 
 
 def token_of(inputs: dict[str, Any], t: int) -> list[torch.Tensor]:
-    """q, k, v [B, H, D] and lr [B, H] of token t."""
+    """Return q, k, v [B, H, D] and lr [B, H] of token t."""
     return [inputs[name][:, t].contiguous() for name in PER_TOKEN]
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """At least so many copies of a set, staggered evenly over a mini-batch.
+    """Return `first` and copies of it, at least `at_least` sets, at positions spread evenly over a mini-batch.
 
-    One step of m sets, or m / n steps of n sets, then covers the m positions of a mini-batch.
+    One step of each of m sets, or m / n steps of each of n sets, then covers the m positions of a mini-batch.
     """
     m = len(first.tokens[0])
     count = 1 << (at_least - 1).bit_length() if at_least <= m else math.ceil(at_least / m) * m
@@ -301,7 +302,7 @@ def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
 
 @cache
 def _compile_steps(config: TTTConfig, dtype: torch.dtype, form: str) -> None:
-    """Compile the step of every precision in parallel."""
+    """Compile the generate step of all state precisions in parallel, once for each set of arguments."""
     generate = import_module(f"tk_kernels.ttt_{config.learner}.generate")
     inputs = layer_inputs(config, 1, config.mini_batch, dtype)
     sets = [GenerateSet.of(generate, inputs, form, precision) for precision in PRECISIONS]
@@ -309,7 +310,7 @@ def _compile_steps(config: TTTConfig, dtype: torch.dtype, form: str) -> None:
 
 
 def _gate_steps(config: TTTConfig) -> int:
-    """Tokens past two ends of a mini-batch."""
+    """Return how many tokens to check, enough to pass two ends of a mini-batch."""
     return 2 * config.mini_batch + 5
 
 
@@ -317,10 +318,10 @@ def _gate_steps(config: TTTConfig) -> int:
 def generate_verdict(
     config: TTTConfig, sequences: int, dtype: str, form: str, precision: str, launch: Tuning | None = None
 ) -> Verdict:
-    """Check a few sequences at mixed positions over two mini-batches against the float64 reference.
+    """Check the generate steps of a few sequences at different positions, over two mini-batches, against float64.
 
-    Once per form and precision: the sequences of a batch are independent.
-    launch: other launch settings than those of the table.
+    Cached for all cases with these arguments: the sequences of a batch are independent, so its size does not matter.
+    launch: launch settings instead of those in `tuning.toml`.
     """
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, generate = (import_module(f"{operator}.{part}") for part in ("reference", "generate"))

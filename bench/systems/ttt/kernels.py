@@ -20,20 +20,23 @@ from tk_kernels.forward.operator import HEAD_DIM, HEAD_DIMS, THUNDERKITTENS, TRI
 
 
 class TTTKernels(TTTLanguageModel):
-    """One forward kernel and one form of generate; without `prefill`, generate alone, in the dual form."""
+    """Adapter of triton-dual: generate in the dual form, after a forward in PyTorch.
+
+    Subclasses choose a forward kernel (`prefill`) or another form of generate.
+    """
 
     packages = ("triton", "apache-tvm-ffi")
     prefill: ClassVar[str] = ""  # backend of the forward kernel; "" for PyTorch
 
     def unavailable(self) -> str:
-        """Report what the kernels lack: a supported GPU, nvcc or a build, ThunderKittens, Triton."""
+        """Report what the kernels lack (a supported GPU, nvcc or a build, ThunderKittens, Triton); "" if nothing."""
         modules = [*{THUNDERKITTENS: ["ops"], TRITON: ["forward"], "": []}[self.prefill], "generate"]
         pairs = product(BASE_LR, modules)
         reasons = (import_module(f"tk_kernels.ttt_{learner}.{module}").available() for learner, module in pairs)
         return next(filter(None, reasons), "")
 
     def build(self, case: Case) -> Workload:
-        """Build the whole model, or with scope=layer the kernel alone; Skip for unsupported options."""
+        """Build the whole model, or with scope=layer the kernel alone. Raises Skip for unsupported options."""
         self._refuse_other_functions(case)
         if case.option("scope", "model") == "layer":
             return kernel_layer.build(case, self.form, generate_precision(case)[0], self.prefill)
@@ -46,7 +49,7 @@ class TTTKernels(TTTLanguageModel):
         return model_of(case, operator=operator, block=FusedBlock)
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Record which GEMMs are kernels of this repository instead of the library's."""
+        """Record which GEMMs run on this repository's kernels instead of cuBLAS."""
         few, many = few_rows.MOST_ROWS_FEW_OUTPUTS, few_rows.MOST_ROWS
         fused = f" and from {swiglu_product.LEAST_ROWS} rows on"
         return super().settings(case) | {
@@ -55,7 +58,7 @@ class TTTKernels(TTTLanguageModel):
         }
 
     def _refuse_other_functions(self, case: Case) -> None:
-        """Raise Skip for an option that the kernels ignore: the record would name another function."""
+        """Raise Skip for options and shapes that the kernels lack: a record would name a function that did not run."""
         config = ttt_config_of(case)
         refused = [f"{name}={value}" for name in ("form", "part") if (value := case.option(name))]
         mini_batches, head_dims = self._taken(config.learner)
@@ -67,7 +70,7 @@ class TTTKernels(TTTLanguageModel):
             raise Skip(f"{case.system_backend} has no {' and no '.join(refused)}; {case.system}/torch has")
 
     def _taken(self, learner: str) -> tuple[Collection[int], Collection[int]]:
-        """Mini-batch sizes and head dimensions of the kernels."""
+        """Return the mini-batch sizes and the head dimensions that the kernels support."""
         if self.prefill == THUNDERKITTENS:
             return tuple(import_module(f"tk_kernels.ttt_{learner}.ops").KERNELS), (HEAD_DIM,)
         if self.prefill == TRITON:
@@ -76,18 +79,18 @@ class TTTKernels(TTTLanguageModel):
 
 
 class ThunderKittens(TTTKernels):
-    """The forward for Hopper."""
+    """Adapter of thunderkittens: the forward kernel for Hopper."""
 
     prefill = THUNDERKITTENS
 
 
 class Triton(TTTKernels):
-    """The forward for any GPU."""
+    """Adapter of triton: the forward kernel for any GPU."""
 
     prefill = TRITON
 
 
 class TritonPrimal(TTTKernels):
-    """Generate in the paper's form."""
+    """Adapter of triton-primal: generate in the paper's form."""
 
     form = "primal"

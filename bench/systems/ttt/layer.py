@@ -18,20 +18,21 @@ from harness.measure.system import Input, Workload
 from harness.schema.case import Case
 from harness.schema.work import TTT, Work
 
-# Against float64: one GEMM of bfloat16 inputs rounds to 2e-3, and the layer chains a few.
+# Relative error against float64: one GEMM of bfloat16 inputs rounds to 2e-3, and the layer chains a few.
 LAYER_LIMITS = {"bfloat16": 1e-2, "float16": 5e-3, "float32": 1e-5}
 LAYER_GATE_TOKENS = 64
-# Compared tokens: the dual form in float64 takes ten launches per mini-batch, a second or two on an H100.
+# Most compared tokens: the dual form in float64 takes ten launches per mini-batch, a second or two on an H100.
 LAYER_CHECKED_TOKENS = 131072
 CHECKED_PIECE = 8192  # tokens of a sequence in float64 at once
 PER_TOKEN = ("q", "k", "v", "lr")  # arguments of a reference's `forward`
 
 
 def build(case: Case) -> Workload:
-    """Build the operator on `batch` sequences of `context` tokens.
+    """Build a layer's forward on `batch` sequences of `context` tokens.
 
     Option form: dual (default) or primal.
-    Option part: one half of the dual form, "w" (states at the mini-batches' ends) or "z" (outputs), as in figure 8.
+    Option part: one half of the dual form, "w" (states at the mini-batches' ends) or "z" (outputs), as in figure 8 of
+    the paper.
     """
     config = ttt_config_of(case)
     reference = import_module(f"tk_kernels.ttt_{config.learner}.reference")
@@ -51,7 +52,7 @@ def build(case: Case) -> Workload:
 
 
 def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
-    """FLOPs of a layer's forward in the case's form, and its least bytes; empty for a part of the layer."""
+    """Return FLOPs and least bytes of a layer's forward in the case's form; {} for a case with the option part."""
     if case.option("part", ""):
         return {}
     cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
@@ -65,12 +66,15 @@ def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
 
 
 def layer_metrics(work: dict[str, Work]) -> dict[str, float | None]:
-    """Metrics of `layer_work` and, on a GPU, the measured peaks; empty without work."""
+    """Return the metrics of the result of `layer_work` and, on a GPU, the measured peaks; {} without work."""
     return total(work).metrics() | peaks_of(device()) if work else {}
 
 
 def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Random arguments of a reference's `forward`, with the spread of normalised projections."""
+    """Return random arguments for a reference's `forward`, by name.
+
+    q, k, v [B, T, H, D] are standard normal, like normalised projections; lr [B, T, H] is uniform up to base_lr / D.
+    """
     heads, dim = config.heads, config.head_dim
     q, k, v = (torch.randn(batch, tokens, heads, dim, device=device(), dtype=dtype) for _ in range(3))
     lr = torch.rand(batch, tokens, heads, device=device()) * (config.base_lr / dim)
@@ -92,19 +96,19 @@ def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype)
 
 
 def renewed(inputs: dict[str, Any], config: TTTConfig, names: tuple[str, ...] = PER_TOKEN) -> dict[str, Input]:
-    """Inputs of a forward that the harness renews."""
+    """Return the arguments `names` of a forward as inputs that the harness renews."""
     rates = Input(inputs["lr"], "uniform", config.base_lr / config.head_dim, 0, 1)
     return {name: rates if name == "lr" else Input(inputs[name], "normal", 1.0, 0, 1) for name in names}
 
 
 def outputs_of(found: tuple[torch.Tensor, Any]) -> list[torch.Tensor]:
-    """Compared results of a `forward`: outputs [B, T, H, D] and the final state's weights."""
+    """Return the compared results of a `forward`: outputs [B, T, H, D], then the final state's weights and biases."""
     out, state = found
     return [out, *learned(state).values()]
 
 
 def learned(state: Any) -> dict[str, torch.Tensor]:
-    """Weights and biases of a reference's state."""
+    """Return the weights and biases of a reference's state, by name."""
     return {name: getattr(state, name) for name in state._fields if name[0] in "Wb"}
 
 
@@ -114,7 +118,7 @@ TimedCheck = Callable[[Random], Callable[[Any, int], Verdict]]
 def _part(
     reference: Any, case: Case, inputs: dict[str, Any]
 ) -> tuple[Callable[[], list[torch.Tensor]], tuple[str, ...], TimedCheck]:
-    """The timed callable, the inputs that it reads, and the check of its outputs."""
+    """Return the timed callable, the names of the inputs that it reads, and the check of its outputs."""
     part = case.option("part", "")
     without_q = {name: value for name, value in inputs.items() if name != "q"}
     if part == "w":
@@ -130,9 +134,9 @@ def _part(
 
 
 def forward_timed_check(reference: Any, inputs: dict[str, Any], dtype: str, with_out: bool = True) -> TimedCheck:
-    """Check the first LAYER_CHECKED_TOKENS of drawn sequences against the dual form in float64.
+    """Return a check of the first LAYER_CHECKED_TOKENS of drawn sequences against the dual form in float64.
 
-    with_out: whether the results of `outputs_of` include the first one.
+    with_out: whether the timed results begin with the outputs [B, T, H, D]; else they are the final weights alone.
     """
     batch, context = inputs["q"].shape[:2]
     tokens = min(context, LAYER_CHECKED_TOKENS)
@@ -156,7 +160,7 @@ def forward_timed_check(reference: Any, inputs: dict[str, Any], dtype: str, with
 
 
 def timed_verdict(found: list[tuple[str, torch.Tensor, torch.Tensor]], dtype: str, unchecked: str = "") -> Verdict:
-    """Check triples of name, timed result and reference."""
+    """Check timed results. found: triples (name, timed result, reference). unchecked: see `Verdict`."""
     limit = LAYER_LIMITS[dtype]
     checks = [
         Check.at_most(f"timed_{name}_relative_error", relative_error(got, exact), limit) for name, got, exact in found
@@ -165,7 +169,10 @@ def timed_verdict(found: list[tuple[str, torch.Tensor, torch.Tensor]], dtype: st
 
 
 def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], tokens: int) -> tuple[torch.Tensor, Any]:
-    """Outputs [rows, tokens, H, D], stored in float32, and the final state, computed in float64."""
+    """Run the reference in float64 on the first `tokens` tokens of the sequences `rows`.
+
+    Returns outputs [rows, tokens, H, D], stored in float32, and the final state.
+    """
     shared = {name: to_float64(value) for name, value in inputs.items() if name not in (*PER_TOKEN, "state")}
     state = to_float64(type(inputs["state"])(*(tensor[rows] for tensor in inputs["state"])))
     mini_batch, found = len(inputs["token_scale"]), []
@@ -178,7 +185,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
 
 
 def _outputs_timed_check(reference: Any, arguments: dict[str, Any], trace: Any, dtype: str) -> TimedCheck:
-    """Check outputs of drawn sequences in float64 from the same states."""
+    """Return a check of one drawn sequence's first outputs against float64, from the same states `trace`."""
     batch, context, heads = arguments["q"].shape[:3]
     mini_batches = max(1, min(context, CHECKED_PIECE) // len(arguments["token_scale"]))
     tokens = mini_batches * len(arguments["token_scale"])
@@ -202,7 +209,10 @@ def _outputs_timed_check(reference: Any, arguments: dict[str, Any], trace: Any, 
 
 
 def forward_verdict(run: Callable[[dict[str, Any]], Any], reference: Any, form: str, piece: dict[str, Any]) -> Verdict:
-    """Check outputs and final weights of `run` on some inputs against the float64 reference in `form`."""
+    """Check outputs and final weights of run(piece) against the float64 reference in `form`.
+
+    piece: arguments of a `forward`, by name.
+    """
     out, state = run(piece)
     exact = {name: to_float64(value) for name, value in piece.items()}
     expected, expected_state = reference.forward(**exact, form=form, start=0)
@@ -214,7 +224,7 @@ def forward_verdict(run: Callable[[dict[str, Any]], Any], reference: Any, form: 
 
 
 def inputs_of(inputs: dict[str, Any], sequences: slice, tokens: int) -> dict[str, Any]:
-    """The first tokens of some of the sequences."""
+    """Return the arguments of a `forward` for the first `tokens` tokens of the slice `sequences` of the batch."""
     piece = {name: value[sequences, :tokens] if name in PER_TOKEN else value for name, value in inputs.items()}
     piece["state"] = type(inputs["state"])(*(tensor[sequences] for tensor in inputs["state"]))
     return piece

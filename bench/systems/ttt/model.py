@@ -27,18 +27,18 @@ class TTTLanguageModel(LanguageModel):
     """A whole TTT model; its references run in plain PyTorch."""
 
     def build(self, case: Case) -> Workload:
-        """Build a workload; the option `compare` adds the fidelity to the exact model."""
+        """Build a workload. With the option `compare`, its check before timing is the drift from the exact model."""
         workload = super().build(case)
         return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """The primal form, which materialises every gradient and W_t."""
+        """Return the same weights on the primal form, which materialises every gradient and W_t."""
         reference = super().reference(model, dtype)
         reference.operator = TorchOperator(reference.config.learner, form="primal")
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """The dual form in a wider dtype, in graph replays: the primal form materialises a W per token."""
+        """Return the same weights on the dual form in graph replays; the primal form is slow, with one W per token."""
         reference = super().reference(model, dtype)
         reference.operator = ReplayedOperator(reference.config.learner)
         return reference
@@ -51,7 +51,7 @@ class TTTLanguageModel(LanguageModel):
 
     @torch.inference_mode()
     def _token_for_token(self, model: Any, case: Case) -> list[Check]:
-        """Check the model at each token that the reference generates after a random prompt."""
+        """Check the logits after a random prompt and after each token that the reference generates from there."""
         dtype, wider = case.dtype, widening(case)
         reference = self.timed_check_reference(model, torch.float64 if dtype == "float32" else torch.float32)
         prompt = random_ids(model, GATE_BATCH, self.gate_prompt)
@@ -67,14 +67,17 @@ class TTTLanguageModel(LanguageModel):
 
 
 def model_of(case: Case, **options: Any) -> TTTModel:
-    """Load the model on `device()` in the dtype of the case; options (operator, block) go to TTTModel."""
+    """Load the model on `device()` in the dtype of the case; options (operator, block) go to TTTModel.
+
+    Raises CheckpointError if the case's checkpoint cannot be loaded or has other settings.
+    """
     dtype, folder = getattr(torch, case.dtype), checkpoint_folder(case)
     if folder is None:
         return TTTModel.from_seed(ttt_config_of(case), 0, device(), dtype, **options)
     try:
         model = load(folder, device(), dtype, **options)
         checkpoint_folder(case)  # the files must still match the case
-    except CheckpointError as error:  # the message becomes the reason of a published record
+    except CheckpointError as error:  # a published record shows the message: no path
         raise CheckpointError(str(error).replace(str(folder), folder.name)) from None
     assert isinstance(model, TTTModel)
     return model

@@ -9,12 +9,12 @@ from harness.schema.case import Case
 
 
 class TTTTorch(TTTLanguageModel):
-    """ttt-linear/torch and ttt-mlp/torch: the dual form for forward, its rows for generate."""
+    """Adapter of ttt-linear/torch and ttt-mlp/torch, in the dual form; a generate step computes one of its rows."""
 
     def build(self, case: Case) -> Workload:
         """Build the whole model, or with scope=layer its inner operator alone."""
         return layer.build(case) if case.option("scope", "model") == "layer" else super().build(case)
 
     def load(self, case: Case) -> Any:
-        """Load the model with plain blocks."""
+        """Load the model with PyTorch blocks, without fused kernels."""
         return model_of(case)

@@ -1,4 +1,4 @@
-"""Reference for long prompts: the PyTorch operator on a piece, as a CUDA graph replayed along the prompt."""
+"""Reference for long prompts: the PyTorch operator on one piece of a prompt, as a graph that each piece replays."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,8 +23,8 @@ PIECE_TOKENS = 512  # tokens per replay: little memory, and copies in and out ar
 class ReplayedOperator(TorchOperator):
     """`TorchOperator` in the dual form, with graph replays for whole pieces.
 
-    A mini-batch takes up to 16 launches per layer, which Python makes slowly. Tokens beyond whole pieces run in
-    `TorchOperator`.
+    A mini-batch takes up to 16 launches per layer, which Python makes slowly. Tokens after the last whole piece, and
+    prompts from inside a mini-batch, run in `TorchOperator`.
     """
 
     def __init__(self, learner: str) -> None:
@@ -50,7 +50,7 @@ class ReplayedOperator(TorchOperator):
         return out
 
     def _piece(self, ready: Projections, outer: Sequence[Tensor], state: Any) -> "_Piece":
-        """Graph for pieces of this shape, shared by all layers."""
+        """Return the graph for pieces of this shape, made at first use and shared by all layers."""
         shape = ready.q.shape
         if shape not in self._pieces:
             self._pieces[shape] = _Piece(self._reference, ready, outer, state)
@@ -58,7 +58,7 @@ class ReplayedOperator(TorchOperator):
 
 
 class _Piece:
-    """The operator over PIECE_TOKENS tokens from a mini-batch's start, on its own tensors."""
+    """A graph of the operator over one piece from a mini-batch's start; it reads and writes tensors of its own."""
 
     def __init__(self, reference: Any, ready: Projections, outer: Sequence[Tensor], state: Any) -> None:
         self._tokens = [x.clone() for x in ready[:4]]
@@ -74,13 +74,13 @@ class _Piece:
         self._advance = repeatable(advance)
 
     def begin(self, outer: Sequence[Tensor], state: Any) -> None:
-        """Copy a layer's parameters and state."""
+        """Copy a layer's parameters and state into the graph's tensors."""
         for mine, given in zip(self._outer, outer, strict=True):
             mine.copy_(given)
         overwrite(self.state, state)
 
     def through(self, ready: Projections) -> Tensor:
-        """Outputs of the next piece; the next call overwrites them."""
+        """Run the next piece and return its outputs, which the next call overwrites."""
         for mine, given in zip(self._tokens, ready[:4], strict=True):
             mine.copy_(given)
         self._advance()

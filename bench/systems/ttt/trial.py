@@ -27,20 +27,20 @@ from tk_kernels.generate.common import SM90, section_name
 from tk_kernels.generate.tuning import FORWARD, Tuning, candidates
 
 SIZE = "1.3b"
-FORWARD_SIZES = {"wide": "760m"}  # heads of 96
+FORWARD_SIZES = {"wide": "760m"}  # by row of `tuning.toml`, else SIZE; wide: heads of 96
 FORWARD_BATCHES = {"few": 1}
 FORWARD_TOKENS, CHECKED_TOKENS = 2048, 128
 POLICY = Policy(budget_s=0.5)
 
 
 def replays() -> Clock:
-    """The clock of the generate figures."""
+    """Return the clock of the generate figures, which times graph replays."""
     return CudaEventClock("graph")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One 1.3B layer that generates for `batch` sequences, in a form and a precision of the state."""
+    """The tuning of generate in one form and state precision, on a 1.3B layer with `batch` sequences."""
 
     learner: str
     form: str
@@ -73,14 +73,14 @@ class Trial:
 
     @property
     def _dtype(self) -> str:
-        """Dtype of the tokens in the figures with this state."""
+        """Dtype of the tokens in the figures that use this state precision."""
         return "float32" if self.precision == "float32" else "bfloat16"
 
     def _sequences(self) -> GenerateSet:
         return generate_set(self._config, self.batch, self._dtype, self.form, self.precision)
 
     def _fault(self, launch: Tuning) -> str:
-        """Why these settings fail: no launch, or incorrect outputs; "" if they work."""
+        """Return why these settings fail (no launch, or incorrect outputs); "" if they work."""
         from triton.runtime.errors import OutOfResources, PTXASError
 
         sequences = min(self.batch, KERNEL_GATE_SEQUENCES)
@@ -90,21 +90,21 @@ class Trial:
             return " ".join(str(error).split())
 
     def _step_us(self, launch: Tuning) -> float:
-        """Time of one step, in ms, on new sequences: a state after thousands of steps is another load."""
+        """Return the time of a step in µs, on new sequences: a state after thousands of steps is another load."""
         work = steps_in_turn(replace(self._sequences(), launch=launch), self._config, self._dtype)
         return median(measure(work.run, self.clock(), POLICY).samples_ms) * 1e3 / work.units
 
 
 @dataclass(frozen=True)
 class ForwardTrial:
-    """The portable forward of one layer, of the shape that one row of `tuning.toml` serves."""
+    """The tuning of the portable forward for one row of `tuning.toml`, on a layer of a shape that the row serves."""
 
     learner: str
     row: str
     clock: Callable[[], Clock] = replays
 
     def fastest(self, log: Callable[[str], object]) -> tuple[str, Tuning | None]:
-        """As `Trial.fastest`."""
+        """Return the section of `tuning.toml` and the fastest correct settings, or None; as `Trial.fastest`."""
         config = model_config(f"ttt-{self.learner}", FORWARD_SIZES.get(self.row, SIZE))
         assert isinstance(config, TTTConfig)
         inputs = layer_inputs(config, FORWARD_BATCHES.get(self.row, 16), FORWARD_TOKENS, torch.bfloat16)
@@ -121,7 +121,7 @@ class ForwardTrial:
         return name, min(took, key=lambda launch: took[launch], default=None)
 
     def _launch(self, inputs: dict[str, Any], launch: Tuning, **options: bool) -> tuple[torch.Tensor, Any]:
-        """Outputs and the state after them."""
+        """Run the kernel with these launch settings; return its outputs and the state after the last token."""
         kernel = import_module(f"tk_kernels.ttt_{self.learner}.forward").launch
         state = inputs["state"]
         out, after = torch.empty_like(inputs["q"]), type(state)(*map(torch.empty_like, state))
@@ -131,7 +131,7 @@ class ForwardTrial:
         return out, after
 
     def _fault(self, inputs: dict[str, Any], launch: Tuning) -> str:
-        """As `Trial._fault`."""
+        """Return why these settings fail; "" if they work."""
         from triton.runtime.errors import OutOfResources, PTXASError
 
         reference = import_module(f"tk_kernels.ttt_{self.learner}.reference")
@@ -143,5 +143,5 @@ class ForwardTrial:
 
 
 def _compile(some: GenerateSet, launches: Iterable[Tuning]) -> None:
-    """Compile in parallel; the correctness check reports a candidate that does not compile."""
+    """Compile the step with all these settings in parallel; the correctness check reports those that do not compile."""
     compile_all(partial(replace(some, launch=launch).advance, 0, compile_only=True) for launch in launches)

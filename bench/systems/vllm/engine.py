@@ -28,15 +28,16 @@ from harness.measure.gate import Verdict
 from harness.schema.case import Case, Scalar
 
 SEQUENCES = 512  # vLLM's default largest graph
-GRAPH_STEP = 256  # between the sizes of the graphs beyond them
-PROMPT_STEP = 1024  # between the sizes of the graphs for prompts
-# Token counts with a CUDA graph: vLLM's own; these and the counts of launch-bound prompts; or powers of two. "prompts"
-# needs `cache_bytes`: to size the cache, vLLM allocates one block for each token of its largest graph.
+GRAPH_STEP = 256  # distance between graph sizes above SEQUENCES, in tokens
+PROMPT_STEP = 1024  # distance between graph sizes for prompts, in tokens
+# Which sizes of a step, in tokens, get a CUDA graph. engine: vLLM's own list. prompts: also launch-bound prompts.
+# doubling: powers of two. "prompts" needs `cache_bytes`: otherwise vLLM sizes the cache itself, and for that allocates
+# one block for each token of its largest graph.
 GRAPHS = ("engine", "prompts", "doubling")
-MEMORY_SHARE = 0.9  # the rest is for the float32 reference
+MEMORY_SHARE = 0.9  # vLLM's share of the GPU's memory; the rest is for the float32 reference
 # Errors of vLLM on a GPU too small for weights and cache, or shared with another program.
 NO_ROOM = ("memory for the cache blocks", "available KV cache memory", "not enough GPU memory", "Free memory on device")
-SPARE_BLOCKS = 0.01  # of the cache; filled to the last block, the engine would preempt
+SPARE_BLOCKS = 0.01  # share of the cache's blocks left free; the engine preempts sequences when the cache is full
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Settings:
     attention: str = ""
     graphs: str = "engine"
     model_runner: str = ""  # V1 or V2; "" is vLLM's choice, which for Llama is V1 in 0.22 and V2 in 0.33
-    cuda_graphs: str = ""  # a mode of vLLM's, such as FULL_DECODE_ONLY
-    cache_bytes: int | None = None  # None: what is left of MEMORY_SHARE
+    cuda_graphs: str = ""  # vLLM's mode, such as FULL_DECODE_ONLY; "" is vLLM's choice
+    cache_bytes: int | None = None  # None: what weights and activations leave of MEMORY_SHARE
     model: tuple[tuple[str, Scalar], ...] = ()  # the case's options that choose another model
 
     def __post_init__(self) -> None:
@@ -61,7 +62,7 @@ class Settings:
             raise ValueError(f"graphs {self.graphs!r}: must be one of {', '.join(GRAPHS)}")
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of vllm.LLM; only the correctness check requests log-probabilities."""
+        """Return the arguments of vllm.LLM. Those for log-probabilities only serve the correctness check."""
         graphs: dict[str, Any] = {"cudagraph_capture_sizes": sizes} if (sizes := self.graph_sizes()) else {}
         graphs |= {"cudagraph_mode": self.cuda_graphs} if self.cuda_graphs else {}
         attention: dict[str, Any] = {}
@@ -90,7 +91,7 @@ class Settings:
         }
 
     def graph_sizes(self) -> list[int]:
-        """Token counts with a graph; empty for the engine's own list."""
+        """Return the sizes of steps, in tokens, that get a CUDA graph; empty for vLLM's own list."""
         if self.graphs == "doubling":
             return [2**power for power in range(self.max_num_seqs.bit_length())]
         prompts = range(PROMPT_STEP, LAUNCH_BOUND_TOKENS + 1, PROMPT_STEP) if self.graphs == "prompts" else ()
@@ -104,8 +105,8 @@ class Settings:
 class Batch:
     """Times of one finished batch, in seconds of the host's monotonic clock.
 
-    steps: end and token count of each step. A step ends when its tokens are on the host, so the GPU is idle then.
-    tokens_at: per request the core's timestamp of each token, as in vLLM's `first_token_ts` and `last_token_ts`.
+    steps: (end, number of new tokens) of each step, which ends when its tokens are on the host and the GPU is idle.
+    tokens_at: by request id, the core's timestamp of each token, as in vLLM's `first_token_ts` and `last_token_ts`.
     due: when each request arrived; empty if all were there at the start.
     """
 
@@ -116,12 +117,12 @@ class Batch:
     due: list[float] = field(default_factory=list)
 
     def total_ms(self) -> float:
-        """Time from the first step's start to the last token."""
+        """Return the time in ms from the first step's start to the last token."""
         ends = [end for end, tokens in self.steps if tokens]
         return (ends[-1] - self.started) * 1e3
 
     def requests_ms(self) -> list[tuple[float, list[float]]]:
-        """TTFT from its arrival, and ITLs, of each request."""
+        """Return (TTFT, ITLs) of each request in ms. TTFT starts at the request's arrival."""
         due = self.due or [self.started] * len(self.tokens_at)
         return [
             ((at[0] - arrived) * 1e3, [(later - earlier) * 1e3 for earlier, later in pairwise(at)])
@@ -129,9 +130,9 @@ class Batch:
         ]
 
     def steady_ms(self, sequences: int) -> list[float]:
-        """Times of the steps in which every sequence generated, after a step of the same kind.
+        """Return the times in ms of the steps in which all sequences generated, as they did in the step before.
 
-        Raises RuntimeError without such a step: the sequences were never all in flight.
+        sequences: number of all sequences. Raises RuntimeError if there is no such step.
         """
         pairs = pairwise(self.steps)
         samples = [(end - began) * 1e3 for (began, before), (end, now) in pairs if before == now == sequences]
@@ -142,11 +143,11 @@ class Batch:
 
 
 class Engine:
-    """A vLLM engine with the weights of a model of this repository.
+    """A vLLM engine that runs one of this repository's models. Only the end of its process frees all of its memory.
 
-    It lives as long as its process: only the process frees all of its memory.
-    model: makes the model, with this configuration and in hugging_face's terms.
-    Raises MemoryError if the weights leave no room for a cache of one sequence.
+    model: builds the model, whose weights the engine loads. config: the model's configuration in this repository.
+    hugging_face: the same configuration as the config.json that vLLM reads.
+    Raises MemoryError if the weights leave no room for the cache of one sequence.
     """
 
     def __init__(
@@ -164,7 +165,10 @@ class Engine:
         self._tokens_of_step, self._tokens_at = _watch(self.llm.llm_engine.engine_core)
 
     def prompts(self, batch: int, tokens: int) -> list[list[int]]:
-        """Random token ids that this engine has not read; an engine may cache prompts."""
+        """Draw prompts of random token ids, [batch][tokens], that are new to this engine, which may cache prompts.
+
+        Raises RuntimeError if a prompt was drawn twice.
+        """
         ids = torch.randint(0, self.model_config.vocabulary, (batch, tokens)).tolist()
         seen = {hash(tuple(prompt)) for prompt in ids}
         if self._made & seen and tokens >= GATE_PROMPT:  # a few tokens repeat by chance
@@ -181,9 +185,9 @@ class Engine:
         around: AbstractContextManager[object] | None = None,
         steady_steps: int = 0,
     ) -> Batch:
-        """Generate `new_tokens` greedily after each prompt; the clock starts after the prompts are enqueued.
+        """Generate new_tokens[i] tokens greedily after prompts[i]; the clock starts after the prompts are enqueued.
 
-        due: seconds after the start at which each prompt arrives, ascending.
+        due: seconds after the start at which each prompt arrives, ascending. logits: keep the logits of each token.
         around: context manager around all steps. With `steady_steps`, it wraps that many steps, which follow the first
             step in which every sequence generates.
         """
@@ -236,7 +240,7 @@ class Engine:
         return min(int(self.cache_blocks() * (1 - SPARE_BLOCKS)) // blocks_each, self.settings.max_num_seqs)
 
     def described(self) -> dict[str, str]:
-        """Settings of the running engine, for the record."""
+        """Return the settings of the running engine, for the record."""
         config = self.llm.llm_engine.vllm_config
         scheduler, compilation = config.scheduler_config, config.compilation_config
         name, version = self.attention()
@@ -257,7 +261,7 @@ class Engine:
         }
 
     def attention(self) -> tuple[str, str]:
-        """Name and version of the attention of the model's layers; "none" for a model without."""
+        """Return name and version of the attention in the model's layers; ("none", "") if there is none."""
         found = {_attention_of(layer) for model in self.llm.apply_model(_modules) for layer in model} - {None}
         if not found:
             return "none", ""
@@ -265,7 +269,7 @@ class Engine:
         return ", ".join(dict.fromkeys(names)), ", ".join(dict.fromkeys(versions))
 
     def facts(self, head_rows: float | None = None) -> model_facts.Facts:
-        """Read the facts that a fair comparison needs from the engine's model and settings."""
+        """Return facts about the engine's model and settings, which a fair comparison needs (`bench.model_facts`)."""
         (weights,) = self.llm.apply_model(lambda model: dict(model.named_parameters()))
         cached = self.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
         return model_facts.facts_of(
@@ -277,7 +281,7 @@ class Engine:
         )
 
     def gate(self, case: Case) -> Verdict:
-        """Compare logits after a prompt and each greedy step with the repository's model in float32."""
+        """Compare the logits after a prompt and after each greedy step with the repository's model in float32."""
         with _HeadRows(self.llm) as head:
             prompts = self.prompts(GATE_BATCH, GATE_PROMPT)
             first = self.run(prompts, [1] * GATE_BATCH)
@@ -290,7 +294,7 @@ class Engine:
         return logits_verdict(got, expected, case.dtype, widening(case)) + Verdict(fair)
 
     def reference(self) -> CausalLM:
-        """The repository's model with these weights in float32, on the host: the cache leaves no room on the GPU."""
+        """Return the repository's model with these weights in float32, on the host: the cache fills the GPU."""
         return self._moved_to_host(self._loaded()) if self._reference is None else self._reference
 
     def _loaded(self) -> CausalLM:
@@ -302,8 +306,11 @@ class Engine:
         return self._reference
 
     def _expected(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits [B, steps + 1, V] after the prompt and each token except the last, in float32."""
-        reference, ids = self._loaded(), ids.to(device())  # weights made in inference mode cannot move later
+        """Return the float32 reference's logits [B, GATE_STEPS + 1, V] after the prompt and each generated token.
+
+        ids [B, GATE_PROMPT + GATE_STEPS + 1]: the prompt and the generated tokens, the last of which is not read.
+        """
+        reference, ids = self._loaded(), ids.to(device())  # not in inference mode: the weights move later
         with torch.inference_mode():
             logits = reference.logits(ids[:, :-1], ids.shape[1] - GATE_PROMPT).cpu()
         self._moved_to_host(reference)  # for the check of the timed batch
@@ -337,7 +344,10 @@ def _start(folder: str, settings: Settings) -> Any:
 
 
 def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
-    """Lists that each step extends: sequences with a new token, and timestamps per request."""
+    """Record the outputs of the engine's core; return the list and the dictionary that each step extends.
+
+    The list gets the number of sequences with a new token; the dictionary maps a request id to its tokens' timestamps.
+    """
     counts: list[int] = []
     tokens_at: dict[str, list[float]] = {}
     original = client.get_output
@@ -354,12 +364,12 @@ def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
 
 
 def _number(request_id: str) -> int:
-    """A request's number in the order of arrival; vLLM may append random digits to it."""
+    """Return a request's number in the order of arrival, to which vLLM may append random digits."""
     return int(request_id.partition("-")[0])
 
 
 def _cache_dtype(spec: Any) -> str:
-    """Dtypes of keys and values, or of a recurrent model's convolution window and state."""
+    """Return as text the dtype of keys and values, or those of a recurrent model's convolution window and state."""
     dtypes = getattr(spec, "dtypes", None) or [getattr(spec, "dtype", "")]
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
@@ -376,7 +386,7 @@ def _attention_of(layer: Any) -> tuple[str, str] | None:
 
 
 def _logits(output: Any, vocabulary: int) -> torch.Tensor:
-    """Logits [steps, V] of one request, from the engine's dictionary per step."""
+    """Return logits [steps, V] of one request, from the engine's dictionary {token id: logit} of each step."""
     rows = [[step[token].logprob for token in range(vocabulary)] for step in output.outputs[0].logprobs]
     return torch.tensor(rows)
 

@@ -1,4 +1,4 @@
-"""Run Mamba by vLLM, on vLLM's own scan and state cache."""
+"""Run Mamba in vLLM, on vLLM's own scan and state cache."""
 
 from typing import Any
 
@@ -12,20 +12,20 @@ from harness.schema.case import Case
 
 
 class VllmMamba(VllmSystem):
-    """mamba/vllm."""
+    """Adapter of mamba/vllm."""
 
     implementation = "vllm.model_executor.models.mamba:MambaForCausalLM"
     steps_grow = False
     max_num_batched_tokens = 16384
 
     def config(self, case: Case) -> MambaConfig:
-        """The repository's Mamba."""
+        """Return the repository's configuration of Mamba."""
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
         return config
 
     def hugging_face(self, config: MambaConfig, length: int) -> dict[str, Any]:
-        """Mamba's configuration of the same function."""
+        """Return transformers' configuration of the same model."""
         return {
             "architectures": [self.architecture],
             "model_type": "mamba",

@@ -15,11 +15,11 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
 class ModelFolder:
-    """An empty folder, `path`, that this process holds alone and empties at its end.
+    """An empty folder, `path`, which this process alone uses and empties at its end.
 
-    vLLM's compile cache is keyed by the model's path: a new name compiles everything again. So names are numbered, and
-    each process locks the first free one and removes a killed process's leftovers. Without file locks each name is new.
-    Raises OSError if no folder can be created.
+    vLLM's compile cache is keyed by the model's path, so a new name compiles everything again. Each process locks the
+    first free folder of a numbered series and removes what a killed process left there. On a file system without locks
+    each folder has a new name. Raises OSError if no folder can be created.
     """
 
     def __init__(self, parent: Path | None = None) -> None:

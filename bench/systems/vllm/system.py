@@ -31,8 +31,8 @@ from harness.measure.system import NeedsFreshProcess, Workload
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 
-# In this process: a separate core admits requests one by one and splits a batch. Offline. FlashInfer's sampler would
-# compile at the first request.
+# The engine's core runs in this process: a separate one admits requests one by one and splits a batch. No network.
+# FlashInfer's sampler would compile at the first request.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -43,22 +43,23 @@ CORE = "in the process that asks, where vLLM's default is one of its own"
 STEADY_STEPS = 32  # fewest steps of a generate batch in which every sequence generates
 # Generate reads this many tokens into a recurrent state; longer prompts change neither its size nor the work of a step.
 GENERATE_PROMPT = 128
-STEPS_SEEN = 16  # steps that a profiler sees
+STEPS_SEEN = 16  # generate steps that a profiler records
 MANY_SEQUENCES = 4096  # the figures' largest batch; one engine serves every batch above SEQUENCES
 BESIDE_CACHE = 2_500_000_000  # bytes of a 1.3b engine besides weights and cache, on an H100 and an H200
 BESIDE_PROMPTS = 2_000_000_000  # further bytes for graphs of prompts
 MODEL_LENGTH = 33_024  # the figures' longest prompt and its steps; one engine serves them all
 ARRIVALS_SEED = 0
-MODEL_OPTIONS = ("backbone", "checkpoint", "mini_batch")  # of a case; they choose another model
+MODEL_OPTIONS = ("backbone", "checkpoint", "mini_batch")  # options of a case that choose another model
 
 
 class VllmSystem:
-    """An adapter (`harness.measure.system.SystemAdapter`) of one architecture in vLLM, with one engine a process."""
+    """An adapter (`harness.measure.system.SystemAdapter`) of one architecture in vLLM, with one engine per process."""
 
     packages: tuple[str, ...] = ("vllm",)
     implementation: ClassVar[str]  # the class that vLLM runs, MODULE:CLASS
     releases: ClassVar[tuple[str, str]] = ("0.22", "0.33")  # oldest and newest minor release of vLLM
-    # By phase, vLLM's choice otherwise: tokens of a cache block, graph sizes. The suite vllm-settings tries them.
+    # Most tokens of a step; by phase, tokens of a cache block and graph sizes. For a missing phase vLLM chooses. The
+    # suite vllm-settings tries other values.
     max_num_batched_tokens: ClassVar[int]
     block_sizes: ClassVar[Mapping[str, int]] = {}
     graphs: ClassVar[Mapping[str, str]] = {}
@@ -70,19 +71,22 @@ class VllmSystem:
         self._verdict: Verdict | None = None
 
     def unavailable(self) -> str:
-        """Try vLLM's CUDA kernels, which vllm.platforms.cuda imports; starting an engine imports the rest."""
+        """Report a missing GPU, another release of vLLM, or an import error; "" if vLLM can run.
+
+        vllm.platforms.cuda imports the CUDA kernels; starting an engine imports the rest.
+        """
         return no_gpu() or other_release("vllm", *self.releases) or cannot_import("vllm", "vllm.platforms.cuda")
 
     def config(self, case: Case) -> ModelConfig:
-        """The repository's configuration of a case's model."""
+        """Return the repository's configuration of a case's model."""
         raise NotImplementedError
 
     def model(self, case: Case) -> CausalLM:
-        """The repository's model with the weights that the engine gets: random ones by seed."""
+        """Return the repository's model with the weights that the engine gets: random ones from a fixed seed."""
         return from_seed(self.config(case), 0, device(), getattr(torch, case.dtype))
 
     def register(self) -> None:
-        """Register the class in vLLM: by name, vLLM would import itself in another process to inspect it."""
+        """Register the model's class in vLLM. Given only a name, vLLM would start a process to inspect the class."""
         from vllm import ModelRegistry
 
         module = importlib.import_module(self.implementation.partition(":")[0])
@@ -94,28 +98,31 @@ class VllmSystem:
         return self.implementation.partition(":")[2]
 
     def hugging_face(self, config: Any, length: int) -> dict[str, Any]:
-        """The Hugging Face config.json for sequences of up to `length` tokens."""
+        """Return the Hugging Face config.json for sequences of up to `length` tokens."""
         raise NotImplementedError
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Settings that the engine does not know, for the record."""
+        """Return settings for the record that the engine does not know."""
         return widened(case)
 
     def check(self, engine: Engine, case: Case) -> None:
         """Raise RuntimeError if the engine runs with other kernels than this system names."""
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """Logits [B, last, V] after the last of ids [B, T], by this repository's model on the host."""
+        """Return logits [B, last, V] after the last tokens of ids [B, T].
+
+        reference: this repository's model, with its weights on the host.
+        """
         raise NotImplementedError
 
     def prompt_tokens(self, case: Case) -> int:
-        """Prompt length: at most GENERATE_PROMPT before the steps of a recurrent model; recorded as `prompt_tokens`."""
+        """Return the length of prompts, at most GENERATE_PROMPT before a recurrent model's generate steps."""
         short = case.phase == "generate" and not self.steps_grow
         return min(case.context, GENERATE_PROMPT) if short else case.context
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of a case; vLLM times itself."""
-        peaks = peaks_of(device())  # measured while the engine has not taken the GPU's memory
+        """Build the workload of a case. Its samples are the times of the engine's own steps."""
+        peaks = peaks_of(device())  # measured before the engine takes the GPU's memory
         engine = self.engine(case)
         read = replace(case, context=self.prompt_tokens(case))
         request = EngineArrivals if case.option("rate") else EngineRequest
@@ -146,9 +153,9 @@ class VllmSystem:
         )
 
     def engine(self, case: Case) -> Engine:
-        """The engine of this process, started for its first case.
+        """Return the engine of this process, started for the first case.
 
-        Raises NeedsFreshProcess for a case with other settings, Skip if a part of vLLM cannot be imported.
+        Raises NeedsFreshProcess if the case needs other settings, and Skip if a part of vLLM cannot be imported.
         """
         settings = self._settings(case)
         if self._engine is None:
@@ -184,7 +191,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Cache bytes; None lets the engine use the memory that is left.
+        """Return the bytes of the engine's cache; None lets the engine use the memory that is left.
 
         A truncated model gets its layers' share, so that as many sequences fit as in the whole model.
         """
@@ -197,9 +204,9 @@ class VllmSystem:
         return cache * part.layers // config.layers
 
     def _sequences(self, case: Case) -> int:
-        """How many sequences at once to configure the engine for.
+        """Return the most sequences at once for which the engine is configured.
 
-        SEQUENCES if memory allows no more; else the power of two above it, at least MANY_SEQUENCES. The batches of a
+        SEQUENCES if batch or memory allow no more; else a power of two, at least MANY_SEQUENCES. The batches of a
         figure then share one or two engines, because a start takes as long as all cases of a figure.
         """
         each = self._kept_bytes(replace(case, size=uncut(case.size)[0]))
@@ -207,7 +214,7 @@ class VllmSystem:
         return SEQUENCES if possible <= SEQUENCES else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
 
     def _kept_bytes(self, case: Case) -> int:
-        """Cache bytes of one sequence, in the form that generate reads."""
+        """Return the cache bytes of one sequence, in the form that generate reads."""
         return kept_bytes(self.config(case), replace(case, phase="generate", context=max(1, case.context)))
 
     def _gate(self, engine: Engine, case: Case) -> Verdict:
@@ -217,12 +224,12 @@ class VllmSystem:
 
 
 def gpu_memory() -> int:
-    """Bytes of the GPU."""
+    """Return the GPU's memory in bytes."""
     return torch.cuda.get_device_properties(0).total_memory
 
 
 class _Work:
-    """A phase in the engine: prompts of `context` tokens, `new_tokens` generated after each, samples per batch."""
+    """One phase in the engine: batches of prompts of `context` tokens, with `new_tokens` generated after each."""
 
     timed: str
 
@@ -236,7 +243,7 @@ class _Work:
         self.batch = case.batch
 
     def wanted_tokens(self, case: Case) -> int:
-        """Tokens that each sequence generates."""
+        """Return how many tokens each sequence generates."""
         return 1
 
     @property
@@ -245,11 +252,11 @@ class _Work:
         return self.batch * self.context
 
     def samples_of(self, batch: Batch) -> list[float]:
-        """Samples of one batch, in ms."""
+        """Return the samples of one batch, in ms."""
         return [batch.total_ms()]
 
     def metrics(self) -> dict[str, float | None]:
-        """Sequences in flight, of the requested batch, and the cache's blocks."""
+        """Return metrics: the sequences that run at once, at most the batch, and the blocks of the cache."""
         return {"sequences_at_once": self.at_once, "cache_blocks": self.engine.cache_blocks()}
 
     def measured(self, calls: int) -> dict[str, float | None]:
@@ -262,11 +269,11 @@ class _Work:
         return self._ran
 
     def prompts(self) -> list[list[int]]:
-        """Fresh prompts of a batch."""
+        """Draw fresh prompts for a batch."""
         return self.engine.prompts(self.batch, self.context)
 
     def answers(self) -> list[int]:
-        """Tokens that the engine generates after each prompt."""
+        """Return for each prompt how many tokens the engine generates after it."""
         return [self.new_tokens] * self.batch
 
     def ran(self, prompts: list[list[int]], **how: Any) -> Batch:
@@ -283,9 +290,9 @@ class _Work:
             yield self.samples_of(self.once())
 
     def timed_check(self, chance: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Verdict]:
-        """Check random sequences of the last batch: each last token must be the reference's choice."""
+        """Return a check of drawn sequences of the last batch: their last tokens must be the reference's choice."""
         tokens = self.context + self.new_tokens - 1
-        if tokens > MODEL_LENGTH:  # next to the engine is no room for more
+        if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
         rows = drawn(chance, self.batch, tokens)
 
@@ -310,7 +317,7 @@ class _Work:
 
 
 class Prefill(_Work):
-    """Forward: a prompt ends with one token and frees its cache, so only the prompts of two steps are held."""
+    """The forward phase. A prompt ends with one token and frees its cache, so the cache holds prompts of two steps."""
 
     timed = "all prompts, from the first step to the last prompt's first token"
 
@@ -323,7 +330,7 @@ class Prefill(_Work):
 
 
 class EngineGenerate(_Work):
-    """Generate with as many sequences as the cache holds; a sample is a step in which all of them generate."""
+    """The generate phase, with as many sequences as the cache holds. A sample is a step in which all generate."""
 
     timed = "each step in which every sequence in flight generates"
 
@@ -341,7 +348,7 @@ class EngineGenerate(_Work):
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
     def wanted_tokens(self, case: Case) -> int:
-        """Enough tokens for the steps of a sample, at least STEADY_STEPS, after the last prompt is read."""
+        """Return enough tokens for a sample's steps, at least STEADY_STEPS, after the last prompt is read."""
         limit, steady = self.engine.settings.max_num_batched_tokens, max(STEADY_STEPS, self._steps + 1)
         sequences = min(case.batch, self.engine.sequences_that_fit(case.context + steady))
         reading = -(-sequences * case.context // max(1, limit - sequences))
@@ -368,7 +375,7 @@ class EngineGenerate(_Work):
 
 
 class EngineRequest(_Work):
-    """A request: a prompt, then `steps` tokens after the first one."""
+    """The request phase: a prompt and the token after it, then `steps` more tokens."""
 
     timed = "all prompts and their tokens, from the first step to the last token"
 
@@ -377,16 +384,16 @@ class EngineRequest(_Work):
         self._requests: deque[list[tuple[float, list[float]]]] = deque(maxlen=token_times.TIMED_REQUESTS)
 
     def samples_of(self, batch: Batch) -> list[float]:
-        """Time of the whole batch; keeps the times of its requests."""
+        """Return the time of the whole batch in ms, and store its requests' times for `measured`."""
         self._requests.append(batch.requests_ms())
         return super().samples_of(batch)
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """TTFT and ITL of the last batches; TTFT includes the time to read earlier prompts."""
+        """Return TTFT and ITL of the last `calls` batches. TTFT includes the time to read earlier prompts."""
         return token_times.metrics(list(self._requests)[-calls:])
 
     def wanted_tokens(self, case: Case) -> int:
-        """One token more than steps: the prompt's own token."""
+        """Return one token more than steps, because reading the prompt generates a token too."""
         return case.new_tokens + 1
 
     @property
@@ -398,7 +405,7 @@ class EngineArrivals(EngineRequest):
     """Requests that arrive over time: Poisson arrivals, and lengths from half to one and a half of the case's.
 
     `rate` is requests per second. Arrivals and lengths are drawn from one seed, so every system gets the same; the
-    lengths' means are the case's. The engine runs in the process that asks, so times exclude HTTP.
+    lengths' means are the case's. The engine runs in this process, so times exclude HTTP.
     """
 
     timed = "from the first arrival to the last token; a request's TTFT includes its wait"
@@ -426,14 +433,14 @@ class EngineArrivals(EngineRequest):
         return super().samples_of(batch)
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """TTFT, ITL and goodput over the requests of the last batches."""
+        """Return TTFT, ITL and goodput over the requests of the last `calls` batches."""
         requests = [each for batch in list(self._requests)[-calls:] for each in batch]
         seconds = sum(list(self._seconds)[-calls:])
         return super().measured(calls) | token_times.of_arrivals(requests, seconds)
 
 
 def _around(chance: Random, mean: int, count: int) -> list[int]:
-    """Lengths with this mean, from half to one and a half of it, in pairs at equal distance from it."""
+    """Draw `count` lengths from half to one and a half of `mean`, in pairs around it, so that their mean is exact."""
     away = [chance.randint(0, mean // 2) for _ in range(count // 2)]
     lengths = [mean] * (count % 2) + [mean + sign * each for each in away for sign in (-1, 1)]
     chance.shuffle(lengths)

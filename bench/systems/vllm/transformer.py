@@ -18,11 +18,11 @@ BEST_VERSION = {9: "3", 10: "4"}
 
 
 class VllmTransformer(VllmSystem):
-    """A Transformer; the option `attention` (FLASH_ATTN-2, TRITON_ATTN, ...) chooses another attention."""
+    """Adapter of both Transformers; the option `attention` chooses another attention, such as FLASH_ATTN-2."""
 
     implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"
-    # Fastest in the suite vllm-settings on one H100. Graphs of prompts help where the host is slow; a request goes
-    # without them, as its steps need split keys.
+    # Fastest in the suite vllm-settings on one H100. Graphs of prompts help where the host is slow. A request runs
+    # without them, because they turn off the splitting of keys, which its steps need.
     max_num_batched_tokens = 32768
     block_sizes: ClassVar[Mapping[str, int]] = {"forward": 128, "request": 128, "generate": 16}
     graphs: ClassVar[Mapping[str, str]] = {"forward": "prompts"}
@@ -33,7 +33,7 @@ class VllmTransformer(VllmSystem):
         return config
 
     def hugging_face(self, config: TransformerConfig, length: int) -> dict[str, Any]:
-        """Llama's configuration of the same model."""
+        """Return transformers' Llama configuration of the same model."""
         return {
             "architectures": [self.architecture],
             "model_type": "llama",
@@ -58,7 +58,7 @@ class VllmTransformer(VllmSystem):
         return transformer_logits(reference, ids, last, torch.device(device()))
 
     def check(self, engine: Engine, case: Case) -> None:
-        """Raise RuntimeError for another attention than this GPU's best, unless a case requests it."""
+        """Raise RuntimeError unless the engine runs the attention that the case requests, or else this GPU's best."""
         found = "-".join(engine.attention()).rstrip("-")
         asked = str(case.option("attention", ""))
         expected = asked or f"FLASH_ATTN-{BEST_VERSION.get(compute_capability(), '2')}"
@@ -69,5 +69,5 @@ class VllmTransformer(VllmSystem):
 
 
 def compute_capability() -> int:
-    """Major compute capability of the GPU."""
+    """Return the major compute capability of the GPU."""
     return torch.cuda.get_device_capability()[0]

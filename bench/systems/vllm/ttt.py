@@ -1,4 +1,4 @@
-"""Run a TTT model in vLLM by the plug-in `bench.serving`, on the project's kernels."""
+"""Run a TTT model in vLLM with the plug-in `bench.serving`, on the project's kernels."""
 
 from importlib import import_module
 from typing import Any
@@ -22,7 +22,7 @@ from tk_kernels.generate import common
 
 
 class VllmTTT(VllmSystem):
-    """ttt-linear/vllm and ttt-mlp/vllm; the plug-in need not be installed."""
+    """Adapter of ttt-linear/vllm and ttt-mlp/vllm; the plug-in need not be installed."""
 
     packages = ("vllm", "triton", "apache-tvm-ffi")
     implementation = "bench.serving.model:TTTForCausalLM"
@@ -37,14 +37,14 @@ class VllmTTT(VllmSystem):
         return ttt_config_of(case)
 
     def model(self, case: Case) -> CausalLM:
-        """Random weights, or those of the case's checkpoint."""
+        """Return the model with random weights, or with those of the case's checkpoint."""
         return model_of(case)
 
     def hugging_face(self, config: TTTConfig, length: int) -> dict[str, Any]:
         return config_values(config)
 
     def register(self) -> None:
-        """Also load the plug-in; an installed one, which vLLM loads later, leaves the class in place."""
+        """Register the plug-in too. An installed one, which vLLM loads later, does not replace the model's class."""
         serving.register()
         super().register()
 
@@ -56,7 +56,7 @@ class VllmTTT(VllmSystem):
         return super().settings(case) | {"forward_kernel": chosen(q, config.mini_batch, kernels)}
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """In graph replays, as the reference of the project's own systems."""
+        """Return logits [B, last, V] from a forward in graph replays, as in the other TTT systems' reference."""
         if not isinstance(reference.operator, ReplayedOperator):
             reference.operator = ReplayedOperator(reference.config.learner)
         return ttt_logits(reference, ids, last, torch.device(device()))
