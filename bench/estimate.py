@@ -43,7 +43,7 @@ class JobTime(NamedTuple):
 def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     """Return seconds by case key: the median over the runs in and next to `out` and the published runs.
 
-    machine: a snapshot. If runs on its device have the case, only they count, or else runs on its kind of device.
+    machine: a snapshot. If runs on its device have the case, only they count; else runs on its kind of device count.
     Without a snapshot, runs on any GPU count. A case that every run skipped gets the time of the skip.
     """
     device, kind = (machine.get("device"), machine.get("device_kind")) if machine else (None, "cuda")

@@ -11,12 +11,12 @@ A section of the TOML file defines one table. The command writes it between `<!-
     rows = [{ label = "B=1", batch = 1 }, { label = "B=16", batch = 16 }]
 
 `run` is a folder next to the TOML file. `where`, the row and the column select one case by columns of `ttt-bench
-table`; "a|b" matches either. A cell is the case's `value` times `scale`. A row or column may override both.
+table`; "a|b" matches either. A cell is the case's `value` times `scale`. A row or column may have its own of each.
 
 `profile` reads the case's profile instead: "ms", "longest" (kernel), or a list of parts (`reports.profiles.parts`).
 Parts are shares of the time, or milliseconds with `unit = "ms"`.
 
-`given = [29.6, 116]` is a row of numbers from elsewhere. `ratio = ["a", "b"]` divides two rows above by their labels.
+`given = [29.6, 116]` is a row of numbers from elsewhere. `ratio = ["a", "b"]` divides row "a" by row "b", both above.
 
 Two kinds of tables describe whole runs:
 
@@ -26,7 +26,7 @@ Two kinds of tables describe whole runs:
     [run-to-run]
     apart = [{ label = "one machine, twice", a = "h100", b = "h100-again" }]
 
-One kind needs no run: the state of one 1.3b sequence, and from how many tokens on each KV cache is larger.
+One kind needs no run: the state of one 1.3b sequence per system, and from how many tokens on a KV cache is larger.
 
     [cache-and-states]
     states = ["ttt-linear", "ttt-mlp", "mamba"]

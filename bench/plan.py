@@ -99,7 +99,7 @@ class Plan:
 
 
 def skips(launches: Mapping[tuple[str, str], Launch], memory_bytes: int | None) -> SkipReason:
-    """Make the function that gives the reason to skip a case, or "": a failed install, or that of `skip_reason`.
+    """Make the function that returns why to skip a case, or "": a failed install, or a reason of `skip_reason`.
 
     memory_bytes: the device's, None if unknown.
     """
@@ -129,7 +129,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
                     "name the systems to continue by --systems"
                 )
         return Plan(request, device, machine, of_run.jobs, of_run.catalogue)
-    adapters_of(request.systems, device, checkpoint)  # refuses a wrong name before a missing GPU
+    adapters_of(request.systems, device, checkpoint)  # called here to refuse a wrong name before a missing GPU
     cases: list[tuple[Suite, list[Planned]]] = []
     for name, systems in _suites(request, device, checkpoint, machine).items():
         suite = find_suite(name)

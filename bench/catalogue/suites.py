@@ -12,7 +12,7 @@ from harness.schema.catalogue import FigureEntry as Figure
 from harness.schema.catalogue import PaperClaim as Claim
 
 LANGUAGE_MODELS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
-# Newer systems that the paper's figures show next to the paper's four.
+# Systems newer than the paper, which the suites of its figures measure next to its four.
 GROUPED = ("transformer-gqa",)
 RECURRENT = ("mamba2", "gated-deltanet", "rwkv7")
 COMPARED = (*LANGUAGE_MODELS, *GROUPED, *RECURRENT)

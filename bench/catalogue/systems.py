@@ -25,7 +25,7 @@ class Adapter:
     devices: where it runs by default; on other devices it runs only if --systems names it.
     replays: whether a launch-bound forward is timed as replays of a CUDA graph.
     engine: whether it is an engine that times itself.
-    headline: whether the paper's figures show its system on this backend.
+    headline: whether figures of the paper's results open with this backend of its system.
     slow: whether it is a slow reference, whose jobs run last.
     """
 

@@ -88,7 +88,7 @@ def offer(checkpoint: Checkpoint) -> None:
 def checkpoint_folder(case: Case) -> Path | None:
     """Return the folder of a case's checkpoint; None for a case without one.
 
-    Raises CheckpointError for a checkpoint that was not offered, or whose files changed since.
+    Raises CheckpointError for a checkpoint that no `offer` published, or whose files have changed since.
     """
     name = str(case.option("checkpoint", ""))
     if not name:

@@ -54,7 +54,7 @@ class TTTConfig:
 
     learner: "linear" or "mlp". backbone: "mamba" (M) or "transformer" (T).
     base_lr: the inner learning rate before the sigmoid and 1/D.
-    norm_eps: of the RMSNorms; the LayerNorms of the TTT layer have 1e-6.
+    norm_eps: epsilon of the RMSNorms; the LayerNorms of the TTT layer have 1e-6.
     tied: whether the LM head is the embedding.
     """
 
@@ -97,7 +97,7 @@ class TTTConfig:
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """A Llama-shaped Transformer with a tied LM head; fewer kv_heads: grouped-query attention (arXiv 2305.13245)."""
+    """A Llama-like Transformer with a tied LM head; grouped-query attention (arXiv 2305.13245) if kv_heads < heads."""
 
     width: int
     ffn_width: int

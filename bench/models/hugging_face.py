@@ -5,7 +5,7 @@ An absent key takes the authors' default. `ttt_base_lr` is then 1.0 for TTT-MLP 
 A value that asks for a function which `bench.models.ttt` does not compute raises CheckpointError with the key's name.
 
 The authors' JAX code stores no config.json; `jax_checkpoint` converts its checkpoints.
-Its blocks `ttt_linear` and `ttt_mlp` are the (M) backbone (`pre_conv`, `share_qk` and `use_gate` true).
+The JAX blocks `ttt_linear` and `ttt_mlp` have the Mamba backbone (`pre_conv`, `share_qk` and `use_gate` true).
 """
 
 import json

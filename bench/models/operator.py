@@ -19,9 +19,9 @@ from tk_kernels.ttt_mlp import reference as ttt_mlp
 class Projections(NamedTuple):
     """A layer's projections: q, k (before RoPE), v [B, T, H, D]; lr_logits x_j . w_h + c_h [B, T, H], at least float32.
 
-    A generate step has no T.
+    In a generate step the tensors have no dimension T.
     ready: whether q and k already have RoPE, and lr_logits holds the learning rates lr_j.
-    pdl: the step may be a dependent launch (`tk_kernels.generate.common`).
+    pdl: whether the step may be a dependent launch (`tk_kernels.generate.common`).
     """
 
     q: Tensor

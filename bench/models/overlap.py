@@ -32,7 +32,7 @@ class Overlap:
         for stream in self._streams:
             stream.wait_stream(self._caller)
         self._chunks = 0
-        self._left: dict[int, torch.cuda.Event] = {}  # by layer: the previous chunk has left it
+        self._left: dict[int, torch.cuda.Event] = {}  # by layer: recorded when the last chunk leaves it
 
     @contextmanager
     def chunk(self) -> Iterator[None]:

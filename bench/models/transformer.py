@@ -85,7 +85,7 @@ class Attention(nn.Module):
         return self._merge(out)
 
     def generate_step(self, x: Tensor, rope: Rotation, cache: Tensor, position: Tensor, mask: Tensor) -> Tensor:
-        """Write the token x [B, 1, C] into the cache at `position`, attend to the cache under the mask: [B, 1, C]."""
+        """Cache the key and value of x [B, 1, C] at `position`, attend under the mask, and return [B, 1, C]."""
         q, k, v = self._project(x, rope)
         cache[0].index_copy_(2, position, k)
         cache[1].index_copy_(2, position, v)

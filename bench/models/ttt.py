@@ -38,8 +38,8 @@ from tk_kernels.reference.token_rows import overwrite
 class LayerState:
     """The state of a block: the operator's state `inner`, and the convolutions' last inputs [B, 3, C].
 
-    block_conv, qk_conv: inputs of the block's convolution, and of those of Q and K, which share their input; None
-    without the Mamba backbone.
+    block_conv: inputs of the block's convolution. qk_conv: inputs that the convolutions of Q and K share.
+    Both are None with the Transformer backbone.
     slots [B]: for `FusedBlock.generate_step`, indices of the B sequences in state tensors that hold more.
     """
 
@@ -287,13 +287,13 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """Return an initial state for generate_step; to bound memory, convert one layer's state at a time."""
+        """Return an initial state for generate_step; layers are converted one at a time, which bounds the memory."""
         inner = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         caches = self._by_layer(self._conv_caches(batch))
         return TTTState(batch, [LayerState(*each) for each in zip(*caches, inner, strict=True)])
 
     def _conv_caches(self, batch: int) -> Tensor | None:
-        """Return empty caches [2, layers, B, 3, C]: of the blocks' convolutions, and of those of Q and K; or None."""
+        """Return empty caches [2, layers, B, 3, C] for the convolutions of blocks and of Q and K; None without them."""
         if self.config.backbone == "transformer":
             return None
         caches = empty_conv_cache(2 * self.config.layers * batch, self.config.width, self.device, self.dtype)
