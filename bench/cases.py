@@ -16,7 +16,7 @@ from harness.schema.run_file import Job, Planned
 
 
 def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Checkpoint | None = None) -> list[Planned]:
-    """The suite's cases that the request selects, each once; within a system, small cases first.
+    """Return the suite's cases that the request selects, each once; within a system, small cases first.
 
     A checkpoint runs as a whole model only, because the inputs of a layer's case are random.
     """
@@ -33,7 +33,7 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
 
 
 def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None = None) -> tuple[Adapter, ...]:
-    """The adapters for names as SYSTEM or SYSTEM/BACKEND; without names, all adapters for the device.
+    """Return the adapters for names as SYSTEM or SYSTEM/BACKEND; without names, all adapters for the device.
 
     Raises UserError for an unknown name, or for a system other than the checkpoint's.
     """
@@ -51,7 +51,10 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """A system's backends for the device, or all of them if it has none; or the one backend SYSTEM/BACKEND."""
+    """Return the adapters of a name: one for SYSTEM/BACKEND; for SYSTEM its backends for the device.
+
+    If a system has no backend for the device, return all its backends. Raises UserError for an unknown name.
+    """
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
         if " " in name:
@@ -98,14 +101,17 @@ def _panel_cases(
 
 
 def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str, Scalar], ...]]:
-    """Every combination of options, without options at their default."""
+    """Return every combination of options as (name, value) pairs, without options at their default."""
     names = sorted(axes)
     pairs = [tuple(zip(names, values, strict=True)) for values in product(*(axes[name] for name in names))]
     return [tuple((name, value) for name, value in each if OPTION_DEFAULTS.get(name) != value) for each in pairs]
 
 
 def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
-    """How a case is timed: "engine" by itself, "graph" if it is launch-bound, else "eager"."""
+    """Return how a case is timed: "engine" (by itself), "graph" (replays of a CUDA graph) or "eager".
+
+    On a GPU the panel may set it; otherwise generate steps and launch-bound forwards of the model take "graph".
+    """
     if adapter.engine:
         return "engine"
     if device != "cuda":
@@ -117,7 +123,7 @@ def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: 
 
 
 def jobs_of(planned: Iterable[Planned]) -> tuple[Job, ...]:
-    """One job per system and backend, headline systems first; cases that several suites share are merged."""
+    """Make one job per system and backend, headline systems first; cases that several suites share are merged."""
     merged: dict[str, Planned] = {}
     for each in planned:
         merged[each.case.key] = merged.get(each.case.key, each).merged(each)
@@ -131,7 +137,7 @@ def jobs_of(planned: Iterable[Planned]) -> tuple[Job, ...]:
 
 
 def _by_model(cases: list[Planned]) -> list[Planned]:
-    """Keep cases of one model together, and an engine's cases of one phase: another model or phase restarts it."""
+    """Sort cases by model, in order of appearance; an engine's also by phase, because a change restarts the engine."""
     engine = any(each.case.timing == "engine" for each in cases)
     groups: dict[tuple, list[Planned]] = {}
     for each in cases:
@@ -142,6 +148,6 @@ def _by_model(cases: list[Planned]) -> list[Planned]:
 
 
 def with_keys(jobs: Iterable[Job], keys: Container[str]) -> list[Job]:
-    """The jobs with only the cases that have these keys; jobs without any are dropped."""
+    """Return the jobs with only the cases that have these keys, without jobs that have none."""
     found = [replace(job, cases=tuple(each for each in job.cases if each.case.key in keys)) for job in jobs]
     return [job for job in found if job.cases]

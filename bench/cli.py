@@ -32,7 +32,7 @@ from bench.options import (
 )
 from bench.request import RunRequest
 
-_COLUMN_INCHES = 3.3  # a column of a paper
+_COLUMN_INCHES = 3.3  # width of a column of a paper
 app = typer.Typer(
     add_completion=False,
     invoke_without_command=True,
@@ -85,9 +85,9 @@ def build(
 ) -> None:
     """Compile the CUDA kernels and print their registers and spills.
 
-    Needs nvcc, but no GPU. --tune needs a GPU and prints sections for
-    tk_kernels/generate/tuning.toml or a file that TTT_BENCH_TUNING names, by
-    default for every learner, form and precision.
+    Needs nvcc, but no GPU. --tune needs a GPU; by default it measures every
+    learner, form and precision. It prints sections to add to
+    tk_kernels/generate/tuning.toml or to the file that TTT_BENCH_TUNING names.
     """
     if tune:
         from bench.commands.tune import tune as measure_settings
@@ -149,7 +149,7 @@ def run(
 
 
 def _folder(request: RunRequest) -> Path:
-    """OUT, or a new folder named after the current time."""
+    """Return OUT, or a new folder named after the current time. Raises UserError for --resume without OUT."""
     if request.out is None and request.resume:
         raise UserError("--resume: name the run by --out")
     return request.out or Path("out") / f"{datetime.now():%Y%m%d-%H%M%S}"
@@ -174,7 +174,7 @@ def work(
     time_limit: TimeLimit = 600,
     checkpoint: Checkpoint = None,
 ) -> None:
-    """Run as one Slurm task of a run."""
+    """Run jobs of a run as one of its Slurm tasks."""
     from bench.commands.slurm import work
 
     work(RunRequest(checkpoint=checkpoint, time_limit_s=time_limit, retry=retry), run, keys)
@@ -295,7 +295,7 @@ def compare(
 ) -> None:
     """Compare two runs; only differences beyond 5% count.
 
-    Prints B/A for each case, and how the machines differ.
+    Prints the ratio of times B/A for each case, and how the machines differ.
     """
     from bench.commands import compare as commands
 

@@ -4,9 +4,9 @@ FLOPs, two per multiply-add:
 - Each weight multiplies each token once (Kaplan et al., arXiv 2001.08361, section 2.1).
 - The head multiplies the last token of a prompt. The embedding and a learner's initial weights multiply nothing.
 - Causal attention: two GEMMs over T^2 / 2 pairs.
-- Mamba's scan: 6 per element of the state (arXiv 2312.00752, equation 2).
-- Delta rules: 7 per element for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).
-- TTT's inner loop: `tk_kernels.ttt_linear.cost` and `tk_kernels.ttt_mlp.cost`, with whole tiles instead of triangles.
+- Mamba's scan: 6 per token and element of the state (arXiv 2312.00752, equation 2).
+- Delta rules: 7 per token and element for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).
+- TTT's inner loop: `tk_kernels.ttt_linear.cost` and `tk_kernels.ttt_mlp.cost`; tiles under a causal mask count whole.
 
 Bytes: weights once per call or step, token ids, and the state, KV cache and convolution inputs, read and written.
 Activations are not counted, because a fused kernel need not write them.
@@ -27,10 +27,11 @@ LEARNER_BYTES = 4  # a learner's initial weights are float32 in a model of any d
 
 
 def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> dict[str, Work]:
-    """Work per part of a profile, for one forward, one generate step of the batch, or one request.
+    """Return the work of each part of a profile, for one forward, one generate step of the batch, or one request.
 
-    config: a class of `bench.models.config`, or any object with `width` and `vocabulary`, whose mixing is not counted.
-    form: of TTT's generate step. Parts between GEMMs only move activations, so they count as nothing.
+    config: of a class in `bench.models.config`. Another object with `width` and `vocabulary` is counted without its
+    attention, scan or inner loop. parameters: their number. form: that of TTT's generate step, "dual" or "primal".
+    The parts between GEMMs count only the last inputs of convolutions, because all else there is activations.
     """
     if case.phase == "forward":
         return _forward(config, parameters, case)
@@ -60,7 +61,10 @@ def _step(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work
 
 
 def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens: int) -> dict[str, Work]:
-    """The parts of a call that reads `tokens` tokens and returns one token's logits per sequence."""
+    """Return the work by part of a call that reads `tokens` tokens and returns one token's logits per sequence.
+
+    mixed: the work of attention, scan or inner loop; None if unknown.
+    """
     table, tables = config.vocabulary * config.width, 1 if getattr(config, "tied", True) else 2
     weights, element = parameters - tables * table - _learner(config), ELEMENT_BYTES[case.dtype]
     found = {
@@ -75,7 +79,10 @@ def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens:
 
 
 def _windows(config: Any, case: Case, read: bool = False) -> Work:
-    """The last inputs of convolutions. A prompt writes them; a step (read) reads them and writes one more."""
+    """Return the bytes that a call moves for the last inputs of convolutions.
+
+    A prompt writes them all; a step (read=True) reads them all and writes one per channel.
+    """
     if not isinstance(config, MambaConfig | DeltaRuleConfig | TTTConfig):
         return Work(0, 0)
     kept = case.batch * window_bytes(config, ELEMENT_BYTES[case.dtype])
@@ -83,19 +90,22 @@ def _windows(config: Any, case: Case, read: bool = False) -> Work:
 
 
 def _learner(config: Any) -> int:
-    """The number of initial weights of the learners."""
+    """Return the number of the learners' initial weights in all layers; 0 for other models than TTT."""
     if not isinstance(config, TTTConfig):
         return 0
     return config.layers * sum(heads * rows * columns for heads, rows, columns in config.weight_shapes.values())
 
 
 def _decays(config: Any) -> int:
-    """The number of Mamba's decays, which count with the scan."""
+    """Return the number of Mamba's decays in all layers, which count with the scan; 0 for other models."""
     return config.layers * config.state_numbers if isinstance(config, MambaConfig) and not config.groups else 0
 
 
 def _mixed_prompt(config: Any, case: Case) -> Work | None:
-    """Attention, scan or inner loop of a prompt in all layers, and the state that it writes; None if unknown."""
+    """Return the work of a prompt's attention, scan or inner loop in all layers; None for an unknown config.
+
+    Its bytes are those of the state that the prompt writes.
+    """
     batch, tokens = case.batch, case.context
     if isinstance(config, TransformerConfig):
         layer = Work(
@@ -118,7 +128,10 @@ def _mixed_prompt(config: Any, case: Case) -> Work | None:
 
 
 def _mixed_step(config: Any, case: Case, form: str) -> Work | None:
-    """Attention, scan or inner loop of a step in all layers, and its state, read and written; None if unknown."""
+    """Return the work of a step's attention, scan or inner loop in all layers; None for an unknown config.
+
+    Its bytes are those of the state or KV cache that the step reads and writes.
+    """
     batch, context = case.batch, case.context
     if isinstance(config, TransformerConfig):
         cache = 2 * batch * context * config.kv_width

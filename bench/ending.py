@@ -17,9 +17,10 @@ _PATHS = ("--out", "--output", "-o")
 
 
 def refuse_arguments(words: Sequence[str], group: Any) -> None:
-    """Raise UserError for an option of a command in `group` that is given twice, or for an empty path.
+    """Raise UserError if an option is given twice, or if a path is empty.
 
-    Typer takes the last of two values, and an empty path as the current folder.
+    words: the arguments. group: the click group with their command.
+    Typer would take the last of two values, and the current folder for an empty path.
     """
     command = group.commands.get(next((word for word in words if not word.startswith("-")), ""))
     given = [word.partition("=")[0] for word in words]
@@ -36,7 +37,7 @@ def refuse_arguments(words: Sequence[str], group: Any) -> None:
 
 
 def guarded(call: Callable[[], Any]) -> int:
-    """Call the program and return its exit status; a user error is one sentence on stderr."""
+    """Call the program and return its exit status; print a user error as one sentence on stderr."""
     try:
         status = call() or 0
         sys.stdout.flush()
@@ -62,7 +63,7 @@ def guarded(call: Callable[[], Any]) -> int:
 
 
 def _usage(error: Any) -> str:
-    """A command's usage, if an argument is missing or unexpected."""
+    """Return the command's usage if the error is a missing or unexpected argument, else ""."""
     wrong = type(error).__name__ == "MissingParameter" or "unexpected extra argument" in error.format_message()
     context = error.ctx if wrong else None
     if context is None:
@@ -71,7 +72,7 @@ def _usage(error: Any) -> str:
 
 
 def _end_of_stdout(message: str) -> int:
-    """Close a broken stdout, so that the interpreter does not flush it at exit."""
+    """Redirect a broken stdout to /dev/null, so that its flush at exit succeeds; return the exit status."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     return _print_error(message, 1) if message else 1

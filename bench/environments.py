@@ -24,8 +24,8 @@ from harness.schema.files import read_regular, refusing
 from harness.workers.process import Launch
 
 SYSTEMS_FILE = Path("systems.toml")  # of the current folder
-# A worker on the CPU sees no GPU. GNU OpenMP spins so often before it sleeps: with its own count, a contended core
-# slows a step a hundredfold; without spinning, an idle machine loses a factor of four.
+# A worker on the CPU sees no GPU. GNU OpenMP spins GOMP_SPINCOUNT times before a thread sleeps. With its default count,
+# a contended core slows a step a hundredfold; without spinning, an idle machine loses a factor of four.
 CPU_ENV = {"GOMP_SPINCOUNT": "30000", GPU_VARIABLE: ""}
 
 
@@ -43,12 +43,15 @@ class _Entry(BaseModel):
 
 
 def systems_of_file() -> list[str]:
-    """The systems, as SYSTEM/BACKEND, in the current folder's systems.toml; [] without the file."""
+    """Return the systems, as SYSTEM/BACKEND, in the current folder's systems.toml; [] without the file."""
     return list(_read(SYSTEMS_FILE))
 
 
 def launches(device: str = "") -> dict[tuple[str, str], Launch]:
-    """How to start the worker of each (system, backend). device: "cpu" hides the GPU."""
+    """Return how to start the worker of each (system, backend). device: "cpu" hides the GPU from the workers.
+
+    Raises UserError if systems.toml cannot be read or has a mistake.
+    """
     entries = _read(SYSTEMS_FILE)
     own = Launch(command=[sys.executable])
     found = {(each.system, each.backend): replace(entries.get(each.label, own), entry=each.entry) for each in ADAPTERS}
@@ -59,7 +62,7 @@ def launches(device: str = "") -> dict[tuple[str, str], Launch]:
 
 
 def failed_install(launch: Launch) -> str:
-    """A sentence if `make baselines` left only a log of the environment, else ""."""
+    """Return a sentence if `make baselines` left a log of the launch's environment but no environment, else ""."""
     folder = Path(launch.command[0]).parent.parent
     log = Path(f"{folder}.log")
     left = log.exists() and not (folder / ".installed").exists()

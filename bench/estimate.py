@@ -19,7 +19,7 @@ Durations = Mapping[str, float]  # seconds by case key
 
 
 class _Timed(NamedTuple):
-    """A case of an earlier run."""
+    """A case that an earlier run measured or skipped, its wall time in seconds, and its device."""
 
     key: str
     seconds: float
@@ -29,9 +29,10 @@ class _Timed(NamedTuple):
 
 
 class JobTime(NamedTuple):
-    """The time of a job's cases, without untimed ones.
+    """The estimated seconds of a job's cases, without the untimed ones.
 
-    guessed: cases that take the median of their size, phase and scope. untimed: cases without any estimate.
+    guessed: number of cases estimated by the median of the job's cases with their size, phase and scope.
+    untimed: number of cases without any estimate.
     """
 
     seconds: float
@@ -40,10 +41,10 @@ class JobTime(NamedTuple):
 
 
 def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
-    """Seconds per case, the median over the runs in and next to `out` and the published runs.
+    """Return seconds by case key: the median over the runs in and next to `out` and the published runs.
 
-    machine: runs on its device count, or else runs on its kind of device; None: any GPU.
-    A case that was skipped in every run counts with the time of its skip.
+    machine: a snapshot. If runs on its device have the case, only they count; else runs on its kind of device count.
+    Without a snapshot, runs on any GPU count. A case that every run skipped gets the time of the skip.
     """
     device, kind = (machine.get("device"), machine.get("device_kind")) if machine else (None, "cuda")
     here: dict[str, list[float]] = {}
@@ -63,7 +64,7 @@ def _runs_in(folder: Path) -> set[Path]:
 
 
 def _timed(folder: Path) -> tuple[_Timed, ...]:
-    """The cases of a measured run; () without a readable run."""
+    """Return the timed cases of a run of mode "measure"; () if the folder holds no such run that can be read."""
     try:
         run = Run.open(folder) if Run.exists(folder) else None
         records = run.records() if run and run.mode == "measure" else []
@@ -86,7 +87,7 @@ _published = cache(_timed)  # published runs do not change, and take a second to
 
 
 def job_time(job: Job, past: Durations, left: Sequence[Planned] | None = None) -> JobTime:
-    """The time of a job. left: its unfinished cases, if not all."""
+    """Estimate the time of a job. past: seconds by case key. left: its unfinished cases, if not all."""
     known: dict[tuple[Any, ...], list[float]] = {}
     for case in (planned.case for planned in job.cases):
         if case.key in past:
@@ -102,7 +103,7 @@ def _kind(case: Case) -> tuple[Any, ...]:
 
 
 def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:
-    """Sort jobs by their time; an untimed case counts as the median of all cases."""
+    """Sort jobs by estimated time, the longest first; an untimed case counts as the median of `past`."""
     typical = median(past.values()) if past else 1.0
 
     def seconds(job: Job) -> float:
@@ -113,7 +114,7 @@ def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:
 
 
 def side_by_side(seconds_of_jobs: Sequence[float], slots: int) -> float:
-    """Seconds until all jobs end, longest first, each in the first free of `slots`."""
+    """Return the seconds until all jobs end, if the longest start first, each in the first free one of `slots`."""
     busy = [0.0] * slots
     for seconds in sorted(seconds_of_jobs, reverse=True):
         heapreplace(busy, busy[0] + seconds)

@@ -9,9 +9,10 @@ _GPU = re.compile(r"0|[1-9][0-9]*|(GPU|MIG)-.+")  # a number or UUID, as in CUDA
 
 
 def selected_gpus(option: str | None, device: str, *, here: bool = True) -> list[str]:
-    """The GPUs of `all` or `0,2` as CUDA_VISIBLE_DEVICES names them; [] for None.
+    """Parse `all` or a list such as `0,2` to names of GPUs as in CUDA_VISIBLE_DEVICES; None gives [].
 
-    here: raise UserError for a GPU that this machine lacks; False plans for another machine.
+    device: the run's. here: False plans for another machine, so this one may lack the GPUs.
+    Raises UserError for a word that names no GPU, a repeated or missing GPU, or a device other than "cuda".
     """
     if option is None:
         return []

@@ -1,4 +1,4 @@
-"""Count the bytes of a sequence's state: KV cache or state, and the last inputs of its convolutions."""
+"""Count the bytes of a sequence's state: KV cache or recurrent state, and the last inputs of its convolutions."""
 
 from importlib import import_module
 from typing import Any
@@ -11,9 +11,10 @@ _PRECISIONS = {"float32-planes": "planes"}
 
 
 def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
-    """Bytes of one sequence's state after `context` tokens. form: of TTT's generate.
+    """Return the bytes of one sequence's state after the case's `context` tokens.
 
-    A forward of whole mini-batches leaves TTT's weights and no rows.
+    form: that of TTT's generate state, "dual" or "primal". A forward counts as whole mini-batches, which leave TTT's
+    weights and no cached rows.
     """
     size, windows = state_element_bytes(case), window_bytes(config, ELEMENT_BYTES[case.dtype])
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer
@@ -30,16 +31,16 @@ def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
 
 
 def generate_precision(case: Case) -> tuple[str, int]:
-    """The precision that `tk_kernels.generate.traffic` uses for a case, and the bytes of an element of its rows."""
+    """Return a case's precision as `tk_kernels.generate.traffic` names it, and the bytes per element of cached rows."""
     dtype = case.state_dtype or "float32"
     return _PRECISIONS.get(dtype, dtype), 4 if dtype == "float32" else 2
 
 
 def state_element_bytes(case: Case) -> int:
-    """Bytes of an element of the state, in all its planes."""
+    """Return the bytes per element of the state; an element in two 16-bit planes has four."""
     return ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]
 
 
 def window_bytes(config: Any, element_bytes: int) -> int:
-    """Bytes of the last inputs of all convolutions of one sequence."""
+    """Return the bytes of one sequence's stored inputs of the convolutions in all layers."""
     return config.layers * convolved_channels(config) * (CONV_KERNEL - 1) * element_bytes

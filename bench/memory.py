@@ -1,4 +1,4 @@
-"""Decide whether a case can fit: the least that it must hold, against the device's memory."""
+"""Decide whether a case can fit: compare the fewest bytes that it must hold with the device's memory."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from harness.schema.run_file import Planned
 def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> None:
     """Raise UserError for a requested batch and context that no selected system can hold.
 
-    A shape that fits at least one system runs in all: the figure marks the systems that run out of memory.
+    A batch and context that fit at least one system run in all: the figure marks the systems that run out of memory.
     """
     total = total_memory_bytes(machine)
     least: dict[tuple[str, int, int], int] = {}
@@ -31,9 +31,10 @@ def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> N
 
 
 def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int | None) -> str:
-    """Why a case need not be tried, or "". memory_bytes: the device's, None if unknown.
+    """Return why a case need not be tried, or "".
 
-    A model's batch or context that grows is tried once beyond the memory: its figure shows where memory ends.
+    earlier: the records of the job so far. memory_bytes: the device's, None if unknown.
+    If a model's batch or context grows, its first case beyond the memory is tried: the figure shows where memory ends.
     """
     if missing := checkpoint_missing(planned.case):
         return missing
@@ -44,7 +45,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """The smaller case that did not fit or took too long, if batch or context grow until memory is exhausted."""
+    """Return which smaller case of a growing series did not fit or took too long; "" if none did."""
     if not planned.grows:
         return ""
     for record in earlier:
@@ -61,9 +62,9 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """The axis, batch or context, by which alone one case is smaller than another; "" otherwise.
+    """Return the axis, "batch" or "context", in which `smaller` is below `case`; "" if they differ in anything else.
 
-    Their timing may differ, because a larger case does the same work.
+    Only their timing may differ too (graph or eager), because it does not change the work.
     """
     for axis in ("batch", "context"):
         if getattr(smaller, axis) < getattr(case, axis):
@@ -73,9 +74,9 @@ def _smaller_axis(smaller: Case, case: Case) -> str:
 
 
 def beyond_memory_of(case: Case, total: int) -> str:
-    """Why a case cannot fit into `total` bytes, or "".
+    """Return why a case cannot fit into `total` bytes, or "".
 
-    For an engine, count one sequence: it runs only as many at once as fit.
+    An engine's case counts one sequence, because an engine runs only as many at once as fit.
     """
     needed = least_bytes(case)
     if case.system in MODELS and case.option("scope", "model") == "model" and case.timing != "engine":
@@ -93,7 +94,7 @@ def _size(count: int) -> str:
 
 
 def sequences_that_fit(config: TTTConfig, state_bytes: float, dtype: str, total: int) -> int:
-    """How many sequences a model can generate at once in `total` bytes, next to its weights.
+    """Return how many sequences a model can generate at once in `total` bytes, next to its weights.
 
     state_bytes: one layer's state per sequence, without the inputs of its convolutions.
     """
@@ -102,15 +103,18 @@ def sequences_that_fit(config: TTTConfig, state_bytes: float, dtype: str, total:
 
 
 def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:
-    """The memory of a snapshot's GPU, None if unknown; without a GPU, this machine's."""
+    """Return the memory of the GPU in a snapshot, None if unknown; without a GPU, the RAM of this machine."""
     gpu = machine.get("gpu")
     return gpu["memory_bytes"] if gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def least_bytes(case: Case) -> int:
-    """Token ids (8 bytes each), weights, and one sequence's state; for a layer, its inputs, outputs and state."""
+    """Return the fewest bytes that a case must hold: token ids (8 bytes each), weights and one sequence's state.
+
+    A layer's case holds its inputs, outputs and state instead.
+    """
     ids = 8 * case.batch * (case.context if case.phase != "generate" else 1)
-    if case.system not in MODELS:  # these systems size themselves
+    if case.system not in MODELS:  # only the adapter knows the size of such a model
         return ids
     config = config_of(case)
     if case.option("scope", "model") == "layer":
@@ -120,7 +124,7 @@ def least_bytes(case: Case) -> int:
 
 
 def _layer_bytes(config: Any, case: Case) -> int:
-    """generate: every sequence's state. forward: also q, k, v, out, lr, and a second state."""
+    """Return the bytes of a layer's case: all sequences' states; for forward also q, k, v, out, lr and new states."""
     cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
     shape = (config.heads, config.head_dim)
     state = cost.state_bytes(case.batch, *shape, state_element_bytes(case))

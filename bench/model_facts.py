@@ -9,17 +9,17 @@ from harness.measure.gate import Check
 from harness.schema.case import Case
 
 PARAMETERS_OFF = "parameters_off_transformer"
-PARAMETERS_OFF_LIMIT = 0.08  # Mamba's 48 blocks are within 8% of the Transformer, the others within 6%
+PARAMETERS_OFF_LIMIT = 0.08  # Mamba's 48 blocks are within 8% of the Transformer, all other models within 6%
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a model. parameters, vocabulary: counts.
+    """Facts about a model. parameters: their number. vocabulary: the number of token ids.
 
-    dtype: of most weights; learners, decays and norms may be wider.
+    dtype: that of most weights; learners, decays and norms may be wider.
     token_ids: how the ids of a sample are drawn.
     kept: state that a sample leaves for the next, such as an engine's prefix cache.
-    head_rows: rows of the LM head per prompt of a forward; None if not counted.
+    head_rows: rows of activations that the LM head multiplies per prompt of a forward; None if not counted.
     """
 
     parameters: int
@@ -39,7 +39,10 @@ class Facts:
 
 
 def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
-    """The facts about named weights, tied weights once; the dtype is that of most elements."""
+    """Count the parameters of named weights and find the dtype of most elements.
+
+    weights: tensors by name, tied ones once. rest: the other fields of `Facts`.
+    """
     counts: dict[str, int] = {}
     for weight in weights.values():
         name = str(weight.dtype).removeprefix("torch.")
@@ -48,7 +51,7 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 
 
 def checks(facts: Facts, case: Case) -> list[Check]:
-    """The checks that a model is comparable; a case that fails one is not timed."""
+    """Return the checks that a model is comparable; a case that fails one is not timed."""
     found = [] if case.option("checkpoint") else _of_one_size(facts, case)
     found += [
         Check.at_most("weights_of_another_dtype", float(facts.dtype != case.dtype), 0),
@@ -61,7 +64,7 @@ def checks(facts: Facts, case: Case) -> list[Check]:
 
 
 def _of_one_size(facts: Facts, case: Case) -> list[Check]:
-    """Compare the model's size with the Transformer's."""
+    """Check the model's parameters and vocabulary against those of the Transformer at the case's size."""
     transformer = model_config("transformer", case.size)
     parameters_off = abs(facts.parameters / parameter_count(transformer) - 1)
     return [
@@ -71,7 +74,7 @@ def _of_one_size(facts: Facts, case: Case) -> list[Check]:
 
 
 def count_head_rows(call: Callable[[], Any], head: Any) -> tuple[Any, int]:
-    """Run `call`; return its result and the rows that it passed through a linear layer with the weight `head`."""
+    """Run `call`; return (its result, the number of rows that it multiplied by the LM head's weight `head`)."""
     import torch.nn.functional as F
     from torch.overrides import TorchFunctionMode
 

@@ -11,12 +11,12 @@ A section of the TOML file defines one table. The command writes it between `<!-
     rows = [{ label = "B=1", batch = 1 }, { label = "B=16", batch = 16 }]
 
 `run` is a folder next to the TOML file. `where`, the row and the column select one case by columns of `ttt-bench
-table`; "a|b" matches either. A cell is the case's `value` times `scale`. A row or column may override both.
+table`; "a|b" matches either. A cell is the case's `value` times `scale`. A row or column may have its own of each.
 
 `profile` reads the case's profile instead: "ms", "longest" (kernel), or a list of parts (`reports.profiles.parts`).
 Parts are shares of the time, or milliseconds with `unit = "ms"`.
 
-`given = [29.6, 116]` is a row of numbers from elsewhere. `ratio = ["a", "b"]` divides two rows above by their labels.
+`given = [29.6, 116]` is a row of numbers from elsewhere. `ratio = ["a", "b"]` divides row "a" by row "b", both above.
 
 Two kinds of tables describe whole runs:
 
@@ -26,7 +26,7 @@ Two kinds of tables describe whole runs:
     [run-to-run]
     apart = [{ label = "one machine, twice", a = "h100", b = "h100-again" }]
 
-One kind needs no run: the state of one 1.3b sequence, and from how many tokens on each KV cache is larger.
+One kind needs no run: the state of one 1.3b sequence per system, and from how many tokens on a KV cache is larger.
 
     [cache-and-states]
     states = ["ttt-linear", "ttt-mlp", "mamba"]
@@ -81,7 +81,7 @@ class Source:
 
     @classmethod
     def of(cls, run: Run) -> "Source":
-        """Read a run; its profiles share their measured peaks, as on its page."""
+        """Read a run; its profiles share the highest measured peaks of their device, as on the run's page."""
         records, profiles = run.records(), run.profiles()
         ceilings = common_ceilings(records, profiles.values())
         rows = frame(records, run.catalogue, ceilings).assign(**{KEY: row_keys(records)})
@@ -92,14 +92,21 @@ SourceOf = Callable[[str], Source]
 
 
 class Number(NamedTuple):
-    """A cell's value, None for words, and its text, "" without a case."""
+    """The content of a table's cell.
+
+    value: the number; None for words or an empty cell. text: the formatted number with its signs, or the words, or "".
+    """
 
     value: float | None = None
     text: str = ""
 
 
 def with_numbers(text: str, definitions: Mapping[str, Definition], source_of: SourceOf) -> str:
-    """The text of a file with its tables rewritten. Raises UserError for a missing table, definition or case."""
+    """Return the text of a Markdown file with its tables rewritten.
+
+    definitions: by table name. source_of: reads the run in a folder, named as in `run`.
+    Raises UserError for a missing table, definition or case.
+    """
     begun, whole = text.count(BEGINNING), len(BLOCK.findall(text))
     if not begun or begun != whole:
         raise UserError(f"{counted(begun, 'table')} begin with {BEGINNING}NAME -->, and {whole} end with <!-- end -->")
@@ -107,7 +114,7 @@ def with_numbers(text: str, definitions: Mapping[str, Definition], source_of: So
 
 
 def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf) -> str:
-    """The Markdown of a table and the meanings of its signs, in short."""
+    """Return the Markdown of a table, followed by the short meanings of the signs in it."""
     if name not in definitions:
         raise unknown(f"table {name}", name, sorted(definitions))
     definition = definitions[name]
@@ -129,7 +136,7 @@ def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf
 
 
 def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """The cells of a table of cases, its head first."""
+    """Return the lines of a table of cases as lists of cells, the head first."""
     columns, source = definition["columns"], source_of(definition["run"])
     shared = {name: definition[name] for name in OPTIONS if name in definition} | definition.get("where", {})
     lines = [[definition.get("head", ""), *(str(column["label"]) for column in columns)]]
@@ -173,7 +180,7 @@ def _cell(options: Mapping[str, Any], source: Source) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """The rows whose columns have the requested values; a row's suites match if one of them does."""
+    """Return the rows whose columns have the requested values; a cell with several suites matches by any of them."""
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
         cells = _column(rows, name).map(lambda cell: cell if isinstance(cell, tuple) else (cell,))
@@ -203,7 +210,7 @@ def _from_profile(profile: Profile, wanted: str | list[str], unit: str) -> Numbe
 
 
 def _runs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """One row per run: GPU, time, commit, cases with a result, note."""
+    """Return the head, and a row per run: its name, GPU, time, commit, cases with a result, and note."""
     lines = [["run", "GPU", "measured, UTC", "commit", "results", "what is in it"]]
     for each in definition["runs"]:
         lines.append([f"`{each['run']}`", *_facts(source_of(each["run"])), each.get("note", "")])
@@ -227,18 +234,18 @@ def _facts(source: Source) -> list[str]:
 
 
 def _flags(cell: Any) -> dict[str, None]:
-    """The flags of a row; the flags of single times that are unsteady count as one."""
+    """Return a cell's flags, each once, as keys of a dict; an unsteady TTFT or ITL counts as "unsteady"."""
     return dict.fromkeys(UNSTEADY if flag in UNSTEADY_TIMES.values() else flag for flag in marks_in(cell))
 
 
 def _period(first: str, last: str) -> str:
-    """Format two ISO times as `2026-11-23 13:59 to 14:24`; another day is repeated."""
+    """Format two ISO times as `2026-11-23 13:59 to 14:24`; the second has its day only if it differs."""
     day, last_day = first[:10], last[:10]
     return f"{day} {span(first[11:16], last[11:16] if last_day == day else f'{last_day} {last[11:16]}')}"
 
 
 def _run_pairs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """One row per pair of runs: how much the times per token of b differ from those of a."""
+    """Return the head, and a row per pair of runs: how much b's times per token differ from a's."""
     lines = [["b over a, time per token", "points", "median", *(f"within {bar:.0%}" for bar in NEAR), "farthest"]]
     for each in definition["apart"]:
         a, b = (source_of(each[side]).run for side in "ab")
@@ -265,7 +272,7 @@ def _states(definition: Definition, _: SourceOf) -> list[list[str]]:
 
 
 def _sequence(name: str) -> tuple[Any, Case]:
-    """Configuration of a system, and a case of one generated token on its headline backend."""
+    """Return a system's configuration at 1.3b, and a case of one generated token on its headline backend."""
     adapter = next(a for a in ADAPTERS if a.system == name and a.headline and "generate" in a.phases)
     case = Case(name, adapter.backend, "1.3b", "generate", 1, 1, state_dtype=adapter.state_dtype)
     return model_config(name, case.size), case

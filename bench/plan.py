@@ -29,7 +29,7 @@ from tk_kernels.build import hidden
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs of a command. machine: a snapshot of this one. added: a note on cases that the suites lack."""
+    """The jobs of a command. machine: a snapshot of this machine. added: a note on cases that no suite has, or ""."""
 
     request: RunRequest
     device: Device
@@ -58,7 +58,7 @@ class Plan:
 
     @cached_property
     def policy(self) -> Policy:
-        """When sampling stops: the suites' largest budget, divided by the number of rounds."""
+        """When sampling stops: the request's budget, or else the suites' largest, divided by the number of rounds."""
         names = {suite.name for suite in self.catalogue.suites}
         own = (suite.budget_s or BUDGETS_S[self.device] for suite in SUITES if suite.name in names)
         budget_s = self.request.budget_s or max(own, default=BUDGETS_S[self.device])
@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on the environments of the planned systems."""
+        """Sentences on planned systems that systems.toml starts, or whose environment is missing."""
         planned = {"/".join(job.pair): self.launches[job.pair] for job in self.jobs}
         own = [label for label in planned if label in systems_of_file()]
         notes = [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
@@ -80,7 +80,7 @@ class Plan:
 
     @cached_property
     def skip(self) -> SkipReason:
-        """Why the scheduler need not try a case."""
+        """The function that gives the scheduler the reason to skip a case, or ""."""
         return skips(self.launches, total_memory_bytes(self.machine) if self.here else None)
 
     @cached_property
@@ -89,7 +89,7 @@ class Plan:
         return frozenset(planned.case.key for job in self.jobs for planned in job.cases)
 
     def requested(self, jobs: Iterable[Job]) -> list[Job]:
-        """The requested part of a run's jobs, which may have cases of earlier requests."""
+        """Return a run's jobs with only the cases of this request, without those of earlier requests."""
         return with_keys(jobs, self.keys)
 
     @property
@@ -99,7 +99,10 @@ class Plan:
 
 
 def skips(launches: Mapping[tuple[str, str], Launch], memory_bytes: int | None) -> SkipReason:
-    """Skip cases whose environment failed to install, and cases that exceed the device's memory."""
+    """Make the function that returns why to skip a case, or "": a failed install, or a reason of `skip_reason`.
+
+    memory_bytes: the device's, None if unknown.
+    """
     return lambda planned, earlier: (
         failed_install(launches[planned.case.system, planned.case.backend])
         or skip_reason(planned, earlier, memory_bytes)
@@ -109,7 +112,7 @@ def skips(launches: Mapping[tuple[str, str], Launch], memory_bytes: int | None) 
 def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     """Plan the request; raises UserError for a mistake in it.
 
-    of_run: a run to continue. A request without suites, systems or axes takes all of its cases.
+    of_run: a run to continue. If the request names no suites, systems or axes, all cases of that run are planned.
     """
     refuse_mistakes(SUITES)
     machine = snapshot()
@@ -126,7 +129,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
                     "name the systems to continue by --systems"
                 )
         return Plan(request, device, machine, of_run.jobs, of_run.catalogue)
-    adapters_of(request.systems, device, checkpoint)  # refuses a wrong name before a missing GPU
+    adapters_of(request.systems, device, checkpoint)  # called here to refuse a wrong name before a missing GPU
     cases: list[tuple[Suite, list[Planned]]] = []
     for name, systems in _suites(request, device, checkpoint, machine).items():
         suite = find_suite(name)
@@ -158,7 +161,7 @@ def open_checkpoint(folder: Path | None) -> Checkpoint | None:
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Headline systems for the machine's GPU: Triton's forward kernels replace those for Hopper elsewhere."""
+    """Adapt labels (SYSTEM/BACKEND) to the machine's GPU: if it is not Hopper, Triton replaces ThunderKittens."""
     capability = (machine["gpu"] or {}).get("compute_capability")
     if not hidden() and capability in (None, "9.0"):
         return tuple(labels)
@@ -168,9 +171,9 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """The requested suites with their systems: the request's, or else the group's.
+    """Return the labels of systems by suite: the request's, or else those of the suite's group.
 
-    A suite named next to its group has all systems: ().
+    () stands for all systems. A suite that is requested by its own name has all, even next to its group.
     """
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (default_suite(device),):
@@ -184,7 +187,7 @@ def _suites(
 
 
 def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], request: RunRequest, device: str) -> str:
-    """A sentence if options of the command line make cases that a suite lacks."""
+    """Return a sentence if --checkpoint, --batch or --context make cases that a suite lacks, else ""."""
     plain = request.model_copy(update={"batch": (), "context": ()})
     counts = []
     for suite, planned in cases:
@@ -218,6 +221,6 @@ def _refuse_without_gpu(suite: Suite, typed: Sequence[str]) -> None:
 
 
 def suite_entry(suite: Suite, planned: Sequence[Planned], machine: Mapping[str, Any]) -> SuiteEntry:
-    """A suite as run.json stores it."""
+    """Return a suite as run.json stores it, with the keys of its planned cases."""
     figures = tuple(replace(figure, primary=runnable(figure.primary, machine)) for figure in suite.figures)
     return SuiteEntry(suite.name, suite.question, figures, tuple(each.case.key for each in planned))

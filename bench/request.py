@@ -14,11 +14,11 @@ from harness.schema.reason import clipped
 from harness.workers.process import Limits
 
 LONGEST_BUDGET_S = 86_400.0
-LEAST_START_S = 300.0  # a worker may take as long to start, however short its cases are
+LEAST_START_S = 300.0  # a worker may take this long to start, even if the time limit per case is shorter
 # Slurm options that identify a person or a host.
 _PRIVATE = re.compile(r"\b(account|comment|exclude|mail-user|nodefile|nodelist|reservation|wckey)=[^,]*")
 _LISTS = ("suites", "systems", "batch", "context", "phase")
-_OPTIONS = {"way": "--with", "budget_s": "--budget", "time_limit_s": "--time-limit"}  # others have the field's name
+_OPTIONS = {"way": "--with", "budget_s": "--budget", "time_limit_s": "--time-limit"}  # other options: the field's name
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
 
@@ -27,7 +27,8 @@ class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`. Raises UserError for a value out of range.
 
     Lists may be comma-separated text; an empty list takes the suite's own values. None takes the default.
-    sides, rounds: of `ab`. way: the profiler. budget_s: None for the device's default.
+    sides: the two revisions or folders of `ab`. rounds: its processes per case and side. way: the profiler (`--with`).
+    budget_s: seconds of sampling per case, None for the suite's or the device's default.
     retry: finished cases to measure again; any value resumes the run.
     """
 
@@ -83,7 +84,7 @@ class RunRequest(BaseModel):
         return not any(getattr(self, name) for name in _LISTS)
 
     def words(self) -> list[str]:
-        """The command line, without the program's name."""
+        """Return the arguments of the request's command line, from the command on."""
         found = [self.command, *self.sides, *self.suites]
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
@@ -92,7 +93,7 @@ class RunRequest(BaseModel):
         return found
 
     def published(self) -> "RunRequest":
-        """The request without absolute paths, and without a person or host of Slurm, as run.json stores it."""
+        """Return the request as run.json stores it: without absolute paths, and without persons and hosts of Slurm."""
         return self.model_copy(
             update={
                 "sides": tuple(map(_public_path, self.sides)),
@@ -103,15 +104,15 @@ class RunRequest(BaseModel):
         )
 
     def to_continue(self, out: Path, retry: str = "lost") -> str:
-        """The command that continues the run in `out`; retry: finished cases to measure again."""
+        """Return the command that continues the run in `out`. retry: finished cases to measure again."""
         again: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
-        if self.command == "run":  # the run has its cases, device and budget
+        if self.command == "run":  # run.json has the cases, device and budget
             again |= dict.fromkeys(_LISTS, ()) | {"device": "auto", "budget_s": None}
         return shlex.join(["ttt-bench", *self.model_copy(update=again).words()])
 
 
 def option_of(name: str) -> str:
-    """The option that sets a field."""
+    """Return the command-line option that sets a field of `RunRequest`."""
     return _OPTIONS.get(name, f"--{name}")
 
 
@@ -122,7 +123,7 @@ def _written(value: Any) -> str:
 
 
 def _public_path(path: str) -> str:
-    """A relative path as it is; an absolute one from the current folder, or else its last part."""
+    """Return a relative path as it is, and an absolute one relative to the current folder, or else its last part."""
     absolute, here = Path(path), Path.cwd()
     if not absolute.is_absolute():
         return path

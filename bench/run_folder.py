@@ -18,7 +18,10 @@ from harness.workers.task import refuse_submitted
 
 
 def resumed(request: RunRequest, out: Path) -> Run | None:
-    """The run in `out` that the request continues; None if it begins one. Raises RunError if `out` is in use."""
+    """Open the run in `out` that the request continues; return None if the request begins a run.
+
+    Raises RunError if an unfinished Slurm job holds `out`, or if a new run finds a run or other files there.
+    """
     refuse_submitted(out)
     if request.resume and Run.exists(out):
         return Run.open(out)
@@ -27,7 +30,7 @@ def resumed(request: RunRequest, out: Path) -> Run | None:
 
 
 def open_run(work: Plan, out: Path, before: Run | None) -> Run:
-    """Create the run in `out`, or extend the run `before` by the plan. Raises RunError if another process holds it."""
+    """Create a run in `out`, or add the plan to the run `before`. Raises RunError if another process works on it."""
     if not work.machine["commit"] and (refusal := refusal_of_git()):
         print(f"ttt-bench: no record of this run will name its commit: {refusal}", file=sys.stderr)
     if before:
@@ -39,7 +42,7 @@ def open_run(work: Plan, out: Path, before: Run | None) -> Run:
 
 
 def file_of(work: Plan, mode: str) -> RunFile:
-    """The run.json of a new run."""
+    """Return the content of a new run's run.json. mode: "measure", "verify" or "profile"."""
     return RunFile(
         mode,  # type: ignore[arg-type]
         work.device,
@@ -52,7 +55,7 @@ def file_of(work: Plan, mode: str) -> RunFile:
 
 
 def request_of(work: Plan) -> PastRequest:
-    """The request as run.json stores it, with time, commit and machine."""
+    """Return the request as run.json stores it, with time, commit and machine."""
     machine, published = work.machine, work.request.published()
     constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
     at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -61,9 +64,12 @@ def request_of(work: Plan) -> PastRequest:
 
 
 def extended(work: Plan, out: Path) -> Run:
-    """Add the plan to the run in `out`. Raises RunError if another process holds it."""
+    """Add the plan to the run in `out` and return it; print a note if its commit or GPU changes.
+
+    Raises RunError if another process works on the run.
+    """
     with Run.open(out).held():
-        current = Run.open(out)  # another process may have added to it before it was held
+        current = Run.open(out)  # opened again: another process may have extended it before the lock
         clear(out)
         current.extend(work.jobs, work.catalogue, request_of(work))
     if change := code_or_gpu_change(current):
@@ -72,7 +78,7 @@ def extended(work: Plan, out: Path) -> Run:
 
 
 def retry_of(run: Run, retry: str) -> Retry:
-    """Which finished cases the scheduler measures again; retry: as in `RunRequest`."""
+    """Return the function that selects, by their records, finished cases to measure again. retry: see `RunRequest`."""
     if retry != "flagged":
         return not_ok if retry == "failed" else nothing
     keys = disturbed(run.records())
@@ -80,7 +86,7 @@ def retry_of(run: Run, retry: str) -> Retry:
 
 
 def code_or_gpu_change(run: Run) -> str:
-    """A sentence if the last request changed the commit, the working tree or the GPU of the run."""
+    """Return a sentence if the run's last request changed its commit, working tree or GPU, else ""."""
     if len(run.file.requests) < 2:
         return ""
     before, now = run.file.requests[-2:]
@@ -107,7 +113,7 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 def refuse_another_device(current: Run, work: Plan) -> None:
     """Raise UserError if the run is from another kind of device, or another GPU or CPU model.
 
-    The model does not count on a machine that only submits the run.
+    A machine that only submits the run, and has no such device itself, may have another model.
     """
     if current.jobs and work.device != current.file.device:
         kinds = f"is a run on {current.file.device}, and these cases are for {work.device}"

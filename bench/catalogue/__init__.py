@@ -7,7 +7,7 @@ from harness.schema.catalogue import BackendEntry, Catalogue, SuiteEntry, System
 
 
 def catalogue(suites: tuple[SuiteEntry, ...]) -> Catalogue:
-    """The catalogue that a run of these suites stores. Raises UserError for an entry that no page can draw."""
+    """Return the catalogue that a run of these suites stores. Raises UserError for an entry that no page can draw."""
     try:
         return Catalogue(
             systems=tuple(SystemEntry(s.name, s.label, s.family, s.tone, s.marker) for s in SYSTEMS),

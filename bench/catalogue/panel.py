@@ -8,7 +8,7 @@ from harness.schema.catalogue import FigureEntry as Figure
 
 @dataclass(frozen=True)
 class Panel:
-    """Every combination of axes, for every system."""
+    """Cases of one phase: every combination of systems, sizes, batches, contexts and options."""
 
     phase: str
     systems: tuple[str, ...]
@@ -19,7 +19,7 @@ class Panel:
     scope: str = "model"  # or "layer"
     l2: str = "warm"
     timing: str = ""  # "" for the system's own; see `cases.timing_of`
-    # Batch or context grow until memory is exhausted; after the first that does not fit, larger ones are skipped.
+    # Whether batch or context grow until memory is exhausted: after the first case that does not fit, skip larger ones.
     grows: bool = False
     backends: tuple[str, ...] = ()  # () for all
     state_dtypes: tuple[str, ...] = ()  # () for the system's own
@@ -30,10 +30,10 @@ class Panel:
 class Suite:
     """Panels of cases, the question that they answer, and its figures.
 
-    device: "cuda" for a suite that needs a GPU.
-    min_samples: per point, whatever the budget.
-    trial: runs only by name: a search for a system's default settings, or cases that take minutes.
-    budget_s: seconds of sampling per case, 0 for `BUDGETS_S`; a run of several suites takes the highest.
+    device: "cuda" for a suite that needs a GPU, "" for any.
+    min_samples: fewest samples per case, whatever the budget.
+    trial: whether it runs only by name, because it searches a system's default settings or its cases take minutes.
+    budget_s: seconds of sampling per case, 0 for `BUDGETS_S`; a run of several suites takes the highest of theirs.
     """
 
     name: str

@@ -12,7 +12,7 @@ from harness.schema.catalogue import FigureEntry as Figure
 from harness.schema.catalogue import PaperClaim as Claim
 
 LANGUAGE_MODELS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
-# Newer systems in the paper's figures, next to its four.
+# Systems newer than the paper, which the suites of its figures measure next to its four.
 GROUPED = ("transformer-gqa",)
 RECURRENT = ("mamba2", "gated-deltanet", "rwkv7")
 COMPARED = (*LANGUAGE_MODELS, *GROUPED, *RECURRENT)
@@ -24,14 +24,15 @@ STATE_DTYPES = ("float32-planes", "float32", "bfloat16", "float16")
 
 
 def doubling(first: int, last: int) -> tuple[int, ...]:
-    """first, 2 * first, ... up to last."""
+    """Return (first, 2 * first, 4 * first, ...) up to last."""
     return (first, *doubling(2 * first, last)) if first <= last else ()
 
 
 def _setting(phase: str, batch: int | None = None, system: str = "transformer", **options: str | int) -> Panel:
-    """Figure 15's cases at a few contexts, in vLLM with some settings.
+    """Make a panel of Figure 15's cases at a few contexts, in vLLM with the settings `options`.
 
-    At 1,024 tokens 335 sequences fit at once, which is no power of two, so the sizes of the graphs can matter.
+    batch: None for Figure 15's. At 1,024 tokens 335 sequences fit at once, which is no power of two, so the batch sizes
+    for which vLLM captures CUDA graphs can matter.
     """
     usual_batch, contexts = {"forward": (16, (2048, 8192)), "generate": (512, (512, 1024, 2048))}[phase]
     chosen: dict[str, tuple[str | int, ...]] = {
@@ -41,7 +42,7 @@ def _setting(phase: str, batch: int | None = None, system: str = "transformer", 
 
 
 def _request(systems: tuple[str, ...], *backends: str, state_dtypes: tuple[str, ...] = ()) -> Panel:
-    """Requests of 2k to 32k tokens with 128 output tokens, one or 16 at once."""
+    """Make a panel of requests with prompts of 2k to 32k tokens and 128 output tokens, one or 16 at once."""
     contexts = doubling(2048, 32768)
     options: dict[str, tuple[str | int, ...]] = {"steps": (128,)}
     return Panel(
@@ -50,7 +51,7 @@ def _request(systems: tuple[str, ...], *backends: str, state_dtypes: tuple[str, 
 
 
 def _layers(systems: tuple[str, ...], *backends: str) -> Panel:
-    """One layer's forward at batch 16, launched as a graph on a cold L2."""
+    """Make a panel of one layer's forward at batch 16, timed as a CUDA graph with a cold L2."""
     how = {"scope": "layer", "l2": "cold", "timing": "graph"}
     return Panel("forward", systems, ("1.3b",), (16,), CONTEXTS, backends=backends, **how)  # type: ignore[arg-type]
 
@@ -70,7 +71,7 @@ def _axis(
     options: dict[str, tuple[str | int, ...]],
     **how: str,
 ) -> Panel:
-    """Both TTT systems on one backend over an option. how: scope, l2 and timing."""
+    """Make a panel of both TTT systems on one backend, over the values in `options`. how: scope, l2 and timing."""
     return Panel(phase, TTT, ("1.3b",), batches, contexts, options, backends=(backend,), **how)  # type: ignore[arg-type]
 
 
@@ -411,7 +412,7 @@ SUITES: tuple[Suite, ...] = (
                     state_dtypes=STATE_DTYPES,
                     dtype=dtype,
                 )
-                # In float32 rounded activations do not hide the rounding of the state.
+                # float32 too, because bfloat16 activations can hide the rounding of the state.
                 for dtype in ("", "float32")
             ),
         ),
@@ -460,9 +461,9 @@ SUITES: tuple[Suite, ...] = (
 
 
 def refuse_mistakes(suites: Sequence[Suite]) -> None:
-    """Raise UserError for a suite with another's name or an unknown system, backend, size, metric or axis.
+    """Raise UserError if two suites share a name, or any has an unknown system, backend, size, metric or axis.
 
-    A suite would silently lack the cases of an unknown system, backend or size.
+    Without this check a suite would silently lack the cases of an unknown system, backend or size.
     """
     known = {
         "system": [system.name for system in SYSTEMS],
@@ -497,7 +498,7 @@ def _names_of(suite: Suite) -> Iterator[tuple[str, str]]:
 
 
 def find_suite(name: str) -> Suite:
-    """The suite called `name`. Raises UserError if there is none."""
+    """Return the suite called `name`. Raises UserError if there is none."""
     for suite in SUITES:
         if suite.name == name:
             return suite
@@ -511,7 +512,7 @@ def find_suite(name: str) -> Suite:
 
 @dataclass(frozen=True)
 class Group:
-    """Suites under one name, on some systems (() for all)."""
+    """Suites under one name. systems: labels SYSTEM/BACKEND of those that run; () for all."""
 
     name: str
     question: str
@@ -519,7 +520,7 @@ class Group:
     systems: tuple[str, ...] = ()
 
 
-# Seconds of sampling per case, equal in all suites, because suites share cases.
+# Seconds of sampling per case by device; suites share this default, because they share cases.
 BUDGETS_S = {"cuda": 1.0, "cpu": 1.5}
 
 GROUPS: tuple[Group, ...] = (
@@ -544,10 +545,10 @@ GROUPS: tuple[Group, ...] = (
 
 
 def find_group(name: str) -> Group | None:
-    """The group called `name`, or None."""
+    """Return the group called `name`, or None."""
     return next((group for group in GROUPS if group.name == name), None)
 
 
 def default_suite(device: str) -> str:
-    """The suite of `ttt-bench run` without a name."""
+    """Return the suite or group that `ttt-bench run` measures without a name."""
     return "paper" if device == "cuda" else "quick"

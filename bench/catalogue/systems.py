@@ -10,7 +10,7 @@ ANYWHERE = ("cpu", "cuda")
 BOTH, LAYER = ("model", "layer"), ("layer",)
 FORWARD, PREFILL, GENERATE, NO_REQUEST = ("forward",), ("forward", "request"), ("generate",), ("forward", "generate")
 VLLM, MAMBA = "make venv-vllm", "make venv-mamba"  # `make baselines` runs both
-# Up to so many tokens a 1.3B model's forward is launch-bound on a slow host. Beyond it a graph only holds memory.
+# Up to this many tokens a 1.3B model's forward is launch-bound on a slow host. Beyond them a graph only costs memory.
 LAUNCH_BOUND_TOKENS = 8192
 
 
@@ -21,12 +21,12 @@ class Adapter:
     entry: MODULE:CLASS (see `harness.SystemAdapter`).
     scopes: "model" for the whole language model, "layer" for one layer.
     state_dtype: of the recurrent state or KV cache, "" for the dtype of the weights.
-    install: the command that makes it available.
-    devices: on other devices it runs only by name.
+    install: the command that installs its packages.
+    devices: where it runs by default; on other devices it runs only if --systems names it.
     replays: whether a launch-bound forward is timed as replays of a CUDA graph.
-    engine: whether it times itself.
-    headline: whether it is its system's backend in the paper's figures.
-    slow: whether it is a reference that runs last.
+    engine: whether it is an engine that times itself.
+    headline: whether figures of the paper's results open with this backend of its system.
+    slow: whether it is a slow reference, whose jobs run last.
     """
 
     backend: str
@@ -44,7 +44,7 @@ class Adapter:
 
     @property
     def label(self) -> str:
-        """SYSTEM/BACKEND."""
+        """The name SYSTEM/BACKEND."""
         return f"{self.system}/{self.backend}"
 
 
@@ -65,7 +65,7 @@ class System:
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend with its label and the dash of its lines."""
+    """A backend with its label and the dash style of its lines in figures."""
 
     name: str
     label: str
@@ -87,7 +87,7 @@ BACKENDS: tuple[Backend, ...] = (
 
 
 def _ttt() -> tuple[Adapter, ...]:
-    """The adapters of both TTT systems."""
+    """Return the adapters that TTT-Linear and TTT-MLP share."""
     kernels = "bench.systems.ttt.kernels"
     planes = "float32-planes"
     return (
@@ -107,7 +107,7 @@ _VLLM = "bench.systems.vllm.transformer"
 
 
 def _transformers() -> tuple[Adapter, ...]:
-    """The backends of this repository's Transformers."""
+    """Return the adapters of this repository's own Transformers."""
     attention, pytorch = "bench.systems.transformer.attention", "bench.systems.transformer.pytorch"
     return (
         Adapter("flash-attn", f"{attention}:FlashAttn", install=VLLM, replays=True),
@@ -204,7 +204,7 @@ SYSTEMS: tuple[System, ...] = (
 
 
 def _all_adapters() -> tuple[Adapter, ...]:
-    """Every adapter with its system's name, in the order of jobs: headlines first, slow references last."""
+    """Return every adapter with its system's name, in the order of jobs: headlines first, slow references last."""
     found = [replace(adapter, system=system.name) for system in SYSTEMS for adapter in system.adapters]
     return tuple(sorted(found, key=lambda adapter: (adapter.slow, not adapter.headline)))
 

@@ -25,6 +25,6 @@ def build_kernels() -> None:
 
 
 def _plain(name: str) -> str:
-    """A kernel's name with its template arguments, without return type, namespaces and parameters."""
+    """Shorten a kernel's name: keep template arguments, drop the return type, namespaces and parameters."""
     name = name.removeprefix("void ").replace("(anonymous namespace)::", "").partition("(")[0]
     return re.sub(r"\w+::", "", name).replace("> >", ">>").strip()

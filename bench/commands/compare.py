@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Shown:
-    """The output of a comparison: "text", "markdown" or "json" on stdout, and a page in the file `html`."""
+    """How to show a comparison. fmt: "text", "markdown" or "json" on stdout. html: the file of a page, or None."""
 
     fmt: str
     html: Path | None
@@ -98,7 +98,7 @@ def percentage(text: str) -> float:
 
 
 def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison":
-    """Print the comparison of two runs; exit status 3 if nothing can be compared or judged."""
+    """Print the comparison of two runs and return it; exit status 3 if nothing can be compared or judged."""
     from reports.compare import comparison as comparing
     from reports.compare import views
     from reports.profiles.diff import diff_of_runs
@@ -138,7 +138,10 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
 
 @contextmanager
 def _checkout(name: str) -> Iterator[Path]:
-    """The root of a side: the folder of a checkout, or a temporary worktree of a revision."""
+    """Yield the root of a side's code: the folder of a checkout, or a temporary worktree of a revision.
+
+    Raises UserError if `name` is neither, or if a working tree has uncommitted changes.
+    """
     path = Path(name)
     if path.is_dir():
         if not (path / "harness" / "worker.py").is_file():
@@ -181,7 +184,7 @@ def _refuse_changes(root: Path, name: str) -> None:
 
 @dataclass
 class _Side:
-    """One commit: its run, its workers' launches, and its name, "" if the checkout has none."""
+    """One side of `ab`: its run, its workers' launches, and its commit's hash, "" if git reports none."""
 
     run: Run
     launches: Mapping[tuple[str, str], Launch]
@@ -239,7 +242,7 @@ def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
 
 @dataclass
 class _Display:
-    """Show the events of many calls of `run_jobs` as one. turn: the round and side of the next records."""
+    """Show the events of many calls of `run_jobs` as those of one. turn: the next records' round and side, as text."""
 
     show: Progress
     total: int

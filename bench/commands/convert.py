@@ -24,7 +24,7 @@ def convert(
 
 
 def convert_checkpoint(file: Path, folder: Path, base_lr: float | None) -> None:
-    """Convert the file and print the model."""
+    """Convert a JAX checkpoint into the new `folder` and print its model. Raises UserError if that is impossible."""
     from bench.models.case_model import read_checkpoint
     from bench.models.config import CheckpointError
     from bench.models.jax_checkpoint import convert

@@ -8,7 +8,7 @@ TOKENIZER = "tokenizer.json"
 
 
 def generate(folder: Path, prompt: str, tokens: int) -> None:
-    """Print up to `tokens` greedy tokens after the prompt as they are made; the checkpoint's end token ends them."""
+    """Continue the prompt greedily and print each token at once; stop after `tokens`, or at the model's end token."""
     from bench.models.config import CheckpointError
     from bench.models.hugging_face import read_config
 

@@ -66,7 +66,7 @@ def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
 
 
 def dry_run(request: RunRequest, out: Path) -> None:
-    """Print the cases and jobs of a run and the estimated time; a resumed run without its finished cases."""
+    """Print a run's cases, jobs and estimated time without measuring; leave out a resumed run's finished cases."""
     tasks = 0
     if request.slurm is not None:
         wanted, request = slurm_options(request)
@@ -106,7 +106,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
 
 
 def _time_in_words(times: Sequence[estimate.JobTime], total: int, at_once: int) -> str:
-    """The estimated time of jobs with `total` cases, `at_once` jobs at a time."""
+    """Format the estimated time of jobs with `total` cases, if `at_once` jobs run at a time."""
     guessed, untimed = sum(time.guessed for time in times), sum(time.untimed for time in times)
     words = []
     if untimed < total:
@@ -117,7 +117,7 @@ def _time_in_words(times: Sequence[estimate.JobTime], total: int, at_once: int) 
 
 
 def _on(wanted: str | None, gpus: Sequence[str]) -> str:
-    """On which GPUs the run is planned; `all` counts as one GPU on a machine without any."""
+    """Say on which GPUs the run is planned, "" without --gpus; `all` counts as one on a machine without a GPU."""
     if wanted is None:
         return ""
     if not gpus:
@@ -132,7 +132,7 @@ def summary(records: Sequence[Record]) -> str:
 
 
 def missing_packages(records: Sequence[Record]) -> list[str]:
-    """How to install each system that was skipped for a missing package."""
+    """Return a sentence for each system that was skipped for a missing package, with its install command."""
     skipped = [record for record in records if record.status == "skipped" and CANNOT_IMPORT in record.reason]
     lacking = {record.case.system_backend for record in skipped}
     return [f"{each.label} was skipped; to install it: {each.install}" for each in ADAPTERS if each.label in lacking]

@@ -33,7 +33,7 @@ COUNTED_LAYERS = COUNTED + 1  # up to the layer whose kernels are counted
 
 
 def profile(request: RunRequest, out: Path) -> None:
-    """Profile into a new run or a measured one; exit status 1 if no profile was made."""
+    """Profile cases into `out`, a new run or an earlier one; exit status 1 if every profile failed."""
     refuse_submitted(out)
     if request.retry == "flagged":
         raise UserError("--retry flagged: profiles have no flags; use lost or failed")
@@ -76,7 +76,10 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """The run in the folder, or a new run of mode "profile"."""
+    """Open the run in `out`, or create one of mode "profile".
+
+    Raises UserError if the run is of another device, or if it has profiles and the request does not resume it.
+    """
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)
@@ -88,7 +91,7 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
 
 
 def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
-    """The jobs with only the cases that the run has."""
+    """Return the jobs with only the cases that the run has. Raises UserError if there are none."""
     known = {planned.case.key for job in run.jobs for planned in job.cases}
     kept = with_keys(jobs, known)
     if not kept:
@@ -110,7 +113,7 @@ def of_few_layers(planned: Planned) -> Planned:
 
 
 class _Printer:
-    """Print each finished profile: its time against the record's latency, and its bottleneck."""
+    """Print each finished profile: its time next to the latency in the run's record, and its bottleneck."""
 
     def __init__(self, total: int, latencies: Mapping[str, Recorded]) -> None:
         self._total, self._done, self._latencies = total, 0, latencies

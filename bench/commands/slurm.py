@@ -31,7 +31,7 @@ SCRIPT, KEYS = "slurm.sbatch", "slurm.keys"
 
 
 def submit(request: RunRequest, out: Path) -> None:
-    """Plan the run without its GPUs and submit the tasks that run it."""
+    """Plan a run on this machine, which may lack the GPUs, and submit a Slurm array whose tasks run it."""
     wanted, request = slurm_options(request)
     before = resumed(request, out)
     work = plan(request, before)
@@ -62,14 +62,14 @@ def submit(request: RunRequest, out: Path) -> None:
 
 
 def slurm_options(request: RunRequest) -> tuple[slurm.SlurmRequest, RunRequest]:
-    """Parse `--slurm`. Tasks with GPUs run on them, even if this machine has none."""
+    """Return the parsed `--slurm`, and the request; if the tasks have GPUs, its device "auto" becomes "cuda"."""
     wanted = slurm.parsed(request.slurm or "")
     on_gpus = wanted.gpu and request.device == "auto"
     return wanted, request.model_copy(update={"device": "cuda"}) if on_gpus else request
 
 
 def _command(request: RunRequest, out: Path) -> list[str]:
-    """The command of a task. It runs this code (-P), not code in the task's working folder."""
+    """Return the command of a task; with -P it runs this code, not code in the task's working folder."""
     here = [f"{name}={value}" for name, value in path_of_code(os.environ).items()]
     command = ["env", *here, sys.executable, "-P", "-m", "bench", "work", str(out), "--keys", str(out / KEYS)]
     if request.checkpoint:
@@ -78,7 +78,10 @@ def _command(request: RunRequest, out: Path) -> list[str]:
 
 
 def work(request: RunRequest, out: Path, keys: Path | None) -> None:
-    """Run the jobs of `out` that no other task has. keys: a file with the keys of the requested cases."""
+    """Run jobs of the run in `out` that no other Slurm task has, one after another, until none is left.
+
+    keys: a file with the keys of the requested cases; None for all. Raises UserError outside of a Slurm task.
+    """
     open_checkpoint(request.checkpoint)
     holder = Holder.here()
     if not holder.array:
@@ -108,6 +111,6 @@ def work(request: RunRequest, out: Path, keys: Path | None) -> None:
             )
             done = run_task(run, known, holder, options, place)
     except KeyboardInterrupt:
-        # Not 130: the script restarts a task that ends with this status.
+        # Status 1 instead of 130, because the script restarts a task whose status is above 128.
         sys.exit("ttt-bench: interrupted; finished cases are kept")
     print(f"task {holder.name}: {len(done)} jobs done{': ' if done else ''}{', '.join(done)}")

@@ -16,9 +16,9 @@ from harness.workers import slurm
 
 
 def status(out: Path, cancel: bool) -> None:
-    """Print each unfinished job with its holder, and how to continue if no process works on the run.
+    """Print each unfinished job and the process that runs it, and how to continue if no process works on the run.
 
-    cancel: end the Slurm job of the run first.
+    cancel: whether to end the run's Slurm job first.
     """
     run = Run.open(out)
     submitted = claims.submission(out)
@@ -54,9 +54,9 @@ def status(out: Path, cancel: bool) -> None:
 
 
 def _to_continue(run: Run, out: Path) -> str:
-    """The command that continues the last request, or "" for a run that cannot continue, such as a side of `ab`.
+    """Return the command that continues the last request; "" for a run that cannot continue, such as a side of `ab`.
 
-    A run of a version that stored no request continues with all of its cases.
+    If run.json has no request, as in version 0.1, the command continues all cases.
     """
     last = run.file.requests[-1] if run.file.requests else None
     if run.mode == "verify" or (last and last.arguments[:1] == ("ab",)):
@@ -87,7 +87,7 @@ def _state(
 
 
 def _states(submitted: Holder | None) -> tuple[dict[str, str] | None, str]:
-    """The states of the Slurm tasks; None and the reason if Slurm does not report them."""
+    """Return the states of unfinished Slurm tasks by index, and ""; or None and the reason why Slurm reports none."""
     if submitted is None:
         return {}, ""
     try:

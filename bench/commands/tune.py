@@ -19,7 +19,10 @@ TUNED = (*FORMS, FORWARD)
 
 
 def tune(learners: Sequence[str], forms: str | None, precisions: str | None, batch: int, output: Path | None) -> None:
-    """Write a section per learner and form to a new file, or print it; log each candidate to stderr."""
+    """Measure launch settings; write a TOML section per learner and form to a new file or stdout, a log to stderr.
+
+    forms, precisions: comma-separated, None for all. batch: sequences of a generate step. output: None for stdout.
+    """
     chosen_learners = _known("LEARNER", learners, LEARNERS) or LEARNERS
     chosen_forms = _known("--form", words("--form", forms), TUNED) or TUNED
 
@@ -37,7 +40,7 @@ def tune(learners: Sequence[str], forms: str | None, precisions: str | None, bat
 
 
 def _rows(learner: str, form: str, precisions: Sequence[str], batch: int) -> dict[str, dict[str, Tuning]]:
-    """The fastest settings by section and row of the table."""
+    """Measure and return the fastest settings: name of a section -> row of its table -> settings."""
     from bench.systems.ttt.trial import ForwardTrial, Trial
 
     forward, found = form == FORWARD, dict[str, dict[str, Tuning]]()
@@ -69,7 +72,7 @@ def _log(text: str) -> None:
 
 @contextmanager
 def _opened(output: Path | None) -> Iterator[TextIO]:
-    """A new file, opened before the measurements, or stdout. Raises UserError for a file that exists."""
+    """Yield a new file, opened before the measurements, or stdout for None. Raises UserError if the file exists."""
     if output is None:
         yield sys.stdout
         return

@@ -43,7 +43,7 @@ def verify(request: RunRequest) -> None:
 
 
 def _checks(record: Record) -> str:
-    """The check nearest to its limit, or the failed checks, or the reason of a record without checks."""
+    """Describe the failed checks, or else the one nearest to its limit; without checks, return the record's reason."""
     checks = (record.gate or {}).get("checks", [])
     failed = [check for check in checks if not check["passed"]]
     if failed:
@@ -52,7 +52,7 @@ def _checks(record: Record) -> str:
     if not checks or record.status != "ok":
         return record.reason
     passed = f"{counted(len(checks), 'check')} passed"
-    # Distances of outputs have limits below 1; other checks count, or concern the model's size.
+    # Distances of outputs have limits below 1; the other checks are counts, or compare the model's size.
     distances = [each for each in checks if each["limit"] and each["limit"] < 1 and each["name"] != PARAMETERS_OFF]
     if not distances:
         return passed
@@ -62,5 +62,5 @@ def _checks(record: Record) -> str:
 
 
 def _distance(value: float | None) -> str:
-    """Format two digits; a record stores a value that is not finite as None."""
+    """Format a check's value or limit with two digits; None stands for a value that was not finite."""
     return "not finite" if value is None else f"{value:.2g}"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bench.models.config import NORM_EPS
 from bench.models.layers import RMSNorm, embedding, fill_with_initial_weights
 
-# The widest activation of such a chunk has 0.4 GB in a 1.3B model; smaller chunks would leave a large GPU idle.
+# Tokens of a chunk. The widest activation then has 0.4 GB in a 1.3B model; smaller chunks would leave a large GPU idle.
 PREFILL_TOKENS = 32768
 
 
@@ -23,13 +23,13 @@ class CausalLM(nn.Module):
 
     @classmethod
     def from_seed(cls, config: Any, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any) -> Self:
-        """A model with random initial weights; a seed gives other weights on a CPU than on a GPU."""
+        """Build a model with random initial weights; a seed gives other weights on a CPU than on a GPU."""
         model = cls(config, device, dtype, **options)
         model.fill(seed)
         return model
 
     def init_state(self, batch: int, context: int) -> Any:
-        """The empty state of `batch` sequences, with room for `context` tokens."""
+        """Return the empty state of `batch` sequences, with room for `context` tokens."""
         raise NotImplementedError
 
     def reset_state(self, state: Any) -> None:
@@ -37,28 +37,31 @@ class CausalLM(nn.Module):
         raise NotImplementedError
 
     def generate_state(self, state: Any, into: Any = None) -> Any:
-        """The state for generate_step, from a state of `prefill`: here the same. into: an earlier result to update."""
+        """Convert a state of `prefill` for `generate_step`; by default both are the same object.
+
+        into: an earlier result to overwrite and return.
+        """
         return state
 
     def init_generate_state(self, batch: int, context: int) -> Any:
-        """An empty state for generate_step."""
+        """Return an empty state for generate_step."""
         return self.generate_state(self.init_state(batch, context))
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """ids [B, T], the next T tokens of each sequence -> (logits [B, V] after the last token, state)."""
+        """Read ids [B, T], the next T tokens of each sequence; return (logits [B, V] after the last, state)."""
         raise NotImplementedError
 
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """ids [B], the next token of each sequence -> (logits [B, V], state), without a host sync."""
+        """Read ids [B], the next token of each sequence, without a host sync; return (logits [B, V], state)."""
         raise NotImplementedError
 
     @torch.no_grad()
     def logits(self, ids: Tensor, last: int) -> Tensor:
-        """ids [B, T] of new sequences -> logits [B, last, V] after each of the last tokens, from one forward."""
+        """Run ids [B, T] of new sequences in one forward; return logits [B, last, V] after each of the last tokens."""
         return self._logits(self._hidden(ids, self.init_state(*ids.shape))[:, -last:])
 
     def _hidden(self, ids: Tensor, state: Any) -> Tensor:
-        """ids [B, T] -> the residual stream [B, T, C] after the last block."""
+        """Run ids [B, T] and advance the state; return the residual stream [B, T, C] after the last block."""
         raise NotImplementedError
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -70,7 +73,7 @@ class CausalLM(nn.Module):
         raise NotImplementedError
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights by their names in a checkpoint, tied weights once."""
+        """Return the weights by their names in a checkpoint; a tied weight appears once."""
         return {name: weight.detach() for name, weight in self.named_parameters()}
 
     def copy_weights(self, other: "CausalLM") -> None:
@@ -86,12 +89,12 @@ class CausalLM(nn.Module):
 
     @property
     def tied(self) -> dict[str, str]:
-        """Names that a checkpoint may also hold -> the weight that each repeats."""
+        """Further names that a checkpoint may hold, each with the name of the weight that it repeats."""
         return {}
 
 
 class Decoder(nn.Module):
-    """Embedding, blocks and last norm: the modules with the prefix `model.`."""
+    """Embedding, blocks and last norm: the modules whose names in a checkpoint begin with `model.`."""
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class ChunkedModel(CausalLM):
 
     model: Decoder
     prefill_tokens = PREFILL_TOKENS  # per chunk, over all sequences of a group
-    least_group = 1  # sequences of a group
+    least_group = 1  # fewest sequences of a group
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +128,7 @@ class ChunkedModel(CausalLM):
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Raises ValueError for an empty prompt or a batch other than the state's."""
+        """Run a prompt in groups and chunks. Raises ValueError if it is empty or its batch is not the state's."""
         check_ids(ids, 2, state.batch)
         groups = self._groups(*ids.shape)
         if len(groups) == 1:
@@ -137,7 +140,7 @@ class ChunkedModel(CausalLM):
 
     @torch.no_grad()
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Raises ValueError for a batch other than the state's."""
+        """Run one token of each sequence. Raises ValueError if the batch is empty or not the state's."""
         check_ids(ids, 1, state.batch)
         return self._logits(self._hidden_step(ids[:, None], state)[:, 0]), state
 
@@ -163,17 +166,17 @@ class ChunkedModel(CausalLM):
         return self.model.embed_tokens.weight.dtype
 
     def _hidden_step(self, ids: Tensor, state: Any) -> Tensor:
-        """ids [B, 1] -> the residual stream [B, 1, C] after the last block."""
+        """Run ids [B, 1] and advance the state; return the residual stream [B, 1, C] after the last block."""
         raise NotImplementedError
 
     def _groups(self, batch: int, tokens: int) -> list[slice]:
-        """Split the batch into groups of equal size; the last may be smaller."""
+        """Split the batch into slices of equal size, one per group; the last may be smaller."""
         most = max(self.least_group, self.prefill_tokens // tokens)
         size = ceil(batch / ceil(batch / most))
         return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
 
     def _through_prompt(self, ids: Tensor, state: Any) -> Tensor:
-        """ids [B, T] of a group -> the residual stream [B, C] after the last token."""
+        """Run a group's prompt ids [B, T] in chunks; return the residual stream [B, C] at the last token."""
         for chunk in ids.split(self._chunk_length(ids.shape[0]), dim=1):
             hidden = self._hidden(chunk, state)
         return hidden[:, -1]

@@ -17,12 +17,12 @@ from harness.schema.files import listed, open_regular, refusing
 from harness.schema.reason import printable
 
 VARIABLE = "TTT_BENCH_CHECKPOINTS"  # a JSON object: NAME@DIGEST -> [folder, sizes and times of its files]
-DIGITS = 16  # of the digest
+DIGITS = 16  # hexadecimal digits of DIGEST
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder. name: NAME@DIGEST. states: sizes and times of its files when they were digested."""
+    """A checkpoint folder. name: NAME@DIGEST. states: its files' sizes and modification times when it was digested."""
 
     name: str
     folder: Path
@@ -75,20 +75,20 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _states(folder: Path) -> str:
-    """The sizes and times of the files; they change when a training job writes a file."""
+    """Return the files' sizes and modification times as text; it changes when a training job writes a file."""
     states = [(file.name, file.stat()) for file in _files(folder)]
     return " ".join(f"{name}:{state.st_size}:{state.st_mtime_ns}" for name, state in states)
 
 
 def offer(checkpoint: Checkpoint) -> None:
-    """Publish a checkpoint's folder to this process and its children."""
+    """Publish a checkpoint's folder to this process and its children, in the environment variable VARIABLE."""
     os.environ[VARIABLE] = json.dumps(_offered() | {checkpoint.name: [str(checkpoint.folder), checkpoint.states]})
 
 
 def checkpoint_folder(case: Case) -> Path | None:
-    """The folder of a case's checkpoint; None for a case without one.
+    """Return the folder of a case's checkpoint; None for a case without one.
 
-    Raises CheckpointError for a checkpoint that was not offered, or whose files changed since.
+    Raises CheckpointError for a checkpoint that no `offer` published, or whose files have changed since.
     """
     name = str(case.option("checkpoint", ""))
     if not name:
@@ -102,7 +102,7 @@ def checkpoint_folder(case: Case) -> Path | None:
 
 
 def checkpoint_missing(case: Case) -> str:
-    """Why a case's checkpoint cannot be read, or ""."""
+    """Return why a case's checkpoint cannot be read; "" if it can, or if the case has none."""
     try:
         checkpoint_folder(case)
     except CheckpointError as error:
@@ -111,7 +111,7 @@ def checkpoint_missing(case: Case) -> str:
 
 
 def config_of(case: Case) -> ModelConfig:
-    """The configuration of a case's model. Raises ConfigError for an unknown model or size."""
+    """Return the configuration of a case's model. Raises ConfigError for an unknown model or size."""
     folder = checkpoint_folder(case)
     if folder is not None:
         return read_config(folder)

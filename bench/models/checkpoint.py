@@ -26,7 +26,7 @@ NAMED_AT_MOST = 5  # wrong keys in a message
 
 
 class _Entry(NamedTuple):
-    """A key in a file's header."""
+    """Where a weight is stored, as a file's header says: the file, and the weight's shape and safetensors dtype."""
 
     file: Path
     shape: tuple[int, ...]
@@ -54,14 +54,14 @@ def load_weights(
     dtype: torch.dtype | None = None,
     **options: Any,
 ) -> CausalLM:
-    """Load weights of a .safetensors file, or a folder whose config.json is not read, into a model.
+    """Build a model of `config` with the weights of a .safetensors file or a folder; config.json is not read.
 
     dtype: of projections, by default bfloat16 on a GPU and float32 on a CPU.
     TTT learners and Mamba's decays are at least float32.
-    options: of the model's class (operator, block).
+    options: arguments of the model's class (operator, block).
     A tied head may be stored next to the embedding or instead of it.
-    Raises CheckpointError for a missing or unknown key, a wrong shape or dtype, a truncated file or a pickle, before
-    any weight is read; then for NaN, infinity, and a head that differs from a tied embedding.
+    Raises CheckpointError for a pickle, a truncated file, a missing or unknown key, or a wrong shape or dtype, before
+    any weight is read. After that, raises it for NaN, infinity, or a tied head that differs from the embedding.
     """
     path = Path(path)
     entries = _entries(path)
@@ -76,7 +76,7 @@ def load_weights(
 
 
 def _entries(path: Path) -> dict[str, _Entry]:
-    """The keys of the file or of the folder's files."""
+    """Return the entries by key of a file or of a folder's files. Raises CheckpointError if there is no such file."""
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
     if not path.is_dir():
@@ -93,7 +93,7 @@ def _entries(path: Path) -> dict[str, _Entry]:
 
 
 def _indexed(index: Path) -> dict[str, _Entry]:
-    """The keys of an index, each in its shard. Raises CheckpointError if index and shards disagree."""
+    """Return an index's keys, each with its entry in a shard. Raises CheckpointError if index and shards disagree."""
     shard_of = read_json(index).get("weight_map")
     if not isinstance(shard_of, dict) or not shard_of:
         raise CheckpointError(f"{index}: has no weight_map from keys to files")
@@ -155,7 +155,7 @@ def _check_entries(path: Path, entries: dict[str, _Entry], weights: dict[str, Te
 
 
 def _copy(file: Path, key: str, weight: Tensor) -> None:
-    """Read a key into a weight and its dtype. Raises CheckpointError for a value that is not finite."""
+    """Read a key into `weight`, converted to its dtype. Raises CheckpointError for a value that is not finite."""
     with _opened(file) as opened:
         stored = opened.get_tensor(key)
     weight.copy_(stored)

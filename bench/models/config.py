@@ -20,7 +20,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Shape:
-    """A row of the size table."""
+    """A model size, in the table SIZES."""
 
     width: int
     ffn_width: int
@@ -42,7 +42,7 @@ BACKBONES = ("mamba", "transformer")
 # The inner learning rate before the sigmoid and 1/D (paper, section 3.1), by learner.
 BASE_LR = {"linear": 1.0, "mlp": 0.1}
 
-# A quarter of a tiny TTT-MLP is its learner; other SwiGLU widths keep the tiny models within 4% of each other.
+# The learner has a quarter of a tiny TTT-MLP's parameters; these SwiGLU widths keep all tiny models within 4% in size.
 _TINY_FFN_WIDTH = {"ttt-mlp": 240, "transformer": 416, "transformer-gqa": 416}
 _TINY_VOCABULARY = 512
 _CUT = "/"  # between the name of a size and its number of layers
@@ -50,12 +50,12 @@ _CUT = "/"  # between the name of a size and its number of layers
 
 @dataclass(frozen=True)
 class TTTConfig:
-    """A TTT language model.
+    """The configuration of a TTT language model.
 
     learner: "linear" or "mlp". backbone: "mamba" (M) or "transformer" (T).
     base_lr: the inner learning rate before the sigmoid and 1/D.
-    norm_eps: of the RMSNorms; the LayerNorms of the TTT layer have 1e-6.
-    tied: the LM head is the embedding.
+    norm_eps: epsilon of the RMSNorms; the LayerNorms of the TTT layer have 1e-6.
+    tied: whether the LM head is the embedding.
     """
 
     learner: str
@@ -97,7 +97,7 @@ class TTTConfig:
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """A Llama-shaped Transformer with a tied LM head; fewer KV heads are grouped-query attention (arXiv 2305.13245)."""
+    """A Llama-like Transformer with a tied LM head; grouped-query attention (arXiv 2305.13245) if kv_heads < heads."""
 
     width: int
     ffn_width: int
@@ -122,7 +122,7 @@ class TransformerConfig:
 class MambaConfig:
     """A Mamba (arXiv 2312.00752); defaults as published, with time-step rank width / 16.
 
-    groups: groups of B and C in a Mamba-2, whose convolution includes them; 0 for a Mamba.
+    groups: number of B and C pairs in a Mamba-2, whose convolution includes B and C; 0 for a Mamba.
     """
 
     width: int
@@ -177,7 +177,7 @@ ModelConfig = TTTConfig | TransformerConfig | MambaConfig
 
 
 def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: int = 16) -> ModelConfig:
-    """The configuration of a model of MODELS at a size of SIZES, or at a size with fewer layers (`cut`).
+    """Return the configuration of a model in MODELS at a size in SIZES, or at a size that `cut` truncated.
 
     backbone, mini_batch: options of the TTT models. Raises ConfigError for an unknown name or a mini-batch below 1.
     """
@@ -205,7 +205,7 @@ def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: 
 
 
 def cut(size: str, layers: int) -> str:
-    """The name of a size truncated to `layers` layers."""
+    """Return the name of a size truncated to `layers` layers."""
     return f"{size}{_CUT}{layers}"
 
 
@@ -216,18 +216,18 @@ def uncut(size: str) -> tuple[str, int]:
 
 
 def convolved_channels(config: ModelConfig | DeltaRuleConfig) -> int:
-    """Channels of a layer's short convolutions; each stores its last CONV_KERNEL - 1 inputs."""
+    """Count the channels of a layer's short convolutions; each stores its last CONV_KERNEL - 1 inputs."""
     if isinstance(config, MambaConfig):
         return config.inner_width + 2 * config.groups * config.state_dim
     if isinstance(config, DeltaRuleConfig):
         return config.convolved
     if isinstance(config, TTTConfig) and config.backbone == "mamba":
-        return 2 * config.width  # the block's own, and the shared input of Q and K
+        return 2 * config.width  # the block's convolution, and the input that those of Q and K share
     return 0
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """The number of parameters; a tied head counts once."""
+    """Count the parameters; a tied head and the embedding count once."""
     tables = 2 if isinstance(config, TTTConfig) and not config.tied else 1  # embedding, head
     return tables * config.vocabulary * config.width + config.layers * _layer_parameters(config) + config.width
 
@@ -242,7 +242,10 @@ def _layer_parameters(config: ModelConfig) -> int:
 
 
 def _ttt_extra(config: TTTConfig) -> int:
-    """Parameters of a TTT block beyond a Transformer block; in (M) the output gate replaces the K projection."""
+    """Count the parameters that a TTT block has in addition to a Transformer block's.
+
+    With the Mamba backbone the output gate replaces the K projection.
+    """
     width, heads = config.width, config.heads
     learner = sum(a * b * c for a, b, c in config.weight_shapes.values())
     learning_rate = config.mini_batch + heads * width + heads

@@ -11,7 +11,7 @@ from bench.models.ttt import TTTModel
 
 
 def model_class(config: ModelConfig) -> type[CausalLM]:
-    """The class that implements a configuration."""
+    """Return the class that implements a configuration."""
     if isinstance(config, TransformerConfig):
         return Transformer
     if isinstance(config, MambaConfig):
@@ -22,12 +22,12 @@ def model_class(config: ModelConfig) -> type[CausalLM]:
 
 
 def default_dtype(device: torch.device | str) -> torch.dtype:
-    """bfloat16 on a GPU, float32 on a CPU."""
+    """Return bfloat16 for a GPU, float32 for a CPU."""
     return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
 
 
 def from_seed(
     config: ModelConfig, seed: int, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any
 ) -> CausalLM:
-    """A model with random initial weights. options: of its class (TTT: operator, block)."""
+    """Build a model with random initial weights. options: arguments of its class (TTT: operator, block)."""
     return model_class(config).from_seed(config, seed, device, dtype or default_dtype(device), **options)

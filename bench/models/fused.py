@@ -1,7 +1,7 @@
 """`ttt.TTTBlock` with fused kernels around the inner loop: ten launches on a GPU, or seven to nine for few rows.
 
-Projections that share an input are one GEMM, and kernels read its columns in place. GEMMs add their residuals.
-A pass is one read or write of a tensor [B, T, C].
+Projections that share an input are one GEMM, and kernels read the columns of its output in place. The output GEMMs add
+to the residual stream. A pass is one read or write of a tensor [B, T, C].
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ from tk_kernels.edges.few_rows import Norm, NormGate, few_rows_product, fits
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.edges.swiglu_product import swiglu_product
 
-MOST_DEPENDENT = 4  # sequences of a step with dependent launches; more gain nothing on an H100
+MOST_DEPENDENT = 4  # sequences of a step; with more, dependent launches gain nothing on an H100
 ALIGNED = 8  # columns of 2 bytes per 16-byte load
 
 
 class FusedBlock(TTTBlock):
     """`TTTBlock` with elementwise steps in Triton; same parameters, names and state; no gradients.
 
-    Adds in place to the residual stream, in (T) to the caller's.
-    Parameters may change, move or be replaced; the next call follows. A change through `.data` is not seen in the
-    learning rates and the token scale, because PyTorch does not count it.
+    A call adds to the residual stream in place; with the Transformer backbone this overwrites the caller's tensor.
+    Parameters may be changed, moved or replaced between calls. Exception: the learning rates and the token scale miss
+    a change through `.data`, because PyTorch does not count it.
     """
 
     dependent_launches = True
@@ -57,14 +57,14 @@ class FusedBlock(TTTBlock):
         return add_product_(h, hidden, self.mlp.down_proj.weight, pdl)
 
     def _opened(self, h: Tensor, pdl: bool) -> Tensor:
-        """SwiGLU of the normed residual stream: the hidden values of the feed-forward layer."""
+        """Return the hidden values [B, T, F] of the feed-forward layer: SwiGLU of the normed residual stream h."""
         norm = Norm(self.ffn_norm.weight, self.ffn_norm.eps)
         if fits(h, self._gate_up, swiglu=True):
             return few_rows_product(h, self._gate_up, norm, swiglu=True, pdl=pdl)
         return swiglu_product(norm(h), self._gate_up, beside_others=beside_another_chunk())
 
     def _enter(self, h: Tensor, state: LayerState, pdl: bool) -> tuple[Tensor, Tensor]:
-        """The residual stream after the block's convolution, and its norm, by one launch in three passes."""
+        """Add the block's convolution, if it has one, to h; return the sum and its norm: one launch, three passes."""
         if state.block_conv is None:
             return h, self.seq_norm(h)
         first, conv = self.conv.norm, self.conv.conv
@@ -72,7 +72,10 @@ class FusedBlock(TTTBlock):
         return residual_convolution(h, state.block_conv, *weights, first.eps, pdl=pdl, slots=state.slots)
 
     def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
-        """Q, K, V and learning rates from the GEMM's columns [q or shared, v, gate or k, lr]: three passes."""
+        """Make Q, K, V and learning rates from the GEMM's columns in three passes.
+
+        Columns: [input of Q's and K's convolutions, v, output gate, lr], or [q, v, k, lr] without convolutions.
+        """
         layer = self.seq_modeling_block
         logits, bias = projected[..., self._rate_rows()], layer.learnable_ttt_lr_bias[:, 0]
         shared, v = self._columns(projected, 0), self._heads(self._columns(projected, 1))
@@ -94,7 +97,7 @@ class FusedBlock(TTTBlock):
         return x.unflatten(-1, (config.heads, config.head_dim))
 
     def _rate_rows(self) -> slice:
-        """The GEMM's columns with the learning rate's logits."""
+        """Return where the learning rates are: rows of the packed weight, and columns of the GEMM's output."""
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 
@@ -102,7 +105,7 @@ class FusedBlock(TTTBlock):
         """Make weights that share an input views of one matrix."""
         config, layer = self.seq_modeling_block.config, self.seq_modeling_block
         third = layer.g_proj if config.backbone == "mamba" else layer.k_proj
-        # Spare rows hold the learning rate's weights, and zeros up to a 16-byte load.
+        # Spare rows hold the learning rate's weights, and zeros that pad them to a 16-byte load.
         self._projections = pack([layer.q_proj, layer.v_proj, third], spare_rows=round_up(config.heads, ALIGNED))
         self._gate_up = pack([self.mlp.gate_proj, self.mlp.up_proj])
         if config.backbone == "mamba":
@@ -116,9 +119,9 @@ class FusedBlock(TTTBlock):
         return [linear.weight.data_ptr() for linear in self._packed]
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Repack weights that moved, and derive weights again whose parameters changed.
+        """Repack weights that moved; compute the learning-rate rows and the learner again if their parameters changed.
 
-        Return whether derived weights changed.
+        Return whether they were computed again.
         """
         if self._data_pointers() != self._addresses:
             self._pack()
@@ -129,7 +132,7 @@ class FusedBlock(TTTBlock):
         if changed:
             self._projections[self._rate_rows()].copy_(layer.learnable_ttt_lr_weight[:, 0])
             self._learner = layer.learner(rope)
-            self._made_of, self._weights = made_of, weights  # a live weight's id is not reused
+            self._made_of, self._weights = made_of, weights  # keeps the weights alive, so that no id is reused
         return changed
 
 
@@ -146,17 +149,20 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
 
 
 def taps_apart(weight: Tensor) -> Tensor:
-    """A convolution's weight [C, 1, 4] with contiguous channels, as kernels read it."""
+    """Return a convolution's weight [C, 1, 4] with contiguous channels in memory, as the kernels read it."""
     return weight.permute(2, 1, 0).contiguous().permute(2, 1, 0)
 
 
 def product(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
-    """x @ weight^T: x [B, T, F], weight [N, F] -> [B, T, N]. pdl: for few rows, as in `few_rows_product`."""
+    """Return x @ weight^T [B, T, N]: x [B, T, F], weight [N, F]. pdl: as in `few_rows_product`, for few rows only."""
     return few_rows_product(x, weight, pdl=pdl) if fits(x, weight) else F.linear(x, weight)
 
 
 def add_product_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: NormGate | None = None) -> Tensor:
-    """total += before(x) @ weight^T in place, rounded once: total [B, T, C], x [B, T, F], weight [C, F]."""
+    """Add before(x) @ weight^T to `total` in place, rounded once, and return it.
+
+    total [B, T, C], x [B, T, F], weight [C, F]. before: the norm and output gate of x, or None. pdl: as in `product`.
+    """
     if fits(x, weight):
         return few_rows_product(x, weight, before, out=total, pdl=pdl)
     x = before(x) if before is not None else x

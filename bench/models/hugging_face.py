@@ -2,10 +2,10 @@
 
 Keys and defaults are those of `TTTConfig` in the authors' PyTorch code (github.com/test-time-training/ttt-lm-pytorch).
 An absent key takes the authors' default. `ttt_base_lr` is then 1.0 for TTT-MLP too, although the paper uses 0.1.
-A value that changes the function beyond what `bench.models.ttt` computes is refused by name.
+A value that asks for a function which `bench.models.ttt` does not compute raises CheckpointError with the key's name.
 
 The authors' JAX code stores no config.json; `jax_checkpoint` converts its checkpoints.
-Its blocks `ttt_linear` and `ttt_mlp` are the (M) backbone (`pre_conv`, `share_qk` and `use_gate` true).
+The JAX blocks `ttt_linear` and `ttt_mlp` have the Mamba backbone (`pre_conv`, `share_qk` and `use_gate` true).
 """
 
 import json
@@ -46,7 +46,7 @@ _Dtype = Literal["float64", "float32", "float16", "bfloat16"] | None
 
 
 class _Settings(BaseModel):
-    """The keys that decide the function, with the authors' defaults."""
+    """The keys of config.json that decide what the model computes, with the authors' defaults."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -73,7 +73,7 @@ class _Settings(BaseModel):
 
 
 def read_config(folder: str | Path) -> TTTConfig:
-    """Read the folder's config.json. Raises CheckpointError with the file, the key and its value."""
+    """Read the folder's config.json. Raises CheckpointError if it is missing or has an unsupported key or value."""
     file = Path(folder) / CONFIG_FILE
     values = _values(file)
     try:
@@ -104,7 +104,7 @@ def read_config(folder: str | Path) -> TTTConfig:
 
 
 def config_values(config: TTTConfig) -> dict[str, Any]:
-    """The config.json of a model; `read_config` inverts it."""
+    """Return the content of a model's config.json; `read_config` inverts it."""
     return {
         "model_type": "ttt",
         "architectures": ["TTTForCausalLM"],
@@ -136,7 +136,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _values(file: Path) -> dict[str, Any]:
-    """The keys that may have an effect; an unknown key that is null has none."""
+    """Read the keys that may have an effect, with their values; an unknown key that is null has none."""
     folder = file.parent
     if not folder.is_dir():
         hint = f"give its folder, {folder.parent}" if folder.exists() else "no such folder"

@@ -1,9 +1,9 @@
 """Convert a checkpoint of the authors' JAX code to a folder in Hugging Face's layout, exactly.
 
 The file is `streaming_params`, or `streaming_train_state` with the optimizer (ttt/infra/checkpoint.py of
-github.com/test-time-training/ttt-lm-jax). It is a stream of msgpack pairs: a path, and the bytes of flax's msgpack of
-one array: extension type 1 with (shape, dtype name, data in C order). It holds no settings. Sizes follow from shapes;
-epsilon and RoPE theta are those of all published configurations.
+github.com/test-time-training/ttt-lm-jax). It is a stream of msgpack pairs (path, bytes). The bytes are one array in
+flax's msgpack: extension type 1 with (shape, dtype name, data in C order). The file holds no settings. The sizes
+follow from the shapes; epsilon and RoPE theta are those of all published configurations.
 """
 
 import json
@@ -54,7 +54,7 @@ _RENAMED = (
 def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
     """Write config.json and model.safetensors of a JAX checkpoint into a new folder, in the file's dtype.
 
-    base_lr: the training run's; None for the paper's. The folder is loaded once to check it.
+    base_lr: the training run's `ttt_base_lr`; None for the paper's. The new folder is loaded once to check it.
     Raises CheckpointError for a file of another format or model, or an existing folder; ImportError without msgpack.
     """
     if folder.exists():
@@ -79,7 +79,10 @@ def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
 
 
 def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Read the weights of a file by path, without the optimizer's arrays."""
+    """Yield (path, tensor) for each weight of a file, without the optimizer's arrays.
+
+    Raises CheckpointError if the file cannot be read or has another format.
+    """
     import msgpack
 
     try:
@@ -91,7 +94,7 @@ def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
                 in_train_state = path[:2] == TRAIN_STATE
                 if in_train_state or path[0] in ("model", "lm_head"):
                     yield path[2:] if in_train_state else path, _array(path, msgpack.unpackb(packed, raw=False))
-            # The unpacker ends without an error in the middle of a pair.
+            # The unpacker raises no error if the file ends in the middle of a pair.
             if beyond := opened.seek(0, os.SEEK_END) - end:
                 raise CheckpointError(f"{file}: is truncated: its last {beyond} bytes are no whole (path, array) pair")
     except OSError as error:
@@ -118,7 +121,7 @@ def _array(path: tuple[str, ...], value: Any) -> Tensor:
 
 
 def renamed(path: tuple[str, ...]) -> str:
-    """The name in the authors' PyTorch state dict."""
+    """Return the name that a path of the JAX code has in the authors' PyTorch state dict."""
     name = ".".join(path)
     for jax, torch_name in _RENAMED:
         name = re.sub(jax, torch_name, name)
@@ -138,7 +141,7 @@ def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
 
 
 def config_of_weights(file: Path, weights: dict[str, Tensor], base_lr: float | None) -> dict[str, Any]:
-    """The config.json that fits weights with PyTorch names."""
+    """Derive config.json's content from weights by PyTorch name. Raises CheckpointError if they are no TTT model."""
     block = "model.layers.0.seq_modeling_block."
     inner = (f"{block}W1", f"{block}learnable_token_idx")
     needed = ("model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight", *inner)

@@ -1,4 +1,7 @@
-"""The inner loop on the project's kernels: forward in ThunderKittens or Triton, generate in Triton."""
+"""The inner loop on the project's kernels: forward in ThunderKittens or Triton, generate in Triton.
+
+Some Triton kernels are in Gluon, its dialect with explicit layouts, such as generate in the dual form on Hopper.
+"""
 
 from importlib import import_module
 from typing import Any
@@ -19,11 +22,11 @@ from tk_kernels.generate.common import rope_table
 
 
 class KernelOperator(TorchOperator):
-    """The kernels of a learner ("linear", "mlp").
+    """Run the kernels for a learner ("linear", "mlp").
 
-    form, precision: of the generate state; see `tk_kernels.ttt_linear.generate`.
-    prefill_on_reference: run forward in PyTorch, for systems that measure generate.
-    backend: of the forward; "" takes the fastest that runs here.
+    form, precision: those of the generate state; see `tk_kernels.ttt_linear.generate`.
+    prefill_on_reference: whether forward runs in PyTorch, for systems that only measure generate.
+    backend: the forward kernel's, such as "triton"; "" takes the fastest that runs here.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class KernelOperator(TorchOperator):
         self._table_of: Tensor | None = None
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
-        """Needs no host sync if `start` is given."""
+        """Run forward in a kernel, or in PyTorch with `prefill_on_reference`. Given `start`, there is no host sync."""
         if self._forward is None:
             return super().forward(projections, learner, state, start)
         rope = not projections.ready and learner.rope_theta == ROPE_THETA  # the kernel's own RoPE has this theta only
@@ -55,20 +58,20 @@ class KernelOperator(TorchOperator):
         return self._forward(q, k, v, lr, *outer, state, **options)[0]
 
     def generate_state(self, state: Any) -> Any:
-        """The state in the kernel's form and precision."""
+        """Copy forward's state into the generate kernel's form and precision; return a generate state as it is."""
         if isinstance(state, self._generate.GenerateState):
             return state
         return self._generate.GenerateState.from_state(state, self._generate_form, self._precision)
 
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
-        """The kernel computes RoPE and learning rates unless the projections are `ready`."""
+        """Run one step in a kernel, which also computes RoPE and learning rates unless the projections are `ready`."""
         inputs = *projections[:4], *outer_parameters(learner), state
         if projections.ready:
             return self._generate.generate_step(*inputs, pdl=projections.pdl)
         return self._generate.generate_step(*inputs, rope=self._rope_table(learner.rope), base_lr=learner.base_lr)
 
     def _rope_table(self, rope: Rotation) -> Tensor:
-        """The rotation in the kernel's layout, cached for all layers and steps."""
+        """Return the rotation in the generate kernel's layout [m, 2, D], cached for all layers and steps."""
         if self._table_of is not rope[0]:
             self._table, self._table_of = rope_table(*rope), rope[0]
         return self._table

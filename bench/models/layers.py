@@ -20,7 +20,7 @@ def round_up(count: int, multiple: int) -> int:
 
 
 class _Ranges:
-    """Off by default, because ranges slow eager runs."""
+    """The switch of the NVTX ranges: off by default, because ranges slow eager runs."""
 
     enabled = False
 
@@ -31,17 +31,17 @@ def mark_layers(enabled: bool) -> None:
 
 
 def layer_range(index: int) -> AbstractContextManager[object]:
-    """The NVTX range of a layer, if ranges are on."""
+    """Return the NVTX range of a layer, or an empty context if ranges are off."""
     return nvtx_range(layer_name(index)) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def operator_range() -> AbstractContextManager[object]:
-    """The NVTX range of a layer's inner loop, if ranges are on."""
+    """Return the NVTX range of a layer's inner loop, or an empty context if ranges are off."""
     return nvtx_range(OPERATOR) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """float64 for float64, else float32: the dtype of inner states and learning rates for tokens in `dtype`."""
+    """Return the dtype of inner states and learning rates for tokens in `dtype`: float64 for float64, else float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -51,22 +51,22 @@ class _Unfilled(nn.Linear):
 
 
 def linear(inputs: int, outputs: int, device: torch.device, dtype: torch.dtype) -> nn.Linear:
-    """A projection without bias and with an uninitialized weight."""
+    """Make a projection without bias and with an uninitialized weight."""
     return _Unfilled(inputs, outputs, bias=False, device=device, dtype=dtype)
 
 
 def embedding(vocabulary: int, width: int, device: torch.device, dtype: torch.dtype) -> nn.Embedding:
-    """An embedding with an uninitialized weight."""
+    """Make an embedding with an uninitialized weight."""
     return nn.Embedding.from_pretrained(torch.empty(vocabulary, width, device=device, dtype=dtype), freeze=False)
 
 
 def parameter(shape: Iterable[int], device: torch.device, dtype: torch.dtype) -> nn.Parameter:
-    """An uninitialized parameter."""
+    """Make an uninitialized parameter."""
     return nn.Parameter(torch.empty(tuple(shape), device=device, dtype=dtype))
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension; the mean square has at least float32."""
+    """x / rms(x) * weight over the last dimension; the mean square is in float32 or wider."""
 
     def __init__(self, width: int, device: torch.device, dtype: torch.dtype, eps: float = NORM_EPS) -> None:
         super().__init__()
@@ -99,19 +99,19 @@ class CausalConv(nn.Module):
         self.bias = parameter((width,), device, dtype)
 
     def forward(self, window: Tensor) -> Tensor:
-        """window [B, T + 3, C], with the three previous tokens -> [B, T, C]."""
+        """Convolve window [B, T + 3, C], which begins with the three previous tokens; return [B, T, C]."""
         return F.conv1d(window.transpose(1, 2), self.weight, self.bias, groups=self.bias.shape[0]).transpose(1, 2)
 
 
 def slide(cache: Tensor, x: Tensor) -> Tensor:
-    """Concatenate cache [B, 3, C] and x [B, T, C]; the cache then holds the last three tokens."""
+    """Return cache [B, 3, C] and x [B, T, C] concatenated, and store the last three tokens in the cache."""
     window = torch.cat((cache, x), dim=1)
     cache.copy_(window[:, -cache.shape[1] :])
     return window
 
 
 def empty_conv_cache(batch: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The cache before any token: zeros [B, 3, C]."""
+    """Return the cache before any token: zeros [B, 3, C]."""
     return torch.zeros(batch, CONV_KERNEL - 1, width, device=device, dtype=dtype)
 
 
@@ -119,7 +119,7 @@ Rotation = tuple[Tensor, Tensor]
 
 
 def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float = ROPE_THETA) -> Rotation:
-    """cos and sin of position * theta^(-2i/D), [*position, 1 (heads), D/2], in at least float32."""
+    """Return cos and sin of position * theta^(-2i/D), each [*position.shape, 1 (heads), D/2], in at least float32."""
     dtype = at_least_float32(dtype)
     exponent = torch.arange(0, head_dim, 2, device=position.device, dtype=dtype) / head_dim
     angle = position[..., None, None] * theta**-exponent

@@ -1,4 +1,4 @@
-"""The Mamba baseline: the implementation of transformers."""
+"""The Mamba baseline: the implementation in Hugging Face transformers."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -12,22 +12,22 @@ from bench.models.base import CausalLM, check_ids
 from bench.models.config import CONV_KERNEL, MambaConfig
 from bench.models.layers import INITIALIZER_RANGE, at_least_float32, layer_range
 
-MEMORY = 96  # deviation of x_proj's rows for B and C, times the width
+MEMORY = 96  # standard deviation of x_proj's rows for B and C, times the width; see `remember`
 
 
 @dataclass
 class MambaState:
-    """The cache of transformers: per layer the last four inputs [B, E, 4] and the float32 state [B, E, N]."""
+    """The cache of transformers: per layer the convolution's last inputs [B, E, 4] and the float32 state [B, E, N]."""
 
     batch: int
     cache: DynamicCache
 
 
 class Mamba(CausalLM):
-    """Mamba on the slow path of transformers, with its parameter names.
+    """Mamba in the plain PyTorch code of transformers (its slow path), with the parameter names of transformers.
 
-    The scan starts from zero whatever the cache holds, so only the first prompt of a state is scanned. Later tokens run
-    one by one. The scan needs [B, E, T, N] in float32, so its memory grows with T.
+    The scan always starts from a zero state, so only the first prompt of a state is scanned. Later tokens run one by
+    one. The scan holds a float32 tensor [B, E, T, N], so its memory grows with T.
     """
 
     def __init__(self, config: MambaConfig, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> None:
@@ -48,7 +48,7 @@ class Mamba(CausalLM):
         return cls(config, device, dtype, seed=seed, **options)
 
     def init_state(self, batch: int, context: int = 0) -> MambaState:
-        """A state holds any context."""
+        """Return an empty state; it has room for any number of tokens."""
         cache: Any = DynamicCache(config=self.inner.config)
         weight, inner_width = self.inner.lm_head.weight, self.config.inner_width
         for layer in cache.layers:
@@ -103,9 +103,9 @@ class Mamba(CausalLM):
 
 @torch.no_grad()
 def remember(model: nn.Module, config: MambaConfig) -> None:
-    """Scale random weights of x_proj to B and C near one, so that logits depend on the state at every width.
+    """Scale x_proj's random rows for B and C until B and C are near one, so that logits depend on the state.
 
-    Otherwise a tiny model's state is 1e-4 of its output, and bfloat16 hides a wrong scan.
+    Without this the state adds only 1e-4 of a tiny model's output, and bfloat16 would hide a wrong scan.
     """
     for name, weight in model.named_parameters():
         if name.endswith("x_proj.weight"):
@@ -130,7 +130,7 @@ def _transformers_config(config: MambaConfig) -> TransformersMambaConfig:
 
 
 def _round_weights(inner: Any, dtype: torch.dtype) -> None:
-    """Convert weights to `dtype`; A, D and the time step's bias to at least float32."""
+    """Convert weights to `dtype`, except A, D and the time step's bias, which become at least float32."""
     kept = {p for layer in inner.backbone.layers for p in (layer.mixer.A_log, layer.mixer.D, layer.mixer.dt_proj.bias)}
     for weight in inner.parameters():
         weight.data = weight.data.to(at_least_float32(dtype) if weight in kept else dtype)

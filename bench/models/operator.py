@@ -19,9 +19,9 @@ from tk_kernels.ttt_mlp import reference as ttt_mlp
 class Projections(NamedTuple):
     """A layer's projections: q, k (before RoPE), v [B, T, H, D]; lr_logits x_j . w_h + c_h [B, T, H], at least float32.
 
-    A generate step has no T.
-    ready: q and k have RoPE, and lr_logits holds the learning rates lr_j.
-    pdl: the step may be a dependent launch (`tk_kernels.generate.common`).
+    In a generate step the tensors have no dimension T.
+    ready: whether q and k already have RoPE, and lr_logits holds the learning rates lr_j.
+    pdl: whether the step may be a dependent launch (`tk_kernels.generate.common`).
     """
 
     q: Tensor
@@ -32,7 +32,7 @@ class Projections(NamedTuple):
     pdl: bool = False
 
     def first(self) -> "Projections":
-        """Token 0, without T."""
+        """Return the projections of token 0, without the dimension T."""
         q, k, v, lr_logits = (each[:, 0] for each in self[:4])
         return Projections(q, k, v, lr_logits, self.ready, self.pdl)
 
@@ -62,13 +62,13 @@ class Operator(Protocol):
     block_a_head: bool
 
     def init_state(self, weights: Sequence[Tensor], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
-        """The initial state, from (W1, b1) or (W1, b1, W2, b2)."""
+        """Return the initial state of `batch` sequences, from weights (W1, b1) or (W1, b1, W2, b2)."""
 
     def init_states(self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
-        """`init_state` for all layers in few launches; each tensor gets a leading axis of layers."""
+        """Return the initial states of all layers in few launches; each tensor has a leading axis of layers."""
 
     def restart_states(self, states: Any, layers: Sequence[Sequence[Tensor]]) -> None:
-        """Reset a state of `init_states` in place."""
+        """Reset the states that `init_states` returned, in place."""
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
         """Return out [B, T, H, D] in q's dtype and advance `state` by T tokens.
@@ -77,16 +77,19 @@ class Operator(Protocol):
         """
 
     def generate_state(self, state: Any) -> Any:
-        """The state for generate_step: a copy of forward's state in another form, or `state` itself."""
+        """Return the state for generate_step: a copy of forward's state in another form, or `state` itself."""
 
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
-        """Return out [B, H, D] and advance `state` by one token, without a host sync; positions may differ."""
+        """Return out [B, H, D] and advance `state` by one token, without a host sync.
+
+        The sequences may be at different positions in their mini-batches.
+        """
 
 
 class TorchOperator:
     """The PyTorch reference for a learner ("linear", "mlp") and a form ("dual", "primal").
 
-    forward uses the dual form's state in both. A primal step needs the accumulators of generate_state.
+    In both forms `forward` takes a state of the dual form. A primal step takes the accumulators of `generate_state`.
     """
 
     block_a_head = False
@@ -107,7 +110,7 @@ class TorchOperator:
         return states
 
     def restart_states(self, states: Any, layers: Sequence[Sequence[Tensor]]) -> None:
-        """The first tensors of a state are the weights; the others start as zeros."""
+        """Copy the weights into the first tensors of the states, and zero all other tensors."""
         parameters = list(zip(*layers, strict=True))
         for each, weights in zip(states, parameters, strict=False):
             each.copy_(torch.stack([weight.detach() for weight in weights]).view(len(layers), 1, *each.shape[2:]))
@@ -115,7 +118,7 @@ class TorchOperator:
             each.zero_()
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
-        """Raises ValueError for primal accumulators, which lack the rows of the mini-batch."""
+        """Run the reference. Raises ValueError for primal accumulators, which lack the rows of the mini-batch."""
         if _is_primal(state):
             raise ValueError("prefill: needs a state of init_state or prefill, not of generate_state")
         q, k, v, lr = ready_for_prefill(projections, learner, state.position)[:4]
@@ -125,11 +128,11 @@ class TorchOperator:
         return out
 
     def generate_state(self, state: Any) -> Any:
-        """The primal form's accumulators; in the dual form, `state` itself."""
+        """Return the accumulators of the primal form; in the dual form, `state` itself."""
         return self._reference.primal_state(state) if self.form == "primal" and not _is_primal(state) else state
 
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
-        """Raises ValueError for a state of the other form."""
+        """Run one step of the reference. Raises ValueError for a state of the other form."""
         if _is_primal(state) != (self.form == "primal"):
             raise ValueError(f"generate_step: a state of another form than {self.form}; make one with generate_state")
         q, k, v, lr = ready_at(projections, learner, state.position)[:4]
@@ -141,13 +144,13 @@ def _is_primal(state: Any) -> bool:
 
 
 def ready_for_prefill(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Apply RoPE and learning rates to T tokens from `position` [B] in the mini-batch on."""
+    """Apply RoPE and learning rates to T tokens; position [B]: where the first one is in its mini-batch."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
     return ready_at(projections, learner, (position[:, None] + ahead) % learner.token_scale.shape[0])
 
 
 def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Apply RoPE and learning rates; position: each token's in its mini-batch, [B, T] or [B] for a step."""
+    """Apply RoPE and learning rates; position [B, T], or [B] for a step: where each token is in its mini-batch."""
     if projections.ready:
         return projections
     cos, sin = (table[position].unsqueeze(-2) for table in learner.rope)
@@ -156,19 +159,19 @@ def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Pr
 
 
 def learning_rates(projections: Projections, learner: Learner) -> Tensor:
-    """lr_j = base_lr * sigmoid(logit_j) / D."""
+    """Return lr_j = base_lr * sigmoid(logit_j) / D; `ready` projections hold it already."""
     if projections.ready:
         return projections.lr_logits
     return torch.sigmoid(projections.lr_logits) * (learner.base_lr / projections.q.shape[-1])
 
 
 def outer_parameters(learner: Learner) -> tuple[Tensor, Tensor, Tensor]:
-    """token_scale, ln_weight, ln_bias, as every operator takes them."""
+    """Return (token_scale, ln_weight, ln_bias), the order in which every operator takes them."""
     return learner.token_scale, learner.ln_weight, learner.ln_bias
 
 
 def rows_of(state: Any, rows: slice) -> Any:
-    """The state of some sequences; its tensors are views."""
+    """Return the state of the sequences `rows`; its tensors are views."""
     if isinstance(state, Tensor):
         return state[rows]
     if is_dataclass(state) and not isinstance(state, type):

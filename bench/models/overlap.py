@@ -20,9 +20,10 @@ def beside_another_chunk() -> bool:
 
 
 class Overlap:
-    """Two streams that wait for the current stream's work, and the progress of the previous chunk.
+    """Run the chunks of a prompt on two streams in turn; a layer waits until the previous chunk has left it.
 
-    Memory allocated in a chunk belongs to its stream. `join` lets the calling stream reuse it.
+    Both streams first wait for the current stream. Memory allocated in a chunk belongs to the chunk's stream; `join`
+    lets the calling stream reuse it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -31,11 +32,11 @@ class Overlap:
         for stream in self._streams:
             stream.wait_stream(self._caller)
         self._chunks = 0
-        self._left: dict[int, torch.cuda.Event] = {}  # by layer: the previous chunk has left it
+        self._left: dict[int, torch.cuda.Event] = {}  # by layer: recorded when the last chunk leaves it
 
     @contextmanager
     def chunk(self) -> Iterator[None]:
-        """Enclose the launches of the next chunk."""
+        """Run the enclosed launches as the next chunk, on that chunk's stream."""
         within = _within.set(True)
         try:
             with torch.cuda.stream(self._streams[self._chunks % 2]):
@@ -46,7 +47,7 @@ class Overlap:
 
     @contextmanager
     def layer(self, index: int) -> Iterator[None]:
-        """Enclose the launches of a layer, within `chunk`."""
+        """Run the enclosed launches, within `chunk`, after the previous chunk has left layer `index`."""
         stream = self._streams[self._chunks % 2]
         if index in self._left:
             stream.wait_event(self._left[index])

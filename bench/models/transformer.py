@@ -11,7 +11,7 @@ from bench.models.base import ChunkedModel, Decoder
 from bench.models.config import TransformerConfig
 from bench.models.layers import RMSNorm, Rotation, SwiGLU, layer_range, linear, rotate_halves, rotation, round_up
 
-# Masked attention kernels copy the mask at each step unless the cache's length is aligned.
+# Masked attention kernels copy the mask at each step unless the cache's capacity is a multiple of this.
 CAPACITY_MULTIPLE = 64
 
 
@@ -35,14 +35,14 @@ class TransformerState:
         return self.cache.shape[4]
 
     def rows(self, rows: slice) -> "TransformerState":
-        """Views of the state of some sequences; they share the position and count their length separately."""
+        """Return the state of the sequences `rows`: views of the cache and the position, and a separate `length`."""
         if self.length is None:
             self.length = int(self.position)
         return TransformerState(self.cache[:, :, rows], self.position, self.length)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
-    """Attend from q [B, H, T, D] to k, v [B, KV heads, T, D], or under a causal mask to longer ones."""
+    """Attend from q [B, H, T, D] to k, v [B, KV heads, T, D]; with a causal `mask`, k and v may be longer than q."""
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
@@ -68,7 +68,10 @@ class Attention(nn.Module):
         self.o_proj = linear(config.width, config.width, device, dtype)
 
     def forward(self, x: Tensor, rope: Rotation, cache: Tensor, start: int) -> Tensor:
-        """x [B, T, C] -> [B, T, C]; write rows from `start` on of cache [2, B, KV heads, capacity, D]."""
+        """Attend from x [B, T, C] to all tokens so far; return [B, T, C].
+
+        cache [2, B, KV heads, capacity, D] gets the T new keys and values, from row `start` on.
+        """
         q, k, v = self._project(x, rope)
         end = start + x.shape[1]
         cache[0, :, :, start:end], cache[1, :, :, start:end] = k, v
@@ -82,14 +85,14 @@ class Attention(nn.Module):
         return self._merge(out)
 
     def generate_step(self, x: Tensor, rope: Rotation, cache: Tensor, position: Tensor, mask: Tensor) -> Tensor:
-        """x [B, 1, C] -> [B, 1, C]; writes the row at `position`, attends to the whole cache under the mask."""
+        """Cache the key and value of x [B, 1, C] at `position`, attend under the mask, and return [B, 1, C]."""
         q, k, v = self._project(x, rope)
         cache[0].index_copy_(2, position, k)
         cache[1].index_copy_(2, position, v)
         return self._merge(step_attention(q, cache[0], cache[1], mask))
 
     def _project(self, x: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, H, T, D], k and v [B, KV heads, T, D]; q and k have RoPE."""
+        """Return q [B, H, T, D], and k and v [B, KV heads, T, D]; q and k have RoPE."""
         head_dim = self.config.head_dim
         q, k, v = (p(x).unflatten(-1, (-1, head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
         return rotate_halves(q, rope).transpose(1, 2), rotate_halves(k, rope).transpose(1, 2), v.transpose(1, 2)
@@ -99,7 +102,7 @@ class Attention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and SwiGLU with pre-norms and residuals; Llama's names."""
+    """Attention and SwiGLU with pre-norms and residuals; parameters have Llama's names."""
 
     def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -118,7 +121,7 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(ChunkedModel):
-    """A Llama-shaped Transformer with the names of Hugging Face's Llama.
+    """A Llama-shaped Transformer with the parameter names of Hugging Face's Llama.
 
     All sequences of a batch have the same position. A step attends to the whole capacity under a mask, so that its
     shapes are static; give init_state no more context than needed.
@@ -132,7 +135,7 @@ class Transformer(ChunkedModel):
         self.model = Decoder(config.vocabulary, config.width, blocks, device, dtype)
 
     def init_state(self, batch: int, context: int) -> TransformerState:
-        """The capacity is `context` rounded up to a multiple of 64."""
+        """Return an empty state; its capacity is `context` rounded up to a multiple of 64 tokens."""
         capacity = round_up(context, CAPACITY_MULTIPLE)
         shape = (self.config.layers, 2, batch, self.config.kv_heads, capacity, self.config.head_dim)
         # Zeros, because a masked row has weight 0, and 0 times NaN is NaN.
@@ -140,7 +143,7 @@ class Transformer(ChunkedModel):
         return TransformerState(cache, torch.zeros(1, device=self.device, dtype=torch.int64))
 
     def reset_state(self, state: TransformerState) -> None:
-        """Old rows stay and are masked."""
+        """Reset the position to 0; old rows of the cache stay and are masked."""
         state.position.zero_()
         state.length = 0
 

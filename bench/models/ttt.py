@@ -1,7 +1,7 @@
 """TTT language models: arXiv 2407.04620, section 2 (the layer) and appendix (backbones).
 
-A block is a convolution ((M) only), a TTT layer and SwiGLU. A TTT layer is projections, an inner loop (`Operator`) and
-an output projection.
+A block is a convolution (only with the Mamba backbone), a TTT layer and SwiGLU. A TTT layer is projections, an inner
+loop (`Operator`) and an output projection.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,10 +36,11 @@ from tk_kernels.reference.token_rows import overwrite
 
 @dataclass
 class LayerState:
-    """The state of a block: the last convolution inputs [B, 3, C] ((M) only) and the operator's state.
+    """The state of a block: the operator's state `inner`, and the convolutions' last inputs [B, 3, C].
 
-    qk_conv: outputs of the projection that the convolutions of Q and K share.
-    slots [B]: for `FusedBlock.generate_step`, indices of the sequences in tensors of more than B.
+    block_conv: inputs of the block's convolution. qk_conv: inputs that the convolutions of Q and K share.
+    Both are None with the Transformer backbone.
+    slots [B]: for `FusedBlock.generate_step`, indices of the B sequences in state tensors that hold more.
     """
 
     block_conv: Tensor | None
@@ -48,14 +49,14 @@ class LayerState:
     slots: Tensor | None = None
 
     def rows(self, rows: slice) -> "LayerState":
-        """The state of some sequences, as views."""
+        """Return the state of the sequences `rows`, as views."""
         block_conv, qk_conv = (None if cache is None else cache[rows] for cache in (self.block_conv, self.qk_conv))
         return LayerState(block_conv, qk_conv, rows_of(self.inner, rows))
 
 
 @dataclass
 class WholeState:
-    """The convolution caches of all layers in one tensor, and the states of `Operator.init_states`."""
+    """All layers' convolution caches in one tensor [2, layers, B, 3, C], and the states of `Operator.init_states`."""
 
     caches: Tensor | None
     inner: Any
@@ -75,7 +76,7 @@ class TTTState:
     whole: WholeState | None = None
 
     def rows(self, rows: slice) -> "TTTState":
-        """The state of some sequences, as views."""
+        """Return the state of the sequences `rows`, as views."""
         return TTTState(len(range(self.batch)[rows]), [layer.rows(rows) for layer in self.layers], self.length)
 
 
@@ -92,7 +93,7 @@ class BlockConv(nn.Module):
 
 
 class TTTLayer(nn.Module):
-    """The TTT layer around the inner loop: projections, convolutions, learning rate; norm, output gate, projection.
+    """The TTT layer except its inner loop: projections, convolutions, learning rate, norm, output gate, projection.
 
     Projections and norms are in `dtype`. The learner's parameters (W1, b1, ..., learnable_*, ttt_norm_*) have at least
     float32, because a mini-batch changes them by less than half an ulp of bfloat16.
@@ -126,11 +127,11 @@ class TTTLayer(nn.Module):
         self.register_buffer("token_idx", 1.0 / index, persistent=False)
 
     def learner_weights(self) -> list[Tensor]:
-        """The learner's initial weights: W1, b1 and, for TTT-MLP, W2, b2."""
+        """Return the learner's initial weights: W1, b1 and, for TTT-MLP, W2, b2."""
         return [self.get_parameter(name) for name in self.config.weight_shapes]
 
     def project(self, x: Tensor, state: LayerState) -> Projections:
-        """The operator's inputs from x [B, T, C]; advances the convolution inputs in `state`."""
+        """Compute the operator's inputs from x [B, T, C], and advance the convolution inputs in `state`."""
         q, k = self._query_and_key(x, state)
         return Projections(self._heads(q), self._heads(k), self._heads(self.v_proj(x)), self._lr_logits(x))
 
@@ -148,25 +149,25 @@ class TTTLayer(nn.Module):
         return logits + self.learnable_ttt_lr_bias[:, 0]  # the sum has the bias's dtype
 
     def learner(self, rope: Rotation) -> Learner:
-        """The operator's parameters outside its state."""
+        """Return the operator's parameters outside its state. rope: cos and sin, from `rope_tables`."""
         # s_i = max(0, 1/(i+1) + learnable_i)
         token_scale = torch.clamp_min(self.get_buffer("token_idx") + self.learnable_token_idx, 0.0)
         base_lr, theta = self.config.base_lr, self.config.rope_theta
         return Learner(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
 
     def output(self, x: Tensor, out: Tensor) -> Tensor:
-        """Apply norm, output gate (from the layer's input x) and projection to out [B, T, H, D]: [B, T, C]."""
+        """Apply norm, output gate (from the layer's input x) and projection to out [B, T, H, D]; return [B, T, C]."""
         out = self.post_norm(out.flatten(-2))
         if self.config.backbone == "mamba":
             out = F.gelu(self.g_proj(x), approximate="tanh") * out
         return self.o_proj(out)
 
 
-Learn = Callable[[Projections, Learner], Tensor]  # the operator bound to a layer's state -> out [B, T, H, D]
+Learn = Callable[[Projections, Learner], Tensor]  # runs the operator on a layer's state; returns out [B, T, H, D]
 
 
 class TTTBlock(nn.Module):
-    """Convolution ((M) only), TTT layer and SwiGLU with pre-norms and residuals."""
+    """Convolution (only with the Mamba backbone), TTT layer and SwiGLU, with pre-norms and residuals."""
 
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -178,7 +179,7 @@ class TTTBlock(nn.Module):
         self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
 
     def forward(self, h: Tensor, rope: Rotation, state: LayerState, operator: Operator, start: int | None) -> Tensor:
-        """Update the residual stream [B, T, C] and advance `state` by T tokens.
+        """Run the block on the residual stream h [B, T, C] and return the new one; advance `state` by T tokens.
 
         start: the position in the mini-batch; None if the host does not know it.
         """
@@ -190,7 +191,7 @@ class TTTBlock(nn.Module):
         return self._through(h, rope, state, learn)
 
     def generate_step(self, h: Tensor, rope: Rotation, state: LayerState, operator: Operator) -> Tensor:
-        """Update the residual stream [B, 1, C] and advance `state` by one token."""
+        """Run the block on the residual stream h [B, 1, C] and return the new one; advance `state` by one token."""
 
         def learn(projections: Projections, learner: Learner) -> Tensor:
             with operator_range():
@@ -199,7 +200,7 @@ class TTTBlock(nn.Module):
         return self._through(h, rope, state, learn)
 
     def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
-        """The block around the inner loop; `bench.models.fused` overrides it."""
+        """Run the block with the inner loop `learn`; `bench.models.fused` overrides this method."""
         if state.block_conv is not None:
             h = h + self.conv(h, state.block_conv)
         layer, x = self.seq_modeling_block, self.seq_norm(h)
@@ -208,21 +209,21 @@ class TTTBlock(nn.Module):
 
 
 def rope_tables(config: TTTConfig, device: torch.device, dtype: torch.dtype) -> Rotation:
-    """cos and sin [m, D/2] for the positions in a mini-batch, in at least float32."""
+    """Return cos and sin [m, D/2] for the positions in a mini-batch, in at least float32."""
     positions = torch.arange(config.mini_batch, device=device)
     cos, sin = (table.squeeze(-2) for table in rotation(positions, config.head_dim, dtype, config.rope_theta))
     return cos, sin
 
 
 class TTTModel(ChunkedModel):
-    """TTT-Linear or TTT-MLP with the (M) or (T) backbone and the authors' parameter names.
+    """TTT-Linear or TTT-MLP with the Mamba (M) or Transformer (T) backbone and the authors' parameter names.
 
     operator: the inner loop, by default the dual form in PyTorch. block: `TTTBlock` or `fused.FusedBlock`.
     """
 
-    least_group = 16  # a kernel has one thread block per head and sequence; fewer leave SMs of an H100 idle
-    overlapped_tokens = 8192  # per overlapped chunk: enough rows for a GEMM, and an early second chunk
-    many_chunks = 16  # from so many on, chunks double their length
+    least_group = 16  # a kernel has one thread block per head and sequence; fewer sequences leave SMs of an H100 idle
+    overlapped_tokens = 8192  # per overlapped chunk: enough rows for a GEMM, few enough that the second starts early
+    many_chunks = 16  # a prompt of at least this many chunks takes chunks of twice the length
 
     def __init__(
         self,
@@ -246,7 +247,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_state(self, batch: int, context: int = 0) -> TTTState:
-        """The state holds any context."""
+        """Return the initial state; it has the same size for any context."""
         dtype, caches = at_least_float32(self.dtype), self._conv_caches(batch)
         inner = self.operator.init_states(self._learner_weights, batch, self.config.mini_batch, dtype)
         states = (type(inner)(*(each[layer] for each in inner)) for layer in range(self.config.layers))
@@ -255,7 +256,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def reset_state(self, state: TTTState) -> None:
-        """A state of generate_state stays in its form."""
+        """Reset a state in place; a state from generate_state keeps its form."""
         state.length = 0
         if state.whole is not None:
             if state.whole.caches is not None:
@@ -272,7 +273,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
-        """Convert a state for generate_step; shares its convolution caches.
+        """Convert a state for generate_step; the result shares the convolution caches of `state`.
 
         into: an earlier result for this `state`, updated in place so that its CUDA graph stays valid.
         """
@@ -286,13 +287,13 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """At most one layer exists in both forms at a time, which bounds the memory."""
+        """Return an initial state for generate_step; layers are converted one at a time, which bounds the memory."""
         inner = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         caches = self._by_layer(self._conv_caches(batch))
         return TTTState(batch, [LayerState(*each) for each in zip(*caches, inner, strict=True)])
 
     def _conv_caches(self, batch: int) -> Tensor | None:
-        """Empty caches [2, layers, B, 3, C]: the blocks' first convolutions, and the shared projections."""
+        """Return empty caches [2, layers, B, 3, C] for the convolutions of blocks and of Q and K; None without them."""
         if self.config.backbone == "transformer":
             return None
         caches = empty_conv_cache(2 * self.config.layers * batch, self.config.width, self.device, self.dtype)
@@ -306,7 +307,7 @@ class TTTModel(ChunkedModel):
         return [block.seq_modeling_block.learner_weights() for block in self.blocks]
 
     def layer_state(self, block: TTTBlock, batch: int) -> LayerState:
-        """One block's empty state, on the block's device."""
+        """Return one block's empty state, on the block's device."""
         inner = self._inner_state(block, batch)
         if self.config.backbone == "transformer":
             return LayerState(None, None, inner)
@@ -323,7 +324,7 @@ class TTTModel(ChunkedModel):
         return cast(list[TTTBlock], list(self.model.layers))
 
     def _through_prompt(self, ids: Tensor, state: TTTState) -> Tensor:
-        """Overlap two chunks if the operator leaves SMs idle."""
+        """Run a group's prompt in chunks, two of them overlapped if the operator leaves SMs idle."""
         length = self._chunk_length(len(ids))
         if ids.shape[1] <= length or not self._leaves_idle(len(ids)):
             return super()._through_prompt(ids, state)
@@ -369,6 +370,6 @@ class TTTModel(ChunkedModel):
         return self.get_buffer("rope_cos"), self.get_buffer("rope_sin")
 
     def _chunk_length(self, batch: int) -> int:
-        """Round chunks to whole mini-batches."""
+        """Return the tokens of a chunk per sequence: whole mini-batches, at least one."""
         tokens = self.overlapped_tokens // batch if self._leaves_idle(batch) else super()._chunk_length(batch)
         return max(self.config.mini_batch, tokens // self.config.mini_batch * self.config.mini_batch)

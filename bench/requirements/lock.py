@@ -1,6 +1,6 @@
 """Write the lock files of this folder from pyproject.toml and the .in files, by `make lock`.
 
-A release below the newest one gets a comment that names the newest; its `via` lines name the packages that hold it.
+A pin below the newest release gets a comment with the newest one; its `via` lines name the packages that require it.
 """
 
 import re
@@ -13,7 +13,7 @@ PYPROJECT = FOLDER.parent.parent / "pyproject.toml"
 HEADER = "# Written by `make lock` from {sources}; do not edit.\n# {what}\n"
 LINUX = ("--python-platform", "x86_64-manylinux_2_35", "--generate-hashes", "--python-version", "3.12")
 PROJECT = (str(PYPROJECT), "--extra", "dev", "--extra", "gpu")
-# File: its first comment, and the arguments of `uv pip compile` besides its .in file.
+# By lock file: the second line of its header, and the arguments of `uv pip compile` before the .in file.
 LOCKS = {
     "cpu": (
         "No GPU, Python 3.11 to 3.13. Packages of CUDA are left out: a CPU build of PyTorch needs none.",
@@ -31,7 +31,10 @@ OF_CUDA = re.compile(r"^(?:nvidia-(?!ml-py)|cuda-)")
 
 
 def compiled(*arguments: str, requirements: str = "") -> str:
-    """Resolve the arguments' files to pinned releases, or `requirements` where one is "-"; exit with uv's message."""
+    """Run `uv pip compile` and return its pins; if it fails, exit with its message.
+
+    requirements: the text that an argument "-" stands for.
+    """
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-emit-index-url"]
     command += ["--no-emit-find-links", "--config-file", str(FOLDER / "uv.toml"), *arguments]
     done = subprocess.run(
@@ -43,7 +46,7 @@ def compiled(*arguments: str, requirements: str = "") -> str:
 
 
 def lock(name: str) -> str:
-    """The content of one lock file."""
+    """Return the content of the lock file called `name`."""
     what, arguments = LOCKS[name]
     text = compiled(*arguments, str((FOLDER / f"{name}.in").relative_to(PYPROJECT.parent)))
     blocks = re.split(r"^(?=[\w.-]+(?:\[[\w,-]+\])?==)", text, flags=re.MULTILINE)
@@ -57,7 +60,7 @@ def lock(name: str) -> str:
 
 
 def noted(block: str, newest: dict[str, str]) -> str:
-    """A package's lines, after a comment where a newer release exists."""
+    """Return a package's lines, after a comment if `newest`, releases by name, has a newer release."""
     match = PACKAGE.match(block)
     if match is None or newest[match[1]] == match[2]:
         return block
