@@ -208,7 +208,7 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the largest x of a line that was tried, or skipped because a smaller one did not fit."""
+        """Return the largest x of a line that was tried, or skipped as a smaller one did not fit or took too long."""
         rows = self.rows([line])
         return max(rows[self.figure.x][rows["status"] != "unstarted"])
 
