@@ -145,7 +145,7 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Return the launches and number of the last `runs` recorded runs; of all runs if their kernels differ."""
+    """Return (launches, number of runs) for the last `runs` of the `recorded` runs; for all if their kernels differ."""
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
