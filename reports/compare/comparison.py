@@ -110,7 +110,7 @@ class Comparison:
 
     @property
     def regressions(self) -> int:
-        """The number of cases that are slower by more than `fail_on`, or lost; 0 for other devices."""
+        """The number of cases that are slower by more than `fail_on`, or lost; 0 if the runs are on two devices."""
         if self.elsewhere:
             return 0
         return sum(row.judged.regressed for row in self.rows) + sum(each.lost for each in self.missing)
@@ -228,7 +228,7 @@ class Pair:
 
     @property
     def is_sound(self) -> bool:
-        """Whether both sides are sound, on the same host if it matters."""
+        """Whether both sides are sound and, if the case is host-bound, ran on the same GPU."""
         return self.a.is_sound and self.b.is_sound and not self.on_other_hosts
 
 

@@ -110,7 +110,7 @@ class _Estimates:
         return self._tail(sign * self.mean - np.log1p(bar))
 
     def discoveries(self, bar: float, sign: int = 1) -> NDArray[np.bool_]:
-        """Return which cases have a slowdown (sign -1: speed-up) beyond `bar`; on average `ALPHA` of them are false."""
+        """Return which cases have a slowdown (sign -1: speed-up) beyond `bar`, at a false discovery rate of `ALPHA`."""
         return stats.false_discovery_control(self.p_values(bar, sign)) <= ALPHA
 
     def interval(self) -> tuple[Numbers, Numbers]:

@@ -44,7 +44,7 @@ class CaseSide:
     samples: their number in all rounds. timed: how many of the `rounds` have samples.
     others: the largest share of the CPU that other programs used if the CPU was contended; else 0.
     hot: thermally throttled. changed: the case has one process, and its samples drifted.
-    devices: for each machine, the facts that must agree for an outcome. facts: other facts of all processes, by name.
+    devices: the facts of each machine, which must agree on both sides. facts: other facts of all processes, by name.
     host_bound: whether CPU work of an engine limits the speed.
     """
 
@@ -88,7 +88,7 @@ class CaseSide:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether a machine without a GPU measured it."""
+        """Whether a machine without a GPU measured the case."""
         return any(device.get("GPU") == NO_GPU for device in self.devices)
 
     @cached_property
@@ -111,7 +111,7 @@ class CaseSide:
 class RunCases:
     """A run, reduced to what a comparison needs.
 
-    turns: the request as JSON that the two runs of a `ttt-bench ab` share; "" for other runs.
+    turns: the request, as JSON, that both runs of one `ttt-bench ab` share; "" for other runs.
     cases: by case key. unmeasured: the keys of the planned cases without a record.
     """
 
@@ -205,7 +205,7 @@ def _medians(measured: Iterable[Record]) -> dict[int, float]:
 
 
 def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple[float, float]:
-    """Return (below, above) of `CaseSide`: Student's interval over processes, or the interval within the only one."""
+    """Return (below, above) of `CaseSide`: from Student's interval over processes, or from that within a single one."""
     if len(medians) > 1:
         from scipy import stats
 

@@ -65,7 +65,7 @@ def _ratios(comparison: Comparison) -> str:
 
 
 def _beyond(rows: Sequence[Row]) -> str:
-    """Count these rows by system, phase and first note."""
+    """Count rows beyond the limit by system, phase and first note, in a sentence; "" for no rows."""
     causes = [f"{row.system} {row.phase}{_cause(row)}" for row in rows]
     groups = Counter(causes).most_common()
     said = [f"{count} {cause}" for cause, count in groups[:NAMED_GROUPS]]

@@ -1,4 +1,4 @@
-"""The JSON data of a page: the columns of its table, its figures, and the labels of both."""
+"""The JSON data of a page: the columns of the table, the figures, and their labels."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -123,7 +123,7 @@ def profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, 
 def _other_settings(table: pd.DataFrame, names: Sequence[str], catalogue: Catalogue) -> list[str]:
     """Return for each row its values in the columns `names`, in words and without defaults.
 
-    If a column is set in every row and has no default in the catalogue, its most frequent value counts as one.
+    If a column is set in every row and has no default in the catalogue, the most frequent value is its default.
     """
     usual = {name: catalogue.axis(name).default for name in names}
     filled = [name for name in names if usual[name] is None and table[name].notna().all() and (table[name] != "").all()]
@@ -151,7 +151,7 @@ def _varied(table: pd.DataFrame) -> list[str]:
 
 
 def _shown_columns(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return the columns that the results offer: case and latency, rates and metrics, settings, rarely read ones."""
+    """Return the columns that the results offer, in order: case and latency, rates and metrics, settings, others."""
     case = set(CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS) - {"reason"}
     causes = {*RATE_COLUMNS, *COMPUTED_COLUMNS, *(metric.name for metric in catalogue.metrics)}
 

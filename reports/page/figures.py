@@ -99,7 +99,7 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
     """Yield (suite, figure entry, rows) for the catalogue's figures, and for phases of a suite without a figure.
 
-    A suite with a question but no figures yields nothing: a table answers it. The suite of other rows is "".
+    A suite with a question but no figures yields nothing: a table answers it. Rows in no suite have the suite "".
     """
     for suite in catalogue.suites:
         rows = table[[suite.name in names for names in table["suites"]]]

@@ -136,7 +136,7 @@ def _who(standing: Standing, view: View) -> str:
 
 
 def _span_words(who: str, xs: list[float], view: View) -> str:
-    """Append the values of x to `who`: at every one, up to one, from one on (of those that were tried), or a list."""
+    """Append the values of x to `who`, relative to all that were tried: `at every batch`, `up to 8k`, `from 2k`, ..."""
     tried = view.tried
     if xs == tried:
         return f"{who} at every {view.axis}" if len(xs) > 1 else who

@@ -28,7 +28,8 @@ from reports.words import said_setting
 LEVEL = 0.05  # values that differ by a smaller share are level: runs on different days differ by 2 to 3%
 DOUBTFUL = 0.5  # flagged values need a larger share to be ranked: an unsteady step took 36% longer in a second run
 _UNSURE = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}  # flags that make a value doubtful
-_BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))  # (low, high) columns; a row's first counts (points.js)
+# Columns with the ends of an error bar: the first pair that a row has counts, as in points.js.
+_BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
 _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that differ in one of these are not compared
 
 
@@ -51,7 +52,7 @@ class Point:
     def hides(self, other: "Point") -> bool:
         """Return whether the run leaves open which point is better.
 
-        It does if their intervals overlap, unless they are level, or if a flag makes their difference doubtful.
+        It does if the intervals overlap and the values are not level, or if a flag makes the difference doubtful.
         """
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
@@ -163,8 +164,8 @@ class View:
     def labels(self, lines: Sequence[Line], omitted: Collection[str] = ()) -> dict[str, str]:
         """Return a label for each line by its name.
 
-        It is the short name if that is unique, or else the name without the parts that all lines share, if unique.
-        omitted: more parts to leave out, as the sentence states them elsewhere.
+        It is the first of these that is unique: short name, name without the parts that all lines share, whole name.
+        omitted: more parts to leave out of the second, as the sentence states them elsewhere.
         """
         names = [line.name.split(BETWEEN) for line in lines]
         shared = set(names[0]).intersection(*names[1:]) if len(names) > 1 else set()

@@ -24,7 +24,7 @@ LABELS = {
     GAPS: "Idle",
 }
 _USED = 1.0  # percent of the tensor cores' peak from which a kernel counts as using them
-_COVERED = 0.9  # share of a part's time that kernels with counters must take to stand for the whole part
+_COVERED = 0.9  # share of a part's time that kernels with known bounds must take to stand for the whole part
 
 # Patterns of kernel names by part; the first match counts.
 _NAMES = (

@@ -52,7 +52,7 @@ class SiteBuild:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A run whose files are in the site. digest: of the run's own files and the program. held: its data file, read."""
+    """A run whose pages are in the site. digest: of the run's folder and the program. held: the data file's content."""
 
     digest: str
     folder: Path
@@ -95,7 +95,7 @@ def _unchanged(out: Path, digests: Mapping[str, Path]) -> dict[str, _Drawn]:
 
 
 def _known(out: Path) -> dict[str, Entry]:
-    """Return the entries in the marker file of `out` by digest; {} without such a file or for another version's."""
+    """Return the entries in the marker file of `out` by digest; {} if it is missing or another version wrote it."""
     if not (out / MARKER).exists():
         return {}
     try:
@@ -165,7 +165,7 @@ def _held(out: Path, entry: Entry) -> RunCases | None:
 
 
 def _files(folders: Sequence[Path]) -> Iterator[tuple[Entry, dict[str, str]]]:
-    """Yield (entry, text of each file by path) of each run in order; one process per core draws many runs."""
+    """Yield (entry, texts of files by path) of each run in order; many runs are drawn by one process per core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if len(folders) <= _FEW or cores == 1:
         yield from map(_files_of, folders)

@@ -45,7 +45,7 @@ class Entry:
     """A run in the index.
 
     day: the day of the first record. updated: the start of the last case. Both are in UTC, and "" without records.
-    systems: (name, label, tone, marker). result: a line of numbers. note: of `note_of`. profiles: their number.
+    systems: (name, label, tone, marker). result: of `_result`. note: of `note_of`. profiles: their number.
     measured, cases, missing: the numbers of cases with a result, planned cases, and planned cases without a record.
     files: paths in the site.
     """
@@ -192,7 +192,7 @@ def _entry(
 
 
 def _result(table: pd.DataFrame, catalogue: Catalogue) -> str:
-    """Return the first figure's primary lines at its least x, such as Figure 15's four systems, or ""."""
+    """Describe the first figure's primary lines at its least x, such as Figure 15's four systems; "" for none."""
     measured = table[table["status"] == "ok"]
     pairs = measured["system"] + "/" + measured["backend"]
     for suite in catalogue.suites:

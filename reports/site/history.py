@@ -190,7 +190,7 @@ def _drawn(case: HistoryCase) -> dict[str, Any]:
 
 
 def _line_drawn(line: HistoryLine, is_by_token: bool) -> dict[str, Any]:
-    """Return a line's points as columns. sequences: how many ran at once at each point; [] if always as many."""
+    """Return a line's points as columns. sequences: how many ran at once at each point; [] if all numbers are equal."""
     sides = [point.side for point in line.points]
     times = [math.exp(side.middle) if is_by_token else side.ms for side in sides]
     return {
