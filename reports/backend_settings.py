@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from harness.schema.record import Record
 
-_MOST = 3  # values of a setting that are listed; more depend on the case
-# Shown elsewhere on the page.
+_MOST = 3  # a setting with more values depends on the case; only their number is shown
+# Settings that the page shows elsewhere.
 _ELSEWHERE = {
     *("weights_dtype", "token_ids", "kept_between_samples", "gate_limits", "warning", "kernels"),
     *("prompt_tokens", "prompt", "gated", "input_sets", "form_trials"),
@@ -14,7 +14,7 @@ _ELSEWHERE = {
 
 
 def backend_settings(records: Iterable[Record]) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """(system, backend, its settings as (name, values in words)) of the backends with recorded settings."""
+    """Return (system, backend, [(setting, its values in words), ...]) for each backend with recorded settings."""
     found: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for record in records:
         own = found.setdefault((record.case.system, record.case.backend), {})

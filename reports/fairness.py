@@ -17,9 +17,9 @@ _UNRECORDED = "not checked: its parameters are not recorded"
 
 @dataclass(frozen=True)
 class Model:
-    """A system, backend, size and requested dtype, with the options that change the model.
+    """A measured model: system, backend, size, requested dtype, and the options that change the model.
 
-    Unknown texts are "", unknown numbers None. unlike: its differences from most other models, in words.
+    Unknown texts are "", unknown numbers None. unlike: the differences from most other models, in words.
     """
 
     system: str
@@ -36,14 +36,14 @@ class Model:
     unlike: tuple[str, ...] = ()
 
     def said(self, catalogue: Catalogue) -> str:
-        """Its size and options, and the requested dtype if the weights have another."""
+        """Return the model's size and options in words, and the requested dtype if the weights have another."""
         options = [said_setting(catalogue.axis(name), value) for name, value in self.options]
         asked = [] if self.weights_dtype in ("", self.dtype) else [f"{self.dtype} asked for"]
         return ", ".join([self.size, *options, *asked])
 
 
 def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
-    """The models of all measured cases, grouped by size and dtype; none if no record has parameters.
+    """Return the models of all measured cases, grouped by size and dtype; [] if no record has parameters.
 
     Cases of single layers are left out.
     """
@@ -62,7 +62,7 @@ def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
 
 
 def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
-    """A sentence for each model that differs from the others, and one for the systems without a recorded size."""
+    """Return a sentence for each model that is unlike most others, and one that lists systems without parameters."""
     models = list(models)
     silent = dict.fromkeys(catalogue.system_label(model.system) for model in models if _UNRECORDED in model.unlike)
     unchecked = (
@@ -101,13 +101,13 @@ def _whole(value: float | None) -> int | None:
 
 
 def _checked(record: Record, name: str) -> float | None:
-    """The value of a correctness check; None without it."""
+    """Return the value of a record's correctness check `name`; None if the record lacks it."""
     checks = (record.gate or {}).get("checks", [])
     return next((check["value"] for check in checks if check["name"] == name), None)
 
 
 def _voices(models: Iterable[Model]) -> list[Model]:
-    """The models without options; for a system and backend without such, those of its first options."""
+    """Return the models that stand for each system and backend: without options, or else with its first options."""
     ordered = sorted(models, key=lambda model: bool(model.options))
     first: dict[tuple[str, str], tuple[tuple[str, Scalar], ...]] = {}
     for model in ordered:
@@ -116,26 +116,29 @@ def _voices(models: Iterable[Model]) -> list[Model]:
 
 
 def _most(others: Iterable[Model], differs: Callable[[Model], bool | None]) -> list[Model]:
-    """The models known to differ, if they outnumber the models known to agree."""
+    """Return the models known to differ if they outnumber those known to agree, else [].
+
+    differs: returns whether a model differs; None if that is unknown.
+    """
     known = [(other, differing) for other in others if (differing := differs(other)) is not None]
     found = [other for other, differing in known if differing]
     return found if 2 * len(found) > len(known) else []
 
 
 def _differ(a: str | int | None, b: str | int | None) -> bool | None:
-    """None if one of them is unknown."""
+    """Return whether two values differ; None if one of them is unknown."""
     return a != b if a and b else None
 
 
 def _off(a: int | None, b: int | None) -> bool | None:
-    """Whether two parameter counts differ by more than PARAMETERS_LIMIT; None if one is unknown."""
+    """Return whether two parameter counts differ by more than PARAMETERS_LIMIT; None if one is unknown."""
     return max(a, b) / min(a, b) > PARAMETERS_LIMIT if a and b else None
 
 
 def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> tuple[str, ...]:
-    """Describe what makes the comparison with models of other systems and backends unequal.
+    """Return the reasons, in words, why a comparison with models of other systems and backends is unequal.
 
-    Parameters, dtype and vocabulary count if they differ from more than half of the known ones.
+    Parameters, dtype and vocabulary count if they differ from more than half of the other models that have them.
     """
     own = (model.system, model.backend)
     others = _voices(other for other in models if (other.system, other.backend) != own)

@@ -13,7 +13,7 @@ _WHOLE = 100_000  # a width at which no line wraps
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool] = ()) -> str:
-    """A Markdown table; cells are Markdown, except that bars are escaped. Numeric columns are right-aligned."""
+    """Return a Markdown table. Cells are Markdown, except that bars are escaped; numeric columns are right-aligned."""
     rule = ["---:" if place < len(numeric) and numeric[place] else "---" for place in range(len(head))]
     lines = [_cells(head), rule, *map(_cells, rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -27,7 +27,7 @@ def escaped(text: str) -> str:
 
 
 def text(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool], width: int | None = None) -> str:
-    """A text table; words beyond `width` wrap, numbers never."""
+    """Return a text table; cells of words wrap to keep within `width` characters, numbers never wrap."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     for name, is_number in zip(head, numeric, strict=True):
         column = Text(printable(name))

@@ -7,9 +7,10 @@ from typing import Any
 from harness.schema.record import Record
 from reports.words import short_commit
 
-Path = tuple[str, ...]
-Name = tuple[str, str]
+Path = tuple[str, ...]  # the keys of nested objects that lead to a value
+Name = tuple[str, str]  # (group, name) of a fact
 
+# Values below these keys are readings, which change from case to case.
 _CHANGING = frozenset(("before", "after", "load_1m", "others_share", "idle_share"))
 _VERSIONS = {
     "Driver": ("gpu", "driver"),
@@ -24,7 +25,10 @@ _UNITS = {"_bytes": ("GB", 1e9), "_mhz": ("MHz", 1), "_c": ("°C", 1), "_w": ("W
 
 @dataclass
 class Machine:
-    """Records that agree in `facts`. systems: the (system, backend) pairs. seen: the values of each reading."""
+    """A group of records that agree in `facts`.
+
+    records: their number. systems: the (system, backend) pairs. seen: the values of each reading by its path.
+    """
 
     facts: dict[str, str]
     records: int = 0
@@ -33,7 +37,7 @@ class Machine:
 
     @property
     def readings(self) -> dict[str, str]:
-        """Values read before and after each case, such as clocks: the range of numbers, or all words."""
+        """The readings before and after each case, such as clocks, by name: the range of numbers, or all texts."""
         return {_name(path): _span(path[-1], values) for path, values in self.seen.items()}
 
 
@@ -41,8 +45,9 @@ class Machine:
 class Machines:
     """The environments of a run.
 
-    common: the facts without two values, by group and name. `places`: the machines and commits; software: the sets of
-    packages; each names only the facts that differ. versions: the values of the facts in `_VERSIONS`.
+    common: the facts that all records share, by group and name. `places`: the records grouped by machine and commit.
+    software: the records grouped by packages. Both groupings name only the facts that differ.
+    versions: the values of the facts in `_VERSIONS`, by label.
     """
 
     common: dict[str, dict[str, str]]
@@ -52,7 +57,7 @@ class Machines:
 
 
 def machines(records: Iterable[Record]) -> Machines:
-    """The environments of the records, in order of appearance; records without one are left out."""
+    """Return the environments of the records, in order of appearance; records without one are left out."""
     read = [(record.case, *_read(record.environment)) for record in records if record.environment]
     values: dict[Name, dict[str, None]] = {}
     for _, facts, _ in read:
@@ -82,7 +87,10 @@ def machines(records: Iterable[Record]) -> Machines:
 
 
 def _read(environment: dict) -> tuple[dict[Name, str], list[tuple[Path, Any]]]:
-    """(facts in words by group and name, readings); a reading before and after a case has one path."""
+    """Return (facts in words by group and name, [(path, value) of each reading]).
+
+    A reading before a case and the same reading after it have one path.
+    """
     facts: dict[Name, str] = {}
     readings = []
     for path, value, changes in _leaves(environment):
@@ -95,7 +103,7 @@ def _read(environment: dict) -> tuple[dict[Name, str], list[tuple[Path, Any]]]:
 
 
 def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tuple[Path, Any, bool]]:
-    """(path, scalar, whether it is a reading) for every value of nested objects and lists."""
+    """Yield (path, scalar, whether the scalar is a reading) for every value of nested objects and lists."""
     for name, inner in value.items():
         here, changes = (*path, str(name)), changing or name in _CHANGING
         if isinstance(inner, dict):
@@ -106,13 +114,13 @@ def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tu
 
 
 def _name(path: Path) -> str:
-    """A path in words, without the unit."""
+    """Return a path in words, without the suffix of its unit."""
     unit = next((unit for unit in _UNITS if path[-1].endswith(unit)), "")
     return " ".join((*path[:-1], path[-1].removesuffix(unit))).replace("_", " ")
 
 
 def _said(name: str, value: Any) -> str:
-    """A value in words, with the unit that ends its name."""
+    """Return a value in words, with the unit that the suffix of `name` stands for."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, int | float):

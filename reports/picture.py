@@ -20,13 +20,13 @@ CHROMIUM_ARGS = (
     "--disable-sync",
     "--no-first-run",
 )
-# Hides controls and adds a margin.
+# CSS that hides the page's controls and adds a margin.
 PICTURE_STYLE = ".more, details, .top { display: none !important } .suite { padding: 0 24px } figure { border: 0 }"
-RESIZE_MS = 500  # figures need it to follow a change of their width
+RESIZE_MS = 500  # time for figures to follow a change of their width
 WHOLE_PAGE = "all"
 _STARTS = {".png": b"\x89PNG\r\n", ".pdf": b"%PDF"}
 _HEADER_END = 33  # bytes of a PNG's signature and its first chunk
-_INCH, _DOTS = 96, 300  # CSS pixels and printed dots
+_INCH, _DOTS = 96, 300  # CSS pixels and printed dots per inch
 
 
 def write_picture(
@@ -39,10 +39,11 @@ def write_picture(
     systems: Sequence[str] = (),
     inches: float | None = None,
 ) -> None:
-    """Write a PNG or PDF of a suite's figures, of the page's first figures, or ("all") of the whole page.
+    """Write a PNG or PDF of the figures of a suite, by default the page's first one, or of the whole page.
 
-    inches: the width of each figure alone, for a paper: white, without title and caption; a PDF sheet for each.
-    Raises RecordError for an unreadable run, a missing browser, unknown figures, or an `out` that is no picture.
+    figures: the suite's name, or "all" for the whole page.
+    inches: draw figures for a paper, at this width, on white, without title and caption; a PDF has a sheet for each.
+    Raises RecordError if the run is unreadable, the browser is missing, `figures` is unknown, or `out` is no picture.
     """
     from reports.publish import write_report
 
@@ -76,7 +77,7 @@ def _starts_with(path: Path, start: bytes) -> bool:
 
 
 def chromium_path() -> str:
-    """The path of Chromium or Chrome; RecordError names what to install."""
+    """Return the path of Chromium or Chrome. Raises RecordError with what to install if there is none."""
     for name in CHROMIUM_NAMES:
         if path := shutil.which(name):
             return path
@@ -85,7 +86,10 @@ def chromium_path() -> str:
 
 @contextmanager
 def chromium(*arguments: str) -> Iterator[Any]:
-    """A headless browser (playwright's) that makes no connections of its own."""
+    """Start a headless browser (playwright's) that makes no connections of its own, and close it in the end.
+
+    Raises RecordError if Chromium or playwright is missing.
+    """
     path = chromium_path()
     try:
         from playwright.sync_api import sync_playwright
@@ -102,7 +106,7 @@ def chromium(*arguments: str) -> Iterator[Any]:
 def take(
     browser: Any, report: Path, figures: str = "", theme: str = "light", width: int = 1240, y_log: bool = False
 ) -> bytes:
-    """A PNG of the page at `report`; see `write_picture`."""
+    """Return the bytes of a PNG of the page at `report`; arguments as in `write_picture`."""
     page = _opened(browser, report, {"width": width, "height": 900}, theme, 2, y_log)
     if figures == WHOLE_PAGE:
         page.evaluate("drawAll(figures, true)")
@@ -116,14 +120,14 @@ def take(
 
 
 def _described(png: bytes, text: str) -> bytes:
-    """The PNG with titles and captions as its Description, which search and screen readers see."""
+    """Return the PNG with `text` as its Description, which search engines and screen readers see."""
     chunk = b"iTXtDescription\0\0\0\0\0" + " ".join(text.split()).encode()
     whole = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
     return png[:_HEADER_END] + whole + png[_HEADER_END:]
 
 
 def take_alone(browser: Any, report: Path, figures: str, inches: float, y_log: bool, is_pdf: bool) -> bytes:
-    """A PDF with a sheet for each figure, or a PNG of all of them; see `write_picture`."""
+    """Return the bytes of a PDF with a sheet for each figure, or of one PNG; arguments as in `write_picture`."""
     page = _opened(browser, report, {"width": round(inches * _INCH), "height": 900}, "light", _DOTS / _INCH, y_log)
     section = _suite(page, figures)
     numbers = section.locator("figure").evaluate_all("all => all.map(each => Number(each.dataset.figure))")
@@ -146,7 +150,7 @@ def _opened(
 
 
 def _suite(page: Any, figures: str) -> Any:
-    """The section of a suite's figures, or the first."""
+    """Find the section with a suite's figures, by default the first. Raises RecordError if there is none."""
     sections = page.locator("section.suite")
     names = [name.removeprefix("Figures of ") for name in sections.evaluate_all("all => all.map(e => e.ariaLabel)")]
     if not names or (figures and figures not in names):

@@ -17,10 +17,10 @@ _PAGE_STARTS = (b"<!doctype html", b"<html")
 
 
 def write_report(run_folder: Path, out: Path, title: str | None = None, systems: Sequence[str] = ()) -> list[str]:
-    """Write the page of a run to `out`, whole or not at all; returns the skipped backends (`words.left_out`).
+    """Write the page of a run to `out`, whole or not at all; return the skipped backends (`words.left_out`).
 
-    systems: only these. title: by default the run's name and its devices.
-    Raises RecordError for an unreadable run, a system without records, too many records, or an `out` that is no page.
+    systems: show only these, each NAME or NAME/BACKEND. title: by default the names of the run and its devices.
+    Raises RecordError if the run is unreadable, a system has no records, the records are too many, or `out` is no page.
     """
     from reports.page.html import TITLE, render, run_title
     from reports.profiles.ceilings import common_ceilings
@@ -49,8 +49,8 @@ def write_table(
 ) -> None:
     """Write one row per case to `out` (standard output), as "csv", "json", "markdown" or "text".
 
-    systems, columns: only these; ("all",) for every column.
-    Raises RecordError for an unreadable run, an unknown format or column, or a system without records.
+    systems, columns: write only these; columns ("all",) are all of them.
+    Raises RecordError if the run is unreadable, the format or a column is unknown, or a system has no records.
     """
     from reports.profiles.ceilings import common_ceilings
     from reports.stats import frame
@@ -71,7 +71,7 @@ def _records(run: Run) -> list[Record]:
 
 
 def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record]:
-    """The records of these systems, each NAME or NAME/BACKEND; RecordError for one without records."""
+    """Return the records of these systems, each NAME or NAME/BACKEND. Raises RecordError if one has none."""
     for system in systems:
         if not any(is_of(record.case, [system]) for record in records):
             there = ", ".join(dict.fromkeys(record.case.system_backend for record in records))
@@ -80,7 +80,7 @@ def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record
 
 
 def refuse_too_many(records: Sequence[Record], run_folder: Path) -> None:
-    """Raise RecordError for more records than a page may have."""
+    """Raise RecordError if there are more than `MOST_ON_A_PAGE` records."""
     if len(records) > MOST_ON_A_PAGE:
         raise RecordError(
             f"{run_folder}: {len(records):,} records, and a page holds at most {MOST_ON_A_PAGE:,}; "
@@ -90,7 +90,7 @@ def refuse_too_many(records: Sequence[Record], run_folder: Path) -> None:
 
 
 def refuse_what_is_no_page(out: Path, run_folder: Path) -> None:
-    """Raise RecordError if `out` is a folder, another kind of file, or belongs to the run."""
+    """Raise RecordError if `out` is a folder, a file of the run, or an existing file other than an HTML page."""
     place = out.resolve()
     if place.is_dir():
         raise RecordError(f"{out}: is a folder; name an HTML file, such as {out / 'report.html'}")

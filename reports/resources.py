@@ -6,12 +6,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
 def source(package: str, name: str) -> str:
-    """The text of a style or script of a package."""
+    """Return the text of a style or script of a package."""
     return files(package).joinpath(name).read_text("utf-8")
 
 
 def environment(package: str, tidy: bool = False) -> Environment:
-    """Jinja for the templates of a package; it escapes text and refuses unknown names.
+    """Return Jinja for the templates of a package; it escapes text and raises UndefinedError for unknown names.
 
     tidy: remove lines that hold only a statement.
     """

@@ -13,16 +13,17 @@ from harness.schema.case import Case
 from harness.schema.work import known, needed_ms, positive
 
 RATE_COLUMNS = ("tflops", "gbs", "floor_ms", "bound", "floor_share", "copy_share")
-# The metrics that give the rates.
+# A record's metrics with the measured peaks: GEMM rate (TFLOP/s), copy bandwidth (GB/s).
 CEILINGS = ("product_tflops", "copy_gbs")
 WORK_METRICS = ("flops", "bytes", *CEILINGS)
 
 
 def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: float) -> dict[str, Any]:
-    """The values of `RATE_COLUMNS`; unknown ones are NaN, or "" for `bound`.
+    """Return the values of `RATE_COLUMNS`; unknown ones are NaN, or "" for `bound`.
 
-    tflops: TFLOP/s. gbs: GB/s. floor_ms: the lower bound. bound: "memory" or "compute", which sets it.
-    floor_share: lower bound over latency. copy_share: gbs over that of a copy. latency_ms may be NaN.
+    metrics: the case's work and the measured peaks (`WORK_METRICS`). latency_ms may be NaN.
+    tflops: TFLOP/s. gbs: GB/s. floor_ms: the lower bound. bound: "memory" or "compute", whichever sets that bound.
+    floor_share: lower bound over latency. copy_share: gbs over the bandwidth of a copy.
     """
     # The work of a part of a layer is not counted.
     work = {} if case.option("part") else metrics

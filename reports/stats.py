@@ -1,4 +1,4 @@
-"""Statistics of the raw samples: one row for each case and machine, over all of its processes."""
+"""Statistics of the raw samples: one row for each case and machine, over all processes of the case."""
 
 import math
 import re
@@ -45,7 +45,7 @@ SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
 NOTES, MARKS = "notes", "marks"
 # Numbers computed from others: the size's name in millions of parameters, and rates (`_computed`).
 COMPUTED_COLUMNS = ("model_size", "tokens_per_s_each", "flops_per_token", "flops_share", "tokens_per_j")
-_TIMING, _QUALITY, _RECORDS = "_timing", "_quality", "records"  # a row's values without a column
+_TIMING, _QUALITY, _RECORDS = "_timing", "_quality", "records"  # values of a row that get no column
 # The flags of a point, the gravest first.
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "loaded machine", "thermal slowdown"
 UNSTEADY = "unsteady"
@@ -65,27 +65,26 @@ SIGNS = (
     ),
     *((mark, "§", f"unsteady: a time is not known to within {STEADY:.0%}") for mark in UNSTEADY_TIMES.values()),
 )
-UNTRIED = ("skipped", "unstarted")  # other statuses without a result are failures
+UNTRIED = ("skipped", "unstarted")  # statuses of cases that did not run; others without a result are failures
 # Settings whose values go into the column NOTES.
 NOTED_SETTINGS = ("gate_limits", "warning")
 FIDELITY_METRICS = ("compared_tokens", "total_variation_first", "total_variation_last")
-# Metrics without a column: they show as a rate, a note, or in a table of their own.
+# Metrics without a column: the page shows them as a rate, a note, or in a table of their own.
 _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences_at_once"}
 
-Place = tuple[str, ...]
+Place = tuple[str, ...]  # the values of MACHINE_COLUMNS
 
 
 def frame(
     records: Iterable[Record], catalogue: Catalogue, ceilings: Mapping[str, Mapping[str, float]] | None = None
 ) -> pd.DataFrame:
-    """One row for each case and each machine and commit that measured it, in the order of the records.
-
+    """Return a row for each case and each machine and commit that measured the case, in the order of the records.
     Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `REPEAT_COLUMNS`, rates, metrics,
     `NOTES`, `MARKS`. Unknown numbers are NaN, unknown texts "".
     latency_ms: the median of the processes' medians, with the 95% interval within a process.
     process_spread: the range of the processes' medians over their median.
-    processes: the timed ones, or all without a timed one.
-    `ceilings`: `common_ceilings` of the whole run; needed for a part of its records, or with profiles.
+    processes: the number of processes with samples, or of all processes if none has.
+    `ceilings`: the whole run's measured peaks (`common_ceilings`), if `records` are a part of it or it has profiles.
     """
     records = list(records)
     cases = by_case(records)
@@ -105,7 +104,7 @@ def frame(
     extra = _options([group[0].case for group in groups], table, catalogue)
     late = (*REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, *metrics, NOTES, MARKS)
     filled = [name for name in late if table[name].replace("", None).notna().any()]
-    # convert_dtypes: registers are whole numbers, also where some records have none
+    # convert_dtypes: whole numbers, such as registers, stay whole where some records have none
     return pd.concat([table[list(COLUMNS)], extra, table[list(SAMPLE_COLUMNS)], table[filled].convert_dtypes()], axis=1)
 
 
@@ -116,30 +115,30 @@ def case_statuses(table: pd.DataFrame) -> Counter[str]:
 
 
 def row_keys(records: Iterable[Record]) -> list[str]:
-    """The key of the case of each row of `frame`."""
+    """Return the case key of each row of `frame(records)`."""
     return [group[0].case.key for case in by_case(records).values() for group in by_place(case)]
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
-    """The flags in a cell of `MARKS`; y: only the flags for this column."""
+    """Return the flags in a cell of the column `MARKS`; with `y`, only those that concern the column `y`."""
     marks = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
     return tuple(mark for mark in marks if not y or mark in marks_of(y))
 
 
 def marks_of(y: str) -> tuple[str, ...]:
-    """The flags that concern the column `y`."""
+    """Return all flags that concern the column `y`, the gravest first."""
     if y in AMOUNTS:
         return (CACHE_FULL,)
     return CACHE_FULL, FEW_SAMPLES, LOADED, HOT, UNSTEADY_TIMES.get(y, UNSTEADY)
 
 
 def option_columns(table: pd.DataFrame) -> list[str]:
-    """The names of the columns of `frame` that hold options."""
+    """Return the names of the option columns in a table of `frame`."""
     return list(table.columns[len(COLUMNS) : table.columns.get_loc(SAMPLE_COLUMNS[0])])
 
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
-    """The recorded metrics with a column, in the catalogue's order, then others by name."""
+    """Return the recorded metrics that get a column: first in the catalogue's order, then the others by name."""
     taken = {*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
@@ -152,7 +151,7 @@ def _place(record: Record) -> Place:
 
 
 def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
-    """The suites of each case, by its key."""
+    """Return the names of the suites that contain each case, by case key."""
     found: dict[str, tuple[str, ...]] = {}
     for suite in catalogue.suites:
         for key in suite.cases:
@@ -161,10 +160,10 @@ def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 
 
 def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
-    """A column for each option in use.
+    """Return a column for each option that a case sets; an option named like another column gets a prefix.
 
-    A case does not hold an option at its default. The default is filled in for backends that have other values, or that
-    are in a suite with a figure over the option. An option with the name of another column is renamed.
+    A case leaves out an option at its default. The default is filled in for a system and backend that also has another
+    value, or that has a case in a suite with a figure over the option.
     """
     names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
     varied = {(case.system_backend, name) for case in cases for name, _ in case.options}
@@ -194,7 +193,7 @@ def _row(
     metrics: Sequence[str],
     ceilings: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    """The row of a case on one machine; records: their number on all machines."""
+    """Return the row of a case on one machine. group: its records there. records: their number on all machines."""
     first = group[0]
     measured = [record for record in group if record.status == "ok"]
     found = merged_metrics(measured or group)
@@ -220,7 +219,7 @@ def _row(
 
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
-    """The latency with its intervals, and the rates; memory also without samples."""
+    """Return latency, intervals, rates and memory by column; without samples all except the memory are NaN."""
     memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
     values: dict[str, Any] = dict.fromkeys((*STATISTIC_COLUMNS, *REPEAT_COLUMNS), math.nan)
     values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan
@@ -233,17 +232,17 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
     values |= dict(zip(REPEAT_COLUMNS, timing.over_processes or (math.nan, math.nan), strict=True))
     values[_TIMING] = timing
     if latency > 0 and all(record.tokens for record in measured):
-        # Per process, as an engine may hold other numbers of sequences.
+        # Per process, as the processes of an engine may run different numbers of sequences at once.
         a_token = median(median(record.samples_ms) / record.tokens for record in measured)
         values |= {"us_per_token": a_token * 1e3, "tokens_per_s": 1e3 / a_token if a_token else math.nan}
     return values
 
 
 def _computed(case: Case, row: Mapping[str, Any], peak_tflops: float) -> dict[str, float]:
-    """The values of `COMPUTED_COLUMNS`; unknown ones are NaN.
+    """Return the values of `COMPUTED_COLUMNS`; unknown ones are NaN.
 
-    model_size: 1300 for 1.3b. tokens_per_s_each: generated tokens per second of one sequence, the interactivity.
-    flops_share: FLOP/s over those of a large GEMM, the model FLOPs utilization.
+    model_size: millions of parameters, 1300 for 1.3b. flops_share: FLOP/s over those of a large GEMM, the model FLOPs
+    utilization. tokens_per_s_each: generated tokens per second of one sequence, the interactivity.
     """
     named = re.fullmatch(r"(\d+(?:\.\d+)?)([mb])", row["size"])
     latency_ms, is_model = positive(row["latency_ms"]), case.option("scope", "model") == "model"
@@ -257,7 +256,7 @@ def _computed(case: Case, row: Mapping[str, Any], peak_tflops: float) -> dict[st
 
 
 def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
-    """Notes that a reader needs to compare this latency with others."""
+    """Yield the notes that a reader needs to compare the row's latency with others."""
     for record in group:
         yield from (record.settings[name] for name in NOTED_SETTINGS if name in record.settings)
     case = group[0].case
@@ -280,12 +279,12 @@ def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 
 
 def _result(record: Record) -> str:
-    """The median of a record, or its status."""
+    """Return a record's median latency in words, or its status if it has no samples."""
     return f"{median(record.samples_ms):.4g} ms" if record.samples_ms else record.status
 
 
 def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
-    """Reasons to doubt the latency."""
+    """Yield reasons to doubt the row's latency."""
     if 0 < row["samples"] < FEWEST:
         yield f"only {counted(row['samples'], 'sample')}: the bar is their range, no interval"
     yield from _unsteadiness(group, row)
@@ -303,7 +302,7 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unsteadiness(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
-    """Notes on an unsteady latency or time of a request."""
+    """Yield notes on an unsteady latency, TTFT or ITL."""
     found = row[_QUALITY]
     if found.unsteady and row[_TIMING].over_processes:
         apart = f"{row['processes']} processes, {row['process_spread']:.1%} apart,"
@@ -324,7 +323,7 @@ def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 
 
 def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:
-    """Whether fewer sequences than requested ran at once; a forward's leave when they are read."""
+    """Return whether fewer sequences than requested ran at once; never in forward, as prompts leave once read."""
     return case.phase != "forward" and (metrics.get("sequences_at_once") or case.batch) < case.batch
 
 

@@ -25,10 +25,10 @@ _CASE = ("system", "backend", "phase", "batch", "context")
 def write_frame(
     table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue | None = None, columns: Sequence[str] = ()
 ) -> None:
-    """Write the rows of `stats.frame` to `out`; raises RecordError for an unknown format or column.
+    """Write the rows of `stats.frame` to `out`. Raises RecordError if the format or a column is unknown.
 
-    columns: only these; ("all",) for every one. By default CSV and JSON have all columns. Text and Markdown choose,
-    show numbers in the catalogue's units, and print constant columns once.
+    columns: write only these; ("all",) for all. By default CSV and JSON have all columns; text and Markdown have those
+    that identify rows and some that fit, and print constant ones once. Both show numbers in the catalogue's units.
     """
     if fmt not in FORMATS:
         raise RecordError(f"table format {fmt!r}: must be one of {', '.join(FORMATS)}")
@@ -43,7 +43,7 @@ def write_frame(
 
 
 def plain(value: Any) -> Any:
-    """A cell as a JSON value: numpy scalars unwrapped, suites as a list; NaN, NA and infinities become None."""
+    """Return a cell as a JSON value: numpy scalars unwrapped, suites as a list, NaN, NA and infinities as None."""
     if isinstance(value, tuple):
         return list(value)
     if value is None or value is pd.NA:
@@ -53,7 +53,7 @@ def plain(value: Any) -> Any:
 
 
 def said(value: Any) -> str:
-    """A cell as text, unrounded; "" for unknown."""
+    """Return a cell as text, unrounded; "" for an unknown value."""
     value = plain(value)
     if isinstance(value, list):
         return ", ".join(value)
@@ -65,7 +65,7 @@ def _write_csv(table: pd.DataFrame, out: TextIO) -> None:
 
 
 def _harmless(text: str) -> str:
-    """Printable text; an apostrophe precedes what a spreadsheet would run as a formula."""
+    """Make text printable, and put an apostrophe before text that a spreadsheet would run as a formula."""
     text = printable(text)
     return f"'{text}" if text.startswith(_FORMULA_STARTS) and not _is_number(text) else text
 
@@ -109,15 +109,15 @@ def _escaped(cell: str) -> str:
 
 
 def _width() -> int:
-    """The terminal's width, or that of the variable COLUMNS."""
+    """The terminal's width in characters, or the environment variable COLUMNS."""
     return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
 def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int | None) -> tuple[list[str], list[str]]:
-    """(columns to show, columns without room in which rows differ).
+    """Return (columns to show, columns without room in which rows differ).
 
-    First the columns that identify cases, then status or reason, then those that fit. width: None for no limit; then
-    every row is distinct.
+    Chosen first are columns that identify cases, then status and reason, then others that fit. width: characters; None
+    for no limit, with which the settings that tell rows apart are always shown.
     """
     names = [name for name in _CASE if name in ("system", "backend") or _varies(table, name)]
     settings = _settings(table)
@@ -143,7 +143,7 @@ def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int | None) -> tu
 
 
 def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
-    """The fewest settings that tell cases apart, the most telling first."""
+    """Choose few settings that make rows of otherwise equal cases distinct: greedily, the most telling first."""
     found: list[str] = []
     while True:
         alike = table[table.duplicated([*_CASE, *found], keep=False)]
@@ -155,7 +155,7 @@ def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
 
 
 def _wanted(table: pd.DataFrame, catalogue: Catalogue, apart: Sequence[str]) -> list[str]:
-    """The columns to show if they fit, the most telling first; apart: the first settings."""
+    """Return the columns to show if they fit, the most useful first. apart: settings that precede the others."""
     settings = [*apart, *(name for name in _settings(table) if _varies(table, name))]
     numbers = [metric.name for metric in catalogue.metrics if metric.text]
     names = dict.fromkeys(["latency_ms", *settings, MARKS, *numbers, *CASE_COLUMNS[1:], "status", "samples"])
@@ -176,7 +176,7 @@ def _widest(table: pd.DataFrame, name: str, catalogue: Catalogue) -> int:
 
 
 def _same(table: pd.DataFrame, names: Sequence[str]) -> dict[str, str]:
-    """The settings and machine columns that are not shown and are constant."""
+    """Return the text of each setting and machine column that is constant and not in `names`."""
     wanted = ("suites", "size", "phase", "batch", "context", "dtype", "timing", "device", "commit")
     columns = [name for name in wanted if name not in names and len(table) and table[name].nunique(dropna=False) == 1]
     found = {name: printable(said(table[name].iloc[0])) for name in columns}
@@ -190,7 +190,7 @@ def _heading(name: str, catalogue: Catalogue) -> str:
 
 
 def shown(value: Any, scale: float) -> str:
-    """A cell as printable text; numbers have four significant digits, or all before the point."""
+    """Return a cell as printable text. A number is divided by `scale`; it has four digits, or all before the point."""
     number = plain(value)
     if isinstance(number, int | float) and not isinstance(number, bool) and scale != 1:
         number = number / scale

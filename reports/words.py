@@ -23,12 +23,12 @@ def said_x(value: float) -> str:
 
 
 def said_setting(axis: AxisEntry, value: Any) -> str:
-    """A value of an axis in its phrase: `context 2k`."""
+    """Return the axis's phrase with the value in it, such as `context 2k`."""
     return axis.phrase.replace("{}", said_x(int(value)) if isinstance(value, Integral) else str(value))
 
 
 def listed(words: Sequence[str]) -> str:
-    """`a, b and c`."""
+    """Join words as in `a, b and c`."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
@@ -38,26 +38,26 @@ def with_sign(share: float, digits: int) -> str:
 
 
 def share_of(number: int, whole: int, thing: str) -> str:
-    """`3 of the 12 points`, `all 12 points`, `the only point`; thing: the singular."""
+    """Return `3 of the 12 points`, `all 12 points` or `the only point`. thing: the noun in the singular."""
     if whole == 1:
         return f"the only {thing}"
     return f"all {whole:,} {thing}s" if number == whole else f"{number:,} of the {whole:,} {thing}s"
 
 
 def commit_said(environment: Mapping[str, Any]) -> str:
-    """The commit of a record's environment, with `DIRTY` for uncommitted changes; "" for none."""
+    """Return the commit in a record's environment, with the suffix `DIRTY` for uncommitted changes; "" for none."""
     commit = environment.get("commit")
     return f"{commit}{DIRTY}" if commit and environment.get("dirty") else str(commit or "")
 
 
 def short_commit(commit: str, digits: int = 10) -> str:
-    """A commit's first digits, and whether there were uncommitted changes; other texts unchanged."""
+    """Shorten a commit hash to its first `digits`; the suffix `DIRTY` stays, and other text is unchanged."""
     name, mark = commit.removesuffix(DIRTY), DIRTY if commit.endswith(DIRTY) else ""
     return (name[:digits] if re.fullmatch(r"[0-9a-f]{11,}", name) else name) + mark
 
 
 def commit_words(commit: str) -> str:
-    """`short_commit` for a sentence."""
+    """Return `short_commit` for a sentence, with words instead of the suffix `DIRTY`."""
     short = short_commit(commit)
     return f"{short.removesuffix(DIRTY)} with uncommitted changes" if short.endswith(DIRTY) else short
 
@@ -65,7 +65,7 @@ def commit_words(commit: str) -> str:
 def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
     """Name the backends that skipped all cases for one reason: `no vLLM: its environment failed to install`.
 
-    rows: of `stats.frame`. A backend is named with its system where its systems differ in this.
+    rows: of `stats.frame`. If the systems of a backend differ in this, each skipped system is named with its backend.
     """
     found = []
     for backend, own in rows.groupby("backend", sort=False):
@@ -78,7 +78,7 @@ def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def _one_reason(rows: pd.DataFrame) -> str:
-    """The one reason why all rows were skipped, else ""."""
+    """Return the reason why all rows were skipped; "" if some were not, or for several reasons."""
     one = set(rows["status"]) == {"skipped"} and rows["reason"].nunique() == 1
     return str(rows["reason"].iloc[0]).rstrip(".") if one else ""
 
@@ -86,9 +86,9 @@ def _one_reason(rows: pd.DataFrame) -> str:
 def counts_of_missing(
     missing: Iterable[Case], rows: pd.DataFrame, catalogue: Catalogue
 ) -> dict[tuple[str, str], tuple[str, int]]:
-    """(name, number) of the cases without a record, by (system, backend).
+    """Count the cases without a record: return (label, number of `missing` cases) by (system, backend).
 
-    rows: of `stats.frame`. The name has the backend where the system has several.
+    rows: the rows of `stats.frame`. The label is the system's, with the backend's if the system has several backends.
     """
     counts = Counter((case.system, case.backend) for case in missing)
     pairs = set(counts) | set(zip(rows["system"], rows["backend"], strict=True))

@@ -243,7 +243,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return percentiles of the ITL over TIMED_MINI_BATCHES mini-batches of single steps, until tokens reach the host.
+        """Return percentiles of the ITL over TIMED_MINI_BATCHES mini-batches of single steps, as tokens reach the host.
 
         Empty without the option `positions`.
         """

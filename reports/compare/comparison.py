@@ -1,8 +1,8 @@
 """Compare two runs case by case: the ratio B/A with its interval, the differences of the runs, and conclusions.
 
-Two stored runs of the same packages differ by 0.7% in the median and by 2% in 5% of the cases. They are called slower
-or faster only beyond `STORED_BAR`. `reports.compare.judge` decides on the interleaved runs of `ttt-bench ab`. Cases on
-two GPU models have a ratio only.
+Two stored runs of the same packages differ by 0.7% in the median and by 2% in 5% of the cases. So a case of two stored
+runs counts as slower or faster only beyond `STORED_BAR`. `reports.compare.judge` decides on the interleaved runs of
+`ttt-bench ab`. Cases on two GPU models have a ratio only.
 """
 
 import math
@@ -23,17 +23,20 @@ NOISE = "same within noise"
 ELSEWHERE = ("another GPU", "another driver", "another CPU")
 VERDICTS = ("slower", "lost", "faster", "gained", "same", NOISE, "undecided", "not judged", *ELSEWHERE)
 LOG_LIMIT = 700.0  # exp of more overflows a float
-NAMED = 3  # values of a setting that are listed
+NAMED = 3  # pairs of values of a setting that are listed; more depend on the case
 _UNFINISHED = "no record in {}, which is unfinished"
 
 
 class NotComparable(RecordError):
-    """Two runs without a case in common."""
+    """Two runs have no case in common."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of the two sides. where: the systems, empty for all. a, b: None if they depend on the case."""
+    """A fact in which the two sides differ, such as a package.
+
+    what: its name. a, b: its value on each side; None if it depends on the case. where: the systems, empty for all.
+    """
 
     what: str
     a: str | None = None
@@ -71,7 +74,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Missing:
-    """A case without a result on one side or both. lost: B requested it, only A has it; gained: the reverse."""
+    """A case without a result on one side or both.
+
+    lost: both runs requested the case, but only A has a result. gained: only B has one.
+    """
 
     label: str
     reason: str
@@ -83,8 +89,8 @@ class Missing:
 class Comparison:
     """Two compared runs; rows from the largest difference to the smallest.
 
-    interleaved: whether the two are the sides of `ttt-bench ab`. fail_on: the slowdown from which a case regressed.
-    near: the difference that 95% of the cases keep in two stored runs of the same packages.
+    interleaved: whether the runs are the two sides of `ttt-bench ab`. fail_on: the slowdown (0.01: 1%) beyond which a
+    case regressed. near: the difference below which 95% of cases stay in two stored runs of the same packages.
     """
 
     a: Side
@@ -104,7 +110,7 @@ class Comparison:
 
     @property
     def regressions(self) -> int:
-        """The number of cases that are slower by more than `fail_on`, or lost; 0 for other devices."""
+        """The number of cases that are slower by more than `fail_on`, or lost; 0 if the runs are on two devices."""
         if self.elsewhere:
             return 0
         return sum(row.judged.regressed for row in self.rows) + sum(each.lost for each in self.missing)
@@ -120,9 +126,9 @@ class Comparison:
 
 
 def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
-    """Compare two runs.
+    """Compare two runs. fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
 
-    Raises NotComparable for two without a common case, RecordError for a run without records or timing.
+    Raises NotComparable if no case is in both runs, RecordError if a run has no records or no timing.
     """
     sides = (RunCases.of(a), RunCases.of(b))
     for run, side in zip((a, b), sides, strict=True):
@@ -136,7 +142,7 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
 
 
 def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
-    """Compare the cases of two runs."""
+    """Compare the cases of two runs. fail_on: the slowdown (0.01: 1%) beyond which a case regressed."""
     both = [pair for key in a.cases if key in b.cases and (pair := Pair(a.cases[key], b.cases[key])).has_result]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
     judged = _judged_rounds(both, fail_on) if interleaved else [judged_stored(pair, fail_on) for pair in both]
@@ -217,17 +223,17 @@ class Pair:
 
     @property
     def on_other_hosts(self) -> bool:
-        """Whether the host bounds the time and another GPU suggests another host."""
+        """Whether the case is host-bound and ran on two GPUs, which suggest two hosts."""
         return self.a.host_bound and self.on_other_gpus
 
     @property
     def is_sound(self) -> bool:
-        """Whether both sides are sound, on the same host if it matters."""
+        """Whether both sides are sound and, if the case is host-bound, ran on the same GPU."""
         return self.a.is_sound and self.b.is_sound and not self.on_other_hosts
 
 
 def _judged_rounds(pairs: Sequence[Pair], fail_on: float) -> list[Judged]:
-    """Outcomes on interleaved rounds; fewer than two complete rounds are undecided."""
+    """Return each pair's outcome from its interleaved rounds; undecided for fewer than two complete rounds."""
     enough = [len(pair.log_ratios) >= LEAST_ROUNDS and not pair.elsewhere for pair in pairs]
     verdicts = iter(judge([pair.log_ratios for pair, has in zip(pairs, enough, strict=True) if has], fail_on))
     return [next(verdicts) if has else _undecided(pair) for pair, has in zip(pairs, enough, strict=True)]
@@ -240,7 +246,7 @@ def _undecided(pair: Pair) -> Judged:
 
 
 def judged_stored(pair: Pair, fail_on: float = BAR) -> Judged:
-    """The outcome on a case of two stored runs."""
+    """Return the outcome of a case in two stored runs. fail_on: the slowdown (0.01: 1%) beyond which it regressed."""
     middle, half = _stored_ratio(pair)
     verdict = pair.elsewhere or _stored_verdict(pair, middle, half)
     regressed = verdict == "slower" and middle > math.log1p(fail_on)
@@ -263,13 +269,13 @@ def _judgement(verdict: str, middle: float, half: float, rounds: int, regressed:
 
 
 def _stored_ratio(pair: Pair) -> tuple[float, float]:
-    """log(B/A), and half the width of its 95% interval, with the spread between runs."""
+    """Return log(B/A), and half the width of its 95% interval, which includes the spread between runs."""
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     return pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])
 
 
 def _device_facts(side: CaseSide) -> dict[str, str]:
-    """The GPU and its driver, or the CPU, by name; several machines are joined."""
+    """Return the GPU and its driver, or the CPU, by the name of the fact; values of several machines are joined."""
     names = dict.fromkeys(name for device in side.devices for name in device)
     return {
         name: " and ".join(dict.fromkeys(device.get(name) or "not recorded" for device in side.devices))
@@ -278,7 +284,7 @@ def _device_facts(side: CaseSide) -> dict[str, str]:
 
 
 def differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
-    """The differences of the compared records: devices, commits, machines, packages and settings."""
+    """Yield the differences between the sides: devices, commits, machines, packages and settings."""
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for pair in pairs:
         a, b = (_device_facts(side) | dict(side.facts) for side in (pair.a, pair.b))
@@ -301,7 +307,7 @@ def _where(names: Sequence[str], everywhere: set[str]) -> tuple[str, ...]:
 def _missing(
     of_a: Mapping[str, CaseSide], of_b: Mapping[str, CaseSide], unmeasured_a: Set[str], unmeasured_b: Set[str]
 ) -> Iterator[Missing]:
-    """The cases without a comparison, each with its reason. unmeasured: planned cases without a record."""
+    """Yield the cases without a comparison, each with its reason. unmeasured: the keys of cases without a record."""
     for key in dict.fromkeys((*of_a, *of_b)):
         a, b = of_a.get(key), of_b.get(key)
         if a is None or b is None:

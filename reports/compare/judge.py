@@ -1,4 +1,4 @@
-"""Decide on paired rounds of two sides: each case is slower, faster, the same, or undecided.
+"""Decide from paired rounds whether each case is slower in B than in A, faster, the same, or undecided.
 
 A round is a fresh process per side, as samples of one process share memory layout, clocks and temperature. The numbers
 of a case are log(B's median / A's median), one per round.
@@ -14,8 +14,8 @@ from scipy import stats
 
 BAR = 0.01  # a significantly larger difference is slower or faster
 SAME = 0.02  # a significantly smaller one is the same
-ALPHA = 0.05
-PRIOR_ROUNDS = 4.0  # the weight of all cases' variance, in rounds
+ALPHA = 0.05  # false discovery rate for slower and faster, level of the tests for the same
+PRIOR_ROUNDS = 4.0  # the weight of the median variance of all cases, in rounds
 LEAST_ROUNDS, MOST_ROUNDS = 2, 99
 
 Numbers = NDArray[np.float64]
@@ -23,10 +23,10 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Judged:
-    """A case's outcome. ratio: B over A, the geometric mean of its rounds; low, high: its 95% interval.
+    """A case's outcome. ratio: B over A, the geometric mean of the rounds. low, high: the ratio's 95% interval.
 
-    regressed: significantly slower by more than the requested limit. decided_by: the rounds that would decide an
-    undecided case with the same mean and variance; None beyond `MOST_ROUNDS`.
+    regressed: significantly slower by more than the requested limit. decided_by: the number of rounds that would decide
+    an undecided case with the same mean and variance; None beyond `MOST_ROUNDS`.
     """
 
     verdict: str
@@ -39,10 +39,11 @@ class Judged:
 
 
 def judge(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[Judged]:
-    """The outcomes on the cases of a suite, each given as the log ratios of its rounds.
+    """Return the outcome of each case. cases: the log ratios of each case's rounds. fail_on: the limit for `regressed`.
 
-    One-sided t tests: the slowdown or speed-up exceeds `BAR`, with a false discovery rate of `ALPHA` over all cases.
-    Else two tests against `SAME`. Raises ValueError for a case of fewer than `LEAST_ROUNDS` rounds.
+    Slower or faster: a one-sided t test shows a change beyond `BAR`, at a false discovery rate of `ALPHA` over all
+    cases. The same: two t tests at level `ALPHA` show a change within `SAME`.
+    Raises ValueError if a case has fewer than `LEAST_ROUNDS` rounds.
     """
     if not cases:
         return []
@@ -53,7 +54,7 @@ def judge(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[Judged
     regressed = found.discoveries(fail_on)
     same = (found.p_values(-SAME) < ALPHA) & (found.p_values(-SAME, sign=-1) < ALPHA)
     verdicts = np.select([slower, faster, same], ["slower", "faster", "same"], "undecided")
-    # The level that one more discovery must reach.
+    # The level that the p-value of one more discovery must reach.
     level = ALPHA * (1 + max(slower.sum(), faster.sum())) / len(cases)
     low, high = found.interval()
     return [
@@ -72,9 +73,9 @@ def judge(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[Judged
 
 @dataclass(frozen=True)
 class _Estimates:
-    """Mean, standard deviation, rounds and degrees of freedom of each case's log ratios.
+    """Mean, standard deviation, number of rounds and degrees of freedom of each case's log ratios.
 
-    prior: the degrees of freedom from the other cases.
+    prior: the degrees of freedom that come from the variance of all cases.
     """
 
     mean: Numbers
@@ -87,8 +88,8 @@ class _Estimates:
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
         """Shrink each variance towards the median of all: s² = (w·median(s²) + (k-1)·s²) / (w + k - 1).
 
-        w is 4, and less than the number of cases. It is 0 for a case whose variance is significantly larger, such as a
-        host-bound one.
+        w is the smaller of `PRIOR_ROUNDS` and the number of cases - 1, and k the number of rounds. w is 0 for a case
+        with a significantly larger variance, such as a host-bound one.
         """
         rounds = np.array([len(case) for case in cases], float)
         values = np.full((len(cases), int(rounds.max())), np.nan)
@@ -103,22 +104,25 @@ class _Estimates:
         return cls(np.nanmean(values, axis=1), np.sqrt(shrunk), rounds, freedom, prior)
 
     def p_values(self, bar: float, sign: int = 1) -> Numbers:
-        """P-values of a slowdown (sign -1: a speed-up) beyond `bar`, or below a negative bar."""
+        """Return each case's p-value of a slowdown (sign -1: speed-up) beyond `bar`; for bar < 0, of one below -bar."""
         if bar < 0:
             return self._tail(np.log1p(-bar) - sign * self.mean)
         return self._tail(sign * self.mean - np.log1p(bar))
 
     def discoveries(self, bar: float, sign: int = 1) -> NDArray[np.bool_]:
-        """The cases with a slowdown (speed-up) beyond `bar`; at most `ALPHA` of them are false."""
+        """Return which cases have a slowdown (sign -1: speed-up) beyond `bar`, at a false discovery rate of `ALPHA`."""
         return stats.false_discovery_control(self.p_values(bar, sign)) <= ALPHA
 
     def interval(self) -> tuple[Numbers, Numbers]:
-        """The 95% interval of each mean."""
+        """Return (low, high), the ends of the 95% interval of each case's mean log ratio."""
         half = stats.t.isf(0.025, self.freedom) * self.deviation / np.sqrt(self.rounds)
         return self.mean - half, self.mean + half
 
     def decided_by(self, at: int, level: float) -> int | None:
-        """The least number of rounds that would decide a case with this mean and variance."""
+        """Return the least number of rounds that would decide case `at` with the same mean and variance.
+
+        None beyond `MOST_ROUNDS`. level: what the p-value of slower or faster must reach.
+        """
         size, deviation = abs(self.mean[at]), self.deviation[at]
         rounds = np.arange(self.rounds[at] + 1, MOST_ROUNDS + 1)
         error = deviation / np.sqrt(rounds)

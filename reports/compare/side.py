@@ -21,12 +21,12 @@ from reports.words import commit_said, commit_words
 
 GPU_UNIT = "GPU unit"
 NO_GPU = "none"  # stands for the GPU in a CPU measurement
-FEW_SEQUENCES = 4  # up to so many, an engine's host bounds it: another host changed a step by 5%
+FEW_SEQUENCES = 4  # up to so many, an engine's step is host-bound: another host changed it by 5%
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs. measured: its first and last day (UTC), and the number of missing cases."""
+    """One of the two runs, in words. measured: the first and last day (UTC), and the number of missing cases."""
 
     name: str
     commit: str
@@ -38,14 +38,14 @@ class Side:
 class CaseSide:
     """A case in one run.
 
-    medians: the median in ms by repeat; empty without a result, then `why` has the reason.
+    medians: the median in ms by repeat; {} without a result, for which `why` has the reason.
     tokens: the tokens per sample by repeat; an engine's vary with the sequences that fit into memory.
-    below, above: the distances to the ends of the 95% interval of log(ms); infinite without an end.
-    samples: of all rounds. timed: how many of the `rounds` have samples.
-    others: the largest share of the CPU that other programs used, if it was contended; else 0.
-    hot: thermally throttled. changed: the samples of its only process drifted.
-    devices: the facts of each machine that must agree for an outcome. facts: other facts of all processes, by name.
-    host_bound: whether an engine's host bounds it.
+    below, above: the distances from log(ms) to the ends of its 95% interval; infinite for an unknown end.
+    samples: their number in all rounds. timed: how many of the `rounds` have samples.
+    others: the largest share of the CPU that other programs used if the CPU was contended; else 0.
+    hot: thermally throttled. changed: the case has one process, and its samples drifted.
+    devices: the facts of each machine, which must agree on both sides. facts: other facts of all processes, by name.
+    host_bound: whether CPU work of an engine limits the speed.
     """
 
     key: str
@@ -73,22 +73,22 @@ class CaseSide:
 
     @cached_property
     def ms(self) -> float:
-        """The median of the medians of its processes; NaN without a result."""
+        """The median of the processes' medians in ms; NaN without a result."""
         return median(self.medians.values()) if self.medians else math.nan
 
     @property
     def half(self) -> float:
-        """The longer half of the interval."""
+        """The larger of `below` and `above`."""
         return max(self.below, self.above)
 
     @property
     def is_sound(self) -> bool:
-        """Whether it has enough samples without drift, from a cool, uncontended machine."""
+        """Whether there are enough samples without drift, from a cool, uncontended machine."""
         return self.samples >= FEWEST and not (self.others or self.hot or self.changed)
 
     @property
     def on_cpu(self) -> bool:
-        """Whether a machine without a GPU measured it."""
+        """Whether a machine without a GPU measured the case."""
         return any(device.get("GPU") == NO_GPU for device in self.devices)
 
     @cached_property
@@ -98,7 +98,7 @@ class CaseSide:
 
     @property
     def tokens_said(self) -> str:
-        """The distinct numbers of tokens in words."""
+        """The distinct numbers of tokens per sample, in words."""
         return " or ".join(map(str, sorted(set(self.tokens.values()))))
 
     @cached_property
@@ -111,8 +111,8 @@ class CaseSide:
 class RunCases:
     """A run, reduced to what a comparison needs.
 
-    turns: the request that the two runs of a `ttt-bench ab` share; "" for other runs.
-    unmeasured: the keys of the planned cases without a record.
+    turns: the request, as JSON, that both runs of one `ttt-bench ab` share; "" for other runs.
+    cases: by case key. unmeasured: the keys of the planned cases without a record.
     """
 
     mode: str
@@ -124,7 +124,7 @@ class RunCases:
 
     @classmethod
     def of(cls, run: Run, records: Sequence[Record] | None = None) -> "RunCases":
-        """Reduce a run; records: its records, if they were read."""
+        """Reduce a run. records: the run's records, if already read."""
         records = run.records() if records is None else records
         asked = run.file.requests[0] if run.file.requests else None
         return cls(
@@ -143,7 +143,7 @@ class RunCases:
 
 
 def run_side(run: Run, records: Sequence[Record]) -> Side:
-    """Name, commit, device and dates, from the timed records or else from the last request."""
+    """Return a run's name, commit, device and days, from the records with samples or else from the last request."""
     measured = timed(records)
     unfinished = _unfinished(run, records)
     days = sorted({record.started_at[:10] for record in measured if record.started_at})
@@ -159,7 +159,7 @@ def run_side(run: Run, records: Sequence[Record]) -> Side:
 
 
 def _unfinished(run: Run, records: Sequence[Record]) -> str:
-    """The number of missing cases or records in words; "" for a finished run."""
+    """Return the number of missing cases or records in words; "" for a finished run."""
     missing = len(run.missing(records))
     if missing:
         return f"unfinished: {counted(missing, 'case')} without a record"
@@ -168,7 +168,7 @@ def _unfinished(run: Run, records: Sequence[Record]) -> str:
 
 
 def _case_side(records: Sequence[Record], repeats: int) -> CaseSide:
-    """Reduce the records of a case."""
+    """Reduce the records of a case. repeats: the number of rounds that the run planned."""
     first, measured = records[0], timed(records)
     medians = _medians(measured)
     tokens = {record.repeat: record.tokens or 1 for record in measured if record.repeat in medians}
@@ -199,13 +199,13 @@ def _case_side(records: Sequence[Record], repeats: int) -> CaseSide:
 
 
 def _medians(measured: Iterable[Record]) -> dict[int, float]:
-    """The median by repeat, without those of 0 ms, which have no ratio."""
+    """Return the median in ms by repeat, without medians of 0 ms, which have no ratio."""
     found = {record.repeat: median(record.samples_ms) for record in measured}
     return {repeat: middle for repeat, middle in found.items() if 0 < middle < math.inf}
 
 
 def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple[float, float]:
-    """(below, above) of `CaseSide`: Student's interval over processes, or the interval of a single process."""
+    """Return (below, above) of `CaseSide`: from Student's interval over processes, or from that within a single one."""
     if len(medians) > 1:
         from scipy import stats
 
@@ -229,7 +229,7 @@ def _devices(measured: Iterable[Record]) -> tuple[dict[str, str], ...]:
 
 
 def _device(record: Record) -> dict[str, str]:
-    """The GPU and its driver, or without one the CPU."""
+    """Return the names of the GPU and its driver; for a CPU measurement the CPU's model and number of cores."""
     gpu, cpu = _object(record, "gpu"), _object(record, "cpu")
     if record.environment.get("device_kind") == "cpu":
         return {"GPU": NO_GPU, "CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
@@ -237,7 +237,7 @@ def _device(record: Record) -> dict[str, str]:
 
 
 def _facts(measured: Iterable[Record]) -> dict[str, str]:
-    """The facts of all processes by name, with distinct values sorted."""
+    """Return the facts of all processes by name; distinct values are sorted and joined."""
     own = [_facts_of(record) for record in measured]
     found = {name: {facts.get(name, "") for facts in own} for facts in own for name in facts}
     return {

@@ -1,4 +1,4 @@
-/* The table of a comparison: a click on a header sorts, words and a verdict filter. */
+/* The table of a comparison: clicking a header sorts the rows; search words and a chosen verdict filter them. */
 
 (() => {
   const table = document.getElementById("cases");

@@ -28,14 +28,14 @@ NUMERIC = (False, True, True, True, True, False, False)
 NEAR = (0.01, 0.02, 0.03)  # limits of the table of two runs
 NAMED_CASES = 12  # more cases without a comparison are counted by system
 MARKDOWN_ROWS = 100  # GitHub takes comments of up to 65,536 characters
-BEYOND = 0.05  # share of points beyond the limit in a confirmed run
+BEYOND = 0.05  # a run is confirmed if at most this share of its points differs by more than `Comparison.near`
 NAMED_GROUPS = 3  # groups of cases that the answer names
-SCALE = math.log(1.02)  # the least half width of the plots' axis
+SCALE = math.log(1.02)  # the least half width of the plots' axis, in log(B/A)
 WIDTH = 160  # pixels per plot
 
 
 def answer(comparison: Comparison) -> str:
-    """The comparison in one to three sentences."""
+    """Sum up the comparison in one to three sentences."""
     rows = comparison.rows
     if not rows:
         return "Nothing was compared: no case has a result in both runs."
@@ -65,7 +65,7 @@ def _ratios(comparison: Comparison) -> str:
 
 
 def _beyond(rows: Sequence[Row]) -> str:
-    """Count these rows by system, phase and first note."""
+    """Count rows beyond the limit by system, phase and first note, in a sentence; "" for no rows."""
     causes = [f"{row.system} {row.phase}{_cause(row)}" for row in rows]
     groups = Counter(causes).most_common()
     said = [f"{count} {cause}" for cause, count in groups[:NAMED_GROUPS]]
@@ -74,12 +74,12 @@ def _beyond(rows: Sequence[Row]) -> str:
 
 
 def _cause(row: Row) -> str:
-    """The row's first note in brackets, without the run that it names; "" for none."""
+    """Return the row's first note in brackets, without the run that the note names; "" for no note."""
     return f" ({row.notes[0].partition(' in ')[0]})" if row.notes else ""
 
 
 def text(comparison: Comparison) -> str:
-    """Text for a terminal, one line per case."""
+    """Return the comparison as text for a terminal, one line per case."""
     rows = [_cells(row) for row in comparison.rows]
     table = grid.text(COLUMNS, rows, NUMERIC).rstrip("\n") if rows else ""
     parts = [[answer(comparison)], _opening(comparison), [table], _without(comparison), _closing(comparison)]
@@ -88,7 +88,7 @@ def text(comparison: Comparison) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
-    """A comment for a pull request: the answer, then a folded table of the largest differences."""
+    """Return a comment for a pull request: the answer, then a folded table of the largest differences."""
     rows = [[grid.escaped(cell) for cell in _cells(row)] for row in comparison.rows[:MARKDOWN_ROWS]]
     left = len(comparison.rows) - len(rows)
     title = f"{counted(len(rows), 'case')}, the largest difference first{f'; {left} more differ less' if left else ''}"
@@ -101,7 +101,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def to_json(comparison: Comparison) -> str:
-    """Everything as JSON, unrounded; ratios are B/A, an infinite end is null."""
+    """Return the whole comparison as JSON, unrounded. Ratios are B/A; an infinite end of an interval is null."""
     rows = [_flat(row) for row in comparison.rows]
     values = {
         "tool": "ttt-bench",
@@ -120,7 +120,7 @@ def to_json(comparison: Comparison) -> str:
 
 
 def page(comparison: Comparison, profiles: str = "") -> str:
-    """A self-contained HTML page. profiles: the section on profiles of both runs."""
+    """Return a self-contained HTML page. profiles: HTML that compares the profiles of both runs."""
     from reports.page.embedding import script_hash
     from reports.resources import environment, source
 
@@ -143,14 +143,14 @@ def page(comparison: Comparison, profiles: str = "") -> str:
 
 
 def script() -> str:
-    """The script of a page with a comparison."""
+    """Return the script of a page with a comparison."""
     from reports.resources import source
 
     return source("reports.compare", "table.js")
 
 
 def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
-    """The content of a page; links: the pages of the two runs, or ""."""
+    """Return the content of a page. links: the addresses of the two runs' pages, or "" for none."""
     from reports.resources import environment
 
     reach = _reach(comparison.rows)
@@ -172,7 +172,7 @@ def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
 
 
 def _opening(comparison: Comparison) -> list[str]:
-    """The two sides and their differences."""
+    """Describe the two sides and their differences, one line each."""
     sides = [
         f"{letter}: {side.name}, commit {side.commit}, on {side.device}{f', {side.measured}' if side.measured else ''}"
         for letter, side in (("A", comparison.a), ("B", comparison.b))
@@ -182,7 +182,7 @@ def _opening(comparison: Comparison) -> list[str]:
 
 
 def _without(comparison: Comparison) -> list[str]:
-    """Each reason once, with the cases that are not compared."""
+    """Return a line for each reason why cases are not compared, with the names of these cases."""
     reasons: dict[str, list[str]] = {}
     for each in comparison.missing:
         reasons.setdefault(each.reason, []).append(each.label)
@@ -190,7 +190,7 @@ def _without(comparison: Comparison) -> list[str]:
 
 
 def _named(labels: list[str]) -> str:
-    """The cases, or if they are many their number by system."""
+    """List the cases; count them by system if there are more than `NAMED_CASES`."""
     if len(labels) <= NAMED_CASES:
         return ", ".join(labels)
     systems = Counter(label.partition(" ")[0] for label in labels)
@@ -198,7 +198,7 @@ def _named(labels: list[str]) -> str:
 
 
 def _closing(comparison: Comparison) -> list[str]:
-    """The number of cases by outcome, and the meaning of outcomes."""
+    """Return lines with the number of cases by outcome, and with the meaning of the outcomes."""
     lines = [] if comparison.elsewhere else [_counts(comparison) or "No case has a result in both."]
     if comparison.interleaved:
         lines.append(
@@ -230,18 +230,18 @@ def _cells(row: Row) -> list[str]:
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    """A row with its outcome on one level."""
+    """Return a row as one flat dict that also has the fields of its outcome."""
     values = asdict(row)
     return values | values.pop("judged")
 
 
 def _reach(rows: Sequence[Row]) -> float:
-    """The half width of the plots' axis in log(B/A); it holds every ratio and 90% of the interval ends."""
+    """Return the half width of the plots' axis in log(B/A), with room for every ratio and 90% of the interval ends."""
     ends = sorted(abs(math.log(end)) for row in rows for end in (row.judged.low, row.judged.high))
     return max(SCALE, *(math.log1p(row.apart) for row in rows), ends[int(0.9 * (len(ends) - 1))]) if rows else SCALE
 
 
 def _plot(row: Row, reach: float) -> dict[str, float]:
-    """The pixels of a row's ratio and interval on the logarithmic axis; the interval is clipped."""
+    """Return the x in pixels of a row's ratio and interval ends on the logarithmic axis, clipped to its width."""
     places = {"low": row.judged.low, "ratio": row.judged.ratio, "high": row.judged.high}
     return {name: round(WIDTH / 2 * (1 + min(1, max(-1, math.log(at) / reach))), 1) for name, at in places.items()}

@@ -14,14 +14,14 @@ _SPECIAL["^"] = r"\textasciicircum{}"
 
 
 def devices_of(table: pd.DataFrame) -> list[str]:
-    """The distinct devices of a table (of `stats.frame`)."""
+    """Return the distinct device names in a `stats.frame` table."""
     return [device for device in table["device"].unique() if device]
 
 
 def citation(title: str, table: pd.DataFrame, missing: int = 0, part: str = "") -> str:
-    """A BibTeX entry of the run in `table`: project, version, commit, device and date.
+    """Return a BibTeX entry for the run in `table`: project, version, commit, device and date.
 
-    missing: the number of planned cases without a record. part: the notice of a page that shows some systems.
+    missing: the number of planned cases without a record. part: the page's notice of `part_of`, or "".
     """
     when = days(table["started_at"])
     commits = [short_commit(commit) for commit in table["commit"].unique() if commit]
@@ -46,5 +46,5 @@ def citation(title: str, table: pd.DataFrame, missing: int = 0, part: str = "") 
 
 
 def _escaped(text: str) -> str:
-    """The text in one line for TeX."""
+    """Return the text on one line, with TeX's special characters escaped."""
     return "".join(_SPECIAL.get(sign, sign) for sign in " ".join(text.split()))

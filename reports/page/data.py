@@ -1,4 +1,4 @@
-"""The JSON of a page: rows as columns, figures, and the labels of both."""
+"""The JSON data of a page: the columns of the table, the figures, and their labels."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +32,8 @@ from reports.stats import (
 from reports.tables import plain, shown, telling_apart
 from reports.words import said_setting
 
-DIGITS = 6
-# The page's own columns. The catalogue has the labels of metrics and axes.
+DIGITS = 6  # significant digits of a number
+# Labels of the page's own columns. The catalogue has the labels of metrics and axes.
 LABELS = {
     "suites": "Suites",
     "system": "System",
@@ -59,7 +59,7 @@ LABELS = {
     MARKS: "Flags",
 }
 _ALWAYS_SHOWN = ("suites", "system", "backend", "phase", "batch", "context", "status", "latency_ms")
-# The columns that fit a screen, next to the settings that separate rows. The page's menu has the others.
+# The columns shown at first, together with settings that separate rows. The page's menu offers the others.
 _SHORT = ("system", "backend", "phase", "batch", "context", "status", "latency_ms", "us_per_token")
 _SETTINGS, _MOST_SETTINGS = ("scope", "state_dtype", "l2"), 3
 _LATE = ("started_at", "device_id", "commit", "reason", NOTES)
@@ -72,7 +72,10 @@ def page_data(
     failures: Sequence[Mapping[str, Any]],
     profiles: Mapping[int, str],
 ) -> dict[str, Any]:
-    """The page's JSON. failures: cases without a result. profiles: the anchor of a row's profile."""
+    """Return the JSON data that page.js reads.
+
+    failures: groups of cases without a result (`html.failures`). profiles: the anchors of profiles by row number.
+    """
     settings = [*SETTING_COLUMNS, *option_columns(table)]
     apart = telling_apart(table, settings)
     most = _MOST_SETTINGS
@@ -105,22 +108,22 @@ def page_data(
 
 
 def samples(records: list[Record]) -> str:
-    """JSON of the samples of each row and process, in ms to four digits."""
+    """Return the samples as JSON: for each row a list by process, in ms to four significant digits."""
     groups = (group for case in by_case(records).values() for group in by_place(case))
     found = [[[rounded(ms, 4) for ms in record.samples_ms] for record in group] for group in groups]
     return json.dumps(found, separators=(",", ":"))
 
 
 def profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, str]:
-    """The anchor of the profile of each row that has one."""
+    """Return the anchors of profiles by row number, for the rows that have a profile."""
     anchors = profiled.anchors if profiled else {}
     return {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
 
 
 def _other_settings(table: pd.DataFrame, names: Sequence[str], catalogue: Catalogue) -> list[str]:
-    """The values of each row in these columns in words, without defaults.
+    """Return for each row its values in the columns `names`, in words and without defaults.
 
-    The default of a column that is set in every row and has none in the catalogue is its most frequent value.
+    If a column is set in every row and has no default in the catalogue, the most frequent value is its default.
     """
     usual = {name: catalogue.axis(name).default for name in names}
     filled = [name for name in names if usual[name] is None and table[name].notna().all() and (table[name] != "").all()]
@@ -148,7 +151,7 @@ def _varied(table: pd.DataFrame) -> list[str]:
 
 
 def _shown_columns(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """The columns that the results offer: the case and its latency, then its causes, then rarely read ones."""
+    """Return the columns that the results offer, in order: case and latency, rates and metrics, settings, others."""
     case = set(CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS) - {"reason"}
     causes = {*RATE_COLUMNS, *COMPUTED_COLUMNS, *(metric.name for metric in catalogue.metrics)}
 
@@ -169,7 +172,7 @@ def constants(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, str]:
 def _names(
     table: pd.DataFrame, catalogue: Catalogue, failures: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, str]]:
-    """The labels of systems, backends and phases, also of cases without a record."""
+    """Return the labels of systems, backends and phases by column and name, also of those only in `failures`."""
     labels: dict[str, Callable[[str], str | None]] = {
         "system": catalogue.system_label,
         "backend": catalogue.backend_label,
@@ -188,7 +191,7 @@ def _holds_numbers(column: pd.Series) -> bool:
 
 
 def _column(name: str, column: pd.Series) -> dict[str, Any]:
-    """A column of the page's data: numbers to `DIGITS` significant digits, words as codes of distinct values."""
+    """Return a column as JSON: numbers to `DIGITS` digits, or distinct values and each row's index into them."""
     if _holds_numbers(column):
         return {"name": name, "numbers": [_number(value) for value in column.tolist()]}
     codes, found = pd.factorize(column, use_na_sentinel=False)
@@ -204,7 +207,7 @@ def _number(value: Any) -> float | int | None:
 
 
 def _word(value: Any) -> tuple[str, ...] | str | None:
-    """A cell of words; suites stay a tuple, because the page filters by each."""
+    """Return a cell without a number as text or None; suites stay a tuple, because the page filters by each."""
     if isinstance(value, tuple):
         return value
     value = plain(value)

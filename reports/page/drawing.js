@@ -3,11 +3,11 @@
 const PLOT_HEIGHT = 340;
 const MARGIN = { top: 18, bottom: 48, left: 60, right: 5 };
 const PROFILE_NOTE = "□ profiled: click or Enter";
-const LANE_HEIGHT = 0.045, LANES_HEIGHT = 0.25; // of failed cases: one line's share of the height, and all lines'
+const LANE_HEIGHT = 0.045, LANES_HEIGHT = 0.25; // shares of the height: failed cases of a line, of all lines at most
 const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
-const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // pixels of a row and a letter of the y title
-const SIGN_ROOM = 13;
+const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // pixels: a row of the y title, a letter of it
+const SIGN_ROOM = 13; // pixels for the sign of a point
 const CROWDED = 0.07; // a point above within this share of the height leaves no room for a sign
 const TICKS = [1, 2, 5];
 const TICK_SIZE = 12.5, TICK_GAP = 5;
@@ -49,19 +49,19 @@ function textWidth(text, size) {
   return textWidth.context.measureText(text).width;
 }
 
-/* The text, truncated at its end or its start to `room` pixels. */
+/* Truncate the text to `room` pixels, at its end or else (`isEnd` false) at its start. */
 function fitting(text, size, room, isEnd = true) {
   let shown = text;
   for (let left = text.length - 1; left > 0 && textWidth(shown, size) > room; left -= 1) shown = isEnd ? `${text.slice(0, left)}…` : `…${text.slice(-left)}`;
   return shown;
 }
 
-/* The color of a line; a lower bound has that of the axes. */
+/* The CSS variable with a line's color; a lower bound has the color of the axes. */
 function tone(line) {
   return line.y ? "--muted" : `--tone-${line.tone}`;
 }
 
-/* The largest tick (1, 2 or 5 of a decade) up to `value`, and the smallest from it on. */
+/* The largest tick (1, 2 or 5 of a decade) up to `value`; tickAbove: the smallest tick from `value` on. */
 function tickBelow(value) {
   const decade = 10 ** Math.floor(Math.log10(value));
   return decade * (TICKS.filter((tick) => tick * decade <= value).at(-1) ?? 0.5);
@@ -86,8 +86,8 @@ function nameParts(line) {
   return line.name.split(" · ");
 }
 
-/* One drawing. `lines`: [line, its points]. `view`: {xLog, yLog, ratio: the line that divides, paper: {width, height},
-   isLive: show which points have a profile}. */
+/* One drawing of a figure. `lines`: [line, its points]. `view`: {xLog, yLog, ratio: the line that divides all lines,
+   paper: {width, height} in pixels, isLive: show which points have a profile}. */
 class Drawing {
   constructor(points, lines, view) {
     Object.assign(this, { points, data: points.data, lines, view });
@@ -115,7 +115,7 @@ class Drawing {
     ];
   }
 
-  /* The card of a point: three lines. The readout below the plot has the rest. */
+  /* The hover text of a point: three lines. The readout below the plot has the rest. */
   hover(line, point) {
     const most = Math.min(60, Math.floor(innerWidth / 8) - 8); // characters that fit a phone
     const [name, ...parts] = this.points.brief(line, point, this.yTitle).map((text) => (text.length > most ? `${text.slice(0, most - 1)}…` : text)).map(neutral);
@@ -149,7 +149,7 @@ class Drawing {
     };
   }
 
-  /* The system's marker; a bound at a single x is a dash. */
+  /* The marker of a line: that of its system, or a dash for a lower bound, which shows also at a single x. */
   marker(line, colour) {
     const edge = { color: colour, width: 1.5 };
     if (line.y) return { symbol: "line-ew", size: 10, line: edge };
@@ -258,7 +258,7 @@ class Drawing {
     };
   }
 
-  /* The range of the values in axis units, with at least two ticks. */
+  /* The range of the y axis, as logarithms on a log axis; it holds at least two ticks. */
   yRange() {
     const ends = this.lines.flatMap(([, all]) => all).flatMap((point) => (point.y ? [point.y.low, point.y.value, point.y.high] : []));
     if (!this.view.yLog) return [0, 1.08 * Math.max(largest(ends), 0) || 1];
@@ -282,8 +282,8 @@ class Drawing {
     return nameParts(first).filter((part) => part && others.every(([line]) => nameParts(line).includes(part)));
   }
 
-  /* The names of lines at most `room` wide: without shared parts, with the first two or one, without shared words, or
-     truncated. */
+  /* Distinct names of lines, at most `room` pixels wide. The first of these that fits: names without shared parts, only
+     their first two parts or one, names without shared words, truncated names. */
   endTexts(lines, room) {
     const all = lines.map((line) => nameParts(line).filter((part) => !this.shared.includes(part)));
     const words = all.filter((_, at) => !lines[at].y).map((parts) => parts.join(" ").split(" "));
@@ -302,8 +302,9 @@ class Drawing {
     return truncated.map((text, at) => (truncated.indexOf(text) === truncated.lastIndexOf(text) ? text : fitting(names[at], LABEL_SIZE, room, false)));
   }
 
-  /* The names next to the plot at the heights of their lines' ends, at most `room` wide and moved apart, and thin leader
-     lines to moved names. `pixels`: the height of the y axis. A line that ends early has a leader too. */
+  /* Write names next to the plot, at the heights where the lines end, and move names apart that would overlap. Returns
+     {names, leaders} for Plotly: names are at most `room` pixels wide; leaders are thin lines to names that were moved
+     or whose line ends early. `range`: of the y axis. `pixels`: its height. */
   endLabels(range, xaxis, pixels, room) {
     const xLog = xaxis.type === "log";
     const values = this.xValues();
@@ -362,7 +363,7 @@ class Drawing {
     return { names, leaders };
   }
 
-  /* The tick texts; every second, third, … stays if more would touch. */
+  /* Keep all tick texts, or every second, third, … if more would touch. `pixels`: the positions of the ticks. */
   thinned(pixels, texts) {
     const half = texts.map((text) => textWidth(text, TICK_SIZE) / 2);
     const isClear = (step) => pixels.every((x, at) => at % step || at < step || x - half[at] >= pixels[at - step] + half[at - step] + TICK_GAP);

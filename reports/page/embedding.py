@@ -1,4 +1,4 @@
-"""Text as elements of a page that runs only its own scripts."""
+"""Embed data and scripts in a page that runs only its own scripts."""
 
 import base64
 import gzip
@@ -11,11 +11,15 @@ from typing import Any
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+# The call in plotly.js that registers chart types in addition to scatter plots.
 _OTHER_CHARTS = re.compile(r"([\w$]+)\.register\(\[(?:[\w$]+\(\),?)+\]\);(?=[\w$]+\.exports=\1\b)")
 
 
 def embedded_json(value: Any) -> Markup:
-    """JSON for a script element; no text in it can end the element or begin another."""
+    """Return JSON for a script element: no text in it can end the element or begin another.
+
+    Raises ValueError if a number is not finite.
+    """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -23,7 +27,7 @@ def embedded_json(value: Any) -> Markup:
 
 
 def packed(text: str) -> Markup:
-    """Compressed text in base 85, which adds a quarter to its bytes. load.js unpacks it.
+    """Compress text and encode it in base 85, which adds a quarter to the bytes. load.js unpacks it.
 
     The characters <, > and & have a meaning in HTML. They become comma, full stop and colon.
     """
@@ -32,20 +36,20 @@ def packed(text: str) -> Markup:
 
 
 def script_hash(script: str) -> str:
-    """The hash that allows a script in the page's Content-Security-Policy."""
+    """Return the hash that allows a script in the page's Content-Security-Policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 @cache
 def plotly_source() -> str:
-    """The source of plotly.js, whose core draws scatter plots.
+    """Return the source of plotly.js, reduced to its core, which draws scatter plots.
 
-    Its other chart types stay in the text but do not start: that took most of the CPU time before the first figure.
+    The code of other chart types stays but is not registered: that took most of the CPU time before the first figure.
     """
     return _OTHER_CHARTS.sub("", get_plotlyjs().replace("\r\n", "\n"))
 
 
 @cache
 def packed_plotly() -> Markup:
-    """The source of plotly.js, packed once per process."""
+    """Return the source of plotly.js, packed once per process."""
     return packed(plotly_source())

@@ -1,6 +1,6 @@
 /* A figure on the page: its lines and axes, its points by keyboard, its downloads and its address. */
 
-/* A line's name in an address. */
+/* A name as it stands in addresses and file names. */
 function slug(text) {
   return text.toLowerCase().replaceAll(/[^\p{L}\p{N}.]+/gu, "-").replaceAll(/^-|-$/g, "");
 }
@@ -9,8 +9,8 @@ const NEAR = 300; // draw figures this many pixels beyond the screen
 const MANY_LINES = 8;
 
 class Figure {
-  /* `cell(row, column)`: a value of the table. `scales`: the divisor of each column. `hiddenSystems`: the set behind the
-     page's checkboxes. `stale`: the figure needs drawing once it is in view. */
+  /* `cell(row, column)`: a value of the table. `scales`: the divisor of each column. `hiddenSystems`: the systems
+     that the page's checkboxes hide. `stale`: the figure must be drawn again once it is in view. */
   constructor(host, data, cell, scales, hiddenSystems) {
     Object.assign(this, { host, data, cell, hiddenSystems, points: new Points(data, cell, scales), stale: true });
     this.plot = host.querySelector(".plot");
@@ -19,7 +19,7 @@ class Figure {
     [this.xLog, this.yLog, this.relative, this.link, this.inches] = ["x-log", "y-log", "ratio", "link", "inches"].map((role) => host.querySelector(`[data-role=${role}]`));
     this.numbers = host.querySelector("details.numbers");
     this.more = host.querySelector(".more");
-    this.lines = new Map(); // [line, its ratio] to its points
+    this.lines = new Map(); // from a line to its points, not divided
   }
 
   /* Build the parts that a figure out of view does not need. */
@@ -178,7 +178,7 @@ class Figure {
     if (page.started) history.replaceState(null, "", this.address());
   }
 
-  /* The fragment of an address for the current settings. */
+  /* The URL fragment for the figure with its current settings. */
   address() {
     const lines = this.visibleLines();
     const first = this.measured.filter((line) => line.primary);
@@ -255,8 +255,8 @@ class Figure {
   }
 }
 
-/* Give the buttons of a list one tab stop, with arrow keys between visible ones. Returns a function to call after
-   hiding elements, which moves the stop to a visible one. */
+/* Give the buttons of a list one tab stop, with arrow keys between visible buttons. Returns a function to call after
+   hiding elements: it moves the tab stop to a visible button. */
 function roving(host) {
   const every = () => [...host.querySelectorAll("button")];
   const items = () => every().filter((each) => !each.closest("[hidden]"));

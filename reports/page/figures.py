@@ -1,6 +1,6 @@
-"""The figures of a page: which lines, axes, caption and details each has.
+"""The figures of a page: the lines, axes, caption and remarks of each.
 
-A figure refers to rows of `stats.frame` by number. Figures, tables and downloads share one copy of the numbers.
+A figure refers to rows of `stats.frame` by number. So figures, tables and downloads share one copy of the numbers.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,15 +19,17 @@ from reports.words import share_of
 
 WIDE_RANGE = 30  # largest over smallest value from which a figure opens with a logarithmic axis
 
-LATENCIES, RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "gbs")  # with the latency's interval
+# Metrics whose intervals follow from that of the latency.
+LATENCIES, RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "gbs")
 
 
 @dataclass(frozen=True)
 class Figure:
     """The data of one figure in the page's JSON; `x` and `y` are columns of the table.
 
-    id: its name in an address. caption: the settings of all lines. remarks: sentences about the measurement.
+    id: the figure's name in URLs. caption: the settings that all lines share. remarks: how the points were measured.
     y_log: whether the y axis opens logarithmic. headline: whether the figure answers the run's question.
+    best, claims, along: as in `FigureEntry`.
     """
 
     id: str
@@ -53,14 +55,14 @@ class Figure:
 
 
 def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
-    """The figures of the suites in `table` (of `stats.frame`), those with primary lines first."""
+    """Return the figures for a table of `stats.frame`; those with primary lines come first."""
     looks, table = Looks(table, catalogue), _with_machine(table)
     plans = sorted(_plans(table, catalogue), key=lambda plan: not plan[1].primary)
     return _numbered([figure for plan in plans for figure in _drawn(looks, *plan)])
 
 
 def undrawn(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """A sentence for each figure that has results but lacks its metric."""
+    """Return a sentence for each figure that has results, none of them with the metric of its y axis."""
     return [
         f"{entry.title} is not drawn: no record has {catalogue.metric(entry.y).label}."
         for _, entry, rows in _plans(table, catalogue)
@@ -69,7 +71,7 @@ def undrawn(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def _numbered(drawn: list[Figure]) -> list[Figure]:
-    """The figures, with a number behind an id that an earlier figure has."""
+    """Make the figures' ids unique: append a number to an id that an earlier figure has."""
     seen: dict[str, int] = {}
     for number, figure in enumerate(drawn):
         seen[figure.id] = seen.get(figure.id, 0) + 1
@@ -95,9 +97,9 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
-    """Yield (suite, figure, its rows) for the catalogue's figures and for phases that have no figure there.
+    """Yield (suite, figure entry, rows) for the catalogue's figures, and for phases of a suite without a figure.
 
-    A suite with a question and no figure is answered by a table.
+    A suite with a question but no figures yields nothing: a table answers it. Rows in no suite have the suite "".
     """
     for suite in catalogue.suites:
         rows = table[[suite.name in names for names in table["suites"]]]
@@ -124,7 +126,7 @@ def _default_plans(
 
 
 def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> Iterator[Figure]:
-    """The figures of one entry, one for each value of the columns that split it."""
+    """Yield the figures of one entry, one for each combination of values in the columns of `entry.split`."""
     if entry.x not in rows or entry.y not in rows:
         return
     rows = rows[pd.to_numeric(rows[entry.x], errors="coerce").notna()].sort_values(entry.x, kind="stable")
@@ -141,13 +143,13 @@ def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> 
 
 @dataclass(frozen=True)
 class _Panel:
-    """The rows of one figure with its title, axes and caption."""
+    """Builds the `Figure` (title, axes, caption, remarks) of one panel, and its figure of ratios."""
 
     panel: FigurePanel
     suite: str
 
     def figures(self) -> Iterator[Figure]:
-        """Yield the figure, and the ratio of primal to dual if the entry asks for it and both forms were measured."""
+        """Yield the figure, then one of primal over dual if the entry requests it and both forms were measured."""
         entry, rows, catalogue = self.panel.entry, self.panel.rows, self.panel.looks.catalogue
         lines = self.panel.lines()
         parts = [str(value) for name in entry.split if name in rows and pd.notna(value := rows[name].iloc[0])]
@@ -185,7 +187,7 @@ class _Panel:
             )
 
     def _caption(self) -> str:
-        """The settings that all lines share."""
+        """Return the settings that all lines share, in words."""
         rows = self.panel.rows
         columns = ["device", "batch", "context", "size", "dtype", "l2", *option_columns(rows)]
         omitted = {
@@ -208,7 +210,7 @@ class _Panel:
         return [f"{text[:1].upper()}{text[1:]}." for text in self._details(lines) if text]
 
     def _details(self, lines: list[Line]) -> Iterator[str]:
-        """How the points of the lines that open with the figure were measured."""
+        """Yield remarks on how the points were measured, for the lines that the figure shows at first."""
         points = [point for line in self._at_first(lines) for point in _points(line)]
         rows = self.panel.rows.loc[sorted({row for point in points for row in point})]
         measured = rows[(rows["status"] == "ok") & (rows["samples"] > 0)]
@@ -229,13 +231,16 @@ class _Panel:
             yield f"the GPU was power-capped or thermally throttled at {share_of(slowed, len(complete), 'point')}"
 
     def _at_first(self, lines: list[Line]) -> list[Line]:
-        """The lines that a figure opens with: the primary ones with a result, or else all."""
+        """Return the lines that the figure shows at first: the primary ones with a result, or else all."""
         rows, y = self.panel.rows, self.panel.entry.y
         found = {*rows.index[(rows["status"] == "ok") & rows[y].notna()]}
         return [line for line in lines if line.primary and not found.isdisjoint(line.rows)] or lines
 
     def _states(self) -> str:
-        """The state precision of each system, where systems differ and the names of lines leave it out."""
+        """List the systems by state precision, in words; "" if the figure has only one precision.
+
+        A system with several precisions is left out: the names of its lines have them.
+        """
         rows = self.panel.rows[self.panel.rows["state_dtype"] != ""]
         own = rows.groupby("system", sort=False)["state_dtype"].unique()
         systems: dict[str, list[str]] = {}
@@ -248,12 +253,12 @@ class _Panel:
 
 
 def _points(line: Line) -> list[tuple[int, ...]]:
-    """The row numbers of each point of a line. A point of a ratio has two: numerator and denominator."""
+    """Return the row numbers of each point of a line. A ratio has two: numerator and denominator."""
     return list(zip(line.rows, line.base_rows, strict=True)) if line.base_rows else [(row,) for row in line.rows]
 
 
 def _either(found: list[str]) -> str:
-    """`timed eagerly, in graphs or by the engine`: a first word that all share stands once."""
+    """Join phrases as in `timed eagerly, in graphs or by the engine`; a first word that all share stands once."""
     first, *others = found
     if len({each.partition(" ")[0] for each in found}) == 1 and all(" " in each for each in found):
         others = [each.partition(" ")[2] for each in others]
@@ -265,12 +270,12 @@ def _primary_values(rows: pd.DataFrame, lines: list[Line], y: str) -> pd.Series:
 
 
 def _spans_wide(values: pd.Series) -> bool:
-    """Whether the lowest lines would merge at the foot of a linear axis."""
+    """Return whether values span more than `WIDE_RANGE`: the lowest lines would merge on a linear axis."""
     return len(values) > 0 and bool(values.max() > WIDE_RANGE * values.min())
 
 
 def days(started: Iterable[str]) -> str:
-    """The first and last day (UTC) of these times; "" where none is a time."""
+    """Return the first and last day (UTC) of ISO 8601 times, as one text; "" if none of them can be parsed."""
     found = sorted({day for text in started if (day := _day(text))})
     return span(found[0], found[-1]) if found else ""
 
@@ -289,18 +294,18 @@ def _x_title(entry: FigureEntry, catalogue: Catalogue) -> str:
 
 
 def _widest_axis(rows: pd.DataFrame) -> str:
-    """The axis with the most values, for a phase without a figure in the catalogue."""
+    """Return the axis with the most values, as x for a phase without a figure in the catalogue."""
     axes = ["context", "batch", *(name for name in option_columns(rows) if pd.api.types.is_numeric_dtype(rows[name]))]
     return max(axes, key=lambda axis: rows[axis].nunique())
 
 
 def own_ends(y: str) -> tuple[str, str]:
-    """The columns of a metric's own interval, where a record has one."""
+    """The names of the columns (low, high) of a metric's own interval, which few metrics have."""
     return f"{y}_low", f"{y}_high"
 
 
 def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
-    """The meaning of points and bars."""
+    """Explain the points and error bars of a figure. y: the column of the metric."""
     samples, processes = measured["samples"], measured["processes"]
     repeated, is_speed = processes.max() > 1, y in LATENCIES + RATES
     words = f"{'ratios of ' if are_ratios else ''}medians of {ends(samples)} samples"
@@ -318,5 +323,5 @@ def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
 
 
 def ends(values: pd.Series) -> str:
-    """The least and the largest value, `2–16`."""
+    """The least and the largest value as `2–16`."""
     return span(values.min(), values.max(), "–")

@@ -57,7 +57,7 @@ function savePng(figure, inches) {
   return Plotly.downloadImage(picture, { format: "png", width, height, scale: PRINTED_DOTS / INCH, filename: fileName(figure) });
 }
 
-/* Show only these figures, each on a sheet of its size. */
+/* Show only these figures, one on each sheet; the highest figure sets the size of all sheets. */
 async function showAlone(figures, inches) {
   const svgs = [];
   for (const figure of figures) svgs.push(await paperSvg(figure, inches));

@@ -21,11 +21,11 @@ _FLAGS = {
     **dict.fromkeys((UNSTEADY, *UNSTEADY_TIMES.values()), "unsteady"),
     HOT: "thermally throttled",
 }
-_MOST_LETTERS = 110  # of the words that rank a figure's lines
+_MOST_LETTERS = 110  # a longer ranking becomes one count: at how many x the most frequent winner is best
 
 
 def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> list[str]:
-    """The paper's claims, out-of-memory cases and missing baselines, which no figure's sentence has."""
+    """Return sentences on the paper's claims, out-of-memory cases and missing backends, which no `finding` has."""
     answering = [figure for figure in figures if figure.headline] or figures[:2]
     views = [View(table, catalogue, figure) for figure in answering]
     claims = chain.from_iterable((_checked(view, claim) for claim in view.figure.claims) for view in views)
@@ -34,7 +34,7 @@ def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure
 
 
 def finding(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
-    """A figure in one sentence: the best line and its lead, or else the range of the values."""
+    """Sum up a figure in one sentence: the best lines and their lead, or else the range of the values."""
     view = View(table, catalogue, figure)
     if figure.lines and figure.lines[0].base_rows:
         return _ratios(view)
@@ -64,7 +64,7 @@ def _span(values: Iterable[float]) -> str:
 
 
 def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
-    """A notice for a run on a CPU; "" for a GPU. kinds: the device kinds of the records."""
+    """Return the notice for a run on CPUs alone, or "". kinds: the records' device kinds, "cpu" or "cuda"."""
     if set(kinds) != {"cpu"}:
         return ""
     sizes = ", ".join(sorted(table["size"].unique()))
@@ -73,7 +73,7 @@ def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
 
 
 def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> str:
-    """A notice for a run that has planned cases without a record; "" otherwise."""
+    """Return the notice on planned cases without a record; "" if `missing` is empty."""
     if not missing:
         return ""
     counts = [f"{count} of {name}" for name, count in counts_of_missing(missing, table, catalogue).values()]
@@ -83,7 +83,7 @@ def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogu
 
 
 def contended(table: pd.DataFrame) -> str:
-    """A notice for a run whose CPU other programs used; "" otherwise. The ranking leaves these cases out."""
+    """Return the notice on CPU cases during which other programs used the CPU, or "". No ranking has such cases."""
     measured = table[(table["status"] == "ok") & (table["device_id"] == "")]
     count = sum(LOADED in marks_in(cell) for cell in measured[MARKS]) if MARKS in measured else 0
     return (
@@ -94,7 +94,7 @@ def contended(table: pd.DataFrame) -> str:
 
 
 def _parts(view: View) -> str:
-    """The x at which parts of one computation take least together; "" where no x has all of them."""
+    """Name the x at which the sum of a computation's parts is least; "" if no x has a result of every part."""
     parts = [{point.x: point.value for point in view.points(line)} for line in view.compared]
     totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
     if not totals:
@@ -105,7 +105,7 @@ def _parts(view: View) -> str:
 
 
 def _winners(view: View) -> str:
-    """The best lines at each x and the lead at the largest; "" where no two lines are compared."""
+    """Name the best lines at each x, and the lead at the largest x with one best line; "" for fewer than two lines."""
     found = standings(view)
     if not found:
         return ""
@@ -114,7 +114,7 @@ def _winners(view: View) -> str:
     ahead = [standing for standing in found if len(standing.level) == 1]
     always = [label for label in ahead[-1].level if all(label in each.level for each in found)] if ahead else []
     if always and (len(spans) > 2 or found[-1] is not ahead[-1]):
-        tie = min(each.tie for each in found if len(each.level) > 1)  # "indistinguishable" where any is
+        tie = min(each.tie for each in found if len(each.level) > 1)  # "indistinguishable" if any tie is, else "level"
         words = _span_words(f"{_who(ahead[-1], view)} or {tie}", [each.x for each in found], view)
     elif len(words) > _MOST_LETTERS:
         most = {who: sum(len(xs) for other, xs in spans if other == who) for who, _ in spans}
@@ -136,7 +136,7 @@ def _who(standing: Standing, view: View) -> str:
 
 
 def _span_words(who: str, xs: list[float], view: View) -> str:
-    """The lines with their x: `every`, `up to` and `from` are about all x that were tried."""
+    """Append the values of x to `who`, relative to all that were tried: `at every batch`, `up to 8k`, `from 2k`, ..."""
     tried = view.tried
     if xs == tried:
         return f"{who} at every {view.axis}" if len(xs) > 1 else who
@@ -148,7 +148,7 @@ def _span_words(who: str, xs: list[float], view: View) -> str:
 
 
 def _lead(last: Standing, view: View) -> str:
-    """The lead of the best over the next, at the largest x with a single best."""
+    """Return the lead of the best line over the next in words. last: at the largest x with one best line."""
     (best, _), (after, next_who) = last.ranks[:2]
     at = said_x(last.x) if len(view.tried) > 1 else view.at(said_x(last.x))
     if not view.is_speed:
@@ -158,7 +158,7 @@ def _lead(last: Standing, view: View) -> str:
 
 
 def _best(view: View) -> str:
-    """The line with the highest value, and its lead."""
+    """Name the line with the highest value over all x and its lead over the next; "" for fewer than two lines."""
     found = best_standing(view)
     if not found:
         return ""
@@ -170,14 +170,14 @@ def _best(view: View) -> str:
 
 
 def flags(rows: pd.DataFrame) -> list[str]:
-    """The number of rows with each kind of flag: `3 unsteady`."""
+    """Count the rows with each kind of flag, as in `3 unsteady`."""
     found = [{_FLAGS[mark] for mark in marks_in(cell) if mark in _FLAGS} for cell in rows.get(MARKS, ())]
     counts = {words: sum(words in own for own in found) for words in _FLAGS.values()}
     return [f"{count} {words}" for words, count in counts.items() if count]
 
 
 def _checked(view: View, claim: PaperClaim) -> str:
-    """Whether a claim of the paper holds, and where; "" where no x has both systems."""
+    """Say whether a claim of the paper holds, and at which x; "" if no x has results of both systems."""
     own, other = view.of_system(claim.system), view.of_system(claim.other)
     due = [x for x in view.tried if x >= claim.at_least]
     common = [x for x in due if x in own and x in other]
@@ -197,7 +197,7 @@ def _checked(view: View, claim: PaperClaim) -> str:
 
 
 def _out_of_memory(views: Iterable[View]) -> str:
-    """The ranked lines that ran out of memory, each at the smallest x."""
+    """Name the ranked lines that ran out of memory, each with the smallest x at which it did; "" for none."""
     found: dict[str, list[str]] = {}
     for view in views:
         labels = view.labels(view.ranked)
@@ -212,7 +212,7 @@ def _out_of_memory(views: Iterable[View]) -> str:
 
 
 def _among(xs: Sequence[float], tried: Sequence[float]) -> str:
-    """Some of the tried x in words: their span where no other lies between them, else each."""
+    """Return `xs` in words: as a span if no other tried x lies between them, else as a list."""
     words = [said_x(x) for x in xs]
     return span(words[0], words[-1]) if _are_neighbours(xs, tried) else listed(words)
 

@@ -52,7 +52,7 @@ UNTIMED = "No case was timed: the run only profiled or checked its cases. `ttt-b
 class Around:
     """The site around a page, with addresses relative to the page.
 
-    plotly: the file that all pages share. links: (words, address) in the bar. downloads: (words, address) of files.
+    plotly: the file that all pages share. links: (words, address) in the top bar. downloads: (words, address) of files.
     """
 
     plotly: str
@@ -70,11 +70,11 @@ def render(
     missing: Sequence[Case] = (),
     part: str = "",
 ) -> str:
-    """The page of `records` as HTML, with a policy that forbids everything outside it.
+    """Return the page of `records` as HTML; its Content-Security-Policy forbids everything outside the page.
 
-    profiled: the section of the run's profiles. around: the site, which then has Plotly and the downloads. table:
-    `stats.frame` of the records, if known. missing: planned cases without a record. part: a notice for a page that
-    shows some systems of its run.
+    profiled: the section on the run's profiles. around: the site, if the page is part of one; the page then links to
+    Plotly and the downloads instead of embedding them. table: `stats.frame` of the records, if known. missing: planned
+    cases without a record. part: the notice of `part_of`, or "".
     """
     table = frame(records, catalogue) if table is None else table
     lost = failures(table, missing, catalogue)
@@ -127,7 +127,7 @@ def render(
 
 
 def run_title(name: str, table: pd.DataFrame) -> str:
-    """The title of a run's page: the name of its folder and its devices."""
+    """Return the title of a run's page: the name of the run's folder and the devices."""
     return ", ".join(filter(None, [printable(name), " and ".join(devices_of(table))]))
 
 
@@ -137,7 +137,10 @@ def _template() -> Template:
 
 
 def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:
-    """Cases without a result, grouped by suite, system, reason, phase and L2; `which` names their axes."""
+    """Group the cases without a result by status, system, backend, suites, reason, phase and L2.
+
+    Each dict has the first five, the number of `cases`, and `which`: phase, batches and contexts in words.
+    """
     keys, axes = ["status", "system", "backend", "suites", "reason"], ["phase", "l2", "batch", "context"]
     suites = suites_of_cases(catalogue)
     planned = [
@@ -160,7 +163,7 @@ def _which(rows: pd.DataFrame) -> str:
 
 
 def _filters(table: pd.DataFrame) -> dict[str, list[str]]:
-    """The values for the filters of the results; a case matches by any of its suites."""
+    """Return the choices of each filter of the results by column; a case matches by any of its suites."""
     suites = sorted({suite for names in table["suites"] for suite in names})
     return {"suites": suites} | {name: sorted(table[name].unique()) for name in ("system", "status")}
 
@@ -170,7 +173,7 @@ def _has(system: str, figure: Figure) -> bool:
 
 
 def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]:
-    """(suite, its figures with their numbers); `a-forward` and `a-generate` share a row."""
+    """Return (suite, [(figure's number, figure), ...]) of each suite; `a-forward` and `a-generate` count as one."""
     suites: dict[str, list[tuple[int, Figure]]] = {}
     for number, figure in enumerate(drawn):
         suite = figure.suite.removesuffix("-forward").removesuffix("-generate")
@@ -181,7 +184,7 @@ def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]
 def _facts(
     table: pd.DataFrame, counts: Counter[str], timed: bool, versions: dict[str, str]
 ) -> list[tuple[str, str, str]]:
-    """The strip under the title as (name, value, note): device, software, date, and number of cases."""
+    """Return the facts under the page's title as (name, value, note): device, software, date, number of cases."""
     units = table["device_id"].replace("", None).nunique()
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())
     commits = [short_commit(commit) for commit in table["commit"].unique() if commit]

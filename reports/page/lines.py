@@ -1,4 +1,4 @@
-"""The lines of a figure: which rows each joins, its name and its look.
+"""The lines of a figure: the rows that each line joins, its name, and its look (color, marker, dash).
 
 A line refers to rows of `stats.frame` by number.
 """
@@ -26,7 +26,7 @@ _REQUEST_TIMINGS = _TIMINGS | {"eager": "timed by the host's clock"}  # a reques
 
 @dataclass(frozen=True)
 class Look:
-    """How a system on a backend is drawn: colour, marker, dash, and whether the marker is hollow."""
+    """How a line is drawn: tone (the number of a color in style.css), marker, dash, and whether markers are hollow."""
 
     tone: int
     marker: str
@@ -36,11 +36,12 @@ class Look:
 
 @dataclass(frozen=True)
 class Line:
-    """One (machine, system, backend, size, options) of a figure: rows of the frame, in order of x.
+    """A line of a figure, for one machine, system, backend, size and set of options.
 
-    short: the name at the line's end. tone, marker, dash, hollow: its `Look`. primary: it answers the figure's
-    question. unnamed: the figure lists no backend of its system. base_rows: the rows that divide `rows`, for a line of
-    ratios. y: the column of a line that has another than the figure, such as a lower bound.
+    short: the value that color and marker show, in words, such as the system. tone, marker, dash, hollow: the `Look`.
+    rows: row numbers in `stats.frame`, in order of x. base_rows: for a line of ratios, the rows of the denominators.
+    primary: whether the line answers the figure's question. unnamed: whether `FigureEntry.primary` lacks its system.
+    y: the column of the values if it is not the figure's, such as that of the lower bound; else "".
     """
 
     name: str
@@ -59,7 +60,7 @@ class Line:
 
 
 def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
-    """The tone and marker of each system; a system that the catalogue lacks gets free ones."""
+    """Return the look of each system by name; one that the catalogue lacks gets an unused tone and marker."""
     looks = {entry.name: Look(entry.tone % TONES, entry.marker) for entry in catalogue.systems}
     for name in sorted(set(table["system"]) - set(looks)):
         number = len(looks)
@@ -71,14 +72,14 @@ def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
 
 
 def _unused(looks: Iterable[Look]) -> tuple[list[int], list[str]]:
-    """The tones and the markers that none of these looks has."""
+    """Return (tones, markers): those that none of `looks` uses."""
     taken = [(look.tone, look.marker) for look in looks]
     tones, markers = {tone for tone, _ in taken}, {marker for _, marker in taken}
     return [each for each in range(TONES) if each not in tones], [each for each in MARKERS if each not in markers]
 
 
 class Looks:
-    """The look, order and setting names of the systems and backends of a table, the same in all figures of a page."""
+    """Looks, order and labels for the systems and backends of a table, the same in all figures of a page."""
 
     def __init__(self, table: pd.DataFrame, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
@@ -91,7 +92,10 @@ class Looks:
         self.pairs = self._pair_looks(table)
 
     def _pair_looks(self, table: pd.DataFrame) -> dict[tuple[str, str], Look]:
-        """The look of each (system, backend): hollow where another backend of the system has its dash in a phase."""
+        """Return the look of each (system, backend): the system's tone and marker, the backend's dash.
+
+        If two backends of a system share a dash in a phase, the second has hollow markers or else another dash.
+        """
         dashes = {entry.name: entry.dash for entry in self.catalogue.backends}
         phases = table.groupby(["system", "backend"])["phase"].agg(set).to_dict()
         found: dict[tuple[str, str], Look] = {}
@@ -105,7 +109,10 @@ class Looks:
         return found
 
     def of_one_system(self, system: str) -> Iterator[Look]:
-        """Yield looks without end for a figure of one system: its own first, then tones and markers of no other."""
+        """Yield looks without end for the lines of a figure of one system.
+
+        The system's own look comes first. Later ones also use tones and markers that no drawn system has.
+        """
         own = self.systems[system]
         tones, markers = _unused(look for name, look in self.systems.items() if name in self.drawn)
         tones = [own.tone, *(tone for tone in tones if tone != own.tone)]
@@ -115,7 +122,10 @@ class Looks:
             yield Look(tones[number % len(tones)], markers[(number + number // turn) % len(markers)])
 
     def words(self, column: str, value: Any, phase: str = "") -> str:
-        """A setting as a legend or caption has it, in a figure of a phase; "" for a setting without a value."""
+        """Return a column's value in the words of legends and captions; "" for a missing value, except a device.
+
+        phase: the figure's phase, on which the words for a timing depend.
+        """
         if value is None or pd.isna(value) or value == "":
             return "device not recorded" if column == "device" else ""
         if column == "system":
@@ -133,16 +143,17 @@ class Looks:
 
 @dataclass(frozen=True)
 class FigurePanel:
-    """The rows of one figure, in order of x, with its entry in the catalogue."""
+    """The rows of one figure, in order of x, and the figure's entry in the catalogue."""
 
     looks: Looks
     entry: FigureEntry
     rows: pd.DataFrame
 
     def identity(self) -> list[str]:
-        """The columns that separate lines.
+        """Return the columns whose values separate the rows into lines.
 
-        Timing and the GPU of one model count only where two points share an x: a resumed run may use several GPUs.
+        `device_id` and `timing` are among them only if two points of a line would share an x otherwise: a resumed run
+        may use several GPUs of a model.
         """
         case = ("system", "backend", "size", "batch", "context", *SETTING_COLUMNS, *option_columns(self.rows))
         x = self.entry.along or self.entry.x
@@ -172,16 +183,15 @@ class FigurePanel:
 
     @cached_property
     def _look_column(self) -> str:
-        """The column that colour and marker show.
+        """The column whose values color and marker show: "system", unless the figure has one system.
 
-        It is the system, except in a figure of one system: there the state precision or else the backend, whichever
-        has several values.
+        A figure of one system uses "state_dtype" if that has several values, or else "backend" if that has.
         """
         differing = (name for name in ("state_dtype", "backend") if self.rows[name].nunique() > 1)
         return next(differing, "system") if "system" in self.entry.split else "system"
 
     def _own_looks(self) -> dict[str, Look]:
-        """The look of each value of the look's column, in a figure of one system."""
+        """Return the look of each value of `_look_column`; {} if that is the system."""
         column = self._look_column
         if column == "system":
             return {}
@@ -205,7 +215,7 @@ class FigurePanel:
         )
 
     def _telling(self, columns: list[str]) -> dict[str, set[str]]:
-        """The columns that appear in the names of lines, each with the systems whose lines show it.
+        """Return the columns that appear in names of lines, each with the systems whose lines show it.
 
         A column with several values in the figure appears for all systems. State precision and options appear only for
         systems that have several values.
@@ -221,16 +231,19 @@ class FigurePanel:
         return found
 
     def _filled(self, name: str) -> pd.Series:
-        """The column of an option, with its default where a case leaves it out."""
+        """Return the column of an option, with the option's default in the rows of cases that leave it out."""
         column, default = self.rows[name].astype(object), self.looks.catalogue.axis(name).default
         return column if default is None else column.where(column.notna(), default)
 
     def _rank(self, key: tuple[Any, ...]) -> tuple:
-        """The order of lines: systems, backends, then the other columns, numbers before words."""
+        """Return a line's sort key: system, backend, then the other columns, numbers before words."""
         return self.looks.order[key[0]], self.looks.backends[key[1]], [sortable(value) for value in key[2:]]
 
     def bounds(self) -> list[Line]:
-        """One line of lower bounds for each form, in the state precision with the most values of x."""
+        """Return the lines of lower bounds, one for each system, size, form and set of options; [] if none is known.
+
+        If several state precisions share these, the one with the most values of x has the line.
+        """
         rows = self.rows
         if BOUND not in rows or rows[BOUND].isna().all():
             return []
@@ -250,7 +263,7 @@ class FigurePanel:
         return [self._bound(*bound, telling, dash) for bound, dash in zip(ordered, cycle(_BOUND_DASHES))]
 
     def _with_defaults(self) -> pd.DataFrame:
-        """The rows with the form of each, and each option at its default where a case leaves it out."""
+        """Return the rows with a column "form", and with the defaults of the options that a case leaves out."""
         filled = {name: self._filled(name) for name in option_columns(self.rows)}
         forms = forms_of(self.rows)
         filled["form"] = forms.astype(object).where(forms.notna(), filled["form"]) if "form" in filled else forms
@@ -263,7 +276,7 @@ class FigurePanel:
         return Line(name, short, values["system"], "", 0, MARKERS[0], dash, False, rows, y=BOUND)
 
     def form_pairs(self) -> list[Line]:
-        """Lines of the ratio of primal to dual, from pairs of rows that differ only in the form."""
+        """Return lines of ratios, primal over dual, from pairs of rows that differ only in the form; [] for none."""
         rows, x = self.rows, self.entry.x
         forms = forms_of(rows)
         if set(forms) < {"dual", "primal"}:
@@ -290,13 +303,13 @@ class FigurePanel:
         return lines
 
     def _shared_label(self, backends: Iterable[str]) -> str:
-        """The words that the labels of these backends share at their start."""
+        """Return the words that stand at the same position in the labels of all these backends."""
         labels = [self.looks.catalogue.backend_label(backend).split() for backend in backends]
         return " ".join(words[0] for words in zip(*labels, strict=False) if len(set(words)) == 1)
 
 
 def _grouped(rows: pd.DataFrame, columns: list[str]) -> dict[tuple[Any, ...], list[int]]:
-    """The numbers of the rows by their values in these columns; None for a missing value."""
+    """Group the row numbers by the rows' values in `columns`; a missing value is None in the key."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     keys = rows[columns].astype(object).where(rows[columns].notna(), None)
     for number, key in zip(rows.index, keys.itertuples(index=False, name=None), strict=True):
@@ -305,7 +318,7 @@ def _grouped(rows: pd.DataFrame, columns: list[str]) -> dict[tuple[Any, ...], li
 
 
 def _free(look: Look, taken: set[tuple[str, bool]]) -> Look:
-    """The look with its own (dash, hollow), or with the next that is not taken."""
+    """Return the look with its own (dash, hollow), or if that is taken, with the next one that is not."""
     first = DASHES.index(look.dash)
     dashes = [*DASHES[first:], *DASHES[:first]]
     options = [(dash, hollow) for dash in dashes for hollow in (look.hollow, not look.hollow)]
@@ -314,18 +327,18 @@ def _free(look: Look, taken: set[tuple[str, bool]]) -> Look:
 
 
 def _set_apart(line: Line, others: Sequence[Line]) -> Line:
-    """The line with a dash or fill that no other line of its tone and marker has."""
+    """Return the line with a dash and fill that no other line of the same tone and marker has."""
     taken = {(other.dash, other.hollow) for other in others if (other.tone, other.marker) == (line.tone, line.marker)}
     look = _free(Look(line.tone, line.marker, line.dash, line.hollow), taken)
     return replace(line, dash=look.dash, hollow=look.hollow)
 
 
 def sortable(value: Any) -> tuple[int, float, str]:
-    """A key that sorts numbers before words."""
+    """A sort key that puts numbers before words."""
     return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
 
 
 def forms_of(rows: pd.DataFrame) -> pd.Series:
-    """The form of each row: its option, or else the suffix of its backend's name."""
+    """Return each row's form, "dual" or "primal": the option, or else the suffix of the backend's name, or NaN."""
     suffix = rows["backend"].str.extract(r"-(dual|primal)$", expand=False)
     return rows["form"].astype(object).where(rows["form"].notna(), suffix) if "form" in rows else suffix

@@ -13,7 +13,7 @@ const rowSigns = (row) => signsOf(marksIn(cell(row, "marks"), "latency_ms"));
 const allRows = [...Array(page.count).keys()];
 const hiddenSystems = new Set();
 
-/* The columns of a table; `names` are labels of values. */
+/* The columns with these `names` as a Table takes them; in a column, `names` maps values to labels. */
 function tableColumns(names) {
   return names.map((key) => ({ key, label: page.labels[key] ?? key, numeric: page.numeric.includes(key), scale: page.scales[key] ?? 1, names: page.names[key] ?? Object.create(null) }));
 }
@@ -50,7 +50,7 @@ function startResults() {
   document.getElementById("filters").onreset = () => setTimeout(apply);
 }
 
-/* The menu of columns, which opens with the short choice. */
+/* Fill the menu of columns; the columns that the table shows at first are checked. */
 function startChooser(table) {
   const boxes = page.shown.map((name) => {
     const box = element("input", { type: "checkbox", value: name, checked: page.short.includes(name) });
@@ -79,7 +79,7 @@ function startFigures() {
 
 let cameFrom = null; // {hash, from}: the address and element that a reader left
 
-/* Go `from` an element to a part of the page, also if the address names it already. */
+/* Go to an anchor and remember the element `from` for `comeBack`. If the address has the anchor, follow it again. */
 function goTo(anchor, from) {
   if (location.hash === `#${anchor}`) {
     dispatchEvent(new HashChangeEvent("hashchange"));
@@ -89,14 +89,14 @@ function goTo(anchor, from) {
   location.hash = anchor;
 }
 
-/* On return, focus the element that the reader left. */
+/* If the reader has returned to the address that they left, focus the element that they left. */
 function comeBack() {
   if (cameFrom?.hash !== location.hash) return;
   cameFrom.from.focus({ preventScroll: true });
   cameFrom = null;
 }
 
-/* Highlight and show the figure in the address, with the settings there. */
+/* Highlight the figure that the address names, apply the settings in the address, and scroll to the figure. */
 function followAddress(figures) {
   const [id, query] = location.hash.slice(1).split("?");
   const named = figures.find(({ data }) => encodeURIComponent(data.id) === id);
@@ -116,7 +116,7 @@ async function drawInView(figures) {
   }
 }
 
-/* Draw all figures; a picture has no sign to click. */
+/* Draw all figures; in a picture, without boxes that offer a profile to click. */
 async function drawAll(figures, isPicture = false) {
   for (const figure of figures) await figure.draw(isPicture ? figure.plot.clientWidth : undefined);
 }
@@ -147,7 +147,7 @@ function startPrint(figures) {
   addEventListener("afterprint", () => redraw(figures));
 }
 
-/* The index of figures, with thumbnails drawn when first opened. */
+/* Draw the thumbnails in the index of figures when it is first opened. */
 function startIndex(figures) {
   const index = document.getElementById("index");
   index?.addEventListener("toggle", () => {
@@ -155,7 +155,7 @@ function startIndex(figures) {
   }, { once: true });
 }
 
-/* The BibTeX entry, with the page's address if it has one. */
+/* Add the page's web address, if it has one, to the BibTeX entry, and start the entry's copy button. */
 function startCitation() {
   const entry = document.getElementById("citation");
   if (location.protocol.startsWith("http")) entry.textContent = entry.textContent.replace(/\n}$/, `,\n  url     = {${location.href.split("#")[0]}}\n}`);
@@ -183,7 +183,7 @@ function tableCsv() {
   return csvText([names, ...allRows.map((row) => names.map((name) => cell(row, name)))]);
 }
 
-/* The download buttons; a page of a site links to files instead. */
+/* Start the download buttons; a page of a site links to files instead. */
 function startDownloads() {
   if (!document.getElementById("records")) return;
   document.getElementById("save-csv").onclick = () => save("records.csv", "text/csv", tableCsv());

@@ -1,4 +1,4 @@
-"""Pages that show only some systems of a run."""
+"""Pages that show only some systems of a run: which cases they show, and the notice about the others."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,12 +9,12 @@ from reports.words import listed
 
 
 def is_of(case: Case, systems: Sequence[str]) -> bool:
-    """Whether a case belongs to these systems, each NAME or NAME/BACKEND. An empty list means all."""
+    """Return whether a case belongs to one of `systems`, each NAME or NAME/BACKEND; true if the list is empty."""
     return not systems or case.system in systems or case.system_backend in systems
 
 
 def part_of(cases: Iterable[Case], systems: Sequence[str], catalogue: Catalogue) -> str:
-    """A notice for a page of `systems` from a run with these cases; "" where it shows all of them."""
+    """Return the notice that a page shows only `systems` of a run with `cases`; "" if it shows every case."""
     others = len({case.key for case in cases if not is_of(case, systems)})
     names = [_name(system, catalogue) for system in dict.fromkeys(systems)]
     shown = f"Only {listed(names)} {'is' if len(names) == 1 else 'are'} shown"

@@ -1,6 +1,6 @@
 /* A figure's numbers as a table: one row per x, one column per line. */
 
-/* A table that is too wide for its column makes the figure as wide as the page. */
+/* Draw the table; if it is too wide for the figure's column, the figure becomes as wide as the page. */
 function drawPivot(figure) {
   const { points } = figure;
   const drawing = figure.drawing();
@@ -34,7 +34,7 @@ function pivotCaption(drawing) {
   return `${[drawing.yTitle, ...(drawing.shared.length ? [`all lines: ${drawing.shared.join(", ")}`] : []), ...brackets, ...drawing.notes].join("; ")}.`;
 }
 
-/* `data-line` labels the cell on a narrow screen, which stacks the cells of a row. */
+/* A cell of the table. A narrow screen stacks the cells of a row; there `data-line` labels the cell. */
 function pivotCell(points, drawing, line, name, point) {
   const cell = element("td", { className: "number" });
   cell.dataset.line = name;

@@ -27,7 +27,8 @@ class Points {
     Object.assign(this, { data, cell, scales });
   }
 
-  /* Value, low and high of `column` in its unit. The interval is `over` processes if known, else `within` one. */
+  /* {value, low, high, within, over} of a row in the column's unit, or null. Low and high are the ends of the interval
+     `over` processes if known, else of the interval `within` one process. */
   value(row, column = this.data.y) {
     const raw = this.cell(row, column);
     if (raw === null) return null;
@@ -41,12 +42,12 @@ class Points {
     return { value, low, high, within, over };
   }
 
-  /* The value of a case with a result. A lower bound, in the column `bound`, needs none. */
+  /* The value of a row whose case has a result, else null. A lower bound, in the column `bound`, needs no result. */
   result(row, bound = "") {
     return bound || this.cell(row, "status") === "ok" ? this.value(row, bound || this.data.y) : null;
   }
 
-  /* The interval that a time or a rate has from the latency; null for other columns. */
+  /* The interval of a time or a rate, from the latency's in the columns `lowest` and `highest`; null for others. */
   interval(row, column, value, lowest, highest) {
     const [median, low, high] = ["latency_ms", lowest, highest].map((name) => this.cell(row, name));
     if (low === null || high === null) return null;
@@ -55,15 +56,16 @@ class Points {
     return null;
   }
 
-  /* The ratio of two values, with the worst case of their intervals. */
+  /* The ratio of two values, with an interval for the worst case of their intervals. */
   quotient(own, divisor) {
     if (!own || !divisor) return null;
     const over = own.over ?? divisor.over;
     return { value: own.value / divisor.value, low: own.low / divisor.high, high: own.high / divisor.low, over };
   }
 
-  /* The points of a line, divided by the line `base` or by its own base rows if it has them.
-     `lost`: the row that leaves a point without a value: its own or its baseline. */
+  /* The points of a line, divided by the line `base` or by the line's own base rows, if there are any.
+     `lost`: the row that leaves a point without a value: its own, or that of the baseline, or null if that has no row.
+     `measured`: the rows whose flags concern the point. */
   of(line, base = null) {
     const bases = base && new Map(base.rows.map((row) => [this.cell(row, this.data.x), row]));
     return line.rows.map((row, at) => {
@@ -118,7 +120,7 @@ class Points {
     return !page.untried.includes(this.cell(point.lost, "status"));
   }
 
-  /* The meaning of each sign in these [line, points]. */
+  /* The footnotes that explain the signs at these [line, points]. */
   footnotes(lines) {
     const points = lines.flatMap(([, all]) => all);
     const signed = points.filter((point) => point.y);
@@ -131,14 +133,14 @@ class Points {
     ];
   }
 
-  /* The sequences of a full cache, which the notes of its points have. */
+  /* How many sequences fit into a full cache, as in `: 172 of 512`, from the notes of the points. */
   fullCounts(points) {
     const notes = points.flatMap((point) => point.measured.map((row) => /(\d+) of (\d+) sequences/.exec(this.cell(row, "notes") ?? ""))).filter(Boolean);
     const ends = (values) => [...new Set([smallest(values), largest(values)])].join("–");
     return notes.length ? `: ${ends(notes.map((found) => Number(found[1])))} of ${ends(notes.map((found) => Number(found[2])))}` : "";
   }
 
-  /* The line, the x, and the value with its interval. */
+  /* [line's name, x, value with its interval] of a point, in words. */
   brief(line, point, yTitle) {
     const value = point.y ? `${yTitle}: ${shown(point.y.value)}${point.y.low < point.y.high ? ` [${shown(point.y.low)}, ${shown(point.y.high)}]` : ""}` : this.whyNot(point);
     return [line.name, `${this.data.x_title}: ${axisLabel(point.x)}`, value];

@@ -25,10 +25,11 @@ from reports.stats import (
 )
 from reports.words import said_setting
 
-LEVEL = 0.05  # values closer than this are level: runs on different days differ by 2 to 3%
-DOUBTFUL = 0.5  # flagged values closer than this are not ranked: one unsteady step took 36% longer in a second run
-_UNSURE = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}
-_BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))  # the first that a row has, as in points.js
+LEVEL = 0.05  # values that differ by a smaller share are level: runs on different days differ by 2 to 3%
+DOUBTFUL = 0.5  # flagged values need a larger share to be ranked: an unsteady step took 36% longer in a second run
+_UNSURE = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}  # flags that make a value doubtful
+# Columns with the ends of an error bar: the first pair that a row has counts, as in points.js.
+_BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
 _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that differ in one of these are not compared
 
 
@@ -36,7 +37,7 @@ _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that diffe
 class Point:
     """A measured point in the figure's unit, with its interval.
 
-    doubt: how far the value may be off because of a flag, as a share of it.
+    doubt: the share by which a flagged value may be off; 0 without a flag.
     """
 
     x: float
@@ -49,7 +50,10 @@ class Point:
         return max(self.value, other.value) <= (1 + share) * min(self.value, other.value)
 
     def hides(self, other: "Point") -> bool:
-        """Whether the run leaves open which of the two is better. Sure points that are level are not hidden."""
+        """Return whether the run leaves open which point is better.
+
+        It does if the intervals overlap and the values are not level, or if a flag makes the difference doubtful.
+        """
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
             return overlap or self.is_level(other, doubt)
@@ -60,7 +64,8 @@ class Point:
 class Standing:
     """The order of the lines at one x.
 
-    ranks: (point, label), the best first. level: labels of the lines that share the first rank. tie: how to say it.
+    ranks: (point, label of its line), the best first. level: labels of the lines that share the first rank.
+    tie: the word for several such lines, "level" or "indistinguishable".
     """
 
     x: float
@@ -71,7 +76,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class View:
-    """A figure with its table and catalogue."""
+    """A figure with the table and catalogue that it was made from."""
 
     table: pd.DataFrame
     catalogue: Catalogue
@@ -91,21 +96,21 @@ class View:
 
     @property
     def is_parts(self) -> bool:
-        """Whether the lines are parts of one computation, which add up."""
+        """Whether the lines are parts of one computation, whose times add up."""
         return "part" in self.table and bool((self.rows(self.ranked)["part"].fillna("") != "").any())
 
     @cached_property
     def ranked(self) -> list[Line]:
-        """The primary lines, and measured lines of systems that the figure does not list."""
+        """The lines to rank: the primary ones, and those with results of systems without a primary line."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
         return [line for line in drawn if line.primary or (line.unnamed and self.points(line))]
 
     @cached_property
     def alike(self) -> list[Line]:
-        """The ranked lines that share all settings except system and backend.
+        """The largest set of ranked lines that agree in all settings except system and backend.
 
-        The largest set of measured lines counts, then the set with most options at their defaults, then the last. A
-        line without a setting belongs to every value of it.
+        The size is the number of lines with a result. The first tie-break is the number of options at their defaults,
+        the second prefers the last line. A line without a setting agrees with every value of it.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []
@@ -120,7 +125,7 @@ class View:
 
     @cached_property
     def compared(self) -> list[Line]:
-        """The comparable lines with a result."""
+        """The lines of `alike` with a result."""
         return self._measured(self.alike)
 
     def _measured(self, lines: Iterable[Line]) -> list[Line]:
@@ -128,7 +133,11 @@ class View:
 
     @cached_property
     def _apart(self) -> list[str]:
-        """The columns that separate lines: the case's settings and, between systems, options that one has twice."""
+        """The columns in which compared lines must agree.
+
+        They are the settings of a case with several values and, in a figure of several systems, the options of which
+        one system and backend has several values.
+        """
         rows = self.rows(self.ranked)
         found = [name for name in _CASE_SETTINGS if rows[name].nunique() > 1]
         if rows["system"].nunique() > 1:
@@ -142,20 +151,21 @@ class View:
 
     @cached_property
     def tried(self) -> list[float]:
-        """The values of x at which a comparable line ran, in order."""
+        """The values of x at which a line of `alike` ran, in order."""
         rows = self.rows(self.alike)
         return sorted(rows[self.figure.x][~rows["status"].isin(UNTRIED)].unique())
 
     @cached_property
     def held(self) -> list[str]:
-        """Settings of the compared lines that set them apart from the other ranked lines, in words."""
+        """The settings in which the compared lines agree and the ranked lines do not, in words such as `batch 16`."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
         return [said_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
     def labels(self, lines: Sequence[Line], omitted: Collection[str] = ()) -> dict[str, str]:
-        """Choose a label for each line: its short name if that is unique, or else its distinct parts. Keys are names.
+        """Return a label for each line by its name.
 
-        omitted: parts of names that the sentence states elsewhere.
+        It is the first of these that is unique: short name, name without the parts that all lines share, whole name.
+        omitted: more parts to leave out of the second, as the sentence states them elsewhere.
         """
         names = [line.name.split(BETWEEN) for line in lines]
         shared = set(names[0]).intersection(*names[1:]) if len(names) > 1 else set()
@@ -176,7 +186,7 @@ class View:
         return self.catalogue.axis(self.figure.x).phrase.replace("{}", x)
 
     def points(self, line: Line) -> list[Point]:
-        """The points with a result."""
+        """Return the points of a line that have a result."""
         if line.name not in self._points:
             self._points[line.name] = list(self._read(line))
         return self._points[line.name]
@@ -199,18 +209,21 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """The largest x at which the line was tried, or was skipped because a smaller one did not fit."""
+        """Return the largest x of a line that was tried, or skipped as a smaller one did not fit or took too long."""
         if self.figure.along:  # x is a result, so no line stops at one
             return math.inf
         rows = self.rows([line])
         return max(rows[self.figure.x][rows["status"] != "unstarted"])
 
     def of_system(self, system: str) -> dict[float, Point]:
-        """The points of a system's compared lines by x."""
+        """Return the points of a system's compared lines by x."""
         return {point.x: point for line in self.compared if line.system == system for point in self.points(line)}
 
     def standing(self, x: float, ranks: Sequence[tuple[Point, str]]) -> Standing:
-        """The first rank holds every line that is level with the best or as close as the run can tell."""
+        """Order the lines at `x` by value, the best first. ranks: (point, label) of each line.
+
+        Every line that is level with the best, or that the run cannot tell from it, shares the first rank.
+        """
         ordered = sorted(ranks, key=lambda rank: rank[0].value if self.lower_is_better else -rank[0].value)
         best = ordered[0][0]
         level = tuple(label for point, label in ranks if best.is_level(point) or best.hides(point))
@@ -218,12 +231,12 @@ class View:
         return Standing(x, ordered, level, "indistinguishable" if is_hidden else "level")
 
     def rows(self, lines: Iterable[Line]) -> pd.DataFrame:
-        """The table's rows of these lines."""
+        """Return the table's rows of these lines."""
         return self.table.loc[[row for line in lines for row in line.rows]]
 
 
 def standings(view: View) -> list[Standing]:
-    """The standing at each x where at least two compared lines have a result."""
+    """Return the standing at each x where at least two compared lines have a result, in order of x."""
     at: dict[float, list[tuple[Point, str]]] = {}
     labels = view.labels(view.alike, view.held)
     for line in view.compared if view.metric.better else ():
@@ -233,7 +246,10 @@ def standings(view: View) -> list[Standing]:
 
 
 def best_standing(view: View) -> Standing | None:
-    """Rank the lines by their best values; without lines that were not tried up to the x of the best one."""
+    """Rank the compared lines by their highest values; None for fewer than two lines.
+
+    A line that was not tried up to the x of the highest value is left out.
+    """
     labels = view.labels(view.alike, view.held)
     tops = [(max(view.points(line), key=lambda point: point.value), line) for line in view.compared]
     tops.sort(key=lambda top: -top[0].value)
@@ -242,7 +258,10 @@ def best_standing(view: View) -> Standing | None:
 
 
 def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
-    """The ends of a point's error bar, as multiples of its value. Rates without an interval use the latency's."""
+    """Return the ends (low, high) of a point's error bar as multiples of its value; (1, 1) for no interval.
+
+    cells: a row of the table. y: the metric's column. Latencies, and rates without an interval, use the latency's.
+    """
     low, high = (cells.get(name, math.nan) for name in own_ends(y))
     if y not in LATENCIES and pd.notna(low) and pd.notna(high):
         return low / cells[y], high / cells[y]

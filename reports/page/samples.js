@@ -1,7 +1,7 @@
 /* The samples of a point: a strip with one dot per sample, and a CSV file. */
 
 const STRIP = { width: 360, height: 44, pad: 6 };
-let allSamples = null; // by row and process, unpacked at the first point
+let allSamples = null; // ms by row and process, unpacked when a point is first shown
 
 async function showSamples(host, line, point) {
   allSamples ??= unpacked("samples").then(JSON.parse);

@@ -1,4 +1,4 @@
-/* Lines in a legend, and figures in the index. */
+/* Small drawings: a line in the legend, and a figure in the index. */
 
 const DASH_ARRAYS = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4", longdashdot: "11 3 2 3" };
 const MARKER_PATHS = {

@@ -2,7 +2,7 @@
 
 const ROWS_A_PAGE = 100;
 const WORDS = ["suites", "reason", "which", "notes"]; // columns that wrap
-const LONG = 30, LONG_LABEL = 15; // characters that need a wide column
+const LONG = 30, LONG_LABEL = 15; // longer cells and labels, in characters, need a wide column
 const collator = new Intl.Collator("en", { numeric: true });
 const fourDigits = new Intl.NumberFormat("en", { minimumSignificantDigits: 4, maximumSignificantDigits: 4, useGrouping: false });
 
@@ -12,7 +12,7 @@ function element(tag, properties = {}, ...children) {
   return node;
 }
 
-/* For any number of values; a call has a limited number of arguments. */
+/* Unlike Math.min(...values), these take any number of values. */
 const smallest = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
 const largest = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
 
@@ -126,7 +126,7 @@ class Table {
     }));
   }
 
-  /* Put the flags of a number in front of it. */
+  /* Put the signs of a number's flags in front of the number. */
   sign(cell, signs) {
     if (!signs.length) return;
     const meaning = signs.map(([, , each]) => each).join("; ");
@@ -135,7 +135,7 @@ class Table {
   }
 }
 
-/* Tables print whole. */
+/* Draw the tables with all rows, for printing, or with one page of them. */
 function drawTables(whole) {
   for (const scroller of document.querySelectorAll(".scroller")) scroller.table?.draw(whole);
 }

@@ -2,7 +2,8 @@
 
 const THEME = "ttt-bench theme"; // key in localStorage
 
-/* Read the chosen theme; store it first if given, remove it for "". A browser may refuse storage. */
+/* Store the theme if it is given, or remove the stored one for ""; then return the stored theme. Null if there is none
+   or if the browser refuses storage. */
 function chosenTheme(theme) {
   try {
     if (theme) localStorage.setItem(THEME, theme);
@@ -13,7 +14,7 @@ function chosenTheme(theme) {
   }
 }
 
-/* Start the theme button; `redraw` repaints what has colors of its own. */
+/* Start the theme button. `redraw` repaints drawings, which do not follow the style by themselves. */
 function startTheme(redraw) {
   const button = document.getElementById("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");

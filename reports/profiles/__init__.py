@@ -1,1 +1,1 @@
-"""The section on profiles."""
+"""The section on profiles of a run's page."""

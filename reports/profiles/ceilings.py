@@ -10,11 +10,11 @@ from reports.roofline import CEILINGS
 
 _LONG = 0.005  # share of the kernels' time, from which a kernel's rate may raise a peak
 _PLAUSIBLE = 1.25  # times the measured peak: a kernel beyond it is miscounted
-_LIKE = 0.15  # counted launches that differ more from the mean time may have done other work
+_LIKE = 0.15  # share of the mean time; counted launches that differ by more may have done other work
 
 
 def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ()) -> dict[str, dict[str, float]]:
-    """The measured peaks by device name: the highest of all processes and counted kernels.
+    """Return the measured peaks (`CEILINGS`) by device name: the highest of all processes and counted kernels.
 
     Systems share one peak per device, as a power-capped GPU measures GEMM rates up to 20% apart.
     """
@@ -30,7 +30,7 @@ def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ())
 
 
 def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] = ()) -> list[Profile]:
-    """Give the profiles the measured peaks that they share with the records; without a device, their own."""
+    """Return the profiles with the `common_ceilings` of their devices; one without a device keeps its own peaks."""
     highest = common_ceilings(records, profiles)
 
     def of(profile: Profile) -> dict[str, float | None]:
@@ -41,7 +41,7 @@ def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] 
 
 
 def reached(region: Region) -> dict[str, float | None]:
-    """The measured peaks of a region; if one of its kernels was faster, that kernel's rate.
+    """Return a region's measured peaks, or the rate of its fastest kernel where that is higher.
 
     On a power-capped GPU, a GEMM of the case can exceed the measured peak by 15%.
     """

@@ -17,7 +17,7 @@ _LEVELS = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
 class Counted:
     """A kernel with counters, as the page shows it.
 
-    share: of the kernels' time. bound: its bottleneck in words.
+    share: of the time of all kernels. bound: the kernel's bottleneck in words.
     """
 
     kernel: Kernel
@@ -51,7 +51,7 @@ class Counted:
 
     @property
     def memory(self) -> list[tuple[str, list[str]]]:
-        """(level, [MB read, MB written, MB, GB/s, hit rate in %]) of each counted level; "" for unknown numbers."""
+        """(memory level, [MB read, MB written, both, GB/s, hit rate in %]) per launch; "" for unknown numbers."""
         levels = ((name, self._traffic(level)) for level, name in _LEVELS.items())
         return [
             (name, ["" if number is None else said_number(number) for number in numbers])
@@ -61,7 +61,7 @@ class Counted:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """(name, words) of the launch, its occupancy and its resources."""
+        """(name, value in words) of the size, occupancy and resources of a launch."""
         kernel, counters = self.kernel, self.counters
         return [
             (name, said)
@@ -99,7 +99,7 @@ class Counted:
 
 
 def counted_kernels(profile: Profile) -> list[Counted]:
-    """The longest kernels with counters that take at least 1% of the kernels' time."""
+    """Return the `_MOST` longest kernels among those with counters and at least 1% of all kernels' time."""
     total = sum(kernel.time_us for kernel in profile.kernels)
     found = [
         Counted(kernel, kernel.counters, kernel.time_us / total, bound_of(kernel, profile))

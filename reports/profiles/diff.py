@@ -15,13 +15,13 @@ from reports.profiles.parts import GAPS, LABELS, kernel_parts, parts, spoken
 from reports.profiles.words import AGREES, bound_of, cause, short
 from reports.resources import environment
 
-_NAMED = 0.1  # share of the sum of all differences, from which the sentence names a part
+_NAMED = 0.1  # share of the sum of all differences from which the sentence names a part
 _MOST = 12  # kernels per table
 
 
 @dataclass(frozen=True)
 class TimeDiff:
-    """Milliseconds per unit of work of a part or kernel in `a` and in `b`; None where it does not run."""
+    """The time of a part or kernel, in ms per unit of work, in profiles `a` and `b`; None where it does not run."""
 
     name: str
     a_ms: float | None
@@ -29,7 +29,7 @@ class TimeDiff:
 
     @property
     def ms(self) -> float:
-        """The additional time in `b`."""
+        """The additional time in `b`, in ms; negative if `a` takes longer."""
         return (self.b_ms or 0.0) - (self.a_ms or 0.0)
 
 
@@ -54,7 +54,7 @@ class Diff:
 
     @property
     def digits(self) -> int:
-        """Digits behind the point: the time of `b` has four in all."""
+        """The number of decimals with which the time of `b` has four digits in all."""
         return max(0, 3 - math.floor(math.log10(self.b.unit_ms)))
 
     @property
@@ -79,7 +79,7 @@ class Diff:
         return f"{head}{f': {said}' if said else ''}.{why and f' {why}'}"
 
     def _bottleneck(self, rows: list[TimeDiff]) -> str:
-        """The bottleneck of the kernel that grew most in the part that grew most; "" without counters."""
+        """Name the bottleneck of the kernel that grew most in the part that grew most; "" without counters."""
         longer = max(rows, key=lambda row: row.ms)
         if longer.name == GAPS:
             return f"Idle time is {cause(self.b)}."
@@ -114,7 +114,7 @@ def _signed(ms: float) -> str:
 
 
 def diff_of_runs(a: Run, b: Run, names: tuple[str, str]) -> Markup:
-    """HTML that compares the cases which both runs profiled, the largest difference first; "" for none."""
+    """Return HTML that compares the cases which both runs profiled, the largest ratio first; "" for none."""
     profiles = (with_common_ceilings([*run.profiles().values()], run.records()) for run in (a, b))
     before, after = ({each.case.key: each for each in side if each.region_us} for side in profiles)
     pairs = [Diff(each, after[key], *names) for key, each in before.items() if key in after]

@@ -11,9 +11,9 @@ NAMED = 100  # kernels per case that have a row in the page's table
 
 
 def drawing(profile: Profile) -> dict[str, Any]:
-    """The values that `section.js` draws.
+    """Return the values that `section.js` draws. A part is an index into `LABELS`.
 
-    kernels: the part of each kernel with a row. timeline: None without launch times.
+    kernels: the part of each kernel that has a row in the table. timeline: None without launch times.
     """
     by_name = kernel_parts(profile)
     return {
@@ -24,9 +24,9 @@ def drawing(profile: Profile) -> dict[str, Any]:
 
 
 def roofline(profile: Profile) -> dict[str, Any]:
-    """Measured peaks in GB/s and TFLOP/s, and the points under them.
+    """Return the measured peaks in GB/s and TFLOP/s, and the points under them.
 
-    points: (kernel, FLOPs per byte, TFLOP/s, ms per unit, FLOPs per byte of the L2, whether FP32 is its peak).
+    points: (kernel's row, FLOPs per byte, TFLOP/s, ms per unit, FLOPs per byte of the L2, whether FP32 is the peak).
     parts: (part, FLOPs per byte, TFLOP/s, ms per unit), from the adapter's count of work.
     """
     counters = [kernel.counters for kernel in profile.kernels if kernel.counters]
@@ -47,9 +47,10 @@ def roofline(profile: Profile) -> dict[str, Any]:
 
 
 def timeline(profile: Profile) -> dict[str, Any]:
-    """The launches of a step as columns of integers, and the paths of their ranges.
+    """Return the launches of a step as columns of integers, and the paths of their ranges.
 
-    wait: ns since the end of the previous launch; time: ns; kernel: its row, `NAMED` without one.
+    range: index into paths, -1 for none. kernel: row in the table, `NAMED` for none. part: index into `LABELS`.
+    wait: ns since the end of the previous launch. time: duration in ns.
     """
     found = profile.timeline
     return {
@@ -63,7 +64,7 @@ def timeline(profile: Profile) -> dict[str, Any]:
 
 
 def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
-    """(GB/s, TFLOP/s, FLOPs per byte) of a kernel; None for each that was not counted."""
+    """Return (GB/s, TFLOP/s, FLOPs per byte) of a kernel, each None if it was not counted."""
     if not kernel.mean_us:
         return None, None, None
     moved, computed = kernel.dram_bytes, kernel.operations
@@ -75,20 +76,20 @@ def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
 
 
 def l2_intensity(kernel: Kernel) -> float | None:
-    """FLOPs per byte of L2 traffic; None where either was not counted."""
+    """Return a kernel's FLOPs per byte of L2 traffic; None if either was not counted."""
     counted = kernel.counters
     return counted.operations / counted.l2_bytes if counted and counted.operations and counted.l2_bytes else None
 
 
 def unplaced(region: Region) -> float:
-    """The share of the kernels' time without a point in the roofline; 0 where nothing was counted."""
+    """Return the share of all kernels' time that has no point in the roofline; 0 if no kernel has a point."""
     total = sum(kernel.time_us for kernel in region.kernels)
     placed = sum(kernel.time_us for _, kernel, *_ in _placed(region))
     return 1 - placed / total if placed else 0.0
 
 
 def _placed(region: Region) -> Iterator[tuple[int, Kernel, float, float]]:
-    """(row, kernel, FLOPs per byte, TFLOP/s) of the kernels that a logarithmic roofline can show."""
+    """Yield (row, kernel, FLOPs per byte, TFLOP/s) of the kernels that a logarithmic roofline can show."""
     for place, kernel in enumerate(region.kernels[:NAMED]):
         _, tflops, intensity = rates(kernel)
         if tflops and intensity:

@@ -1,7 +1,7 @@
 """The parts of a profiled case (GEMMs, TTT kernel, attention or scan, ...), and their lower bounds.
 
-A kernel's range or else its name tells its part. A part's lower bound is its work at the region's measured peaks. The
-work is the adapter's count (`Region.work`), else that of the hardware counters.
+The range around a kernel's launch decides its part, or else the kernel's name. A part's lower bound is its work at the
+region's measured peaks. The adapter counts the work (`Region.work`), or else the hardware counters do.
 """
 
 import re
@@ -23,10 +23,10 @@ LABELS = {
     OTHER: "Other",
     GAPS: "Idle",
 }
-_USED = 1.0  # percent of the tensor cores' peak, from which a kernel uses them
-_COVERED = 0.9  # share of a part's time, from which its counted kernels stand for the part
+_USED = 1.0  # percent of the tensor cores' peak from which a kernel counts as using them
+_COVERED = 0.9  # share of a part's time that kernels with known bounds must take to stand for the whole part
 
-# The first match counts.
+# Patterns of kernel names by part; the first match counts.
 _NAMES = (
     (TTT, re.compile(r"^_?(dual|primal)(_\w+)?$|linear_forward|mlp_forward|forward_(32_)?kernel|\bttt_")),
     (EDGES, re.compile(r"conv(?!ert)|norm(?!al)|swiglu(?!_product)|query_key|rotary|rope", re.I)),
@@ -60,8 +60,8 @@ _NAMES = (
 class ProfilePart:
     """A part of a region's time.
 
-    floor_us: its lower bound; None where it is unknown. of_model: whether the adapter counted the work.
-    with_head: whether it holds the head's GEMM, which no range tells apart.
+    floor_us: the part's lower bound; None if unknown. of_model: whether the bound is from the adapter's count of work.
+    with_head: whether the part includes the LM head's GEMM, as no range separates that from other GEMMs.
     """
 
     name: str
@@ -78,13 +78,13 @@ class ProfilePart:
 
 
 def spoken(part: str) -> str:
-    """A part's label within a sentence."""
+    """Return a part's label as it is written within a sentence."""
     label = LABELS[part]
     return label if label[1].isupper() else label[0].lower() + label[1:]
 
 
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
-    """The part of a kernel. path: the ranges around its launch; has_layers: whether ranges name layers."""
+    """Return the part of a kernel. path: the ranges around its launch. has_layers: whether any range is a layer's."""
     if OPERATOR in path:
         return TTT
     part = next((part for part, pattern in _NAMES if pattern.search(name)), OTHER)
@@ -93,7 +93,7 @@ def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> 
 
 
 def parts(region: Region) -> list[ProfilePart]:
-    """The parts that take time, in the order of `LABELS`; their times add up to the region's.
+    """Return the parts that take time, in the order of `LABELS`; their times add up to the region's.
 
     Kernels that overlap share the time in which any ran.
     """
@@ -123,7 +123,10 @@ def parts(region: Region) -> list[ProfilePart]:
 
 
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
-    """The work of one unit by part; the head's joins the GEMMs' where no range tells them apart."""
+    """Return the work of one unit by part; the head's is added to the GEMMs' unless `present` has the head.
+
+    present: the parts with kernels.
+    """
     work = dict(region.work)
     if HEAD in work and HEAD not in present and PRODUCTS in work:
         work[PRODUCTS] += work.pop(HEAD)
@@ -136,26 +139,29 @@ def _model_floor_us(work: Work | None, region: Region) -> float | None:
 
 
 def kernel_floor_us(kernel: Kernel, region: Region) -> float | None:
-    """The lower bound of a kernel's launches: its bytes at copy bandwidth, or its FLOPs at the peak rate."""
+    """Return the lower bound of all launches of a kernel in µs; None if unknown.
+
+    It is the longer of two times: the bytes at copy bandwidth, and the FLOPs at the peak rate.
+    """
     each = floor_ms(kernel.operations, kernel.dram_bytes, ceilings_of(kernel, region))
     return None if each is None else 1e3 * each * kernel.launches
 
 
 def is_fp32(kernel: Kernel) -> bool:
-    """Whether the kernel's peak is that of FP32: it is known, and the tensor cores are idle."""
+    """Return whether FP32 is the kernel's peak: the FP32 peak was counted, and the tensor cores are idle."""
     counters = kernel.counters
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 
 
 def ceilings_of(kernel: Kernel, region: Region) -> dict[str, float | None]:
-    """The region's measured peaks, with the FP32 peak for a kernel that leaves tensor cores idle."""
+    """Return the region's measured peaks; if the kernel leaves tensor cores idle, FP32 replaces the GEMM rate."""
     if kernel.counters is None or not is_fp32(kernel):
         return region.ceilings
     return {**region.ceilings, "product_tflops": kernel.counters.fp32_peak_tflops}
 
 
 def kernel_parts(region: Region) -> dict[str, str]:
-    """The part in which each kernel takes longest, by the kernel's name."""
+    """Return the part in which each kernel takes most of its time, by the kernel's name."""
     found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for kernel, part, share in _shares(region):
         found[kernel.name][part] += share
@@ -163,7 +169,7 @@ def kernel_parts(region: Region) -> dict[str, str]:
 
 
 def launch_parts(region: Region) -> list[str]:
-    """The part of each launch of the region's timeline."""
+    """Return the part of each launch of the region's timeline."""
     told, by_name = _Told(region), kernel_parts(region)
     pairs = zip(region.timeline.kernel, region.timeline.range, strict=True)
     names = ((region.kernels[kernel].name, place) for kernel, place in pairs)
@@ -171,7 +177,7 @@ def launch_parts(region: Region) -> list[str]:
 
 
 class _Told:
-    """Look up the part of a kernel by its name and range."""
+    """A callable that returns the part of a kernel of a region by its name and the path of its range."""
 
     def __init__(self, region: Region) -> None:
         self._only = next(iter(region.work)) if len(region.work) == 1 else ""  # the whole region is one part
@@ -182,7 +188,7 @@ class _Told:
 
 
 def _tell_heads(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Whether GEMMs outside of layers are the head's: not in a replayed graph, which names no layers."""
+    """Return whether GEMMs outside of layers are the head's; false for a replayed graph, which has no layers."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)

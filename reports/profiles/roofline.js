@@ -1,11 +1,11 @@
 /* The roofline: the rate of each kernel against the peaks of memory and tensor cores, on logarithmic axes in SVG. */
 
 const ROOF = { height: 320, left: 56, right: 14, top: 14, bottom: 40 };
-const LARGEST = 15; // of a point's radius, for a kernel that takes all of the time
-const SMALLEST = 3.5;
-const NAMED_SHARE = 0.05; // of the time, from which a kernel's name stands at its point
+const LARGEST = 15; // px: the radius for a kernel that takes all of the time
+const SMALLEST = 3.5; // px: the least radius
+const NAMED_SHARE = 0.05; // share of the time from which a kernel's name stands at its point
 const NAME_LETTERS = 28;
-const LETTER_WIDTH = 6.6; // px
+const LETTER_WIDTH = 6.6; // px per letter of a name
 
 class Roofline {
   /* `choose(kernel)` is called with the row of the selected kernel. */
@@ -29,12 +29,12 @@ class Roofline {
     return Math.min(tflops, (this.copy_gbs * x) / 1e3);
   }
 
-  /* The rate that a mark's pipelines allow: norms do not run on the tensor cores. */
+  /* The peak in TFLOP/s for a mark: FP32 for kernels that leave the tensor cores idle, such as norms. */
   peak({ fp32 }) {
     return fp32 ? this.fp32_tflops : this.product_tflops;
   }
 
-  /* Decades that hold the marks, the ridge and some of both roofs. */
+  /* The ranges of both axes as powers of ten, with room for the marks, the ridge and some of both roofs. */
   ranges() {
     const xs = [...this.marks.map((mark) => mark.x), this.ridge() / 30, this.ridge() * 4];
     const [from, to] = [Math.floor(Math.log10(smallest(xs))), Math.ceil(Math.log10(largest(xs)))];
@@ -52,7 +52,7 @@ class Roofline {
     this.drawAxes(svg, { x, y, atX, atY, right, bottom });
     this.drawRoofs(svg, { x, y, atX, atY, right });
     const nodes = this.marks.map((mark) => this.mark(mark, atX(mark.x), atY(mark.y)));
-    // The small above the large, so that each can be pointed at; the keyboard goes by time.
+    // Draw small points above large ones, so that each can be pointed at. The arrow keys follow the same order.
     const bySize = [...nodes.keys()].sort((a, b) => this.marks[b].ms - this.marks[a].ms);
     bySize.forEach((n) => svg.append(nodes[n]));
     this.drawNames(svg, bySize.map((n) => [this.marks[n], atX(this.marks[n].x), atY(this.marks[n].y)]), right);
@@ -96,7 +96,7 @@ class Roofline {
     svg.append(drawn("text", { x: right, y: height + 15, "text-anchor": "end" }, `FP32 peak: ${Math.round(this.fp32_tflops)} TFLOP/s`));
   }
 
-  /* A bandwidth, from where its slope enters the picture, at the left edge or the foot, to the roof of GEMMs. */
+  /* Draw the slope of a bandwidth, from the left or lower edge of the picture to the roof of GEMMs. */
   drawSlope(svg, { x, y, atX, atY }, gbs, words, kind, below) {
     const start = Math.max(10 ** x[0], (1e3 * 10 ** y[0]) / gbs);
     const [x0, y0] = [atX(start), atY((start * gbs) / 1e3)];

@@ -4,7 +4,7 @@ const PARTS = ["products", "ttt", "scan", "edges", "head", "other", "gaps"];
 const SVG = "http://www.w3.org/2000/svg";
 const NARROWEST = 280;
 
-/* An element of a picture; `children` may be texts. */
+/* Make an SVG element; `children` are elements or texts. */
 function drawn(tag, attributes = {}, ...children) {
   const node = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
@@ -19,7 +19,7 @@ function timeWords(ns) {
   return `${Number((ns / unit).toPrecision(4))} ${name}`;
 }
 
-/* Calls `draw(width)` when the host is first seen, and whenever its width changes. */
+/* Call `draw(width)` when the host element is first seen, and whenever its width changes. */
 function drawWhenSeen(host, draw) {
   let width = 0;
   new ResizeObserver(() => {

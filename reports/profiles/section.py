@@ -27,12 +27,12 @@ PACKAGE = "reports.profiles"
 SCRIPTS = ("roofline.js", "timeline.js", "section.js")
 _NAME_LIMIT = 108  # characters of a kernel's full name in the page
 _BAR = 1000.0  # units of a bar's width
-_MOST_OPEN = 8  # groups of cases, up to which all are open
+_MOST_OPEN = 8  # up to so many groups of cases, all are open
 
 
 @dataclass(frozen=True)
 class Section:
-    """The HTML, and the anchor of each profiled case by its key."""
+    """The section's HTML, and the anchor of each profiled case by case key."""
 
     html: Markup
     anchors: dict[str, str]
@@ -40,9 +40,9 @@ class Section:
 
 @dataclass(frozen=True)
 class BarPiece:
-    """A part of a bar, from `x` on, in units of the bar.
+    """The piece of a bar that stands for a part, from `x` on; lengths are in units of `_BAR`.
 
-    `floor`: the width of its lower bound; None for unknown.
+    `floor`: the width of the part's lower bound; None if unknown. share: of the region's time.
     """
 
     part: ProfilePart
@@ -56,7 +56,8 @@ class BarPiece:
 class ShownProfile:
     """A profiled case as the page shows it.
 
-    agreement: with the record, in words. slower_than: the faster cases of its group. drawn: values for the scripts.
+    agreement: of the profiled and the recorded time, in words. slower_than: a `Diff` to each faster case of the group.
+    rows: the table of kernels (`_rows`). drawn: the values for the scripts (`drawing`).
     """
 
     profile: Profile
@@ -74,12 +75,12 @@ class ShownProfile:
 
     @property
     def columns(self) -> list[tuple[str, int]]:
-        """(heading, index) of the columns of the table of kernels that are not empty."""
+        """(heading, index into `COLUMNS`) of the columns that are not empty in the table of kernels."""
         return [(heading, at) for at, (heading, *_) in enumerate(COLUMNS) if any(cells[at] for *_, cells in self.rows)]
 
     @property
     def summary(self) -> str:
-        """The bar in words."""
+        """The parts of the bar in words, each with its share of the time."""
         return ", ".join(f"{piece.part.label} {piece.share:.0%}" for piece in self.pieces)
 
     @property
@@ -90,7 +91,7 @@ class ShownProfile:
 
     @property
     def floor_ms(self) -> float | None:
-        """The sum of the parts' lower bounds; None where one is unknown."""
+        """The sum of the parts' lower bounds, in ms per unit of work; None if one is unknown."""
         floors = [piece.part.floor_us for piece in self.pieces]
         known = [floor for floor in floors if floor is not None]
         return sum(known) / self.profile.units / 1e3 if len(known) == len(floors) else None
@@ -102,7 +103,7 @@ def section(
     catalogue: Catalogue,
     is_of: Callable[[Case], bool] = lambda _: True,
 ) -> Section | None:
-    """The section on the profiles of the cases that `is_of` selects; None without a usable profile."""
+    """Return the section on the profiles of the cases that `is_of` selects; None without a usable profile."""
     with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
     good = [profile for profile in with_common_ceilings(with_work, records) if is_of(profile.case)]
     if not good:
@@ -132,17 +133,17 @@ def section(
 
 
 def script() -> str:
-    """The section's script, in a scope of its own."""
+    """Return the section's script, in a scope of its own."""
     sources = "\n".join(source(PACKAGE, name) for name in SCRIPTS)
     return f"{{\n{sources}}}\n"
 
 
 def style() -> str:
-    """The section's style; the page's variables define its colors."""
+    """Return the section's style, whose colors are variables of the page's style."""
     return source(PACKAGE, "section.css")
 
 
-# The table of kernels: (heading, digits, number per unit of work; None for unknown)
+# Columns of the table of kernels: (heading, number of decimals, function that returns the value, None if unknown).
 COLUMNS: tuple[tuple[str, int, Callable[[Kernel, Profile], float | None]], ...] = (
     ("Time (ms)", 4, lambda kernel, profile: kernel.time_us / profile.units / 1e3),
     ("Share (%)", 1, lambda kernel, profile: 100 * kernel.time_us / sum(each.time_us for each in profile.kernels)),
@@ -161,7 +162,7 @@ def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
 
 
 def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
-    """Group cases of the same work: phase, size, batch, sequences at once and context."""
+    """Group profiles of the same work: phase, size, batch, sequences at once and context; keys are titles."""
     groups: dict[str, list[Profile]] = {}
     for profile in profiles:
         case = profile.case
@@ -174,7 +175,7 @@ def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> d
 
 
 def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str, Recorded]) -> list[ShownProfile]:
-    """The cases of a group, with their bars on one scale."""
+    """Return the cases of a group as the page shows them, with their bars on one scale."""
     widest = max(profile.unit_ms for profile in profiles)
     cases = [profile.case for profile in profiles]
     titles = [_title(catalogue, case, cases) for case in cases]
@@ -195,7 +196,10 @@ def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str
 
 
 def _title(catalogue: Catalogue, case: Case, group: Sequence[Case]) -> str:
-    """The case in words, with the settings that differ in its group; state and timing, in its system."""
+    """Return the case in words, with the settings that differ within the group.
+
+    State dtype and timing appear only if they differ within the case's system.
+    """
     own = [each for each in group if each.system == case.system]
     compared = {"dtype": group, "state_dtype": own, "timing": own, "l2": group}
     telling = (name for name, cases in compared.items() if len({getattr(each, name) for each in cases}) > 1)
@@ -218,7 +222,7 @@ def _pieces(profile: Profile, widest_ms: float) -> Iterable[BarPiece]:
 
 
 def _rows(profile: Profile) -> list[tuple[str, str, str, list[str]]]:
-    """(short name, full name, part, cells of `COLUMNS`) of each kernel."""
+    """Return (short name, full name, part, cells of `COLUMNS`) of each kernel in the table."""
     names = kernel_parts(profile)
     return [
         (short(kernel.name), short_name(kernel.name, _NAME_LIMIT), LABELS[names[kernel.name]], _cells(kernel, profile))

@@ -1,14 +1,14 @@
 /* The timeline of a step: rows of phases, layers, operators, kernels and idle time, drawn as SVG paths; it zooms. */
 
 const ROWS = [["Phase", 18], ["Layer", 18], ["Operator", 12], ["Kernels", 26], ["Idle", 10]];
-const LANES = 4; // of kernels that run at once; deeper ones share the last
-const GUTTER = 62; // left of the rows, for their names
+const LANES = 4; // most lanes for kernels that run at once; further kernels share the last lane
+const GUTTER = 62; // px to the left of the rows, for the names of rows
 const ROW_GAP = 4;
 const AXIS = 20;
-const STEP = 2; // of a zoom
-const PAN = 0.25; // of what is shown
-const LETTER = 6.2; // px of a label
-const TICK_SPACE = 110; // px
+const STEP = 2; // factor of one zoom
+const PAN = 0.25; // share of the visible time by which one step moves
+const LETTER = 6.2; // px per letter of a label
+const TICK_SPACE = 110; // least px between ticks
 
 class Timeline {
   constructor(host, data, choose) {
@@ -26,7 +26,7 @@ class Timeline {
     this.listen();
   }
 
-  /* Launches with begins and ends in ns, each on the first lane that is free. */
+  /* The launches with start and end in ns, each on the first free lane. */
   unpacked({ kernel, range, part, wait, time }) {
     const free = [];
     let before = 0;
@@ -50,7 +50,7 @@ class Timeline {
     return lanes;
   }
 
-  /* The times in which nothing runs. */
+  /* The spans of time in which no kernel runs. */
   between() {
     const gaps = [];
     let end = this.launches[0].from;
@@ -65,7 +65,7 @@ class Timeline {
     return this.paths[launch.range] ?? [];
   }
 
-  /* Neighbours whose paths agree up to `depth` are one span. */
+  /* Join neighbouring launches whose paths agree up to `depth` into spans. `belongs(path)`: whether a path counts. */
   spans(depth, belongs) {
     const spans = [];
     let open = null;
@@ -111,7 +111,7 @@ class Timeline {
     let top = 2;
     const spans = [this.phases, this.layers, this.operators];
     ROWS.forEach(([name, height], row) => {
-      if (spans[row] && !spans[row].length) return; // a replayed graph tells no ranges
+      if (spans[row] && !spans[row].length) return; // a replayed graph has no ranges
       const tall = name === "Kernels" ? height * this.lanes.length : height;
       svg.append(drawn("text", { x: 0, y: top + Math.min(tall / 2, 13) + 4 }, name));
       if (name === "Kernels") this.drawKernels(svg, top, height);
@@ -129,7 +129,7 @@ class Timeline {
     return items.filter((item) => this.inView(item));
   }
 
-  /* One path of many boxes: thousands of elements would be slow. */
+  /* The data of one SVG path with a box for each item: thousands of elements would be slow. */
   boxes(items, top, height) {
     return items.map((item) => {
       const [x, end] = [Math.max(GUTTER, this.at(item.from)), Math.min(this.width, this.at(item.to))];
@@ -150,12 +150,13 @@ class Timeline {
     svg.append(drawn("path", { class: "cursor", d: this.boxes([launch], top + launch.lane * height, height - 2) }));
   }
 
-  /* The items of each part as boxes; where some are narrower than a pixel, in each column as tall as their share of it. */
+  /* Draw the items of each part as boxes. If an item is narrower than a pixel, draw every pixel column instead, with
+     each part as tall as its share of the column's time. */
   drawParts(svg, parts, top, height) {
     const pixel = (this.to - this.from) / (this.width - GUTTER);
     const seen = parts.map(([part, items]) => [part, this.visible(items)]);
     const narrow = seen.some(([, items]) => items.some(({ from, to }) => to - from < pixel));
-    const below = new Float64Array(Math.ceil(this.width - GUTTER)); // px of each column that parts before have taken
+    const below = new Float64Array(Math.ceil(this.width - GUTTER)); // px of each column that earlier parts have taken
     for (const [part, items] of seen) {
       const d = narrow ? this.columns(items, below, top, height, pixel) : this.boxes(items, top, height);
       if (d) svg.append(drawn("path", { class: `part-${part}`, d }));
@@ -179,7 +180,7 @@ class Timeline {
     }).join("");
   }
 
-  /* A name in its box, of a layer its number where that alone fits. */
+  /* Write a name into its box; of a layer only the number, if the whole name does not fit. */
   label(svg, { from, to }, name, top, height) {
     const [x, end] = [Math.max(GUTTER, this.at(from)), Math.min(this.width, this.at(to))];
     const letters = Math.floor((end - x - 4) / LETTER);
@@ -238,7 +239,8 @@ class Timeline {
     this.tell(this.launches.findLastIndex(({ from, to }) => this.at(from) <= x + 0.5 && this.at(to) >= x - 0.5));
   }
 
-  /* Read the next launch, or the one before, and bring it into view; where none in view is read, the first in it. */
+  /* Select the next launch (`step` 1) or the previous one (-1) and bring it into view. If the selected launch is out of
+     view, select the first one in view. */
   go(step) {
     const whole = this.launches.findIndex(({ from, to }) => from >= this.from && to <= this.to);
     const first = whole >= 0 ? whole : this.launches.findIndex(({ to }) => to > this.from);

@@ -12,11 +12,11 @@ from harness.schema.record import Record
 from reports.profiles.parts import GAPS, ceilings_of, is_fp32, parts, spoken
 from reports.words import with_sign
 
-HIGH = 0.6  # share of a peak, from which it is the bottleneck
-AGREES = 0.03  # share of a record's latency, within which a profile agrees with it
+HIGH = 0.6  # share of a peak from which the unit with that peak is the bottleneck
+AGREES = 0.03  # share of a record's latency within which a profile agrees with it
 LEAST = 0.005  # a smaller share would be shown as 0%
-_IDLE = 0.1  # share of the time, from which idle time is named
-_SHORT = 80  # characters of a kernel's name
+_IDLE = 0.1  # share of the time from which idle time is named
+_SHORT = 80  # characters of a short name
 _WRAPPED = re.compile(r"(void )?cutlass::device_kernel<([\w:]+::enable_\w+<)?(?P<kernel>[\w:]+)")
 UNITS = {"sm": "SM pipelines", "l2": "L2", "dram": "DRAM", "tensor": "tensor cores"}
 WAITS = {
@@ -42,19 +42,19 @@ WORKING = {"selected": "issuing", "not_selected": "ready, another warp issues"}
 
 
 class Recorded(NamedTuple):
-    """A case's recorded latency. at_once: sequences that ran at once; 0 for the whole batch."""
+    """A case's recorded latency in ms. at_once: the number of sequences that ran at once; 0 for the whole batch."""
 
     ms: float
     at_once: int = 0
 
 
 def sentences(region: Region) -> tuple[str, str]:
-    """(the parts that take most time, the bottleneck: idle time or the longest kernel)."""
+    """Return two sentences: the parts that take most time, and the bottleneck (idle time or the longest kernel)."""
     return _where(region), _why(region)
 
 
 def agreement(region: Region, recorded: Recorded | None) -> str:
-    """Compare the time per unit with the recorded latency, in words."""
+    """Compare the profiled time per unit of work with the recorded latency, in words."""
     said = f"{said_number(region.unit_ms, 4)} ms of kernels and idle time"
     if not (recorded and recorded.ms):
         return f"{said}; the run has no recorded latency of this case"
@@ -65,12 +65,12 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
 
 
 def _of_operators(region: Region) -> bool:
-    """Whether the region ran PyTorch operators on a CPU."""
+    """Return whether the region ran PyTorch operators on a CPU."""
     return bool(region.kernels) and region.kernels[0].name.startswith("aten::")
 
 
 def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
-    """The latency of each case by its key: the median of its processes' medians."""
+    """Return the recorded latency of each case by case key: the median of the processes' medians."""
     return {
         key: Recorded(median(median(each.samples_ms) for each in found), min(map(_at_once, found)))
         for key, found in by_case(timed(records)).items()
@@ -78,7 +78,7 @@ def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
 
 
 def _at_once(record: Record) -> int:
-    """The sequences that ran at once; a forward's are not limited, as each leaves when it is read."""
+    """Return how many sequences ran at once; in forward always the batch, as each prompt leaves once it is read."""
     case = record.case
     held = record.metrics.get("sequences_at_once") if case.phase != "forward" else None
     return min(case.batch, int(held or case.batch))
@@ -111,13 +111,16 @@ def _why(region: Region) -> str:
 
 
 def longest(region: Region) -> str:
-    """The longest kernel, its share of the time and its bottleneck, as Markdown."""
+    """Name the longest kernel, its share of the time and its bottleneck, in Markdown."""
     kernel = max(region.kernels, key=lambda each: each.time_us)
     return f"`{short(kernel.name)}`, {_share_of_time(kernel, region):.0%}: {bound_of(kernel, region)}"
 
 
 def _share_of_time(kernel: Kernel, region: Region) -> float:
-    """The kernel's share of the time with idle; kernels that overlap share it."""
+    """Return the kernel's share of the region's time, idle included.
+
+    Kernels may overlap: the busy time is divided in proportion to the kernels' times.
+    """
     return _share_of_kernels(kernel, region) * region.busy_us / region.region_us
 
 
@@ -135,7 +138,7 @@ def _idle(region: Region) -> str:
 
 
 def cause(region: Region) -> str:
-    """The cause of idle time, in words."""
+    """Name the cause of the region's idle time."""
     if region.longest_gap_us > region.gaps_us / 2:
         return "one long wait for the host"
     if _between_steps(region):
@@ -147,14 +150,14 @@ def cause(region: Region) -> str:
 
 
 def _between_steps(region: Region) -> TypeGuard[Profile]:
-    """Whether most of the idle time lies between the steps of an engine."""
+    """Return whether most of the idle time lies between the steps of an engine."""
     if not isinstance(region, Profile) or (region.case.timing, region.case.phase) != ("engine", "generate"):
         return False
     return region.longest_gap_us * region.units > region.gaps_us / 2
 
 
 def bound_of(kernel: Kernel, region: Region) -> str:
-    """The bottleneck of a kernel, in words without a full stop."""
+    """Describe the bottleneck of a kernel, without a full stop."""
     counters = kernel.counters
     if counters is None:
         return "bottleneck not counted"
@@ -182,7 +185,7 @@ def bound_of(kernel: Kernel, region: Region) -> str:
 
 
 def _of_which(kernel: Kernel) -> str:
-    """Name the counted launches where their time differs from the mean."""
+    """Return a note that the counted launches did other work than the mean launch; "" if they did not."""
     if not (kernel.counters and kernel.is_counted_unlike):
         return ""
     counted, mean = map(said_number, (kernel.counters.time_us, kernel.mean_us))
@@ -190,7 +193,7 @@ def _of_which(kernel: Kernel) -> str:
 
 
 def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
-    """(share of the peak bandwidth, share of the peak FLOP rate) of a kernel; None for each that is unknown."""
+    """Return a kernel's (share of the peak bandwidth, share of the peak FLOP rate), each None if unknown."""
     ceilings = ceilings_of(kernel, region)
     copied, multiplied = ceilings.get("copy_gbs"), ceilings.get("product_tflops")
     by_copy = _share(kernel.dram_bytes, kernel.mean_us * 1e3, copied)
@@ -198,9 +201,9 @@ def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
 
 
 def short(name: str) -> str:
-    """The last two scopes of a kernel's name, without templates and arguments, in 80 characters.
+    """Shorten a kernel's name to its last two scopes, without templates and arguments, in 80 characters.
 
-    CUTLASS's entry point is named by the kernel in its template.
+    CUTLASS's generic entry point takes the name of the kernel in its template argument.
     """
     if name.startswith(("Memcpy", "Memset")):
         return name

@@ -31,6 +31,7 @@ from reports.site.folder import FOLDERS, MARKER, marker_text, read_marker, refus
 from reports.site.history import histories
 from reports.site.pages import shared_files
 
+# Paths of the files that the site writes for runs, systems and comparisons, and may remove.
 _OURS = re.compile(
     rf"(data|downloads|over-time|runs)/{ID.pattern}\.(json|html|csv|jsonl)|compared/{ID.pattern}--{ID.pattern}\.html"
 )
@@ -41,7 +42,7 @@ _MOST_PROCESSES = 8
 
 @dataclass(frozen=True)
 class SiteBuild:
-    """The number of runs, of drawn runs and of removed files; notes: sentences on runs that left the site."""
+    """The numbers of runs, of runs drawn again and of removed files. notes: sentences on runs that left the site."""
 
     runs: int
     drawn: int
@@ -51,7 +52,7 @@ class SiteBuild:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A run that is drawn in the site. digest: of its files and the program; held: its data file."""
+    """A run whose pages are in the site. digest: of the run's folder and the program. held: the data file's content."""
 
     digest: str
     folder: Path
@@ -63,7 +64,7 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
     """Write the site of `runs` to the folder `out`, or update the site there.
 
     on_run: called with a line of progress for each drawn run.
-    Raises RecordError for a folder that is no run, a repeated run, or an `out` that is neither empty nor a site.
+    Raises RecordError if a folder is no run, a run is repeated, or `out` is neither new, empty nor a site.
     Raises OSError if `out` cannot be written.
     """
     refuse_what_belongs_to_others(out, runs)
@@ -73,7 +74,7 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
     changed = {digest: folder for digest, folder in digests.items() if digest not in drawn}
     for name in FOLDERS:
         (out / name).mkdir(parents=True, exist_ok=True)
-    # If this is killed, the next call draws the changed runs again.
+    # If this process is killed from here on, the next call draws the changed runs again.
     _write_marker(out, drawn.values())
     for each in _draw(out, changed, {each.entry.id: each.folder for each in drawn.values()}):
         drawn[each.digest] = each
@@ -87,14 +88,14 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
 
 
 def _unchanged(out: Path, digests: Mapping[str, Path]) -> dict[str, _Drawn]:
-    """The runs that `out` shows as they are now, in the order of `digests`."""
+    """Return the runs whose files in `out` are up to date by digest, in the order of `digests`."""
     known = _known(out)
     held = {digest: _held(out, known[digest]) for digest in digests if digest in known}
     return {digest: _Drawn(digest, digests[digest], known[digest], found) for digest, found in held.items() if found}
 
 
 def _known(out: Path) -> dict[str, Entry]:
-    """The entries in the marker file of `out` by digest; none if another version wrote it."""
+    """Return the entries in the marker file of `out` by digest; {} if it is missing or another version wrote it."""
     if not (out / MARKER).exists():
         return {}
     try:
@@ -108,7 +109,10 @@ def _write_marker(out: Path, drawn: Iterable[_Drawn]) -> None:
 
 
 def _draw(out: Path, changed: Mapping[str, Path], folders: dict[str, Path]) -> Iterator[_Drawn]:
-    """Write the files of these runs. folders: those of the other runs by id."""
+    """Write the files of the changed runs and yield each run. folders: of all runs by id; the drawn ones are added.
+
+    Raises RecordError if two folders hold the same run.
+    """
     for (digest, folder), (entry, content) in zip(changed.items(), _files(list(changed.values())), strict=True):
         if entry.id in folders:
             raise RecordError(f"{folders[entry.id]} and {folder}: are the same run ({entry.id}); name one of them")
@@ -119,12 +123,15 @@ def _draw(out: Path, changed: Mapping[str, Path], folders: dict[str, Path]) -> I
 
 
 def _digests(runs: Sequence[Path]) -> dict[str, Path]:
-    """The runs by the digest of their files and the program."""
+    """Return the folders of the runs by the digest of their files and the program.
+
+    Raises RecordError if a folder is no run, or if two hold the same run.
+    """
     program = _program()
     found: dict[str, Path] = {}
     for folder in runs:
         if not Run.exists(folder):
-            Run.open(folder)  # says why not
+            Run.open(folder)  # raises RecordError with the reason
         with refusing(folder, "read", RunError):
             digest = run_digest(folder, program)
         if digest in found:
@@ -134,7 +141,7 @@ def _digests(runs: Sequence[Path]) -> dict[str, Path]:
 
 
 def _program() -> str:
-    """The digest of the code and packages that draw a run."""
+    """Return the digest of the code and packages that draw a run."""
     total = hashlib.sha256()
     for package in ("harness", "reports"):
         for source in sorted(Path(str(files(package))).rglob("*")):
@@ -146,7 +153,7 @@ def _program() -> str:
 
 
 def _held(out: Path, entry: Entry) -> RunCases | None:
-    """The data file of a run that was drawn before; None if one of its files is missing."""
+    """Read the data file of a run that was drawn before; None if one of the run's files in `out` is missing."""
     if not ID.fullmatch(entry.id) or not all(map(_OURS.fullmatch, entry.files)):
         return None
     try:
@@ -158,7 +165,7 @@ def _held(out: Path, entry: Entry) -> RunCases | None:
 
 
 def _files(folders: Sequence[Path]) -> Iterator[tuple[Entry, dict[str, str]]]:
-    """The files of each run in order, drawn by one process per core."""
+    """Yield (entry, texts of files by path) of each run in order; many runs are drawn by one process per core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if len(folders) <= _FEW or cores == 1:
         yield from map(_files_of, folders)
@@ -184,7 +191,7 @@ def _files_of(folder: Path) -> tuple[Entry, dict[str, str]]:
 
 
 def _write_shared(out: Path, drawn: Sequence[_Drawn]) -> set[str]:
-    """Write the shared files; returns the paths of all files of the site."""
+    """Write the shared files, and return the paths of all files of the site."""
     entries = sorted((each.entry for each in drawn), key=lambda entry: (entry.updated, entry.id), reverse=True)
     held = {each.entry.id: each.held for each in drawn}
     pairs = comparisons(entries, held, {each.entry.id: each.folder for each in drawn})
@@ -201,7 +208,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _remove_others(out: Path, expected: set[str]) -> int:
-    """Remove the files of runs and systems that left the site, but no foreign files."""
+    """Remove the files of runs and systems that left the site, but no foreign files; return their number."""
     others: list[Path] = []
     for name in FOLDERS:
         there = {f"{name}/{path.name}" for path in (out / name).iterdir()}

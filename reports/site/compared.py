@@ -13,7 +13,7 @@ from reports.compare.views import answer
 from reports.profiles.diff import diff_of_runs
 from reports.site.entry import Entry
 
-_SHARED = 0.5  # two runs are compared if they share this part of the smaller one's cases
+_SHARED = 0.5  # two runs are compared if they share this part of the measured cases of the smaller run
 
 
 @dataclass(frozen=True)
@@ -30,24 +30,30 @@ class Compared:
 
     @property
     def page(self) -> str:
-        """Its page, relative to the site."""
+        """The path of the comparison's page in the site."""
         return f"compared/{self.a.id}--{self.b.id}.html"
 
     @property
     def answer(self) -> str:
-        """The finding in one or two sentences."""
+        """The result of the comparison in one to three sentences."""
         return answer(self.comparison)
 
 
 def comparisons(entries: Sequence[Entry], held: Mapping[str, RunCases], folders: Mapping[str, Path]) -> list[Compared]:
-    """The comparisons of a site, the newest first. entries: the newest first; folders: the runs' by their id."""
+    """Return the comparisons of a site, the newest first.
+
+    entries: the newest first. held, folders: the cases and the folder of each run, by run id.
+    """
     timed = [entry for entry in entries if entry.mode == "measure" and held[entry.id].measured]
     pairs = {(a.id, b.id): (a, b) for a, b in _pairs(timed, held)}
     return [Compared(a, b, compared(held[a.id], held[b.id]), _profiles(a, b, folders)) for a, b in pairs.values()]
 
 
 def _pairs(entries: Sequence[Entry], held: Mapping[str, RunCases]) -> Iterator[tuple[Entry, Entry]]:
-    """(older, newer)."""
+    """Yield the pairs (older, newer) to compare: each run with the newest and the previous one on its GPU model.
+
+    The newest run on each GPU model is also paired with the newest on each other model.
+    """
     for at, entry in enumerate(entries):
         alike = [each for each in entries if each.devices == entry.devices and _share(entry, each, held)]
         for newest in alike[:1]:

@@ -1,6 +1,6 @@
-"""One run of a site: its page, its downloads, its line of the index (`Entry`), and its cases for comparisons.
+"""One run of a site: its page, its downloads, its entry in the index, and its cases for comparisons.
 
-The site stores the last two, and reads them back if the run has not changed.
+The site stores the entry and the cases, and reads them back if the run has not changed.
 """
 
 import hashlib
@@ -44,9 +44,10 @@ _FORMATS = {"csv": "Table (CSV)", "jsonl": "Records (JSON lines)"}
 class Entry:
     """A run in the index.
 
-    day: of its first record (UTC). updated: the start of its last case (UTC). Both are "" without records.
-    systems: (name, label, tone, marker). result: a line of numbers. note: see `note_of`. profiles: their number.
-    measured: cases with a result; cases: planned; missing: without a record. files: paths in the site.
+    day: the day of the first record. updated: the start of the last case. Both are in UTC, and "" without records.
+    systems: (name, label, tone, marker). result: of `_result`. note: of `note_of`. profiles: their number.
+    measured, cases, missing: the numbers of cases with a result, planned cases, and planned cases without a record.
+    files: paths in the site.
     """
 
     id: str
@@ -74,27 +75,27 @@ class Entry:
 
     @property
     def days(self) -> str:
-        """The days of its first and last record; "" for none."""
+        """The days of the run's first and last record; "" without records."""
         return span(self.day, self.last_day)
 
     @property
     def page(self) -> str:
-        """The path of its page in the site; "" for a run without records."""
+        """The path of the run's page in the site; "" without records."""
         return next((path for path in self.files if path.startswith("runs/")), "")
 
     @property
     def downloads(self) -> list[tuple[str, str]]:
-        """(words, path in the site)."""
+        """(label, path in the site) of each download."""
         return [(_FORMATS[path.rpartition(".")[2]], path) for path in self.files if path.startswith("downloads/")]
 
 
 def slug(name: str) -> str:
-    """A file name for any system: lower-case letters, digits and single hyphens, never empty."""
+    """Turn any name into a file name: lower-case letters, digits and single hyphens, never empty."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower())[:_SLUG_LIMIT].strip("-") or "x"
 
 
 def run_id(run: Run, records: Iterable[Record]) -> str:
-    """The run's name and a digest of its first request; constant while the run continues."""
+    """Return a run's id: its name and a digest of its first request, both constant while the run continues."""
     name = run.folder.resolve().name
     asked = run.file.requests[0] if run.file.requests else None
     begun = [asked.at, *asked.arguments] if asked else [min((each.started_at for each in records), default="")]
@@ -102,12 +103,12 @@ def run_id(run: Run, records: Iterable[Record]) -> str:
 
 
 def system_id(name: str) -> str:
-    """The name of a system's files."""
+    """Return a file name, without ending, for any system: its name as a `slug`, and a digest."""
     return f"{slug(name)}-{_digest([name])}"
 
 
 def run_digest(folder: Path, program: str) -> str:
-    """The digest of a run's files and of the program. Raises OSError."""
+    """Return the digest of a run's files and of `program`. Raises OSError if a file cannot be read."""
     total = hashlib.sha256(f"{program}\n{folder.resolve().name}\n{note_of(folder)}".encode("utf-8", "replace"))
     parts = [folder / FILE, *listed(folder / "records", "*.jsonl"), *listed(folder / "profiles", "*.json")]
     for path in parts:
@@ -118,7 +119,7 @@ def run_digest(folder: Path, program: str) -> str:
 
 
 def note_of(folder: Path) -> str:
-    """The note on a run in `[runs]` of a tables.toml next to its folder, see `bench.numbers`; "" without one."""
+    """Return the note on a run in the section `[runs]` of a tables.toml next to the run's folder; "" for none."""
     place = folder.resolve()
     try:
         rows = tomllib.loads((place.parent / "tables.toml").read_text("utf-8"))["runs"]["runs"]
@@ -128,7 +129,7 @@ def note_of(folder: Path) -> str:
 
 
 def files_of(run: Run) -> tuple[Entry, dict[str, str]]:
-    """A run's line of the index, and the texts of its files by path. Raises RecordError for an unreadable run."""
+    """Return (a run's entry, the texts of its files by path). Raises RecordError if the run is unreadable."""
     records, profiles = run.records(), list(run.profiles().values())
     refuse_too_many(records, run.folder)
     found = run_id(run, records)
@@ -142,12 +143,12 @@ def files_of(run: Run) -> tuple[Entry, dict[str, str]]:
 
 
 def read_cases(path: Path) -> RunCases:
-    """Read a run's data file. Raises OSError; ValueError for another file."""
+    """Read a run's data file. Raises OSError if it is unreadable, ValueError if it is no such file."""
     return _CASES.validate_json(read_regular(path))
 
 
 def moment(text: str) -> datetime | None:
-    """Parse a record's time, in UTC by default; None for other text."""
+    """Parse a record's time and return it in UTC; a time without zone is UTC, other text gives None."""
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
@@ -191,7 +192,7 @@ def _entry(
 
 
 def _result(table: pd.DataFrame, catalogue: Catalogue) -> str:
-    """The first figure's primary lines at its first x, such as Figure 15's four systems; "" without one."""
+    """Describe the first figure's primary lines at its least x, such as Figure 15's four systems; "" for none."""
     measured = table[table["status"] == "ok"]
     pairs = measured["system"] + "/" + measured["backend"]
     for suite in catalogue.suites:
@@ -229,7 +230,7 @@ def _page(
 
 
 def _downloads(table: pd.DataFrame, records: Iterable[Record], run: Run) -> dict[str, str]:
-    """The texts of the downloads by file ending."""
+    """Return the texts of the downloads by file ending."""
     text = io.StringIO()
     write_frame(table, "csv", text, run.catalogue)
     return {"csv": text.getvalue(), "jsonl": "".join(f"{record.to_json()}\n" for record in records)}

@@ -15,7 +15,7 @@ _TOOL = "ttt-bench site"
 
 
 def refuse_what_is_no_site(folder: Path) -> None:
-    """Raise RecordError for a folder without a site."""
+    """Raise RecordError if `folder` is not the folder of a site."""
     if not folder.is_dir():
         why = "is not a folder" if folder.exists() else "no such folder"
         raise RecordError(f"{folder}: {why}; name that of a site")
@@ -23,7 +23,7 @@ def refuse_what_is_no_site(folder: Path) -> None:
 
 
 def refuse_what_belongs_to_others(out: Path, runs: Sequence[Path]) -> None:
-    """Raise RecordError for an `out` that is neither new, empty nor a site, or that has links."""
+    """Raise RecordError if `out` lies in a run, is neither new, empty nor a site, or has links as subfolders."""
     place = out.resolve()
     for run in runs:
         if run.resolve() in (place, *place.parents) and Run.exists(run):
@@ -40,7 +40,7 @@ def refuse_what_belongs_to_others(out: Path, runs: Sequence[Path]) -> None:
 
 
 def read_marker(out: Path) -> list[Any]:
-    """The JSON values on the runs of the site in `out`; RecordError for a folder without a site."""
+    """Return the JSON value of each run of the site in `out`. Raises RecordError if there is no site."""
     try:
         values = json.loads(read_regular(out / MARKER))
         if values["tool"] != _TOOL:
@@ -51,5 +51,5 @@ def read_marker(out: Path) -> list[Any]:
 
 
 def marker_text(runs: Sequence[Any]) -> str:
-    """The marker file with these JSON values."""
+    """Return the text of a marker file with a JSON value for each run."""
     return json.dumps({"tool": _TOOL, "runs": list(runs)}, separators=(",", ":")) + "\n"

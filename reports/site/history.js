@@ -7,7 +7,7 @@ const words = document.getElementById("words");
 let chosen = ""; // the key of the case that is drawn
 const plot = document.getElementById("plot");
 const DASHES = ["solid", "dash", "dot", "dashdot"];
-/* The share that the axis adds at least on either side of the values, so that noise does not look like change. */
+/* The y axis extends at least this share beyond the latencies, so that noise does not look like change. */
 const LEAST_REACH = 0.1;
 const DAY = 86400e3; // ms
 const NARROW = 500; // pixels; in a narrower figure changes have no text
@@ -40,7 +40,7 @@ function said(line, at, unit) {
 
 const address = (line, at) => `../runs/${line.run[at]}.html`;
 
-/* The traces of a line: its points, numbered as in its data, and a triangle at each change. */
+/* The two Plotly traces of a line: the points, in the order of the data, and a triangle at each change. */
 function traces(line, number, unit) {
   const tone = colour(`--tone-${page.tone}`);
   const texts = line.at.map((_, at) => said(line, at, unit).map(neutral).join("<br>"));
@@ -62,7 +62,7 @@ function traces(line, number, unit) {
 
 /* Make each point a link that Tab reaches; its focus shows the same text as the mouse. */
 function link(lines, unit) {
-  const drawn = [...plot.querySelectorAll(".scatterlayer .trace")]; // without those that have no point
+  const drawn = [...plot.querySelectorAll(".scatterlayer .trace")]; // Plotly leaves out traces without points
   lines.forEach((line, number) => drawn[number].querySelectorAll(".point").forEach((point, at) => {
     const anchor = document.createElementNS("http://www.w3.org/2000/svg", "a");
     anchor.setAttribute("href", address(line, at));
@@ -83,7 +83,7 @@ function range(lines) {
   return [Math.max(0, low - margin), high + margin];
 }
 
-/* An x range of one day if all points have the same time. */
+/* The x range of one day if all points have the same time, else none. */
 function days(lines) {
   const times = lines.flatMap((line) => line.at).map((at) => Date.parse(`${at}Z`));
   const [first, last] = [smallest(times), largest(times)];

@@ -16,7 +16,7 @@ from reports.site.entry import Entry, moment, system_id
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """A case in a run. at: the time of its first record."""
+    """A case in one run. run: the run's id. at: the time of the case's first record."""
 
     run: str
     at: datetime
@@ -27,8 +27,8 @@ class HistoryPoint:
 class Change:
     """Two runs on one kind of machine, between which a case became slower or faster.
 
-    before: the previous sound run, or for many small steps the first run since the last change.
-    differs: the differences of the runs in words.
+    before: the previous sound run, or if many small steps add up, the first run since the last change.
+    differs: the differences between the runs in words.
     """
 
     case: str
@@ -50,7 +50,10 @@ class HistoryLine:
 
 @dataclass(frozen=True)
 class HistoryCase:
-    """A case of a system on each kind of machine. name: its label without phase and batch."""
+    """A case of a system, with a line for each kind of machine. name: the label without phase and batch.
+
+    group: phase and batch.
+    """
 
     key: str
     label: str
@@ -65,14 +68,14 @@ class HistoryCase:
 
     @property
     def is_by_token(self) -> bool:
-        """Whether its points are ms per token, as an engine held different numbers of sequences."""
+        """Whether the points are in ms per token, as an engine ran different numbers of sequences at once."""
         tokens = {each for line in self.lines for point in line.points for each in point.side.tokens.values()}
         return len(tokens) > 1
 
 
 @dataclass
 class History:
-    """A system over the runs of a site. cases: those with the most changes first, then by label."""
+    """A system over the runs of a site. cases: in order of their number of changes, the most first, then by label."""
 
     name: str
     label: str
@@ -82,7 +85,7 @@ class History:
 
     @property
     def page(self) -> str:
-        """The path of its page in the site."""
+        """The path of the system's page in the site."""
         return f"over-time/{system_id(self.name)}.html"
 
     @property
@@ -93,16 +96,19 @@ class History:
 
     @property
     def runs(self) -> set[str]:
-        """The ids of its runs."""
+        """The ids of the runs with the system."""
         return {point.run for case in self.cases for line in case.lines for point in line.points}
 
     def to_dict(self) -> dict[str, Any]:
-        """The data of its page: the points of each line as columns."""
+        """Return the JSON data of the system's page: the points of each line as columns."""
         return {"tone": self.tone, "marker": self.marker, "cases": [_drawn(case) for case in self.cases]}
 
 
 def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[History]:
-    """The systems of the runs, with each timed and dated case; a system looks as in its newest run."""
+    """Return the systems of the runs with all timed and dated cases. held: each run's cases by run id.
+
+    A system has the label, tone and marker of its newest run.
+    """
     looks: dict[str, tuple[str, int, str]] = {}
     for entry in sorted(entries, key=lambda entry: entry.updated):
         looks |= {name: (label, tone, marker) for name, label, tone, marker in entry.systems}
@@ -184,7 +190,7 @@ def _drawn(case: HistoryCase) -> dict[str, Any]:
 
 
 def _line_drawn(line: HistoryLine, is_by_token: bool) -> dict[str, Any]:
-    """A line's points as columns; sequences: those at once per point, empty if all are equal."""
+    """Return a line's points as columns. sequences: how many ran at once at each point; [] if all numbers are equal."""
     sides = [point.side for point in line.points]
     times = [math.exp(side.middle) if is_by_token else side.ms for side in sides]
     return {

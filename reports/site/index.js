@@ -1,7 +1,7 @@
-/* The search of the index: a run is shown if its entry has all the words. */
+/* The search of the index: a run is shown if its entry contains all words of the search. */
 
 const runs = [...document.querySelectorAll("#runs > li")].map((host) => {
-  const own = [...host.querySelectorAll(":scope > :not(.answer)")]; // an answer names another run
+  const own = [...host.querySelectorAll(":scope > :not(.answer)")]; // the answers of comparisons name other runs
   return [host, own.map((each) => each.textContent).join(" ").toLowerCase()];
 });
 const words = document.getElementById("words");

@@ -27,7 +27,7 @@ _READY = 'startPage();\ndocument.documentElement.dataset.ready = "yes";\n'
 def shared_files(
     entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]
 ) -> dict[str, str]:
-    """The texts of the shared files by path. entries: the newest first."""
+    """Return the texts of the shared files by path. entries: the newest first."""
     shared = source(PAGE, "table.js") + source(PACKAGE, "start.js")
     found = {f"assets/{name}": shared + source(PACKAGE, script) for name, script in _SCRIPTS.items()}
     found["assets/theme.js"] = source(PAGE, "theme.js")
@@ -87,6 +87,6 @@ def _over_time(history: History, entries: Sequence[Entry], pages: Mapping[tuple[
 
 
 def short(entry: Entry) -> str:
-    """The commits of a run in a few words."""
+    """Return the commits of a run in a few words."""
     first = commit_words(entry.commits[0]) if entry.commits else "not recorded"
     return f"commit {first} and {len(entry.commits) - 1} more" if len(entry.commits) > 1 else f"commit {first}"
