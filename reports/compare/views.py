@@ -242,7 +242,7 @@ def _reach(rows: Sequence[Row]) -> float:
 
 
 def _plot(row: Row, reach: float) -> dict[str, float]:
-    """The pixels of a row's ratio and interval on the logarithmic axis; the interval is clipped at `left` or `right`."""
+    """The pixels of a row on the logarithmic axis; left, right: whether the interval is clipped there."""
     ends = {"low": row.judged.low, "ratio": row.judged.ratio, "high": row.judged.high}
     places = {name: WIDTH / 2 * (1 + math.log(at) / reach) for name, at in ends.items()}
     clipped = {name: round(min(WIDTH, max(0, at)), 1) for name, at in places.items()}
