@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.measure.environment import changes_speed
 from harness.schema.record import Record
 from reports.words import short_commit
 
@@ -96,6 +97,8 @@ def _read(environment: dict) -> tuple[dict[Name, str], list[tuple[Path, Any]]]:
     for path, value, changes in _leaves(environment):
         if changes:
             readings.append((tuple(part for part in path if part not in ("before", "after")), value))
+            continue
+        if path[0] == "variables" and not changes_speed(path[-1]):
             continue
         name, said = (path[0] if len(path) > 1 else "", _name(path[1:] or path)), _said(path[-1], value)
         facts[name] = f"{facts[name]}, {said}" if name in facts else said

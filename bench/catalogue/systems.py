@@ -141,7 +141,7 @@ SYSTEMS: tuple[System, ...] = (
     ),
     System(
         "transformer-gqa",
-        "Transformer, GQA",
+        "Transformer (GQA)",
         "attention",
         7,
         "diamond",

@@ -36,6 +36,8 @@ _CHANGES_SPEED = re.compile(
     r"|(ONEDNN|DNNL|OMP|GOMP|KMP|MKL|OPENBLAS|CUDA|CUBLAS|TRITON|NVIDIA|PYTORCH|TORCH|VLLM|NCCL|MALLOC)_\w+"
 )
 _PRIVATE = re.compile(r"\w*_(KEY|TOKEN|DIR|HOME|PATH|SECRET|PASSWORD|IP|HOST|URL)|\w*VISIBLE_DEVICES|CUDA_DEVICE_ORDER")
+# A container image describes itself; vLLM names a buffer at random.
+_IRRELEVANT = re.compile(r"NVIDIA_(REQUIRE_\w+|PRODUCT_NAME|DRIVER_CAPABILITIES)|\w+_VERSION|VLLM_\w+_BUFFER_NAME")
 _LONGEST = 200
 
 
@@ -46,12 +48,14 @@ def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that may change speed, except private ones; a value with a folder becomes "..."."""
-    return {
-        name: "..." if re.search(r"[/\\]", value) else value[:_LONGEST]
-        for name, value in sorted(environment.items())
-        if _CHANGES_SPEED.fullmatch(name) and not _PRIVATE.fullmatch(name)
-    }
+    """Return the variables that change speed, except private ones; a value with a folder becomes "..."."""
+    kept = {name: value for name, value in sorted(environment.items()) if changes_speed(name)}
+    return {name: "..." if re.search(r"[/\\]", value) else value[:_LONGEST] for name, value in kept.items()}
+
+
+def changes_speed(name: str) -> bool:
+    """Whether an environment variable may change speed and is not private."""
+    return bool(_CHANGES_SPEED.fullmatch(name)) and not any(each.fullmatch(name) for each in (_PRIVATE, _IRRELEVANT))
 
 
 def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from harness.schema.reason import counted
 from harness.schema.record import RecordError
 from harness.schema.run import Run
 from reports.compare.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
-from reports.compare.side import GPU_UNIT, CaseSide, RunCases, Side
+from reports.compare.side import GPU_UNIT, VARIABLES, CaseSide, RunCases, Side
 
 STORED_BAR = 0.05  # the same case has differed by up to 2.6% between two stored runs
 # 95% of cases differ less between two runs of the same packages: on one GPU, two GPUs of a model, a CPU.
@@ -288,8 +288,9 @@ def differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for pair in pairs:
         a, b = (_device_facts(side) | dict(side.facts) for side in (pair.a, pair.b))
+        is_recorded = a.get(VARIABLES) == b.get(VARIABLES)
         for what in dict.fromkeys((*a, *b)):
-            if a.get(what, "") != b.get(what, ""):
+            if a.get(what, "") != b.get(what, "") and (is_recorded or not what.startswith("variable ")):
                 where = found.setdefault(what, {}).setdefault((a.get(what, ""), b.get(what, "")), [])
                 where.append(pair.a.system)
     everywhere = {pair.a.system for pair in pairs}

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ConfigDict
 
+from harness.measure.environment import changes_speed
 from harness.measure.interval import FEWEST, median_interval
 from harness.measure.nvml import is_hot
 from harness.quality import DRIFT, by_case, ends_apart, timed
@@ -20,6 +21,7 @@ from harness.workers.machine_load import is_loaded
 from reports.words import commit_said, commit_words
 
 GPU_UNIT = "GPU unit"
+VARIABLES = "environment variables"
 NO_GPU = "none"  # stands for the GPU in a CPU measurement
 FEW_SEQUENCES = 4  # up to so many, an engine's step is host-bound: another host changed it by 5%
 
@@ -252,7 +254,9 @@ def _facts_of(record: Record) -> dict[str, str]:
     facts |= {"CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
     facts |= {"CPU threads": _said(cpu["threads"])} if "threads" in cpu else {}
     facts |= {name: _said(version) for name, version in _object(record, "software").items()}
-    facts |= {f"variable {name}": _said(value) for name, value in _object(record, "variables").items()}
+    facts |= {VARIABLES: "recorded"} if "variables" in record.environment else {}
+    variables = _object(record, "variables").items()
+    facts |= {f"variable {name}": _said(value) for name, value in variables if changes_speed(name)}
     return facts | {f"setting {name}": value for name, value in record.settings.items()}
 
 

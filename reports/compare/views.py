@@ -242,6 +242,11 @@ def _reach(rows: Sequence[Row]) -> float:
 
 
 def _plot(row: Row, reach: float) -> dict[str, float]:
-    """Return the x in pixels of a row's ratio and interval ends on the logarithmic axis, clipped to its width."""
-    places = {"low": row.judged.low, "ratio": row.judged.ratio, "high": row.judged.high}
-    return {name: round(WIDTH / 2 * (1 + min(1, max(-1, math.log(at) / reach))), 1) for name, at in places.items()}
+    """Return the x in pixels of a row's ratio and interval ends on the logarithmic axis, clipped to its width.
+
+    left, right: whether the interval is clipped there.
+    """
+    ends = {"low": row.judged.low, "ratio": row.judged.ratio, "high": row.judged.high}
+    places = {name: WIDTH / 2 * (1 + math.log(at) / reach) for name, at in ends.items()}
+    clipped = {name: round(min(WIDTH, max(0, at)), 1) for name, at in places.items()}
+    return clipped | {"left": places["low"] < -1, "right": places["high"] > WIDTH + 1}

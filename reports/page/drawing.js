@@ -2,7 +2,7 @@
 
 const PLOT_HEIGHT = 340;
 const MARGIN = { top: 18, bottom: 48, left: 60, right: 5 };
-const PROFILE_NOTE = "□ profiled: click or Enter";
+const PROFILE_NOTE = "□ profiled: click or Enter", EARLY_NOTE = "┈ not measured";
 const LANE_HEIGHT = 0.045, LANES_HEIGHT = 0.25; // shares of the height: failed cases of a line, of all lines at most
 const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
@@ -92,7 +92,9 @@ class Drawing {
   constructor(points, lines, view) {
     Object.assign(this, { points, data: points.data, lines, view });
     this.broken = lines.filter(([, all]) => all.some((point) => point.failed));
-    this.notes = points.footnotes(lines);
+    const last = largest(this.xValues());
+    const endsEarly = lines.some(([line, all]) => !line.y && largest(all.map(({ x }) => x)) < last);
+    this.notes = [...points.footnotes(lines), ...(endsEarly ? [EARLY_NOTE] : [])];
     this.profiled = view.isLive ? lines.flatMap(([, all]) => all.filter((point) => point.y && profileOf(point.row))) : [];
     this.height = view.paper?.height ?? PLOT_HEIGHT;
     this.inner = this.height - MARGIN.top - MARGIN.bottom;
@@ -182,7 +184,7 @@ class Drawing {
       text: flagged.map((point) => this.points.signs(point)),
       textposition: flagged.map((point) => (this.isCrowdedAbove(line, point) ? "bottom left" : "top left")),
       textfont: { size: 14, color: themed(tone(line)) },
-      marker: { size: SIGN_ROOM, opacity: 0 }, // keeps the text off the point
+      marker: { size: 4, opacity: 0 }, // keeps the text off the point
       hoverinfo: "skip",
       cliponaxis: false,
       showlegend: false,
@@ -358,7 +360,7 @@ class Drawing {
       if (!led) return;
       const x1 = value(xLog, xaxis.range[1]);
       const [y0, y1] = [y, anchor].map((place) => value(this.view.yLog, place));
-      leaders.push({ type: "line", layer: "below", x0: x, x1, y0, y1, line: { color: themed("--muted"), width: 0.75 } });
+      leaders.push({ type: "line", layer: "below", x0: x, x1, y0, y1, line: { color: themed("--muted"), width: 1, dash: "dot" } });
     });
     return { names, leaders };
   }

@@ -7,6 +7,7 @@ function slug(text) {
 
 const NEAR = 300; // draw figures this many pixels beyond the screen
 const MANY_LINES = 8;
+const COVER = 8; // pixels; a nearer point covers another
 
 class Figure {
   /* `cell(row, column)`: a value of the table. `scales`: the divisor of each column. `hiddenSystems`: the systems
@@ -209,16 +210,31 @@ class Figure {
     this.numbers.open = parameters.has("numbers");
   }
 
-  /* Left and Right move through the points line by line; Enter opens a point's profile. */
+  /* Left and Right move through the points line by line, Up and Down to the next line, Home and End to a line's ends;
+     Enter opens a point's profile. */
   go(event) {
     if (event.key === "Enter") this.openProfile(this.places?.[this.place]);
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step || !this.places?.length) return;
+    const next = this.places?.length ? this.next(event.key) : null;
+    if (next === null) return;
     event.preventDefault();
-    this.place = Math.max(0, Math.min(this.places.length - 1, (this.place ?? (step > 0 ? -1 : this.places.length)) + step));
+    this.place = next;
     const [, , trace, at, axes] = this.places[this.place];
     Plotly.Fx.hover(this.plot, [{ curveNumber: trace, pointNumber: at }], [axes]);
     this.tell(this.places[this.place]);
+  }
+
+  /* The number of the point that a key leads to; null for other keys. */
+  next(key) {
+    const { places } = this;
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 1, ArrowUp: -1 }[key];
+    if (["ArrowRight", "ArrowLeft"].includes(key)) return Math.max(0, Math.min(places.length - 1, (this.place ?? (step > 0 ? -1 : places.length)) + step));
+    const [line, { x }] = places[this.place ?? 0];
+    const lines = [...new Set(places.map(([each]) => each))];
+    const to = step ? lines[lines.indexOf(line) + step] ?? line : line;
+    const own = places.filter(([each]) => each === to);
+    if (key === "Home" || key === "End") return places.indexOf(own.at(key === "Home" ? 0 : -1));
+    const gap = ([, point]) => Math.abs(point.x - x);
+    return step ? places.indexOf(own.reduce((best, each) => (gap(each) < gap(best) ? each : best))) : null;
   }
 
   openProfile(place) {
@@ -246,10 +262,20 @@ class Figure {
     this.described = place?.[1];
   }
 
+  /* The profiled point that a point covers, or else the point itself. */
+  profiledBelow(place) {
+    const { xaxis, yaxis } = this.plot._fullLayout;
+    const pixels = ([, point]) => [xaxis.d2p(point.x), yaxis.d2p(point.y.value)];
+    const isCovered = (each) => Math.hypot(...pixels(each).map((at, axis) => at - pixels(place)[axis])) < COVER;
+    const profiled = this.places.filter(([, point]) => point.y && profileOf(point.row));
+    return place[1].y && !profiled.includes(place) ? profiled.find(isCovered) ?? place : place;
+  }
+
   /* A click opens the profile; a tap only describes the point. */
   click(event) {
-    const place = this.placeAt(event);
-    if (!place) return;
+    const found = this.placeAt(event);
+    if (!found) return;
+    const place = this.profiledBelow(found);
     this.tell(place);
     if (profileOf(place[1].row) && matchMedia("(hover: hover)").matches) this.openProfile(place);
   }

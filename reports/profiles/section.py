@@ -232,4 +232,4 @@ def _rows(profile: Profile) -> list[tuple[str, str, str, list[str]]]:
 
 def _cells(kernel: Kernel, profile: Profile) -> list[str]:
     numbers = ((number(kernel, profile), digits) for _, digits, number in COLUMNS)
-    return ["" if value is None else f"{value:.{digits}f}" for value, digits in numbers]
+    return ["" if value is None else f"{value:.{digits}f}".removesuffix(".00") for value, digits in numbers]

@@ -7,6 +7,7 @@ const words = document.getElementById("words");
 let chosen = ""; // the key of the case that is drawn
 const plot = document.getElementById("plot");
 const DASHES = ["solid", "dash", "dot", "dashdot"];
+const SYMBOLS = [page.marker, ...["circle", "square", "diamond"].filter((each) => each !== page.marker)];
 /* The y axis extends at least this share beyond the latencies, so that noise does not look like change. */
 const LEAST_REACH = 0.1;
 const DAY = 86400e3; // ms
@@ -33,7 +34,7 @@ function said(line, at, unit) {
   const change = line.changes.find((each) => each.at === at);
   const interval = line.low[at] === null ? "" : ` (${shown(line.low[at])} to ${shown(line.high[at])})`;
   return (change ? [`${change.verdict}: ${percent(change.ratio)} against ${page.names[change.before]}`, ...change.differs.slice(0, 5)] : [])
-    .concat([page.names[line.run[at]], `${line.at[at].replace("T", " ")} UTC`, `commit ${line.commit[at] || "not recorded"}`, `${shown(line.ms[at])} ${unit}${interval}`])
+    .concat([page.names[line.run[at]], line.place, `${line.at[at].replace("T", " ")} UTC`, `commit ${line.commit[at] || "not recorded"}`, `${shown(line.ms[at])} ${unit}${interval}`])
     .concat(line.sequences.length ? [`${line.sequences[at]} sequences at once`] : [])
     .concat(line.doubtful.includes(at) ? ["few or drifting samples, or a contended or thermally throttled machine"] : []);
 }
@@ -43,11 +44,12 @@ const address = (line, at) => `../runs/${line.run[at]}.html`;
 /* The two Plotly traces of a line: the points, in the order of the data, and a triangle at each change. */
 function traces(line, number, unit) {
   const tone = colour(`--tone-${page.tone}`);
+  const symbol = SYMBOLS[number % SYMBOLS.length];
   const texts = line.at.map((_, at) => said(line, at, unit).map(neutral).join("<br>"));
   const points = {
     type: "scatter", mode: "lines+markers", name: neutral(line.place), x: line.at, y: line.ms,
     line: { color: tone, dash: DASHES[number % DASHES.length], width: 1.5 },
-    marker: { size: 9, color: tone, symbol: line.at.map((_, at) => (line.doubtful.includes(at) ? `${page.marker}-open` : page.marker)) },
+    marker: { size: 9, color: tone, symbol: line.at.map((_, at) => (line.doubtful.includes(at) ? `${symbol}-open` : symbol)) },
     error_y: { type: "data", symmetric: false, color: tone, thickness: 1, width: 2, array: line.ms.map((ms, at) => (line.high[at] ?? ms) - ms), arrayminus: line.ms.map((ms, at) => ms - (line.low[at] ?? ms)) },
     customdata: line.at.map((_, at) => address(line, at)), text: texts, hovertemplate: "%{text}<extra></extra>",
   };
@@ -134,8 +136,8 @@ function fromAddress(text) {
   }
 }
 
-/* The largest number of runs that measured a case on one kind of machine. */
-const runsOf = ({ lines }) => largest(lines.map(({ run }) => new Set(run).size));
+/* The number of runs that measured a case. */
+const runsOf = ({ lines }) => new Set(lines.flatMap(({ run }) => run)).size;
 
 /* Offer the cases that match the search, by phase and batch, with their number of runs. */
 function offerCases() {

@@ -175,7 +175,7 @@ def _differs(pair: Pair) -> Iterator[str]:
     a, b = pair.a.tokens_said, pair.b.tokens_said
     if a != b:
         yield Difference("sequences at once", a, b).sentence
-    yield from (each.sentence for each in differences([pair]))
+    yield from (each.sentence for each in differences([pair]) if each.what != "commit")  # has its own column
 
 
 def _drawn(case: HistoryCase) -> dict[str, Any]:

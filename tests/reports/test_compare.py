@@ -99,6 +99,13 @@ def test_the_interval_of_stored_repeats_is_students(tmp_path, sides):
     assert (math.log(judged.low), math.log(judged.high)) == pytest.approx((-expected, expected))
 
 
+def test_an_interval_beyond_the_axis_ends_in_arrows(tmp_path):
+    of_a, of_b = ([timed(a_case(context), 10) for context in range(1, 13)] for _ in "ab")
+    of_b[0].samples_ms[:] = [8, 9, 9.5, 9.8, 10, 10, 10, 10.05, 10.1]
+    page = views.page(compare(*two(tmp_path, of_a, of_b)))
+    assert (page.count("<circle"), page.count('"M6 3 0 7l6 4"'), page.count('"M154 3l6 4-6 4"')) == (12, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("samples", "ratio"),
     [  # the interval goes from the second sample to the eighth
@@ -310,12 +317,19 @@ def test_engines_are_on_other_hosts_where_one_process_is(tmp_path):
 @pytest.mark.parametrize("kind", ["setting", "variable"])
 def test_what_varies_from_case_to_case_is_named_once(tmp_path, kind):
     cases = [a_case(context) for context in range(1, 9)]
-    of_a, of_b = ([timed(case, 10) for case in cases] for _ in "ab")
+    of_a, of_b = ([timed(case, 10, on_gpu(variables={})) for case in cases] for _ in "ab")
     for record in of_b:
-        facts = record.settings if kind == "setting" else record.environment.setdefault("variables", {})
-        facts["tile"] = str(record.case.context)
+        facts = record.settings if kind == "setting" else record.environment["variables"]
+        facts["TRITON_TILE"] = str(record.case.context)
     found = compare(*two(tmp_path, of_a, of_b))
-    assert [each.sentence for each in found.differences] == [f"{kind} tile, from case to case"]
+    assert [each.sentence for each in found.differences] == [f"{kind} TRITON_TILE, from case to case"]
+
+
+def test_variables_that_one_run_did_not_record_are_one_difference(tmp_path):
+    variables = {"OMP_NUM_THREADS": "2", "TRITON_TILE": "64"}
+    of_b = [timed(a_case(), 10, on_gpu(variables=variables))]
+    found = compare(*two(tmp_path, [timed(a_case(), 10)], of_b))
+    assert [each.sentence for each in found.differences] == ["environment variables not recorded → recorded"]
 
 
 def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):

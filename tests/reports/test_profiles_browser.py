@@ -124,6 +124,24 @@ def test_a_point_without_a_profile_leads_nowhere(page):
     assert "profile" not in page.evaluate("location.hash")
 
 
+def test_a_click_finds_the_profiled_point_below_another(browser, tmp_path):
+    """Only two systems are profiled; the third has nearly the time of the second."""
+    run = synthetic_profiles.write_run(tmp_path / "run", count=2)
+    write_report(run.folder, tmp_path / "page.html")
+    with browsing.opened(browser, tmp_path / "page.html") as (page, _):
+        page.locator("#figure-0").scroll_into_view_if_needed()
+        page.evaluate(
+            """() => {
+              const figure = figures[0];
+              const [above] = figure.places.filter(([line, point]) => line.system === "SYSTEM" && point.x === 2048);
+              figure.click({ points: [{ curveNumber: above[2], pointNumber: above[3] }] });
+            }""".replace("SYSTEM", synthetic_profiles.synthetic.PAPER_SYSTEMS[2][0])
+        )
+        second = synthetic_profiles.synthetic.PAPER_SYSTEMS[1][0]
+        anchors = {f"profile-{key}": each.case.system for key, each in run.profiles().items()}
+        assert anchors[page.evaluate("location.hash")[1:]] == second
+
+
 def test_points_keep_their_links_when_the_figure_is_drawn_anew(page, made):
     browsing.open_options(page)
     page.locator("#figure-0 .legend button").first.click()  # TTT-Linear is hidden

@@ -148,7 +148,7 @@ def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
     assert [first[name] for name in ("Time (ms)", "Share (%)", "Launches", "Lower bound (ms)")] == [
         "0.0300",
         "66.7",
-        "2.00",
+        "2",
         "0.0067",
     ]
     assert [first[name] for name in ("GB/s", "TFLOP/s", "FLOP/byte")] == ["667", "66.7", "100.0"]

@@ -125,7 +125,7 @@ def test_signs_of_first_points_stay_off_the_axis(browser, one_place, log):
     made = synthetic.of_suite("fig20-throughput", *(synthetic.ok(case, 1.0, count=3) for case in cases))
     with browsing.opened(browser, browsing.save(made, one_place, "page"), viewport=PHONE) as (page, _):
         browsing.open_options(page)
-        page.locator("[data-role=x-log]").first.set_checked(log)
+        page.locator("#figure-0 [data-role=x-log]").set_checked(log)
         left = "selector => document.querySelector(selector).getBoundingClientRect().left"
         assert page.evaluate(left, "#figure-0 .textpoint text") > page.evaluate(left, "#figure-0 .nsewdrag")
 
@@ -465,6 +465,9 @@ def test_a_line_that_ends_early_has_a_leader_to_its_name(browser, early):
         texts = {name.text_content(): name.bounding_box() for name in names.all()}
         leaders = page.locator("#figure-0 .shapelayer path")
         assert leaders.count() == 1
+        layout = page.evaluate("document.querySelector('#figure-0 .plot').layout")
+        assert [shape["line"]["dash"] for shape in layout["shapes"]] == ["dot"]
+        assert any("not measured" in note["text"] for note in layout["annotations"])
         edge = plot["x"] + plot["width"]
         assert all(texts[name]["x"] >= edge - 1 for name in ("TTT-Linear", "TTT-MLP"))
         page.mouse.move(plot["x"] + 0.3 * plot["width"], plot["y"] + 0.5 * plot["height"])
@@ -474,7 +477,7 @@ def test_a_line_that_ends_early_has_a_leader_to_its_name(browser, early):
         page.wait_for_timeout(500)
         zoomed = {name.text_content(): name.bounding_box()["x"] for name in names.all()}
         assert {"TTT-Linear", "TTT-MLP"} <= set(zoomed)
-        assert all(edge - 1 <= at <= edge + 30 for at in zoomed.values())
+        assert all(edge - 1 <= zoomed[name] <= edge + 30 for name in ("TTT-Linear", "TTT-MLP"))
 
 
 def test_names_pushed_below_the_axis_stay_visible(browser, tmp_path):

@@ -55,6 +55,16 @@ def test_common_facts_stand_once_and_a_machine_names_only_what_differs():
     assert found.versions == {"torch": "2.9 · 2.10"}
 
 
+def test_a_random_name_makes_no_machine():
+    named = [
+        record(variables={"VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME": f"vllm_mm_{at}", "OMP_NUM_THREADS": "2"})
+        for at in "ab"
+    ]
+    found = machines(named)
+    assert [machine.records for machine in found.places] == [2]
+    assert found.common == {"variables": {"OMP NUM THREADS": "2"}}
+
+
 def test_a_package_that_some_records_lack_is_common_to_those_that_have_it():
     found = machines([record(software={"torch": "2.9", **each}) for each in ({"vllm": "0.22"}, {})])
     assert found.common["software"] == {"torch": "2.9", "vllm": "0.22"}

@@ -80,12 +80,15 @@ def test_points_over_time_are_links_in_the_color_of_their_system(browser, tmp_pa
     site = tmp_path / "site"
     write_site(runs, site)
     (path,) = site.glob("over-time/*.html")
-    looks = "document.getElementById('plot').data.slice(0, 2).map(({line}) => [line.color, line.dash])"
+    first = "document.getElementById('plot').data.slice(0, 2)"
+    looks = f"{first}.map(({{line, marker}}) => [line.color, line.dash, marker.symbol[0]])"
     with opened(browser, site, f"over-time/{path.name}") as page:
-        (h100, solid), (h200, dash) = page.evaluate(looks)
-        assert (h100 == h200, solid, dash) == (True, "solid", "dash")
+        (h100, solid, marker), (h200, dash, other) = page.evaluate(looks)
+        assert (h100 == h200, solid, dash, marker != other) == (True, "solid", "dash", True)
+        assert page.locator("#case option").inner_text().endswith("3 runs")
         said = page.locator("#plot a").evaluate_all("all => all.map(each => each.getAttribute('aria-label'))")
         assert [text.partition(",")[0] for text in said] == ["day-0", "day-1", "slower: +60.0% against day-1"]
+        assert [gpu in text for gpu, text in zip(("H100", "H200", "H200"), said, strict=True)] == [True] * 3
         page.locator("#case").focus()
         for _ in range(3):
             page.keyboard.press("Tab")
