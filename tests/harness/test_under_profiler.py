@@ -17,7 +17,7 @@ LAUNCH = launches()[PAIR]
 
 
 class Worker:
-    """A worker with a fixed answer or exception, and the list of its requests."""
+    """A worker that gives a fixed answer or raises a fixed exception, and lists its requests."""
 
     def __init__(self, answer: Any) -> None:
         self.answer, self.asked = answer, list[Any]()

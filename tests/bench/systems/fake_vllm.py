@@ -148,7 +148,7 @@ class LLM:
         return [function(self.model)]
 
     def _step(self):
-        """Generate a token of each sequence past its prompt, then read as many prompt tokens as step and cache allow."""
+        """Generate a token of each sequence past its prompt, then read as many prompt tokens as step and cache fit."""
         budget, got = self.arguments["max_num_batched_tokens"], []
         for sequence in [s for s in self.running if s.read == len(s.prompt)]:
             budget -= 1
