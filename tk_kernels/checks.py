@@ -32,7 +32,7 @@ def check_contiguous(name: str, tensor: Tensor) -> None:
 
 
 def check_devices(**tensors: Tensor | None) -> None:
-    """Raise ValueError unless all tensors are on the device of the first; None is ignored."""
+    """Raise ValueError unless all tensors are on the device of the first one; None values are ignored."""
     given = [(name, x) for name, x in tensors.items() if x is not None]
     (first, x), *others = given
     for name, other in others:
@@ -78,7 +78,7 @@ def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.d
 
 
 def common_position(position: Tensor, start: int | None, mini_batch: int) -> int:
-    """The position inside the mini-batch that all sequences share, 0 to mini_batch - 1.
+    """Return the position inside the mini-batch that all sequences share, 0 to mini_batch - 1.
 
     position [B] is the state's tensor. A caller that knows the number passes `start`, which avoids reading the device.
     Raises ValueError if the position is outside the mini-batch or sequences have different positions.

@@ -69,7 +69,7 @@ def source_path(name: str) -> Path:
 
 
 def source_digest(name: str) -> str:
-    """SHA-256 digest of the `.cu` file, every `.cuh` in its folder, and the shared headers."""
+    """Return the SHA-256 digest of a kernel's `.cu` file, every `.cuh` in its folder, and the shared headers."""
     source = source_path(name)
     files = [source, *sorted(SOURCE_ROOT.glob(SHARED_HEADERS)), *sorted(source.parent.glob("*.cuh"))]
     digest = hashlib.sha256()

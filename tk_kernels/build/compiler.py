@@ -50,7 +50,7 @@ class KernelResources:
 
 
 def find_nvcc() -> Path | None:
-    """The nvcc in `CUDA_HOME`, else in PATH, else `DEFAULT_NVCC`, else None."""
+    """Path of nvcc: in `CUDA_HOME`, else in PATH, else `DEFAULT_NVCC`, else None."""
     home = os.environ.get("CUDA_HOME")
     if home and (Path(home) / "bin" / "nvcc").is_file():
         return Path(home) / "bin" / "nvcc"

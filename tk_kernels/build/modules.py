@@ -65,7 +65,7 @@ def unavailable(name: str) -> str:
 
 @functools.cache
 def load(name: str) -> Any:
-    """Load the module of kernel `name`; its attributes are launchers. Raises BuildError with the reason it cannot."""
+    """Load the module of kernel `name`; its attributes are launchers. Raises BuildError if it is unavailable."""
     reason = unavailable(name)
     if reason:
         raise BuildError(reason)

@@ -26,7 +26,7 @@ def cache_directory() -> Path:
 
 
 def find_thunderkittens() -> Path | None:
-    """The ThunderKittens checkout: `THUNDERKITTENS_ROOT`, else the clone in the cache, else None."""
+    """Path of the ThunderKittens checkout: `THUNDERKITTENS_ROOT`, else the clone in the cache, else None."""
     named = os.environ.get("THUNDERKITTENS_ROOT")
     root = Path(named) if named else _clone_path()
     return root if (root / "include" / "kittens.cuh").is_file() else None
@@ -35,7 +35,7 @@ def find_thunderkittens() -> Path | None:
 def fetch_thunderkittens() -> Path:
     """Clone ThunderKittens at the pinned commit into the cache, once. Raises BuildError if git or the network fails.
 
-    The clone gets its name when it is complete; an interrupted clone is repeated.
+    The folder gets its final name when the clone is complete; an interrupted clone is repeated.
     """
     target = _clone_path()
     with os_errors(f"ThunderKittens cannot be kept in {cache_directory()} ({ANOTHER_CACHE})"):

@@ -57,7 +57,7 @@ class Norm:
 class NormGate:
     """LayerNorm of the rows times gelu_tanh(output gate), before the GEMM; `gate` [..., K], weight and bias [K].
 
-    With one row, the GEMM's kernel computes it, and float32 rounding errors grow by the row's mean / deviation.
+    With one row, the GEMM's kernel computes both, and float32 rounding errors grow by the factor mean / deviation.
     """
 
     gate: Tensor

@@ -172,7 +172,7 @@ def check_step(
     mini_batch: int,
     kept: torch.Tensor,
 ) -> None:
-    """Raise ValueError unless the arguments of a step fit a state of these sizes.
+    """Raise ValueError unless the arguments of `generate_step` fit a state of these sizes.
 
     tokens: q, k, v and out, each of `shape` [B, H, D]. parameters: token_scale [m], ln_weight and ln_bias [H, D].
     kept: any tensor of the state, for its device.

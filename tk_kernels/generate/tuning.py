@@ -31,7 +31,7 @@ class Tuning:
 
 
 def check_launch(launch: Tuning, suits_sm90: bool) -> None:
-    """Raise ValueError if the launch selects the kernel of `generate_sm90.py` and the state does not suit it."""
+    """Raise ValueError if `launch` selects the kernel of `generate_sm90.py` and the state does not suit it."""
     if launch.sm90 and not suits_sm90:
         raise ValueError(f"launch {launch}: the kernel of sm_90 takes no such state; see `suits_sm90`")
 
@@ -40,7 +40,7 @@ def check_launch(launch: Tuning, suits_sm90: bool) -> None:
 def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
     """Look up settings in the section whose name is the longest prefix of `name`, else in "default".
 
-    The user's file, both sections, comes before the repository's table.
+    Both sections of the user's file come before those of the repository's table.
     row: the state's precision; for the form "forward" one of FORWARD_ROWS.
     name: a GPU, or the result of `generate.common.section_name`. Raises KeyError with the table's path if the default
     has no such row either, and ValueError if the user's file cannot be read.

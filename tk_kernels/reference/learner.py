@@ -78,14 +78,14 @@ class Learner(Generic[State, PrimalState, Trace]):
         form: str = "dual",
         start: int = 0,
     ) -> Tensor:
-        """Return the outputs [B, n, H, D] of n tokens inside one mini-batch, and advance `state`, rows, in place.
+        """Return the outputs [B, n, H, D] of n tokens inside one mini-batch; advance `state` (with rows) in place.
 
         In the dual form sequences may have different positions. In the primal form all are at position `start`.
         """
         raise NotImplementedError
 
     def advance_sums_(self, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: PrimalState) -> Tensor:
-        """Return the outputs [B, 1, H, D] of one token per sequence, and advance `state`, gradient sums, in place."""
+        """Return the outputs [B, 1, H, D] of one token per sequence; advance `state` (with gradient sums) in place."""
         raise NotImplementedError
 
     @_in_its_dtypes

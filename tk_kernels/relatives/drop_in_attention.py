@@ -23,7 +23,7 @@ def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0, std: float = 
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState]:
-    """Run TTT-Linear on q, k, v [B, T, H, D] from `state` or a fresh one; return out [B, T, H, D], next state."""
+    """Run TTT-Linear on q, k, v [B, T, H, D], state None: a fresh one; return out [B, T, H, D] and the next state."""
     state = fresh_state(q) if state is None else state
     dtype, (heads, head_dim) = STATE_DTYPE[q.dtype], q.shape[2:]
     mini_batch = state.k_rows.shape[2]

@@ -71,7 +71,8 @@ class LinearPrimalState(NamedTuple):
 class LinearTrace(NamedTuple):
     """Result of `train_` for N whole mini-batches, from which `read` computes outputs; in the tokens' dtype.
 
-    W [N, B*H, D + 8, D]: weights at each mini-batch's start, row D the bias, then 7 zero rows. G [N, B*H, m, D], no lr.
+    W [N, B*H, D + 8, D]: weights at each mini-batch's start, row D the bias, then 7 zero rows.
+    G [N, B*H, m, D]: gradients without lr.
     """
 
     W: Tensor

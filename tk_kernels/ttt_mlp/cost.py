@@ -60,12 +60,12 @@ def learner(head_dim: int) -> Learner:
 
 
 def generate_state_bytes(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> int:
-    """Bytes of the generate state of all sequences; how, more: arguments of `traffic.kept_bytes`."""
+    """Bytes of the generate state of all sequences; how, more: further arguments of `traffic.kept_bytes`."""
     return batch * heads * kept_bytes(learner(head_dim), *how, **more)
 
 
 def generate_state_traffic(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> float:
-    """Least state bytes that one token per sequence moves; how, more: arguments of `traffic.moved_bytes`."""
+    """Least state bytes that one token per sequence moves; how, more: further arguments of `traffic.moved_bytes`."""
     return batch * heads * moved_bytes(learner(head_dim), *how, **more)
 
 
