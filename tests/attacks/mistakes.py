@@ -197,7 +197,7 @@ class SmallerModelTimed(Honest):
 
 
 class InventedSamples(Honest):
-    """Reports samples below the roofline bound of its bytes and FLOPs."""
+    """Reports samples below the roofline bound of the bytes and FLOPs that it claims."""
 
     def claim(self, workload: Workload) -> None:
         workload.timed_check, workload.engine_samples = None, lambda policy: repeat([1.0])

@@ -1,4 +1,4 @@
-"""Adapters on fake GPUs, which are environment variables."""
+"""Adapters for fake GPUs: such a GPU is only a value of CUDA_VISIBLE_DEVICES, with no device behind it."""
 
 import os
 import time

@@ -45,7 +45,7 @@ class FakeClock:
 
 
 def noisy(spread: float) -> Iterator[float]:
-    """Yield samples without end that alternate between 10 ms plus and minus the share `spread`."""
+    """Yield samples in ms without end, alternately 10 plus and minus the share `spread`."""
     return itertools.cycle([10 * (1 + spread), 10 * (1 - spread)])
 
 

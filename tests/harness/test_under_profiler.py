@@ -1,4 +1,4 @@
-"""Answers of a worker under a profiler."""
+"""The profile and record follow from the answer of a worker under a profiler; a failure has a reason."""
 
 from pathlib import Path
 from typing import Any
