@@ -45,6 +45,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture
 def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run Triton kernels, without a GPU in the interpreter."""
+    """Let a test run Triton kernels: on the GPU, or without one in the interpreter."""
     if INTERPRETED:
         monkeypatch.setenv("TRITON_INTERPRET", "1")

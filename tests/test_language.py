@@ -59,7 +59,7 @@ ALL_WORDS = 15_000  # of all documents, by `wc -w`
 
 
 def prose(text: str) -> str:
-    """The text without code, generated tables and targets of links; code in a line becomes one word."""
+    """Return the text without code blocks, generated tables and link targets; inline code becomes one word."""
     for pattern, instead in (
         (r"<!-- table .*?<!-- end -->|<!--.*?-->|^```.*?^```", ""),
         (r"`[^`]*`", "code"),
@@ -71,7 +71,7 @@ def prose(text: str) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of paragraphs, items of lists and cells of tables, each without line breaks."""
+    """Return the sentences of paragraphs, list items and table cells, each without line breaks."""
     parts: list[str] = []
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|#]|\d+\.) ?)", prose(text)):
         cells = block.split("|") if block.lstrip().startswith("|") else [re.sub(r"^\s*(?:[-*#]+|\d+\.)\s+", "", block)]
@@ -85,7 +85,7 @@ def long_sentences(text: str) -> list[str]:
 
 
 def banned_words(text: str, allowed: tuple[str, ...] = ()) -> list[str]:
-    """What the text should not say, each with what to write."""
+    """Return the banned words in the text, each with the word to write instead, and sentences with a banned start."""
     found = []
     for pattern, instead in BANNED.items():
         for match in re.finditer(rf"(?<![\w-])(?:{pattern})(?![\w-])", prose(text).lower().replace("\n", " ")):
@@ -96,7 +96,7 @@ def banned_words(text: str, allowed: tuple[str, ...] = ()) -> list[str]:
 
 
 def code_text(source: str) -> str:
-    """The docstrings and comments of a Python file, a paragraph each; neighbouring comment lines are one paragraph."""
+    """Return a Python file's docstrings and comments, a paragraph each; adjacent comment lines are one paragraph."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = (ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, documented))
     paragraphs, previous = [text for text in docstrings if text], (0, 0)
@@ -114,7 +114,7 @@ def code_text(source: str) -> str:
 
 
 def numbers(text: str) -> list[str]:
-    """The numbers that a reader meets outside of code: not those in names, such as H100."""
+    """Return the numbers in the text, without those in code, in generated tables and in names such as H100."""
     return re.findall(r"(?<![\w./-])\d[\d.,]*", re.sub(r"<!-- (table|end).*?-->", "", _without_code(text)))
 
 
@@ -123,7 +123,7 @@ def _without_code(text: str) -> str:
 
 
 def commands(text: str) -> list[str]:
-    """Each command `ttt-bench ...` of fenced blocks and tables, on one line and without its comment."""
+    """Return each command `ttt-bench ...` of fenced blocks and tables, joined to one line."""
     fences = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     blocks = "\n".join(code for language, code in fences if not language).replace("\\\n", " ")
     cells = re.findall(r"^\|.*`(ttt-bench [^`]+)`", text, re.MULTILINE)

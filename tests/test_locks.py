@@ -1,4 +1,4 @@
-"""Lock files resolve to what they name, and say why a release is not the newest; no index: those tests are skipped."""
+"""Lock files resolve to the releases that they name, and say why one is not the newest. Without an index: skipped."""
 
 import re
 import subprocess
@@ -22,13 +22,13 @@ LOCKED = re.compile(r"^([\w.-]+)(?:\[[\w,-]+\])?==(\S+)", re.MULTILINE)
 
 
 def plain(text: str) -> str:
-    """Requirements without hashes, for which pip would download whole packages."""
+    """Return the requirements without hashes and without packages whose metadata needs nvcc."""
     lines = re.sub(r"\s*\\\n\s+--hash=\S+", "", text).splitlines()
     return "\n".join(line for line in lines if not line.startswith(NO_WHEELS))
 
 
 def refuse_or_skip(stderr: str) -> None:
-    """Skip without a network, or where the index offers no release at all of a package; fail for another error."""
+    """Skip the test without a network, or if the index has no release of a package; fail it for any other error."""
     for line in stderr.splitlines():
         if re.search("error sending request|[Ff]ailed to fetch|not found in the package registry", line):
             pytest.skip(f"the package index does not answer: {line.strip()}")

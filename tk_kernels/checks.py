@@ -1,8 +1,9 @@
-"""Check an operator's arguments: a ValueError names the wrong one, its value, and what is supported."""
+"""Check the arguments of an operator: a ValueError names the wrong argument, its value and the supported values."""
 
 import torch
 from torch import Tensor
 
+# The state's dtype, by the dtype of the tokens
 STATE_DTYPE = {torch.float64: torch.float64, torch.float32: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -31,7 +32,7 @@ def check_contiguous(name: str, tensor: Tensor) -> None:
 
 
 def check_devices(**tensors: Tensor | None) -> None:
-    """Raise ValueError unless all tensors are on the device of the first; None is ignored."""
+    """Raise ValueError unless all tensors are on the device of the first one; None values are ignored."""
     given = [(name, x) for name, x in tensors.items() if x is not None]
     (first, x), *others = given
     for name, other in others:
@@ -40,9 +41,9 @@ def check_devices(**tensors: Tensor | None) -> None:
 
 
 def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
-    """Raise ValueError unless all tokens have one shape and dtype in this layout, and lr fits them.
+    """Raise ValueError unless all tensors of `tokens` have one shape and one dtype of STATE_DTYPE, and lr fits them.
 
-    layout: "[B, T, H, D]" or "[B, H, D]"; lr lacks D.
+    layout: the shape of a token tensor, "[B, T, H, D]" or "[B, H, D]". lr has that shape without D.
     """
     first, *others = tokens
     x = tokens[first]
@@ -57,7 +58,7 @@ def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
 
 
 def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: int, head_dim: int) -> None:
-    """Raise ValueError unless these are token_scale [m], ln_weight and ln_bias [H, D]."""
+    """Raise ValueError unless token_scale is [m] with m >= 1, and ln_weight and ln_bias are [H, D]."""
     if token_scale.ndim != 1 or not len(token_scale):
         raise ValueError(f"token_scale has shape {tuple(token_scale.shape)}: expected [mini_batch], at least 1")
     check_shape("ln_weight", ln_weight, (heads, head_dim))
@@ -65,9 +66,9 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Raise ValueError for a wrong shape or dtype of a state's tensor.
+    """Raise ValueError unless each tensor of `state` that `shapes` names has its shape and dtype.
 
-    position is int32. The other tensors have the STATE_DTYPE of the tokens' dtype.
+    dtype: that of the tokens. position must be int32, the other tensors STATE_DTYPE[dtype].
     """
     for name, shape in shapes.items():
         tensor = getattr(state, name)
@@ -77,10 +78,10 @@ def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.d
 
 
 def common_position(position: Tensor, start: int | None, mini_batch: int) -> int:
-    """The position inside the mini-batch that all sequences share, 0 to mini_batch - 1.
+    """Return the position inside the mini-batch that all sequences share, 0 to mini_batch - 1.
 
-    position [B] belongs to the state. A caller that knows the number passes it as start: no read from the device.
-    Raises ValueError for a position outside of the mini-batch and for different positions.
+    position [B] is the state's tensor. A caller that knows the number passes `start`, which avoids reading the device.
+    Raises ValueError if the position is outside the mini-batch or sequences have different positions.
     """
     values = sorted(set(position.tolist())) if start is None else [start]
     if len(values) > 1:
@@ -93,6 +94,6 @@ def common_position(position: Tensor, start: int | None, mini_batch: int) -> int
 
 
 def check_aligned(tokens: int, start: int, mini_batch: int) -> None:
-    """Raise ValueError unless tokens that start at this position are whole mini-batches."""
+    """Raise ValueError unless `tokens` tokens from position `start` are whole mini-batches."""
     if start or tokens % mini_batch:
         raise ValueError(f"{tokens} tokens from position {start}: expected whole mini-batches of {mini_batch}")

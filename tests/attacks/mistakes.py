@@ -1,8 +1,8 @@
 """Adapters with one mistake each, an honest one, and the check that must name each mistake.
 
 Most run one tiny recurrent language model on the CPU: h <- d h Q + E[token] with an orthogonal Q, logits = h E^T.
-The decay d is 1 and the model forgets nothing; d < 1 hides a truncated prompt. The others run this repository's
-models in bfloat16, whose rounding hides more.
+With d = 1 the model forgets nothing; d < 1 hides a truncated prompt. The other adapters run this repository's models
+in bfloat16, whose rounding hides more.
 """
 
 import math
@@ -34,7 +34,7 @@ HONEST_CASES = (PROMPT, replace(PROMPT, batch=2, context=1), GENERATE)
 
 
 class Model:
-    """The model; `reference` is itself in float64."""
+    """The recurrent model above; `reference` returns a copy in float64."""
 
     def __init__(self, width: int = WIDTH, seed: int = 0, decay: float = 1.0) -> None:
         chance = torch.Generator().manual_seed(seed)
@@ -47,14 +47,14 @@ class Model:
         return other
 
     def prefill(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits [B, V] after ids [B, T]."""
+        """Return logits [B, V] after ids [B, T]."""
         state = self.embedding.new_zeros(len(ids), len(self.recurrence))
         for column in ids.T:
             state = state @ self.recurrence + self.embedding[column]
         return state @ self.embedding.T
 
     def generate(self, ids: torch.Tensor, steps: int = STEPS) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [B, V] of the last of `steps` greedy steps from ids [B], and the tokens [steps, B] that they read."""
+        """Run greedy steps from ids [B]; return the last step's logits [B, V] and the tokens read, [steps, B]."""
         read = ids[None]
         while len(read) < steps:
             read = torch.cat([read, self.prefill(read.T).argmax(-1)[None]])
@@ -88,13 +88,13 @@ class Honest:
         return workload
 
     def claim(self, workload: Workload) -> None:
-        """Change a claim of the workload."""
+        """Change a field of the workload; subclasses make wrong claims here."""
 
     def run(self) -> Any:
         return self.model.generate(self.ids) if self.case.phase == "generate" else self.model.prefill(self.ids)
 
     def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
-        """Compare two random sequences with the reference."""
+        """Return a check that compares the outputs of two random sequences with the reference."""
         rows = sorted(chance.sample(range(self.case.batch), 2))
 
         def compare(outputs: Any, calls: int) -> Verdict:
@@ -127,7 +127,7 @@ class OneSequenceStale(Honest):
 
 
 class TruncatedPrompt(Honest):
-    """Reads the last 64 tokens; the decay hides the others below the limit."""
+    """Reads the last 64 tokens; with decay, the other tokens matter less than the check's limit."""
 
     decay = 0.85
 
@@ -147,7 +147,7 @@ class TokensOverstated(Honest):
 
 
 class TokensOfAnEngine(TokensOverstated):
-    """Doubles its tokens as an engine whose cache holds more than the batch."""
+    """Claims twice its tokens and, as engines may, that many sequences at once."""
 
     def claim(self, workload: Workload) -> None:
         super().claim(workload)
@@ -156,7 +156,7 @@ class TokensOfAnEngine(TokensOverstated):
 
 
 class UnitsOverstated(Honest):
-    """Counts one call as sixteen."""
+    """Counts one call as sixteen units."""
 
     def claim(self, workload: Workload) -> None:
         workload.units = 16
@@ -197,7 +197,7 @@ class SmallerModelTimed(Honest):
 
 
 class InventedSamples(Honest):
-    """Reports samples below the roofline bound of its bytes and FLOPs."""
+    """Reports samples below the roofline bound of the bytes and FLOPs that it claims."""
 
     def claim(self, workload: Workload) -> None:
         workload.timed_check, workload.engine_samples = None, lambda policy: repeat([1.0])
@@ -234,7 +234,7 @@ class OneStepOfAsManySequences(Honest):
 
 
 class OfTheRepository:
-    """An adapter of this repository with another timed call and without its own check."""
+    """Base of adapters that wrap one of this repository: another timed call, and no check before timing."""
 
     packages = ()
     adapters: ClassVar[dict[str, Any]] = {
@@ -252,10 +252,10 @@ class OfTheRepository:
         return replace(workload, gate=None, run=torch.inference_mode()(lambda: self.timed(work, run)))
 
     def prepare(self, work: Any) -> None:
-        """Prepare the timed call."""
+        """Prepare the timed call; a hook of subclasses, before timing."""
 
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
-        """Run in place of `run`."""
+        """Do what is timed in place of the adapter's own call, `run`."""
         raise NotImplementedError
 
 
@@ -323,7 +323,7 @@ class OneSequenceWrong(OfTheRepository):
 
 
 def in_bfloat16(system: str, phase: str) -> Case:
-    """A bfloat16 case for a model of this repository."""
+    """Return a bfloat16 case of a model of this repository."""
     steps = (("steps", 16),) if phase == "request" else ()
     return Case(system, "torch", "tiny", phase, batch=8, context=136, dtype="bfloat16", options=steps)
 
@@ -372,6 +372,6 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
 
 
 def record_of(adapter: type[Any], case: Case, policy: Policy = POLICY) -> Record:
-    """Measure a case with a new adapter in this process; models of this repository run twice."""
+    """Return the record of a case measured in this process by a new adapter; repository models run only twice."""
     policy = ONCE if issubclass(adapter, OfTheRepository) else policy
     return CaseRun(case, policy).record(adapter())

@@ -1,4 +1,6 @@
-"""Fuzz records, record files and run.json: each is read whole or fails with one sentence. FUZZ=N: N times as many."""
+"""Fuzz records, record files and run.json: each file is read whole or fails with one sentence.
+
+FUZZ=N in the environment runs N times as many examples."""
 
 import json
 import os
@@ -41,7 +43,7 @@ VALUES = st.recursive(
 
 
 def examples(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The same `count` x FUZZ examples each time, without a database."""
+    """Return a decorator: hypothesis runs the same `count` x FUZZ examples each time, without a database."""
     chosen = settings(
         max_examples=count * TIMES,
         deadline=None,
@@ -54,7 +56,7 @@ def examples(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]
 
 @st.composite
 def mutations(draw: Callable[[Any], Any], original: Any) -> Any:
-    """The value with one to three of its parts replaced, removed, added, wrapped or repeated."""
+    """Draw a copy of `original` with one to three parts replaced, removed, added, wrapped or repeated."""
     value = deepcopy(original)
     for _ in range(draw(st.integers(1, 3))):
         value = mutated(draw, value)
@@ -62,7 +64,7 @@ def mutations(draw: Callable[[Any], Any], original: Any) -> Any:
 
 
 def mutated(draw: Callable[[Any], Any], value: Any) -> Any:
-    """The value with one change at a random depth."""
+    """Return the value with one change at a random depth, made in place where possible."""
     holder, key = None, None
     at = value
     while isinstance(at, dict | list) and at and (holder is None or draw(st.integers(0, 3))):

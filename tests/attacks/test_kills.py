@@ -1,4 +1,4 @@
-"""SIGKILL every kind of process of a run at random moments: no case is lost or doubled, no process is left.
+"""Send SIGKILL to every kind of process of a run at random moments: no case is lost or doubled, no process is left.
 
 `KILL_ROUNDS=100` in the environment makes 1000 kills.
 """
@@ -75,7 +75,7 @@ def _cases(backend: str) -> list[Case]:
 
 
 def _start(folder: Path, launches: dict[tuple[str, str], Launch]) -> int:
-    """Fork a parent that goes on with the run."""
+    """Fork a parent process that continues the run; return its process id."""
     pid = os.fork()
     if pid:
         return pid
@@ -88,9 +88,9 @@ def _start(folder: Path, launches: dict[tuple[str, str], Launch]) -> int:
 
 
 def _kill_some(parent: int, mark: str, chance: random.Random, hit: Counter[str]) -> None:
-    """Kill processes of a run until the parent ends: each kind once, then at random.
+    """Kill processes of a run until its parent ends: each kind once, then at random; count the kills in `hit`.
 
-    A kind without a kill is polled at short intervals: a starting worker is soon a worker.
+    While some kind has no kill yet, look again after at most 20 ms: a starting worker is soon a worker.
     """
     while hit.total() < KILLS or set(hit) < set(KINDS):
         missed = [kind for kind in KINDS if not hit[kind]]
@@ -115,7 +115,7 @@ def _kill(pid: int) -> bool:
 
 
 def _wait(pid: int, seconds: float) -> int | None:
-    """The exit status of a child, -signal for one that was killed; None while it runs."""
+    """Wait up to `seconds` for a child; return its exit status, -signal if it was killed, None if it still runs."""
     end = time.monotonic() + seconds
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -127,7 +127,7 @@ def _wait(pid: int, seconds: float) -> int | None:
 
 
 def _family(mark: str) -> dict[str, list[int]]:
-    """The living processes of a run by kind, found by the mark in their environment or command line."""
+    """Return the ids of a run's living processes by kind, found by the mark in their environment or command line."""
     found: dict[str, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -163,7 +163,7 @@ def _kind(command: list[bytes], young: bool) -> str:
 
 
 def _statuses(run: Run) -> dict[tuple[str, int], list[str]]:
-    """The statuses of each case and repeat, in the order of the file."""
+    """Return the statuses of each (case, repeat), in the order of the record file."""
     statuses: dict[tuple[str, int], list[str]] = {
         (planned.case.key, repeat): [] for job in run.jobs for planned in job.cases for repeat in range(REPEATS)
     }
@@ -177,7 +177,7 @@ def _is_finished(run: Run) -> bool:
 
 
 def _truncate(run: Run, chance: random.Random) -> None:
-    """Truncate the record files at a random byte, as a kill during a write does; the run has more to do."""
+    """Truncate the record files at a random byte, as a kill during a write does, so that cases may be left to run."""
     for job in run.jobs:
         path = run.record_file(job).path
         whole = path.read_bytes()

@@ -15,7 +15,7 @@ FORKS = "import os, sys, subprocess; subprocess.Popen(sys.argv[1:], start_new_se
 
 
 class Victim:
-    """Spins for some milliseconds."""
+    """A fake system whose calls spin for some milliseconds."""
 
     packages = ()
 

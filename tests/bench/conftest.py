@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """Run tiny models on one thread: on a loaded machine a second one costs seconds."""
+    """Run tiny models on one thread: on a loaded machine a second thread costs seconds."""
     import torch
 
     threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""`--checkpoint`: cases name it by content and never by path, and its own weights are run and checked."""
+"""`--checkpoint`: cases name a checkpoint by its content, never by its path, and run and check its weights."""
 
 import json
 import os
@@ -36,13 +36,13 @@ RATE, THETA = 0.25, 50.0  # of the inner loop and of RoPE; no size of the table 
 
 @pytest.fixture(autouse=True)
 def offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the checkpoints that a test offers."""
+    """Forget, after each test, the checkpoints that it passed to workers."""
     monkeypatch.setenv(VARIABLE, "{}")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tiny TTT-MLP with settings that no size has: another rate, mini-batch and backbone."""
+    """A checkpoint folder of a tiny TTT-MLP with settings that no size has: another rate, mini-batch and backbone."""
     base = model_config("ttt-mlp", "tiny", backbone="transformer", mini_batch=8)
     assert isinstance(base, TTTConfig)
     config = replace(base, base_lr=RATE, rope_theta=THETA, width=64, heads=1)

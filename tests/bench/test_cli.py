@@ -1,4 +1,4 @@
-"""Help, `list`, `verify` and `build`; the command line starts at once and the parent process stays small."""
+"""Help, `list`, `verify` and `build` of the command line, which starts fast and keeps the parent process small."""
 
 import json
 import os

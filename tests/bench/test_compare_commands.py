@@ -64,7 +64,7 @@ def commit(folder, name, forward=1.0, generate=1.0):
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A checkout of the harness and one adapter in place of this program's."""
+    """Make a checkout with the harness and one adapter, and use it in place of this repository."""
     folder = tmp_path / "checkout"
     shutil.copytree(ROOT / "harness", folder / "harness", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / ".gitignore").write_text("__pycache__/\n")

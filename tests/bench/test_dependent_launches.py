@@ -1,4 +1,4 @@
-"""Steps of dependent launches are bitwise those of plain ones."""
+"""Generate steps with dependent launches give bitwise the results of steps with plain launches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 
 
 def stepped(model: Any, first: torch.Tensor) -> list[torch.Tensor]:
-    """The logits of greedy steps from an empty state, replayed often, and the final state."""
+    """Replay greedy steps from an empty state; return the logits of each replay, then the final state's tensors."""
     state = model.init_generate_state(len(first))
 
     def steps() -> torch.Tensor:
@@ -56,7 +56,7 @@ def tensors_of(state: Any) -> list[torch.Tensor]:
 
 
 def model_of(learner: str, backbone: str = "mamba") -> Any:
-    """Three layers with the width of 1.3B; skips if this GPU runs GEMMs of few rows in the library."""
+    """Return a model of three layers with the width of 1.3B; skip if few-row GEMMs run in cuBLAS on this GPU."""
     config = model_config(f"ttt-{learner}", "tiny", backbone=backbone)
     assert isinstance(config, TTTConfig)
     config = replace(config, width=2048, heads=32, layers=3, ffn_width=5504)
@@ -69,7 +69,7 @@ def model_of(learner: str, backbone: str = "mamba") -> Any:
 
 @pytest.fixture
 def dependent(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each layer's first launch was a dependent one; for the Mamba backbone."""
+    """List, for each run of a layer, whether its first launch was a dependent one; for the Mamba backbone."""
     found: list[bool] = []
     enter = FusedBlock._enter
 

@@ -1,4 +1,4 @@
-"""systems.toml of the current folder names the interpreter of a system; a broken file is one sentence."""
+"""systems.toml in the current folder names each system's interpreter; a broken file gives a one-sentence error."""
 
 import sys
 import tomllib

@@ -1,4 +1,4 @@
-"""A model of fused blocks computes the plain model's function, with the same names.
+"""A model of fused blocks computes the plain model's function, and its weights have the same names.
 
 Without a GPU the kernels run in Triton's interpreter.
 """
@@ -31,7 +31,7 @@ backbones = pytest.mark.parametrize("backbone", ["mamba", "transformer"])
 
 
 def models(config: TTTConfig, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
-    """A model of fused blocks and the plain float64 model with the same weights, none at 0 or 1."""
+    """Return a model of fused blocks and the plain float64 model with the same weights, none of them 0 or 1."""
     fused = from_seed(config, 0, DEVICE, dtype, block=FusedBlock)
     plain = from_seed(config, 0, DEVICE, torch.float64)
     generator = torch.Generator().manual_seed(1)
@@ -47,7 +47,7 @@ def copy_weights(source: Any, to: Any) -> None:
 
 
 def error_of(fused: Any, plain: Any, plan: tuple[int, ...], sequences: int = 2) -> float:
-    """Relative error of the logits after random tokens. plan: as in `plans.run`."""
+    """Return the relative error of the fused model's logits after random tokens. plan: as in `plans.run`."""
     found, expected = (logits_of(model, plan, sequences) for model in (fused, plain))
     return float((found - expected).norm() / expected.norm())
 
@@ -63,7 +63,7 @@ def check_model(config: TTTConfig, plan: tuple[int, ...], dtype: torch.dtype) ->
 
 
 def small(backbone: str) -> TTTConfig:
-    """One layer of two heads of 32."""
+    """Return the configuration of one layer with two heads of 32 channels."""
     config = model_config("ttt-linear", "tiny", backbone=backbone)
     assert isinstance(config, TTTConfig)
     return replace(config, layers=1, width=64, ffn_width=64, vocabulary=64)
@@ -72,7 +72,7 @@ def small(backbone: str) -> TTTConfig:
 # On a GPU only 16-bit models use the kernels for few rows; the interpreter runs them in float32.
 @pytest.fixture(params=["library", "few rows"] if INTERPRETED else ["library"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run GEMMs of few rows in the library or in the kernels."""
+    """Run few-row GEMMs in PyTorch and, in the interpreter, once more in this project's kernels."""
     if request.param == "few rows":
         monkeypatch.setattr(
             fused, "fits", lambda x, weights, swiglu=False: x.numel() <= MOST_ROWS_FEW_OUTPUTS * x.shape[-1]

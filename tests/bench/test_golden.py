@@ -2,8 +2,8 @@
 
 The numbers are logits [2, len(LENGTHS), 32] after the first n of `ids()` for each n of LENGTHS, of TTTForCausalLM of
 github.com/test-time-training/ttt-lm-pytorch (commit cd831db) with the weights of `weights()`. It ran in float64, its
-casts to float32 widened; its own forward of 21 tokens and 16 steps from its cache agree with them to 3e-15. The
-constants of its gelu' have 8 to 10 digits, by which TTT-MLP differs here.
+casts to float32 widened. Its forward of 21 tokens, followed by 16 steps from its cache, agrees with the numbers to
+3e-15. Its gelu' has constants of 8 to 10 digits, so TTT-MLP here differs from it by their rounding.
 
 Without a GPU the fused blocks run in Triton's interpreter.
 """
@@ -60,12 +60,12 @@ pytestmark = pytest.mark.usefixtures("one_thread", "triton_kernels")
 
 
 def ids() -> np.ndarray:
-    """Two prompts of 37 tokens. RandomState's streams are frozen, so that they are these for ever."""
+    """Return two prompts of 37 tokens. NumPy has frozen RandomState's streams, so the tokens never change."""
     return np.random.RandomState(1).randint(32, size=(2, max(LENGTHS)))
 
 
 def weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Weights by name and shape, drawn in the order of the names; none at 0 or 1, where it could hide."""
+    """Draw weights of these shapes in the order of their names; none is 0 or 1, where a mistake could hide."""
     stream = np.random.RandomState(2)
     drawn = {name: stream.standard_normal(shapes[name]) for name in sorted(shapes)}
     return {name: 1 + 0.2 * x if name.endswith("norm.weight") else 0.2 * x for name, x in drawn.items()}

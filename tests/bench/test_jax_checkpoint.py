@@ -1,4 +1,4 @@
-"""Convert checkpoints of the authors' JAX code. Test files follow its writer."""
+"""Checkpoints of the authors' JAX code are converted; these tests write files as that code does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FFN = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 def jax_params(weights: dict[str, Tensor]) -> dict[tuple[str, ...], Tensor]:
-    """The parameters of `CausalLM` in ttt/models/model.py."""
+    """Return weights as parameters of the JAX `CausalLM` in ttt/models/model.py."""
     found = {("model", "wte", "embedding"): weights["model.embed_tokens.weight"]}
     found["model", "ln_f", "kernel"] = weights["model.norm.weight"]
     for name, weight in weights.items():
@@ -54,7 +54,7 @@ def jax_params(weights: dict[str, Tensor]) -> dict[tuple[str, ...], Tensor]:
 
 
 def jax_inner(inner: list[str], weight: Tensor) -> tuple[tuple[str, ...], Tensor]:
-    """A parameter of ttt/models/ttt_layer.py."""
+    """Return the JAX path and value of a TTT layer's parameter, as in ttt/models/ttt_layer.py."""
     match inner:
         case [("conv_q" | "conv_k") as conv, kind]:
             return (conv, "kernel" if kind == "weight" else kind), swapped(weight)
@@ -74,26 +74,26 @@ def jax_inner(inner: list[str], weight: Tensor) -> tuple[tuple[str, ...], Tensor
 
 
 def swapped(weight: Tensor) -> Tensor:
-    """A convolution's weight [C, 1, 4] as [4, 1, C]; a bias as it is."""
+    """Permute a convolution's weight [C, 1, 4] to [4, 1, C]; return a bias unchanged."""
     return weight.permute(2, 1, 0) if weight.ndim == 3 else weight
 
 
 def packed(array: Tensor, name: str = "") -> bytes:
-    """As flax.serialization packs an array."""
+    """Pack an array as flax.serialization does."""
     data = bytes(array.reshape(-1).clone().view(torch.uint8).tolist())
     inner = (tuple(array.shape), name or str(array.dtype).removeprefix("torch."), data)
     return msgpack.packb(msgpack.ExtType(1, msgpack.packb(inner, use_bin_type=True)))
 
 
 def write(file: Path, params: dict[tuple[str, ...], Any], prefix: tuple[str, ...] = ()) -> None:
-    """As `StreamingCheckpointer.save_train_state_to_file` writes them."""
+    """Write parameters as `StreamingCheckpointer.save_train_state_to_file` does."""
     with file.open("wb") as opened:
         for path, array in params.items():
             opened.write(msgpack.packb(((*prefix, *path), array if isinstance(array, bytes) else packed(array))))
 
 
 def model_of(learner: str, backbone: str = "mamba", dtype: torch.dtype = torch.float32) -> Any:
-    """A tiny model, none of its weights at 0 or 1."""
+    """Return a tiny model, none of whose weights is 0 or 1."""
     config = model_config(f"ttt-{learner}", "tiny", backbone=backbone, mini_batch=8)
     model = from_seed(config, 3, "cpu", dtype)
     generator = torch.Generator().manual_seed(1)

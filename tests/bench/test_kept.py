@@ -1,4 +1,4 @@
-"""The counted bytes of a state are those of its tensors."""
+"""The cost formulas count as many bytes of a state as its tensors have."""
 
 from dataclasses import replace
 from importlib import import_module

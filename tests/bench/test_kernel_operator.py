@@ -43,7 +43,7 @@ blocks = pytest.mark.parametrize("block", [TTTBlock, FusedBlock])
 
 @pytest.fixture
 def rotated_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """The reference in place of both forward kernels; for each call, whether it was to apply RoPE."""
+    """Replace both forward kernels by the reference; return a list of whether each call had to apply RoPE."""
     calls: list[bool] = []
     for ops, reference in MODULES.values():
         monkeypatch.setattr(ops, "forward", stand_in(reference, calls))
@@ -51,7 +51,7 @@ def rotated_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def stand_in(reference: ModuleType, calls: list[bool]) -> Any:
-    """A forward with the arguments of `ops.forward`: RoPE with theta 10000 by request, the state changed in place."""
+    """Return a function like `ops.forward` that runs the reference: RoPE with theta 10000, state updated in place."""
 
     def forward(
         q: Tensor,
@@ -78,7 +78,7 @@ def stand_in(reference: ModuleType, calls: list[bool]) -> Any:
 
 
 def models(config: TTTConfig, block: type[TTTBlock], **options: Any) -> tuple[Any, Any]:
-    """The model on the kernels in float32, and the plain one in float64, of the same weights, none at 0 or 1."""
+    """Return the float32 model on the kernels and the plain float64 one, with the same weights, none 0 or 1."""
     operator = KernelOperator(config.learner, **({"precision": "float32"} | options))
     kernels = from_seed(config, 0, DEVICE, torch.float32, operator=operator, block=block)
     plain = from_seed(config, 0, DEVICE, torch.float64)
@@ -96,7 +96,10 @@ def config_of(learner: str, **changes: Any) -> TTTConfig:
 
 
 def check(kernels: Any, plain: Any, prompt: int, steps: int) -> None:
-    """Logits after each of two prefills, of which the second begins inside a mini-batch, and after each later step."""
+    """Compare both models' logits after each of two prompts and after each later generate step.
+
+    The second prompt begins inside a mini-batch.
+    """
     ids = torch.randint(64, (2, prompt + steps), generator=torch.Generator().manual_seed(2)).to(DEVICE)
     state, exact = kernels.init_state(2), plain.init_state(2)
     for piece in ids[:, :prompt].split([prompt // 3, prompt - prompt // 3], dim=1):

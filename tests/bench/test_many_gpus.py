@@ -42,7 +42,7 @@ def nvmlDeviceGetUUID(handle): return f"GPU-{handle}"
 
 @pytest.fixture
 def commands(tmp_path: Path) -> Path:
-    """A folder of fake Slurm commands."""
+    """A folder with fake Slurm commands."""
     folder = tmp_path / "commands"
     folder.mkdir()
     fake(folder, "sbatch", f"echo x >>{tmp_path}/submitted; echo 4711")
@@ -58,7 +58,7 @@ def fake(folder: Path, name: str, text: str) -> None:
 
 @contextmanager
 def two_gpus() -> Iterator[None]:
-    """This process finds the GPUs of PYNVML."""
+    """Let this process find the GPUs of the fake NVML in PYNVML."""
     module = ModuleType("pynvml")
     exec(PYNVML, vars(module))
     with pytest.MonkeyPatch.context() as patch:
@@ -71,7 +71,7 @@ def two_gpus() -> Iterator[None]:
 
 
 def environment(path: Path | None = None, **env: str) -> dict[str, str]:
-    """The environment without Slurm and GPU variables, and with only the commands in `path`."""
+    """Return the environment without Slurm and GPU variables, and with Slurm's commands from `path` or none."""
     without = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CUDA_VISIBLE"))}
     return without | {"PATH": f"{path}:/usr/bin:/bin" if path else "/nowhere"} | env
 

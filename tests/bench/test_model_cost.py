@@ -1,4 +1,4 @@
-"""Lower bounds on FLOPs and bytes follow from parameters, attention or learner, and state."""
+"""Lower bounds on a model's FLOPs and bytes follow from its parameters, its attention or learner, and its state."""
 
 import subprocess
 import sys

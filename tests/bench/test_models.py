@@ -44,7 +44,7 @@ def assert_close(got, expected, dtype):
 
 
 def tensors_of(state):
-    """Every tensor of a state."""
+    """List every tensor of a state."""
     if isinstance(state, torch.Tensor):
         return [state]
     if isinstance(state, dict):

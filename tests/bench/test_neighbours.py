@@ -1,4 +1,4 @@
-"""The study's README has the ratios of its records."""
+"""The README of the neighbours study has the ratios that its records give."""
 
 import re
 from pathlib import Path

@@ -60,7 +60,7 @@ def cases():
 
 
 def table(definition, source_of):
-    """The lines of a table that a definition in TOML makes."""
+    """Return the lines of the table that a definition in TOML makes."""
     text = with_numbers(TEXT, {"t": tomllib.loads(definition)}, source_of)
     return [line for line in text.splitlines() if line.startswith("| ")]
 
@@ -121,7 +121,7 @@ def test_a_column_overrides_its_row():
 
 
 def profiled(status="ok", batch=1):
-    """Three kernels of 8, 1 and 1 us and 2 us idle; the first kernel reaches 90% of the measured peak."""
+    """Return a profile of kernels of 8, 1 and 1 us and 2 us idle; the first reaches 90% of the measured peak."""
     counters = Counters(launches=1, time_us=8.0, operations=720e6 * 8, use={"tensor": 91.0})
     kernels = (Kernel("nvjet_a", 1, 8.0, counters=counters), Kernel("_dual", 1, 1.0), Kernel("_rms_norm", 1, 1.0))
     case = Case("s", "x", "1.3b", "forward", batch, 2048)
@@ -182,7 +182,7 @@ def test_a_file_without_a_whole_table_is_named(text, words):
 
 
 def of_runs(folder, definition):
-    """The cells of a table of the runs in a folder, without its head."""
+    """Return the cells of a table of the runs in a folder, without its header row."""
     lines = table(definition, cache(lambda name: Source.of(Run.open(folder / name))))[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 

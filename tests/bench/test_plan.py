@@ -1,4 +1,4 @@
-"""Suites expand into the figures' cases, each once, and requests narrow every axis."""
+"""Suites expand into the cases of their figures, each case once, and a user's options narrow every axis."""
 
 from dataclasses import replace
 from itertools import pairwise, product
@@ -224,7 +224,7 @@ def test_cases_of_one_model_stay_together():
 
 
 def of_batch(systems, batch, phase="generate"):
-    """Figure 20's case at a batch."""
+    """Return the planned case of Figure 20 at this batch size."""
     (found,) = [
         each for each in planned("fig20-throughput", systems) if (each.case.phase, each.case.batch) == (phase, batch)
     ]

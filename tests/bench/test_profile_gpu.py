@@ -1,4 +1,4 @@
-"""Small cases under the available profilers: a layer's kernel, a model's prompt, another model's steps."""
+"""Profile small cases with the installed profilers: a layer's kernel, a model's prompt, another model's steps."""
 
 import os
 import shutil

@@ -39,7 +39,7 @@ print(peak.split()[1], *{{"torch", "pandas", "plotly", "transformers", "triton"}
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A finished run of two cases and its output, whose last line on stderr tells the process's memory and modules."""
+    """A finished run's folder and the process that ran its two cases; its stderr ends with its memory and modules."""
     folder = tmp_path_factory.mktemp("run")
     done = subprocess.run(**started(cwd=folder) | {"args": [sys.executable, "-c", MEASURED]}, capture_output=True)
     return folder, done
@@ -54,13 +54,13 @@ def copied(measured, tmp_path):
 
 @pytest.fixture
 def only_planned(monkeypatch):
-    """Runs begin and measure nothing."""
+    """Let a run begin and measure nothing."""
     monkeypatch.setattr(measure, "run_jobs", lambda *_, **__: [])
 
 
 @pytest.fixture
 def interrupted(monkeypatch):
-    """Ctrl-C when the first case would run."""
+    """Raise KeyboardInterrupt (Ctrl-C) when the first case would run."""
 
     def interrupt(*_, **__):
         raise KeyboardInterrupt

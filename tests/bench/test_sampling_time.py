@@ -16,7 +16,7 @@ CASE = Case("ttt-linear", "torch", "tiny", "forward", 1, 16)
 
 
 class Unsettled:
-    """A clock whose samples, of 50 and 100 ms, never agree."""
+    """A clock whose samples alternate between 50 and 100 ms and so never settle."""
 
     own_bytes = 0
     launches = 1

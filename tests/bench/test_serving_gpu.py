@@ -36,7 +36,7 @@ def in_process(monkeypatch):
 
 
 def made(folder, learner, size="tiny"):
-    """A checkpoint folder with random weights in bfloat16."""
+    """Make a checkpoint folder with random weights in bfloat16; return its path."""
     config = model_config(learner, size)
     checkpoint.save(from_seed(config, 0, "cuda", torch.bfloat16), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config_values(config) | {"dtype": "bfloat16"}))
@@ -60,9 +60,10 @@ def greedy(new_tokens):
 
 
 def served(llm, prompts, new_tokens, arriving=0, aborted=(), preempting=0):
-    """Each request's tokens. Request n arrives `arriving` steps after request n - 1.
+    """Serve the prompts; return each request's tokens. Request n arrives `arriving` steps after request n - 1.
 
-    preempting: every so many steps vLLM takes the slots of all running requests.
+    aborted: numbers of requests that end after their first output.
+    preempting: every `preempting` steps, vLLM takes the slots of all running requests.
     """
     core, waiting = llm.llm_engine, list(enumerate(prompts))
     found, steps = {}, 0
@@ -87,7 +88,7 @@ def random_prompts(lengths, vocabulary):
 
 
 def wrong_tokens(folder, prompts, tokens):
-    """Count the steps at which our own loop, fed with these tokens, would clearly have chosen another one."""
+    """Count the steps at which the project's own loop, given these tokens, would clearly choose another token."""
     kernels = {"operator": KernelOperator(json.loads((folder / "config.json").read_text())["ttt_layer_type"])}
     own = checkpoint.load(folder, "cuda", torch.bfloat16, block=FusedBlock, **kernels)
     by_length = sorted(zip(prompts, tokens, strict=True), key=lambda pair: len(pair[0]))

@@ -87,7 +87,7 @@ def test_a_preview_serves_the_site_on_the_loopback_address_until_it_is_interrupt
 
 
 def descriptors_of_children(pid: int, least: int) -> list[int]:
-    """A descriptor of each child of a process, readable once the child has ended; waits until there are `least`."""
+    """Wait for `least` children of a process; return a descriptor of each, readable once that child has ended."""
     deadline = time.monotonic() + 120
     while len(found := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()) < least:
         assert time.monotonic() < deadline, f"{len(found)} children"

@@ -1,4 +1,4 @@
-"""Shared fixtures."""
+"""Fixtures for the tests of the harness."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Adapters on fake GPUs, which are environment variables."""
+"""Adapters for fake GPUs: such a GPU is only a value of CUDA_VISIBLE_DEVICES, with no device behind it."""
 
 import os
 import time
@@ -23,10 +23,10 @@ if WANTED:
 
 
 class OnGpu(Fake):
-    """Records its GPU and cores in settings.
+    """A fake system that records its GPU and cores in `settings`.
 
     FAKE_GONE=GPU:FILE: the second case on that GPU creates FILE and fails.
-    FAKE_PIDS: folder where the first case that does "hang-once" notes its process before it hangs.
+    FAKE_PIDS: folder for the process id of each system's first "hang-once" case, which then hangs.
     """
 
     def __init__(self) -> None:

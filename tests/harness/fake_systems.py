@@ -16,7 +16,7 @@ SPIN_MS = 2.0
 
 
 def spin(milliseconds: float = SPIN_MS) -> None:
-    """Work of known duration."""
+    """Keep the CPU busy for this long."""
     end = time.perf_counter_ns() + milliseconds * 1e6
     while time.perf_counter_ns() < end:
         pass
@@ -52,7 +52,7 @@ _forked = False
 
 
 def _fork_once() -> None:
-    """Fork; both processes continue with the case."""
+    """Fork the worker; both processes continue with the case."""
     global _forked
     if not _forked:
         _forked = True
@@ -87,7 +87,7 @@ RUNS: dict[str, Callable[[], object]] = {
 
 
 class Fake:
-    """Runs `RUNS[do]`; other values of `do` change checks and engine."""
+    """A system that times `RUNS[do]`; values of `do` that RUNS lacks change checks or the engine."""
 
     packages = ("pytest", "not-installed")
 
@@ -115,7 +115,7 @@ class Fake:
 
 
 class OneKind(Fake):
-    """A process serves one value of the option `kind`; no process serves "none"."""
+    """A system of which each process serves one value of the option `kind`, and no process serves "none"."""
 
     served: str = ""
 
@@ -139,7 +139,7 @@ class HangsAtProbe(Fake):
 
 
 def _note() -> int:
-    """Count earlier calls over all processes in the file FAKE_NOTE."""
+    """Count this call in the file FAKE_NOTE; return the number of earlier calls, in all processes."""
     with open(os.environ["FAKE_NOTE"], "a+") as file:
         file.write("x")
         file.flush()
@@ -192,7 +192,7 @@ class PrintsMuch(Fake):
 class WithFamily(Fake):
     """Starts a child, one in another process group, one in another session, and an orphan; then hangs.
 
-    FAKE_CHILD: file for their ids. FAKE_CLEAN: without an environment. FAKE_THEN=return: the case ends.
+    FAKE_CHILD: file for their process ids. FAKE_CLEAN: give them an empty environment. FAKE_THEN=return: do not hang.
     """
 
     def build(self, case: Case) -> Workload:
@@ -221,7 +221,7 @@ class WithFamily(Fake):
 
 
 class Wanders(Fake):
-    """Records folder, environment and affinity, then changes them."""
+    """Records its folder, environment and CPU affinity, then changes all three."""
 
     def build(self, case: Case) -> Workload:
         found = f"{os.getcwd()} {os.environ.get('FAKE_LEAK')} {sorted(os.sched_getaffinity(0))}"

@@ -1,4 +1,4 @@
-"""Shared cases, policies, launches and runs."""
+"""Cases, policies, launches and runs that several tests share."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def systems(name: str = "fake_systems:Fake", **env: str) -> dict[tuple[str, str]
 
 
 def planned_jobs(cases: Iterable[Case | Planned]) -> tuple[Job, ...]:
-    """Group cases by system."""
+    """Group cases into one job per system and backend."""
     by_pair: dict[tuple[str, str], list[Planned]] = {}
     for each in cases:
         planned = each if isinstance(each, Planned) else Planned(each)
@@ -62,7 +62,7 @@ def planned_jobs(cases: Iterable[Case | Planned]) -> tuple[Job, ...]:
 
 
 def catalogue(cases: Iterable[Case | Planned] = ()) -> Catalogue:
-    """Return one suite of all cases with one figure."""
+    """Return a catalogue of one suite, which has all cases and one figure."""
     keys = tuple((each.case if isinstance(each, Planned) else each).key for each in cases)
     figure = FigureEntry("forward", "Time a token", "context", "us_per_token")
     return Catalogue(
@@ -86,14 +86,14 @@ def new_run(folder: Path, cases: Sequence[Case | Planned], **changes: Any) -> Ru
 def measured(
     folder: Path, cases: Sequence[Case | Planned] = (), launches: Any = None, **arguments: Any
 ) -> list[Record]:
-    """Run the cases in `folder`, or resume its run. arguments: of the run or of Options."""
+    """Run the cases in `folder`, or resume its run. arguments: fields of RunFile or of Options."""
     of_run = {name: arguments.pop(name) for name in ("mode", "policy", "repeats") if name in arguments}
     run = Run.open(folder) if Run.exists(folder) else new_run(folder, cases, **of_run)
     return run_jobs(run, launches or systems(), Options(**arguments))
 
 
 def lines_of(folder: Path, job: str = "fake-cpu") -> list[dict[str, Any]]:
-    """Return the lines of a job's file."""
+    """Return the parsed lines of a job's record file."""
     return [json.loads(line) for line in (folder / "records" / f"{job}.jsonl").read_text().splitlines()]
 
 
@@ -125,7 +125,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> bool:
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run git as some author and return its output."""
+    """Run git with a made-up author and return its output."""
     command = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x@example.org", *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 

@@ -1,6 +1,6 @@
 """Write the reports in `tests/harness/fixtures/`: `python -m tests.harness.make_profile_fixtures` on an H100.
 
-It profiles one small layer with ncu, and a model with nsys if it is installed. The reports keep at most ten launches
+The module profiles a small layer with ncu, and a model with nsys if installed. The reports keep at most ten launches
 and no names of hosts, folders or other programs.
 """
 

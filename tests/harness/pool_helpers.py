@@ -1,4 +1,4 @@
-"""Jobs on fake GPUs, which are environment variables."""
+"""Jobs on fake GPUs: such a GPU is only a value of CUDA_VISIBLE_DEVICES, with no device behind it."""
 
 import os
 import subprocess

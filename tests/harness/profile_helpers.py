@@ -27,13 +27,13 @@ def run_of(folder: Path, *cases: Case, mode: Any = "profile") -> Run:
 
 
 def launches(fake: bool = True) -> dict[tuple[str, str], Launch]:
-    """Return launches of the fake worker, or of the real one."""
+    """Return launches that start the fake worker, or the real one."""
     real = launch("profile_helpers:WithTorch")
     return {PAIR: replace(real, command=[sys.executable, str(HERE / "profile_worker.py")]) if fake else real}
 
 
 class WithTorch:
-    """Two layers of a GEMM and a sum; `do` may be "oom" or "idle" (no operator)."""
+    """A system of two layers, each a GEMM and a sum; `do` may be "oom" or "idle" (run no operator)."""
 
     packages = ()
 

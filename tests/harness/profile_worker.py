@@ -1,7 +1,7 @@
 """A worker without torch that answers like `harness.worker`, with two kernels in each profile.
 
-FAKE_WORKER: "oom" or "killed" under Nsight. FAKE_UNHEALTHY: it reports an unhealthy process under Nsight.
-FAKE_LOG: file for a line per request. FAKE_GONE: it dies on this GPU. FAKE_KIND: kind of its device.
+FAKE_WORKER: "oom" or "killed" under Nsight. FAKE_UNHEALTHY: under Nsight, report an unhealthy process.
+FAKE_LOG: file for a line per request. FAKE_GONE: the GPU on which to die. FAKE_KIND: the reported device kind.
 Without a profiler, a batch of 30 is out of memory.
 """
 

@@ -1,4 +1,4 @@
-"""A worker that answers a case in a wrong way, named by the case's option `do`; "well" is right.
+"""A worker whose answer is wrong in the way that the case's option `do` names; with "well" it is right.
 
 python -m rude_worker ENTRY
 """
@@ -32,7 +32,7 @@ def answer_to(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def lines_for(do: str, request: dict[str, Any]) -> list[str]:
-    """Return the lines of an answer."""
+    """Return the lines to print as the answer."""
     answer = answer_to(request)
     record = answer["record"]
     if do == "long-calls":

@@ -1,7 +1,8 @@
 """Simulate how often the 95% interval contains the true median, with the stopping criterion.
 
-`python -m tests.harness.simulate_coverage [SERIES]` prints the share of series by duration of a sample and by
-correlation of successive samples, as on a power-capped GPU. Samples are normal with a standard deviation of 1%.
+`python -m tests.harness.simulate_coverage [SERIES]` prints the share of series whose interval contains it. Rows are
+durations of a sample, columns correlations of successive samples, as on a power-capped GPU. Samples are normal with a
+standard deviation of 1%.
 """
 
 import sys
@@ -21,7 +22,7 @@ POLICY = Policy(min_samples=6, budget_s=1.0)  # of the published runs
 
 
 class Series:
-    """A clock with correlated samples and the true median `ms`."""
+    """A clock whose samples are correlated and have the true median `ms`."""
 
     def __init__(
         self, random: np.random.Generator, ms: float, correlation: float, spread: float = SPREAD, apart: float = 0.0
@@ -52,14 +53,14 @@ class Series:
 def held(
     ms: float, correlation: float, series: int, spread: float = SPREAD, apart: float = 0.0, seed: int = 1
 ) -> float:
-    """Return the share of series whose interval contains `ms`."""
+    """Return the share of simulated series whose 95% interval contains the true median `ms`."""
     random = np.random.default_rng(seed)
     taken = (take_samples(Series(random, ms, correlation, spread, apart), POLICY).samples_ms for _ in range(series))
     return sum(low <= ms <= high for _, low, high in map(median_interval, taken)) / series
 
 
 def main(series: int = 500) -> None:
-    """Print the study."""
+    """Print the tables of the study."""
     print("| a sample takes | " + " | ".join(f"correlation {each}" for each in CORRELATIONS) + " |")
     print("| --- " * (1 + len(CORRELATIONS)) + "|")
     for ms in SAMPLES_MS:

@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: a controller and two nodes with two fake GPUs each, from Debian's packages."""
+"""A real Slurm, from Debian's packages, on this machine: a controller and two nodes with two fake GPUs each."""
 
 import getpass
 import os
@@ -120,7 +120,7 @@ class Cluster:
         self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
     def hurry(self) -> None:
-        """Start requeued jobs after two seconds instead of two minutes; their credential must be new."""
+        """Start requeued jobs after two seconds, when they get a new credential, instead of after two minutes."""
         pending = {
             line.split()[0] for line in self.ask("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i %T").splitlines()
         }
@@ -130,7 +130,7 @@ class Cluster:
                 self.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def finish(self, job: str, seconds: float = 60) -> None:
-        """Wait until a job has left the queue; tasks of a lost node may return to it."""
+        """Wait until a job has left the queue for good; tasks of a lost node may return to the queue."""
         ended_at = [0.0]
 
         def is_over() -> bool:
@@ -166,7 +166,7 @@ class Cluster:
 
 
 def missing() -> str:
-    """Return why there can be no cluster, or ""."""
+    """Return why a cluster cannot run here, or "" if it can."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     absent = [name for name in NEEDED if not shutil.which(name, path=path)]
     return f"needs Slurm (apt-get install slurm-wlm munge): no {', '.join(absent)}" if absent else ""

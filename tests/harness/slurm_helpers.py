@@ -18,7 +18,7 @@ from harness.workers import slurm
 
 @contextmanager
 def using(made: Cluster) -> Iterator[Callable[[Run], str]]:
-    """Start the cluster for this process's commands; yield a function that submits a run."""
+    """Start the cluster and make this process's Slurm commands use it; yield a function that submits a run."""
     before = {name: os.environ.get(name) for name in ("SLURM_CONF", "PYTHONPATH", "PATH")}
     os.environ["SLURM_CONF"] = made.env["SLURM_CONF"]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(HERE)])
@@ -37,7 +37,7 @@ def using(made: Cluster) -> Iterator[Callable[[Run], str]]:
 
 
 def submit(run: Run, tasks: int = 4) -> str:
-    """Submit a run as `ttt-bench run --slurm` does."""
+    """Submit a run as `ttt-bench run --slurm` does; return the id of the job array."""
     request = slurm.parsed(f"partition=gpu,gpus={tasks},mem=20")
     command = [sys.executable, str(HERE / "slurm_task.py"), str(run.folder)]
     script = run.folder / "a script.sbatch"
@@ -54,13 +54,13 @@ def claimed(run: Run, array: str) -> list[Holder]:
 
 
 def kill_step(cluster: Cluster, holder: Holder) -> None:
-    """Kill the task; its script requeues it."""
+    """Kill the task that holds a job; its batch script requeues the task."""
     with suppress(ProcessLookupError):
         os.kill(holder.process, signal.SIGKILL)
 
 
 def kill_job(cluster: Cluster, holder: Holder) -> None:
-    """Kill the batch script and its task, and requeue it."""
+    """Kill the batch script and its task, and requeue them."""
     script = int(Path(f"/proc/{holder.process}/stat").read_text().rpartition(")")[2].split()[1])
     for pid in (script, holder.process):
         os.kill(pid, signal.SIGKILL)
@@ -72,7 +72,7 @@ def kill_job(cluster: Cluster, holder: Holder) -> None:
 
 
 def kill_node(cluster: Cluster, holder: Holder) -> None:
-    """Kill a node; Slurm requeues its task."""
+    """Kill the holder's node and restart it; Slurm requeues the task."""
     node = cluster.ask("squeue", "-h", "-j", holder.name, "-o", "%N").strip()
     if node:  # it has not ended since
         cluster.kill_node(node)

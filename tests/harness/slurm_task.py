@@ -1,4 +1,4 @@
-"""A task of a run of fake systems: python slurm_task.py RUN."""
+"""Work on a run of fake systems as one Slurm task: python slurm_task.py RUN."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A wrong answer of a worker costs its own case only."""
+"""A worker's wrong answer to one case loses that case only."""
 
 import sys
 from dataclasses import replace

@@ -29,7 +29,7 @@ def test_input_sets_replace_all_of_the_cache() -> None:
 
 
 class FakeGpu:
-    """A device whose time passes only by the work that it is given, in ms; `log` has what it did, in order."""
+    """A GPU whose time, in ms, passes only by launched work; `log` lists its actions in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ms = 0.0

@@ -1,4 +1,4 @@
-"""Mean power between two refreshes of a counter that is refreshed ten times a second."""
+"""Energy is the mean power between two refreshes of NVML's counter, which refreshes ten times a second."""
 
 from threading import Event
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from harness.measure.nvml import EnergyMeter
 
 
 def metered(begin: float, seconds: float, watts: float = 500.0) -> EnergyMeter:
-    """Return the meter of a block, read every 10 ms and refreshed every 100 ms."""
+    """Return the meter after a block of `seconds`; its counter was read every 10 ms and refreshed every 100 ms."""
     meter = EnergyMeter(None)
     with meter:
         for look in range(round(100 * seconds)):

@@ -15,7 +15,7 @@ from harness.measure.environment import around, snapshot
 
 
 class FakeNvml(ModuleType):
-    """The functions of NVML that the harness calls; `fail` names unsupported ones."""
+    """A module with the functions of NVML that the harness calls; those named in `fail` raise an error."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 

@@ -1,4 +1,4 @@
-"""Files of a run under umasks, on mounts without chmod, with byte-order marks and files of file managers."""
+"""A run's files under umasks, on mounts without chmod, with byte-order marks, and next to files of file managers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Share of CPU time of other processes."""
+"""The share of CPU time that other processes took during a case."""
 
 import os
 import signal

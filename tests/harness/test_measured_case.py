@@ -18,7 +18,7 @@ from harness.schema.case import Case
 
 
 class Counting(Fake):
-    """Lists its calls in `events`; changes replace fields of the workload."""
+    """A system that lists its calls in `events`; `changes` replace fields of its workload."""
 
     def __init__(self, **changes: Any) -> None:
         self.events: list[str] = []

@@ -23,7 +23,7 @@ def no_profiler(case: Case, workload: Workload, throttled: Callable[[], bool]) -
 
 
 class FakeDevice:
-    """A GPU and its clock: a sample is 4 calls of 100 ms and 10 J."""
+    """A GPU and its clock in one: a sample has 4 calls, each of 100 ms and 10 J."""
 
     launches, own_bytes, replays = 4, 1000, False
     wakes_s, settles_s, loaded_s = 0.5, 2.0, 0.0
@@ -87,7 +87,7 @@ def test_capture_runs_once_after_the_first_check_and_its_memory_counts(
 
 
 class FakeMeter:
-    """Reads a device's joules at both ends of its block."""
+    """A meter that reads a device's joules at the start and the end of its block."""
 
     def __init__(self, device: FakeDevice | None) -> None:
         self.device = device
@@ -103,7 +103,7 @@ class FakeMeter:
 
 
 def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any, **changes: Any) -> Any:
-    """Return the record of 5 samples of 8 generate steps of 2 tokens. changes: of workload and policy."""
+    """Return the record of 5 samples of 8 generate steps of 2 tokens. changes: fields of the workload, or `policy`."""
     torch = pytest.importorskip("torch")
     policy = Policy(**{"min_samples": 5, "budget_s": 1.0, **changes.pop("policy", {})})
     run = {name: changes.pop(name) for name in ("mode", "cooler", "profiler") if name in changes}
@@ -167,7 +167,7 @@ def test_energy_is_of_the_samples_alone_and_of_all_their_tokens(monkeypatch: pyt
 
 
 class FakeCooler(Cooler):
-    """Notes the number of samples before each rest, and does not wait."""
+    """A cooler that notes the number of samples before each rest and does not wait."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A run on four fake GPUs, which are environment variables."""
+"""Runs on four fake GPUs, which are values of an environment variable."""
 
 import os
 import signal
@@ -190,7 +190,7 @@ def test_an_error_of_one_job_ends_all_and_is_raised(tmp_path: Path) -> None:
 
 
 class TwoGpus(ModuleType):
-    """NVML of a machine of two GPUs; one of them can be lost."""
+    """NVML of a machine with two GPUs; tests remove entries of `there` to lose a GPU."""
 
     def __init__(self) -> None:
         super().__init__("pynvml")

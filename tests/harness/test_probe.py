@@ -1,4 +1,4 @@
-"""Probes of systems, grouped by interpreter."""
+"""Systems are probed for whether they can run; systems of one interpreter share processes."""
 
 import errno
 import os

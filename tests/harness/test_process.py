@@ -23,7 +23,7 @@ CASE = {"do": "case", "case": case().to_dict(), "policy": asdict(QUICK), "mode":
 
 @pytest.fixture
 def note(tmp_path: Path) -> Iterator[Path]:
-    """File for the ids of the descendants; those that a failed test leaves are killed."""
+    """A file for the descendants' process ids; descendants that a failed test leaves are killed."""
     path = tmp_path / "family"
     path.touch()
     yield path
@@ -33,12 +33,12 @@ def note(tmp_path: Path) -> Iterator[Path]:
 
 
 def family(note: Path) -> dict[str, int]:
-    """Return the process ids of the descendants by role."""
+    """Return the descendants' process ids by role, from the file `note`."""
     return {name: int(pid) for name, pid in (line.split() for line in note.read_text().splitlines())}
 
 
 def started(note: Path, **env: str) -> WorkerProcess:
-    """Return a worker in the middle of a case, with all descendants."""
+    """Start a worker; return it in the middle of a case, when all descendants run."""
     worker = WorkerProcess(launch("fake_systems:WithFamily", FAKE_CHILD=str(note), **env))
     assert worker.ready().available
     worker._send(worker._process, CASE, time.monotonic() + 5)

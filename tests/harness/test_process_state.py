@@ -57,7 +57,7 @@ LEAKS: dict[str, Callable[[], object]] = {
 
 
 class Leaking(Fake):
-    """Leaks when it is built and when it runs."""
+    """A system that calls `leak`, which changes its process, while it is built and while it runs."""
 
     def __init__(self, leak: Callable[[], object]) -> None:
         self.leak = leak

@@ -1,4 +1,4 @@
-"""Reports of an H100, pruned to one layer."""
+"""The readers parse profilers' reports of an H100, pruned to one layer."""
 
 import sqlite3
 from contextlib import closing

@@ -39,7 +39,7 @@ def profile_all(run: Run, tools: Tools, fake: bool = True, **changes: Any) -> tu
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put fake profilers on the path."""
+    """Return a function that puts fake profilers on the path."""
 
     def put(does: str = "", version: str = "Version 2025.3.0.0", names: tuple[str, ...] = ("ncu", "nsys")) -> None:
         monkeypatch.setenv("PATH", put_profilers(tmp_path / "bin", *names))
@@ -124,7 +124,7 @@ def many(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     def profile(
         is_there: bool = True, measured: str = "", cases: int = 1
     ) -> tuple[list[Profile], list[list[str]], list[str]]:
-        """measured: for each system, the digit of the GPU in its records."""
+        """Profile the systems. measured: for each system, the number (a digit) of the GPU in its records."""
         jobs = tuple(
             Job(system, "cpu", tuple(Planned(case(system=system, batch=batch)) for batch in range(2, 2 + cases)))
             for system in "abc"

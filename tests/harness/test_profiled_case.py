@@ -23,7 +23,7 @@ from harness.schema.profile import ProfileError
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Events in order: starts and ends of ranges, and those that a test adds."""
+    """A list of events in order: starts and ends of ranges, and events that a test adds."""
     noted: list[str] = []
 
     @contextmanager
@@ -51,7 +51,7 @@ def test_nsight_captures_a_call_under_ranges_and_then_the_timed_runs(events: lis
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace `load`: four lead-in runs, six profiled ones."""
+    """Replace `load`, so that there are four lead-in runs and six profiled ones."""
 
     def load(work: Any, run: Any) -> None:
         work.lead, work.runs = 4, 6
@@ -382,7 +382,7 @@ def test_an_engine_without_a_batch_for_a_profiler_is_refused() -> None:
 
 @pytest.fixture
 def engine(events: list[str], monkeypatch: pytest.MonkeyPatch) -> Workload:
-    """An engine with batches of 7 units and samples of 2 ms, after a batch of warm-up."""
+    """The workload of an engine: a batch of warm-up, then batches of 7 units with samples of 2 ms."""
     monkeypatch.setattr(in_worker, "ALONE", Policy(budget_s=0.0))
 
     def batch(around: AbstractContextManager[object]) -> int:

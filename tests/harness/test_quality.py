@@ -1,4 +1,4 @@
-"""Difference between the first and the last samples of a case, and false alarms by noise."""
+"""A case whose first and last samples differ is flagged, and noise alone rarely is."""
 
 import random
 from itertools import repeat

@@ -24,7 +24,7 @@ ROUNDS = range(int(os.environ.get("KILL_ROUNDS", "1")))
 
 
 def refuse_loss_and_doubles(run: Run) -> None:
-    """Every case has its record, and none two that are ok."""
+    """Assert that every case has a record, and none has two with status ok."""
     records = run.records()
     assert len(records) == sum(len(job.cases) for job in run.jobs)
     assert set(statuses(records)) <= {"ok", "killed"}
@@ -46,7 +46,7 @@ def test_kills_of_parents_and_workers_of_a_pool(number: int, tmp_path: Path) -> 
 
 
 def kills_of(run: Run, most: int, draw: random.Random, pids: Path) -> int:
-    """Kill parents of a run and what is below them, and start it again, until it is whole; how often."""
+    """Start a run and kill its parent or a descendant, again and again, until it is complete; return the kills."""
     done = 0
     while done < most and not is_whole(run):
         parent = start_parent(run, pids)

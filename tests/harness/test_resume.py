@@ -135,7 +135,7 @@ def test_only_the_repeat_that_is_missing_is_run(folder: Path) -> None:
 
 
 class Stopped(BaseException):
-    """Ends the parent at an event."""
+    """An exception that ends the run's parent process at an event."""
 
 
 def test_stopped_after_any_event_and_resumed_each_case_is_there_once(tmp_path: Path) -> None:

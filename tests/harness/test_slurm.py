@@ -321,7 +321,7 @@ def logs_of(run: Run) -> str:
 
 
 def slow_run(folder: Path) -> Run:
-    """Ten jobs, long enough to be killed in."""
+    """Make a run whose ten jobs last long enough for a test to kill their processes."""
     return new_run(folder, [case("slow", system=job) for job in JOBS])
 
 

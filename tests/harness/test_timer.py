@@ -19,7 +19,7 @@ from harness.schema.policy import Policy
 
 
 class FakeClock:
-    """Returns given samples in ms; its time is their sum."""
+    """A clock that returns given samples in ms; its time is the sum of those returned."""
 
     own_bytes = 0
     launches = 1
@@ -45,7 +45,7 @@ class FakeClock:
 
 
 def noisy(spread: float) -> Iterator[float]:
-    """Alternate around 10 ms by `spread`."""
+    """Yield samples in ms without end, alternately 10 plus and minus the share `spread`."""
     return itertools.cycle([10 * (1 + spread), 10 * (1 - spread)])
 
 

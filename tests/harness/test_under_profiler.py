@@ -1,4 +1,4 @@
-"""Answers of a worker under a profiler."""
+"""The profile and record follow from the answer of a worker under a profiler; a failure has a reason."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ LAUNCH = launches()[PAIR]
 
 
 class Worker:
-    """A worker with a fixed answer or exception, and the list of its requests."""
+    """A worker that gives a fixed answer or raises a fixed exception, and lists its requests."""
 
     def __init__(self, answer: Any) -> None:
         self.answer, self.asked = answer, list[Any]()

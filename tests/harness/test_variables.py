@@ -44,7 +44,7 @@ def test_a_record_names_the_variables_that_change_speed_and_no_folder(monkeypatc
 
 
 class Nvml(ModuleType):
-    """Two GPUs, the second with a MIG device; a whole UUID opens its device, as in NVML."""
+    """NVML of two GPUs, the second with a MIG device; only a complete UUID opens a device, as in NVML."""
 
     def __init__(self) -> None:
         super().__init__("pynvml")

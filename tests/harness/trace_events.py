@@ -1,4 +1,4 @@
-"""A trace of PyTorch's profiler, as events."""
+"""The events of a small trace, as PyTorch's profiler writes them."""
 
 from typing import Any
 

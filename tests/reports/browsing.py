@@ -1,4 +1,4 @@
-"""A page in Chromium without a network, with a list of errors."""
+"""Open pages in Chromium without a network, and collect their errors."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from reports.picture import chromium, chromium_path
 
 @contextmanager
 def browser() -> Iterator:
-    """Chromium; the test fails without it, because only a browser tests a page."""
+    """Yield a started Chromium; fail the test if none is installed, because only a browser tests a page."""
     try:
         chromium_path()
     except RecordError as error:
@@ -32,9 +32,9 @@ def save(made: Made, folder: Path, name: str) -> Path:
 
 @contextmanager
 def opened(browser, path: Path, part: str = "", every: bool = True, **options) -> Iterator:
-    """The drawn page at `path`, and a list of errors that must stay empty.
+    """Yield the drawn page at `path`, and a list of errors that must stay empty.
 
-    part: the fragment of the address, with #. every: draw all figures and open their options. options: for `watched`.
+    part: fragment of the address, with #. every: draw all figures and open their options. options: passed to `watched`.
     """
     address = path.as_uri()
 
@@ -54,7 +54,7 @@ def opened(browser, path: Path, part: str = "", every: bool = True, **options) -
 def watched(
     browser, is_own: Callable[[str], bool], viewport=None, color_scheme="light", reduced_motion=None, **options
 ) -> Iterator:
-    """An empty page and the list of its errors. is_own: whether it may request an address."""
+    """Yield an empty page and the list of its errors. is_own: whether the page may request an address."""
     page, wrongs = _context(browser, **options).new_page(), []
     page.set_viewport_size(viewport or {"width": 1280, "height": 720})
     page.emulate_media(color_scheme=color_scheme, reduced_motion=reduced_motion)
@@ -70,7 +70,7 @@ def watched(
 
 @cache
 def _context(browser, **options):
-    """A browser context with one page open, so that later pages reuse the compiled programs."""
+    """Return a browser context with one page open, so that later pages reuse the compiled scripts."""
     context = browser.new_context(offline=True, accept_downloads=True, **options)
     context.set_default_timeout(240_000)  # a busy machine draws slowly
     context.new_page().goto(Path(__file__).parent.as_uri())
@@ -79,14 +79,14 @@ def _context(browser, **options):
 
 @contextmanager
 def in_front(page, wrongs: list[str]) -> Iterator:
-    """Bring a shared page to the front: Chromium delays frames of a hidden page."""
+    """Bring a shared page to the front and yield it: Chromium delays frames of a hidden page."""
     page.bring_to_front()
     yield page
     check(page, wrongs)
 
 
 def check(page, wrongs: list[str]) -> None:
-    """Fail if the page had an error, requested another address, or ran a record's text."""
+    """Fail the test if the page had an error, requested an address of others, or ran a record's text as a script."""
     assert page.evaluate("window.injected") is None
     assert not wrongs, wrongs
 
@@ -110,7 +110,7 @@ def eventually(page, read, expected):
 
 
 def lines_drawn(page, figure):
-    """The number of visible lines of a figure."""
+    """Return the number of visible lines in a figure."""
     return page.locator(f"#figure-{figure} .xy .scatterlayer .trace .lines path.js-line").count()
 
 
@@ -127,9 +127,9 @@ def downloaded(page, button):
 
 
 def violations(page, at_least: int, only: str = "") -> list[tuple[str, list[str]]]:
-    """The axe-core rules (WCAG 2.2 A and AA, best practices) that the page violates, each with elements.
+    """Return the axe-core rules (WCAG 2.2 A and AA, best practices) that the page violates, each with its elements.
 
-    at_least: the number of rules that must pass, so that an empty check fails. only: a single rule.
+    at_least: the number of rules that must pass, so that an empty check fails. only: the single rule to check.
     """
     found = sorted((Path(__file__).parents[2] / "build").glob("axe-*.min.js"))
     if not found:

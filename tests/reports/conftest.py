@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def browser():
-    """One Chromium for all pages: a start takes two seconds, and compiling the page's programs two more."""
+    """One Chromium for all pages: starting it takes two seconds, and compiling the page's scripts two more."""
     import browsing
 
     with browsing.browser() as opened:
@@ -33,5 +33,5 @@ def paper_page(request, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def one_place(tmp_path_factory):
-    """A folder for pages at one address, where Chromium reuses the compiled programs."""
+    """A folder for pages at one address, for which Chromium reuses the compiled scripts."""
     return tmp_path_factory.mktemp("page")

@@ -13,7 +13,7 @@ STEPPING = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-
 
 
 def forward(latencies, system="ttt-linear", backend="thunderkittens", **fields):
-    """One record per context, from microseconds per token of 16 prompts."""
+    """Return one forward record per context. latencies: context -> microseconds per token of 16 prompts."""
     return [
         synthetic.ok(
             Case(system, backend, "1.3b", "forward", 16, context), us * 16 * context / 1e3, spread=0.0, **fields
@@ -23,13 +23,13 @@ def forward(latencies, system="ttt-linear", backend="thunderkittens", **fields):
 
 
 def said(*records, suite="fig15-forward"):
-    """The findings at the top of the page."""
+    """Return the findings at the top of the page of these records."""
     made = synthetic.of_suite(suite, *records)
     return findings.headline(made.table, made.catalogue, figures(made.table, made.catalogue))
 
 
 def finding(*records, suite="fig15-forward"):
-    """The sentence of the first figure."""
+    """Return the finding, one sentence, of the first figure of these records."""
     made = synthetic.of_suite(suite, *records)
     return findings.finding(made.table, made.catalogue, figures(made.table, made.catalogue)[0])
 
@@ -39,7 +39,7 @@ def winner(ours, theirs, **fields):
 
 
 def spread(latencies, wide, system="ttt-linear", backend="thunderkittens", count=30, **fields):
-    """Like `forward`, with samples spread by `wide` around their middle, in an order without a trend."""
+    """Return records as `forward` does, with samples spread by the share `wide`, in an order without a trend."""
     order = [n * 7 % count for n in range(count)]  # 7 is coprime to each count
     return [
         replace(

@@ -3,9 +3,9 @@
 `python -m tests.reports.simulate_ab` prints the study; `reports/compare/README.md` shows a part of it.
 
 The noise is that of 214 pairs of the same case in two runs of one H100, hours apart, with the same packages
-(`reports/results/` and its history; pairs more than 4% apart are left out, as the code between them had changed). All
-cases of a system in a run move together, by 0.65% (standard deviation); beyond that a case moves by 0.3% in the median,
-one of six by almost twice that or more, with heavy tails. Simulated pairs are a little further apart than the recorded.
+(`reports/results/` and its history). Pairs more than 4% apart are left out, because the code changed between them. All
+cases of a system in a run move together, by 0.65% (standard deviation). In addition each case moves by itself, by 0.3%
+in the median and by twice that for one case of six, with heavy tails. Simulated pairs differ slightly more.
 """
 
 import sys
@@ -17,12 +17,12 @@ import numpy as np
 from reports.compare.comparison import STORED_BAR
 from reports.compare.judge import judge
 
-SYSTEM_SD = 0.0065  # of what all cases of a system in one process share
-CASE_SD = 0.003  # of a case beyond that, in the median
-CASE_SPREAD = 0.6  # of the logarithm of that standard deviation between cases
-TAILS = 5  # degrees of freedom of a case's own noise
+SYSTEM_SD = 0.0065  # standard deviation of the shift that all cases of a system in one process share
+CASE_SD = 0.003  # standard deviation of a case's own shift, in the median of cases
+CASE_SPREAD = 0.6  # standard deviation, between cases, of the logarithm of the own shift's size
+TAILS = 5  # degrees of freedom of a case's own noise, a Student's t
 RECORDED_QUANTILES = {0.5: 0.0070, 0.8: 0.0118, 0.9: 0.0174, 0.95: 0.0203, 0.99: 0.0260}  # of two runs' differences
-SYSTEMS, CASES = 4, 10  # of a suite, and of each of its systems
+SYSTEMS, CASES = 4, 10  # systems of a suite, cases of a system
 ROUNDS = 6  # the default of `ttt-bench ab`
 
 Suite = np.ndarray  # [system, case, round]: log(B's median / A's)
@@ -30,9 +30,9 @@ Suite = np.ndarray  # [system, case, round]: log(B's median / A's)
 
 @dataclass(frozen=True)
 class Found:
-    """Shares. wolf: of suites with any false slower or faster. found: of slowed cases.
+    """Shares of outcomes. wolf: suites with a false "slower" or "faster". found: slowed cases called slower.
 
-    same, undecided: of slowed cases, or where none was of all.
+    same, undecided: slowed cases with this outcome, or all cases if none was slowed.
     """
 
     wolf: float
@@ -43,9 +43,9 @@ class Found:
 
 @dataclass(frozen=True)
 class Noise:
-    """times: of the recorded noise. disturbed: the share of processes that another program slows by 10%.
+    """Noise of measurements: `times` as large as recorded. disturbed: share of processes slowed 10% by other programs.
 
-    two_times: the share of cases of which every other process, by chance, takes 5% longer.
+    two_times: share of cases in which a process takes 5% longer with probability 1/2.
     """
 
     times: float = 1.0
@@ -53,7 +53,7 @@ class Noise:
     two_times: float = 0.0
 
     def differences(self, random: np.random.Generator, rounds: int, systems: int, cases: int) -> Suite:
-        """The log ratios of a suite whose sides are the same commit."""
+        """Draw the log ratios of a suite in which both sides are the same commit."""
         shared = random.normal(0, SYSTEM_SD, (2, systems, 1, rounds))
         deviation = CASE_SD * np.exp(random.normal(0, CASE_SPREAD, (systems, cases, 1)))
         own = random.standard_t(TAILS, (2, systems, cases, rounds)) * np.sqrt((TAILS - 2) / TAILS) * deviation
@@ -69,12 +69,12 @@ RECORDED = Noise()
 
 
 def all_of_a_system(suite: Suite) -> np.ndarray:
-    """Which cases are slowed: a system's kernel became slower."""
+    """Return a mask [system, case] of slowed cases: all cases of the first system."""
     return np.arange(suite.shape[0])[:, None] * np.ones(suite.shape[1]) == 0
 
 
 def a_single_case(suite: Suite) -> np.ndarray:
-    """Which cases are slowed: one of the suite."""
+    """Return a mask [system, case] of slowed cases: the first case alone."""
     return np.arange(suite.shape[0] * suite.shape[1]).reshape(suite.shape[:2]) == 0
 
 
@@ -106,18 +106,18 @@ def study(
 
 
 def two_runs(suites: int) -> Suite:
-    """Log ratios of two stored runs of the same packages, [suite, case]."""
+    """Draw the log ratios [suite, case] of two stored runs of the same packages."""
     random = np.random.default_rng(8)
     return np.array([RECORDED.differences(random, 1, SYSTEMS, CASES).ravel() for _ in range(suites)])
 
 
 def stored_wolf(suites: int) -> float:
-    """The share of suites of which two stored runs of the same packages have a case beyond `STORED_BAR`."""
+    """Return the share of suites in which two stored runs of the same packages differ by over STORED_BAR in a case."""
     return float((np.abs(two_runs(suites)).max(axis=1) > np.log1p(STORED_BAR)).mean())
 
 
 def main(suites: int = 2000) -> None:
-    """Print the study."""
+    """Print the tables of the study."""
     apart = np.abs(two_runs(suites))
     print("| two runs of the same packages differ by | recorded | simulated |\n| --- | --- | --- |")
     for share, recorded in RECORDED_QUANTILES.items():

@@ -1,4 +1,4 @@
-"""Pages of a site in a browser."""
+"""Open the pages of a site in a browser."""
 
 from contextlib import contextmanager
 
@@ -7,7 +7,7 @@ import browsing
 
 @contextmanager
 def opened(browser, site, path, **options):
-    """A page of the site, and a check that it loads only the site's files and raises no error."""
+    """Open a page of the site; at the end, fail if it loaded files of others or raised an error."""
     with browsing.watched(browser, lambda url: url.startswith(f"{site.as_uri()}/"), **options) as (page, _):
         page.goto(f"{site.as_uri()}/{path}")
         settle(page)

@@ -1,4 +1,4 @@
-"""Profiles of a few kernels whose numbers a test names, and runs of them."""
+"""Build profiles of a few kernels whose numbers a test gives, and runs that contain these profiles."""
 
 from collections.abc import Callable
 from pathlib import Path

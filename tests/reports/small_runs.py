@@ -1,4 +1,4 @@
-"""Small runs of made-up records: a few cases whose times a test names."""
+"""Build small runs of made-up records: a few cases whose times a test gives."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Made-up runs from formulas and noise, for tests."""
+"""Make up runs from formulas and noise, for tests."""
 
 import random
 from collections import defaultdict
@@ -39,7 +39,7 @@ def environment(
     seed: int = 0,
     device_id: str = "5eedf00d",
 ) -> dict:
-    """The environment of a GPU machine, about 2 KB."""
+    """Return the environment of a GPU machine, about 2 KB as JSON."""
     chance = random.Random(seed)
     packages = (
         "torch triton vllm mamba-ssm causal-conv1d flash-attn numpy pandas plotly jinja2 rich typer pydantic "
@@ -82,7 +82,7 @@ def environment(
 
 
 def ok(case: Case, latency_ms: float, count: int = 30, spread: float = 0.012, **fields: object) -> Record:
-    """A measured record with samples around `latency_ms`, some of them late."""
+    """Return a record with `count` samples near `latency_ms`, most of them slightly above."""
     chance = random.Random(case.key)
     samples = [latency_ms * (1 + abs(chance.gauss(0, spread)) + chance.gauss(0, spread / 4)) for _ in range(count)]
     defaults = {
@@ -101,7 +101,7 @@ def ok(case: Case, latency_ms: float, count: int = 30, spread: float = 0.012, **
 
 @dataclass(frozen=True)
 class Made:
-    """Records with their catalogue."""
+    """The records of a made-up run, and their catalogue of suites and figures."""
 
     records: list[Record]
     catalogue: Catalogue
@@ -111,7 +111,7 @@ class Made:
         return frame(self.records, self.catalogue)
 
     def of(self, suite: str) -> list[Record]:
-        """The records of the cases of a suite."""
+        """Return the records of a suite's cases."""
         keys = {key for each in self.catalogue.suites if each.name == suite for key in each.cases}
         return [record for record in self.records if record.case.key in keys]
 
@@ -131,7 +131,7 @@ class Made:
 
 
 def made(told: Iterable[tuple[str, Record]]) -> Made:
-    """A run from (suite, record) pairs; a case of several suites has one record."""
+    """Make a run from (suite, record) pairs; a case that several suites share has one record."""
     members: dict[str, dict[str, None]] = {}
     records: dict[tuple[str, int], Record] = {}
     for suite, record in told:
@@ -148,7 +148,7 @@ def made(told: Iterable[tuple[str, Record]]) -> Made:
 
 
 def of_suite(suite: str, *records: Record) -> Made:
-    """A run of one suite."""
+    """Make a run of one suite."""
     return made((suite, record) for record in records)
 
 
@@ -158,13 +158,13 @@ def lost(case: Case, status: str, reason: str) -> Record:
 
 @cache
 def paper() -> Made:
-    """All suites of the paper's figures, with lost cases; shared by tests, do not change it."""
+    """Return a run of all suites of the paper's figures, with some lost cases. Tests share it: do not change it."""
     return made(chain(_fig15(), _fig20(), _fig8(), _dual_and_primal(), _requests(), _quick(), kernels(), fidelity()))
 
 
 @cache
 def paper_figures() -> list[Figure]:
-    """The figures of `paper`."""
+    """Return the figures of `paper`."""
     return figures(paper().table, paper().catalogue)
 
 
@@ -187,7 +187,7 @@ def _fig15() -> Told:
 
 
 def _stepping(backend: str) -> str:
-    """The backend for generate next to this one for forward."""
+    """Return the generate backend that belongs to this forward backend."""
     return "triton-dual" if backend == "thunderkittens" else backend
 
 
@@ -242,12 +242,12 @@ def _requests() -> Told:
 
 
 def work(bytes_moved: float, flops: float, **metrics: float) -> dict[str, float]:
-    """Metrics of a kernel on a GPU with 3,000 GB/s copies and 600 TFLOP/s GEMMs."""
+    """Return the metrics of a kernel on a GPU with 3,000 GB/s copies and 600 TFLOP/s GEMMs."""
     return {"bytes": bytes_moved, "flops": flops, "copy_gbs": 3000.0, "product_tflops": 600.0} | metrics
 
 
 def kernels() -> Told:
-    """The kernel suites: forward at 2/3 of its roofline bound, generate in both forms and two state precisions."""
+    """Yield the kernel suites: forward at 2/3 of its roofline bound, generate in two forms and state precisions."""
     compiled = {"launches": 2, "registers": 168, "spilled_bytes": 0, "shared_bytes": 190_000}
     compiled |= {"sequences_that_fit": 5207, "state_bytes": 33_554_432, "energy_j_per_token": 0.0125}
     for system, backend, context in product(("ttt-linear", "ttt-mlp"), ("thunderkittens", "torch"), (2048, 8192)):
@@ -288,7 +288,7 @@ def kernels() -> Told:
 
 
 def fidelity() -> Told:
-    """Two state precisions compared with a float64 model."""
+    """Yield records of two state precisions, each compared with a float64 model."""
     for state, distance in (("float32", 1e-3), ("bfloat16", 2.5e-2)):
         case = Case(
             "ttt-linear",
@@ -331,7 +331,7 @@ def _quick() -> Told:
 
 
 def hostile() -> Made:
-    """A run with text that tries to become markup, script, formulas or terminal commands."""
+    """Make a run whose texts try to become markup, scripts, spreadsheet formulas or terminal commands."""
     script = "</script><script>window.injected = 1</script>"
     image = '<img src=x onerror="window.injected = 2">'
     link = '<a href="javascript:window.injected=3">x</a><b>bold</b>'
@@ -357,7 +357,7 @@ def hostile() -> Made:
 
 
 def many(count: int = 10_000) -> Made:
-    """A run of `count` records, each with 30 samples and 2 KB of environment."""
+    """Make a run of `count` records, each with 30 samples and 2 KB of environment."""
     told = []
     axes = product(("quick", "fig15-forward", "kernel-forward"), PAPER_SYSTEMS, range(1, 2 + count // 12))
     for index, (suite, (system, backend), context) in enumerate(axes):

@@ -1,4 +1,4 @@
-"""Outcomes of paired rounds: of chosen numbers, and of the noise of real runs."""
+"""The outcome of paired rounds, for chosen numbers and for the noise of real runs."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Does the page show of a kernel what Nsight Compute shows?"""
+"""Does the page show for a kernel what Nsight Compute shows?"""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Can a reader go from a point to its reasons, and read them, by pointer, by touch and by keyboard alone?"""
+"""Can a reader open and read a point's profile by pointer, by touch and by keyboard alone?"""
 
 import json
 import re
@@ -29,7 +29,7 @@ def shared(browser, made):
 
 @pytest.fixture
 def page(shared):
-    """One page for the module, as it is before anything is opened."""
+    """One page for all tests of the module, reset to its state before anything is opened."""
     with browsing.in_front(*shared) as page:
         page.evaluate("history.replaceState(null, '', location.pathname)")
         page.evaluate("for (const each of document.querySelectorAll('.profile details')) each.open = false")
@@ -38,7 +38,7 @@ def page(shared):
 
 @pytest.fixture
 def profile(page):
-    """A profile that was opened by its anchor, drawn."""
+    """The first profile of the page, opened by its anchor and drawn."""
     anchor = page.locator(".profile").first.get_attribute("id")
     page.evaluate("anchor => { location.hash = anchor; }", anchor)
     found = page.locator(f"#{anchor}")
@@ -74,7 +74,7 @@ def test_a_point_that_was_profiled_says_so_and_a_click_opens_its_profile(page, m
 
 
 def walk_to(page, name, x):
-    """Put the keyboard on a point of the first figure, and return its readout."""
+    """Move the keyboard's selection to a point of the first figure; return the point's readout."""
     page.locator("#figure-0 .plot").focus()
     for key in ["ArrowLeft"] * 9 + ["ArrowRight"] * 9:
         page.keyboard.press(key)

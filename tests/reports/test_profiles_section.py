@@ -158,7 +158,7 @@ def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
 
 
 def widths_of(html: str, drawn: str) -> list[float]:
-    """The widths of the rectangles of the first bar that are of a class."""
+    """Return the widths of the first bar's rectangles that have the class `drawn`."""
     bar = html[html.index('<svg class="profile-bar"') :].partition("</svg>")[0]
     return [float(width) for width in re.findall(rf'class="{drawn}" [^>]*width="([\d.]+)"', bar)]
 

@@ -1,4 +1,4 @@
-"""Unusual and broken runs: a page that draws, or one sentence."""
+"""Unusual and broken runs give a page that draws, or an error of one sentence."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def all_equal():
 
 
 def no_number():
-    """Cases without tokens, without measured peaks, and with extreme numbers."""
+    """Return a run of cases without tokens, without measured peaks, and with extreme numbers."""
     nameless = {"bytes": None, "flops": None, "sequences_at_once": None, "copy_gbs": None}
     records = [
         synthetic.ok(forward(2048), 3.0, tokens=0),
@@ -61,7 +61,7 @@ def none_measured():
 
 
 def no_machine():
-    """A record without a machine and with an invalid date."""
+    """Return a run of one record without a machine and with an invalid date."""
     record = synthetic.lost(forward(), "unstarted", "no worker")
     record.environment, record.started_at = {}, "yesterday"
     return synthetic.of_suite("fig15-forward", record)

@@ -1,4 +1,4 @@
-"""The page in a browser, from a disk, without a network."""
+"""The page works in a browser, opened from a file and without a network."""
 
 import csv
 import io
@@ -345,7 +345,7 @@ def test_hostile_records_are_shown_and_run_nothing(browser, saved):
 
 
 def check_phone(page):
-    """Only boxes that scroll reach beyond the screen."""
+    """Assert that only scrolling boxes reach beyond the screen of a phone."""
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     beyond = page.evaluate(
         "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroller, .unseen, svg, select')"
@@ -367,7 +367,7 @@ def test_phone_scrolls_only_inside_tables(browser, saved):
 
 
 def check_contrast(page):
-    """WCAG AA: 4.5 to 1 for text, 3 to 1 for the lines of figures."""
+    """Assert the contrasts of WCAG AA: 4.5 to 1 for text, 3 to 1 for the lines of figures."""
     ratios = page.evaluate(CONTRASTS)
     assert {name: ratio for name, ratio in ratios.items() if ratio < (3 if name.startswith("--tone") else 4.5)} == {}
 
@@ -452,7 +452,7 @@ def test_an_oom_case_has_no_point_even_with_a_metric(browser, tmp_path):
 
 @pytest.fixture(scope="module")
 def early(tmp_path_factory):
-    """A line over two contexts, and one that ends at the first."""
+    """A page with a line over two contexts, and a line that ends at the first."""
     cases = [Case("ttt-linear", "thunderkittens", "1.3b", "forward", 1, context) for context in (8192, 65536)]
     records = [*(synthetic.ok(case, 9.0) for case in cases), synthetic.ok(replace(cases[0], system="ttt-mlp"), 20.0)]
     return browsing.save(synthetic.of_suite("long-context", *records), tmp_path_factory.mktemp("early"), "early")
@@ -504,7 +504,7 @@ def test_names_pushed_below_the_axis_stay_visible(browser, tmp_path):
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory):
-    """A kernel in two forms and four state precisions, with lines that end near the top, and lower bounds."""
+    """A page of a kernel in two forms and four state precisions, with lower bounds and lines that end near the top."""
     forms, states, batches = ("dual", "primal"), ("float32-planes", "float32", "float16", "bfloat16"), (1, 4096)
     records = [
         synthetic.ok(

@@ -1,4 +1,4 @@
-"""Flagged points and ratios in a browser."""
+"""Flagged points and their ratios, in a browser."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ from harness.schema.case import Case
 
 @pytest.fixture(scope="module")
 def doubtful(browser, tmp_path_factory):
-    """Points with each kind of flag, a failed and a skipped case, and another backend."""
+    """A page with points of each kind of flag, a failed case, a skipped case, and another backend."""
     contexts = [2048 << step for step in range(5)]
     elsewhere = (2048, 16384, 65536)  # no other system has the last
     cases = [Case("transformer", "vllm", "1.3b", "generate", 512, context) for context in contexts]
@@ -144,7 +144,7 @@ def test_a_button_adds_other_backends(doubtful):
 
 
 def numbers(figure, line):
-    """(text, status, title) of the cells of a line in the table of numbers."""
+    """Return (text, status, title) of each cell of a line's row in the figure's table of numbers."""
     return figure.locator(f".pivot td[data-line='{line}']").evaluate_all(
         "all => all.map(e => [e.firstChild.textContent, e.firstChild.dataset.status ?? '', e.title])"
     )
@@ -175,7 +175,7 @@ def test_a_ratio_has_the_signs_and_status_of_its_baseline(doubtful):
 
 @pytest.fixture(scope="module")
 def pairs(browser, tmp_path_factory):
-    """Primal over dual; the dual is flagged, lost, or without a latency."""
+    """A page with ratios of primal to dual, in which dual is flagged, lost, or without a latency."""
 
     def case(form, batch, state="float32"):
         options = (("scope", "layer"),)

@@ -1,4 +1,4 @@
-"""Does the report see which models of a comparison are unlike the others?"""
+"""Does the report name the models of a comparison that are unlike the others, and in which property?"""
 
 from dataclasses import replace
 

@@ -31,7 +31,7 @@ def case(**fields):
 
 
 def details(figure):
-    """The caption and remarks of a figure as one text."""
+    """Return the caption and remarks of a figure as one text."""
     return "; ".join([figure.caption, *(f"{each[0].lower()}{each[1:].rstrip('.')}" for each in figure.remarks)])
 
 

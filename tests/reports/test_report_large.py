@@ -1,4 +1,4 @@
-"""Cost of long runs: calls per record, size, and use in a browser."""
+"""The page of a long run is cheap: function calls per record, size, and use in a browser."""
 
 import browsing
 import pytest
@@ -23,7 +23,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def report(run, few):
-    """(the page's path, how many calls it takes, and how many that of few records)."""
+    """The path of the page, the function calls to write it, and the calls to write a page of few records."""
     write_report(few, few / "report.html")  # what is imported does not count
     small = calls_of(write_report, few, few / "report.html")
     return run / "report.html", calls_of(write_report, run, run / "report.html"), small

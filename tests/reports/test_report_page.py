@@ -1,4 +1,4 @@
-"""The page as one safe file, without a browser."""
+"""The page is one safe file; tested without a browser."""
 
 import base64
 import gzip
@@ -27,7 +27,7 @@ PAPER, HOSTILE = synthetic.paper(), synthetic.hostile()
 
 
 class Elements(HTMLParser):
-    """The elements with their attributes, and the text of the scripts."""
+    """A page's elements with their attributes (`found`), and the text of its scripts."""
 
     def __init__(self, page):
         super().__init__()
@@ -70,7 +70,7 @@ def test_hostile_records_add_no_kind_of_element_or_attribute(paper, hostile):
 
 
 def unpacked(text):
-    """The text of a packed element."""
+    """Return the text of an element that the page has packed."""
     return gzip.decompress(base64.b85decode(text.translate(str.maketrans(",.:", "<>&")))).decode()
 
 

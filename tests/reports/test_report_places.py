@@ -1,4 +1,4 @@
-"""Lines over several GPUs and processes."""
+"""Lines of figures whose points come from several GPUs and processes."""
 
 import browsing
 import pytest

@@ -1,4 +1,4 @@
-"""Pages by keyboard, by screen reader and without motion."""
+"""Pages can be used by keyboard, by screen reader and without motion."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ MOVING = """() => [...document.querySelectorAll("*")].filter(e => {
 
 
 def on_a_cpu():
-    """A CPU run with contended cases and a failed one."""
+    """Return a CPU run with contended cases and a failed case."""
     loaded = {"cpu": {"model": "Xeon", "cores": 2, "others_share": 0.5, "idle_share": 0.0}}
     place = {"device": "Xeon", "device_kind": "cpu", "commit": "c" * 40, "dirty": False}
     cases = [

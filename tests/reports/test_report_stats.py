@@ -279,17 +279,17 @@ def test_rates_are_those_of_the_median():
 
 
 def ends_of_interval(half):
-    """Nine samples, of which the second and the eighth are the ends of the interval."""
+    """Return nine samples whose interval, from the second to the eighth in size, is 3 ms -/+ the share `half`."""
     return [3.0 * (1 + half * at) for at in (1, -1, 0, 1, -1, 0, 0, 0, 0)]
 
 
 def quartiles(apart, count):
-    """Two levels, as of an engine's host that is now faster than the GPU and now slower."""
+    """Return samples at two levels, as when an engine's host is sometimes faster and sometimes slower than the GPU."""
     return [*(3.0 * (1 + apart * (n % 2)) for n in range(count)), 3.0 * (1 + apart / 2)][-count:]
 
 
 def drifted(by, early):
-    """A quarter of 32 is eight: three that differ are no median of them."""
+    """Return 32 samples whose first `early` are longer; three of the first quarter's eight do not move its median."""
     return [3.0 * (1 + by)] * early + [3.0] * (32 - early)
 
 

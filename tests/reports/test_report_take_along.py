@@ -1,4 +1,4 @@
-"""Links, downloads, print and citation of a page."""
+"""A reader can take a page's content along: links, downloads, print and citation."""
 
 import csv
 import io
@@ -24,7 +24,7 @@ STATE = """number => {
 
 
 def two_backends():
-    """Figure 15, forward, with four lines; one is another backend."""
+    """Return a run of Figure 15, forward, with four lines, one of them a system's second backend."""
     pairs = (
         ("ttt-linear", "thunderkittens"),
         ("mamba", "mamba-ssm"),
@@ -121,7 +121,7 @@ def test_a_figure_printed_alone_is_a_pdf_of_its_size(browser, saved):
 
 
 def corner(png, inches):
-    """The first pixel of a PNG with 8 bits per channel."""
+    """Return the first pixel of a PNG of 8 bits per channel and this width; assert both."""
     assert png.startswith(b"\x89PNG")
     width, height, depth = struct.unpack(">IIB", png[16:25])
     assert (width, depth) == (pytest.approx(300 * inches, abs=2), 8)

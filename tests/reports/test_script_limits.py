@@ -1,4 +1,4 @@
-"""Scripts must not spread long arrays over arguments, which exceeds the call stack."""
+"""Scripts must not spread long arrays into arguments of a call, which would exceed the call stack."""
 
 import re
 from pathlib import Path

@@ -20,7 +20,7 @@ from reports.site.folder import MARKER
 
 
 def nightly(folder, day, ms=10.0, cases=1, environment=None, name="", samples=9):
-    """A run of one day: `cases` cases, each of `ms` milliseconds."""
+    """Write a run of one day with `cases` cases of `ms` milliseconds; return its folder."""
     at = f"2026-{1 + day // 28:02}-{1 + day % 28:02}T03:00:00+00:00"
     environment = environment or on_gpu(commit=f"{day:02}" * 20)
     records = [timed(a_case(64 << each), ms, environment, samples=samples, at=at) for each in range(cases)]
@@ -231,7 +231,7 @@ def test_a_run_without_records_is_a_line_and_one_without_a_result_a_page(tmp_pat
 
 
 class Markup(HTMLParser):
-    """The tags, the attributes that run something and the addresses of a page."""
+    """A page's tags, its attributes that run scripts (`events`), and its addresses."""
 
     def __init__(self, text):
         super().__init__()
@@ -313,7 +313,7 @@ def test_the_index_has_a_result_and_the_note_of_a_run_beside_its_tables(tmp_path
 
 
 def changes_of(out):
-    """(lines, (machine, outcome, index) of each change) of the first case of TTT-Linear."""
+    """Return the lines of TTT-Linear's first case over time, and (machine, outcome, index) of each change."""
     text = only(out, "over-time/ttt-linear-*.html").read_text()
     data = json.loads(text.partition('id="page-data">')[2].partition("</script>")[0])
     lines = data["cases"][0]["lines"]

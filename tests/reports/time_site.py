@@ -1,4 +1,4 @@
-"""How long a site of many runs takes: `python -m tests.reports.time_site RUN [COUNT]` copies RUN."""
+"""Time the build of a site of many runs: `python -m tests.reports.time_site RUN [COUNT]` copies RUN COUNT times."""
 
 import json
 import random
@@ -15,7 +15,7 @@ FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def copies(source: Path, folder: Path, count: int) -> list[Path]:
-    """`count` runs like `source`, each of a commit of its own and up to 10% slower or faster in each case."""
+    """Write `count` runs like `source`, each of its own commit and up to 10% off in each case; return their folders."""
     chance = random.Random(1)
     made = [folder / f"run-{number:04d}" for number in range(count)]
     for number, run in enumerate(made):
@@ -33,7 +33,7 @@ def copies(source: Path, folder: Path, count: int) -> list[Path]:
 
 
 def main(source: Path, count: int = 1000) -> None:
-    """Make the site, then bring it up to date with nothing changed; seconds of each."""
+    """Build the site, then update it with nothing changed; print the seconds of each."""
     with tempfile.TemporaryDirectory() as folder:
         runs, out = copies(source, Path(folder) / "runs", count), Path(folder) / "site"
         for _ in range(2):

@@ -18,7 +18,7 @@ ROWS_ERROR = {"linear": STATE_ERROR, "mlp": ERROR}  # gradient rows and X2 rows
 
 
 def arguments(operator: str, tokens: int, **options: Any) -> list[Any]:
-    """Random arguments for forward."""
+    """Return random arguments for an operator's forward."""
     return {"linear": linear_arguments, "mlp": mlp_arguments}[operator](tokens, **options)
 
 
@@ -32,7 +32,7 @@ def linear_arguments(
     speed: float = 1.0,
     mini_batch: int = 16,
 ) -> list[Any]:
-    """Random arguments whose tokens have this correlation."""
+    """Return random arguments; with `correlation` (0 to 1), the tokens of a sequence share a direction."""
     generator = torch.Generator(device).manual_seed(tokens)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:
@@ -57,7 +57,7 @@ def mlp_arguments(
     speed: float = 1.0,
     mini_batch: int = 16,
 ) -> list[Any]:
-    """Trained-looking tokens: keys and queries share a direction, values follow keys."""
+    """Return arguments as of a trained model: keys and queries share a direction, values follow keys."""
     generator = torch.Generator().manual_seed(tokens)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:

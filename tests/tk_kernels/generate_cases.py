@@ -41,7 +41,7 @@ combinations = pytest.mark.parametrize(
 
 
 class Errors(NamedTuple):
-    """Relative errors against float64: the largest of `out` over all steps, and the change of each weight and bias."""
+    """Relative errors against float64: of `out`, the largest over all steps, and of each weight's and bias's change."""
 
     out: float
     change: dict[str, float]
@@ -63,9 +63,9 @@ class Comparison(NamedTuple):
 
 
 def random_state(operator: str, positions: list[int], H: int, D: int, m: int, seed: int = 0, std: float = 0.02) -> Any:
-    """A random float64 state with pending rows; all values are exact in float32.
+    """Return a random float64 state with pending rows; all values are exact in float32.
 
-    std: of the weights. 0.02 as at initialisation; 0.2 reaches the curved part of gelu.
+    std: standard deviation of the weights. 0.02 as at initialisation; 0.2 reaches the curved part of gelu.
     """
     gen = torch.Generator().manual_seed(seed)
 
@@ -87,7 +87,7 @@ Prefill = Callable[..., tuple[Tensor, Any]]
 
 
 def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int, prefill: Prefill) -> Any:
-    """The float64 state of a forward over two mini-batches and `position` tokens of a third."""
+    """Return the float64 state after forward over two mini-batches and, by sequence, `position` tokens of a third."""
     gen, reference, parts = torch.Generator(DEVICE).manual_seed(3), MODULES[operator][1], []
     outer, F = outer_parameters(H, D, m), 4 * D
     shapes = ((H, D, D), (H, 1, D)) if operator == "linear" else ((H, D, F), (H, 1, F), (H, F, D), (H, 1, D))
@@ -108,7 +108,7 @@ def widened(state: Any) -> Any:
 
 
 def outer_parameters(H: int, D: int, m: int) -> tuple[Tensor, ...]:
-    """Random token_scale [m], ln_weight and ln_bias [H, D]; none is neutral, so each one affects the output."""
+    """Return random token_scale [m], ln_weight and ln_bias [H, D]; none is neutral, so each one affects the output."""
     gen = torch.Generator().manual_seed(7)
     scale = 1 / torch.arange(1, m + 1) + 0.1 * torch.rand(m, generator=gen)
     weight, bias = 0.2 * torch.randn(2, H, D, generator=gen)
@@ -116,14 +116,14 @@ def outer_parameters(H: int, D: int, m: int) -> tuple[Tensor, ...]:
 
 
 def random_token(B: int, H: int, D: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
-    """Random q, k, v [B, H, D] and lr [B, H]."""
+    """Return random q, k, v [B, H, D] and lr [B, H]."""
     gen = torch.Generator(DEVICE).manual_seed(1000 + seed)
     q, k, v = (torch.randn(B, H, D, generator=gen, device=DEVICE).to(dtype) for _ in range(3))
     return q, k, v, torch.rand(B, H, generator=gen, device=DEVICE) / D
 
 
 def weights_of(state: Any) -> dict[str, Tensor]:
-    """The weights and biases by name, in float64."""
+    """Return the state's weights and biases by name, in float64."""
     return {name: x.double() for name, x in state._asdict().items() if name[0] in "Wb"}
 
 
@@ -194,7 +194,7 @@ Step = Callable[[Any, tuple[Tensor, ...], tuple[Tensor, ...], Tensor], None]
 
 
 def eager(operator: str) -> Step:
-    """A step function that launches the kernel once."""
+    """Return a step function that launches the operator's kernel once."""
 
     def step(gstate: Any, token: tuple[Tensor, ...], outer: tuple[Tensor, ...], out: Tensor) -> None:
         MODULES[operator][0].generate_step(*token, *outer, gstate, out=out)
@@ -304,7 +304,7 @@ def check_slots(operator: str, positions: list[int], H: int, D: int, m: int, pre
 
 
 def some_of(batch: int, distinct: int) -> Tensor:
-    """Indices of all sequences in a small batch; the first, middle and last ones in a large batch."""
+    """Return the indices of all sequences of a small batch, or of the first, middle and last ones of a large batch."""
     if batch <= distinct:
         return torch.arange(batch, device=DEVICE)
     middle = batch // 2
@@ -312,6 +312,6 @@ def some_of(batch: int, distinct: int) -> Tensor:
 
 
 def selected(gstate: Any, chosen: Tensor) -> Any:
-    """A generate state with only the chosen sequences."""
+    """Return a generate state with only the chosen sequences."""
     fields = {name: x[chosen] if isinstance(x, Tensor) else x for name, x in vars(gstate).items()}
     return type(gstate)(**fields | {"gathered": tuple(x[chosen] for x in gstate.gathered)})

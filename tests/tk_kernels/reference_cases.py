@@ -18,7 +18,7 @@ NAIVE: dict[str, Any] = {"linear": naive_linear, "mlp": naive_mlp}
 
 
 class Case(NamedTuple):
-    """Arguments of forward in order: tokens, outer parameters, initial state."""
+    """The arguments of forward in order: tokens, outer parameters, initial state."""
 
     q: Tensor
     k: Tensor
@@ -30,7 +30,7 @@ class Case(NamedTuple):
     state: Any
 
     def tokens(self, at: Any) -> tuple[Tensor, ...]:
-        """q, k, v, lr at a token (an integer) or a slice of tokens."""
+        """Return q, k, v and lr at a token (an integer) or at a slice of tokens."""
         return tuple(x[:, at] for x in self[:4])
 
     def outer(self) -> tuple[Tensor, ...]:
@@ -48,7 +48,7 @@ def case(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> Case:
-    """Random arguments; every dtype gets the same numbers, rounded."""
+    """Return random arguments; every dtype gets the same numbers, rounded."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:
@@ -68,7 +68,7 @@ def case(
 
 
 def naive_state(operator: str, case: Case, row: int, head: int) -> Any:
-    """The naive form's initial state for one head of one sequence."""
+    """Return the naive form's initial state for one head of one sequence."""
     names = ("W", "b") if operator == "linear" else ("W1", "b1", "W2", "b2")
     return NAIVE[operator].fresh_state(*(getattr(case.state, name)[row, head] for name in names))
 
@@ -90,7 +90,7 @@ def naive(operator: str, case: Case) -> tuple[Tensor, list[Tensor]]:
 
 
 def valid(state: Any) -> list[Tensor]:
-    """The state's tensors with unused rows set to 0, for comparisons."""
+    """Return the state's tensors with unused rows set to 0, for comparisons."""
     count = state.position[:, None, None, None]
     return [
         torch.where(torch.arange(x.shape[2])[:, None] < count, x, 0) if name.endswith("rows") else x

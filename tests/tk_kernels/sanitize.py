@@ -64,7 +64,7 @@ class Finding(NamedTuple):
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Random numbers from the CPU, so that the tools see no kernel of PyTorch."""
+    """Draw random numbers on the CPU, so that the tools see no kernel of PyTorch."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
@@ -73,7 +73,7 @@ def on_gpu(*tensors: Tensor) -> list[Tensor]:
 
 
 def arguments(operator: str, tokens: int, mini_batch: int, D: int = 64) -> list[Any]:
-    """Arguments for forward on the CPU: tokens, outer parameters and the state."""
+    """Return arguments for forward, on the CPU: tokens, outer parameters and the state."""
     q, k, v = (normal(BATCH, tokens, HEADS, D, dtype=DTYPE) for _ in range(3))
     lr, scale = torch.full((BATCH, tokens, HEADS), 0.5 / D), 1 / torch.arange(1, mini_batch + 1)
     weights = (0.02 * normal(HEADS, *shape) for shape in SHAPES[operator](D))

@@ -68,20 +68,20 @@ INPUTS = 11  # q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2
 
 
 def prompt(tokens: int) -> list[Tensor]:
-    """Kernel inputs for one sequence and one head."""
+    """Return the kernel's inputs for one sequence with one head."""
     args = mlp_arguments(tokens, batch=1, heads=1)
     return [x.contiguous() for x in (*args[:-1], *args[-1][:4])]
 
 
 def empty_results(tensors: list[Tensor]) -> list[Tensor]:
-    """Empty tensors for the outputs, weights and rows."""
+    """Return empty tensors for the kernel's outputs, weights and rows."""
     after = ops._empty_state(tuple(tensors[7:]), torch.empty(len(tensors[0]), dtype=torch.int32), len(tensors[4]))
     return [torch.empty_like(tensors[0]), *after[:-1]]
 
 
 @pytest.fixture
 def forward(kernel: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch):
-    """The operator with the emulated kernel; results start as NaN unless they alias an input."""
+    """Return the operator's forward on the emulated kernel; results start as NaN unless they alias an input."""
 
     def emulated(*arguments):
         *tensors, rope, _ = arguments
@@ -198,7 +198,7 @@ PLANTED = {
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernel with every planted mistake, of which `mistake` chooses one: one compilation for all."""
+    """The kernel compiled once with all planted mistakes; its variable `mistake` selects the one that is active."""
     source = SOURCES["block_state_sm90.cuh"]
     for number, (right, wrong, _) in enumerate(PLANTED.values()):
         assert source.count(right) == 1

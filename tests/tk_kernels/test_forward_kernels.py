@@ -37,7 +37,7 @@ TRITON = [f"{name}-{mini_batch}-triton" for name in ("linear", "mlp") for mini_b
 
 @pytest.fixture(params=[*LINEAR, *MLP, *TRITON])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    """Each operator, mini-batch and backend; for TTT-Linear each schedule (warps per head, heads per block)."""
+    """Each operator, mini-batch and backend, and for TTT-Linear each schedule (warps per head, heads per block)."""
     name, mini_batch, *plan = request.param.split("-")
     ops = linear_ops if name == "linear" else mlp_ops
     if plan == ["triton"]:
@@ -51,7 +51,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> K
 
 
 def trained(kernel: Kernel, batch: int, tokens: int, heads: int, correlation: float) -> Case:
-    """Arguments like those of a trained model: correlated queries and keys, values near keys, different norms."""
+    """Return arguments as of a trained model: correlated queries and keys, values near keys, different norms."""
     operator, mini_batch, _ = kernel
     generator = torch.Generator("cuda").manual_seed(tokens)
 
@@ -216,7 +216,7 @@ def test_nan_and_infinity_stay_in_their_head(kernel, name, bad):
 
 
 def spoiled(operator: str, args: Case, name: str, bad: float) -> Case:
-    """The same arguments with one bad element in head 2 of sequence 1."""
+    """Return the arguments with the element `bad` in tensor `name`, in head 2 of sequence 1."""
     if name == "weight":
         weight = next(iter(OPS[operator].WEIGHTS))
         changed = getattr(args.state, weight).clone()

@@ -21,7 +21,7 @@ HEADS, D = 2, 8
 
 
 def arguments(tokens: int, start: int, mini_batch: int = 16) -> tuple:
-    """Float64 tokens, outer parameters and a state at position `start`."""
+    """Return float64 tokens, outer parameters and a state at position `start`."""
     generator = torch.Generator().manual_seed(tokens)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -111,7 +111,7 @@ def test_the_kernel_reads_float32_and_contiguous(dtype):
 
 
 def operator_arguments(layer: str) -> tuple:
-    """An operator and its arguments: 20 tokens, outer parameters for mini-batches of 16, and a state."""
+    """Return an operator and its arguments: 20 tokens, outer parameters for mini-batches of 16, and a state."""
     q, lr = torch.zeros(1, 20, 2, HEAD_DIM, dtype=torch.bfloat16), torch.zeros(1, 20, 2)
     outer = (torch.ones(16), torch.ones(2, HEAD_DIM), torch.zeros(2, HEAD_DIM))
     module, operator = {"linear": (reference, linear_ops), "mlp": (mlp_reference, mlp_ops)}[layer]

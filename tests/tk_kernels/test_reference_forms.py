@@ -37,7 +37,7 @@ def test_each_form_is_the_definition(operator: str, form: str, tokens: int) -> N
 
 @functools.cache
 def defined(operator: str, tokens: int) -> tuple[Case, torch.Tensor]:
-    """A case and its naive outputs, cached for all forms."""
+    """Return a case and its naive outputs, cached for all forms."""
     args = case(operator, tokens, batch=1)
     return args, naive(operator, args)[0]
 

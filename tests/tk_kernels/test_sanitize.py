@@ -1,4 +1,4 @@
-"""`make sanitize` covers every kernel."""
+"""`make sanitize` runs every kernel of the package."""
 
 import re
 from pathlib import Path

@@ -16,7 +16,7 @@ ROWS += [(operator, FORWARD, row) for operator in OPERATORS for row in FORWARD_R
 
 @pytest.fixture
 def another_table(tmp_path, monkeypatch):
-    """A function that replaces the repository's tuning table with a text."""
+    """Return a function that replaces the repository's tuning table with a text."""
     path = tmp_path / "tuning.toml"
     monkeypatch.setattr(table, "TABLE", path)
 

@@ -9,7 +9,7 @@ OUTPUT_ERROR = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2}
 
 
 def relative_error(x: torch.Tensor, reference: torch.Tensor) -> float:
-    """|x - reference| / |reference| in the Frobenius norm; NaN if either holds a NaN."""
+    """Return |x - reference| / |reference| in the Frobenius norm; NaN if either tensor has a NaN."""
     x, reference = x.double(), reference.double()
     if not reference.numel():
         return 0.0

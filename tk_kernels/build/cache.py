@@ -37,7 +37,7 @@ from tk_kernels.build.thunderkittens import (
 
 LIBRARY, LOG, NOTE = "kernel.so", "compiler.log", "build.json"  # the files of a build
 SOURCE_ROOT = Path(__file__).resolve().parent.parent
-NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")  # nvcc reads them
+NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")  # environment variables with flags that nvcc reads
 SHARED_HEADERS = "forward/*.cuh"  # in addition to headers in a kernel's own folder
 
 
@@ -61,7 +61,7 @@ class Built:
 
 
 def source_path(name: str) -> Path:
-    """`ttt_linear/forward_sm90` -> its `.cu` file. Raises BuildError if there is none."""
+    """Return the `.cu` file of a kernel such as `ttt_linear/forward_sm90`. Raises BuildError if there is none."""
     path = SOURCE_ROOT / f"{name}.cu"
     if not path.is_file():
         raise BuildError(f"{name}: there is no {name}.cu in {SOURCE_ROOT.name}")
@@ -69,7 +69,7 @@ def source_path(name: str) -> Path:
 
 
 def source_digest(name: str) -> str:
-    """Digest of the `.cu` file, every `.cuh` in its folder, and the shared headers."""
+    """Return the SHA-256 digest of a kernel's `.cu` file, every `.cuh` in its folder, and the shared headers."""
     source = source_path(name)
     files = [source, *sorted(SOURCE_ROOT.glob(SHARED_HEADERS)), *sorted(source.parent.glob("*.cuh"))]
     digest = hashlib.sha256()
@@ -79,7 +79,7 @@ def source_digest(name: str) -> str:
 
 
 def ingredients(name: str, flags: tuple[str, ...] = ()) -> dict[str, str | None]:
-    """Everything that determines the machine code. None: this machine lacks it (nvcc, headers)."""
+    """Return all that determines the machine code, by name; None for a part that this machine lacks, such as nvcc."""
     return {
         "name": name,
         "sources": source_digest(name),
@@ -101,7 +101,7 @@ def _tvm_ffi_version() -> str | None:
 
 
 def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
-    """The newest build that matches every known ingredient; None without one. Damaged builds are ignored."""
+    """Return the newest undamaged build that matches every ingredient that is not None; None if there is no build."""
     name = str(wanted["name"])
     times = {folder: _built_at(folder, wanted) for folder in _builds().glob(f"{_dotted(name)}-*")}
     folder = max((folder for folder in times if times[folder]), key=times.__getitem__, default=None)
@@ -109,7 +109,7 @@ def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
 
 
 def compile_into_cache(wanted: Mapping[str, str | None], flags: tuple[str, ...]) -> Built:
-    """Compile a module into its own folder, which gets its final name when it is complete.
+    """Compile a module into a folder of the cache, which gets its final name when the build is complete.
 
     Another process that needs the same module waits and uses this build. Leftovers of killed builds are removed.
     """
@@ -136,7 +136,7 @@ def _compiled(name: str, wanted: Mapping[str, str | None], flags: tuple[str, ...
 
 
 def _dotted(name: str) -> str:
-    """The prefix of a kernel's files in the cache."""
+    """Return the prefix of a kernel's file names in the cache, such as `ttt_linear.forward_sm90`."""
     return name.replace("/", ".")
 
 
@@ -145,7 +145,7 @@ def _builds() -> Path:
 
 
 def _built_at(folder: Path, wanted: Mapping[str, str | None]) -> float:
-    """Time of a matching build in seconds since 1970; 0 for another or a damaged build."""
+    """Time of the build in `folder`, in seconds since 1970; 0 if the build is damaged or does not match `wanted`."""
     try:
         if not ((folder / LIBRARY).stat().st_size and (folder / LOG).is_file()):  # empty after a power failure
             return 0

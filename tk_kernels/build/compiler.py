@@ -1,7 +1,7 @@
 """Find nvcc, run it on one .cu file, and read registers and spills from its output.
 
-nvcc is called directly, because `tvm_ffi.cpp.build` discards the output of a successful compilation: it holds register
-counts and spills.
+nvcc is called directly, because `tvm_ffi.cpp.build` discards the output of a successful compilation, which holds the
+register counts and spills.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class KernelResources:
 
 
 def find_nvcc() -> Path | None:
-    """The nvcc in `CUDA_HOME`, else in PATH, else `DEFAULT_NVCC`, else None."""
+    """Path of nvcc: in `CUDA_HOME`, else in PATH, else `DEFAULT_NVCC`, else None."""
     home = os.environ.get("CUDA_HOME")
     if home and (Path(home) / "bin" / "nvcc").is_file():
         return Path(home) / "bin" / "nvcc"
@@ -61,7 +61,7 @@ def find_nvcc() -> Path | None:
 
 
 def compiler_version(nvcc: Path | None) -> str | None:
-    """For example `13.0, V13.0.88`; None without nvcc. Raises BuildError if nvcc does not run."""
+    """Version of nvcc, such as `13.0, V13.0.88`; None without nvcc. Raises BuildError if nvcc does not run."""
     if nvcc is None:
         return None
     with os_errors("nvcc cannot be run"):
@@ -71,7 +71,7 @@ def compiler_version(nvcc: Path | None) -> str | None:
 
 
 def run_nvcc(source: Path, include: Path, library: Path, flags: tuple[str, ...]) -> tuple[int, str]:
-    """Compile `source` into the shared `library`. Returns nvcc's exit status, and its command line and output."""
+    """Compile `source` into the .so file `library`. Returns nvcc's exit status and log (command line and output)."""
     from tvm_ffi import libinfo
 
     root = find_thunderkittens()
@@ -94,13 +94,13 @@ def run_nvcc(source: Path, include: Path, library: Path, flags: tuple[str, ...])
 
 
 def compile_error(name: str, log: str, kept_in: Path) -> BuildError:
-    """The first error line of a failed compilation, and the path of its full output."""
+    """Return the error to raise: the first error line of a failed compilation, and the path of its full output."""
     first = next((line for line in log.splitlines()[1:] if "error" in line.lower()), "nvcc gave no error line")
     return BuildError(f"{name}: nvcc failed: {first.strip()} (full output: {kept_in})")
 
 
 def parse_resources(log: str) -> list[KernelResources]:
-    """Parse the `ptxas -v` lines of a compiler log, one entry per kernel; c++filt, if installed, demangles names."""
+    """Parse the `ptxas -v` lines of a compiler log, one result per kernel; c++filt, if installed, demangles names."""
     pattern = re.compile(
         r"Compiling entry function '(?P<name>[^']+)'.*?"
         r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
@@ -124,7 +124,7 @@ def parse_resources(log: str) -> list[KernelResources]:
 
 
 def demangle(name: str) -> str:
-    """Demangle a C++ symbol by c++filt; return it unchanged if that is not installed."""
+    """Demangle a C++ symbol by c++filt; return the symbol unchanged if c++filt is not installed."""
     tool = shutil.which("c++filt")
     if tool is None:
         return name

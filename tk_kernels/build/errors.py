@@ -1,4 +1,4 @@
-"""The error of this package, and its conversion from OSError."""
+"""The error that this package raises, and a context manager that turns an OSError into it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -23,14 +23,14 @@ KERNELS = (
     "ttt_mlp/forward_32_sm90",
     "edges/swiglu_product_sm90",
 )
-# Prefixes of reasons that no installation can remove
+# Prefixes of the reasons by `unavailable` that no installation can remove
 NO_GPU, OTHER_GPU = "there is no CUDA GPU", "the GPU is"
 PORTABLE = "portable"  # this value of TTT_BENCH_ARCH hides the kernels for Hopper
 NO_TVM_FFI = "apache-tvm-ffi is not installed (pip install apache-tvm-ffi)"
 
 
 def build(name: str, flags: tuple[str, ...] = ()) -> Built:
-    """Compile one kernel file, or find it in the cache. Raises BuildError."""
+    """Find the build of one kernel file in the cache, or compile the file. Raises BuildError if that is impossible."""
     with os_errors(f"{name} cannot be built into {cache_directory()} ({ANOTHER_CACHE})"):
         wanted = ingredients(name, flags)
         cached = find_cached(wanted)
@@ -48,7 +48,7 @@ def build_all() -> list[Built]:
 
 
 def unavailable(name: str) -> str:
-    """Why kernel `name` cannot run here, in one sentence; empty if it can, perhaps after compilation."""
+    """Return why kernel `name` cannot run here, in one sentence; an empty string if it can, perhaps once compiled."""
     if reason := hidden():
         return reason
     reason = NO_TVM_FFI if importlib.util.find_spec("tvm_ffi") is None else _no_hopper_gpu()
@@ -65,7 +65,7 @@ def unavailable(name: str) -> str:
 
 @functools.cache
 def load(name: str) -> Any:
-    """Load the module of `name`, with its launchers as attributes. Raises BuildError with one sentence."""
+    """Load the module of kernel `name`; its attributes are launchers. Raises BuildError if it is unavailable."""
     reason = unavailable(name)
     if reason:
         raise BuildError(reason)
@@ -77,7 +77,7 @@ def load(name: str) -> Any:
 
 
 def hidden() -> str:
-    """Why TTT_BENCH_ARCH hides the kernels for Hopper, in one sentence; empty if it does not."""
+    """Return why TTT_BENCH_ARCH hides the kernels for Hopper, in one sentence; an empty string if it does not."""
     arch = os.environ.get("TTT_BENCH_ARCH", "")
     if arch in ("", PORTABLE):
         return f"TTT_BENCH_ARCH={arch} hides the kernels for Hopper" if arch else ""
@@ -85,7 +85,7 @@ def hidden() -> str:
 
 
 def missing_to_compile() -> str:
-    """The missing requirement to compile a kernel here, in one sentence; empty if there is none."""
+    """Return the first missing requirement to compile a kernel here, in one sentence; an empty string without one."""
     if importlib.util.find_spec("tvm_ffi") is None:
         return NO_TVM_FFI
     if find_nvcc() is None:

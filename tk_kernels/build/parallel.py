@@ -10,9 +10,9 @@ from typing import Any
 
 
 def compile_all(calls: Iterable[Callable[[], object]]) -> None:
-    """Compile the kernels that `calls` request with `warmup`, in one process per processor.
+    """Compile the kernels that `calls` request by launches with `warmup=True`, in one process per CPU core.
 
-    The first launch of a kernel reports a failed compilation.
+    A failed compilation raises no error here: the first launch of its kernel reports it.
     """
     from triton import AsyncCompileMode
 
@@ -26,7 +26,7 @@ def compile_all(calls: Iterable[Callable[[], object]]) -> None:
 
 
 class ForkedProcesses(Executor):
-    """Run tasks in forked processes, then again here. The tasks cache their results on disk.
+    """Run each task in a forked process, then again here, where it finds its result in the cache on disk.
 
     Compilation mostly holds Python's lock, so threads would wait for one another. The children touch no GPU.
     """
@@ -42,7 +42,7 @@ class ForkedProcesses(Executor):
         return future
 
     def work(self) -> None:
-        """Run all tasks and set their futures."""
+        """Run all queued tasks and set their futures."""
         tasks = [task for _, task in self._tasks]
         count, children = min(self._processes, len(tasks)), []
         with suppress(OSError):  # no memory for another process: the tasks run below

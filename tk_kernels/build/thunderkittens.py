@@ -26,7 +26,7 @@ def cache_directory() -> Path:
 
 
 def find_thunderkittens() -> Path | None:
-    """The ThunderKittens checkout: `THUNDERKITTENS_ROOT`, else the clone in the cache, else None."""
+    """Path of the ThunderKittens checkout: `THUNDERKITTENS_ROOT`, else the clone in the cache, else None."""
     named = os.environ.get("THUNDERKITTENS_ROOT")
     root = Path(named) if named else _clone_path()
     return root if (root / "include" / "kittens.cuh").is_file() else None
@@ -35,7 +35,7 @@ def find_thunderkittens() -> Path | None:
 def fetch_thunderkittens() -> Path:
     """Clone ThunderKittens at the pinned commit into the cache, once. Raises BuildError if git or the network fails.
 
-    The clone gets its name when it is complete; an interrupted clone is repeated.
+    The folder gets its final name when the clone is complete; an interrupted clone is repeated.
     """
     target = _clone_path()
     with os_errors(f"ThunderKittens cannot be kept in {cache_directory()} ({ANOTHER_CACHE})"):
@@ -55,7 +55,7 @@ def fetch_thunderkittens() -> Path:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Let one process at a time run the block, by a lock at `path`. On a file system without locks, all run."""
+    """Let one process at a time run the block, by a lock file at `path`. Without file locks, no process waits."""
     with open(path, "w") as lock:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -64,7 +64,7 @@ def alone(path: Path) -> Iterator[None]:
 
 @contextmanager
 def named_when_whole(target: Path, prefix: str) -> Iterator[Path]:
-    """A new folder that replaces `target` if the block succeeds, and is removed otherwise.
+    """Yield a new folder, which replaces `target` if the block succeeds and is removed otherwise.
 
     Call it inside `alone`: folders with the same prefix are leftovers of killed processes and are removed.
     """
@@ -81,7 +81,7 @@ def named_when_whole(target: Path, prefix: str) -> Iterator[Path]:
 
 
 def thunderkittens_version(root: Path | None) -> str | None:
-    """The commit of a checkout, from a file COMMIT next to `include` or from git.
+    """Return the commit of a checkout, from a file COMMIT next to `include` or from git; None without a checkout.
 
     If git reports changes in `include`, or the commit is unknown, the version ends in a digest of `include`.
     """
@@ -101,11 +101,11 @@ def thunderkittens_version(root: Path | None) -> str | None:
 
 
 def _git_status(root: Path, folder: str) -> list[str]:
-    """git's report of a checkout's commit and of changes in a folder; [] if git fails.
+    """Return the lines in which git reports a checkout's commit and changes in `folder`; [] if git fails.
 
-    Without optional locks: a killed `git status` would leave the checkout locked.
+    git takes no optional locks here: a killed `git status` would leave the checkout locked.
     """
-    if not (root / ".git").exists():  # inside another checkout git would report that one's commit
+    if not (root / ".git").exists():  # git would report the commit of a checkout around root
         return []
     command = ["git", "--no-optional-locks", "-C", str(root), "status", "--porcelain=v2", "--branch", "--", folder]
     try:
@@ -118,7 +118,7 @@ def _git_status(root: Path, folder: str) -> list[str]:
 
 
 def _without_repository() -> dict[str, str]:
-    """This process's variables, except those by which a git hook names its own repository."""
+    """Return this process's environment without the variables by which a git hook names its own repository."""
     return {name: value for name, value in os.environ.items() if not re.match("GIT_(?!CONFIG)", name)}
 
 

@@ -32,13 +32,13 @@ from tk_kernels.generate.common import (
 )
 
 MANY_OUTPUTS = 4096  # from here on tiles of 64 outputs fill the GPU
-# Most rows of x for which these kernels are at least as fast as cuBLAS and the kernels around it, on an H100
+# Most rows of x for which these kernels are at least as fast as cuBLAS with separate norm and SwiGLU, on an H100
 MOST_ROWS, MOST_ROWS_FEW_OUTPUTS = 64, 32
 MOST_SUMMED = 2  # rows of x that are summed without tensor cores
-INPUTS = 2048  # inputs of each weight row that such a program loads at once
-SUMS = 4  # per program: its outputs times the rows of x
+INPUTS = 2048  # inputs per weight row that a program without tensor cores loads at once
+SUMS = 4  # sums per program without tensor cores: outputs times rows of x
 LEAST_TILE = 16  # rows that tensor cores multiply at once, including padding
-SHARED_BYTES = 196_608  # shared memory of the largest tiles
+SHARED_BYTES = 196_608  # shared memory that the largest tiles need
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Norm:
 class NormGate:
     """LayerNorm of the rows times gelu_tanh(output gate), before the GEMM; `gate` [..., K], weight and bias [K].
 
-    With one row this is fused. The error is then float32 rounding times the row's mean over its deviation.
+    With one row, the GEMM's kernel computes both, and float32 rounding errors grow by the factor mean / deviation.
     """
 
     gate: Tensor
@@ -90,7 +90,7 @@ def _is_near(x: Tensor) -> bool:
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Bytes of shared memory that a block may have."""
+    """Bytes of shared memory that one block may use on this GPU."""
     number = torch.cuda.current_device() if device.index is None else device.index
     return triton.runtime.driver.active.utils.get_device_properties(number)["max_shared_mem"]
 
@@ -105,9 +105,9 @@ def few_rows_product(
     out: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """before(x) W^T for x [..., K] and W [N, K] -> [..., N] in x's dtype.
+    """Return before(x) W^T, [..., N] in x's dtype, for x [..., K] and weights W [N, K].
 
-    out [..., N]: the result is added to it in place; it shares no memory with the inputs.
+    out [..., N]: the result is added to `out` in place; it must share no memory with the inputs.
     swiglu: W is [2 N, K], Wg's rows before Wu's; the result is silu(x Wg^T) * (x Wu^T). Excludes `out` and a NormGate.
     pdl: a dependent launch (`dependent_launch`) reads W and the norm's weight and bias early.
     Arithmetic is float32, rounded once. A norm that is not fused rounds once more: with more than MOST_SUMMED rows, or
@@ -134,7 +134,7 @@ def few_rows_product(
 def _checked(
     x: Tensor, weights: Tensor, before: Norm | NormGate | None, swiglu: bool, out: Tensor | None
 ) -> tuple[Tensor, int]:
-    """The rows of x, and the number of outputs. Raises ValueError for arguments that the kernels do not support."""
+    """Return x as rows [R, K], and the number of outputs N. Raises ValueError for unsupported arguments."""
     *many, K = x.shape
     N, odd = divmod(len(weights), 2) if swiglu else (len(weights), 0)
     check_shape("weights", weights, (len(weights), K))
@@ -187,7 +187,7 @@ def _few_rows_product(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program computes OUTPUTS outputs of all R rows, padded to ROWS, from INPUTS inputs at a time."""
+    """Compute, per program, OUTPUTS outputs of all R rows, padded to ROWS, from INPUTS inputs at a time."""
     let_next_begin(PDL)
     wait_for_previous(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -220,7 +220,7 @@ def _few_rows_summed(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program computes OUTPUTS outputs of all R rows (a power of two) from INPUTS inputs at a time."""
+    """Compute, per program, OUTPUTS outputs of all R rows (a power of two) from INPUTS inputs at a time."""
     let_next_begin(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, R)
@@ -257,7 +257,7 @@ def _few_rows_summed(
             total += tl.where(here[:, None], _products(w, entering)[None, :], 0.0)
             if SWIGLU:
                 up += tl.where(here[:, None], _products(v, entering)[None, :], 0.0)
-            # The norm's sums come after the sums of the weights: before, each load of a weight would wait for them.
+            # The norm's sums come after the weights' sums: in front, they would delay each load of a weight.
             if GATED:
                 of_mean += tl.where(here[:, None], _products(w, factor)[None, :], 0.0)
                 of_bias += tl.where(here[:, None], _products(w, shift)[None, :], 0.0)
@@ -279,5 +279,5 @@ def _few_rows_summed(
 
 @jit
 def _products(w, x):
-    """w [OUTPUTS, INPUTS] @ x [INPUTS], float32."""
+    """Return w [OUTPUTS, INPUTS] @ x [INPUTS] in float32."""
     return tl.sum(w.to(tl.float32) * x[None, :], 1)

@@ -24,7 +24,7 @@ COLUMNS = 2048  # columns of a SwiGLU row per program
 
 @on_its_device
 def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
-    """LayerNorm(z) * gelu_tanh(output gate): z, `gate` [..., C] -> [..., C] in z's dtype.
+    """Return LayerNorm(z) * gelu_tanh(output gate), [..., C] in z's dtype, for z and `gate` [..., C].
 
     ttt_layer.md, "Inside TTT", step 6. weight and bias [C]. A z that is not contiguous is copied. The output gate may
     be columns of a wider projection.
@@ -47,7 +47,7 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
 
 @on_its_device
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
-    """x / rms(x) * weight over the last dimension: x [..., C], weight [C] -> [..., C] in x's dtype.
+    """Return x / rms(x) * weight over the last dimension, [..., C] in x's dtype, for x [..., C] and weight [C].
 
     pdl: a dependent launch (`dependent_launch`) reads `weight` early. Arithmetic is float32, rounded once.
     Raises ValueError on a wrong shape, stride or device.
@@ -65,7 +65,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Ten
 
 @on_its_device
 def swiglu(x: Tensor) -> Tensor:
-    """silu(a) * b for x = [a, b] [..., 2 F] -> [..., F] in x's dtype; float32 arithmetic, rounded once.
+    """Return silu(a) * b, [..., F] in x's dtype, for x = [a, b] [..., 2 F]; float32 arithmetic, rounded once.
 
     Raises ValueError on an odd number of columns or a wrong stride.
     """
@@ -79,7 +79,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[..., C] -> [N, C], copied only if rows have no common stride. Raises ValueError if a row is not contiguous."""
+    """Flatten x to [N, C], copied only if rows have no common stride. Raises ValueError if a row is not contiguous."""
     if x.stride(-1) != 1:
         raise ValueError(f"strides {x.stride()}: the last must be 1")
     return x.view(-1, x.shape[-1]) if x.is_contiguous() else x.flatten(0, -2)
@@ -105,7 +105,7 @@ def _norm_gate(
 
 @jit
 def rms_normed(row, weight, C: tl.constexpr, eps):
-    """row / rms(row) * weight over C channels, float32; padding is 0."""
+    """Return row / rms(row) * weight over C channels, float32; padding stays 0."""
     return row * (1.0 / tl.sqrt(tl.sum(row * row, 0) / C + eps)) * weight
 
 

@@ -24,8 +24,8 @@ from tk_kernels.generate.common import (
     wait_for_previous,
 )
 
-TAPS = 4
-CHUNK = 16  # tokens per program, one after the other; it also reads the three inputs before them
+TAPS = 4  # inputs per output of a convolution
+CHUNK = 16  # tokens per program, one after the other; a program also reads the three inputs before them
 BLOCK = 128  # channels per program of query_key: one warp, four per thread
 
 
@@ -42,10 +42,10 @@ def residual_convolution(
     pdl: bool = False,
     slots: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """h + conv(RMSNorm(h)) and its RMSNorm, both [B, T, C] in h's dtype; reads h once.
+    """Return h + conv(RMSNorm(h)) and the RMSNorm of that sum, both [B, T, C] in h's dtype; reads h once.
 
     h [B, T, C] contiguous. cache [B, 3, C]: the last three inputs of the convolution, replaced in place.
-    slots [B]: with T = 1, indices of the sequences in a cache of more than B, with any stride between sequences.
+    slots [B], with T = 1: sequence b uses cache[slots[b]]; the cache may hold more than B sequences, at any stride.
     norm, next_norm [C]: the weights of the two norms. weight [C, 1, 4], bias [C].
     pdl: a dependent launch (`dependent_launch`) reads cache, norms, weight and bias early.
     Sums are float32. Inputs of the convolution and the residual stream are rounded to h's dtype.
@@ -89,7 +89,7 @@ def query_key(
     pdl: bool = False,
     slots: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q and k [B, T, H, D] with RoPE, contiguous in x's dtype, and lr [B, T, H] float32; reads x once.
+    """Return q and k [B, T, H, D] with RoPE, contiguous in x's dtype, and lr [B, T, H] float32; reads x once.
 
     x [B, T, C] and lr_logits [B, T, H] (without their bias [H]) may be columns of one wider projection.
     cache [B, 3, C]: the last three inputs, replaced in place. slots: see `residual_convolution`.
@@ -137,7 +137,7 @@ def query_key(
 
 
 def _check_cache(cache: Tensor, slots: Tensor | None, shape: tuple[int, int, int]) -> None:
-    """Raise ValueError unless the cache has the shape for B, T, C. A cache of slots takes T = 1."""
+    """Raise ValueError unless the cache fits `shape`, which is (B, T, C). A cache with slots takes T = 1."""
     B, T, C = shape
     if slots is None:
         check_parameter("cache", cache, (B, TAPS - 1, C))
@@ -149,7 +149,7 @@ def _check_cache(cache: Tensor, slots: Tensor | None, shape: tuple[int, int, int
 
 
 def _cache_after(cache: Tensor, tokens: int) -> Tensor:
-    """The tensor for the new cache: the old one for a single token, whose elements belong to one thread each."""
+    """Return the tensor for the new cache: the old one for a single token, because one program handles each element."""
     return cache if tokens == 1 else torch.empty_like(cache)
 
 
@@ -159,7 +159,7 @@ def _store_cache(cache: Tensor, after: Tensor) -> None:
 
 
 def _check_rows(**tensors: Tensor) -> None:
-    """Raise ValueError unless each [B, T, N] is columns of one contiguous tensor: rows then have one stride."""
+    """Raise ValueError unless each tensor [B, T, N] is columns of a contiguous one: its rows then have one stride."""
     for name, x in tensors.items():
         in_rows = x.shape[0] <= 1 or x.stride(0) == x.shape[1] * x.stride(1)
         if x.numel() and not (in_rows and x.stride(2) == 1):
@@ -168,13 +168,13 @@ def _check_rows(**tensors: Tensor) -> None:
 
 @jit
 def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
-    """RMSNorm of a row as float32, rounded to the dtype of the row, because the cache stores it so."""
+    """Return RMSNorm of a row as float32, rounded to the row's dtype, because the cache stores it so."""
     return rms_normed(row.to(tl.float32), weight, C, eps).to(row.dtype).to(tl.float32)
 
 
 @jit
 def _taps(weight, channel, valid, weight_stride, tap_stride):
-    """The weights of the inputs 0, 1, 2 and 3 tokens back for these channels, float32."""
+    """Load the weights of the inputs 0, 1, 2 and 3 tokens back for these channels, float32."""
     at = weight + channel * weight_stride
     w3 = tl.load(at, mask=valid, other=0).to(tl.float32)
     w2 = tl.load(at + tap_stride, mask=valid, other=0).to(tl.float32)
@@ -185,7 +185,7 @@ def _taps(weight, channel, valid, weight_stride, tap_stride):
 
 @jit
 def _cached(at, valid, C: tl.constexpr):
-    """The inputs 3, 2 and 1 tokens back; they are read once, so the L1 is bypassed."""
+    """Load the inputs 3, 2 and 1 tokens back from the cache, past the L1, because they are read once."""
     r3 = tl.load(at, mask=valid, other=0, cache_modifier=".cg")
     r2 = tl.load(at + C, mask=valid, other=0, cache_modifier=".cg")
     r1 = tl.load(at + 2 * C, mask=valid, other=0, cache_modifier=".cg")
@@ -198,7 +198,7 @@ def _residual_convolution(
     weight_stride, tap_stride, eps,
     C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program computes a chunk, all channels, token by token; registers hold the last three inputs."""
+    """Compute, per program, a chunk of tokens in order, all channels; registers hold the last three inputs."""
     let_next_begin(PDL)
     chunks = tl.cdiv(T, CHUNK)
     seq = (tl.program_id(0) // chunks).to(tl.int64)
@@ -244,7 +244,7 @@ def _residual_convolution(
 
 @jit
 def _rotate(y, cos, sin, BLOCK: tl.constexpr):
-    """The pairs (2i, 2i+1) of y [BLOCK] rotated by angles [BLOCK / 2] (ttt_layer.md, "Inside TTT", step 2)."""
+    """Rotate the pairs (2i, 2i+1) of y [BLOCK] by angles [BLOCK / 2] (ttt_layer.md, "Inside TTT", step 2)."""
     even, odd = tl.split(tl.reshape(y, (BLOCK // 2, 2)))
     return tl.reshape(tl.join(even * cos - odd * sin, odd * cos + even * sin), (BLOCK,))
 
@@ -256,7 +256,7 @@ def _query_key(
     m: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
     SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program computes a chunk, BLOCK channels, token by token; registers hold the last three inputs."""
+    """Compute, per program, a chunk of tokens in order, BLOCK channels; registers hold the last three inputs."""
     let_next_begin(PDL)
     C: tl.constexpr = H * D
     BLOCKS: tl.constexpr = (C + BLOCK - 1) // BLOCK
@@ -298,7 +298,7 @@ def _query_key(
             tl.store(k + out, rotated, mask=valid)
             x3, x2, x1 = x2, x1, x0
     if first + CHUNK >= T:
-        tl.debug_barrier()  # see above
+        tl.debug_barrier()  # as in _residual_convolution
         tl.store(after + cache_at, x3, mask=valid)
         tl.store(after + cache_at + C, x2, mask=valid)
         tl.store(after + cache_at + 2 * C, x1, mask=valid)

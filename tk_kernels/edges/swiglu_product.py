@@ -18,7 +18,7 @@ MULTIPLE = 64  # outputs and inputs must be multiples of this
 
 @functools.cache
 def available(device: torch.device | None = None) -> str:
-    """Why the kernel cannot run on this GPU (None: the current one), in one sentence; empty if it can."""
+    """Return why the kernel cannot run on `device` (None: the current GPU), one sentence; an empty string if it can."""
     if device is None:
         return build.unavailable(KERNEL)
     with torch.cuda.device(device):
@@ -26,10 +26,10 @@ def available(device: torch.device | None = None) -> str:
 
 
 def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -> Tensor:
-    """silu(x Wg^T) * (x Wu^T): x [..., C], weights [2 F, C] with Wg's rows before Wu's -> [..., F] in x's dtype.
+    """Return silu(x Wg^T) * (x Wu^T), [..., F] in x's dtype: x [..., C], weights [2 F, C], Wg's rows before Wu's.
 
     Arithmetic is float32. If `fits`, one kernel rounds once. Otherwise a GEMM rounds first, and `swiglu` follows.
-    beside_others: other kernels hold some SMs meanwhile, so blocks take tiles from a counter.
+    beside_others: other kernels occupy some SMs meanwhile, so blocks take tiles from a counter, not in fixed turns.
     """
     rows = x.flatten(0, -2)
     if not fits(rows, weights):

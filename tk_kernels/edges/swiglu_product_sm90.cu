@@ -88,7 +88,7 @@ template <typename L> __device__ inline void produce(const typename L::globals &
     arrive(s.full[at.stage]);
 }
 
-// silu(gate) * up. Four elements share one reciprocal: that of the four factors 1 + e^-gate, each at most e^20.
+// silu(gate) * up. Four elements share one reciprocal, of all four factors 1 + e^-gate; each is at most about e^20.
 __device__ inline void activate(float2 &first, float2 &second, float2 gate0, float2 gate1, float2 up0, float2 up1) {
     const auto power = [](float x) {  // e^-x
         float y;
@@ -154,7 +154,7 @@ __device__ inline void consume(const typename L::globals &g, typename L::shared 
                 out.tiles[0][j].data[p + 1] = __float22bfloat162_rn(second);
             }
         }
-        if (warpgroup::laneid() == 0) tma::store_async_read_wait<0>();  // the tile before
+        if (warpgroup::laneid() == 0) tma::store_async_read_wait<0>();  // wait until TMA has read the previous tile
         warpgroup::sync(1 + group);
         warpgroup::store(s.out[group], out);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -224,7 +224,7 @@ void swiglu_product_launch(TensorView x, TensorView weights, TensorView hidden, 
     int processors = 0;
     const int device = x.device().device_id;
     check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "attribute");
-    const auto columns_per_sm = [&](int outputs) {  // columns that an SM computes, tile after tile
+    const auto columns_per_sm = [&](int outputs) {  // columns that the busiest SM computes
         return outputs * tiles_of(int64_t(tiles_of(M, 128)) * tiles_of(F, outputs), processors);
     };
     int *counter = taken.numel() ? pointer<int>(taken) : nullptr;

@@ -42,7 +42,7 @@ inline void check_cuda(cudaError_t status, const char *what) {
     TVM_FFI_ICHECK(status == cudaSuccess) << what << ": " << cudaGetErrorString(status);
 }
 
-// TMA descriptor of a bfloat16 tensor [B, T, H, D]: D contiguous, any other strides (a slice of a fused projection).
+// Makes a TMA descriptor of bfloat16 x [B, T, H, D]. D is contiguous; other strides are free (slice of a projection).
 // Tiles are T by D; rows at or beyond T read as zero and are not written.
 template <typename GL, typename ST> GL strided_tokens(const TensorView &x) {
     using T = typename ST::dtype;

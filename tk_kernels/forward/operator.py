@@ -25,14 +25,17 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 
 @cache
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
-    """Why this Hopper kernel cannot run here, in one sentence; empty if it can. arch: TTT_BENCH_ARCH, a cache key."""
+    """Return why this Hopper kernel cannot run here, in one sentence; an empty string if it can.
+
+    arch: the value of TTT_BENCH_ARCH, so that the cache notices a change.
+    """
     return build.unavailable(kernel)
 
 
 def chosen(q: Tensor, mini_batch: int, kernels: dict[int, str]) -> str:
-    """The backend for these tokens: the Hopper kernel if it can run, else Triton, else the reference.
+    """Choose the backend for tokens like q: the Hopper kernel if it can run, else Triton, else the reference.
 
-    kernels: the Hopper kernels by mini-batch.
+    kernels: names of the Hopper kernels, by mini-batch.
     """
     kernel = kernels.get(mini_batch)
     takes = kernel and q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
@@ -77,7 +80,7 @@ def check_arguments(tokens: Tokens, outer: Outer, state: tuple, weights: dict[st
 def check_inplace(state: tuple, mini_batch: int, widths: dict[str, int]) -> None:
     """Raise ValueError unless the kernel can write to the state's tensors; its weights are already checked.
 
-    widths: width of each of the state's rows [B, H, mini_batch, width], by name, for heads of HEAD_DIM.
+    widths: last dimension of each of the state's tensors of rows [B, H, mini_batch, width], for heads of HEAD_DIM.
     """
     kept = state._asdict()  # type: ignore[attr-defined]
     *sequences, head_dim, _ = next(iter(kept.values())).shape
@@ -88,7 +91,7 @@ def check_inplace(state: tuple, mini_batch: int, widths: dict[str, int]) -> None
 
 
 def _check_strides(name: str, x: Tensor) -> None:
-    """Raise ValueError unless D is contiguous and other strides are multiples of 8: kernels read 16-byte pieces."""
+    """Raise ValueError unless D is contiguous and other strides are multiples of 8: kernels read 16 bytes at once."""
     if x.stride(3) != 1 or any(stride % 8 for stride in x.stride()[:3]):
         raise ValueError(
             f"{name} has strides {x.stride()}: the kernel takes D contiguous (stride 1), the others multiples of 8"
@@ -96,7 +99,7 @@ def _check_strides(name: str, x: Tensor) -> None:
 
 
 def check_addresses(**tensors: Tensor) -> None:
-    """Raise ValueError unless addresses are multiples of 16 bytes. They are known at run time, not while tracing."""
+    """Raise ValueError unless addresses are multiples of 16 bytes. Call at run time: tracing has no addresses."""
     for name, x in tensors.items():
         if x.data_ptr() % 16:
             whole = 16 // x.element_size()
@@ -105,7 +108,7 @@ def check_addresses(**tensors: Tensor) -> None:
 
 
 def to_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Contiguous float32 copies where needed: kernels read all tensors except q, k and v as float32."""
+    """Return contiguous float32 tensors, copied where needed: kernels read all except q, k and v in this form."""
     return tuple(x.float().contiguous() for x in tensors)
 
 
@@ -118,9 +121,9 @@ def forward_from(
     reference: Callable[..., tuple[Tensor, State]],
     aligned: Callable[[Tokens, Outer, State, bool], tuple[Tensor, State]],
 ) -> tuple[Tensor, State]:
-    """Outputs of tokens that start at position `start` of a mini-batch, and the state after them.
+    """Return the outputs of tokens that start at position `start` of a mini-batch, and the state after them.
 
-    The rest of that mini-batch runs in `reference` in float32. The tokens after it run in `aligned`.
+    Tokens up to the end of that mini-batch run in `reference` in float32, the tokens after them in `aligned`.
     """
     count = tokens[0].shape[1]
     begun = min(-start % len(outer[0]), count)
@@ -162,7 +165,7 @@ def reference_into(
     outputs: Sequence[Tensor],
     rope: bool,
 ) -> None:
-    """Compute a kernel's outputs (out, weights, rows) by module.forward from a state of type `kind`."""
+    """Write what a kernel writes to `outputs` (out, weights, rows), by module.forward on a new state of type `kind`."""
     rows = (torch.zeros_like(x) for x in outputs[1 + len(weights) :])
     position = torch.zeros(len(tokens[0]), dtype=torch.int32, device=tokens[0].device)
     found, after = by_reference(module.forward, tokens, outer, kind(*weights, *rows, position), 0, rope)

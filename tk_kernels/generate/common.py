@@ -27,7 +27,7 @@ SM90 = "sm_90"  # prefix of `section_name` for kernels in Gluon (generate_sm90.p
 
 
 class Precision(NamedTuple):
-    """Storage of a generate state: the dtypes of W and of the cached rows, and whether W has a second plane."""
+    """Storage of a generate state: dtypes of W and of the cached rows; planes: W has a low plane (`split_planes`)."""
 
     weights: torch.dtype
     rows: torch.dtype
@@ -43,12 +43,12 @@ PRECISIONS = {
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """`triton.jit`, or without Triton the function itself, so that its module can be imported."""
+    """Apply `triton.jit`, or without Triton return the function itself, so that its module can be imported."""
     return triton.jit(function) if triton else function
 
 
 def on_its_device(launch: Launch) -> Launch:
-    """Make the GPU of the first argument, a tensor, current during a call: Triton launches on the current GPU."""
+    """Decorate a function to run with its first argument's GPU as the current one, on which Triton launches."""
     first = next(iter(signature(launch).parameters))
 
     @wraps(launch)
@@ -63,7 +63,7 @@ def on_its_device(launch: Launch) -> Launch:
 
 
 def available() -> str:
-    """Why the generate kernels cannot run here, in one sentence; empty if they can."""
+    """Return why the generate kernels cannot run here, in one sentence; an empty string if they can."""
     if triton is None:
         return "Triton is not installed (pip install triton)"
     if triton.knobs.runtime.interpret:
@@ -74,10 +74,10 @@ def available() -> str:
 
 
 def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 -> (nearest bfloat16, int16 remainder of the bits); `join_planes` restores every bit.
+    """Split float32 into the nearest bfloat16 and an int16 remainder of the bits; `join_planes` restores every bit.
 
-    Ties round away from zero, so the remainder always fits 16 signed bits. The high plane of any NaN is a NaN: the NaN
-    of a GPU, 0x7FFFFFFF, would round to -0.
+    Ties round away from zero, so the remainder always fits 16 signed bits. All NaNs become 0x7FC00000, because a GPU's
+    NaN, 0x7FFFFFFF, would round to -0.
     """
     x = x.float().contiguous()
     bits = x.view(torch.int32).masked_fill(x.isnan(), 0x7FC00000)
@@ -86,13 +86,13 @@ def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """The float32 tensor of both planes, bit for bit."""
+    """Return the float32 tensor of both planes, bit for bit."""
     bits = (high.view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)
     return bits.view(torch.float32)
 
 
 def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Convert a master weight to a precision: the tensor that every token reads, and its low plane or None."""
+    """Convert a master weight to a precision; return the tensor that every token reads, and the low plane or None."""
     if PRECISIONS[precision].planes:
         return split_planes(x)
     return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None
@@ -102,9 +102,9 @@ PIECE_BYTES = 1 << 28
 
 
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
-    """Apply `function` to tensors [B, ...], a few sequences at a time: its temporaries stay near `PIECE_BYTES`.
+    """Apply `function` to tensors [B, ...], a few sequences at a time, to bound its temporaries to about PIECE_BYTES.
 
-    Returns its outputs [B, ...], each None if the function returns None.
+    Returns a tuple of outputs [B, ...], with None where `function` returns None.
     """
     batch, size = len(given[0]), sum(x.numel() * x.element_size() for x in given)
     step = max(1, batch * PIECE_BYTES // max(1, size))
@@ -124,23 +124,26 @@ def gathered_rows(
     row_type: torch.dtype,
     sums: Callable[..., tuple[torch.Tensor, ...]] | None = None,
 ) -> Any:
-    """Copies of rows [B, H, m, width] in `row_type`, or their `sums`. Rows at or after position [B] count as 0."""
+    """Return copies of `rows`, each [B, H, m, width], in `row_type`; with `sums`, return sums(*rows) instead.
+
+    Rows at or after position [B] count as 0.
+    """
     gather = sums or (lambda *kept: tuple(x.to(row_type, copy=True) for x in kept))
     return by_sequences(lambda at, *kept: gather(*(rows_before(x, at) for x in kept)), position, *rows)
 
 
 def float_copy(x: torch.Tensor) -> torch.Tensor:
-    """A contiguous float32 copy."""
+    """Return a contiguous float32 copy of x."""
     return x.to(torch.float32, copy=True).contiguous()
 
 
 def restore(weights: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
-    """Invert `store`: a new float32 master weight."""
+    """Invert `store`: return a new float32 master weight."""
     return weights.to(torch.float32, copy=True) if low is None else join_planes(weights, low)
 
 
 def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """cos and sin [m, D/2] of each position's angles -> [m, 2, D] float32: each angle twice, sin negative at 2i."""
+    """Return a table [m, 2, D] float32 of cos and sin [m, D/2]: each value twice in a row, sin negated at column 2i."""
     return torch.stack((cos.repeat_interleave(2, 1), torch.stack((-sin, sin), 2).flatten(1)), 1).float()
 
 
@@ -169,10 +172,10 @@ def check_step(
     mini_batch: int,
     kept: torch.Tensor,
 ) -> None:
-    """Raise ValueError unless the arguments of a step fit a state of these sizes.
+    """Raise ValueError unless the arguments of `generate_step` fit a state of these sizes.
 
     tokens: q, k, v and out, each of `shape` [B, H, D]. parameters: token_scale [m], ln_weight and ln_bias [H, D].
-    kept: a tensor of the state.
+    kept: any tensor of the state, for its device.
     """
     dtype = tokens["q"].dtype
     for name, x in tokens.items():
@@ -189,13 +192,13 @@ def check_step(
 
 
 def check_slots(slots: torch.Tensor | None, form: str, batch: int) -> None:
-    """Raise ValueError unless the slots are None, or one for each sequence of the dual form."""
+    """Raise ValueError unless slots is None, or has one slot per sequence and the form is dual."""
     if slots is not None and (form, tuple(slots.shape)) != ("dual", (batch,)):
         raise ValueError(f"slots of shape {tuple(slots.shape)}, form {form!r}: must be ({batch},) and 'dual'")
 
 
 def dot_type(rows: torch.Tensor) -> Any:
-    """The operand dtype of tensor cores: that of the cached rows; float32 in Triton's interpreter."""
+    """Return Triton's dtype of matmul operands: that of the cached rows, or float32 in the interpreter."""
     if triton.knobs.runtime.interpret:
         return tl.float32
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[rows.dtype]
@@ -203,18 +206,18 @@ def dot_type(rows: torch.Tensor) -> Any:
 
 @cache
 def runs_sm90(device: torch.device) -> bool:
-    """Whether kernels in Gluon run here: they need compute capability 9.0 and Triton 3.6."""
+    """Whether kernels in Gluon run on `device`: they need compute capability 9.0 and Triton 3.6."""
     if hidden() or device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
     return tuple(int(x) for x in triton.__version__.split(".")[:2]) >= (3, 6)
 
 
 def dependent_launch(pdl: bool) -> dict[str, bool]:
-    """Launch arguments of a kernel with a PDL parameter; a plain launch without `pdl` and in Triton's interpreter.
+    """Return launch arguments of a kernel with a PDL parameter: a dependent launch with `pdl`, else a plain launch.
 
     Programmatic dependent launch (PDL): the kernel starts as soon as the launch before it allows it. It reads its
     parameters and state, then waits for the end of all earlier launches. The caller guarantees that parameters and
-    state were written before the last plain launch started. A GPU below 9.0 gets plain launches.
+    state were written before the last plain launch started. Below 9.0 and in the interpreter, launches are plain.
     """
     dependent = pdl and not triton.knobs.runtime.interpret and not _before_hopper()
     return {"PDL": True, "launch_pdl": True} if dependent else {"PDL": False}
@@ -226,9 +229,9 @@ def _before_hopper() -> bool:
 
 
 def section_name(suits_sm90: bool, device: torch.device) -> str:
-    """The name by which `tuning.toml` has a state: its GPU's name, with the prefix SM90 for a kernel in Gluon.
+    """Return the GPU's name, by which `tuning.toml` finds a section, with the prefix SM90 for a kernel in Gluon.
 
-    suits_sm90: whether such a kernel supports the state.
+    suits_sm90: whether a kernel in Gluon supports the state.
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return f"{SM90} {gpu}" if suits_sm90 and runs_sm90(device) else gpu
@@ -239,16 +242,16 @@ def section_name(suits_sm90: bool, device: torch.device) -> str:
 
 @jit
 def let_next_begin(PDL: tl.constexpr):
-    """In a dependent launch: let the next dependent launch start once all programs of this one have started."""
+    """With PDL, let the next dependent launch start once all programs of this launch have called this."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @jit
 def wait_for_previous(PDL: tl.constexpr):
-    """In a dependent launch: wait for the end of all earlier launches.
+    """With PDL, wait for the end of all earlier launches.
 
-    Every program calls this before it reads their outputs and before it writes.
+    Every program calls this before it reads outputs of earlier launches and before it writes.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -256,7 +259,7 @@ def wait_for_previous(PDL: tl.constexpr):
 
 @jit
 def slot_of(slots, seq, SLOTS: tl.constexpr):
-    """Where the state of a sequence lies: in its slot, or without slots at its own number."""
+    """Return the index of a sequence's state: its slot, or without SLOTS its own number."""
     if SLOTS:
         seq = tl.load(slots + seq).to(tl.int64)
     return seq
@@ -264,14 +267,14 @@ def slot_of(slots, seq, SLOTS: tl.constexpr):
 
 @jit
 def join(high, low):
-    """bfloat16 and int16 planes -> the exact float32."""
+    """Join bfloat16 and int16 planes to the exact float32."""
     bits = (high.to(tl.int16, bitcast=True).to(tl.int32) << 16) + low.to(tl.int32)
     return bits.to(tl.float32, bitcast=True)
 
 
 @jit
 def store_weights(weights, low, at, x, mask, PLANES: tl.constexpr):
-    """Write a float32 tile in the state's precision; the high plane of a NaN is a NaN."""
+    """Write the float32 tile x in the state's precision; with planes, all NaNs become 0x7FC00000."""
     if PLANES:
         bits = tl.where(x == x, x.to(tl.int32, bitcast=True), 0x7FC00000)
         high = ((bits + 0x8000) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
@@ -283,7 +286,7 @@ def store_weights(weights, low, at, x, mask, PLANES: tl.constexpr):
 
 @jit
 def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
-    """The float32 master of a tile."""
+    """Load a tile of the master weights as float32."""
     x = tl.load(weights + at, mask=mask, other=0)
     if PLANES:
         x = join(x, tl.load(low + at, mask=mask, other=0))
@@ -292,7 +295,7 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """One row of Q or K [D] as stored, and with ROPE the same row with its pairs swapped.
+    """Load one row of Q or K [D], and with ROPE the same row with both elements of each pair swapped.
 
     Kernels load everything before the first use: a use moves registers between threads behind a barrier, and no load
     passes a barrier. All loads together take one memory latency instead of one per vector.
@@ -306,7 +309,7 @@ def load_token(x, at, rd, valid, ROPE: tl.constexpr):
 
 @jit
 def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
-    """cos and sin [D] of `rope_table` at this position; zeros without ROPE."""
+    """Load cos and sin [D] of `rope_table` at this position; zeros without ROPE."""
     cos, sin = 0.0, 0.0
     if ROPE:
         cos = tl.load(rope + position * (2 * D) + rd, mask=valid, other=0)
@@ -316,7 +319,7 @@ def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
 
 @jit
 def rotate(row, pair, cos, sin, ROPE: tl.constexpr):
-    """A row as float32; with ROPE rotated by its position (ttt_layer.md, step 2) and rounded to its dtype."""
+    """Return a row as float32; with ROPE, first rotate it (ttt_layer.md, step 2) and round it to its dtype."""
     if ROPE:
         row = (row.to(tl.float32) * cos + pair.to(tl.float32) * sin).to(row.dtype)
     return row.to(tl.float32)
@@ -324,7 +327,7 @@ def rotate(row, pair, cos, sin, ROPE: tl.constexpr):
 
 @jit
 def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
-    """lr_j as given, or base_lr * sigmoid(logit) / D with LOGITS."""
+    """Return lr_j in float32: `rate`, or with LOGITS base_lr * sigmoid(rate) / D."""
     rate = rate.to(tl.float32)
     if LOGITS:
         rate = base_lr * tl.sigmoid(rate) / D
@@ -333,7 +336,7 @@ def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
 
 @jit
 def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
-    """A vector [N] -> [N, 16] of dtype DOT: rounded values in column FIRST, remainders in the next, else 0."""
+    """Expand x [N] to [N, 16] of dtype DOT: rounded values in column FIRST, remainders in the next, zeros elsewhere."""
     high = x.to(DOT)
     rest = (x - high.to(tl.float32)).to(DOT)
     column = tl.arange(0, 16)[None, :]
@@ -342,7 +345,7 @@ def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def normalise(z, valid, D: tl.constexpr):
-    """(xhat, 1/std) of a row [D], eps 1e-6, biased variance."""
+    """Return xhat and 1/std of a row z [D], with eps 1e-6 and the biased variance."""
     centred = tl.where(valid, z - tl.sum(z, 0) / D, 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / D + 1e-6)
     return centred * rstd, rstd
@@ -350,7 +353,7 @@ def normalise(z, valid, D: tl.constexpr):
 
 @jit
 def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
-    """Gradient of 1/2 |LN(z) - target|^2 with respect to z (ttt_layer.md, step 5)."""
+    """Gradient [D] of 1/2 |LN(z) - target|^2 with respect to z (ttt_layer.md, step 5)."""
     xhat, rstd = normalise(z, valid, D)
     g = (weight * xhat + bias - target) * weight
     grad = (g - tl.sum(g, 0) / D - xhat * (tl.sum(g * xhat, 0) / D)) * rstd
@@ -359,9 +362,10 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """A 16-bit tile as float32 for a second use.
+    """Convert a 16-bit tile to float32 for a second use.
 
-    Not `.to(tl.float32)` for bfloat16: the compiler would then hold the converted registers, which are twice as many.
+    After a second `.to(tl.float32)` the compiler would keep the first result in registers, twice as many as 16 bits
+    take; so bfloat16 is converted by shifts.
     """
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)

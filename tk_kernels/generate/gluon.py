@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def wide(x):
-    """16 bits to float32; two bfloat16 in two instructions, one fewer than the compiler."""
+    """Convert 16-bit x to float32; two bfloat16 take two instructions, one fewer than by the compiler."""
     if x.dtype == gl.bfloat16:
         asm: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
         x = gl.inline_asm_elementwise(asm, "=r,=r,r", [x], dtype=gl.float32, is_pure=True, pack=2)
@@ -19,13 +19,13 @@ def wide(x):
 
 @gluon.jit
 def all_loads_before():
-    """Issue all loads above before any wait: otherwise the assembler delays loads to their first use."""
+    """Make the assembler issue all loads above before any wait; otherwise it delays each load to its first use."""
     gl.inline_asm_elementwise("bar.warp.sync 0xffffffff; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def narrow(x, dtype: gl.constexpr):
-    """float32 to 16 bits, rounded to nearest, two at a time."""
+    """Convert float32 x to 16 bits, rounded to nearest; two bfloat16 take one instruction."""
     if dtype == gl.bfloat16:
         asm: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
         return gl.inline_asm_elementwise(asm, "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2)

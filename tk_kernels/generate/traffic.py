@@ -37,7 +37,7 @@ def check_form_name(form: str) -> None:
 
 
 def precision_of(state: str) -> StatePrecision:
-    """The precision of this name. Raises ValueError for an unknown name."""
+    """Return the precision with the name `state`. Raises ValueError for an unknown name."""
     if state not in STATE_PRECISIONS:
         raise ValueError(f"state is {state!r}: supported are {', '.join(map(repr, STATE_PRECISIONS))}")
     return STATE_PRECISIONS[state]
@@ -53,7 +53,7 @@ def kept_bytes(
 ) -> int:
     """Bytes of a head's state: weights in the precision `state`, biases in float32.
 
-    dual adds m rows. primal adds the gradient sums; those of the biases are float32.
+    The dual form adds m rows. The primal form adds the gradient sums; those of the biases are float32.
     """
     check_form_name(form)
     weights, biases = learner.weights * precision_of(state).kept, 4 * learner.biases
@@ -72,7 +72,7 @@ def moved_bytes(
 ) -> float:
     """Least bytes of a head's state that a token moves: weights as in `weight_bytes`, biases read in float32.
 
-    dual adds the rows, primal the gradient sums.
+    The dual form adds the rows as in `row_bytes`, the primal form the biases' gradient sums as in `sum_bytes`.
     """
     weights = weight_bytes(learner.weights, mini_batch, form, state, sum_element_bytes)
     if form == "dual":
@@ -83,9 +83,9 @@ def moved_bytes(
 
 
 def weight_bytes(weights: int, mini_batch: int, form: str, state: str, sum_element_bytes: int) -> float:
-    """Bytes moved for `weights` weights.
+    """Mean bytes that a token moves for `weights` weights: every token reads them, one in m rewrites them.
 
-    dual: every token reads W, one in m rewrites it. primal adds the gradient sum, as in `sum_bytes`.
+    The primal form adds their gradient sums, as in `sum_bytes`.
     """
     check_form_name(form)
     _, read, rewrite = precision_of(state)
@@ -94,10 +94,10 @@ def weight_bytes(weights: int, mini_batch: int, form: str, state: str, sum_eleme
 
 
 def sum_bytes(elements: int, mini_batch: int, element_bytes: int) -> float:
-    """Bytes of a gradient sum per token. Each mini-batch starts without a read and ends without a write."""
+    """Mean bytes that a token moves for gradient sums: a mini-batch begins without a read, ends without a write."""
     return 2 * elements * element_bytes * (mini_batch - 1) / mini_batch
 
 
 def row_bytes(elements: int, mini_batch: int, element_bytes: int) -> float:
-    """Bytes of rows with `elements` elements per token: (m-1)/2 earlier rows are read on average, one is written."""
+    """Mean bytes that a token moves for rows of `elements` elements: it reads (m-1)/2 earlier rows and writes one."""
     return elements * element_bytes * ((mini_batch - 1) / 2 + 1)

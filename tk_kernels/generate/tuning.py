@@ -14,6 +14,7 @@ from typing import Any
 TABLE = Path(__file__).with_name("tuning.toml")
 VARIABLE = "TTT_BENCH_TUNING"  # names the user's file of sections, which come before those of the table
 FORWARD = "forward"  # the form of the portable forward kernels
+# Names of the rows of form "forward" in `tuning.toml`, by operator
 FORWARD_ROWS = {"ttt_linear": ("few", "crowded", "wide"), "ttt_mlp": ("narrow", "wide")}
 
 
@@ -26,19 +27,20 @@ class Tuning:
     matrix: bool = False  # MLP, dual: weight times vector on tensor cores, else in float32
     sm90: bool = False  # dual: the kernel of `generate_sm90.py`; only warps and registers are settings
     registers: int = 0  # most registers per thread; 0 lets the compiler choose
-    stages: int = 0  # forward: stages of the loop's loads
+    stages: int = 0  # forward: pipeline stages of the loop's loads
 
 
 def check_launch(launch: Tuning, suits_sm90: bool) -> None:
-    """Raise ValueError if the launch selects the kernel of `generate_sm90.py` and the state does not suit it."""
+    """Raise ValueError if `launch` selects the kernel of `generate_sm90.py` and the state does not suit it."""
     if launch.sm90 and not suits_sm90:
         raise ValueError(f"launch {launch}: the kernel of sm_90 takes no such state; see `suits_sm90`")
 
 
 @cache
 def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
-    """The row of the section with the longest prefix of `name`, else of "default"; the user's file comes first.
+    """Look up settings in the section whose name is the longest prefix of `name`, else in "default".
 
+    Both sections of the user's file come before those of the repository's table.
     row: the state's precision; for the form "forward" one of FORWARD_ROWS.
     name: a GPU, or the result of `generate.common.section_name`. Raises KeyError with the table's path if the default
     has no such row either, and ValueError if the user's file cannot be read.
@@ -54,7 +56,7 @@ def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
 
 @cache
 def _tables() -> list[dict[str, Any]]:
-    """The user's sections, if any, and the repository's."""
+    """Read the tables in the order of lookup: the user's file, if any, then the repository's."""
     tables = [tomllib.loads(TABLE.read_text())]
     if path := os.environ.get(VARIABLE):
         try:
@@ -66,7 +68,7 @@ def _tables() -> list[dict[str, Any]]:
 
 
 def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterator[Tuning]:
-    """Candidate settings. sm90: for the kernel in `generate_sm90.py`, whose layouts fix the warps."""
+    """Yield settings to try for one kernel. sm90: for the kernel in `generate_sm90.py`, whose layouts fix the warps."""
     linear, dual = operator == "ttt_linear", form == "dual"
     if form == FORWARD:
         blocks = (0,) if linear or row == "narrow" else (32, 64, 128)
@@ -85,7 +87,7 @@ def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterat
 
 
 def section(gpu: str, operator: str, form: str, rows: Mapping[str, Tuning]) -> str:
-    """Format a section of `tuning.toml`, without default values."""
+    """Format a section of `tuning.toml`, without fields that have their default."""
     lines = [f'["{gpu}".{operator}.{form}]']
     for row, chosen in rows.items():
         kept = [(f.name, getattr(chosen, f.name)) for f in fields(chosen) if getattr(chosen, f.name) != f.default]

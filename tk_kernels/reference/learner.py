@@ -1,7 +1,7 @@
-"""Run a learner's PyTorch reference: forward over sequences in pieces, generate one token per sequence.
+"""Run the PyTorch reference of a learner f: forward over sequences, generate one token per sequence.
 
 A learner defines the arithmetic of whole mini-batches and single tokens. This module checks the arguments, splits
-sequences at mini-batch boundaries and does not change the caller's state.
+sequences at mini-batch boundaries and, without `inplace`, does not change the caller's state.
 """
 
 from collections.abc import Callable
@@ -27,14 +27,14 @@ from tk_kernels.reference.token_rows import clone
 
 SEQUENCES, TOKENS = "[B, T, H, D]", "[B, H, D]"  # layouts of forward and of generate_step
 
-State = TypeVar("State", bound=tuple)  # weights at the mini-batch's start, and rows of its tokens so far
+State = TypeVar("State", bound=tuple)  # weights at the mini-batch's start, and a row per token so far
 PrimalState = TypeVar("PrimalState", bound=tuple)  # gradient sums instead of rows
-Trace = TypeVar("Trace", bound=tuple)  # inputs of `read`
+Trace = TypeVar("Trace", bound=tuple)  # result of `train_`, from which `read` computes outputs
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _in_its_dtypes(method: Method) -> Method:
-    """Disable autocast, which would round, in a method whose first argument is a tensor."""
+    """Decorate a method, whose first argument must be a tensor, to run without autocast, which would round."""
 
     @wraps(method)
     def called(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -46,22 +46,25 @@ def _in_its_dtypes(method: Method) -> Method:
 
 
 class Learner(Generic[State, PrimalState, Trace]):
-    """forward, generate_step, states and outputs of one learner f. Methods that end in _ change a state in place."""
+    """Base class of the reference of one learner f; its public methods: forward, generate_step, states, outputs.
 
-    together: int  # mini-batches of 16 per precomputed part
+    Subclasses define the other methods. A method whose name ends in _ advances `state` in place.
+    """
+
+    together: int  # most mini-batches per `train_`; fewer if they have more than 16 tokens
 
     def shapes(
         self, state: State | PrimalState, batch: int, heads: int, head_dim: int, mini_batch: int
     ) -> dict[str, tuple[int, ...]]:
-        """The required shape of each tensor of this state, by name."""
+        """Return the required shape of each tensor of the state, by name."""
         raise NotImplementedError
 
     def train_(self, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: State) -> Trace:
-        """Train on whole mini-batches, one after the other; update the weights of the state."""
+        """Train on whole mini-batches in order: advance `state`'s weights in place, return the trace for `read`."""
         raise NotImplementedError
 
     def read(self, q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tensor:
-        """Outputs of whole mini-batches, all at once."""
+        """Return the outputs [B, T, H, D] of whole mini-batches, all at once, from the trace of `train_`."""
         raise NotImplementedError
 
     def advance_(
@@ -75,14 +78,14 @@ class Learner(Generic[State, PrimalState, Trace]):
         form: str = "dual",
         start: int = 0,
     ) -> Tensor:
-        """Outputs of n tokens of one mini-batch, from rows, at any positions.
+        """Return the outputs [B, n, H, D] of n tokens inside one mini-batch; advance `state` (with rows) in place.
 
-        In the primal form all sequences are at position `start`.
+        In the dual form sequences may have different positions. In the primal form all are at position `start`.
         """
         raise NotImplementedError
 
     def advance_sums_(self, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: PrimalState) -> Tensor:
-        """Outputs of one token per sequence, from gradient sums, at any positions."""
+        """Return the outputs [B, 1, H, D] of one token per sequence; advance `state` (with gradient sums) in place."""
         raise NotImplementedError
 
     @_in_its_dtypes
@@ -101,12 +104,12 @@ class Learner(Generic[State, PrimalState, Trace]):
         form: str = "dual",
         start: int | None = None,
     ) -> tuple[Tensor, State]:
-        """Outputs of any number T of tokens and the state after them; the given state is not changed.
+        """Return the outputs [B, T, H, D] of T tokens and the state after them; the given state is not changed.
 
         q, k, v [B, T, H, D]: float64, float32 or bfloat16. lr [B, T, H] = base_lr * sigmoid(...) / D.
-        token_scale [m]; ln_weight, ln_bias [H, D]. Form "primal" computes G and W_t of every token.
+        token_scale [m]; ln_weight, ln_bias [H, D]. form: "primal" computes W_t of every token, "dual" does not.
         state.position: any position inside the mini-batch, the same for all sequences. A caller that knows it passes
-        it as `start`: no read from the device. Raises ValueError for unsupported shapes, dtypes and forms.
+        `start`, which avoids reading the device. Raises ValueError for unsupported shapes, dtypes and forms.
         """
         outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES, state)
         check_choice("form", form, FORMS)
@@ -140,11 +143,11 @@ class Learner(Generic[State, PrimalState, Trace]):
         *,
         inplace: bool = False,
     ) -> tuple[Tensor, State | PrimalState]:
-        """One token for each sequence, at any mix of positions: q, k, v [B, H, D], lr [B, H] -> out [B, H, D].
+        """Run one token of each sequence, at any mix of positions; return out [B, H, D] and the state after the token.
 
-        The type of the state selects the form: rows (dual) or gradient sums (primal). There is no host sync and no
-        data-dependent control flow, so a CUDA graph can capture it. A graph needs inplace=True, which updates the
-        tensors of the given state.
+        q, k, v [B, H, D], lr [B, H]. The type of the state selects the form: rows (dual) or gradient sums (primal).
+        There is no host sync and no data-dependent control flow, so a CUDA graph can capture the call. A graph needs
+        inplace=True, which updates the tensors of the given state.
         """
         outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, TOKENS, state)
         state = state if inplace else clone(state)
@@ -166,7 +169,7 @@ class Learner(Generic[State, PrimalState, Trace]):
         *,
         start: int | None = None,
     ) -> tuple[Trace, State]:
-        """The sequential part of forward over whole mini-batches: the trace for `outputs`, and the state after them."""
+        """Run forward's sequential part over whole mini-batches; return the trace for `outputs` and the next state."""
         outer = self._checked({"k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES, state)
         mini_batch = len(token_scale)
         start = common_position(state.position, start, mini_batch)  # type: ignore[attr-defined]
@@ -186,7 +189,7 @@ class Learner(Generic[State, PrimalState, Trace]):
         ln_bias: Tensor,
         trace: Trace,
     ) -> Tensor:
-        """The parallel part of forward over whole mini-batches: out [B, T, H, D] from the trace of states."""
+        """Run forward's parallel part over whole mini-batches: return out [B, T, H, D] from the trace of `states`."""
         outer = self._checked({"q": q, "k": k}, lr, token_scale, ln_weight, ln_bias, SEQUENCES)
         check_aligned(q.shape[1], 0, len(token_scale))
         return self.read(q, k, lr, outer, trace)
@@ -201,7 +204,7 @@ class Learner(Generic[State, PrimalState, Trace]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """The outer parameters in the dtype of the state. Raises ValueError unless all arguments fit."""
+        """Check all arguments; return the outer parameters in the state's dtype. Raises ValueError if one is wrong."""
         check_tokens(tokens, lr, layout)
         x = next(iter(tokens.values()))
         heads, head_dim = x.shape[-2:]

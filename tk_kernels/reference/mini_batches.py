@@ -14,7 +14,7 @@ BIAS_INPUTS = 8  # one input that is always 1, and seven zeros that keep bfloat1
 
 
 class Piece(NamedTuple):
-    """Tokens low..high-1 of a forward; whole: complete mini-batches."""
+    """Tokens low to high - 1 of a forward. whole: they are complete mini-batches; otherwise they are part of one."""
 
     low: int
     high: int
@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
 
 def pieces(tokens: int, start: int, mini_batch: int, together: int) -> Iterator[Piece]:
-    """Split T tokens at mini-batch boundaries; at most `together` whole mini-batches share a piece."""
+    """Yield T tokens from position `start` in pieces: up to `together` whole mini-batches, or a part of one."""
     low = 0
     while low < tokens:
         first = (start + low) % mini_batch
@@ -33,43 +33,43 @@ def pieces(tokens: int, start: int, mini_batch: int, together: int) -> Iterator[
 
 
 def mini_batches_together(mini_batch: int, limit: int) -> int:
-    """Mini-batches per precomputed part: enough to amortise launches, few enough to bound the memory."""
+    """Return how many mini-batches `train_` takes at once: `limit`, or fewer (at least 1) if longer than 16 tokens."""
     return max(1, min(limit, 16 * limit // mini_batch))
 
 
 def tiled(x: Tensor, mini_batch: int) -> Tensor:
-    """[B, N*m, H, ...] -> [N, B*H, m, ...], contiguous."""
+    """Rearrange x from [B, N*m, H, ...] to [N, B*H, m, ...]."""
     x = x.unflatten(1, (-1, mini_batch)).movedim(1, 0).transpose(2, 3)
     return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
 def untiled(x: Tensor, batch: int) -> Tensor:
-    """[N, B*H, m, D] -> [B, N*m, H, D]; the inverse of tiled."""
+    """Rearrange x from [N, B*H, m, D] to [B, N*m, H, D], the inverse of `tiled`."""
     return x.unflatten(1, (batch, -1)).transpose(2, 3).movedim(0, 1).flatten(1, 2)
 
 
 def with_bias_input(x: Tensor) -> Tensor:
-    """[..., D] -> [..., D + 8] with a constant input 1: one matmul then serves weights and biases."""
+    """Pad x [..., D] to [..., D + 8] with an input 1 and seven zeros: one matmul then serves weights and biases."""
     x = F.pad(x, (0, BIAS_INPUTS))
     x[..., -BIAS_INPUTS] = 1.0
     return x
 
 
 def packed(weight: Tensor, bias: Tensor) -> Tensor:
-    """Weight [B, H, D, F] and bias [B, H, F] as one matrix [B*H, D + 8, F] for inputs with a bias input."""
+    """Pack weight [B, H, D, F] and bias [B, H, F] into one matrix [B*H, D + 8, F], for inputs of `with_bias_input`."""
     rows = torch.cat((weight, bias.unsqueeze(2)), 2).flatten(0, 1)
     return F.pad(rows, (0, 0, 0, BIAS_INPUTS - 1))
 
 
 def unpack_(matrix: Tensor, weight: Tensor, bias: Tensor) -> None:
-    """Copy a packed matrix back into weight and bias."""
+    """Copy a matrix of `packed` back into weight and bias, in place."""
     inputs = weight.shape[2]
     weight.copy_(matrix[:, :inputs].unflatten(0, weight.shape[:2]))
     bias.copy_(matrix[:, inputs].unflatten(0, bias.shape[:2]))
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in batches. bfloat16 inputs give float32 sums and a float32 result; a CPU widens the inputs."""
+    """Return a @ b in batches. bfloat16 inputs give float32 sums and a float32 result; a CPU first converts them."""
     if a.dtype != torch.bfloat16:
         return torch.bmm(a, b)
     if a.is_cuda:
@@ -78,7 +78,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def subtract_matmul_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """total -= a @ b in batches and in place, with the dtypes of `matmul`."""
+    """Subtract a @ b from `total` in batches and in place, with the dtypes of `matmul`; return `total`."""
     if torch.compiler.is_compiling():  # tracing does not support baddbmm with an out_dtype
         return total.sub_(matmul(a, b))
     if a.dtype == torch.bfloat16 and a.is_cuda:
@@ -87,10 +87,13 @@ def subtract_matmul_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def causal_eta(lr: Tensor, token_scale: Tensor) -> Tensor:
-    """eta_ij = s_i * lr_j for j <= i, else 0: lr [N, B*H, m] -> [N, B*H, m, m]."""
+    """Return eta [..., m, m] of lr [..., m]: eta_ij = s_i * lr_j for j <= i, else 0."""
     return lr.unsqueeze(-2) * token_scale[:, None].expand(-1, len(token_scale)).tril()
 
 
 def read_layer(x: Tensor, weights: Tensor, rows: Tensor, gradients: Tensor, eta: Tensor) -> Tensor:
-    """x @ W - (eta * (x @ rows^T)) @ G, all [N*B*H, ...] with bias inputs: one layer of f in the dual form."""
+    """Return one layer of f in the dual form: x @ W - (eta * (x @ rows^T)) @ G, all [N*B*H, ...].
+
+    x and rows come from `with_bias_input`, weights from `packed`.
+    """
     return subtract_matmul_(matmul(x, weights), (matmul(x, rows.mT) * eta).to(x.dtype), gradients)

@@ -1,6 +1,6 @@
 """Advance one layer of a learner by tokens at any position of a mini-batch, from rows or from gradient sums.
 
-Rows: the input x_j and lr_j * G_j of each token j so far. W changes only at the end of a mini-batch.
+x_rows has the input x_j and g_rows has lr_j * G_j of each token j of the mini-batch so far. W changes only at its end.
 Shapes: x [B, H, n, D] for n tokens, rows [B, H, m, D], weight [B, H, D, F], bias [B, H, F], positions [B, n] int64.
 """
 
@@ -14,38 +14,38 @@ State = TypeVar("State", bound=tuple)
 
 
 def positions_of(position: Tensor, tokens: int) -> Tensor:
-    """Positions [B, n] of the next n tokens, all inside one mini-batch; position [B]."""
+    """Positions [B, n] of the next n tokens, all inside one mini-batch; position [B] is that of the first."""
     return position.long()[:, None] + torch.arange(tokens, device=position.device)
 
 
 def advance_position_(position: Tensor, tokens: int, mini_batch: int) -> None:
-    """position <- (position + n) mod m, in place."""
+    """Set position to (position + n) mod m, in place."""
     position.add_(tokens).remainder_(mini_batch)
 
 
 def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
-    """Write x into rows at positions, in place."""
+    """Write x [B, H, n, D] into rows [B, H, m, D] at positions [B, n], in place."""
     rows.scatter_(2, positions[:, None, :, None].expand_as(x), x)
 
 
 def causal_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """Coefficient of row j for the token at position p: s_p if j <= p, else 0; [B, n] -> [B, 1, n, m]."""
+    """Return the coefficients [B, 1, n, m] of m rows for tokens at positions [B, n]: s_p for row j <= p, else 0."""
     rows = torch.arange(len(token_scale), device=token_scale.device)
     return torch.where(rows <= positions[..., None], token_scale[positions][..., None], 0)[:, None]
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x @ W + b, [B, H, n, F]."""
+    """Return x @ W + b, [B, H, n, F]."""
     return x @ weight + bias.unsqueeze(-2)
 
 
 def row_correction(x: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
-    """The correction to subtract from x @ W + b (dual form): (scale * (x @ x_rows^T + 1)) @ g_rows."""
+    """Return the dual form's correction, to subtract from x @ W + b: (scale * (x @ x_rows^T + 1)) @ g_rows."""
     return (scale * (x @ x_rows.mT + 1)) @ g_rows
 
 
 def sum_correction(x: Tensor, dW: Tensor, db: Tensor, scale: Tensor) -> Tensor:
-    """The correction from gradient sums: scale * (x @ dW + db); scale [B, 1, 1, 1]."""
+    """Return the same correction from gradient sums: scale * (x @ dW + db); scale [B, 1, 1, 1]."""
     return scale * affine(x, dW, db)
 
 
@@ -58,9 +58,9 @@ def stepped_affine(
     token_scale: Tensor,
     start: int,
 ) -> Tensor:
-    """x_t @ W_t + b_t for n tokens from position start (primal form).
+    """Return x_t @ W_t + b_t, [B, H, n, F], for n tokens from position `start` (primal form).
 
-    Every gradient x_j^T g_j and every W_t = W - s_t * sum_{j <= t} x_j^T g_j are computed: [B, H, m, D, F].
+    This computes every gradient x_j^T g_j, [B, H, m, D, F], and every W_t = W - s_t * sum_{j <= t} x_j^T g_j.
     """
     now = slice(start, start + x.shape[2])
     sums = (x_rows.unsqueeze(-1) * g_rows.unsqueeze(-2)).cumsum(2)[:, :, now]
@@ -70,25 +70,28 @@ def stepped_affine(
 
 
 def completion_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """s_{m-1} for sequences whose mini-batch ends with these tokens, else 0; [B, 1, 1, 1]."""
+    """Return [B, 1, 1, 1]: s_{m-1} for each sequence whose mini-batch ends with these tokens, else 0."""
     return torch.where(positions[:, -1] == len(token_scale) - 1, token_scale[-1], 0)[:, None, None, None]
 
 
 def apply_rows_(weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> None:
-    """W -= scale * x_rows^T @ g_rows and b -= scale * sum(g_rows), in place; scale [B, 1, 1, 1]."""
+    """Update in place W -= scale * x_rows^T @ g_rows and b -= scale * sum(g_rows); scale [B, 1, 1, 1]."""
     steps = (scale * x_rows).flatten(0, 1).mT
     weight.view(-1, *weight.shape[2:]).baddbmm_(steps, g_rows.flatten(0, 1), alpha=-1)
     bias.addcmul_(scale[..., 0], g_rows.sum(2), value=-1)
 
 
 def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
-    """dW += x^T @ g and db += g for one token per sequence, in place."""
+    """Add one token per sequence to the gradient sums in place: dW += x^T @ g, db += g."""
     dW.view(-1, *dW.shape[2:]).baddbmm_(x.flatten(0, 1).mT, g.flatten(0, 1))
     db.add_(g.squeeze(2))
 
 
 def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions: Tensor, token_scale: Tensor) -> None:
-    """At the end of a mini-batch: W -= s_{m-1} * dW, b -= s_{m-1} * db, and reset both sums to 0, in place."""
+    """Apply and reset, in place, the gradient sums of each sequence whose mini-batch ends at `positions`.
+
+    W -= s_{m-1} * dW, b -= s_{m-1} * db, then dW = 0, db = 0.
+    """
     scale = completion_scale(positions, token_scale)
     weight.addcmul_(scale, dW, value=-1)
     bias.addcmul_(scale[..., 0], db, value=-1)
@@ -98,31 +101,31 @@ def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions:
 
 
 def rows_before(rows: Tensor, position: Tensor) -> Tensor:
-    """Rows, with 0 at and after position [B]."""
+    """Return rows [B, H, m, D] with zeros at and after each sequence's position [B]."""
     index = torch.arange(rows.shape[2], device=rows.device)
     return torch.where((index < position[:, None])[:, None, :, None], rows, 0)
 
 
 def summed_rows(x_rows: Tensor, g_rows: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient sums dW and db of the rows before position [B]."""
+    """Return the gradient sums dW [B, H, D, F] and db [B, H, F] of the rows before position [B]."""
     g = rows_before(g_rows, position)
     return rows_before(x_rows, position).mT @ g, g.sum(2)
 
 
 def clone(state: State) -> State:
-    """A contiguous copy of a state, so that the steps can work in place."""
+    """Return a contiguous copy of a state, so that in-place steps leave the original unchanged."""
     return type(state)(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in state))
 
 
 def overwrite(state: Any, after: Any) -> None:
-    """Copy the tensors of `after` into those of `state`, except where they are the same tensor."""
+    """Copy the tensors of `after` into those of `state`, except where both are the same tensor."""
     for old, new in zip(_tensors(state), _tensors(after), strict=True):
         if old is not new:
             old.copy_(new)
 
 
 def _tensors(state: Any) -> list[Tensor]:
-    """Every tensor of a named tuple or dataclass, including those in its tuples."""
+    """List the tensors of a named tuple or dataclass in field order, including those in nested tuples."""
     values = [getattr(state, field.name) for field in fields(state)] if is_dataclass(state) else list(state)
     nested = [value if isinstance(value, tuple) else (value,) for value in values]
     return [value for group in nested for value in group if isinstance(value, Tensor)]

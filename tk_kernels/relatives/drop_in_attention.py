@@ -3,7 +3,7 @@
 It takes the q, k and v of an attention. LayerNorm has weight 1 and bias 0, the token scale is 1/(i+1), and the learning
 rate is that of the untrained layer, sigmoid(0) / D. Use it to try TTT in a model without training a new layer.
 
-The post has no LayerNorm, no residual and no mini-batches. This operator has those of TTT-Linear: outputs differ.
+The post has no LayerNorm, no residual and no mini-batches. This operator has all three, so its outputs differ.
 """
 
 import torch
@@ -15,7 +15,7 @@ from tk_kernels.ttt_linear.reference import forward as linear_forward
 
 
 def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0, std: float = 0.02) -> LinearState:
-    """An initial state for q [B, T, H, D]: W from N(0, std^2) with a seed, b = 0."""
+    """Return an initial state for q [B, T, H, D]: W from N(0, std^2), drawn with `seed`, and b = 0."""
     batch, _, heads, head_dim = q.shape
     W = std * torch.randn(heads, head_dim, head_dim, generator=torch.Generator().manual_seed(seed))
     b = torch.zeros(heads, 1, head_dim)
@@ -23,7 +23,7 @@ def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0, std: float = 
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState]:
-    """Causal: q, k, v [B, T, H, D] -> out [B, T, H, D] and the state for the next tokens."""
+    """Run TTT-Linear on q, k, v [B, T, H, D], state None: a fresh one; return out [B, T, H, D] and the next state."""
     state = fresh_state(q) if state is None else state
     dtype, (heads, head_dim) = STATE_DTYPE[q.dtype], q.shape[2:]
     mini_batch = state.k_rows.shape[2]

@@ -20,7 +20,10 @@ def forward(
     ln_weight: Tensor,
     ln_bias: Tensor,
 ) -> Tensor:
-    """weights W [D, D], b [D]; q, k, v [T, D], lr [T], token_scale [m], ln_weight, ln_bias [D] -> out [T, D]."""
+    """Return the outputs [T, D] of one head.
+
+    weights: W [D, D], b [D]. q, k, v [T, D], lr [T], token_scale [m], ln_weight, ln_bias [D].
+    """
 
     def f(x: Tensor, weights: Weights) -> Tensor:
         W, b = weights

@@ -22,10 +22,11 @@ def run(
     *,
     read_updated: bool = True,
 ) -> Tensor:
-    """f(q_t) for every token: q, k, v [T, D], lr [T], token_scale [m] -> [T, D].
+    """Return f(q_t) for every token t: q, k, v [T, D], lr [T], token_scale [m] -> [T, D].
 
-    Token t reads weights - token_scale_i * sum over j <= t of its mini-batch of lr_j * gradient of loss(k_j, v_j).
-    All gradients are at the weights of the mini-batch's start. read_updated=False also reads q with those.
+    f(q_t) is at weights - token_scale[i] * (sum of lr_j * gradient of loss(k_j, v_j)). i is the position of t in its
+    mini-batch, and the sum is over the tokens j <= t of that mini-batch. All gradients are at the weights of the
+    mini-batch's start. With read_updated=False, f(q_t) is at those weights too.
     """
     outputs = []
     for t in range(len(q)):

@@ -13,10 +13,10 @@ Layer = Callable[[Tensor], Tensor]
 
 
 def gated(layer: Layer, alpha: Tensor) -> Layer:
-    """x -> tanh(alpha) * layer(x) + x; x [B, T, C], alpha [C]."""
+    """Return the layer x -> tanh(alpha) * layer(x) + x; x [B, T, C], alpha [C]."""
     return lambda x: torch.tanh(alpha) * layer(x) + x
 
 
 def reversed_time(layer: Layer) -> Layer:
-    """x -> flip(layer(flip(x))) along T; RoPE and state are inside the layer."""
+    """Return the layer x -> flip(layer(flip(x))) along T; its RoPE and state follow the reversed order."""
     return lambda x: layer(x.flip(1)).flip(1)

@@ -11,9 +11,10 @@ from tk_kernels.relatives.inner_loop import Weights, run
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Theorem 1, one head: q, k, v [T, D] -> out_t = sum over j <= t of (q_t . k_j) v_j.
+    """Return linear attention of one head (Theorem 1): q, k, v [T, D] -> out_t = sum over j <= t of (q_t . k_j) v_j.
 
-    f(x) = x @ W without LayerNorm or bias, W_0 = 0, loss |f(k) - v|^2, one mini-batch of all T tokens, eta = 1/2.
+    The learner is f(x) = x @ W without LayerNorm or bias, W_0 = 0, loss |f(k) - v|^2, and eta = 1/2. All T tokens are
+    one mini-batch.
     """
 
     def f(x: Tensor, weights: Weights) -> Tensor:
@@ -28,14 +29,14 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class TrainingSet(NamedTuple):
-    """The state of a nonparametric learner: k, v [B, T, H, D]."""
+    """The state of a nonparametric learner: k and v [B, T, H, D] of all tokens so far."""
 
     k: Tensor
     v: Tensor
 
 
 def exponential_kernel(q: Tensor, k: Tensor) -> Tensor:
-    """log kernel(q, k) = q . k / sqrt(D): q [B, H, n, D], k [B, H, T, D] -> [B, H, n, T]."""
+    """Return log kernel(q, k) = q . k / sqrt(D): q [B, H, n, D], k [B, H, T, D] -> [B, H, n, T]."""
     return q @ k.mT / math.sqrt(q.shape[-1])
 
 
@@ -46,8 +47,9 @@ def nadaraya_watson(
     seen: TrainingSet | None = None,
     log_kernel: Callable[[Tensor, Tensor], Tensor] = exponential_kernel,
 ) -> tuple[Tensor, TrainingSet]:
-    """Theorem 2: token t adds (k_t, v_t) to the training set, then predicts for q_t; [B, T, H, D], any T.
+    """Return the outputs [B, T, H, D] and the training set after T tokens (Theorem 2).
 
+    Token t adds (k_t, v_t) to the training set, `seen` at the start, then predicts for q_t.
     f(q) = sum_j kernel(q, k_j) v_j / sum_j kernel(q, k_j); with the exponential kernel this is softmax attention.
     """
     before = 0 if seen is None else seen.k.shape[1]

@@ -12,16 +12,16 @@ from tk_kernels.relatives.inner_loop import Weights, run
 
 
 def f(x: Tensor, weights: Weights) -> Tensor:
-    """x [D], weights W1 [D, F], b1 [F], W2 [F, D], b2 [D] -> [D]."""
+    """Return f(x) [D] for x [D] and weights W1 [D, F], b1 [F], W2 [F, D], b2 [D]."""
     W1, b1, W2, b2 = weights
     return x + (x @ W1 + b1).relu() @ W2 + b2
 
 
 def loss(weights: Weights, k: Tensor, v: Tensor) -> Tensor:
-    """1/2 |f(k) - v|^2."""
+    """Return 1/2 |f(k) - v|^2, a scalar."""
     return (f(k, weights) - v).square().sum() / 2
 
 
 def forward(weights: Weights, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, token_scale: Tensor) -> Tensor:
-    """q, k, v [T, D], lr [T], token_scale [m] -> out [T, D], one head."""
+    """Return the outputs [T, D] of one head: q, k, v [T, D], lr [T], token_scale [m]."""
     return run(f, loss, weights, q, k, v, lr, token_scale)

@@ -14,7 +14,10 @@ def state_bytes(batch: int, heads: int, head_dim: int, element_bytes: int = 4) -
 
 
 def forward_flops(batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
-    """Dual form, per token: K@W, Q@W, K^T@G are 2DD each; Q@K^T and (eta * ..)@G are 2mD each, counted as full."""
+    """FLOPs of the dual form over `batch` sequences of `tokens` tokens.
+
+    Per token: K@W, Q@W, K^T@G are 2DD each; Q@K^T and (eta * ..)@G are 2mD each, without a discount for causality.
+    """
     return batch * tokens * heads * (6 * head_dim**2 + 4 * mini_batch * head_dim)
 
 
@@ -24,7 +27,7 @@ def token_bytes(batch: int, tokens: int, heads: int, head_dim: int, element_byte
 
 
 def forward_bytes(batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-    """Least traffic of a fused forward: q, k, v, z; lr in float32; W and b read and written once in float32."""
+    """Least bytes that a fused forward moves: q, k, v, z; lr in float32; W and b read and written once in float32."""
     return (
         token_bytes(batch, tokens, heads, head_dim, element_bytes)
         + 4 * batch * tokens * heads
@@ -44,20 +47,20 @@ def generate_flops(batch: int, heads: int, head_dim: int, mini_batch: int = 16, 
 
 
 def learner(head_dim: int) -> Learner:
-    """Elements of W, b, and rows of K and G."""
+    """Number of elements per head: of W, of b, and of the rows of K and G for one token."""
     return Learner(head_dim**2, head_dim, 2 * head_dim)
 
 
 def generate_state_bytes(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> int:
-    """Bytes of the generate state of all sequences; how: arguments of traffic.kept_bytes."""
+    """Bytes of the generate state of all sequences; how, more: further arguments of `traffic.kept_bytes`."""
     return batch * heads * kept_bytes(learner(head_dim), *how, **more)
 
 
 def generate_state_traffic(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> float:
-    """Least state bytes that one token per sequence moves; how: arguments of traffic.moved_bytes."""
+    """Least state bytes that one token per sequence moves; how, more: further arguments of `traffic.moved_bytes`."""
     return batch * heads * moved_bytes(learner(head_dim), *how, **more)
 
 
 def generate_bytes(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> float:
-    """Least traffic of one token per sequence: `generate_state_traffic`, and q, k, v and z in 16 bits."""
+    """Least bytes that one token per sequence moves: `generate_state_traffic`, and q, k, v and z in 16 bits."""
     return generate_state_traffic(batch, heads, head_dim, *how, **more) + batch * heads * 8 * head_dim

@@ -3,7 +3,7 @@
 One program owns one head of one sequence. W^T stays in registers as a float32 accumulator, its rows (outputs) split
 over the N warps by a leading dimension, so that no matmul moves it between warps.
 
-    Z = K W + b, Y = Q W + b       W^T rounded is their right operand
+    Z = K W + b, Y = Q W + b       right operand: W, rounded
     W^T <- W^T + (-s lr G)^T K     into the accumulator
 
 Each LayerNorm takes one reduction: the sums of squares include the mean, which is subtracted afterwards. Missing tokens
@@ -36,7 +36,7 @@ CROWDED = 3  # programs per SM from which two warps per program are faster than 
 
 
 def tuned_as(q: Tensor, mini_batch: int) -> str:
-    """The row of `tuning.toml` for tokens like q [B, T, H, D]."""
+    """Return the name of the row of `tuning.toml` for tokens like q [B, T, H, D]."""
     batch, _, heads, head_dim = q.shape
     if head_dim > 64 or mini_batch > 16:
         return "wide"
@@ -52,12 +52,12 @@ def launch(
     launch: Tuning | None = None,
     compile_only: bool = False,
 ) -> None:
-    """Compute T tokens that start at a mini-batch; the output weights may be the input weights.
+    """Run T tokens that start at a mini-batch and write `outputs`; output weights may be the input weights.
 
     tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W, b. outputs: out, W, b, k_rows, g_rows.
     Shapes as in `ops.forward`. launch: settings instead of the row of `tuning.toml`; each warp computes D / warps
     columns of W.
-    compile_only: compute nothing.
+    compile_only: compile the kernel and compute nothing.
     """
     q, k, v, lr = tokens
     batch, count, heads, _ = q.shape
@@ -105,7 +105,7 @@ def _forward(
     v += seq * v_batch + head * v_head
     out += seq * T * (H * D) + head * D
     lr += seq * T * H + head
-    # K of the next mini-batch, as the compiler does not prefetch a third copy.
+    # Prefetch K of the next mini-batch: the compiler does not prefetch a third copy.
     first = (row & (i < T))[:, None] & inside[None, :]
     K_next = tl.load(k_third + i.to(tl.int64)[:, None] * k_token + d[None, :], mask=first, other=0)
 
@@ -113,7 +113,7 @@ def _forward(
         token = t + i
         valid = row & (token < T)
         mask = valid[:, None] & inside[None, :]
-        part = valid[None, :, None] & (o < D)[:, None, :]  # of [N, m, outputs]
+        part = valid[None, :, None] & (o < D)[:, None, :]  # mask for [N, m, outputs]
         token = token.to(tl.int64)
         Q = tl.load(q + token[:, None] * q_token + d[None, :], mask=mask, other=0)
         keys = token[:, None] * k_token + d[None, :]
@@ -162,7 +162,7 @@ def _forward(
         mean, rstd = normalization(s0, s1, D)
         x = Q_part + gamma * (Y - mean[None, :, None]) * rstd[None, :, None] + beta
         tl.store(out + token[None, :, None] * (H * D) + o[:, None, :], x.to(out.dtype.element_ty), mask=part)
-        if t + m >= T:  # the pending rows; those that do not count are 0
+        if t + m >= T:  # store the pending rows; rows past T are 0
             kept = row[None, :, None] & (o < D)[:, None, :]
             rows = pid * (m * D) + i[None, :, None] * D + o[:, None, :]
             tl.store(k_rows + rows, K_part, mask=kept)

@@ -52,15 +52,15 @@ template <int ROWS_, int WARPS_, int HEADS_, bool ROPE_> struct linear_layout {
         int length, heads, sequences;                                      // T, H, B * H
     };
     struct stage { tile k, v, q; };  // out is written over q
-    using mean_parts = float[WARPS][HEAD_DIM + 1];  // of W's rows and of b: each warp's columns' share of the mean
+    using mean_parts = float[WARPS][HEAD_DIM + 1];  // for W's rows, then b: share of the mean from a warp's columns
 
     struct alignas(1024) head_shared {
         stage stages[STAGES];
-        float4 moments[2][WARPS][ROWS][2];   // of each row over a warp's columns, by moments()
-        float squares[2][WARPS][ROWS];       // zbar^2
+        float4 moments[2][WARPS][ROWS][2];   // sums over a warp's columns, by moments()
+        float squares[2][WARPS][ROWS];       // sums of zbar^2, by leave_squares()
         mean_parts mean, drift;
         float lr[STAGES][ROWS];
-        semaphore landed[STAGES], arrived[STAGES], finished[STAGES];  // TMA done; rotated as well; output written
+        semaphore landed[STAGES], arrived[STAGES], finished[STAGES];  // loaded by TMA; rotated too; output written
     };
     using rotations = float2[ROWS][HEAD_DIM / 2];  // cos and sin per position and pair of columns
     static constexpr int SHARED_BYTES = HEADS * sizeof(head_shared) + (ROPE ? sizeof(rotations) : 0) + 1024;
@@ -96,7 +96,7 @@ template <typename L> struct linear_producer {
         : g(g_), shared(shared_), rotations(rotations_), batch(sequence / g_.heads), head(sequence % g_.heads),
           lane(::kittens::laneid()) {}
 
-    // A stage is refilled after its output is stored. The wait for that comes one mini-batch later.
+    // A stage is refilled after its output is stored. The wait for that store comes one mini-batch later.
     __device__ void run(int warp) {
         const int batches = (g.length + ROWS - 1) / ROWS;
         if (L::HEADS == 1 && warp > 0) {
@@ -182,7 +182,7 @@ template <typename L> struct linear_consumer {
     const typename L::globals &g;
     typename L::head_shared &shared;
     const int warp, lane, head, sequence, slot;
-    const int row, pair;            // an accumulator's element: rows `row`, `row` + 8; columns 2 `pair`, + 1
+    const int row, pair;            // a lane's elements of a tile: rows `row`, + 8; columns 2 `pair`, + 1, + 8, + 9
     uint32_t tile_offset, tile_offset_b;  // of this lane's ldmatrix row in a tile, see load()
 
     rt_fl<L::COLS, HEAD_DIM> Wt;    // W^T of the own columns, minus its mean over columns
@@ -197,7 +197,7 @@ template <typename L> struct linear_consumer {
                                int warp_, int slot_)
         : g(g_), shared(shared_), warp(warp_), lane(::kittens::laneid()), head(sequence_ % g_.heads),
           sequence(sequence_), slot(slot_), row(lane / 4), pair(lane % 4) {
-        // 128-byte swizzle of st; quarters of a 16 x 16 tile in the order of one A operand and of two B operands
+        // In st's 128-byte swizzle: the quarters of a 16 x 16 tile, in the order of an A operand and of two B operands
         const auto at = [&](int r, int half) { return r * 128 + ((warp * OWN * 32 + half * 16) ^ ((r & 7) << 4)); };
         tile_offset = at(lane % 16, lane / 16);
         tile_offset_b = at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
@@ -449,7 +449,7 @@ template <typename L> struct linear_consumer {
         leave_squares(zbar, n);
 
         own_fl z, zq, u;
-        rt_fl<ROWS, ROWS> scores;  // its lower triangle
+        rt_fl<ROWS, ROWS> scores;  // Q K^T, the lower triangle only
         #pragma unroll
         for (int i = 0; i < TALL; ++i) {
             offsets(u, in, i);
@@ -458,12 +458,12 @@ template <typename L> struct linear_consumer {
         }
         sync();
 
-        // out of the previous mini-batch: this sync made its squares visible. Off the chain, it fills the chain's
-        // waits.
+        // Output of the previous mini-batch, whose squares this sync made visible. It is not on the chain, so it fills
+        // the chain's waits.
         own_in out;
         finish(out, zbar, n);
 
-        // G = -last_scale lr ln_l2_grad(Z, V - K), and transposed
+        // G = -last_scale lr ln_l2_grad(Z, V - K), and its transpose
         own_fl G;
         own_in G_in;
         rt<bf16, L::COLS, 16> Gt[TALL];
@@ -607,7 +607,7 @@ template <typename L> struct linear_consumer {
         const auto scaled = [](float2 x, float a, float b) {
             return narrow({x.x * a + a, x.y * b + b});
         };
-        // for the two diagonal quarters of a diagonal tile
+        // whether to keep each element of a pair in the two diagonal quarters of a diagonal tile
         const bool left = l < i || 2 * pair <= row, right = l < i || 2 * pair + 1 <= row;
         bf16_2 *d = A.tiles[0][0].data;
         d[0] = scaled(x[0], left ? ratio[i][0] : 0.f, right ? ratio[i][0] : 0.f);
@@ -669,7 +669,7 @@ template <typename L> struct linear_consumer {
         if (lane == 0) arrive(shared.finished[stage]);
     }
 
-    // k and lr G of a short mini-batch. Rows beyond its end are 0, because k and lr are 0 there.
+    // Stores k and lr G of a short mini-batch. Rows beyond its end are 0, because k and lr are 0 there.
     __device__ void store_rows(const typename L::stage &in, const own_fl &G) const {
         rt<bf16, 16, L::COLS> k[TALL];
         #pragma unroll

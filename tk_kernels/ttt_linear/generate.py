@@ -61,8 +61,8 @@ class GenerateState:
     b [B, H, D] float32. position [B, H] int32, the same for all heads of a sequence.
     gathered: data of the current mini-batch. Dual form: rows of K and lr * G [B, H, m, D] in the precision's row type.
     Primal form: dW [B, H, D, D] and db [B, H, D] float32.
-    slots [B]: in the dual form, indices of the sequences in tensors of more than B, int32 or int64. These tensors may
-    have any stride between sequences. Then position is only read.
+    slots [B], int32 or int64, dual form only: sequence b uses index slots[b] of weights, low, b and gathered, which may
+    hold more than B sequences, at any stride. position [B, H] is then only read.
     """
 
     form: str
@@ -86,7 +86,7 @@ class GenerateState:
         return cls(form, precision, state.k_rows.shape[2], weights, low, float_copy(state.b), position, gathered)
 
     def to_state(self) -> LinearState | LinearPrimalState:
-        """The reference's state: rows for the dual form, running sums for the primal one. Float32 copies."""
+        """Convert to the reference's state: rows for the dual form, gradient sums for the primal. Float32 copies."""
         W, b, position = restore(self.weights, self.low), self.b.clone(), self.position[:, 0].clone()
         first, second = self.gathered
         if self.form == "dual":
@@ -95,13 +95,13 @@ class GenerateState:
         return LinearPrimalState(W, b, first * running[..., None], second * running, position)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor of the state, for snapshots and its size."""
+        """List the state's tensors, without slots, to snapshot them or to sum their bytes."""
         kept = (self.weights, self.low, self.b, self.position, *self.gathered)
         return [x for x in kept if x is not None]
 
 
 def _running_sums(k: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """dW and db of rows of K and of lr * G, summed in float64."""
+    """Return dW and db, float32, of rows of K and of lr * G [B, H, m, D], summed in float64."""
     return (k.double().mT @ g.double()).float(), g.double().sum(2).float()
 
 
@@ -123,9 +123,9 @@ def generate_step(
     pdl: bool = False,
     compile_only: bool = False,
 ) -> torch.Tensor:
-    """One token for every sequence: `q + LN(f(q))` after the gradient step of (k, v); advances `gstate` in place.
+    """Return `q + LN(f(q))` [B, H, D] of one token per sequence, after its gradient step; advance `gstate` in place.
 
-    q, k, v [B, H, D] in one type, out in any; only B may be strided. lr [B, H] float32 or in that type.
+    q, k, v [B, H, D] in one type, out in any; only B may be strided. lr [B, H] float32 or in q's type.
     token_scale [m]; ln_weight, ln_bias [H, D].
     rope: the table of `rope_table`, if q and k lack RoPE. base_lr: if given, lr holds the logits x · w_h + c_h.
     launch: settings instead of the row of `tuning.toml`.
@@ -170,17 +170,17 @@ def generate_step(
 
 
 def default_launch(state: GenerateState) -> Tuning:
-    """The row of `tuning.toml` for this state; its `sm90` selects the kernel."""
+    """Return the row of `tuning.toml` for this state; its field `sm90` selects the kernel."""
     return tuning("ttt_linear", state.form, state.precision, tuned_as(state))
 
 
 def tuned_as(state: GenerateState) -> str:
-    """The name of this state's kernel and GPU in `tuning.toml`."""
+    """Return the name of the section of `tuning.toml` for this state's kernel and GPU."""
     return section_name(suits_sm90(state), state.b.device)
 
 
 def suits_sm90(state: GenerateState) -> bool:
-    """Whether the kernel of sm_90 supports the state: dual form, 16-bit rows, D = 64, m at most 16."""
+    """Whether the kernel of `generate_sm90.py` supports the state: dual form, 16-bit rows, D = 64, m at most 16."""
     in_16_bits = state.form == "dual" and state.precision != "float32"
     return in_16_bits and state.b.shape[2] == 64 and state.mini_batch <= 16
 

@@ -126,7 +126,7 @@ def dual(
 
 @gluon.constexpr_function
 def permuted_columns():
-    """Layout [16, 64] of rows of 64 elements: bits 5, 2-1, 4-3, 0 of a column's number are the bits of d in order.
+    """Return a shared layout [16, 64] with permuted columns: bits 5, 2, 1, 4, 3, 0 of a column are d's 5 to 0.
 
     With these columns in the right operand of a matmul, each thread gets neighbours in d.
     """
@@ -136,7 +136,7 @@ def permuted_columns():
 
 @gluon.jit
 def apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES: gl.constexpr):
-    """W -= s K^T g, 16 rows of W at a time. w_shared [D, D]: W's high plane; k_shared, g_shared [16, D]."""
+    """Update W -= s K^T g, 16 rows of W at a time. w_shared [D, D]: W's high plane; k_shared, g_shared [16, D]."""
     D: gl.constexpr = 64
     product: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
     tile: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0])

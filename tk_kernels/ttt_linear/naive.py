@@ -24,7 +24,7 @@ EPS = 1e-6
 
 
 class State(NamedTuple):
-    """The learner of one head of one sequence: W [D, D] and b [D] at the mini-batch's start, and gradients since."""
+    """The learner of one head of one sequence: W [D, D] and b [D] at the mini-batch's start, gradient sums since."""
 
     W: Tensor
     b: Tensor
@@ -34,12 +34,12 @@ class State(NamedTuple):
 
 
 def fresh_state(W: Tensor, b: Tensor) -> State:
-    """The state of a new sequence."""
+    """Return the state of a new sequence with weights W and b."""
     return State(W, b, torch.zeros_like(W), torch.zeros_like(b), 0)
 
 
 def layer_norm(z: Tensor, ln_weight: Tensor, ln_bias: Tensor) -> Tensor:
-    """LN over the last dimension, biased variance."""
+    """Apply LayerNorm over the last dimension, with the biased variance."""
     centred = z - z.mean(-1, keepdim=True)
     return ln_weight * centred / (centred.square().mean(-1, keepdim=True) + EPS).sqrt() + ln_bias
 
@@ -47,7 +47,7 @@ def layer_norm(z: Tensor, ln_weight: Tensor, ln_bias: Tensor) -> Tensor:
 def step(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, state: State
 ) -> tuple[Tensor, State]:
-    """One token of one head: q, k, v, ln_weight, ln_bias [D], lr [], token_scale [m] -> out [D] and the next state."""
+    """Run a token of a head: q, k, v, ln_weight, ln_bias [D], lr [], token_scale [m] -> out [D] and the next state."""
 
     def f(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
         return x @ W + b
@@ -68,7 +68,7 @@ def step(
 def forward(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, state: State
 ) -> tuple[Tensor, State]:
-    """T tokens of one head, one after the other: q, k, v [T, D], lr [T] -> out [T, D] and the state after them."""
+    """Run T tokens of one head in order: q, k, v [T, D], lr [T] -> out [T, D] and the state after them."""
     outputs = [q[:0]]
     for t in range(len(q)):
         out, state = step(q[t], k[t], v[t], lr[t], token_scale, ln_weight, ln_bias, state)

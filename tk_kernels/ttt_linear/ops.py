@@ -32,17 +32,17 @@ from tk_kernels.ttt_linear.reference import LinearState
 
 KERNELS = dict.fromkeys((16, 32), "ttt_linear/forward_sm90")  # for Hopper, by mini-batch
 WEIGHTS: dict[str, tuple[int, ...]] = {"W": (HEAD_DIM, HEAD_DIM), "b": (HEAD_DIM,)}
-ROWS = {"k_rows": HEAD_DIM, "g_rows": HEAD_DIM}  # their widths
+ROWS = {"k_rows": HEAD_DIM, "g_rows": HEAD_DIM}  # width of each
 
 
 def available(mini_batch: int = 16) -> str:
-    """Why the Hopper kernel for this mini-batch cannot run here, in one sentence; empty if it can."""
+    """Return why the Hopper kernel for this mini-batch cannot run here, in one sentence; an empty string if it can."""
     check_choice("mini_batch", mini_batch, tuple(KERNELS))
     return build.unavailable(KERNELS[mini_batch])
 
 
 def choice(q: Tensor, mini_batch: int) -> str:
-    """The backend that `forward` chooses for tokens like q [B, T, H, D]: one of BACKENDS."""
+    """Return the backend that `forward` chooses for tokens like q [B, T, H, D]: one of BACKENDS."""
     return chosen(q, mini_batch, KERNELS)
 
 
@@ -61,15 +61,14 @@ def forward(
     inplace: bool = False,
     backend: str = "",
 ) -> tuple[Tensor, LinearState]:
-    """Outputs [B, T, H, D] of T tokens and the state after them; `inplace` updates the given state.
+    """Return the outputs [B, T, H, D] of T tokens and the state after them; `inplace` updates the given state.
 
     q, k, v [B, T, H, D] of one of DTYPES, the last dimension contiguous, D one of HEAD_DIMS.
     lr [B, T, H] = base_lr * sigmoid(...) / D.
     token_scale [m], none below 0; its length is the mini-batch, 4 to 64. ln_weight, ln_bias [H, D].
-    state: float32; its position is the same for the batch. If it is inside a mini-batch, the rest of that mini-batch
-    runs in the reference.
+    state: float32, all sequences at the same position. Inside a mini-batch, tokens up to its end run in the reference.
     rope: apply RoPE (theta 10000, position in the mini-batch, interleaved pairs); otherwise q and k already have it.
-    start: the state's position, if the caller knows it: no read from the device.
+    start: the state's position, 0 to m - 1. Without it, the position is read from the device, which waits for the GPU.
     backend: one of BACKENDS; "" selects by `choice`.
     Raises ValueError for unsupported arguments.
     """
@@ -119,7 +118,7 @@ def _forward(
     rope: bool,
     backend: str,
 ) -> None:
-    """Run the backend in place or not: W_out may be W, and b_out may be b."""
+    """Run `backend` and write the tensors `out` to `g_rows`. W_out may be W, b_out may be b: an update in place."""
     tokens, outer, weights = (q, k, v, lr), (token_scale, ln_weight, ln_bias), (W, b)
     outputs = (out, W_out, b_out, k_rows, g_rows)
     backend = backend or choice(q, len(token_scale))
@@ -136,7 +135,7 @@ def _forward(
 
 
 def schedule(sequences: int, mini_batch: int, processors: int) -> tuple[int, int]:
-    """Warps per head and heads per block: few heads split over more warps, many heads share an SM."""
+    """Return (warps per head, heads per block): few heads are split over more warps, many heads share an SM."""
     return (4, 1) if sequences <= 2 * processors or mini_batch > 16 else (2, 4)
 
 

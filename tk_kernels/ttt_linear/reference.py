@@ -47,8 +47,8 @@ from tk_kernels.reference.token_rows import (
 class LinearState(NamedTuple):
     """Weights at the start of the current mini-batch, and the rows of its tokens so far.
 
-    W [B, H, D, D] and b [B, H, D]: master, float32 or float64. k_rows, g_rows [B, H, m, D]: inputs and lr_j * G_j,
-    rows at or beyond position are don't-care but finite. position [B] int32: number of valid rows, 0..m-1.
+    W [B, H, D, D] and b [B, H, D]: master, float32 or float64. k_rows, g_rows [B, H, m, D]: inputs and lr_j * G_j;
+    rows at or beyond position hold any finite values. position [B] int32: number of valid rows, 0..m-1.
     """
 
     W: Tensor
@@ -69,9 +69,10 @@ class LinearPrimalState(NamedTuple):
 
 
 class LinearTrace(NamedTuple):
-    """Inputs of the outputs of N whole mini-batches, in q's dtype.
+    """Result of `train_` for N whole mini-batches, from which `read` computes outputs; in the tokens' dtype.
 
-    W [N, B*H, D + 8, D]: weights at each mini-batch's start, row D the bias, then 7 rows of 0. G [N, B*H, m, D].
+    W [N, B*H, D + 8, D]: weights at each mini-batch's start, row D the bias, then 7 zero rows.
+    G [N, B*H, m, D]: gradients without lr.
     """
 
     W: Tensor
@@ -81,7 +82,7 @@ class LinearTrace(NamedTuple):
 def init_state(
     W: Tensor, b: Tensor, batch: int, mini_batch: int = 16, dtype: torch.dtype = torch.float32
 ) -> LinearState:
-    """The state of a new sequence, from the parameters W [H, D, D] and b [H, 1, D]."""
+    """Return the state of `batch` new sequences, from the parameters W [H, D, D] and b [H, 1, D]."""
     heads, head_dim = W.shape[:2]
     check_shape("W", W, (heads, head_dim, head_dim))
     check_shape("b", b, (heads, 1, head_dim))
@@ -96,7 +97,7 @@ def init_state(
 
 
 def primal_state(state: LinearState) -> LinearPrimalState:
-    """The state with gradient sums instead of rows."""
+    """Return a copy of the state with gradient sums instead of rows."""
     state = clone(state)
     sums = summed_rows(state.k_rows, state.g_rows, state.position)
     return LinearPrimalState(state.W, state.b, *sums, state.position)
@@ -136,7 +137,7 @@ class LinearLearner(Learner[LinearState, LinearPrimalState, LinearTrace]):
         return trace
 
     def read(self, q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: LinearTrace) -> Tensor:
-        """Zbar = Q @ W + b - tril(eta * (Q @ K^T + 1)) @ G and out = Q + LN(Zbar), for all mini-batches at once."""
+        """Return out = Q + LN(Zbar) of all mini-batches, with Zbar = Q @ W + b - tril(eta * (Q @ K^T + 1)) @ G."""
         mini_batch = len(outer.token_scale)
         queries, keys = (with_bias_input(tiled(x, mini_batch).flatten(0, 1)) for x in (q, k))
         eta = causal_eta(tiled(lr, mini_batch).flatten(0, 1), outer.token_scale)
@@ -185,7 +186,7 @@ class LinearLearner(Learner[LinearState, LinearPrimalState, LinearTrace]):
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: LinearState | LinearPrimalState
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, q @ W + b and lr * G, each [B, H, n, D] in the state's dtype; W is read once."""
+    """Return q, k, q @ W + b and lr * G, each [B, H, n, D] in the state's dtype; W is read once."""
     q, k, offset = (x.to(state.W.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
     zq, zk = affine(torch.cat((q, k), 2), state.W, state.b).chunk(2, 2)
     G = ln_l2_grad(zk, offset, outer.ln_weight.square().unsqueeze(1))

@@ -11,8 +11,8 @@ constexpr int D = 64, F = 256;  // head dimension, hidden units
 struct arguments {
     const bf16 *q, *k, *v;  // [batch, T, H, D]
     bf16 *out;              // [batch, T, H, D], contiguous
-    int64_t q_stride[3], k_stride[3], v_stride[3];      // of batch, T and H
-    const float *lr, *token_scale;                      // [batch, T, H], [m]; none below 0
+    int64_t q_stride[3], k_stride[3], v_stride[3];      // in elements, of batch, T and H
+    const float *lr, *token_scale;                      // [batch, T, H]; [m], no value below 0
     const float *ln_weight, *ln_bias;                   // [H, D]
     const float *W1, *b1, *W2, *b2;               // [batch, H, D, F], [batch, H, F], [batch, H, F, D], [batch, H, D]
     float *W1_out, *b1_out, *W2_out, *b2_out;           // the same shapes
@@ -70,7 +70,7 @@ inline arguments arguments_of(const tensors &x, int64_t m, bool rope) {
     return a;
 }
 
-// The function that Python calls. LAUNCH takes (arguments, [tensors,] batch, stream); m: tokens per mini-batch.
+// The function that Python calls. LAUNCH takes (arguments, tensors if it wants them, batch, stream); m: mini-batch.
 template <int m, auto LAUNCH>
 void forward(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView token_scale, TensorView ln_weight,
              TensorView ln_bias, TensorView W1, TensorView b1, TensorView W2, TensorView b2, TensorView out,
@@ -79,7 +79,7 @@ void forward(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView
     const tensors x{q,   k,      v,      lr,     token_scale, ln_weight, ln_bias, W1,      b1,     W2,
                     b2,  out,    W1_out, b1_out, W2_out,      b2_out,    k_rows,  x2_rows, g1_rows, g2_rows};
     if constexpr (std::is_invocable_v<decltype(LAUNCH), arguments, tensors, int, cudaStream_t>)
-        LAUNCH(arguments_of(x, m, rope), x, q.size(0), stream_of(q));  // it makes tensor maps
+        LAUNCH(arguments_of(x, m, rope), x, q.size(0), stream_of(q));  // LAUNCH makes tensor maps of them
     else
         LAUNCH(arguments_of(x, m, rope), q.size(0), stream_of(q));
 }

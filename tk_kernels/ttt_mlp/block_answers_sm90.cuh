@@ -46,7 +46,7 @@ template <bool ROPE> struct answer_warps {
         pin(p);
         pin(z);
     }
-    // C P2 to shared memory: rows of this warp's mini-batch, columns of mini-batch n
+    // Stores C P2 (C as in block_sm90.cuh): rows of this warp's mini-batch, columns of mini-batch n of the group
     __device__ void share_p2(const uint32_t (&p)[16], uint32_t to) const {
         to += warp * TILE + swizzled(thread % 16, thread % 32 / 16);
 #pragma unroll
@@ -76,7 +76,7 @@ template <bool ROPE> struct answer_warps {
         commit_matmuls();
         await_matmuls<0>(z);
     }
-    // out = Q + LN(Z2bar + b2), rows r and r + 8 of a mini-batch
+    // Writes out = Q + LN(Z2bar + b2), in rows `row` and `row` + 8 of this warp's mini-batch
     __device__ void write(float (&z)[32], int group) const {
         const uint32_t column = thread_index() % 4 * 2, row = thread_index() % 32 / 4;
         float sums[4] = {0, 0, 0, 0};
@@ -141,7 +141,7 @@ template <bool ROPE> struct answer_warps {
             launder(thread);
             uint32_t zbar = ZBAR + slot * TILE + swizzled(thread % 16, thread % 32 / 16);
             slot = slot >= ZBAR_SLOTS - GROUP ? slot - (ZBAR_SLOTS - GROUP) : slot + GROUP;
-            const uint32_t p2 = X2 + slot_of<2>(group) * (GROUP * TILE);  // over the first block of X2, read before
+            const uint32_t p2 = X2 + slot_of<2>(group) * (GROUP * TILE);  // overwrites X2's first block, read before
             mbarrier_wait(GROUP_READY, parity_of<1>(group) ^ 1);
             uint32_t sum[16];
             {

@@ -12,8 +12,8 @@ template <bool ROPE> struct loss_warps {
 
     __device__ uint32_t token() const { return thread / 8; }
     __device__ uint32_t element() const { return thread % 8 * 8; }   // the first of the eight
-    __device__ uint32_t in_row() const { return thread % 8 * 16; }   // their byte in a padded row
-    __device__ uint32_t own() const { return swizzled(token(), thread % 8); }  // their byte in a tile
+    __device__ uint32_t in_row() const { return thread % 8 * 16; }   // byte of the eight in a padded row
+    __device__ uint32_t own() const { return swizzled(token(), thread % 8); }  // byte of the eight in a tile
 
     // lr of two mini-batches. Each warp loads lr of its own four tokens of both.
     __device__ void load_lr(int two) const {
@@ -40,7 +40,7 @@ template <bool ROPE> struct loss_warps {
         }
     }
 
-    // P1: K_{i+1} K_i^T and Q_{i-1} K_{i-1}^T. A warp computes eight columns of one of them.
+    // Stores P1, from K_{i+1} K_i^T and Q_{i-1} K_{i-1}^T. A warp computes eight columns of one of the two matmuls.
     __device__ void share_p1(int i) const {
         const uint32_t lane = thread % 32, keys = thread / 64, column0 = thread / 32 % 2 * 8;
         const uint32_t rows = kq_tile(i + 1) + keys * TILE + swizzled(lane % 16, lane / 16);
@@ -97,7 +97,7 @@ template <bool ROPE> struct loss_warps {
 #pragma unroll
         for (int e = 0; e < 8; ++e) sum += c[e];
     }
-    // step G2, where G2 = (g - mean(g) - xhat mean(g xhat)) / std and g = gamma^2 xhat + c.
+    // Stores step * G2, where G2 = (g - mean(g) - xhat mean(g xhat)) / std and g = gamma^2 xhat + c.
     // One round of shuffles sums z, z^2, w z, w z^2, c z and c over the token, with w = gamma^2.
     __device__ void share_g2(int i, const float (&c)[8], float sum_c, float step) const {
         const uint32_t q16 = in_row(), z_at = Z2 + token() * ROW + q16;
@@ -137,7 +137,7 @@ template <bool ROPE> struct loss_warps {
         mbarrier_arrive(G2_READY);
     }
 
-    // Rows of K and lr G2 of a short last mini-batch; the rows after them are 0
+    // Stores the rows of K and lr G2 of a short last mini-batch; the rows after them are 0
     __device__ void store_rows() const {
         const int pending = a.T % B, last = a.T / B, t = last * B + int(token());
         const bool valid = int(token()) < pending;

@@ -16,9 +16,9 @@ constexpr int THREADS = 512, WARPGROUP = 128;
 constexpr int STATE_REGISTERS = 200, LOSS_REGISTERS = 40, ANSWER_REGISTERS = 72;  // per thread
 static_assert(2 * STATE_REGISTERS + LOSS_REGISTERS + ANSWER_REGISTERS == 512);    // findings/setmaxnreg_pool.md
 constexpr float EPS = 1e-6f;
-constexpr float LARGEST_RATIO = 64.f;  // of s_t / rho
+constexpr float LARGEST_RATIO = 64.f;  // largest s_t / rho
 
-// Each value is stored times its power of two. The scaling is exact and saves multiplications.
+// Factors of stored values: NAME_KEPT is that of NAME. Powers of two are exact and save multiplications.
 constexpr float W1_KEPT = 0.25f, W2_KEPT = 8.f, B2_KEPT = 4.f, G1_KEPT = 0.25f, G2_KEPT = 16.f, X2_KEPT = 0.5f;
 static_assert(X2_KEPT * W2_KEPT == B2_KEPT && X2_KEPT * G2_KEPT == W2_KEPT && G1_KEPT == W1_KEPT);
 constexpr uint32_t twice(uint32_t x) { return x | x << 16; }   // a word with the 16-bit value in both halves
@@ -49,10 +49,10 @@ struct arguments {
 // ------------------------------------------------------------------------------------------------ shared memory
 constexpr uint32_t BASE = 1024;        // first address of dynamic shared memory
 constexpr uint32_t LARGEST = 232448;   // bytes of dynamic shared memory that a CTA may have
-constexpr uint32_t COLUMNS = 64;       // of a swizzled row: 128 bytes of 16-bit elements
+constexpr uint32_t COLUMNS = 64;       // 16-bit elements in a swizzled row of 128 bytes
 constexpr uint32_t BLOCKS = F / COLUMNS;
 constexpr uint32_t KQ_SLOTS = 4, V_SLOTS = 2, P1_SLOTS = 2, LR_SLOTS = 4;  // mini-batches in each ring
-constexpr uint32_t X2_SLOTS = 2 * GROUP;                                   // the same of X2 and G2
+constexpr uint32_t X2_SLOTS = 2 * GROUP;                                   // the same for X2 and G2
 constexpr uint32_t ZBAR_SLOTS = 6;  // one group that the answer warps read, two mini-batches that the state warps write
 
 // D floats with padding after the first half. `row_byte` puts 4 of 8 neighbours into each half. Eight threads that each
@@ -67,13 +67,13 @@ struct query_scores {
     uint16_t queries[B][B], keys[B][B];
 };
 struct shared_map {
-    uint16_t w2[2][F][D];  // f16: now, and as the last group ended
+    uint16_t w2[2][F][D];  // f16: W2 now, and W2 when the last group ended
     uint16_t x2[BLOCKS][X2_SLOTS][B][COLUMNS];  // f16
     uint16_t zbar[BLOCKS][ZBAR_SLOTS][B][COLUMNS];  // f16: Z1bar
     uint16_t g2[X2_SLOTS][B][D];  // f16
     queries_and_keys kq[KQ_SLOTS];  // bf16: Q_{i-2} and K_i
-    uint32_t diagonal[32][4];  // C within a mini-batch, per lane
-    float b2_end[2][D];  // as the last two groups ended, by group % 2
+    uint32_t diagonal[32][4];  // f16 pairs: C within a mini-batch, per lane
+    float b2_end[2][D];  // b2 when each of the last two groups ended, by group % 2
     uint16_t v[V_SLOTS][B][D];  // bf16
     query_scores p1q[P1_SLOTS];  // bf16, not swizzled: P1 of queries; u in the rows of keys
     uint16_t p1k[P1_SLOTS][B][B];  // bf16, not swizzled
@@ -83,10 +83,10 @@ struct shared_map {
     float lr[LR_SLOTS][B];
     float ratio[B];  // s_t / rho
     float rho, update, sum_gg;  // rho, u, sum of gamma^2
-    uint32_t later;  // -u, twice, f16: C of a later mini-batch
+    uint32_t later;  // two f16 of -u: C of a later mini-batch
     // Mbarriers. "a > b": all threads of warps a arrive, warps b wait. Completion n has parity n % 2.
-    // n by mini-batch i: kq_full i / 4, v_full i / 2, p1_ready (i + 1) / 2, g2_ready i + 1, z2_ready i.
-    // n by group g: group_ready g + 1, group_read g.
+    // n for mini-batch i: kq_full i / 4, v_full i / 2, p1_ready (i + 1) / 2, g2_ready i + 1, z2_ready i.
+    // n for group g: group_ready g + 1, group_read g.
     uint64_t kq_full[KQ_SLOTS];  // TMA > loss: Q_{i-2} and K_i
     uint64_t v_full[V_SLOTS];  // TMA > loss
     uint64_t p1_ready[P1_SLOTS];  // loss > state: P1, K_{i+1} and Q_{i-1}; from i = -1 on
@@ -191,7 +191,7 @@ __device__ inline int head_index() { return block_y(); }
 __device__ inline int batch_index() { return block_x(); }
 __device__ inline int64_t state_index(const arguments &a) { return int64_t(batch_index()) * a.H + head_index(); }
 
-// Loads of tokens into shared memory by TMA, by one warp
+// One warp loads tokens into shared memory by TMA; `full`: the mbarrier that completes
 enum { NOTHING, QUERIES, KEYS, VALUES };
 __device__ inline void load_tile(uint32_t to, const tensor_map &from, int i, uint32_t full) {
     if (!elected()) return;

@@ -12,7 +12,7 @@ constexpr int PART = OWN * COLUMNS;  // hidden units per state warpgroup
 template <bool SCALED> struct state_warps {
     const arguments &a;
     int part, loads;  // which half of F; which tokens this warp loads
-    // This lane's row of a transposed matrix and its Z2, in one register. With two registers, others spill.
+    // Two offsets, of this lane's row of a transposed matrix and of its Z2. In two registers, other values would spill.
     static constexpr int Z2_BITS = 18;
     static_assert(BASE + BYTES <= 1u << Z2_BITS);
     uint32_t both_at = swizzled((lane() & 7) + ((lane() >> 4) << 3), warp() * 2 + ((lane() >> 3) & 1)) << Z2_BITS |
@@ -111,7 +111,7 @@ template <bool SCALED> struct state_warps {
 #pragma unroll
             for (int e = 0; e < 4; ++e) to[(8 * j + (e & 1)) * D + (e >> 1) * 8] = u / W2_KEPT * W2t[4 * j + e];
     }
-    // Rows of X2 and lr G1 of a short last mini-batch. The rows after them are 0: readers may multiply them by 0.
+    // Stores the rows of X2 and lr G1 of a short last mini-batch. The rows after are 0: readers may multiply them by 0.
     __device__ void store_rows() {
         const int last = a.T / B, pending = a.T % B;
         const uint32_t part = thread_index() / WARPGROUP, row = this->row(), column = this->column();
@@ -136,7 +136,7 @@ template <bool SCALED> struct state_warps {
             }
     }
 
-    // b1_i from b1_{i-1} and G1_{i-1}. `project` starts from b1_{i-1}; P1Q adds the missing part there.
+    // Computes b1_i from b1_{i-1} and G1_{i-1}. `project` starts from b1_{i-1}; P1Q adds the missing part there.
     __device__ void add_to_b1(float u) {
         const float4_ b1 = load_f4(b1_at());
         float sums[2][4] = {};
@@ -147,7 +147,7 @@ template <bool SCALED> struct state_warps {
         store_f4(b1_at(), {fused(u, sums[0][0], b1.x), fused(u, sums[0][2], b1.y),  //
                            fused(u, sums[1][0], b1.z), fused(u, sums[1][2], b1.w)});
     }
-    // Z1bar_{i-1} and Z1_{i+1} of block n with the present W1
+    // Computes Z1bar_{i-1} and Z1_{i+1} of block n with the present W1
     __device__ void project(int n, float u) {
         const uint32_t kq = operand(KQ) + slot_of<KQ_SLOTS>(i + 1) * (KQ_TILE / UNIT);
         const uint32_t p1 = operand(P1Q, 128) + slot_of<P1_SLOTS>(i) * (P1Q_TILE / UNIT);
@@ -190,7 +190,7 @@ template <bool SCALED> struct state_warps {
         slot = slot == ZBAR_SLOTS - 1 ? 0 : slot + 1;
     }
 
-    // From G2_i: G1_i, the correction of Z1_{i+1} and the update of W2
+    // Computes, from G2_i: G1_i, the correction of Z1_{i+1} and the update of W2
     __device__ void learn() {
         const uint32_t slot8 = slot_of<X2_SLOTS>(i) * (TILE / UNIT), g2 = operand(G2) + slot8;
         const uint32_t w2 = operand(W2 + part * (2 * BLOCK)) + (slot_of<GROUP>(i) == 0 ? W2_BYTES / UNIT : 0);
@@ -220,7 +220,7 @@ template <bool SCALED> struct state_warps {
         commit_matmuls();
     }
 
-    // X2 = gelu(Z1) of a block to shared memory; z and t = tanh(..) serve the slopes
+    // Stores X2 = gelu(Z1) of block n in shared memory; z and t = tanh(..) are for the slopes
     __device__ void activate(int n, uint32_t to, uint32_t (&z)[2][4], uint32_t (&t)[2][4]) {
         uint32_t x[4];
 #pragma unroll
@@ -231,7 +231,7 @@ template <bool SCALED> struct state_warps {
         }
         store_transposed(to + n * X2_BLOCK, x);
     }
-    // 16 hidden units of W2 as f16
+    // w: hidden units 16 k to 16 k + 15 of W2 as f16
     __device__ void convert(int k, uint32_t (&w)[4], float u) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -271,8 +271,8 @@ template <bool SCALED> struct state_warps {
             b2[0] = bias[0];
             b2[1] = bias[2];
         }
-        constexpr int BUFFERS = SCALED ? 3 : 4;  // steps of k in registers
-        constexpr int AHEAD = BUFFERS - 1;       // of them converted before their matmul
+        constexpr int BUFFERS = SCALED ? 3 : 4;  // steps of k whose operands are in registers
+        constexpr int AHEAD = BUFFERS - 1;       // steps converted before their matmul
         uint32_t w[BUFFERS][4];
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) convert(k, w[k], u);

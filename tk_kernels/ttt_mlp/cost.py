@@ -18,9 +18,10 @@ def state_bytes(batch: int, heads: int, head_dim: int, element_bytes: int = 4) -
 
 
 def forward_flops(batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
-    """Dual form, per token, 2DF each: K@W1, X2@W2, G2@W2^T, Q@W1, X2bar@W2, K^T@G1, X2^T@G2.
+    """FLOPs of the dual form over `batch` sequences of `tokens` tokens.
 
-    Inside the mini-batch, counted as full: Q@K^T and (..)@G2 are 2mD each, (..)@G1 and X2bar@X2^T are 2mF each.
+    Per token: K@W1, X2@W2, G2@W2^T, Q@W1, X2bar@W2, K^T@G1 and X2^T@G2 are 2DF each.
+    Q@K^T and (..)@G2 are 2mD each, (..)@G1 and X2bar@X2^T are 2mF each, without a discount for causality.
     """
     hidden = HIDDEN * head_dim
     return batch * tokens * heads * (14 * head_dim * hidden + 4 * mini_batch * (head_dim + hidden))
@@ -32,7 +33,7 @@ def token_bytes(batch: int, tokens: int, heads: int, head_dim: int, element_byte
 
 
 def forward_bytes(batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-    """Least traffic of a fused forward: q, k, v, z; lr in float32; weights and biases read and written in float32."""
+    """Least bytes a fused forward moves: q, k, v, z; lr in float32; weights and biases read and written in float32."""
     return (
         token_bytes(batch, tokens, heads, head_dim, element_bytes)
         + 4 * batch * tokens * heads
@@ -53,21 +54,21 @@ def generate_flops(batch: int, heads: int, head_dim: int, mini_batch: int = 16, 
 
 
 def learner(head_dim: int) -> Learner:
-    """Elements of W1 and W2, b1 and b2, and rows of K, X2, G1 and G2."""
+    """Number of elements per head: of W1 and W2, of b1 and b2, and of the rows of K, X2, G1 and G2 for one token."""
     hidden = HIDDEN * head_dim
     return Learner(2 * head_dim * hidden, hidden + head_dim, 2 * (head_dim + hidden))
 
 
 def generate_state_bytes(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> int:
-    """Bytes of the generate state of all sequences; how: arguments of traffic.kept_bytes."""
+    """Bytes of the generate state of all sequences; how, more: further arguments of `traffic.kept_bytes`."""
     return batch * heads * kept_bytes(learner(head_dim), *how, **more)
 
 
 def generate_state_traffic(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> float:
-    """Least state bytes that one token per sequence moves; how: arguments of traffic.moved_bytes."""
+    """Least state bytes that one token per sequence moves; how, more: further arguments of `traffic.moved_bytes`."""
     return batch * heads * moved_bytes(learner(head_dim), *how, **more)
 
 
 def generate_bytes(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> float:
-    """Least traffic of one token per sequence: `generate_state_traffic`, and q, k, v and z in 16 bits."""
+    """Least bytes that one token per sequence moves: `generate_state_traffic`, and q, k, v and z in 16 bits."""
     return generate_state_traffic(batch, heads, head_dim, *how, **more) + batch * heads * 8 * head_dim

@@ -30,12 +30,13 @@ from tk_kernels.ttt_mlp import forward_wide
 
 __all__ = ["available", "launch"]
 
-GLUON_SHAPE, GLUON_ROWS, GLUON_SHARED_BYTES = (64, 256), 16, 137_216  # limits of `forward_gluon`
+# Limits of `forward_gluon`: (D, F), most tokens per mini-batch, least shared memory of a block
+GLUON_SHAPE, GLUON_ROWS, GLUON_SHARED_BYTES = (64, 256), 16, 137_216
 IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers of an SM
 
 
 def tuned_as(q: Tensor, mini_batch: int) -> str:
-    """The row of `tuning.toml` for tokens like q [B, T, H, D]."""
+    """Return the name of the row of `tuning.toml` for tokens like q [B, T, H, D]."""
     return "wide" if q.shape[3] > IN_REGISTERS else "narrow"
 
 
@@ -48,11 +49,12 @@ def launch(
     launch: Tuning | None = None,
     compile_only: bool = False,
 ) -> None:
-    """Compute T tokens that start at a mini-batch; weights may be written where they were.
+    """Run T tokens that start at a mini-batch and write `outputs`; output weights may be the input weights.
 
     tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W1, b1, W2, b2.
-    outputs: out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows. Shapes as `ops.forward`'s.
-    launch: settings of the Triton kernels instead of the row of `tuning.toml`. compile_only: compute nothing.
+    outputs: out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows. Shapes as in `ops.forward`.
+    launch: settings of the Triton kernels instead of the row of `tuning.toml`.
+    compile_only: compile the kernel and compute nothing.
     """
     q, k, v, lr = tokens
     batch, count, heads, _ = q.shape
@@ -81,9 +83,9 @@ def launch(
 
 
 def takes_gluon(q: Tensor, mini_batch: int, hidden: int) -> bool:
-    """Whether the kernel of `forward_gluon` takes tokens q [B, T, H, D], and the GPU has its shared memory.
+    """Whether `forward_gluon` supports q [B, T, H, D] and this mini-batch, and q's GPU has enough shared memory.
 
-    Its scaled gradients need the exponents of bfloat16.
+    It takes bfloat16 only: its scaled gradients need that type's range of exponents.
     """
     fits = (q.shape[3], hidden, q.dtype) == (*GLUON_SHAPE, torch.bfloat16) and mini_batch <= GLUON_ROWS
     runs = q.is_cuda and not triton.knobs.runtime.interpret
@@ -179,7 +181,7 @@ def _forward(
         Z2bar = tl.dot(x2bar, weights2, input_precision="ieee") + bias2[None, :]
         Z2bar = tl.dot(P2.to(DOT), g2, Z2bar, input_precision="ieee")
 
-        # W1 and W2, unless the mini-batch is short
+        # Update W1, W2 and the biases, unless the mini-batch is short
         step = tl.where(t + m <= T, -last, 0.0)
         G2_step = tl.broadcast_to((G2 * step).to(DOT)[None], (N, M, DP))
         V2 = tl.dot(tl.trans(X2_low, 0, 2, 1), G2_step, V2, input_precision="ieee")
@@ -191,7 +193,7 @@ def _forward(
         mean, rstd = normalization(s0, s1, D)
         x = Q.to(tl.float32) + gamma * (Z2bar - mean[:, None]) * rstd[:, None] + beta
         tl.store(out + token[:, None] * (H * D) + d[None, :], x.to(out.dtype.element_ty), mask=mask)
-        if t + m >= T:  # the pending rows; those that do not count are 0 (of X2: any finite number)
+        if t + m >= T:  # store the pending rows; rows past T are 0, except in X2
             rows = pid * (m * D) + i[:, None] * D + d[None, :]
             wide = pid * (m * F) + i[None, :, None] * F + f[:, None, :]
             kept, kept_wide = row[:, None] & inside[None, :], row[None, :, None] & (f >= 0)[:, None, :]
@@ -200,7 +202,7 @@ def _forward(
             tl.store(x2_rows + wide, X2, mask=kept_wide)
             tl.store(g1_rows + wide, G1 * (1.0 / UP), mask=kept_wide)
 
-    tl.debug_barrier()  # weights may be written where they were
+    tl.debug_barrier()  # the output weights may be the input weights
     tl.store(W1_out + at1, V1 * (1.0 / UP), mask=whole)
     tl.store(W2_out + at2, V2 * (1.0 / UP), mask=whole)
     tl.store(b1_out + pid * F + f, bias1)

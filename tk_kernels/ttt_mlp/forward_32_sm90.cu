@@ -116,7 +116,7 @@ template <int m> __device__ inline void fill_rope(float2 (&rope)[m][D / 2], int 
         sincospif((at / (D / 2)) * exp2f((at % (D / 2)) * STEP) * ONE_OVER_PI, &rotation.y, &rotation.x);
     }
 }
-// Rotates eight elements by RoPE if `rope`; `rotation_of(e)` is the cos and sin of pair e
+// Applies RoPE to eight elements if `rope`; `rotation_of(e)` returns cos and sin of pair e
 template <typename Fn> __device__ inline uint4 rotated(uint4 x, bool rope, Fn rotation_of) {
     if (!rope) return x;
     vec8 o = vec8::of(x);
@@ -207,7 +207,7 @@ struct chain {
         return reinterpret_cast<L::weight_block *>(&w)[n];
     }
     __device__ float update_scale(int i) const { return (i + 1) * B > g.T ? 0.f : s.scale[B - 1]; }
-    // Within one warpgroup: no other uses its halves of X2, X2bar and W2
+    // Syncs one warpgroup: no other warpgroup uses its halves of X2, X2bar and W2
     __device__ void sync_group() const {
         asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(WARPGROUP_THREADS) : "memory");
     }
@@ -245,7 +245,7 @@ struct chain {
         g.b1_out[head() * F + id()] = s.b1[id()];
         if (id() < D) g.b2_out[head() * D + id()] = s.b2[id()];
     }
-    // Rows of a short last mini-batch. The rows after them are 0: readers may multiply them by 0.
+    // Stores the rows of a short last mini-batch. The rows after them are 0: readers may multiply them by 0.
     __device__ void store_rows() {
 #pragma unroll
         for (int n = 0; n < OWN; ++n)
@@ -279,7 +279,7 @@ struct chain {
             s.b2[id()] = g.b2[head() * D + id()];
         }
     }
-    // This warpgroup's half of W2, for its matmuls that sum over F
+    // Stores this warpgroup's half of W2 in shared memory as bf16, for its matmuls that sum over F
     __device__ void share_w2() {
 #pragma unroll
         for (int n = 0; n < OWN; ++n) {
@@ -310,11 +310,11 @@ struct chain {
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
-    // RoPE for position token()
+    // Applies RoPE for position token()
     __device__ uint4 rotated(uint4 x) {
         return ::rotated(x, g.rope, [&](int e) { return s.rope[token()][element() / 2 + e]; });
     }
-    // K, Q, lr and -u lr K of mini-batch i
+    // Stores K, Q, lr and -u lr K of mini-batch i in shared memory
     __device__ void share_tokens(int i) {
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncwarp();  // one thread copied lr for eight
@@ -332,7 +332,7 @@ struct chain {
         }
     }
 
-    // Z^T = b1 + W1^T X^T, rows of one block of F
+    // Z^T = b1 + W1^T X^T, for the rows of block n of F
     __device__ void project(L::token_rows &z, L::token_tile &x, int n) {
         float b1[2] = {s.b1[feature(n, 0)], s.b1[feature(n, 1)]};
 #pragma unroll
@@ -355,7 +355,7 @@ struct chain {
             move<bf16_2>::stsm4t(to, e[0], e[1], e[2], e[3]);
         }
     }
-    // X2 = gelu(Z1), and the slope for G1
+    // X2 = gelu(Z1), and the slope gelu'(Z1) for G1
     __device__ void activate_keys() {
 #pragma unroll
         for (int n = 0; n < OWN; ++n) {
@@ -489,7 +489,7 @@ struct chain {
         });
     }
 
-    // This warpgroup's part of Z2 or Z2bar, from rows of D to rows of tokens
+    // Stores this warpgroup's part of Z2 or Z2bar, transposed from rows of D to rows of tokens
     __device__ void share_z2(L::token_rows &z) {
 #pragma unroll
         for (int j = 0; j < B / 16; ++j)
@@ -500,7 +500,7 @@ struct chain {
                 s.z2[group][t + 1][d] = z.tiles[0][j].data[e].y;
             }
     }
-    // This thread's elements of Z2 or Z2bar
+    // This thread's elements of Z2 or Z2bar: b2 and the parts of both warpgroups
     __device__ vec8 gather_z2() {
         vec8 z = vec8::of(&s.b2[element()]);
 #pragma unroll
@@ -554,7 +554,7 @@ struct chain {
             *reinterpret_cast<uint4 *>(g.out + ((int64_t(batch()) * g.T + t) * g.H + h()) * D + element()) = out.pack();
     }
 
-    // All warps. Addresses that depend on the thread's number are recomputed afterwards and occupy no registers.
+    // Syncs all warps. Addresses that depend on the thread's number are recomputed afterwards and occupy no registers.
     __device__ void sync() {
         __syncthreads();
         launder(thread);

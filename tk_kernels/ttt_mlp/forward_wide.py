@@ -27,7 +27,10 @@ def forward(
     v_batch, v_token, v_head, m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
     UP: tl.constexpr, INTERPRETED: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """M, DP: m and D, padded. UP: scale of the gradients. BLOCK: hidden units per block, divides F. S: load stages."""
+    """Run all tokens of one head of one sequence.
+
+    M, DP: m and D, padded. UP: factor of the gradients. BLOCK: hidden units per block, divides F. S: load stages.
+    """
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     d, i, unit = tl.arange(0, DP), tl.arange(0, M), tl.arange(0, BLOCK)

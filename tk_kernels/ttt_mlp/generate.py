@@ -100,7 +100,7 @@ class GenerateState:
         return cls(form, precision, m, weights1, low1, b1, weights2, low2, b2, position, gathered)
 
     def to_state(self) -> MLPState | MLPPrimalState:
-        """The reference's state: rows for the dual form, running sums for the primal one. Float32 copies."""
+        """Convert to the reference's state: rows for the dual form, gradient sums for the primal. Float32 copies."""
         position, b1, b2 = self.position[:, 0].clone(), self.b1.clone(), self.b2.clone()
         W1, W2 = restore(self.weights1, self.low1).mT.contiguous(), restore(self.weights2, self.low2)
         if self.form == "dual":
@@ -112,7 +112,7 @@ class GenerateState:
         return MLPPrimalState(W1, b1, W2, b2, dW1, db1 * running, dW2, db2 * running, position)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor of the state, for snapshots and its size."""
+        """List the state's tensors, without slots, to snapshot them or to sum their bytes."""
         weights = (self.weights1, self.low1, self.b1, self.weights2, self.low2, self.b2)
         return [x for x in (*weights, self.position, *self.gathered) if x is not None]
 
@@ -122,7 +122,7 @@ def _rows_of(state: MLPState) -> tuple[torch.Tensor, ...]:
 
 
 def _running_sums(*rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """dW1 (transposed), db1, dW2 and db2 of rows of K, X2, lr * G1 and lr * G2, summed in float64."""
+    """Return dW1 (transposed), db1, dW2 and db2 of rows of K, X2, lr * G1 and lr * G2, summed in float64."""
     k, x2, g1, g2 = (x.double() for x in rows)
     return (g1.mT @ k).float(), g1.sum(2).float(), (x2.mT @ g2).float(), g2.sum(2).float()
 
@@ -145,9 +145,9 @@ def generate_step(
     pdl: bool = False,
     compile_only: bool = False,
 ) -> torch.Tensor:
-    """One token for every sequence: `q + LN(f(q))` after the gradient step of (k, v); advances `gstate` in place.
+    """Return `q + LN(f(q))` [B, H, D] of one token per sequence, after its gradient step; advance `gstate` in place.
 
-    q, k, v [B, H, D] in one type, out in any; only B may be strided. lr [B, H] float32 or in that type.
+    q, k, v [B, H, D] in one type, out in any; only B may be strided. lr [B, H] float32 or in q's type.
     token_scale [m]; ln_weight, ln_bias [H, D].
     rope: the table of `rope_table`, if q and k lack RoPE. base_lr: if given, lr holds the logits x · w_h + c_h.
     launch: settings instead of the row of `tuning.toml`.
@@ -205,19 +205,19 @@ def generate_step(
 
 
 def default_launch(state: GenerateState) -> Tuning:
-    """The row of `tuning.toml` for this state; its `sm90` selects the kernel."""
+    """Return the row of `tuning.toml` for this state; its field `sm90` selects the kernel."""
     if state.b2.shape[2] > IN_REGISTERS:
         return WIDE
     return tuning("ttt_mlp", state.form, state.precision, tuned_as(state))
 
 
 def tuned_as(state: GenerateState) -> str:
-    """The name of this state's kernel and GPU in `tuning.toml`."""
+    """Return the name of the section of `tuning.toml` for this state's kernel and GPU."""
     return section_name(suits_sm90(state), state.b2.device)
 
 
 def suits_sm90(state: GenerateState) -> bool:
-    """Whether the kernel of sm_90 supports the state: dual form, 16-bit rows, D = 64, F = 256, m at most 16."""
+    """Whether `generate_sm90.py` supports the state: dual form, 16-bit rows, D = 64, F = 256, m at most 16."""
     in_16_bits = state.form == "dual" and state.precision != "float32"
     return in_16_bits and (state.b2.shape[2], state.b1.shape[2]) == (64, 256) and state.mini_batch <= 16
 
@@ -314,19 +314,19 @@ def _dual(
         )  # fmt: skip
 
 
-# Matrix times vector. MATRIX: on tensor cores with 16 columns, the minimum. A vector fills two columns (see `columns`),
-# so only the weights and the cached rows have 16 bits. Otherwise: in float32.
+# Matrix times vector: with MATRIX on tensor cores, with 16 columns, the minimum; otherwise in float32. A vector fills
+# two columns (see `columns`), so only the weights and the cached rows are rounded to 16 bits.
 
 
 @jit
 def sum_columns(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """w [M, N], x [N] -> w @ x [M]."""
+    """Return the vector w @ x [M] for w [M, N] and x [N]."""
     return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(to_float32_again(w) * x[None, :], 1)
 
 
 @jit
 def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """w [M, N], x [M] -> x @ w [N]."""
+    """Return the vector x @ w [N] for w [M, N] and x [M]."""
     if MATRIX:
         w = tl.trans(w)
     return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(w.to(tl.float32) * x[:, None], 0)
@@ -334,7 +334,7 @@ def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """w1 [F, D], past_g1 [m, F] -> w1 @ k and w1 @ q + weight1 @ past_g1, each [F]."""
+    """Return w1 @ k and w1 @ q + weight1 @ past_g1, each [F], for w1 [F, D] and past_g1 [m, F]."""
     if MATRIX:
         both = tl.dot(w1.to(DOT), columns(k, 0, DOT) + columns(q, 2, DOT))
         both = tl.dot(tl.trans(past_g1.to(DOT)), columns(weight1, 2, DOT), both)

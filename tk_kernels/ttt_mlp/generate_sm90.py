@@ -179,7 +179,7 @@ def dual(
 
 @gluon.constexpr_function
 def row_layout(G, FT):
-    """[warp, 16 rows, f]: a thread has the same neighbouring hidden units as in W, for four rows."""
+    """Return a layout [warp, 16 rows, f]: a thread has the same neighbouring hidden units as in W, for four rows."""
     f = [[0, 0, 1 << i] for i in range(FT.bit_length() - 1)]
     lanes = [[0, 1, 0], [0, 2, 0], [0, 0, FT], [0, 0, 2 * FT], [0, 0, 4 * FT]]
     warps = [[1 << i, 0, 0] for i in range(G.bit_length() - 1)]
@@ -188,7 +188,7 @@ def row_layout(G, FT):
 
 @gluon.constexpr_function
 def spread_layout(rows, G):
-    """[rows, 64]: every lane has two columns of all rows; all warps have the same."""
+    """Return a layout [rows, 64]: a lane has two columns of all rows, and all warps have the same data."""
     registers = [[0, 1], *[[1 << i, 0] for i in range(rows.bit_length() - 1)]]
     return gl.DistributedLinearLayout(
         registers, [[0, 2 << i] for i in range(5)], [[0, 0]] * (G.bit_length() - 1), [], [rows, 64]
@@ -197,7 +197,7 @@ def spread_layout(rows, G):
 
 @gluon.jit
 def offsets(layout: gl.constexpr, G: gl.constexpr, N: gl.constexpr, D: gl.constexpr, FW: gl.constexpr):
-    """Offsets [G, N, D] of each warp's first N hidden units in a weight [F, D]."""
+    """Return the offsets [G, N, D] of each warp's first N of FW hidden units in a weight [F, D]."""
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     f = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
     d = gl.arange(0, D, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)
@@ -209,9 +209,9 @@ def load_rows(
     rows, pos, layout: gl.constexpr, G: gl.constexpr, STEP: gl.constexpr, N: gl.constexpr, ROW: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Rows j < pos [16, ROW] as [G, 16, N], then zeros; STEP: distance between the first columns of two warps.
+    """Load rows j < pos of `rows` [16, ROW], and zeros for the others, as [G, 16, N].
 
-    A dependent launch bypasses the L1: the rows are read once.
+    Warp w has the N columns from w * STEP on. A dependent launch bypasses the L1: the rows are read once.
     """
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     row = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
@@ -222,13 +222,13 @@ def load_rows(
 
 @gluon.jit
 def along_d(x):
-    """[D] -> [1, 1, D]."""
+    """Reshape x [D] to [1, 1, D]."""
     return x.expand_dims(0).expand_dims(1)
 
 
 @gluon.constexpr_function
 def apply_layouts(G):
-    """Layouts of a matmul [16 G, 64] on tensor cores and of its two operands."""
+    """Return the layouts of a matmul [16 G, 64] on tensor cores and of its left and right operands."""
     product = gl.NVMMADistributedLayout([2, 0], [G, 1], [16, 8])
     return product, gl.DotOperandLayout(0, product, 2), gl.DotOperandLayout(1, product, 2)
 
@@ -238,7 +238,7 @@ def apply_rows(
     high, weights, low, bias, rows_f, rows_d, scale,
     G: gl.constexpr, FW: gl.constexpr, m: gl.constexpr, PLANES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
-    """W -= s rows_f^T rows_d, 16 hidden units of each warp at a time; with BIAS also bias -= s sum(rows_f).
+    """Update W -= s rows_f^T rows_d, 16 hidden units of each warp at a time; with BIAS also bias -= s sum(rows_f).
 
     high: W's high plane [G, FW, D]. Columns of the matmul are permuted, so that a thread has neighbours in memory: bits
     5, 4-3, 2-1, 0 of a column's number are bits 5, 2-1, 4-3, 0 of d.

@@ -1,7 +1,7 @@
 """TTT-MLP generate in Triton for heads wider than 64: W1 and W2 in blocks of hidden units.
 
 The kernels of `generate.py` hold both weights of a head in registers. Here each token makes two passes over blocks of
-hidden units: the first computes Z2, the second G1 and the output. A cache serves the second pass. As in `generate.py`,
+hidden units: the first computes Z2, the second G1 and the output, with the weights from a cache. As in `generate.py`,
 weights1 is W1^T, so a hidden unit is one row of both weights.
 """
 # mypy: allow-untyped-defs
@@ -31,7 +31,7 @@ from tk_kernels.generate.common import (
 def first_pass(
     weights1, b1, weights2, kf, rd, valid, D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """gelu(k @ W1 + b1) @ W2, [D], from weights1 and weights2 [F, D]."""
+    """Return Z2 without b2, gelu(k @ W1 + b1) @ W2, [D], from weights1 and weights2 [F, D]."""
     unit = tl.arange(0, BLOCK)
     z2 = tl.zeros((BLOCK, DP), tl.float32)
     for first in range(0, F, BLOCK):

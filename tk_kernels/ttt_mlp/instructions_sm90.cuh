@@ -170,7 +170,7 @@ __device__ inline void multiply(float (&d)[n], uint64_t a, uint64_t b) {
     auto &sum = reinterpret_cast<rt_fl<16, 2 * n> &>(d);
     kittens::detail::wgmma::base<float, T, 2 * n, TRANSPOSE_A, TRANSPOSE_B>::st_st(sum, a, b, ADD);
 }
-template <typename T, int TRANSPOSE_B, int ADD, int n>  // summed in f16, two in a word
+template <typename T, int TRANSPOSE_B, int ADD, int n>  // sums in f16, two in a word
 __device__ inline void multiply(uint32_t (&d)[n], uint32_t (&a)[4], uint64_t b) {
     auto &sum = reinterpret_cast<rt_hf<16, 4 * n> &>(d);
     auto &left = reinterpret_cast<rt_base<T, ducks::rt_layout::row> &>(a);
@@ -265,9 +265,9 @@ __device__ inline void need(uint32_t x) {
     if (x == 0x7fc12345u) asm volatile("trap;");
 }
 __device__ inline void need(float x) { need(__float_as_uint(x)); }
-// Makes x opaque: addresses are computed from it again instead of held in registers
+// Makes x opaque to the compiler, so that addresses are computed from x again instead of held in registers
 template <typename Int> __device__ inline void launder(Int &x) { asm volatile("" : "+r"(x)); }
-// A branch that is never taken and that ptxas moves nothing past. x must change in the loop: otherwise ptxas hoists it.
+// A never-taken branch, past which ptxas moves nothing. x must change in the loop: otherwise ptxas hoists the branch.
 __device__ inline void hold(int x) {
     if (x == 0x7ffffffe) asm volatile("trap;");
 }

@@ -27,7 +27,7 @@ Weights = tuple[Tensor, Tensor, Tensor, Tensor]  # W1 [D, F], b1 [F], W2 [F, D],
 
 
 class State(NamedTuple):
-    """The learner of one head of one sequence: its weights at the mini-batch's start, and the gradients since."""
+    """The learner of one head of one sequence: its weights at the mini-batch's start, and gradient sums since."""
 
     weights: Weights
     sums: Weights  # of lr_j * d loss_j / d weight over the tokens of this mini-batch so far
@@ -35,13 +35,13 @@ class State(NamedTuple):
 
 
 def fresh_state(W1: Tensor, b1: Tensor, W2: Tensor, b2: Tensor) -> State:
-    """The state of a new sequence."""
+    """Return the state of a new sequence with these weights."""
     zeros = (torch.zeros_like(W1), torch.zeros_like(b1), torch.zeros_like(W2), torch.zeros_like(b2))
     return State((W1, b1, W2, b2), zeros, 0)
 
 
 def layer_norm(z: Tensor, ln_weight: Tensor, ln_bias: Tensor) -> Tensor:
-    """LN over the last dimension, biased variance."""
+    """Apply LayerNorm over the last dimension, with the biased variance."""
     centred = z - z.mean(-1, keepdim=True)
     return ln_weight * centred / (centred.square().mean(-1, keepdim=True) + EPS).sqrt() + ln_bias
 
@@ -49,7 +49,7 @@ def layer_norm(z: Tensor, ln_weight: Tensor, ln_bias: Tensor) -> Tensor:
 def step(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, state: State
 ) -> tuple[Tensor, State]:
-    """One token of one head: q, k, v, ln_weight, ln_bias [D], lr [], token_scale [m] -> out [D] and the next state."""
+    """Run a token of a head: q, k, v, ln_weight, ln_bias [D], lr [], token_scale [m] -> out [D] and the next state."""
 
     def f(x: Tensor, W1: Tensor, b1: Tensor, W2: Tensor, b2: Tensor) -> Tensor:
         return gelu(x @ W1 + b1, approximate="tanh") @ W2 + b2
@@ -72,7 +72,7 @@ def step(
 def forward(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, state: State
 ) -> tuple[Tensor, State]:
-    """T tokens of one head, one after the other: q, k, v [T, D], lr [T] -> out [T, D] and the state after them."""
+    """Run T tokens of one head in order: q, k, v [T, D], lr [T] -> out [T, D] and the state after them."""
     outputs = [q[:0]]
     for t in range(len(q)):
         out, state = step(q[t], k[t], v[t], lr[t], token_scale, ln_weight, ln_bias, state)

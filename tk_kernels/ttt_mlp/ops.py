@@ -37,17 +37,17 @@ WEIGHTS: dict[str, tuple[int, ...]] = {
     "W2": (HIDDEN, HEAD_DIM),
     "b2": (HEAD_DIM,),
 }
-ROWS = {"k_rows": HEAD_DIM, "x2_rows": HIDDEN, "g1_rows": HIDDEN, "g2_rows": HEAD_DIM}  # their widths
+ROWS = {"k_rows": HEAD_DIM, "x2_rows": HIDDEN, "g1_rows": HIDDEN, "g2_rows": HEAD_DIM}  # width of each
 
 
 def available(mini_batch: int = 16) -> str:
-    """Why the Hopper kernel for this mini-batch cannot run here, in one sentence; empty if it can."""
+    """Return why the Hopper kernel for this mini-batch cannot run here, in one sentence; an empty string if it can."""
     check_choice("mini_batch", mini_batch, tuple(KERNELS))
     return build.unavailable(KERNELS[mini_batch])
 
 
 def choice(q: Tensor, mini_batch: int) -> str:
-    """The backend that `forward` chooses for tokens like q [B, T, H, D]: one of BACKENDS."""
+    """Return the backend that `forward` chooses for tokens like q [B, T, H, D]: one of BACKENDS."""
     return chosen(q, mini_batch, KERNELS)
 
 
@@ -66,15 +66,15 @@ def forward(
     inplace: bool = False,
     backend: str = "",
 ) -> tuple[Tensor, MLPState]:
-    """Outputs [B, T, H, D] of T tokens and the state after them; `inplace` updates the given state.
+    """Return the outputs [B, T, H, D] of T tokens and the state after them; `inplace` updates the given state.
 
     q, k, v [B, T, H, D] of one of DTYPES, the last dimension contiguous, D one of HEAD_DIMS.
     lr [B, T, H] = base_lr * sigmoid(...) / D.
     token_scale [m], none below 0; its length is the mini-batch, 4 to 64. ln_weight, ln_bias [H, D].
-    state: float32, F = 4 D; its position is the same for the batch. If it is inside a mini-batch, the rest of that
-    mini-batch runs in the reference.
+    state: float32, F = 4 D, all sequences at the same position. Inside a mini-batch, tokens up to its end run in the
+    reference.
     rope: apply RoPE (theta 10000, position in the mini-batch, interleaved pairs); otherwise q and k already have it.
-    start: the state's position, if the caller knows it: no read from the device.
+    start: the state's position, 0 to m - 1. Without it, the position is read from the device, which waits for the GPU.
     backend: one of BACKENDS; "" selects by `choice`.
     Raises ValueError for unsupported arguments.
     """
@@ -133,7 +133,7 @@ def _forward(
     rope: bool,
     backend: str,
 ) -> None:
-    """Run the backend in place or not: the output weights may be the input weights."""
+    """Run `backend` and write all tensors of _OUTPUTS. W1_out may be W1, and so on: an update in place."""
     tokens, outer, weights = (q, k, v, lr), (token_scale, ln_weight, ln_bias), (W1, b1, W2, b2)
     outputs = (out, W1_out, b1_out, W2_out, b2_out, k_rows, x2_rows, g1_rows, g2_rows)
     backend = backend or choice(q, len(token_scale))

@@ -50,7 +50,7 @@ class MLPState(NamedTuple):
 
     W1 [B, H, D, F], b1 [B, H, F], W2 [B, H, F, D], b2 [B, H, D]: master, float32 or float64. k_rows [B, H, m, D] and
     x2_rows [B, H, m, F]: inputs of the two layers; g1_rows [B, H, m, F] and g2_rows [B, H, m, D]: lr_j * G_j. Rows at
-    or beyond position are don't-care but finite. position [B] int32: number of valid rows, 0..m-1.
+    or beyond position hold any finite values. position [B] int32: number of valid rows, 0..m-1.
     """
 
     W1: Tensor
@@ -79,10 +79,10 @@ class MLPPrimalState(NamedTuple):
 
 
 class MLPTrace(NamedTuple):
-    """Inputs of the outputs of N whole mini-batches, in q's dtype.
+    """Result of `train_` for N whole mini-batches, from which `read` computes outputs; in the tokens' dtype.
 
     W1 [N, B*H, D + 8, F], W2 [N, B*H, F + 8, D]: weights at each mini-batch's start, then a row of biases, then 7 rows
-    of 0. X2 [N, B*H, m, F + 8], G1 [N, B*H, m, F], G2 [N, B*H, m, D].
+    of 0. X2 [N, B*H, m, F + 8], G1 [N, B*H, m, F], G2 [N, B*H, m, D], both without lr.
     """
 
     W1: Tensor
@@ -93,14 +93,14 @@ class MLPTrace(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Tokens and their gradients at the mini-batch's start, [B, H, n, ...] in the state's dtype."""
+    """Values of n tokens at the weights of their mini-batch's start, [B, H, n, D or F] in the state's dtype."""
 
     q: Tensor
     z1: Tensor  # q @ W1 + b1
     k: Tensor
-    x2: Tensor
+    x2: Tensor  # gelu(k @ W1 + b1)
     g1: Tensor  # lr * G1
-    g2: Tensor
+    g2: Tensor  # lr * G2
 
 
 def init_state(
@@ -112,7 +112,7 @@ def init_state(
     mini_batch: int = 16,
     dtype: torch.dtype = torch.float32,
 ) -> MLPState:
-    """The state of a new sequence, from W1 [H, D, F], b1 [H, 1, F], W2 [H, F, D] and b2 [H, 1, D]."""
+    """Return the state of `batch` new sequences, from W1 [H, D, F], b1 [H, 1, F], W2 [H, F, D] and b2 [H, 1, D]."""
     heads, head_dim, hidden = W1.shape
     check_shape("b1", b1, (heads, 1, hidden))
     check_shape("W2", W2, (heads, hidden, head_dim))
@@ -128,7 +128,7 @@ def init_state(
 
 
 def primal_state(state: MLPState) -> MLPPrimalState:
-    """The state with gradient sums instead of rows."""
+    """Return a copy of the state with gradient sums instead of rows."""
     state = clone(state)
     sums1 = summed_rows(state.k_rows, state.g1_rows, state.position)
     sums2 = summed_rows(state.x2_rows, state.g2_rows, state.position)
@@ -179,7 +179,7 @@ class MLPLearner(Learner[MLPState, MLPPrimalState, MLPTrace]):
         return trace
 
     def read(self, q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: MLPTrace) -> Tensor:
-        """Z1bar, X2bar = gelu(Z1bar), Z2bar and out = Q + LN(Z2bar), for all mini-batches at once."""
+        """Return out = Q + LN(Z2bar) of all mini-batches, computed through Z1bar and X2bar = gelu(Z1bar)."""
         mini_batch = len(outer.token_scale)
         queries, keys = (with_bias_input(tiled(x, mini_batch).flatten(0, 1)) for x in (q, k))
         eta = causal_eta(tiled(lr, mini_batch).flatten(0, 1), outer.token_scale)
@@ -238,7 +238,7 @@ class MLPLearner(Learner[MLPState, MLPPrimalState, MLPTrace]):
 
 
 def _empty_trace(k: Tensor, W1: Tensor, W2: Tensor, count: int, mini_batch: int) -> MLPTrace:
-    """A trace for `count` mini-batches of packed weights, whose X2 already holds its bias input."""
+    """Allocate the trace of `count` mini-batches, with W1 and W2 packed; only the bias input of X2 is set."""
     hidden, head_dim = W1.shape[-1], W2.shape[-1]
 
     def rows(width: int) -> Tensor:
@@ -251,7 +251,7 @@ def _empty_trace(k: Tensor, W1: Tensor, W2: Tensor, count: int, mini_batch: int)
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: MLPState | MLPPrimalState
 ) -> Gradients:
-    """The gradients of n tokens at the weights of their mini-batch's start; W1 is read once."""
+    """Compute the gradients of n tokens at the weights of their mini-batch's start; W1 is read once."""
     q, k, offset = (x.to(state.W1.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
     z1q, z1k = affine(torch.cat((q, k), 2), state.W1, state.b1).chunk(2, 2)
     x2 = gelu(z1k)
@@ -268,7 +268,7 @@ def gelu(z: Tensor) -> Tensor:
 
 
 def gelu_backward(grad: Tensor, z: Tensor) -> Tensor:
-    """grad * gelu'(z)."""
+    """Return grad * gelu'(z)."""
     return torch.ops.aten.gelu_backward(grad, z, approximate="tanh")
 
 

@@ -1,4 +1,4 @@
-"""The small vLLM of the adapter's tests."""
+"""A fixture with the small vLLM for tests of its adapter."""
 
 import sys
 
@@ -14,7 +14,7 @@ from bench.systems.vllm.transformer import VllmTransformer
 
 @pytest.fixture
 def llm(monkeypatch):
-    """The class of the started engines; tests set its attributes."""
+    """Install the small vLLM; return its class of engines, whose attributes tests set."""
 
     class LLM(fake_vllm.LLM):
         started: list = []  # noqa: RUF012

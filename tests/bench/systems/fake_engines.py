@@ -17,7 +17,7 @@ HELD_BYTES = 4 << 30
 
 
 def hold_gpu_memory() -> None:
-    """Resources of an engine when it fails."""
+    """Allocate 4 GiB of GPU memory, if there is a GPU, that a failing engine would leak."""
     if torch.cuda.is_available():
         held.append(torch.empty(HELD_BYTES, dtype=torch.uint8, device="cuda"))
 
@@ -62,7 +62,7 @@ class LLM(fake_vllm.LLM):
 
 
 class Faulty(VllmTransformer):
-    """transformer/vllm with the engine above instead of vLLM, on the CPU."""
+    """The adapter transformer/vllm, on the CPU and with the engine `LLM` above instead of vLLM."""
 
     max_num_batched_tokens = 64
 

@@ -14,7 +14,7 @@ from bench.models.hugging_face import read_config
 
 
 def install(engine, modules):
-    """Replace vLLM among `modules` by this module with `engine` as its LLM; return the registered models."""
+    """Put this module into `modules` as vLLM, with `engine` as its LLM; return the dict of registered models."""
     vllm, llama = ModuleType("vllm"), ModuleType("vllm.model_executor.models.llama")
     registered, backends, settings = {}, {}, ModuleType("vllm.model_executor.models.config")
     llama.LlamaForCausalLM = Model
@@ -52,7 +52,7 @@ class Sequence:
 
 
 class Attention(torch.nn.Module):
-    """Attributes of an attention layer in vLLM."""
+    """The attributes that an attention layer of vLLM has."""
 
     name, version = "FLASH_ATTN", 3
 
@@ -92,9 +92,9 @@ def _transformer(config):
 
 
 class LLM:
-    """A cache of `blocks`, steps of at most `max_num_batched_tokens`, generating before reading prompts.
+    """A small engine: its cache has `blocks` blocks, and a step at most `max_num_batched_tokens` tokens.
 
-    compute: off replaces the model by token 0, to test scheduling.
+    A step first generates, then reads prompts. compute=False makes every token 0, to test scheduling alone.
     """
 
     blocks = 100
@@ -148,7 +148,7 @@ class LLM:
         return [function(self.model)]
 
     def _step(self):
-        """Generate a token for each read sequence, then read as many prompt tokens as step and cache allow."""
+        """Generate a token of each sequence past its prompt, then read as many prompt tokens as step and cache fit."""
         budget, got = self.arguments["max_num_batched_tokens"], []
         for sequence in [s for s in self.running if s.read == len(s.prompt)]:
             budget -= 1

@@ -24,7 +24,7 @@ PAIR = ("transformer", "vllm")
 
 
 def run(folder: Path, *faults: str, time_limit_s: float = LIMIT_S, gpu: bool = False) -> list[Record]:
-    """Forward of two prompts through the adapter, one engine per fault."""
+    """Run the forward case of two prompts through the adapter once per fault; return the records."""
     paths = [str(HERE), str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")]
     hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
     launch = Launch(

@@ -27,9 +27,9 @@ LAYER = Case(
 
 
 class Cache:
-    """Replaces its state at every update and updates the convolution's inputs in place, as the package's does.
+    """A cache as the package's: an update replaces the state and changes the convolution's inputs in place.
 
-    keeps: form of those inputs, a tuple for Gated DeltaNet, a tensor for RWKV-7.
+    keeps: converts those inputs to the form that is stored, a tuple for Gated DeltaNet, a tensor for RWKV-7.
     """
 
     keeps = staticmethod(lambda last: (last,))
@@ -38,10 +38,10 @@ class Cache:
         self.layers = []
 
     def reset(self):
-        """Do nothing, as releases before 0.5.1."""
+        """Do nothing, as in releases before 0.5.1."""
 
     def get(self, zero):
-        """State and last input."""
+        """Return the state and the convolution's last input, both `zero` in an empty cache."""
         if not self.layers:
             return zero, zero.clone()
         state, last = self.layers[0].state["recurrent_state"], self.layers[0].state["conv_state"]
@@ -267,7 +267,7 @@ def test_requests_and_other_sizes_are_skipped(package):
 
 
 def chunk(q, k, v, w, b, eta, initial_state, initial_state_bias, output_final_state, **mini_batch):
-    """Not TTT, but sensitive to every argument and its shape."""
+    """Return outputs and a state that are not TTT's but depend on every argument and its shape."""
     out = q + k + v * eta + w + b + initial_state_bias.transpose(1, 2)
     return out, initial_state + out.sum(1)[..., None], initial_state_bias.clone()
 

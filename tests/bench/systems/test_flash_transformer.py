@@ -27,7 +27,7 @@ BATCH, PROMPT, STEPS = 3, 21, 4
 
 
 def flash_attn_func(q, k, v, causal=False):
-    """Attention on [B, T, H, D], as in every package."""
+    """Compute attention on [B, T, H, D], with the signature that every package has."""
     out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal, enable_gqa=True)
     return out.transpose(1, 2)
 
@@ -41,7 +41,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, causal):
 
 
 def flash_attn_varlen_func(q, k, v, *, cu_seqlens_q, causal, fa_version, cu_seqlens_k=None, block_table=None, **rest):
-    """Concatenated prompts, or single queries over pages [page, tokens, H, D] of a block table."""
+    """Compute attention of concatenated prompts, or of single queries over a table's pages [page, tokens, H, D]."""
     assert causal
     assert fa_version == 3
     ends = cu_seqlens_q.tolist()

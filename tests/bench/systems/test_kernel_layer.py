@@ -1,4 +1,4 @@
-"""The sets of sequences of a timed generate kernel cover a mini-batch, and are checked."""
+"""A timed generate kernel runs sets of sequences at each position of a mini-batch, and each set is checked."""
 
 from collections import Counter
 from dataclasses import replace
@@ -16,7 +16,7 @@ from bench.systems.ttt.layer import layer_inputs
 
 
 def one_set(mini_batch=16):
-    """A set whose step advances the position as the kernels do, and records it."""
+    """Return a set whose step advances the position as the kernels do, and the list of positions that it saw."""
     seen = []
 
     def generate_step(token, outer, state, out, launch):

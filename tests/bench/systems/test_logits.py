@@ -1,4 +1,4 @@
-"""Limits that follow the rounding of a dtype, and the response of logits to another past."""
+"""Limits follow the rounding of a dtype, and the check sees how logits respond to other earlier tokens."""
 
 from dataclasses import replace
 

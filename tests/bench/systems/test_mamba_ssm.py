@@ -29,7 +29,7 @@ class InferenceParams:
 
 
 class MambaLMHeadModel(nn.Module):
-    """A leaky sum of embeddings per layer; a scan starts at zero, a step at the state."""
+    """A small substitute: per layer a leaky sum of embeddings. A scan starts at zero, a step at the state."""
 
     def __init__(self, config, device, dtype):
         super().__init__()
@@ -144,7 +144,7 @@ def test_the_record_says_that_the_convolution_falls_back(monkeypatch):
 
 
 class Sequential:
-    """The small model, token by token in a wider dtype; `tensors` by the package's names."""
+    """A reference that runs the small model token by token in a wider dtype."""
 
     def __init__(self, model, dtype):
         self.model = MambaSSMModel(CONFIG, "Mamba1", "cpu", dtype)

@@ -20,7 +20,7 @@ CASE = Case("kda", "fla", "1.3b", "forward", 2, 70, dtype="float32", options=(("
 
 @pytest.fixture
 def package(monkeypatch):
-    """A small package instead of fla: `naive` under its functions' names, with `error` added to the output."""
+    """Replace fla by modules whose functions run `naive`; the returned dict's `error` is added to every output."""
     state = {"error": 0.0}
     monkeypatch.setattr(regressors, "prepare", lambda run: run())
     small = {name: replace(rule, heads=2, key_dim=8, value_dim=16) for name, rule in RULES.items()}

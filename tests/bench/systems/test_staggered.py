@@ -1,4 +1,4 @@
-"""Generate with positions spread over the mini-batch is checked as any other, and its single steps are timed."""
+"""Generate with positions spread over the mini-batch is checked as any other case, and its single steps are timed."""
 
 from dataclasses import replace
 from random import Random

@@ -78,7 +78,7 @@ def test_what_is_timed_is_compared_with_the_reference(adapter, system, phase, op
 
 
 class Later:
-    """An adapter whose timed work goes wrong after its correctness check."""
+    """An adapter whose outputs become wrong after its correctness check."""
 
     packages = ()
     verdicts: ClassVar = {}  # cached checks: every test of a case has the same model

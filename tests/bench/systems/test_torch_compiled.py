@@ -1,4 +1,4 @@
-"""The compiled layer computes the layer, in whole pieces, and refuses the rest."""
+"""The compiled layer computes the layer's function for whole pieces, and refuses other lengths and forms."""
 
 from functools import partial
 from random import Random

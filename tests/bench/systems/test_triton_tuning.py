@@ -1,4 +1,4 @@
-"""All candidates compile before one is measured, without launches, and the package makes its own choice."""
+"""All candidates of an autotuned kernel compile before one is launched; the autotuner itself then chooses."""
 
 import json
 import os
@@ -13,12 +13,12 @@ TIMES_MS = {16: 3.0, 32: 1.0, 64: 2.0}
 
 
 def add(x, n, BLOCK):
-    """Source that Triton requests of a kernel; never compiled here."""
+    """Serve as a kernel's source, which Triton requires; it is never compiled here."""
 
 
 @pytest.fixture
 def triton(monkeypatch, tmp_path):
-    """Triton with a fake GPU; `launches` records (compiled only, block) of each kernel call."""
+    """Give Triton a fake GPU; `launches` lists (compiled only, block) of each kernel call."""
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction
@@ -36,7 +36,7 @@ def triton(monkeypatch, tmp_path):
 
 
 def tuner():
-    """A kernel of a new process: three candidates, the second the fastest, the third the smallest."""
+    """Return an autotuned kernel as in a new process: three candidates, the second is the fastest."""
     import triton
 
     configs = [triton.Config({"BLOCK": block}, num_stages=stages) for block, stages in ((64, 1), (32, 2), (16, 3))]

@@ -1,4 +1,4 @@
-"""Tuning takes the fastest correct settings; a reference replaces the kernel, a clock the GPU."""
+"""Tuning takes the fastest correct settings. A reference replaces the kernel, and a clock replaces the GPU."""
 
 import tomllib
 
@@ -17,7 +17,7 @@ TOOK_MS = {SLOW: 3.2, FAST: 1.6, WRONG: 0.1}
 
 
 class Clock(CpuClock):
-    """A clock that reads the time of a call from its settings."""
+    """A clock that takes the time of a call from TOOK_MS, by the settings of the last launch."""
 
     def __init__(self, kernel):
         self.kernel, self.time_s = kernel, 0.0
@@ -32,7 +32,7 @@ class Clock(CpuClock):
 
 
 class Kernel:
-    """`generate_step` by the reference, with errors at some settings."""
+    """A `generate_step` that runs the reference and, by its settings, fails or returns wrong outputs."""
 
     def __init__(self):
         self.launched, self.compiled = None, []
@@ -111,7 +111,7 @@ def test_where_none_passes_there_is_no_choice(kernel, monkeypatch):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine with a GPU: planes have a correct candidate, float32 has none."""
+    """Fake a GPU on which precision planes has a correct candidate and float32 has none."""
 
     def measured(trial, log):
         log(f"{trial.learner} {trial.form} {trial.precision} {trial.batch}")

@@ -34,7 +34,7 @@ FEW = Policy(budget_s=0)
 
 
 class OnCpu(VllmTransformer):
-    """transformer/vllm on the small engine."""
+    """The adapter transformer/vllm on the small engine."""
 
     def build(self, case):
         return replace(super().build(case), device="cpu")

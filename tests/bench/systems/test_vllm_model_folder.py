@@ -1,4 +1,4 @@
-"""The folder of an engine's model: a stable name, one process at a time, and no leftovers of a killed one."""
+"""The folder of an engine's model has a stable name, one user at a time, and no leftovers of a killed process."""
 
 import errno
 import fcntl

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class OnCpu(VllmTTT):
-    """A TTT model on the small engine."""
+    """The adapter of a TTT model on the small engine."""
 
     max_num_batched_tokens = 256
 

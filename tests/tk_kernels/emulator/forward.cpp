@@ -7,7 +7,7 @@ namespace {
 std::string failure;
 }
 
-// Pointers in the order of the operator's arguments and results; q, k, v, out [batch, T, H, 64], contiguous. What went wrong, or "".
+// Pointers in the order of the operator's arguments and results; q, k, v, out [batch, T, H, 64], contiguous. Returns the failure, or "".
 extern "C" const char *forward(void *const *x, int batch, int T, int H, int rope, unsigned seed) {
     using namespace ttt::mlp_block;
     const auto floats = [x](int k) { return static_cast<float *>(x[k]); };

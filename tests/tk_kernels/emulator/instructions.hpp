@@ -1,4 +1,4 @@
-// What tk_kernels/ttt_mlp/instructions_sm90.cuh has, by the same names, on machine.hpp.
+// The functions of tk_kernels/ttt_mlp/instructions_sm90.cuh, under the same names, for the emulator of machine.hpp.
 #pragma once
 #include "machine.hpp"
 

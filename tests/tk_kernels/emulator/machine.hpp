@@ -1,13 +1,13 @@
 // One CTA of a Hopper GPU on a CPU: the instructions of tk_kernels/ttt_mlp/instructions_sm90.cuh for a kernel's own source.
 //
-// Every thread is a fibre; a warp or warpgroup instruction is done when all its threads have come. Threads, copies by TMA
-// and products run in an order that the seed decides. What is checked, whatever the order:
-//   - deadlock: nothing can go on;
-//   - races: every 4 bytes of shared memory know who wrote and read them last, and an access must come after those that it
-//     conflicts with by barriers alone (vector clocks of warps, and within a warp of its lanes; TMA has one of its own);
-//   - products and TMA see ordinary stores that were published before the barrier, and no others;
-//   - operands of a product stay as they are until it is waited for, and shared memory is read where something was written.
-// Not seen: registers, banks, time.
+// Every thread is a fibre; a warp or warpgroup instruction executes when all its threads have reached it. Threads, TMA
+// copies and matmuls run in an order that the seed decides. The emulator reports, whatever the order:
+//   - deadlock: no thread, copy or matmul can continue;
+//   - races: each 4 bytes of shared memory record who last wrote and read them. Barriers alone must order an access
+//     after the accesses that it conflicts with (vector clocks of warps and of TMA, and of the lanes within a warp);
+//   - a matmul or TMA copy that reads an ordinary store which was not published before the barrier;
+//   - an operand that changes before its matmul is waited for, and a read of shared memory that nobody has written.
+// It does not model registers, bank conflicts or time.
 #pragma once
 #include <ucontext.h>
 
@@ -38,16 +38,16 @@ using Lanes = std::array<int, 32>;
 template <size_t n> void join(std::array<int, n> &x, const std::array<int, n> &y) {
     for (size_t k = 0; k < n; ++k) x[k] = std::max(x[k], y[k]);
 }
-// What a warp, or a barrier, knows: the events of others that came before, and those whose stores products see
+// The events of others that precede a warp or a barrier, and those of them whose stores matmuls and TMA see
 struct Known {
     Clock seen{}, published{};
     void join(const Known &other) { machine::join(seen, other.seen), machine::join(published, other.published); }
 };
 struct Word {
-    int writer = -1, written = 0;  // by whom, at which of its events
-    int lane = -1, written_by_lane = 0;  // of that warp, at which of the lane's events; -1: by all of it or by TMA
+    int writer = -1, written = 0;  // the warp that wrote last, and its event number
+    int lane = -1, written_by_lane = 0;  // that warp's lane (-1: all lanes, or TMA), and the lane's event number
     int reader = -1;               // the warp that read last
-    Lanes read_by_lane{};          // when, of its lanes
+    Lanes read_by_lane{};          // event numbers of its lanes
     Clock read{};
 };
 
@@ -103,7 +103,7 @@ template <typename Condition> __attribute__((noinline)) void block_until(Conditi
     M->fibres[M->thread].blocked = condition;
     swapcontext(&M->fibres[M->thread].context, &M->main);
 }
-// All of `count` threads come; the last does the work
+// Waits until all `count` threads have come; the last one to come does the work
 template <typename Work> __attribute__((noinline)) void together(Together &c, int count, const std::string &what, Work work) {
     if (c.arrived && c.what != what) fail("threads that should go together are at " + c.what + " and at " + what);
     c.what = what;
@@ -119,7 +119,7 @@ inline std::string name(int who) { return who == TMA ? "TMA" : "warp " + std::to
 inline void check_range(uint32_t at, uint32_t bytes) {
     if (at < 1024 || at + bytes > SHARED || at % bytes) fail("shared memory at " + std::to_string(at) + ", " + std::to_string(bytes) + " bytes");
 }
-// lane: of the warp that reads or writes; none of a product, of TMA and where all lanes do it together.
+// lane: the lane of the warp that reads or writes; none for a matmul, for TMA and for all lanes together.
 inline void on_read(int who, const Known &reader, uint32_t at, bool by_product, int lane = -1) {
     Word &word = M->words[at / 4];
     if (word.writer < 0) fail(name(who) + " reads " + std::to_string(at) + ", which nobody has written");
@@ -195,7 +195,7 @@ inline float number(uint16_t x, int type) { return type ? from_bf16(x) : from_f1
 inline uint32_t packed(uint16_t first, uint16_t second) { return first | uint32_t(second) << 16; }
 
 // ---- products
-// Where element (row, k) of an operand lies: its descriptor as wgmma reads it
+// Returns the address of element (row, k) of an operand, from its descriptor as wgmma reads it
 inline uint32_t address_of(uint64_t descriptor, bool transposed, int row, int k) {
     const uint32_t start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
     const int swizzle = descriptor >> 62;
@@ -210,7 +210,7 @@ inline float element(uint64_t descriptor, bool transposed, int row, int k, int t
     if (at < 1024 || at + 2 > SHARED) fail("a product reads beyond shared memory");
     return number(peek<uint16_t>(at), type);
 }
-// Once a product is waited for: what it read was there when it began
+// Checks, when a matmul is waited for, that what it read in shared memory was published when the matmul began
 inline void check_reads(int group, const Product &x) {
     const auto check = [&](uint64_t descriptor, bool transposed, int rows) {
         for (int row = 0; row < rows; row += transposed ? 2 : 1)
@@ -243,7 +243,7 @@ inline void execute(const Product &x) {
             else *wide = s;
         }
 }
-inline void execute_next(int group) {  // the first that is not done
+inline void execute_next(int group) {  // the first matmul that is not done
     for (Product &x : M->products[group])
         if (!x.done) return execute(x), x.done = true, void();
 }
@@ -258,7 +258,7 @@ __attribute__((noinline)) inline void issue(Product x, void *sum, const uint32_t
     if (left) memcpy(building.left_was[thread % 128], left, 16);
     together(M->warpgroup[group], 128, "a product", [group] { M->products[group].push_back(M->building[group]); });
 }
-// All products of this warpgroup but those of the last `pending` commits are done
+// Completes all matmuls of this warpgroup except those of the last `pending` commits
 __attribute__((noinline)) inline void await(int pending) {
     const int group = M->thread / 128;
     while (!M->products[group].empty() && M->products[group].front().group < M->fibres[M->thread].commits - pending) {
@@ -304,7 +304,7 @@ inline void execute_copy(const Copy &c) {
     x.known.join(tma), x.bytes -= 2048, complete(x);
 }
 
-// Runs the threads of one CTA; what went wrong, or ""
+// Runs the threads of one CTA; returns the failure, or ""
 inline std::string run(const std::array<int, 2> &block, unsigned seed, const std::function<void()> &body) {
     Machine machine;
     M = &machine;
