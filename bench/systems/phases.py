@@ -80,8 +80,11 @@ class PhaseWork:
     def drawn(self, chance: Random, tokens: int) -> list[int]:
         """Draw the sequences that the reference reads, as sorted indices; all checked calls get the same ones."""
         if not self._rows:
-            first = {ahead: row for row, ahead in enumerate(self._ahead)}  # one sequence of each position
-            self._rows = drawn(chance, self.case.batch, tokens) if len(first) == 1 else sorted(first.values())
+            at: dict[int, list[int]] = {}
+            for row, ahead in enumerate(self._ahead):
+                at.setdefault(ahead, []).append(row)
+            one_each = sorted(map(chance.choice, at.values()))
+            self._rows = drawn(chance, self.case.batch, tokens) if len(at) == 1 else one_each
         return self._rows
 
     def repeat(self, chance: Random, rows: list[int]) -> list[int]:
