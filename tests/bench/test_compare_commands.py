@@ -38,7 +38,8 @@ class TorchTransformer:
 
     def build(self, case):
         ms = (FORWARD if case.phase == "forward" else GENERATE) / 100
-        jitter = 1 + os.getpid() % 5 / 1000
+        with open(os.environ["STARTED"]) as file:  # another time in each process
+            jitter = 1 + len(file.read().split()) % 5 / 1000
         samples = [ms * jitter * (1 + at / 1000) for at in range(9)]
         tokens = case.batch * (case.context if case.phase == "forward" else 1)
         return Workload(run=lambda: None, tokens=tokens, engine_samples=lambda policy: repeat(samples))
