@@ -45,7 +45,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return which smaller case of a growing series did not fit or took too long; "" if none did."""
+    """Return which smaller batch or context did not fit or took too long; "" if none did."""
     if not planned.grows:
         return ""
     for record in earlier:

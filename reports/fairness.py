@@ -107,7 +107,7 @@ def _checked(record: Record, name: str) -> float | None:
 
 
 def _voices(models: Iterable[Model]) -> list[Model]:
-    """Return the models that stand for each system and backend: without options, or else with its first options."""
+    """Return the models to compare of each system and backend: those without options, or with the first options."""
     ordered = sorted(models, key=lambda model: bool(model.options))
     first: dict[tuple[str, str], tuple[tuple[str, Scalar], ...]] = {}
     for model in ordered:

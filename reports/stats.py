@@ -163,7 +163,7 @@ def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -
     """Return a column for each option that a case sets; an option named like another column gets a prefix.
 
     A case leaves out an option at its default. The default is filled in for a system and backend that also has another
-    value, or that has a case in a suite with a figure over the option.
+    value, or a case in a suite whose figure varies the option.
     """
     names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
     varied = {(case.system_backend, name) for case in cases for name, _ in case.options}

@@ -86,7 +86,7 @@ class TTTConfig:
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, int, int]]:
-        """The shapes of the learner's initial weights [H, ...] by the authors' names."""
+        """The shapes [H, ...] of the initial weights of the hidden state, by name, such as "W1" and "b1"."""
         heads, dim = self.heads, self.head_dim
         if self.learner == "linear":
             return {"W1": (heads, dim, dim), "b1": (heads, 1, dim)}

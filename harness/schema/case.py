@@ -23,7 +23,7 @@ STORED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Stored:
-    """Base of the dataclasses in files: pydantic checks field types when a file is read, not in constructors."""
+    """Base of the dataclasses that files store. Pydantic checks types when a file is read, not in constructors."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STORED
 

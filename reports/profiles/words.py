@@ -185,7 +185,7 @@ def bound_of(kernel: Kernel, region: Region) -> str:
 
 
 def _of_which(kernel: Kernel) -> str:
-    """Return a note that the counted launches did other work than the mean launch; "" if they did not."""
+    """Return a note if the launches with hardware counters differ from the mean launch; else ""."""
     if not (kernel.counters and kernel.is_counted_unlike):
         return ""
     counted, mean = map(said_number, (kernel.counters.time_us, kernel.mean_us))

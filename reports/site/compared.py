@@ -18,7 +18,7 @@ _SHARED = 0.5  # two runs are compared if they share this part of the measured c
 
 @dataclass(frozen=True)
 class Compared:
-    """Two compared runs; on one GPU model, `a` is the older one.
+    """Two compared runs. If both ran on one GPU model, `a` is the older run.
 
     profiles: HTML that compares the profiles of the cases that both profiled; "" for none.
     """

@@ -185,7 +185,7 @@ def _taps(weight, channel, valid, weight_stride, tap_stride):
 
 @jit
 def _cached(at, valid, C: tl.constexpr):
-    """Load the inputs 3, 2 and 1 tokens back from the cache, past the L1, because they are read once."""
+    """Load the last three inputs from the cache, oldest first. They bypass the L1, because they are read once."""
     r3 = tl.load(at, mask=valid, other=0, cache_modifier=".cg")
     r2 = tl.load(at + C, mask=valid, other=0, cache_modifier=".cg")
     r1 = tl.load(at + 2 * C, mask=valid, other=0, cache_modifier=".cg")

@@ -116,7 +116,7 @@ class VllmSystem:
         raise NotImplementedError
 
     def prompt_tokens(self, case: Case) -> int:
-        """Return the length of prompts, at most GENERATE_PROMPT before a recurrent model's generate steps."""
+        """Return the prompt length: at most GENERATE_PROMPT if a recurrent model generates, else the context."""
         short = case.phase == "generate" and not self.steps_grow
         return min(case.context, GENERATE_PROMPT) if short else case.context
 
