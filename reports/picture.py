@@ -116,11 +116,12 @@ def take(
     section.scroll_into_view_if_needed()
     page.evaluate("drawAll(figures, true)")  # the style may put the figures below each other
     page.wait_for_timeout(RESIZE_MS)
-    return _described(section.screenshot(), section.inner_text())
+    words = section.locator("figure h3, figure .source, figcaption").all_inner_texts()
+    return _described(section.screenshot(), " ".join(words))
 
 
 def _described(png: bytes, text: str) -> bytes:
-    """Return the PNG with `text` as its Description, which search engines and screen readers see."""
+    """Return the PNG with `text` as its Description, for programs that search pictures."""
     chunk = b"iTXtDescription\0\0\0\0\0" + " ".join(text.split()).encode()
     whole = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
     return png[:_HEADER_END] + whole + png[_HEADER_END:]

@@ -184,7 +184,7 @@ class Drawing {
       text: flagged.map((point) => this.points.signs(point)),
       textposition: flagged.map((point) => (this.isCrowdedAbove(line, point) ? "bottom left" : "top left")),
       textfont: { size: 14, color: themed(tone(line)) },
-      marker: { size: 4, opacity: 0 }, // keeps the text off the point
+      marker: { size: 9, opacity: 0 }, // keeps the text off the point
       hoverinfo: "skip",
       cliponaxis: false,
       showlegend: false,

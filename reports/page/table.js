@@ -12,7 +12,7 @@ function element(tag, properties = {}, ...children) {
   return node;
 }
 
-/* Unlike Math.min(...values), these take any number of values. */
+/* Unlike a call of Math.min with all values as arguments, these take any number of values. */
 const smallest = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
 const largest = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
 

@@ -71,6 +71,7 @@ def checkout(tmp_path, monkeypatch):
     (folder / ".gitignore").write_text("__pycache__/\n")
     git(folder.parent, "init", "-q", str(folder))
     monkeypatch.setattr(commands, "ROOT", folder)
+    monkeypatch.setattr("reports.compare.side.is_loaded", lambda environment: False)  # whatever else runs here
     monkeypatch.setenv("STARTED", str(tmp_path / "started"))
     monkeypatch.delenv("PYTHONPATH", raising=False)  # or workers would run this program's code
     monkeypatch.chdir(tmp_path)

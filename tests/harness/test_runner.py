@@ -36,7 +36,7 @@ def test_measures_with_one_worker_while_it_is_healthy(folder: Path) -> None:
     assert len({r.settings["pid"] for r in records if r.status == "ok"}) == 1
     first = records[0]
     assert 3 <= len(first.samples_ms) == len(first.throttled) <= 4
-    assert min(first.samples_ms) == pytest.approx(2.0, rel=0.3)
+    assert min(first.samples_ms) > 1.9  # a call sleeps for 2 ms
     assert first.tokens == 8
     assert first.peak_memory_bytes is not None
     assert first.metrics == {"parameters": 7, "unknown": None}
