@@ -102,7 +102,7 @@ def open_options(page):
 
 def eventually(page, read, expected):
     """Wait until `read` returns `expected`; figures are redrawn one after another."""
-    for _ in range(100):
+    for _ in range(1000):
         if read() == expected:
             return
         page.wait_for_timeout(50)

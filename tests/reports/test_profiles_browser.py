@@ -182,7 +182,7 @@ def test_a_roofline_is_read_point_by_point(profile, page):
     assert "210 TFLOP/s at 190.9 FLOPs per byte, 37% of peak bandwidth" in linear
     assert any(text.startswith("GEMMs as a whole") for text in seen)
     points.last.hover(force=True)
-    assert readout(profile, "roofline") == points.last.get_attribute("aria-label")
+    browsing.eventually(page, lambda: readout(profile, "roofline"), points.last.get_attribute("aria-label"))
     assert profile.locator("tr.chosen th").inner_text() in readout(profile, "roofline")
 
 
@@ -317,7 +317,7 @@ def test_a_pointer_reads_and_the_wheel_scrolls_the_page(profile, page):
     whole = ticks(profile)
     box = host.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 68)
-    assert "in prefill / layer 11" in readout(profile, "timeline")
+    profile.locator(".timeline .readout", has_text="in prefill / layer 11").wait_for()
     scrolled = page.evaluate("scrollY")
     page.mouse.wheel(0, -40)
     page.wait_for_function("before => scrollY < before", arg=scrolled)

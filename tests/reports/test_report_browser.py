@@ -197,10 +197,9 @@ def test_legend_hides_one_line_of_one_figure(page):
 def test_hover_shows_median_and_interval_and_readout_shows_samples(page):
     page.locator(f"#figure-{FIG15}").scroll_into_view_if_needed()
     page.locator(f"#figure-{FIG15} .xy .points path").nth(3).hover(force=True)
-    text = page.locator(f"#figure-{FIG15} .hoverlayer").text_content()
-    assert "TTT-Linear · ThunderKittens" in text
+    page.locator(f"#figure-{FIG15} .hoverlayer", has_text="TTT-Linear · ThunderKittens").wait_for()
     assert len(page.locator(f"#figure-{FIG15} .hoverlayer tspan.line").all()) == 3
-    assert "30 samples" in page.locator(f"#figure-{FIG15} .readout").inner_text()
+    page.locator(f"#figure-{FIG15} .readout", has_text="30 samples").wait_for()
 
 
 def test_the_lower_bound_is_drawn_and_divides_a_line(page):
@@ -218,8 +217,8 @@ def test_the_lower_bound_is_drawn_and_divides_a_line(page):
 def test_hover_of_a_kernel_shows_its_share_of_the_lower_bound(page):
     page.locator(f"#figure-{KERNEL}").scroll_into_view_if_needed()
     page.locator(f"#figure-{KERNEL} .xy .points path").first.hover(force=True)
-    text = page.locator(f"#figure-{KERNEL} .readout").inner_text()
-    assert re.search(r"lower bound \(memory\): 6[67]% of the latency, 19\d\d GB/s, 39\.\d\d TFLOP/s", text), text
+    share = re.compile(r"lower bound \(memory\): 6[67]% of the latency, 19\d\d GB/s, 39\.\d\d TFLOP/s")
+    page.locator(f"#figure-{KERNEL} .readout", has_text=share).wait_for()
 
 
 def test_log_axes_have_ticks_that_do_not_crowd(page):
@@ -330,7 +329,7 @@ def test_hostile_records_are_shown_and_run_nothing(browser, saved):
         assert page.locator("#figure-0 .legend").inner_text().startswith(name)
         page.locator("#figure-0").scroll_into_view_if_needed()
         page.locator("#figure-0 .xy .points path").first.hover(force=True)
-        assert name[:30] in page.locator("#figure-0 .hoverlayer").text_content()
+        page.locator("#figure-0 .hoverlayer", has_text=name[:30]).wait_for()
         browsing.open_options(page)
         page.locator("#figure-0").get_by_label("relative to").select_option(index=1)
         assert "<imgsrc=x" in page.locator("#figure-0 .ytitle").text_content().replace(" ", "")  # is folded
