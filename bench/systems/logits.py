@@ -18,7 +18,6 @@ WIDER = {("ttt-linear", "transformer", "bfloat16"): 2.0}
 # Largest error of timed logits relative to plain PyTorch in the same dtype. In the committed runs every kernel at 1.3B
 # reaches 1.2; eight-bit weights reach 1.9 or more.
 ROUNDINGS = 1.5
-_AS_WIDE = ("", "float32", "float32-planes")  # state dtypes that round no more than the activations
 # For `response_verdict`: the limit on the slope's distance from 1, and the noise that makes a slope meaningless.
 RESPONSE_OFF, RESPONSE_NOISE = 0.5, 0.1
 
@@ -59,11 +58,10 @@ def widened(case: Case) -> dict[str, str]:
 def limits_by_rounding(rounded: torch.Tensor, reference: torch.Tensor, case: Case) -> float:
     """Return the factor on the limits that allows ROUNDINGS times the error of the case's dtype, at most `widening`.
 
-    rounded: logits of the reference's code in that dtype. For float32, or a state coarser than the activations, return
-    `widening`.
+    rounded: logits of the reference's code in that dtype. For float32, return `widening`.
     """
     wider = widening(case)
-    if case.dtype == "float32" or case.state_dtype not in _AS_WIDE:
+    if case.dtype == "float32":
         return wider
     return min(wider, ROUNDINGS * relative_error(rounded, reference) / LOGIT_LIMITS[case.dtype][0])
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from bench.catalogue.systems import ADAPTERS
 from bench.systems.mamba.pytorch import TorchMamba
 from bench.systems.model_calls import last_logits
 from bench.systems.transformer.pytorch import TorchTransformer
@@ -323,9 +324,20 @@ class OneSequenceWrong(OfTheRepository):
 
 
 def in_bfloat16(system: str, phase: str) -> Case:
-    """Return a bfloat16 case of a model of this repository."""
+    """Return a bfloat16 case of a model of this repository, with the state's dtype that a run gives it."""
     steps = (("steps", 16),) if phase == "request" else ()
-    return Case(system, "torch", "tiny", phase, batch=8, context=136, dtype="bfloat16", options=steps)
+    [adapter] = (each for each in ADAPTERS if (each.system, each.backend) == (system, "torch"))
+    return Case(
+        system,
+        "torch",
+        "tiny",
+        phase,
+        8,
+        136,
+        dtype="bfloat16",
+        state_dtype=adapter.state_dtype or "bfloat16",
+        options=steps,
+    )
 
 
 STAGGERED = replace(in_bfloat16("ttt-linear", "generate"), batch=32, options=(("positions", "staggered"),))

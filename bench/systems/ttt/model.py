@@ -43,6 +43,10 @@ class TTTLanguageModel(LanguageModel):
         reference.operator = ReplayedOperator(reference.config.learner)
         return reference
 
+    def rounded_reference(self, model: Any, case: Case) -> Any:
+        """Return a reference in the case's dtype; None for a 16-bit state, because a reference's state is float32."""
+        return None if case.state_dtype in ("bfloat16", "float16") else super().rounded_reference(model, case)
+
     def _compare(self, model: Any, case: Case) -> Verdict:
         """Also check each layer's inner loop and, for a checkpoint, its generated tokens."""
         verdict = super()._compare(model, case)
