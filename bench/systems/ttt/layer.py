@@ -198,7 +198,7 @@ def _outputs_timed_check(reference: Any, arguments: dict[str, Any], trace: Any, 
                 name: value[row : row + 1, :tokens] if name in PER_TOKEN else value for name, value in arguments.items()
             }
             exact = {name: to_float64(value) for name, value in some.items()}
-            states = type(trace)(*(x[:mini_batches, row * heads : (row + 1) * heads].double() for x in trace))
+            states = tuple(x[:mini_batches, row * heads : (row + 1) * heads].double() for x in trace)
             expected = reference.outputs(**exact, trace=states)
             missing = "" if tokens == context else f"of {context} tokens the first {tokens} were compared"
             return timed_verdict([("output", outputs[0][row : row + 1, :tokens], expected)], dtype, missing)
