@@ -2,8 +2,8 @@
 
     Z1 = K @ W1 + b1, Z2 = gelu(Z1) @ W2 + b2      arXiv 2407.04620, Sections 2.3 to 2.7; inference only, no autograd
 
-Three forms of one function: dual and primal for sequences, generate for one token per sequence. An operator's
-`naive.py` defines the function.
+Three forms of one function: dual and primal for sequences, generate for one token per sequence. `naive.py`
+defines the function.
 
 Precision: the state's dtype, float64 for float64 tokens, else float32. Whole mini-batches of the dual form with
 bfloat16 tokens round the inputs of their matmuls (q, k, hidden units, weights, gradients, eta) to bfloat16. Sums and
