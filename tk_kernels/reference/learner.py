@@ -119,6 +119,21 @@ class Learner(Generic[State, PrimalState]):
         self.primal: Any = primal
         self.together = together
 
+    def shapes(
+        self, widths: Sequence[int], sequences: tuple[int, int], mini_batch: int, rows: bool = True
+    ) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor of a state, by name.
+
+        widths: of each layer's input, and of the output. sequences: (B, H). rows: whether the state has rows or sums.
+        """
+        shapes: dict[str, tuple[int, ...]] = {"position": sequences[:1]}
+        names = layers_of((self.state if rows else self.primal)._fields, rows)
+        for name, (inputs, outputs) in zip(names, pairwise(widths), strict=True):
+            weight, bias = (*sequences, inputs, outputs), (*sequences, outputs)
+            x, g = ((*sequences, mini_batch, width) for width in (inputs, outputs))
+            shapes |= dict(zip(name, (weight, bias, x, g) if rows else (weight, bias, weight, bias), strict=True))
+        return shapes
+
     def init_state(self, parameters: Sequence[Tensor], batch: int, mini_batch: int, dtype: torch.dtype) -> State:
         """Return the state of `batch` new sequences. parameters: W [H, in, out] and b [H, 1, out] of each layer."""
         names = self.state._fields
@@ -267,25 +282,10 @@ class Learner(Generic[State, PrimalState]):
         heads, head_dim = x.shape[-2:]
         check_outer(token_scale, ln_weight, ln_bias, heads, head_dim)
         if state is not None:
-            check_state(state, self._shapes(state, (len(x), heads), head_dim, len(token_scale)), x.dtype)
+            rows = isinstance(state, self.state)
+            widths = (head_dim, *(layer.weight.shape[-1] for layer in layers_of(state, rows)[:-1]), head_dim)
+            check_state(state, self.shapes(widths, (len(x), heads), len(token_scale), rows), x.dtype)
         return Outer(*(parameter.to(STATE_DTYPE[x.dtype]) for parameter in (token_scale, ln_weight, ln_bias)))
-
-    def _shapes(
-        self, state: State | PrimalState, each: tuple[int, int], head_dim: int, mini_batch: int
-    ) -> dict[str, tuple[int, ...]]:
-        """Return the required shape of each tensor of the state, by name; `each` is (B, H)."""
-        rows, names = isinstance(state, self.state), state._fields  # type: ignore[union-attr]
-        hidden = [layer.weight.shape[-1] for layer in layers_of(state, rows)[:-1]]
-        shapes: dict[str, tuple[int, ...]] = {"position": each[:1]}
-        for name, (inputs, outputs) in zip(
-            layers_of(names, rows), pairwise((head_dim, *hidden, head_dim)), strict=True
-        ):
-            shapes |= {name.weight: (*each, inputs, outputs), name.bias: (*each, outputs)}
-            if rows:
-                shapes |= {name.x: (*each, mini_batch, inputs), name.g: (*each, mini_batch, outputs)}
-            else:
-                shapes |= {name.x: shapes[name.weight], name.g: shapes[name.bias]}
-        return shapes
 
 
 def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Trace:
