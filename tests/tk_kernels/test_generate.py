@@ -252,7 +252,7 @@ def test_simulation_rounds_weights_and_rows(operator: str, precision: str, bits:
 
 
 @pytest.mark.parametrize(
-    ("form", "precision", "message"), [("duall", "planes", "form 'duall'"), ("dual", "fp8", "precision 'fp8'")]
+    ("form", "precision", "message"), [("duall", "planes", "form is 'duall'"), ("dual", "fp8", "precision is 'fp8'")]
 )
 def test_wrong_choices_are_named(form: str, precision: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

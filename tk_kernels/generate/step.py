@@ -18,7 +18,6 @@ from tk_kernels.generate.common import (
     dependent_launch,
     dot_type,
     float_copy,
-    gathered_rows,
     on_its_device,
     restore,
     section_name,
@@ -27,6 +26,7 @@ from tk_kernels.generate.common import (
 )
 from tk_kernels.generate.tuning import Tuning, check_launch, tuning
 from tk_kernels.reference.learner import layers_of
+from tk_kernels.reference.token_rows import rows_before
 
 
 @dataclass(kw_only=True)
@@ -68,13 +68,18 @@ class StepState:
             weight, low = by_sequences(partial(store, precision=precision), W)
             kept |= dict(zip(names, (weight, low, float_copy(layer.bias)), strict=True))
         rows = (*(layer.x for layer in layers), *(layer.g for layer in layers))
-        sums = _running_sums if form == "primal" else None
+        row_type = PRECISIONS[precision].rows
+
+        def gathered(position: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
+            counted = [rows_before(x, position) for x in rows]
+            return _running_sums(*counted) if form == "primal" else tuple(x.to(row_type, copy=True) for x in counted)
+
         return cls(
             form=form,
             precision=precision,
             mini_batch=rows[0].shape[2],
             position=state.position[:, None].repeat(1, rows[0].shape[1]).to(torch.int32),
-            gathered=gathered_rows(state.position, rows, PRECISIONS[precision].rows, sums),
+            gathered=by_sequences(gathered, state.position, *rows),
             **kept,
         )
 
