@@ -24,7 +24,7 @@ from tk_kernels.generate.common import (
     store,
     triton,
 )
-from tk_kernels.generate.tuning import Tuning, check_launch, tuning
+from tk_kernels.generate.tuning import Tuning, tuning
 from tk_kernels.reference.learner import layers_of
 from tk_kernels.reference.token_rows import rows_before
 
@@ -190,7 +190,8 @@ def generate_step(
     if not B * H:
         return out
     launch = launch or s.default_launch()
-    check_launch(launch, s.suits_sm90())
+    if launch.sm90 and not s.suits_sm90():
+        raise ValueError(f"launch {launch}: the kernel of sm_90 takes no such state; see `suits_sm90`")
     kernel, constants = s.kernel(launch)
     weight, low, *_ = parameters
     paged: tuple[Any, ...] = ()

@@ -70,7 +70,7 @@ inline arguments arguments_of(const tensors &x, int64_t m, bool rope) {
     return a;
 }
 
-// The function that Python calls. LAUNCH takes (arguments, tensors if it wants them, batch, stream); m: mini-batch.
+// The function that Python calls. LAUNCH takes (arguments, tensors, batch, stream); m: mini-batch.
 template <int m, auto LAUNCH>
 void forward(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView token_scale, TensorView ln_weight,
              TensorView ln_bias, TensorView W1, TensorView b1, TensorView W2, TensorView b2, TensorView out,
@@ -78,10 +78,7 @@ void forward(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView
              TensorView x2_rows, TensorView g1_rows, TensorView g2_rows, bool rope) {
     const tensors x{q,   k,      v,      lr,     token_scale, ln_weight, ln_bias, W1,      b1,     W2,
                     b2,  out,    W1_out, b1_out, W2_out,      b2_out,    k_rows,  x2_rows, g1_rows, g2_rows};
-    if constexpr (std::is_invocable_v<decltype(LAUNCH), arguments, tensors, int, cudaStream_t>)
-        LAUNCH(arguments_of(x, m, rope), x, q.size(0), stream_of(q));  // LAUNCH makes tensor maps of them
-    else
-        LAUNCH(arguments_of(x, m, rope), q.size(0), stream_of(q));
+    LAUNCH(arguments_of(x, m, rope), x, q.size(0), stream_of(q));
 }
 
 }  // namespace ttt::mlp
