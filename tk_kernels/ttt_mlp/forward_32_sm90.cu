@@ -124,8 +124,19 @@ constexpr int B = 32, GROUPS = 2, OWN = F / BLOCK / GROUPS;  // OWN: blocks of F
 constexpr int THREADS = GROUPS * WARPGROUP_THREADS;
 static_assert(THREADS == F && THREADS == 8 * B);  // a thread per bias; eight threads per token, eight elements each
 
-struct globals : arguments {
-    __device__ int pending() const { return this->T % B; }  // tokens of a short last mini-batch
+struct globals {
+    const bf16 *q, *k, *v;  // [batch, T, H, D]
+    bf16 *out;              // [batch, T, H, D], contiguous
+    int64_t q_stride[3], k_stride[3], v_stride[3];  // in elements, of batch, T and H
+    const float *lr, *token_scale;                  // [batch, T, H]; [B], no value below 0
+    const float *ln_weight, *ln_bias;               // [H, D]
+    const float *W1, *b1, *W2, *b2;                 // [batch, H, D, F], [batch, H, F], [batch, H, F, D], [batch, H, D]
+    float *W1_out, *b1_out, *W2_out, *b2_out;       // the same shapes
+    float *k_rows, *x2_rows, *g1_rows, *g2_rows;    // [batch, H, B, D or F]: rows of a short last mini-batch
+    int T, H;
+    bool rope;
+
+    __device__ int pending() const { return T % B; }  // tokens of a short last mini-batch
 };
 
 struct layout {
@@ -604,14 +615,17 @@ __global__ __launch_bounds__(THREADS, 1) void forward_32_kernel(const __grid_con
     chain(g, *reinterpret_cast<shared *>(memory)).run();
 }
 
-void launch(const arguments &a, const tensors &, int batch, cudaStream_t stream) {
+void launch(const tensors &x, bool rope, cudaStream_t stream) {
+    globals g{.rope = rope};
+    set_arguments(g, x, B);
+    set_tokens(g.v, g.v_stride, "v", x.v, {x.q.size(0), g.T, g.H, D});
     constexpr int BYTES = sizeof(shared);
     const auto kernel = forward_32_kernel;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES), "shared memory");
-    kernel<<<dim3(a.H, batch), THREADS, BYTES, stream>>>({a});
+    kernel<<<dim3(g.H, x.q.size(0)), THREADS, BYTES, stream>>>(g);
     check_cuda(cudaGetLastError(), "launch");
 }
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, (ttt::mlp::forward<B, launch>));
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, ttt::mlp::forward<launch>);
