@@ -32,6 +32,7 @@ from tk_kernels.checks import (
 )
 from tk_kernels.reference.layer import Outer, gradient_offset, ln_l2_grad, output
 from tk_kernels.reference.mini_batches import (
+    BIAS_INPUTS,
     causal_eta,
     matmul,
     mini_batches_together,
@@ -118,6 +119,7 @@ class Learner(Generic[State, PrimalState]):
         self.state: Any = state
         self.primal: Any = primal
         self.together = together
+        self._names = layers_of(state._fields), layers_of(primal._fields, rows=False)  # type: ignore[attr-defined]
 
     def shapes(
         self, widths: Sequence[int], sequences: tuple[int, int], mini_batch: int, rows: bool = True
@@ -127,11 +129,10 @@ class Learner(Generic[State, PrimalState]):
         widths: of each layer's input, and of the output. sequences: (B, H). rows: whether the state has rows or sums.
         """
         shapes: dict[str, tuple[int, ...]] = {"position": sequences[:1]}
-        names = layers_of((self.state if rows else self.primal)._fields, rows)
-        for name, (inputs, outputs) in zip(names, pairwise(widths), strict=True):
-            weight, bias = (*sequences, inputs, outputs), (*sequences, outputs)
-            x, g = ((*sequences, mini_batch, width) for width in (inputs, outputs))
-            shapes |= dict(zip(name, (weight, bias, x, g) if rows else (weight, bias, weight, bias), strict=True))
+        for name, (inputs, outputs) in zip(self._names[0 if rows else 1], pairwise(widths), strict=True):
+            shapes[name.weight], shapes[name.bias] = (*sequences, inputs, outputs), (*sequences, outputs)
+            shapes[name.x] = (*sequences, mini_batch, inputs) if rows else shapes[name.weight]
+            shapes[name.g] = (*sequences, mini_batch, outputs) if rows else shapes[name.bias]
         return shapes
 
     def init_state(self, parameters: Sequence[Tensor], batch: int, mini_batch: int, dtype: torch.dtype) -> State:
@@ -301,25 +302,32 @@ def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Tra
     weight_squared = outer.ln_weight.square().repeat(len(k), 1).unsqueeze(1)
     weights = [packed(layer.weight, layer.bias) for layer in layers]
     rows = [k.new_empty(*keys.shape[:3], W.shape[-1]) for W in weights]
-    trace = [k.new_empty(len(keys), *W.shape) for W in weights], [with_bias_input(x) for x in rows[:-1]], rows
-    for n, (key, step, rate, offset) in enumerate(zip(keys, steps, rates, offsets, strict=True)):
-        W, inputs, G = ([x[n] for x in each] for each in trace)
-        for now, weight in zip(W, weights, strict=True):
-            now.copy_(weight)
-        z = [matmul(key, W[0])]  # Z1 = K @ W1 + b1
-        for x, weight in zip(inputs, W[1:], strict=True):
-            x[..., : z[-1].shape[-1]].copy_(gelu(z[-1]))
-            z.append(matmul(x, weight))  # Z2 = gelu(Z1) @ W2 + b2
-        G[-1].copy_(ln_l2_grad(z[-1], offset, weight_squared))
-        for after in range(len(inputs), 0, -1):  # G1 = (G2 @ W2^T) * gelu'(Z1)
-            before = z[after - 1]
-            G[after - 1].copy_(gelu_backward(matmul(G[after], W[after][:, : before.shape[-1]].mT), before))
+    trace = (*(k.new_empty(len(keys), *W.shape) for W in weights), *map(with_bias_input, rows[:-1]), *rows)
+    last = len(layers) - 1
+    for key, step, rate, offset, *mini_batch_trace in zip(keys, steps, rates, offsets, *trace, strict=True):
+        W, X, G = _parts(mini_batch_trace)
+        x, z = key, []
+        for n, weight in enumerate(weights):
+            W[n].copy_(weight)
+            z.append(matmul(x, W[n]))  # Z1 = K @ W1 + b1, Z2 = gelu(Z1) @ W2 + b2
+            if n < last:
+                x = X[n]
+                x[..., :-BIAS_INPUTS].copy_(gelu(z[n]))
+        G[last].copy_(ln_l2_grad(z[last], offset, weight_squared))
+        for n in range(last, 0, -1):  # G1 = (G2 @ W2^T) * gelu'(Z1)
+            G[n - 1].copy_(gelu_backward(matmul(G[n], W[n][:, :-BIAS_INPUTS].mT), z[n - 1]))
         subtract_matmul_(weights[0], step, G[0])  # W1 <- W1 - (eta_last^T * K)^T @ G1, and b1
-        for weight, x, gradient in zip(weights[1:], inputs, G[1:], strict=True):
-            subtract_matmul_(weight, x.mT, rate * gradient)
+        for n in range(1, last + 1):
+            subtract_matmul_(weights[n], X[n - 1].mT, rate * G[n])
     for layer, weight in zip(layers, weights, strict=True):
         unpack_(weight, layer.weight, layer.bias)
-    return tuple(x for each in trace for x in each)
+    return trace
+
+
+def _parts(trace: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
+    """Return a trace's weights of each layer, inputs of each layer except the first, and gradients of each layer."""
+    layers = (len(trace) + 1) // 3
+    return trace[:layers], trace[layers:-layers], trace[-layers:]
 
 
 def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tensor:
@@ -327,13 +335,12 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
 
     Each layer: Zbar = Xbar @ W + b - tril(eta * (Xbar @ X^T + 1)) @ G. Then out = Q + LN(Zbar).
     """
-    mini_batch, layers = len(outer.token_scale), (len(trace) + 1) // 3
+    mini_batch = len(outer.token_scale)
     queries, keys = (with_bias_input(tiled(x, mini_batch).flatten(0, 1)) for x in (q, k))
     eta = causal_eta(tiled(lr, mini_batch).flatten(0, 1), outer.token_scale)
-    flat = [x.flatten(0, 1) for x in trace]
-    weights, inputs, gradients = flat[:layers], [keys, *flat[layers:-layers]], flat[-layers:]
+    weights, inputs, gradients = _parts([x.flatten(0, 1) for x in trace])
     z = read_layer(queries, weights[0], keys, gradients[0], eta)
-    for W, X, G in zip(weights[1:], inputs[1:], gradients[1:], strict=True):
+    for W, X, G in zip(weights[1:], inputs, gradients[1:], strict=True):
         z = read_layer(with_bias_input(gelu(z).to(q.dtype)), W, X, G, eta)
     return output(untiled(z.unflatten(0, (len(trace[0]), -1)), len(q)), q, outer)
 
