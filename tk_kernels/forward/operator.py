@@ -58,7 +58,8 @@ def chosen(q: Tensor, mini_batch: int, kernels: dict[int, str]) -> str:
 class ForwardOperator:
     """The forward of one operator.
 
-    name: "linear" or "mlp". learner: its reference. widths: of its layers' inputs and outputs, in heads.
+    name: "linear" or "mlp". learner: its reference.
+    widths: those of its layers' inputs and of the output, in head dimensions.
     kernels: names of the Hopper kernels, by mini-batch. portable: launches the Triton kernel.
     plan: returns further arguments of the Hopper kernel, for tokens like q [B, T, H, D] and the mini-batch.
     """
@@ -140,9 +141,7 @@ class ForwardOperator:
             _check_strides(name, x)
         check_shape("lr", lr, tuple(q.shape[:3]))
         check_outer(token_scale, ln_weight, ln_bias, heads, head_dim)
-        least, most = common.MINI_BATCHES[0], common.MINI_BATCHES[-1]
-        if not least <= len(token_scale) <= most:
-            raise ValueError(f"len(token_scale), the mini-batch, is {len(token_scale)}: must be {least} to {most}")
+        _check_mini_batch(token_scale)
         widths = [head_dim * width for width in self.widths]
         shapes = self.learner.shapes(widths, (batch, heads), len(token_scale))
         kept = state._asdict()  # type: ignore[attr-defined]
@@ -204,6 +203,12 @@ class ForwardOperator:
             found, after = by_reference(self.learner.forward, tokens, outer, state, 0, rope)
             for target, x in zip(outputs, (found, *after[:-1]), strict=True):
                 target.copy_(x)
+
+
+def _check_mini_batch(token_scale: Tensor) -> None:
+    least, most = common.MINI_BATCHES[0], common.MINI_BATCHES[-1]
+    if not least <= len(token_scale) <= most:
+        raise ValueError(f"len(token_scale), the mini-batch, is {len(token_scale)}: must be {least} to {most}")
 
 
 def _check_strides(name: str, x: Tensor) -> None:
