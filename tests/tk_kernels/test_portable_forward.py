@@ -145,7 +145,7 @@ def tokens_on(device: str, head_dim: int = 64, dtype: torch.dtype = torch.bfloat
 def test_the_operator_takes_the_fastest_backend(monkeypatch, name, tokens, mini_batch, hopper, expected):
     monkeypatch.setattr(operator, "hopper_unavailable", lambda kernel, arch: "" if hopper else "no Hopper GPU")
     monkeypatch.setattr(common, "available", lambda: "")
-    assert operator.chosen(tokens, mini_batch, OPS[name].KERNELS) == expected[name]
+    assert OPS[name].choice(tokens, mini_batch) == expected[name]
 
 
 def test_an_old_gpu_is_named(monkeypatch):

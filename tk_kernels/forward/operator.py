@@ -86,6 +86,10 @@ class ForwardOperator:
         check_choice("mini_batch", mini_batch, tuple(self.kernels))
         return build.unavailable(self.kernels[mini_batch])
 
+    def choice(self, q: Tensor, mini_batch: int) -> str:
+        """Return the backend that `forward` chooses for tokens like q [B, T, H, D]: one of BACKENDS."""
+        return chosen(q, mini_batch, self.kernels)
+
     def forward(
         self,
         q: Tensor,
@@ -111,7 +115,7 @@ class ForwardOperator:
         end run in the reference.
         rope: apply RoPE (theta 10000, position in the mini-batch, interleaved pairs). Without it, q and k have RoPE.
         start: the state's position, 0 to m - 1. None reads it from the device, which waits for the GPU.
-        backend: one of BACKENDS; "" selects by `chosen`.
+        backend: one of BACKENDS; "" selects by `choice`.
         Raises ValueError for unsupported arguments.
         """
         tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
@@ -186,7 +190,7 @@ class ForwardOperator:
     ) -> None:
         """Run `backend` and write `outputs`: out, weights, rows. For an update in place they hold the given weights."""
         q, mini_batch = tokens[0], len(outer[0])
-        backend = backend or chosen(q, mini_batch, self.kernels)
+        backend = backend or self.choice(q, mini_batch)
         if backend == THUNDERKITTENS:
             names = ("q", "k", "v", *self.weights, "out", *self.learner.state._fields[:-1])
             _check_addresses(zip(names, (*tokens[:3], *weights, *outputs), strict=True))

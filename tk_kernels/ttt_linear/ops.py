@@ -21,4 +21,4 @@ def _plan(q: Tensor, mini_batch: int) -> tuple[int, int]:
 
 
 OPERATOR = ForwardOperator("linear", LINEAR, (1, 1), KERNELS, portable.launch, _plan)
-available, forward = OPERATOR.available, OPERATOR.forward
+available, choice, forward = OPERATOR.available, OPERATOR.choice, OPERATOR.forward

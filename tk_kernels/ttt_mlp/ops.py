@@ -7,4 +7,4 @@ from tk_kernels.ttt_mlp.reference import MLP
 KERNELS = {16: "ttt_mlp/forward_sm90", 32: "ttt_mlp/forward_32_sm90"}  # for Hopper, by mini-batch
 
 OPERATOR = ForwardOperator("mlp", MLP, (1, 4, 1), KERNELS, portable.launch)
-available, forward = OPERATOR.available, OPERATOR.forward
+available, choice, forward = OPERATOR.available, OPERATOR.choice, OPERATOR.forward
