@@ -6,7 +6,7 @@ FLOPs, two per multiply-add:
 - Causal attention: two GEMMs over T^2 / 2 pairs.
 - Mamba's scan: 6 per token and element of the state (arXiv 2312.00752, equation 2).
 - Delta rules: 7 per token and element for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).
-- TTT's inner loop: `tk_kernels.ttt_linear.cost` and `tk_kernels.ttt_mlp.cost`; tiles under a causal mask count whole.
+- TTT's inner loop: `tk_kernels.cost`; tiles under a causal mask count whole.
 
 Bytes: weights once per call or step, token ids, and the state, KV cache and convolution inputs, read and written.
 Activations are not counted, because a fused kernel need not write them.
@@ -14,13 +14,13 @@ Activations are not counted, because a fused kernel need not write them.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 from bench.kept import ELEMENT_BYTES, generate_precision, state_element_bytes, window_bytes
 from bench.models.config import CONV_KERNEL, DeltaRuleConfig, MambaConfig, TransformerConfig, TTTConfig
 from harness.schema.case import Case
 from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work
+from tk_kernels.cost import COSTS
 
 ID_BYTES = 8
 LEARNER_BYTES = 4  # a learner's initial weights are float32 in a model of any dtype
@@ -115,7 +115,7 @@ def _mixed_prompt(config: Any, case: Case) -> Work | None:
         state = batch * config.state_numbers
         layer = Work(config.token_flops * tokens * state, state * state_element_bytes(case))
     elif isinstance(config, TTTConfig):
-        cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
+        cost = COSTS[config.learner]
         shape = (config.heads, config.head_dim)
         layer = Work(
             cost.forward_flops(batch, tokens, *shape, config.mini_batch),
@@ -140,10 +140,9 @@ def _mixed_step(config: Any, case: Case, form: str) -> Work | None:
         state = batch * config.state_numbers
         layer = Work(config.token_flops * state, 2 * state * state_element_bytes(case))
     elif isinstance(config, TTTConfig):
-        cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
+        cost = COSTS[config.learner]
         shape = (batch, config.heads, config.head_dim, config.mini_batch, form)
-        precision, rows = generate_precision(case)
-        moved = cost.generate_state_traffic(*shape, precision, row_element_bytes=rows)
+        moved = cost.generate_state_traffic(*shape, generate_precision(case)[0])
         layer = Work(cost.generate_flops(*shape), moved)
     else:
         return None

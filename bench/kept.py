@@ -1,10 +1,10 @@
 """Count the bytes of a sequence's state: KV cache or recurrent state, and the last inputs of its convolutions."""
 
-from importlib import import_module
 from typing import Any
 
 from bench.models.config import CONV_KERNEL, MambaConfig, TransformerConfig, TTTConfig, convolved_channels
 from harness.schema.case import Case
+from tk_kernels.cost import COSTS
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PRECISIONS = {"float32-planes": "planes"}
@@ -22,16 +22,15 @@ def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
     if isinstance(config, MambaConfig):
         return config.layers * config.state_numbers * size + windows
     assert isinstance(config, TTTConfig)
-    cost, shape = import_module(f"tk_kernels.ttt_{config.learner}.cost"), (1, config.heads, config.head_dim)
+    cost, shape = COSTS[config.learner], (1, config.heads, config.head_dim)
     if case.phase == "forward":
         return config.layers * cost.state_bytes(*shape, size) + windows
-    precision, rows = generate_precision(case)
-    layer = cost.generate_state_bytes(*shape, config.mini_batch, form, precision, row_element_bytes=rows)
+    layer = cost.generate_state_bytes(*shape, config.mini_batch, form, generate_precision(case)[0])
     return config.layers * layer + windows
 
 
 def generate_precision(case: Case) -> tuple[str, int]:
-    """Return a case's precision as `tk_kernels.generate.traffic` names it, and the bytes per element of cached rows."""
+    """Return a case's precision as `tk_kernels.cost` names it, and the bytes per element of cached rows."""
     dtype = case.state_dtype or "float32"
     return _PRECISIONS.get(dtype, dtype), 4 if dtype == "float32" else 2
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 from bench.errors import UserError
@@ -13,6 +12,7 @@ from harness.schema.case import Case
 from harness.schema.reason import said_number
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
+from tk_kernels.cost import COSTS
 
 
 def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> None:
@@ -125,7 +125,7 @@ def least_bytes(case: Case) -> int:
 
 def _layer_bytes(config: Any, case: Case) -> int:
     """Return the bytes of a layer's case: all sequences' states; for forward also q, k, v, out, lr and new states."""
-    cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
+    cost = COSTS[config.learner]
     shape = (config.heads, config.head_dim)
     state = cost.state_bytes(case.batch, *shape, state_element_bytes(case))
     if case.phase == "generate":

@@ -144,7 +144,7 @@ def test_verify_of_an_unavailable_system_verifies_nothing(tmp_path):
 
 def test_build_prints_template_arguments_and_no_markup(monkeypatch, capsys):
     names = ("run<[/a]>(float [16])", "void ttt::run<ttt::layout<16, true> >(ttt::layout<16, true>::globals)")
-    resources = [build.KernelResources(name, 40, 0, 0, 0, 0) for name in names]
+    resources = [build.KernelResources(name, 40, 0) for name in names]
     built = type("Built", (), {"name": "forward", "compiled": True, "resources": resources})
     monkeypatch.setattr(build, "find_nvcc", lambda: None)
     monkeypatch.setattr(build, "build_all", lambda: [built])

@@ -11,8 +11,9 @@ from bench.cost import model_work, total
 from bench.models.config import model_config, parameter_count
 from harness.schema.case import Case
 from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work
-from tk_kernels.ttt_linear import cost
+from tk_kernels.cost import COSTS
 
+cost = COSTS["linear"]
 CASE = Case("transformer", "torch", "1.3b", "forward", 16, 2048)
 
 
@@ -69,9 +70,8 @@ def test_a_step_of_ttt(state_dtype, form):
     found = work(case, form=form)
     inner = 24 * cost.generate_flops(16, 32, 64, 16, form)
     assert found.flops == 2 * 16 * (parameter_count(config) - learners) + inner
-    rows = {"float32-planes": 2, "float32": 4}[state_dtype]
     precision = state_dtype.removeprefix("float32-")
-    moved = 24 * cost.generate_state_traffic(16, 32, 64, 16, form, precision, row_element_bytes=rows)
+    moved = 24 * cost.generate_state_traffic(16, 32, 64, 16, form, precision)
     windows = 24 * 2 * 2048 * 4 * 2 * 16
     assert found.bytes == 2 * (parameter_count(config) - learners) + 8 * 16 + moved + windows
 

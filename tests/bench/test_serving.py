@@ -51,8 +51,8 @@ def test_a_page_of_the_kernels_state(learner, page_bytes):
 def test_the_tensors_of_a_page_begin_at_64_bytes_and_do_not_meet():
     config = replace(model_config("ttt-linear", "tiny"), width=20, heads=2)
     layout = Layout(config, KernelOperator("linear"), torch.bfloat16)
-    assert layout.shapes[:3] == [(3, 20), (3, 20), (2, 10, 10)]
-    assert layout.offsets == [0, 128, 256, 704, 1152, 1280, 1920]
+    assert layout.shapes[2:5] == [(2, 16, 10), (2, 16, 10), (2, 10, 10)]
+    assert layout.offsets == [0, 128, 256, 896, 1536, 1984, 2432]
     pages = torch.zeros(3, layout.page_bytes, dtype=torch.int8)
     for number, view in enumerate(layout.views(pages)):
         view[1] = number

@@ -92,7 +92,7 @@ def assert_matches(operator: str, out: Tensor, state: Any, expected: tuple[Tenso
     count = int(state.position[0])
     for name, ours, theirs in zip(state._fields, state, expected[1], strict=True):
         assert ours.isfinite().all(), name
-        if name in OPS[operator].WEIGHTS:
+        if name in OPS[operator].OPERATOR.weights:
             assert relative_error(ours, theirs) < STATE_ERROR, name
         elif name != "position":
             limit = (1e-3 if rotate else 1e-6) if name == "k_rows" else ROWS_ERROR[operator]

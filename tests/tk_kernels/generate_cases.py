@@ -19,6 +19,7 @@ from tests.interpreter import DEVICE, INTERPRETED
 from tests.tk_kernels.tolerances import relative_error
 from tk_kernels import FORMS
 from tk_kernels.generate import common
+from tk_kernels.reference import learner
 from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import reference as linear_reference
 from tk_kernels.ttt_mlp import generate as mlp_generate
@@ -184,9 +185,9 @@ class Simulation(Exact):
     def _rows_rounded(self) -> Any:
         """Make the reference round each row it writes, so that the current token's row is rounded too."""
         with pytest.MonkeyPatch.context() as patch:
-            write = self.reference.write_rows_
+            write = learner.write_rows_
             rounded = lambda rows, x, at: write(rows, stored(x, self.kind.rows), at)  # noqa: E731
-            patch.setattr(self.reference, "write_rows_", rounded)
+            patch.setattr(learner, "write_rows_", rounded)
             yield
 
 

@@ -6,15 +6,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tk_kernels.ttt_linear import naive as naive_linear
+from tk_kernels.reference import naive as definition
 from tk_kernels.ttt_linear import reference as ttt_linear
-from tk_kernels.ttt_mlp import naive as naive_mlp
 from tk_kernels.ttt_mlp import reference as ttt_mlp
 
 torch.set_num_threads(1)  # more threads slow down cases this small
 
 OPERATORS: dict[str, Any] = {"linear": ttt_linear, "mlp": ttt_mlp}
-NAIVE: dict[str, Any] = {"linear": naive_linear, "mlp": naive_mlp}
+NAIVE: dict[str, Any] = {"linear": definition.linear, "mlp": definition.mlp}
 
 
 class Case(NamedTuple):
@@ -70,7 +69,7 @@ def case(
 def naive_state(operator: str, case: Case, row: int, head: int) -> Any:
     """Return the naive form's initial state for one head of one sequence."""
     names = ("W", "b") if operator == "linear" else ("W1", "b1", "W2", "b2")
-    return NAIVE[operator].fresh_state(*(getattr(case.state, name)[row, head] for name in names))
+    return definition.fresh_state(*(getattr(case.state, name)[row, head] for name in names))
 
 
 def naive(operator: str, case: Case) -> tuple[Tensor, list[Tensor]]:
@@ -80,10 +79,9 @@ def naive(operator: str, case: Case) -> tuple[Tensor, list[Tensor]]:
         for head in range(case.q.shape[2]):
             outer = (case.token_scale, case.ln_weight[head], case.ln_bias[head])
             tokens = (x[row, :, head] for x in case[:4])
-            found = NAIVE[operator].forward(*tokens, *outer, naive_state(operator, case, row, head))
-            out[row, :, head], state = found
-            position = torch.tensor(state.position)
-            states.append([*state[:-1], position] if operator == "linear" else [*state.weights, *state.sums, position])
+            state = naive_state(operator, case, row, head)
+            out[row, :, head], state = definition.forward(NAIVE[operator], *tokens, *outer, state)
+            states.append([*state.weights, *state.sums, torch.tensor(state.position)])
     shape = (len(case.q), case.q.shape[2])
     tensors = [torch.stack(parts).unflatten(0, shape) for parts in zip(*states, strict=True)]
     return out, [*tensors[:-1], tensors[-1][:, 0].int()]

@@ -19,6 +19,7 @@ from torch import Tensor
 from tests.tk_kernels.forward_prompts import assert_matches, exact, mlp_arguments
 from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_mlp import ops
+from tk_kernels.ttt_mlp.reference import MLP
 
 EMULATOR = Path(__file__).parent / "emulator"
 SOURCES = {path.name: path.read_text() for path in Path(ops.__file__).parent.glob("block_*.cuh")}
@@ -64,9 +65,6 @@ def run(kernel: ctypes.CDLL, tensors: list[Tensor], rope: bool, seed: int = 0) -
     return kernel.forward(pointers, batch, tokens, heads, int(rope), seed).decode()
 
 
-INPUTS = 11  # q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2
-
-
 def prompt(tokens: int) -> list[Tensor]:
     """Return the kernel's inputs for one sequence with one head."""
     args = mlp_arguments(tokens, batch=1, heads=1)
@@ -75,24 +73,24 @@ def prompt(tokens: int) -> list[Tensor]:
 
 def empty_results(tensors: list[Tensor]) -> list[Tensor]:
     """Return empty tensors for the kernel's outputs, weights and rows."""
-    after = ops._empty_state(tuple(tensors[7:]), torch.empty(len(tensors[0]), dtype=torch.int32), len(tensors[4]))
-    return [torch.empty_like(tensors[0]), *after[:-1]]
+    q, token_scale, hidden = tensors[0], tensors[4], tensors[7].shape[-1]
+    shapes = MLP.shapes((q.shape[3], hidden, q.shape[3]), (len(q), q.shape[2]), len(token_scale))
+    return [torch.empty_like(q), *(torch.empty(shapes[name]) for name in MLP.state._fields[:-1])]
 
 
 @pytest.fixture
 def forward(kernel: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch):
     """Return the operator's forward on the emulated kernel; results start as NaN unless they alias an input."""
 
-    def emulated(*arguments):
-        *tensors, rope, _ = arguments
-        inputs, results = tensors[:INPUTS], tensors[INPUTS:]
+    def emulated(tokens, outer, weights, results, rope, _):
+        inputs = (*tokens, *outer, *weights)
         for result in results:
             if all(result is not given for given in inputs):
                 result.fill_(float("nan"))
         failure = run(kernel, [*(x.contiguous() for x in inputs), *results], rope)
         assert not failure
 
-    monkeypatch.setattr(ops, "_forward", emulated)
+    monkeypatch.setattr(ops.OPERATOR, "launch", emulated)
     return ops.forward
 
 

@@ -124,7 +124,7 @@ def test_a_last_scale_of_zero_keeps_the_weights(kernel):
     args[4][-1] = 0  # the TTT-MLP kernel divides by it
     out, state = kernel.forward(*args, start=0)
     assert_matches(kernel.operator, out, state, exact(kernel.operator, args))
-    for name in OPS[kernel.operator].WEIGHTS:
+    for name in OPS[kernel.operator].OPERATOR.weights:
         assert relative_error(getattr(state, name), getattr(args[-1], name)) < 1e-6
 
 
@@ -170,7 +170,7 @@ def test_error_does_not_grow_with_length(kernel, tokens, correlation, record_pro
     args = trained(kernel, 1, tokens, 4, correlation)
     (out, state), (out_exact, state_exact) = kernel.forward(*args, start=0), exact(kernel.operator, list(args))
     quarters = [relative_error(*pair) for pair in zip(out.chunk(4, 1), out_exact.chunk(4, 1), strict=True)]
-    weights = OPS[kernel.operator].WEIGHTS
+    weights = OPS[kernel.operator].OPERATOR.weights
     errors = {name: relative_error(getattr(state, name), getattr(state_exact, name)) for name in weights}
     errors["out"] = relative_error(out, out_exact)
     record_property("relative errors", errors | {"quarters of out": quarters})
@@ -218,7 +218,7 @@ def test_nan_and_infinity_stay_in_their_head(kernel, name, bad):
 def spoiled(operator: str, args: Case, name: str, bad: float) -> Case:
     """Return the arguments with the element `bad` in tensor `name`, in head 2 of sequence 1."""
     if name == "weight":
-        weight = next(iter(OPS[operator].WEIGHTS))
+        weight = OPS[operator].OPERATOR.weights[0]
         changed = getattr(args.state, weight).clone()
         changed[1, 2, 30, 40] = bad
         return args._replace(state=args.state._replace(**{weight: changed}))

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.tk_kernels.tolerances import relative_error
-from tk_kernels.forward.operator import HEAD_DIM, check_arguments, forward_from, to_float32
+from tk_kernels import build
+from tk_kernels.forward.operator import HEAD_DIM, forward_from, to_float32
 from tk_kernels.reference.layer import rope
 from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_linear import ops as linear_ops
@@ -18,6 +19,8 @@ from tk_kernels.ttt_mlp import ops as mlp_ops
 from tk_kernels.ttt_mlp import reference as mlp_reference
 
 HEADS, D = 2, 8
+SHAPES = {"linear": [(HEAD_DIM, HEAD_DIM), (1, HEAD_DIM)]}
+SHAPES["mlp"] = [(HEAD_DIM, 256), (1, 256), (256, HEAD_DIM), (1, HEAD_DIM)]
 
 
 def arguments(tokens: int, start: int, mini_batch: int = 16) -> tuple:
@@ -115,40 +118,34 @@ def operator_arguments(layer: str) -> tuple:
     q, lr = torch.zeros(1, 20, 2, HEAD_DIM, dtype=torch.bfloat16), torch.zeros(1, 20, 2)
     outer = (torch.ones(16), torch.ones(2, HEAD_DIM), torch.zeros(2, HEAD_DIM))
     module, operator = {"linear": (reference, linear_ops), "mlp": (mlp_reference, mlp_ops)}[layer]
-    weights = [torch.zeros(2, *(shape if len(shape) == 2 else (1, *shape))) for shape in operator.WEIGHTS.values()]
+    weights = [torch.zeros(2, *shape) for shape in SHAPES[layer]]
     return operator, (q, q.clone(), q.clone(), lr), outer, module.init_state(*weights, 1, 16)
 
 
 def test_tensors_on_another_device_are_named():
     operator, tokens, outer, state = operator_arguments("linear")
     tensors = dict(zip(("q", "k", "v", "lr", "token_scale", "ln_weight", "ln_bias"), (*tokens, *outer), strict=True))
-    check_arguments(tokens, outer, state, operator.WEIGHTS)
     for name in [*list(tensors)[1:], "state.W", "state.b"]:
         moved = {each: x.to("meta") if each == name else x for each, x in tensors.items()}
         field = name.removeprefix("state.")
         there = state._replace(**{field: getattr(state, field).to("meta")}) if field != name else state
-        first, rest = tuple(moved.values())[:4], tuple(moved.values())[4:]
         with pytest.raises(ValueError, match=f"^{name} is on meta"):
-            check_arguments(first, rest, there, operator.WEIGHTS)
+            operator.forward(*moved.values(), there, start=0)
 
 
 def fake_kernel(layer: str, module, calls: list):
     """Replace the CUDA kernel with the float32 reference on the custom operator's arguments."""
 
-    def kernel(q, k, v, lr, token_scale, ln_weight, ln_bias, *rest):
-        *tensors, rotate, _ = rest
-        count = 2 if layer == "linear" else 4
-        weights, results = tensors[:count], tensors[count:]
+    def kernel(tokens, outer, weights, results, rotate, _):
         calls.append(weights)
-        mini_batch = len(token_scale)
+        (q, k, v, lr), mini_batch = tokens, len(outer[0])
         if rotate:
             q, k = (rotated(x.float(), 0, mini_batch).to(x.dtype) for x in (q, k))
         widths = (HEAD_DIM, HEAD_DIM) if layer == "linear" else (HEAD_DIM, 4 * HEAD_DIM, 4 * HEAD_DIM, HEAD_DIM)
         rows = [torch.zeros(*q.shape[::2], mini_batch, width) for width in widths]
         kind = reference.LinearState if layer == "linear" else mlp_reference.MLPState
         state = kind(*weights, *rows, torch.zeros(len(q), dtype=torch.int32))
-        tokens = (x.float() for x in (q, k, v, lr))
-        out, after = module.forward(*tokens, token_scale, ln_weight, ln_bias, state)
+        out, after = module.forward(*(x.float() for x in (q, k, v, lr)), *outer, state)
         for result, found in zip(results, (out, *after[:-1]), strict=True):
             result.copy_(found)
 
@@ -163,14 +160,14 @@ def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, min
     """The operator continues from any position, keeps the weights in float32 and advances the position."""
     operator, _, _, _ = operator_arguments(layer)
     module, calls = {"linear": reference, "mlp": mlp_reference}[layer], []
-    monkeypatch.setattr(operator, "_forward", fake_kernel(layer, module, calls))
+    monkeypatch.setattr(operator.OPERATOR, "launch", fake_kernel(layer, module, calls))
     generator = torch.Generator().manual_seed(0)
     total = 4 * mini_batch - 5
     q, k, v = (torch.randn(2, total, HEADS, HEAD_DIM, generator=generator).bfloat16() for _ in range(3))
     lr = torch.rand(2, total, HEADS, generator=generator) / HEAD_DIM
     outer = (1 / torch.arange(1.0, mini_batch + 1), torch.ones(HEADS, HEAD_DIM), torch.zeros(HEADS, HEAD_DIM))
-    shapes = (s if len(s) == 2 else (1, *s) for s in operator.WEIGHTS.values())
-    begin = module.init_state(*(0.1 * torch.randn(HEADS, *s, generator=generator) for s in shapes), 2, mini_batch)
+    weights = (0.1 * torch.randn(HEADS, *shape, generator=generator) for shape in SHAPES[layer])
+    begin = module.init_state(*weights, 2, mini_batch)
     whole, expected = module.forward(*(x.float() for x in (q, k, v, lr)), *outer, begin)
     state, outputs, at = begin, [], 0
     for kind, count in (("prefill", mini_batch + 5), ("generate", 3), ("prefill", 4), ("prefill", 3 * mini_batch - 17)):
@@ -189,7 +186,7 @@ def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, min
     assert at == total
     assert relative_error(torch.cat([x.float() for x in outputs], 1), whole) < 3e-3  # outputs are bfloat16
     assert state.position.tolist() == expected.position.tolist() == [mini_batch - 5] * 2
-    for name in operator.WEIGHTS:
+    for name in operator.OPERATOR.weights:
         before, found, exact = (getattr(x, name) for x in (begin, state, expected))
         assert relative_error(found - before, exact - before) < 1e-3  # float32 rounding of W, relative to its change
     assert all(x.dtype == torch.float32 for weights in calls for x in weights)
@@ -201,14 +198,14 @@ def test_the_kernel_gets_the_states_own_tensors_to_write(monkeypatch, layer, mod
     """The custom operator accepts the same tensors as inputs and outputs."""
     operator, tokens, outer, state = operator_arguments(layer)
     given = []
-    weights = len(operator.WEIGHTS)
+    weights = len(operator.OPERATOR.weights)
 
     def launch(*arguments):
         given.extend(arguments[7 : 8 + 2 * weights])
         for x in arguments[8 + weights : 8 + 2 * weights]:
             x.add_(1.0)
 
-    monkeypatch.setattr(operator.build, "load", lambda name: SimpleNamespace(forward=launch))
+    monkeypatch.setattr(build, "load", lambda name: SimpleNamespace(forward=launch))
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(linear_ops, "processors", lambda _: 132)
     with mode():
@@ -218,7 +215,7 @@ def test_the_kernel_gets_the_states_own_tensors_to_write(monkeypatch, layer, mod
     assert same is state
     addresses = [x.data_ptr() for x in state[:weights]]
     assert [x.data_ptr() for x in given] == [*addresses, given[weights].data_ptr(), *addresses]
-    for name in operator.WEIGHTS:
+    for name in operator.OPERATOR.weights:
         assert torch.equal(getattr(state, name), getattr(before, name) + 1)
 
 
@@ -226,7 +223,7 @@ def test_the_kernel_gets_the_states_own_tensors_to_write(monkeypatch, layer, mod
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
 def test_of_nothing_the_state_is_a_copy_and_the_kernel_is_not_called(monkeypatch, layer, cut):
     operator, tokens, outer, state = operator_arguments(layer)
-    monkeypatch.setattr(operator, "_forward", None)
+    monkeypatch.setattr(operator.OPERATOR, "launch", None)
     tokens = [cut(x) for x in tokens]
     state = type(state)(*(x[: len(tokens[0])] for x in state))
     out, after = operator.forward(*tokens, *outer, state, start=0)
@@ -238,7 +235,7 @@ def test_of_nothing_the_state_is_a_copy_and_the_kernel_is_not_called(monkeypatch
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
 def test_a_state_that_cannot_be_written_in_place_is_named(layer):
     operator, tokens, outer, state = operator_arguments(layer)
-    name = next(iter(operator.WEIGHTS))
+    name = operator.OPERATOR.weights[0]
     across = getattr(state, name).transpose(-1, -2).contiguous().transpose(-1, -2)
     with pytest.raises(ValueError, match=rf"state\.{name}, which inplace=True writes to, has strides"):
         operator.forward(*tokens, *outer, state._replace(**{name: across}), start=0, inplace=True)
@@ -248,7 +245,7 @@ def test_a_state_that_cannot_be_written_in_place_is_named(layer):
 def test_rows_that_the_kernel_would_write_beyond_are_named(layer):
     """The kernel writes all rows as float32."""
     operator, tokens, outer, state = operator_arguments(layer)
-    for name in operator.ROWS:
+    for name in state._fields[len(operator.OPERATOR.weights) : -1]:
         rows = getattr(state, name)
         for wrong, words in ((rows.bfloat16(), "dtype is torch.bfloat16"), (rows[:, :, 1:].clone(), "has shape")):
             with pytest.raises(ValueError, match=rf"state\.{name}\.?.*{words}"):
@@ -258,7 +255,7 @@ def test_rows_that_the_kernel_would_write_beyond_are_named(layer):
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
 def test_a_state_is_where_the_tokens_are_and_has_a_position_for_each_sequence(layer):
     operator, tokens, outer, state = operator_arguments(layer)
-    for name in operator.ROWS:
+    for name in state._fields[len(operator.OPERATOR.weights) : -1]:
         elsewhere = state._replace(**{name: getattr(state, name).to("meta")})
         with pytest.raises(ValueError, match=rf"state\.{name} is on meta: q is on cpu"):
             operator.forward(*tokens, *outer, elsewhere, start=0)

@@ -201,7 +201,7 @@ def test_a_launch_that_does_not_take_the_state_is_named(
     module = import_module(f"tk_kernels.ttt_{operator}.generate")
     outer, token = outer_parameters(2, D, m), random_token(1, 2, D, torch.float32, 1)
     state = module.GenerateState.from_state(random_state(operator, [0], 2, D, m), form, precision)
-    assert not module.suits_sm90(state)
+    assert not state.suits_sm90()
     with pytest.raises(ValueError, match="the kernel of sm_90 takes no such state"):
         module.generate_step(*token, *outer, state, launch=Tuning(warps=4, block=0, sm90=True))
 
@@ -252,7 +252,7 @@ def test_simulation_rounds_weights_and_rows(operator: str, precision: str, bits:
 
 
 @pytest.mark.parametrize(
-    ("form", "precision", "message"), [("duall", "planes", "form 'duall'"), ("dual", "fp8", "precision 'fp8'")]
+    ("form", "precision", "message"), [("duall", "planes", "form is 'duall'"), ("dual", "fp8", "precision is 'fp8'")]
 )
 def test_wrong_choices_are_named(form: str, precision: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

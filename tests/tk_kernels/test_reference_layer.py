@@ -5,7 +5,7 @@ import torch
 from tolerances import OUTPUT_ERROR, relative_error
 
 from tk_kernels.reference.layer import ln_l2_grad, rope
-from tk_kernels.ttt_linear.naive import layer_norm
+from tk_kernels.reference.naive import layer_norm
 
 EXACT = OUTPUT_ERROR[torch.float64]
 

@@ -5,10 +5,10 @@ import torch.nn.functional as F
 from reference_cases import OPERATORS, case, naive
 from tolerances import OUTPUT_ERROR, relative_error
 
+from tk_kernels.reference.naive import fresh_state, layer_norm
 from tk_kernels.relatives import drop_in_attention, initial_query, two_layer_relu
 from tk_kernels.relatives.non_causal import gated, reversed_time
 from tk_kernels.relatives.theorems import linear_attention, nadaraya_watson
-from tk_kernels.ttt_linear.naive import layer_norm
 
 EXACT = OUTPUT_ERROR[torch.float64]
 
@@ -37,7 +37,8 @@ def test_initial_query_reads_the_weights_of_the_mini_batch_s_start() -> None:
     args = case("linear", 40, batch=1, heads=1)
     q, k, v, lr = (x[0, :, 0] for x in args[:4])
     ln = (args.ln_weight[0], args.ln_bias[0])
-    out = initial_query.forward((args.state.W[0, 0], args.state.b[0, 0]), q, k, v, lr, args.token_scale, *ln)
+    begun = fresh_state(args.state.W[0, 0], args.state.b[0, 0])
+    out, _ = initial_query.forward(q, k, v, lr, args.token_scale, *ln, begun)
     for start in (0, 16, 32):
         _, state = OPERATORS["linear"].forward(*args.tokens(slice(start)), *args.outer(), args.state)
         part = slice(start, start + 16)

@@ -1,7 +1,7 @@
 """Compile CUDA kernels ahead of time, cache and load them; compile many Triton kernels at once."""
 
-from tk_kernels.build.cache import Built, cache_directory, ingredients, source_digest
-from tk_kernels.build.compiler import KernelResources, compiler_version, demangle, find_nvcc, parse_resources
+from tk_kernels.build.cache import Built, ingredients, source_digest
+from tk_kernels.build.compiler import KernelResources, demangle, find_nvcc, parse_resources
 from tk_kernels.build.errors import BuildError
 from tk_kernels.build.modules import KERNELS, NO_GPU, OTHER_GPU, build, build_all, hidden, load, unavailable
 from tk_kernels.build.thunderkittens import fetch_thunderkittens, find_thunderkittens, thunderkittens_version
@@ -15,8 +15,6 @@ __all__ = [
     "KernelResources",
     "build",
     "build_all",
-    "cache_directory",
-    "compiler_version",
     "demangle",
     "fetch_thunderkittens",
     "find_nvcc",

@@ -12,7 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -78,12 +78,12 @@ def source_digest(name: str) -> str:
     return digest.hexdigest()
 
 
-def ingredients(name: str, flags: tuple[str, ...] = ()) -> dict[str, str | None]:
+def ingredients(name: str) -> dict[str, str | None]:
     """Return all that determines the machine code, by name; None for a part that this machine lacks, such as nvcc."""
     return {
         "name": name,
         "sources": source_digest(name),
-        "flags": " ".join((*FLAGS, *flags, *filter(None, map(os.environ.get, NVCC_VARIABLES)))),
+        "flags": " ".join((*FLAGS, *filter(None, map(os.environ.get, NVCC_VARIABLES)))),
         "host": platform.machine(),
         "tvm_ffi": _tvm_ffi_version(),
         "architecture": ARCHITECTURE,
@@ -108,7 +108,7 @@ def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
     return Built(name, folder / LIBRARY, folder / LOG, compiled=False) if folder else None
 
 
-def compile_into_cache(wanted: Mapping[str, str | None], flags: tuple[str, ...]) -> Built:
+def compile_into_cache(wanted: Mapping[str, str | None]) -> Built:
     """Compile a module into a folder of the cache, which gets its final name when the build is complete.
 
     Another process that needs the same module waits and uses this build. Leftovers of killed builds are removed.
@@ -116,21 +116,20 @@ def compile_into_cache(wanted: Mapping[str, str | None], flags: tuple[str, ...])
     name = str(wanted["name"])
     _builds().mkdir(parents=True, exist_ok=True)
     with alone(_builds() / f".{_dotted(name)}.lock"):
-        return find_cached(wanted) or _compiled(name, wanted, flags)
+        return find_cached(wanted) or _compiled(name, wanted)
 
 
-def _compiled(name: str, wanted: Mapping[str, str | None], flags: tuple[str, ...]) -> Built:
+def _compiled(name: str, wanted: Mapping[str, str | None]) -> Built:
     key = hashlib.sha256(json.dumps(dict(wanted), sort_keys=True).encode()).hexdigest()[:16]
     folder = _builds() / f"{_dotted(name)}-{key}"
     with named_when_whole(folder, f".{_dotted(name)}.building-") as scratch:
-        status, log = run_nvcc(source_path(name), SOURCE_ROOT, scratch / LIBRARY, flags)
+        status, log = run_nvcc(source_path(name), SOURCE_ROOT, scratch / LIBRARY)
         if status != 0:
             failed = _builds() / f"{_dotted(name)}.failed.log"
             failed.write_text(log)
             raise compile_error(name, log, failed)
         (scratch / LOG).write_text(log)
-        resources = [asdict(kernel) for kernel in parse_resources(log)]
-        note = {"ingredients": dict(wanted), "built_at": time.time(), "resources": resources}
+        note = {"ingredients": dict(wanted), "built_at": time.time()}
         (scratch / NOTE).write_text(json.dumps(note, indent=1))
     return Built(name, folder / LIBRARY, folder / LOG, compiled=True)
 

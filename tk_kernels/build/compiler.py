@@ -34,19 +34,11 @@ FLAGS = (
 
 @dataclass(frozen=True)
 class KernelResources:
-    """ptxas report of one kernel: registers and bytes per thread; `shared` is static shared memory per block."""
+    """ptxas report of one kernel: registers, and bytes of spill stores and loads, per thread."""
 
     name: str
     registers: int
-    spill_store_bytes: int
-    spill_load_bytes: int
-    stack_bytes: int
-    shared: int
-
-    @property
-    def spilled_bytes(self) -> int:
-        """Bytes of spill stores and loads per thread."""
-        return self.spill_store_bytes + self.spill_load_bytes
+    spilled_bytes: int
 
 
 def find_nvcc() -> Path | None:
@@ -70,7 +62,7 @@ def compiler_version(nvcc: Path | None) -> str | None:
     return match.group(1).strip() if match else "unknown"
 
 
-def run_nvcc(source: Path, include: Path, library: Path, flags: tuple[str, ...]) -> tuple[int, str]:
+def run_nvcc(source: Path, include: Path, library: Path) -> tuple[int, str]:
     """Compile `source` into the .so file `library`. Returns nvcc's exit status and log (command line and output)."""
     from tvm_ffi import libinfo
 
@@ -80,7 +72,6 @@ def run_nvcc(source: Path, include: Path, library: Path, flags: tuple[str, ...])
         str(find_nvcc()),
         f"-gencode=arch=compute_{ARCHITECTURE},code=sm_{ARCHITECTURE}",
         *FLAGS,
-        *flags,
         *(f"-I{path}" for path in includes),
         "-shared",
         str(source),
@@ -103,24 +94,13 @@ def parse_resources(log: str) -> list[KernelResources]:
     """Parse the `ptxas -v` lines of a compiler log, one result per kernel; c++filt, if installed, demangles names."""
     pattern = re.compile(
         r"Compiling entry function '(?P<name>[^']+)'.*?"
-        r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
-        r"Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
+        r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
         re.DOTALL,
     )
-    found = []
-    for match in pattern.finditer(log):
-        shared = re.search(r"(\d+) bytes smem", match["rest"])
-        found.append(
-            KernelResources(
-                name=demangle(match["name"]),
-                registers=int(match["registers"]),
-                spill_store_bytes=int(match["stores"]),
-                spill_load_bytes=int(match["loads"]),
-                stack_bytes=int(match["stack"]),
-                shared=int(shared.group(1)) if shared else 0,
-            )
-        )
-    return found
+    return [
+        KernelResources(demangle(found["name"]), int(found["registers"]), int(found["stores"]) + int(found["loads"]))
+        for found in pattern.finditer(log)
+    ]
 
 
 def demangle(name: str) -> str:

@@ -29,17 +29,17 @@ PORTABLE = "portable"  # this value of TTT_BENCH_ARCH hides the kernels for Hopp
 NO_TVM_FFI = "apache-tvm-ffi is not installed (pip install apache-tvm-ffi)"
 
 
-def build(name: str, flags: tuple[str, ...] = ()) -> Built:
+def build(name: str) -> Built:
     """Find the build of one kernel file in the cache, or compile the file. Raises BuildError if that is impossible."""
     with os_errors(f"{name} cannot be built into {cache_directory()} ({ANOTHER_CACHE})"):
-        wanted = ingredients(name, flags)
+        wanted = ingredients(name)
         cached = find_cached(wanted)
         if cached is not None:
             return cached
         missing = missing_to_compile()
         if missing:
             raise BuildError(f"{name}: not in the cache, and cannot be built: {missing}")
-        return compile_into_cache(wanted, flags)
+        return compile_into_cache(wanted)
 
 
 def build_all() -> list[Built]:

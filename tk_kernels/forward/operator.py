@@ -1,18 +1,27 @@
-"""Shared code of the forward operators: argument checks, choice of a kernel, tokens that start inside a mini-batch."""
+"""The forward of an operator as a PyTorch operator: Hopper kernel, Triton kernel or reference, by the GPU."""
 
 import os
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from tk_kernels import build
-from tk_kernels.checks import check_choice, check_contiguous, check_devices, check_outer, check_shape, check_state
+from tk_kernels.checks import (
+    check_choice,
+    check_contiguous,
+    check_devices,
+    check_outer,
+    check_shape,
+    check_state,
+    common_position,
+)
 from tk_kernels.forward import common
 from tk_kernels.reference.layer import rope as rotate
-from tk_kernels.reference.token_rows import clone
+from tk_kernels.reference.learner import Learner
+from tk_kernels.reference.token_rows import clone, overwrite
 
 HEAD_DIM = 64  # head dimension of the Hopper kernels
 HEAD_DIMS = (64, 96, 128)
@@ -46,48 +55,164 @@ def chosen(q: Tensor, mini_batch: int, kernels: dict[int, str]) -> str:
     return TRITON if takes_type and not common.available() else REFERENCE
 
 
-def scaled(shape: Sequence[int], head_dim: int) -> tuple[int, ...]:
-    """Scale a shape for heads of HEAD_DIM to heads of head_dim."""
-    return tuple(size * head_dim // HEAD_DIM for size in shape)
+class ForwardOperator:
+    """The forward of one operator.
 
-
-def check_arguments(tokens: Tokens, outer: Outer, state: tuple, weights: dict[str, tuple[int, ...]]) -> None:
-    """Raise ValueError that names the first unsupported argument and the supported values.
-
-    weights: shapes of the state's weights, without [B, H], for heads of HEAD_DIM.
+    name: "linear" or "mlp". learner: its reference.
+    widths: those of its layers' inputs and of the output, in head dimensions.
+    kernels: names of the Hopper kernels, by mini-batch. portable: launches the Triton kernel.
+    plan: returns further arguments of the Hopper kernel, for tokens like q [B, T, H, D] and the mini-batch.
     """
-    (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
-    if q.ndim != 4 or q.shape[3] not in HEAD_DIMS:
-        raise ValueError(f"q has shape {tuple(q.shape)}: the kernels take [B, T, H, D], D one of {HEAD_DIMS}")
-    batch, _, heads, head_dim = q.shape
-    check_choice("q.dtype", q.dtype, DTYPES)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check_shape(name, x, tuple(q.shape))
-        check_choice(f"{name}.dtype", x.dtype, (q.dtype,))
-        _check_strides(name, x)
-    check_shape("lr", lr, tuple(q.shape[:3]))
-    check_outer(token_scale, ln_weight, ln_bias, heads, head_dim)
+
+    def __init__(
+        self,
+        name: str,
+        learner: Learner,
+        widths: tuple[int, ...],
+        kernels: dict[int, str],
+        portable: Callable[..., None],
+        plan: Callable[[Tensor, int], tuple[int, ...]] = lambda q, mini_batch: (),
+    ) -> None:
+        self.learner, self.widths, self.kernels, self.portable, self.plan = learner, widths, kernels, portable, plan
+        self.launch = torch.library.custom_op(f"ttt_bench::{name}_forward", self._launch, mutates_args=("outputs",))
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Names of the state's weights and biases."""
+        return self.learner.state._fields[: 2 * len(self.widths) - 2]
+
+    def available(self, mini_batch: int = 16) -> str:
+        """Return why the Hopper kernel for this mini-batch cannot run here, one sentence; an empty string if it can."""
+        check_choice("mini_batch", mini_batch, tuple(self.kernels))
+        return build.unavailable(self.kernels[mini_batch])
+
+    def choice(self, q: Tensor, mini_batch: int) -> str:
+        """Return the backend that `forward` chooses for tokens like q [B, T, H, D]: one of BACKENDS."""
+        return chosen(q, mini_batch, self.kernels)
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lr: Tensor,
+        token_scale: Tensor,
+        ln_weight: Tensor,
+        ln_bias: Tensor,
+        state: State,
+        *,
+        rope: bool = False,
+        start: int | None = None,
+        inplace: bool = False,
+        backend: str = "",
+    ) -> tuple[Tensor, State]:
+        """Return the outputs [B, T, H, D] of T tokens and the state after them; `inplace` updates the given state.
+
+        q, k, v [B, T, H, D] of one of DTYPES, the last dimension contiguous, D one of HEAD_DIMS.
+        lr [B, T, H] = base_lr * sigmoid(...) / D.
+        token_scale [m], none below 0; its length is the mini-batch, 4 to 64. ln_weight, ln_bias [H, D].
+        state: float32, for TTT-MLP F = 4 D, all sequences at the same position. Inside a mini-batch, tokens up to its
+        end run in the reference.
+        rope: apply RoPE (theta 10000, position in the mini-batch, interleaved pairs). Without it, q and k have RoPE.
+        start: the state's position, 0 to m - 1. None reads it from the device, which waits for the GPU.
+        backend: one of BACKENDS; "" selects by `choice`.
+        Raises ValueError for unsupported arguments.
+        """
+        tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
+        shapes = self._checked(tokens, outer, state, inplace)
+        check_choice("backend", backend, ("", *BACKENDS))
+        start = common_position(state.position, start, len(token_scale))  # type: ignore[attr-defined]
+        aligned = partial(self._aligned, shapes, inplace, backend)
+        out, after = forward_from(start, tokens, outer, state, rope, self.learner.forward, aligned)
+        if not inplace:
+            return out, after
+        overwrite(state, after)
+        return out, state
+
+    def _checked(self, tokens: Tokens, outer: Outer, state: tuple, inplace: bool) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the state's tensors, by name.
+
+        Raises ValueError that names the first unsupported argument and the supported values.
+        """
+        (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
+        if q.ndim != 4 or q.shape[3] not in HEAD_DIMS:
+            raise ValueError(f"q has shape {tuple(q.shape)}: the kernels take [B, T, H, D], D one of {HEAD_DIMS}")
+        batch, _, heads, head_dim = q.shape
+        check_choice("q.dtype", q.dtype, DTYPES)
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            check_shape(name, x, tuple(q.shape))
+            check_choice(f"{name}.dtype", x.dtype, (q.dtype,))
+            _check_strides(name, x)
+        check_shape("lr", lr, tuple(q.shape[:3]))
+        check_outer(token_scale, ln_weight, ln_bias, heads, head_dim)
+        _check_mini_batch(token_scale)
+        widths = [head_dim * width for width in self.widths]
+        shapes = self.learner.shapes(widths, (batch, heads), len(token_scale))
+        kept = state._asdict()  # type: ignore[attr-defined]
+        read = shapes if inplace else {name: shapes[name] for name in (*self.weights, "position")}
+        check_state(state, read, torch.float32)
+        others = {"k": k, "v": v, "lr": lr, "token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
+        check_devices(q=q, **others, **{f"state.{name}": x for name, x in kept.items()})
+        for name, x in kept.items() if inplace else ():
+            check_contiguous(f"state.{name}, which inplace=True writes to,", x)
+        return shapes
+
+    def _aligned(
+        self,
+        shapes: dict[str, tuple[int, ...]],
+        inplace: bool,
+        backend: str,
+        tokens: Tokens,
+        outer: Outer,
+        state: State,
+        rope: bool,
+    ) -> tuple[Tensor, State]:
+        """Run tokens that start at a mini-batch's first position. shapes: those of the state's tensors."""
+        q, k, v, lr = tokens
+        weights = to_float32(*(getattr(state, name) for name in self.weights))
+        after = state
+        if not inplace:
+            empty = {name: weights[0].new_empty(shape) for name, shape in shapes.items()}
+            after = type(state)(**empty | {"position": torch.empty_like(state.position)})  # type: ignore[attr-defined]
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self.launch((q, k, v, *to_float32(lr)), to_float32(*outer), weights, (out, *after[:-1]), rope, backend)
+        after.position.fill_(q.shape[1] % len(outer[0]))  # type: ignore[attr-defined]
+        return out, after
+
+    def _launch(
+        self,
+        tokens: Sequence[Tensor],
+        outer: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        rope: bool,
+        backend: str,
+    ) -> None:
+        """Run `backend` and write `outputs`: out, weights, rows. For an update in place they hold the given weights."""
+        q, mini_batch = tokens[0], len(outer[0])
+        backend = backend or self.choice(q, mini_batch)
+        if backend == THUNDERKITTENS:
+            names = ("q", "k", "v", *self.weights, "out", *self.learner.state._fields[:-1])
+            _check_addresses(zip(names, (*tokens[:3], *weights, *outputs), strict=True))
+            module = build.load(self.kernels[mini_batch])
+            plan = self.plan(q, mini_batch)
+            with torch.cuda.device(q.device):
+                module.forward(*tokens, *outer, *weights, *outputs, rope, *plan)
+        elif backend == TRITON:
+            self.portable(tuple(tokens), tuple(outer), tuple(weights), tuple(outputs), rope)
+        else:
+            rows = (torch.zeros_like(x) for x in outputs[1 + len(weights) :])
+            position = torch.zeros(len(q), dtype=torch.int32, device=q.device)
+            state = self.learner.state(*weights, *rows, position)
+            found, after = by_reference(self.learner.forward, tokens, outer, state, 0, rope)
+            for target, x in zip(outputs, (found, *after[:-1]), strict=True):
+                target.copy_(x)
+
+
+def _check_mini_batch(token_scale: Tensor) -> None:
     least, most = common.MINI_BATCHES[0], common.MINI_BATCHES[-1]
     if not least <= len(token_scale) <= most:
         raise ValueError(f"len(token_scale), the mini-batch, is {len(token_scale)}: must be {least} to {most}")
-    shapes = {name: (batch, heads, *scaled(shape, head_dim)) for name, shape in weights.items()}
-    check_state(state, shapes | {"position": (batch,)}, torch.float32)
-    others = {"k": k, "v": v, "lr": lr, "token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
-    kept = {f"state.{name}": x for name, x in state._asdict().items()}  # type: ignore[attr-defined]
-    check_devices(q=q, **others, **kept)
-
-
-def check_inplace(state: tuple, mini_batch: int, widths: dict[str, int]) -> None:
-    """Raise ValueError unless the kernel can write to the state's tensors; its weights are already checked.
-
-    widths: last dimension of each of the state's tensors of rows [B, H, mini_batch, width], for heads of HEAD_DIM.
-    """
-    kept = state._asdict()  # type: ignore[attr-defined]
-    *sequences, head_dim, _ = next(iter(kept.values())).shape
-    shapes = {name: (*sequences, mini_batch, *scaled((width,), head_dim)) for name, width in widths.items()}
-    check_state(state, shapes, torch.float32)
-    for name, x in kept.items():
-        check_contiguous(f"state.{name}, which inplace=True writes to,", x)
 
 
 def _check_strides(name: str, x: Tensor) -> None:
@@ -98,9 +223,9 @@ def _check_strides(name: str, x: Tensor) -> None:
         )
 
 
-def check_addresses(**tensors: Tensor) -> None:
+def _check_addresses(tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Raise ValueError unless addresses are multiples of 16 bytes. Call at run time: tracing has no addresses."""
-    for name, x in tensors.items():
+    for name, x in tensors:
         if x.data_ptr() % 16:
             whole = 16 // x.element_size()
             begins = f"{name} begins at element {x.storage_offset()} of its storage"
@@ -145,7 +270,12 @@ def _cut(tokens: Tokens, cut: slice) -> Tokens:
 
 
 def by_reference(
-    reference: Callable[..., tuple[Tensor, State]], tokens: Tokens, outer: Outer, state: State, start: int, rope: bool
+    reference: Callable[..., tuple[Tensor, State]],
+    tokens: Sequence[Tensor],
+    outer: Sequence[Tensor],
+    state: State,
+    start: int,
+    rope: bool,
 ) -> tuple[Tensor, State]:
     """Run `reference` in float32 on tokens from position `start`; outputs have the tokens' dtype."""
     q, k, v, lr = tokens
@@ -154,20 +284,3 @@ def by_reference(
         q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
     out, state = reference(*to_float32(q, k, v, lr), *outer, state, start=start)
     return out.to(q.dtype), state
-
-
-def reference_into(
-    module: Any,
-    kind: type,
-    tokens: Tokens,
-    outer: Outer,
-    weights: Sequence[Tensor],
-    outputs: Sequence[Tensor],
-    rope: bool,
-) -> None:
-    """Write what a kernel writes to `outputs` (out, weights, rows), by module.forward on a new state of type `kind`."""
-    rows = (torch.zeros_like(x) for x in outputs[1 + len(weights) :])
-    position = torch.zeros(len(tokens[0]), dtype=torch.int32, device=tokens[0].device)
-    found, after = by_reference(module.forward, tokens, outer, kind(*weights, *rows, position), 0, rope)
-    for target, x in zip(outputs, (found, *after[:-1]), strict=True):
-        target.copy_(x)

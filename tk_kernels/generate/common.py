@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, wraps
 from inspect import signature
 from typing import Any, NamedTuple, TypeVar, cast
@@ -14,7 +14,6 @@ import torch
 from tk_kernels import FORMS
 from tk_kernels.build import NO_GPU, hidden
 from tk_kernels.checks import check_choice, check_devices, check_parameter
-from tk_kernels.reference.token_rows import rows_before
 
 try:
     import triton
@@ -118,20 +117,6 @@ def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *give
     return tuple(outputs)
 
 
-def gathered_rows(
-    position: torch.Tensor,
-    rows: Sequence[torch.Tensor],
-    row_type: torch.dtype,
-    sums: Callable[..., tuple[torch.Tensor, ...]] | None = None,
-) -> Any:
-    """Return copies of `rows`, each [B, H, m, width], in `row_type`; with `sums`, return sums(*rows) instead.
-
-    Rows at or after position [B] count as 0.
-    """
-    gather = sums or (lambda *kept: tuple(x.to(row_type, copy=True) for x in kept))
-    return by_sequences(lambda at, *kept: gather(*(rows_before(x, at) for x in kept)), position, *rows)
-
-
 def float_copy(x: torch.Tensor) -> torch.Tensor:
     """Return a contiguous float32 copy of x."""
     return x.to(torch.float32, copy=True).contiguous()
@@ -149,10 +134,8 @@ def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 
 def check_form(form: str, precision: str) -> None:
     """Raise ValueError for an unknown form or precision; the message lists the supported ones."""
-    if form not in FORMS:
-        raise ValueError(f"form {form!r}: must be one of {', '.join(FORMS)}")
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision {precision!r}: must be one of {', '.join(PRECISIONS)}")
+    check_choice("form", form, FORMS)
+    check_choice("precision", precision, tuple(PRECISIONS))
 
 
 def check_token(name: str, x: torch.Tensor, shape: tuple[int, ...]) -> None:

@@ -30,12 +30,6 @@ class Tuning:
     stages: int = 0  # forward: pipeline stages of the loop's loads
 
 
-def check_launch(launch: Tuning, suits_sm90: bool) -> None:
-    """Raise ValueError if `launch` selects the kernel of `generate_sm90.py` and the state does not suit it."""
-    if launch.sm90 and not suits_sm90:
-        raise ValueError(f"launch {launch}: the kernel of sm_90 takes no such state; see `suits_sm90`")
-
-
 @cache
 def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
     """Look up settings in the section whose name is the longest prefix of `name`, else in "default".

@@ -1,1 +1,1 @@
-"""Shared code of the PyTorch references: the layer around the learner, and the loop over tokens."""
+"""Shared code of the PyTorch references: the layer around the learner, and the learner in all forms."""

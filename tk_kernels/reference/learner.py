@@ -1,14 +1,22 @@
-"""Run the PyTorch reference of a learner f: forward over sequences, generate one token per sequence.
+"""The PyTorch reference of a learner f: linear layers with a GELU between, then LN; TTT-Linear has one, TTT-MLP two.
 
-A learner defines the arithmetic of whole mini-batches and single tokens. This module checks the arguments, splits
-sequences at mini-batch boundaries and, without `inplace`, does not change the caller's state.
+    Z1 = K @ W1 + b1, Z2 = gelu(Z1) @ W2 + b2      arXiv 2407.04620, Sections 2.3 to 2.7; inference only, no autograd
+
+Three forms of one function: dual and primal for sequences, generate for one token per sequence. `naive.py`
+defines the function.
+
+Precision: the state's dtype, float64 for float64 tokens, else float32. Whole mini-batches of the dual form with
+bfloat16 tokens round the inputs of their matmuls (q, k, hidden units, weights, gradients, eta) to bfloat16. Sums and
+results are float32, as on tensor cores. The master state is never rounded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, Generic, TypeVar, cast
+from itertools import pairwise
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tk_kernels import FORMS
@@ -17,20 +25,74 @@ from tk_kernels.checks import (
     check_aligned,
     check_choice,
     check_outer,
+    check_shape,
     check_state,
     check_tokens,
     common_position,
 )
-from tk_kernels.reference.layer import Outer
-from tk_kernels.reference.mini_batches import mini_batches_together, pieces
-from tk_kernels.reference.token_rows import clone
+from tk_kernels.reference.layer import Outer, gradient_offset, ln_l2_grad, output
+from tk_kernels.reference.mini_batches import (
+    BIAS_INPUTS,
+    causal_eta,
+    matmul,
+    mini_batches_together,
+    packed,
+    pieces,
+    read_layer,
+    subtract_matmul_,
+    tiled,
+    unpack_,
+    untiled,
+    with_bias_input,
+)
+from tk_kernels.reference.token_rows import (
+    add_to_sums_,
+    advance_position_,
+    affine,
+    apply_rows_,
+    apply_sums_,
+    causal_scale,
+    clone,
+    completion_scale,
+    positions_of,
+    row_correction,
+    stepped_affine,
+    sum_correction,
+    summed_rows,
+    write_rows_,
+)
 
 SEQUENCES, TOKENS = "[B, T, H, D]", "[B, H, D]"  # layouts of forward and of generate_step
 
 State = TypeVar("State", bound=tuple)  # weights at the mini-batch's start, and a row per token so far
 PrimalState = TypeVar("PrimalState", bound=tuple)  # gradient sums instead of rows
-Trace = TypeVar("Trace", bound=tuple)  # result of `train_`, from which `read` computes outputs
 Method = TypeVar("Method", bound=Callable[..., Any])
+Trace = tuple[Tensor, ...]
+
+
+class Layer(NamedTuple):
+    """One layer's part of a state: weight [B, H, in, out], bias [B, H, out], and the mini-batch's gradients so far.
+
+    In a state with rows, x holds the inputs [B, H, m, in] and g holds lr_j * G_j [B, H, m, out]. In a state with sums,
+    x is dW, shaped like the weight, and g is db.
+    """
+
+    weight: Any
+    bias: Any
+    x: Any
+    g: Any
+
+
+def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
+    """Return the layers of a state's tensors, or of its field names. rows: whether it holds rows or sums.
+
+    The order is: each layer's weight and bias; then each layer's input rows and each layer's gradient rows, or each
+    layer's dW and db; then the position.
+    """
+    n = len(state) // 4
+    weights, biases, rest = state[: 2 * n : 2], state[1 : 2 * n : 2], state[2 * n : 4 * n]
+    x, g = (rest[:n], rest[n:]) if rows else (rest[::2], rest[1::2])
+    return [Layer(*each) for each in zip(weights, biases, x, g, strict=True)]
 
 
 def _in_its_dtypes(method: Method) -> Method:
@@ -45,48 +107,54 @@ def _in_its_dtypes(method: Method) -> Method:
     return cast(Method, called)
 
 
-class Learner(Generic[State, PrimalState, Trace]):
-    """Base class of the reference of one learner f; its public methods: forward, generate_step, states, outputs.
+class Learner(Generic[State, PrimalState]):
+    """The reference of one learner; its methods check the arguments and split sequences at mini-batch boundaries.
 
-    Subclasses define the other methods. A method whose name ends in _ advances `state` in place.
+    state, primal: named tuples for rows and for sums, in the order of `layers_of`. Without `inplace`, no method changes
+    the caller's state.
+    together: most mini-batches per piece; fewer if they have more than 16 tokens.
     """
 
-    together: int  # most mini-batches per `train_`; fewer if they have more than 16 tokens
+    def __init__(self, state: type[State], primal: type[PrimalState], together: int) -> None:
+        self.state: Any = state
+        self.primal: Any = primal
+        self.together = together
+        self._names = layers_of(state._fields), layers_of(primal._fields, rows=False)  # type: ignore[attr-defined]
 
     def shapes(
-        self, state: State | PrimalState, batch: int, heads: int, head_dim: int, mini_batch: int
+        self, widths: Sequence[int], sequences: tuple[int, int], mini_batch: int, rows: bool = True
     ) -> dict[str, tuple[int, ...]]:
-        """Return the required shape of each tensor of the state, by name."""
-        raise NotImplementedError
+        """Return the shape of each tensor of a state, by name.
 
-    def train_(self, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: State) -> Trace:
-        """Train on whole mini-batches in order: advance `state`'s weights in place, return the trace for `read`."""
-        raise NotImplementedError
-
-    def read(self, q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tensor:
-        """Return the outputs [B, T, H, D] of whole mini-batches, all at once, from the trace of `train_`."""
-        raise NotImplementedError
-
-    def advance_(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        lr: Tensor,
-        outer: Outer,
-        state: State,
-        form: str = "dual",
-        start: int = 0,
-    ) -> Tensor:
-        """Return the outputs [B, n, H, D] of n tokens inside one mini-batch; advance `state` (with rows) in place.
-
-        In the dual form sequences may have different positions. In the primal form all are at position `start`.
+        widths: of each layer's input, and of the output. sequences: (B, H). rows: whether the state has rows or sums.
         """
-        raise NotImplementedError
+        shapes: dict[str, tuple[int, ...]] = {"position": sequences[:1]}
+        for name, (inputs, outputs) in zip(self._names[0 if rows else 1], pairwise(widths), strict=True):
+            shapes[name.weight], shapes[name.bias] = (*sequences, inputs, outputs), (*sequences, outputs)
+            shapes[name.x] = (*sequences, mini_batch, inputs) if rows else shapes[name.weight]
+            shapes[name.g] = (*sequences, mini_batch, outputs) if rows else shapes[name.bias]
+        return shapes
 
-    def advance_sums_(self, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: PrimalState) -> Tensor:
-        """Return the outputs [B, 1, H, D] of one token per sequence; advance `state` (with gradient sums) in place."""
-        raise NotImplementedError
+    def init_state(self, parameters: Sequence[Tensor], batch: int, mini_batch: int, dtype: torch.dtype) -> State:
+        """Return the state of `batch` new sequences. parameters: W [H, in, out] and b [H, 1, out] of each layer."""
+        names = self.state._fields
+        weights, biases = parameters[::2], parameters[1::2]
+        heads, head_dim = weights[0].shape[:2]
+        widths = [head_dim, *(bias.shape[-1] for bias in biases[:-1]), head_dim]
+        for number, (inputs, outputs) in enumerate(pairwise(widths)):
+            check_shape(names[2 * number], weights[number], (heads, inputs, outputs))
+            check_shape(names[2 * number + 1], biases[number], (heads, 1, outputs))
+        kept = [x.detach().to(dtype).repeat(batch, 1, 1, 1) for x in parameters]
+        kept[1::2] = [bias.squeeze(2) for bias in kept[1::2]]
+        rows = [kept[0].new_zeros(batch, heads, mini_batch, width) for width in (*widths[:-1], *widths[1:])]
+        return self.state(*kept, *rows, torch.zeros(batch, dtype=torch.int32, device=kept[0].device))
+
+    def primal_state(self, state: State) -> PrimalState:
+        """Return a copy of the state with gradient sums instead of rows."""
+        *tensors, position = clone(state)
+        layers = layers_of(state)
+        sums = [x for layer in layers for x in summed_rows(layer.x, layer.g, position)]
+        return self.primal(*tensors[: 2 * len(layers)], *sums, position)
 
     @_in_its_dtypes
     @torch.no_grad()
@@ -121,11 +189,11 @@ class Learner(Generic[State, PrimalState, Trace]):
             cut = slice(piece.low, piece.high)
             q_piece, k_piece, v_piece, lr_piece = q[:, cut], k[:, cut], v[:, cut], lr[:, cut]
             if form == "dual" and piece.whole:
-                trace = self.train_(k_piece, v_piece, lr_piece, outer, state)
-                out[:, cut] = self.read(q_piece, k_piece, lr_piece, outer, trace)
+                trace = _train_(k_piece, v_piece, lr_piece, outer, state)
+                out[:, cut] = _read(q_piece, k_piece, lr_piece, outer, trace)
             else:
                 first = (start + piece.low) % mini_batch
-                out[:, cut] = self.advance_(q_piece, k_piece, v_piece, lr_piece, outer, state, form, first)
+                out[:, cut] = _advance_(q_piece, k_piece, v_piece, lr_piece, outer, state, form, first)
         return out, state
 
     @_in_its_dtypes
@@ -151,7 +219,7 @@ class Learner(Generic[State, PrimalState, Trace]):
         """
         outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, TOKENS, state)
         state = state if inplace else clone(state)
-        advance: Callable[..., Tensor] = self.advance_ if hasattr(state, "k_rows") else self.advance_sums_
+        advance: Callable[..., Tensor] = _advance_ if isinstance(state, self.state) else _advance_sums_
         out = advance(q[:, None], k[:, None], v[:, None], lr[:, None], outer, state)
         return out[:, 0], state
 
@@ -169,13 +237,18 @@ class Learner(Generic[State, PrimalState, Trace]):
         *,
         start: int | None = None,
     ) -> tuple[Trace, State]:
-        """Run forward's sequential part over whole mini-batches; return the trace for `outputs` and the next state."""
+        """Run forward's sequential part over whole mini-batches; return the trace for `outputs` and the next state.
+
+        The trace, for N mini-batches and in the tokens' dtype: W [N, B*H, in + 8, out] of each layer, at each
+        mini-batch's start, with the bias and 7 zero rows below it; inputs [N, B*H, m, in + 8] of each layer except the
+        first; gradients without lr [N, B*H, m, out] of each layer.
+        """
         outer = self._checked({"k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES, state)
         mini_batch = len(token_scale)
         start = common_position(state.position, start, mini_batch)  # type: ignore[attr-defined]
         check_aligned(k.shape[1], start, mini_batch)
         state = clone(state)
-        return self.train_(k, v, lr, outer, state), state
+        return _train_(k, v, lr, outer, state), state
 
     @_in_its_dtypes
     @torch.no_grad()
@@ -192,7 +265,7 @@ class Learner(Generic[State, PrimalState, Trace]):
         """Run forward's parallel part over whole mini-batches: return out [B, T, H, D] from the trace of `states`."""
         outer = self._checked({"q": q, "k": k}, lr, token_scale, ln_weight, ln_bias, SEQUENCES)
         check_aligned(q.shape[1], 0, len(token_scale))
-        return self.read(q, k, lr, outer, trace)
+        return _read(q, k, lr, outer, trace)
 
     def _checked(
         self,
@@ -210,5 +283,139 @@ class Learner(Generic[State, PrimalState, Trace]):
         heads, head_dim = x.shape[-2:]
         check_outer(token_scale, ln_weight, ln_bias, heads, head_dim)
         if state is not None:
-            check_state(state, self.shapes(state, len(x), heads, head_dim, len(token_scale)), x.dtype)
+            rows = isinstance(state, self.state)
+            widths = (head_dim, *(layer.weight.shape[-1] for layer in layers_of(state, rows)[:-1]), head_dim)
+            check_state(state, self.shapes(widths, (len(x), heads), len(token_scale), rows), x.dtype)
         return Outer(*(parameter.to(STATE_DTYPE[x.dtype]) for parameter in (token_scale, ln_weight, ln_bias)))
+
+
+def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Trace:
+    """Train on whole mini-batches in order: advance `state`'s weights in place, return the trace for `_read`.
+
+    Seven launches per mini-batch with one layer, 16 with two.
+    """
+    layers, mini_batch = layers_of(state), len(outer.token_scale)
+    keys = with_bias_input(tiled(k, mini_batch))
+    last_eta = outer.token_scale[-1] * tiled(lr, mini_batch).unsqueeze(-1)
+    steps, rates = (last_eta * keys).to(k.dtype).mT, last_eta.to(k.dtype)
+    offsets = tiled(gradient_offset(k, v, outer), mini_batch)
+    weight_squared = outer.ln_weight.square().repeat(len(k), 1).unsqueeze(1)
+    weights = [packed(layer.weight, layer.bias) for layer in layers]
+    rows = [k.new_empty(*keys.shape[:3], W.shape[-1]) for W in weights]
+    trace = (*(k.new_empty(len(keys), *W.shape) for W in weights), *map(with_bias_input, rows[:-1]), *rows)
+    last = len(layers) - 1
+    for key, step, rate, offset, *mini_batch_trace in zip(keys, steps, rates, offsets, *trace, strict=True):
+        W, X, G = _parts(mini_batch_trace)
+        x, z = key, []
+        for n, weight in enumerate(weights):
+            W[n].copy_(weight)
+            z.append(matmul(x, W[n]))  # Z1 = K @ W1 + b1, Z2 = gelu(Z1) @ W2 + b2
+            if n < last:
+                x = X[n]
+                x[..., :-BIAS_INPUTS].copy_(gelu(z[n]))
+        G[last].copy_(ln_l2_grad(z[last], offset, weight_squared))
+        for n in range(last, 0, -1):  # G1 = (G2 @ W2^T) * gelu'(Z1)
+            G[n - 1].copy_(gelu_backward(matmul(G[n], W[n][:, :-BIAS_INPUTS].mT), z[n - 1]))
+        subtract_matmul_(weights[0], step, G[0])  # W1 <- W1 - (eta_last^T * K)^T @ G1, and b1
+        for n in range(1, last + 1):
+            subtract_matmul_(weights[n], X[n - 1].mT, rate * G[n])
+    for layer, weight in zip(layers, weights, strict=True):
+        unpack_(weight, layer.weight, layer.bias)
+    return trace
+
+
+def _parts(trace: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
+    """Return a trace's weights of each layer, inputs of each layer except the first, and gradients of each layer."""
+    layers = (len(trace) + 1) // 3
+    return trace[:layers], trace[layers:-layers], trace[-layers:]
+
+
+def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tensor:
+    """Return the outputs [B, T, H, D] of whole mini-batches, all at once, from the trace of `_train_`.
+
+    Each layer: Zbar = Xbar @ W + b - tril(eta * (Xbar @ X^T + 1)) @ G. Then out = Q + LN(Zbar).
+    """
+    mini_batch = len(outer.token_scale)
+    queries, keys = (with_bias_input(tiled(x, mini_batch).flatten(0, 1)) for x in (q, k))
+    eta = causal_eta(tiled(lr, mini_batch).flatten(0, 1), outer.token_scale)
+    weights, inputs, gradients = _parts([x.flatten(0, 1) for x in trace])
+    z = read_layer(queries, weights[0], keys, gradients[0], eta)
+    for W, X, G in zip(weights[1:], inputs, gradients[1:], strict=True):
+        z = read_layer(with_bias_input(gelu(z).to(q.dtype)), W, X, G, eta)
+    return output(untiled(z.unflatten(0, (len(trace[0]), -1)), len(q)), q, outer)
+
+
+def _advance_(
+    q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", start: int = 0
+) -> Tensor:
+    """Return the outputs [B, n, H, D] of n tokens inside one mini-batch; advance `state` (with rows) in place.
+
+    In the dual form sequences may have different positions. In the primal form all are at position `start`.
+    """
+    layers, token_scale = layers_of(state), outer.token_scale
+    positions = positions_of(state.position, q.shape[1])
+    x, z, new = _gradients(q, k, v, lr, outer, layers)
+    for layer, (x_new, g_new) in zip(layers, new, strict=True):
+        write_rows_(layer.x, x_new, positions)
+        write_rows_(layer.g, g_new, positions)
+    scale = causal_scale(positions, token_scale)
+    for number, layer in enumerate(layers):
+        if number:
+            x = gelu(z)
+        if form == "primal":
+            z = stepped_affine(x, *layer, token_scale, start)
+        else:
+            z = (affine(x, layer.weight, layer.bias) if number else z) - row_correction(x, layer.x, layer.g, scale)
+    last = completion_scale(positions, token_scale)
+    for layer in layers:
+        apply_rows_(*layer, last)
+    advance_position_(state.position, q.shape[1], len(token_scale))
+    return output(z.transpose(1, 2), q, outer)
+
+
+def _advance_sums_(q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any) -> Tensor:
+    """Return the outputs [B, 1, H, D] of one token per sequence; advance `state` (with gradient sums) in place."""
+    layers, positions = layers_of(state, rows=False), positions_of(state.position, 1)
+    x, z, new = _gradients(q, k, v, lr, outer, layers)
+    scale = outer.token_scale[positions][:, None, :, None]
+    for number, (layer, (x_new, g_new)) in enumerate(zip(layers, new, strict=True)):
+        add_to_sums_(layer.x, layer.g, x_new, g_new)
+        if number:
+            x = gelu(z)
+            z = affine(x, layer.weight, layer.bias)
+        z = z - sum_correction(x, layer.x, layer.g, scale)
+    for layer in layers:
+        apply_sums_(*layer, positions, outer.token_scale)
+    advance_position_(state.position, 1, len(outer.token_scale))
+    return output(z.transpose(1, 2), q, outer)
+
+
+def _gradients(
+    q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[Layer]
+) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+    """Return q and q @ W1 + b1, and each layer's input and lr * G, at the weights of the mini-batch's start.
+
+    All [B, H, n, width] in the state's dtype; W1 is read once.
+    """
+    first, *others = layers
+    q, k, offset = (x.to(first.weight.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
+    zq, zk = affine(torch.cat((q, k), 2), first.weight, first.bias).chunk(2, 2)
+    z, x = [zk], [k]
+    for layer in others:
+        x.append(gelu(z[-1]))
+        z.append(affine(x[-1], layer.weight, layer.bias))
+    rate = lr.transpose(1, 2).unsqueeze(-1)
+    g = [rate * ln_l2_grad(z[-1], offset, outer.ln_weight.square().unsqueeze(1))]
+    for layer, before in zip(reversed(others), reversed(z[:-1]), strict=True):
+        g.insert(0, gelu_backward(g[0] @ layer.weight.mT, before))
+    return q, zq, list(zip(x, g, strict=True))
+
+
+def gelu(z: Tensor) -> Tensor:
+    """GELU in its tanh form."""
+    return F.gelu(z, approximate="tanh")
+
+
+def gelu_backward(grad: Tensor, z: Tensor) -> Tensor:
+    """Return grad * gelu'(z)."""
+    return torch.ops.aten.gelu_backward(grad, z, approximate="tanh")

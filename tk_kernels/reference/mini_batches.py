@@ -33,7 +33,7 @@ def pieces(tokens: int, start: int, mini_batch: int, together: int) -> Iterator[
 
 
 def mini_batches_together(mini_batch: int, limit: int) -> int:
-    """Return how many mini-batches `train_` takes at once: `limit`, or fewer (at least 1) if longer than 16 tokens."""
+    """Return how many mini-batches to train at once: `limit`, or fewer (at least 1) if longer than 16 tokens."""
     return max(1, min(limit, 16 * limit // mini_batch))
 
 

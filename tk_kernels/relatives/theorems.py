@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tk_kernels.relatives.inner_loop import Weights, run
+from tk_kernels.reference.naive import Weights, fresh_state, train
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -24,8 +24,8 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return (f(k, weights) - v).square().sum()
 
     tokens, head_dim = q.shape
-    W0 = q.new_zeros(head_dim, head_dim)
-    return run(f, loss, (W0,), q, k, v, q.new_full((tokens,), 0.5), q.new_ones(tokens))
+    state = fresh_state(q.new_zeros(head_dim, head_dim))
+    return train(f, loss, q, k, v, q.new_full((tokens,), 0.5), q.new_ones(tokens), state)[0]
 
 
 class TrainingSet(NamedTuple):

@@ -8,7 +8,7 @@ The text has no biases. This operator trains b1 and b2 too, so its outputs diffe
 
 from torch import Tensor
 
-from tk_kernels.relatives.inner_loop import Weights, run
+from tk_kernels.reference.naive import Weights, fresh_state, train
 
 
 def f(x: Tensor, weights: Weights) -> Tensor:
@@ -24,4 +24,4 @@ def loss(weights: Weights, k: Tensor, v: Tensor) -> Tensor:
 
 def forward(weights: Weights, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, token_scale: Tensor) -> Tensor:
     """Return the outputs [T, D] of one head: q, k, v [T, D], lr [T], token_scale [m]."""
-    return run(f, loss, weights, q, k, v, lr, token_scale)
+    return train(f, loss, q, k, v, lr, token_scale, fresh_state(*weights))[0]

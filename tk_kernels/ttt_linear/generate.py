@@ -15,20 +15,12 @@ One program owns one head of one sequence. It branches on the position of its se
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+from torch import Tensor
 
 from tk_kernels.generate.common import (
-    PRECISIONS,
     available,
-    by_sequences,
-    check_form,
-    check_slots,
-    check_step,
-    dependent_launch,
-    dot_type,
-    float_copy,
-    gathered_rows,
     jit,
     learning_rate,
     ln_l2_grad,
@@ -36,153 +28,42 @@ from tk_kernels.generate.common import (
     load_token,
     load_weights,
     normalise,
-    on_its_device,
-    restore,
     rotate,
-    section_name,
     slot_of,
-    store,
     store_weights,
     tl,
     to_float32_again,
-    triton,
 )
-from tk_kernels.generate.tuning import Tuning, check_launch, tuning
+from tk_kernels.generate.step import StepState, generate_step, portable_constants
+from tk_kernels.generate.tuning import Tuning
 from tk_kernels.ttt_linear.reference import LinearPrimalState, LinearState
 
 __all__ = ["GenerateState", "available", "generate_step"]
 
 
-@dataclass
-class GenerateState:
-    """State of `generate_step`, updated in place at every token.
+@dataclass(kw_only=True)
+class GenerateState(StepState):
+    """State of TTT-Linear's `generate_step`.
 
     weights [B, H, D, D] in the precision's type (for "planes" the high one). low [B, H, D, D] int16 or None.
-    b [B, H, D] float32. position [B, H] int32, the same for all heads of a sequence.
-    gathered: data of the current mini-batch. Dual form: rows of K and lr * G [B, H, m, D] in the precision's row type.
-    Primal form: dW [B, H, D, D] and db [B, H, D] float32.
-    slots [B], int32 or int64, dual form only: sequence b uses index slots[b] of weights, low, b and gathered, which may
-    hold more than B sequences, at any stride. position [B, H] is then only read.
+    b [B, H, D] float32. gathered: rows of K and lr * G; in the primal form dW and db.
     """
 
-    form: str
-    precision: str
-    mini_batch: int
-    weights: torch.Tensor
-    low: torch.Tensor | None
-    b: torch.Tensor
-    position: torch.Tensor
-    gathered: tuple[torch.Tensor, torch.Tensor]
-    slots: torch.Tensor | None = None
+    weights: Tensor
+    low: Tensor | None
+    b: Tensor
 
-    @classmethod
-    def from_state(cls, state: LinearState, form: str = "dual", precision: str = "planes") -> GenerateState:
-        """Convert the state after forward, at any position, to this form and precision. Copies all tensors."""
-        check_form(form, precision)
-        weights, low = by_sequences(lambda W: store(W, precision), state.W)
-        position = state.position[:, None].repeat(1, state.W.shape[1]).to(torch.int32)
-        sums = _running_sums if form == "primal" else None
-        gathered = gathered_rows(state.position, (state.k_rows, state.g_rows), PRECISIONS[precision].rows, sums)
-        return cls(form, precision, state.k_rows.shape[2], weights, low, float_copy(state.b), position, gathered)
+    operator = "ttt_linear"
+    kinds = (LinearState, LinearPrimalState)
+    layers = (("weights", "low", "b"),)
+    sm90_widths = (64,)
 
-    def to_state(self) -> LinearState | LinearPrimalState:
-        """Convert to the reference's state: rows for the dual form, gradient sums for the primal. Float32 copies."""
-        W, b, position = restore(self.weights, self.low), self.b.clone(), self.position[:, 0].clone()
-        first, second = self.gathered
-        if self.form == "dual":
-            return LinearState(W, b, float_copy(first), float_copy(second), position)
-        running = (self.position > 0)[..., None]  # a new mini-batch ignores the old sums
-        return LinearPrimalState(W, b, first * running[..., None], second * running, position)
+    def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
+        if launch.sm90:
+            from tk_kernels.ttt_linear.generate_sm90 import dual  # a late import: few machines have Gluon
 
-    def tensors(self) -> list[torch.Tensor]:
-        """List the state's tensors, without slots, to snapshot them or to sum their bytes."""
-        kept = (self.weights, self.low, self.b, self.position, *self.gathered)
-        return [x for x in kept if x is not None]
-
-
-def _running_sums(k: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return dW and db, float32, of rows of K and of lr * G [B, H, m, D], summed in float64."""
-    return (k.double().mT @ g.double()).float(), g.double().sum(2).float()
-
-
-@on_its_device
-def generate_step(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    lr: torch.Tensor,
-    token_scale: torch.Tensor,
-    ln_weight: torch.Tensor,
-    ln_bias: torch.Tensor,
-    gstate: GenerateState,
-    *,
-    out: torch.Tensor | None = None,
-    rope: torch.Tensor | None = None,
-    base_lr: float | None = None,
-    launch: Tuning | None = None,
-    pdl: bool = False,
-    compile_only: bool = False,
-) -> torch.Tensor:
-    """Return `q + LN(f(q))` [B, H, D] of one token per sequence, after its gradient step; advance `gstate` in place.
-
-    q, k, v [B, H, D] in one type, out in any; only B may be strided. lr [B, H] float32 or in q's type.
-    token_scale [m]; ln_weight, ln_bias [H, D].
-    rope: the table of `rope_table`, if q and k lack RoPE. base_lr: if given, lr holds the logits x · w_h + c_h.
-    launch: settings instead of the row of `tuning.toml`.
-    pdl: a dependent launch (`dependent_launch`) reads gstate early. Only kernels for Hopper use it.
-    compile_only: compile like a first launch and compute nothing (see `build/parallel.py`).
-    Raises ValueError on a wrong shape, dtype, stride or device, and for a launch that does not suit the state.
-    """
-    B, (_, H, D) = len(gstate.position), gstate.b.shape
-    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    tokens = {"q": q, "k": k, "v": v, "out": out}
-    parameters = {"token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
-    s = gstate
-    check_step(tokens, lr, parameters, rope, (B, H, D), s.mini_batch, s.b)
-    check_slots(s.slots, s.form, B)
-    if not B * H:
-        return out
-    launch = launch or default_launch(s)
-    check_launch(launch, suits_sm90(s))
-    strides = {"w_stride": s.weights.stride(0), "b_stride": s.b.stride(0), "row_stride": s.gathered[0].stride(0)}
-    paged = strides | {"slots": s.slots, "SLOTS": s.slots is not None} if s.form == "dual" else {}
-    if launch.sm90:
-        from tk_kernels.ttt_linear.generate_sm90 import dual  # a late import: few machines have Gluon
-
-        dual.run(
-            q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, s.weights, s.low, s.b, *s.gathered, s.position,
-            q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0,
-            H=H, m=s.mini_batch, PLANES=s.low is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
-            grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None,
-            **dependent_launch(pdl), **paged,
-        )  # fmt: skip
-        return out
-    kernel = _dual if s.form == "dual" else _primal
-    kernel.run(
-        q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, s.weights, s.low, s.b, *s.gathered, s.position,
-        q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0,
-        H=H, D=D, DP=triton.next_power_of_2(D), m=s.mini_batch, MP=max(16, triton.next_power_of_2(s.mini_batch)),
-        PLANES=s.low is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
-        BLOCK=min(launch.block, triton.next_power_of_2(D)), DOT=dot_type(s.gathered[0]),
-        grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None, **paged,
-    )  # fmt: skip
-    return out
-
-
-def default_launch(state: GenerateState) -> Tuning:
-    """Return the row of `tuning.toml` for this state; its field `sm90` selects the kernel."""
-    return tuning("ttt_linear", state.form, state.precision, tuned_as(state))
-
-
-def tuned_as(state: GenerateState) -> str:
-    """Return the name of the section of `tuning.toml` for this state's kernel and GPU."""
-    return section_name(suits_sm90(state), state.b.device)
-
-
-def suits_sm90(state: GenerateState) -> bool:
-    """Whether the kernel of `generate_sm90.py` supports the state: dual form, 16-bit rows, D = 64, m at most 16."""
-    in_16_bits = state.form == "dual" and state.precision != "float32"
-    return in_16_bits and state.b.shape[2] == 64 and state.mini_batch <= 16
+            return dual, {}
+        return _dual if self.form == "dual" else _primal, portable_constants(self, launch.block, self.b.shape[2])
 
 
 @jit

@@ -1,4 +1,1 @@
-"""TTT-MLP: naive defines it, reference is the fast PyTorch form for tests, ops and generate run the kernels.
-
-No imports here: `cost` works without torch.
-"""
+"""TTT-MLP: reference is the fast PyTorch form for tests, ops and generate run the kernels."""

@@ -7,20 +7,6 @@ namespace ttt::mlp {
 
 constexpr int D = 64, F = 256;  // head dimension, hidden units
 
-// Arguments of a kernel with mini-batches of m tokens
-struct arguments {
-    const bf16 *q, *k, *v;  // [batch, T, H, D]
-    bf16 *out;              // [batch, T, H, D], contiguous
-    int64_t q_stride[3], k_stride[3], v_stride[3];      // in elements, of batch, T and H
-    const float *lr, *token_scale;                      // [batch, T, H]; [m], no value below 0
-    const float *ln_weight, *ln_bias;                   // [H, D]
-    const float *W1, *b1, *W2, *b2;               // [batch, H, D, F], [batch, H, F], [batch, H, F, D], [batch, H, D]
-    float *W1_out, *b1_out, *W2_out, *b2_out;           // the same shapes
-    float *k_rows, *x2_rows, *g1_rows, *g2_rows;        // [batch, H, m, D or F]: rows of a short last mini-batch
-    int T, H;
-    bool rope;
-};
-
 // q, k and v may be strided; the other tensors are contiguous. q, k, v and out are bfloat16, the others float32.
 struct tensors {
     TensorView q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2;
@@ -34,19 +20,21 @@ template <typename T> T *checked(const char *name, const TensorView &x, std::ini
         TVM_FFI_ICHECK(is_fp32(x)) << name << ": must be float32";
     return pointer<T>(x);
 }
-inline const bf16 *tokens(const char *name, const TensorView &x, std::initializer_list<int64_t> shape,
-                          int64_t (&stride)[3]) {
+// Stores the address and the strides of tokens [batch, T, H, D].
+template <typename T>
+void set_tokens(const T *&to, int64_t (&stride)[3], const char *name, const TensorView &x,
+                std::initializer_list<int64_t> shape) {
     check_shape(name, x, shape);
     for (int axis = 0; axis < 3; ++axis) stride[axis] = x.stride(axis);
-    return pointer<const bf16>(x);
+    to = pointer<const T>(x);
 }
-inline arguments arguments_of(const tensors &x, int64_t m, bool rope) {
+// Checks the tensors and stores the addresses that both kernels take, in fields of the same names. m: mini-batch.
+template <typename Arguments> void set_arguments(Arguments &a, const tensors &x, int64_t m) {
     const int64_t batch = x.q.size(0), T = x.q.size(1), H = x.q.size(2);
     TVM_FFI_ICHECK(is_bf16(x.q)) << "q, k, v must be bfloat16";
-    arguments a;
-    a.q = tokens("q", x.q, {batch, T, H, D}, a.q_stride);
-    a.k = tokens("k", x.k, {batch, T, H, D}, a.k_stride);
-    a.v = tokens("v", x.v, {batch, T, H, D}, a.v_stride);
+    set_tokens(a.q, a.q_stride, "q", x.q, {batch, T, H, D});
+    set_tokens(a.k, a.k_stride, "k", x.k, {batch, T, H, D});
+    check_shape("v", x.v, {batch, T, H, D});
     a.lr = checked<const float>("lr", x.lr, {batch, T, H});
     a.token_scale = checked<const float>("token_scale", x.token_scale, {m});
     a.ln_weight = checked<const float>("ln_weight", x.ln_weight, {H, D});
@@ -55,7 +43,7 @@ inline arguments arguments_of(const tensors &x, int64_t m, bool rope) {
     a.b1 = checked<const float>("b1", x.b1, {batch, H, F});
     a.W2 = checked<const float>("W2", x.W2, {batch, H, F, D});
     a.b2 = checked<const float>("b2", x.b2, {batch, H, D});
-    a.out = checked<bf16>("out", x.out, {batch, T, H, D});
+    a.out = checked<std::remove_pointer_t<decltype(a.out)>>("out", x.out, {batch, T, H, D});
     a.W1_out = checked<float>("W1_out", x.W1_out, {batch, H, D, F});
     a.b1_out = checked<float>("b1_out", x.b1_out, {batch, H, F});
     a.W2_out = checked<float>("W2_out", x.W2_out, {batch, H, F, D});
@@ -66,22 +54,17 @@ inline arguments arguments_of(const tensors &x, int64_t m, bool rope) {
     a.g2_rows = checked<float>("g2_rows", x.g2_rows, {batch, H, m, D});
     a.T = T;
     a.H = H;
-    a.rope = rope;
-    return a;
 }
 
-// The function that Python calls. LAUNCH takes (arguments, tensors if it wants them, batch, stream); m: mini-batch.
-template <int m, auto LAUNCH>
+// The function that Python calls. LAUNCH takes (tensors, rope, stream).
+template <auto LAUNCH>
 void forward(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView token_scale, TensorView ln_weight,
              TensorView ln_bias, TensorView W1, TensorView b1, TensorView W2, TensorView b2, TensorView out,
              TensorView W1_out, TensorView b1_out, TensorView W2_out, TensorView b2_out, TensorView k_rows,
              TensorView x2_rows, TensorView g1_rows, TensorView g2_rows, bool rope) {
     const tensors x{q,   k,      v,      lr,     token_scale, ln_weight, ln_bias, W1,      b1,     W2,
                     b2,  out,    W1_out, b1_out, W2_out,      b2_out,    k_rows,  x2_rows, g1_rows, g2_rows};
-    if constexpr (std::is_invocable_v<decltype(LAUNCH), arguments, tensors, int, cudaStream_t>)
-        LAUNCH(arguments_of(x, m, rope), x, q.size(0), stream_of(q));  // LAUNCH makes tensor maps of them
-    else
-        LAUNCH(arguments_of(x, m, rope), q.size(0), stream_of(q));
+    LAUNCH(x, rope, stream_of(q));
 }
 
 }  // namespace ttt::mlp

@@ -20,7 +20,7 @@ using namespace kittens;
 
 namespace {
 
-using sm90::launder, sm90::publish, sm90::uniform;
+using sm90::launder, sm90::load_u4, sm90::publish, sm90::store_u4, sm90::uniform;
 
 constexpr int BLOCK = 64;  // rows of F in one matmul of a warpgroup
 constexpr float EPS = 1e-6f;
@@ -56,16 +56,6 @@ __device__ inline int matrix_offset(int lane, int row0) { return swizzled(row0 +
 __device__ inline void load(rt_bf<16, 16> &x, uint32_t at) {
     auto &e = x.tiles[0][0].data;
     move<bf16_2>::ldsm4(e[0], e[1], e[2], e[3], at);
-}
-__device__ inline uint4 load_shared(uint32_t at) {
-    uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(at) : "memory");
-    return x;
-}
-__device__ inline void store_shared(uint32_t at, uint4 x) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
-                 ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
 // Eight neighbouring elements of a token: one thread loads, normalises and writes them. Eight threads share a token.
@@ -134,8 +124,19 @@ constexpr int B = 32, GROUPS = 2, OWN = F / BLOCK / GROUPS;  // OWN: blocks of F
 constexpr int THREADS = GROUPS * WARPGROUP_THREADS;
 static_assert(THREADS == F && THREADS == 8 * B);  // a thread per bias; eight threads per token, eight elements each
 
-struct globals : arguments {
-    __device__ int pending() const { return this->T % B; }  // tokens of a short last mini-batch
+struct globals {
+    const bf16 *q, *k, *v;  // [batch, T, H, D]
+    bf16 *out;              // [batch, T, H, D], contiguous
+    int64_t q_stride[3], k_stride[3], v_stride[3];  // in elements, of batch, T and H
+    const float *lr, *token_scale;                  // [batch, T, H]; [B], no value below 0
+    const float *ln_weight, *ln_bias;               // [H, D]
+    const float *W1, *b1, *W2, *b2;                 // [batch, H, D, F], [batch, H, F], [batch, H, F, D], [batch, H, D]
+    float *W1_out, *b1_out, *W2_out, *b2_out;       // the same shapes
+    float *k_rows, *x2_rows, *g1_rows, *g2_rows;    // [batch, H, B, D or F]: rows of a short last mini-batch
+    int T, H;
+    bool rope;
+
+    __device__ int pending() const { return T % B; }  // tokens of a short last mini-batch
 };
 
 struct layout {
@@ -265,7 +266,7 @@ struct chain {
                 }
         int64_t at = (int64_t(head()) * B + token()) * D + element();
         bool valid = token() < g.pending();
-        vec8 k = vec8::of(load_shared(mine(s.k))), g2 = vec8::of(load_shared(mine(s.g2)));
+        vec8 k = vec8::of(load_u4(mine(s.k))), g2 = vec8::of(load_u4(mine(s.g2)));
         k.each([&](int e, float x) { g.k_rows[at + e] = valid ? x : 0.f; });
         g2.each([&](int e, float x) { g.g2_rows[at + e] = valid ? s.lr[token()] * x : 0.f; });
     }
@@ -319,13 +320,13 @@ struct chain {
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncwarp();  // one thread copied lr for eight
         int t = token();
-        uint4 k = rotated(load_shared(address(s.k_ahead[id()])));
-        store_shared(mine(s.k), k);
-        store_shared(mine(s.q), rotated(load_shared(address(s.q_ahead[id()]))));
+        uint4 k = rotated(load_u4(address(s.k_ahead[id()])));
+        store_u4(mine(s.k), k);
+        store_u4(mine(s.q), rotated(load_u4(address(s.q_ahead[id()]))));
         vec8 scaled = vec8::of(k);
         float lr = s.lr_ahead[t], step = -update_scale(i) * lr;
         scaled.each([&](int, float &x) { x *= step; });
-        store_shared(mine(s.k_step), scaled.pack());
+        store_u4(mine(s.k_step), scaled.pack());
         if (element() == 0) {
             s.lr[t] = lr;
             s.step[t] = step;
@@ -371,7 +372,7 @@ struct chain {
                     x2.tiles[0][j].data[e] = __floats2bfloat162_rn(a.x, c.x);
                     slope[e] = __floats2bfloat162_rn(a.y, c.y);
                 }
-                store_shared(address(s.slope[n][j][id()]), *reinterpret_cast<uint4 *>(slope));
+                store_u4(address(s.slope[n][j][id()]), *reinterpret_cast<uint4 *>(slope));
             }
             store_transposed(own_block(s.x2, n), x2);
         }
@@ -404,7 +405,7 @@ struct chain {
             wait_for(grad);
 #pragma unroll
             for (int j = 0; j < B / 16; ++j) {
-                uint4 packed = load_shared(address(s.slope[n][j][id()]));
+                uint4 packed = load_u4(address(s.slope[n][j][id()]));
                 const bf16_2 *slope = reinterpret_cast<const bf16_2 *>(&packed);
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
@@ -527,8 +528,8 @@ struct chain {
     // G2 = (g - mean(g) - xhat mean(g xhat)) / std with g = gamma (gamma xhat + beta - (V - K))
     __device__ void share_g2() {
         vec8 z = gather_z2(), gamma = vec8::of(&s.gamma[element()]), target = vec8::of(&s.beta[element()]);
-        vec8 k = vec8::of(load_shared(mine(s.k)));
-        vec8 v = vec8::of(load_shared(address(s.v_ahead[id()])));
+        vec8 k = vec8::of(load_u4(mine(s.k)));
+        vec8 v = vec8::of(load_u4(address(s.v_ahead[id()])));
         float rstd = normalise(z), sum = 0, dot = 0;
         vec8 g;
         g.each([&](int e, float &x) {
@@ -538,15 +539,15 @@ struct chain {
         });
         sum_over_token(sum, dot);
         g.each([&](int e, float &x) { x = (x - sum * (1.f / D) - z.x[e] * (dot * (1.f / D))) * rstd; });
-        store_shared(mine(s.g2), g.pack());
+        store_u4(mine(s.g2), g.pack());
         float step = s.step[token()];
         g.each([&](int, float &x) { x *= step; });
-        store_shared(mine(s.g2_step), g.pack());
+        store_u4(mine(s.g2_step), g.pack());
     }
     // out = Q + LN(Z2bar)
     __device__ void write_output(int i) {
         vec8 z = gather_z2(), gamma = vec8::of(&s.gamma[element()]), out = vec8::of(&s.beta[element()]);
-        vec8 q = vec8::of(load_shared(mine(s.q)));
+        vec8 q = vec8::of(load_u4(mine(s.q)));
         normalise(z);
         out.each([&](int e, float &x) { x = fmaf(z.x[e], gamma.x[e], x + q.x[e]); });
         int t = i * B + token();
@@ -614,14 +615,17 @@ __global__ __launch_bounds__(THREADS, 1) void forward_32_kernel(const __grid_con
     chain(g, *reinterpret_cast<shared *>(memory)).run();
 }
 
-void launch(const arguments &a, int batch, cudaStream_t stream) {
+void launch(const tensors &x, bool rope, cudaStream_t stream) {
+    globals g{.rope = rope};
+    set_arguments(g, x, B);
+    set_tokens(g.v, g.v_stride, "v", x.v, {x.q.size(0), g.T, g.H, D});
     constexpr int BYTES = sizeof(shared);
     const auto kernel = forward_32_kernel;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES), "shared memory");
-    kernel<<<dim3(a.H, batch), THREADS, BYTES, stream>>>({a});
+    kernel<<<dim3(g.H, x.q.size(0)), THREADS, BYTES, stream>>>(g);
     check_cuda(cudaGetLastError(), "launch");
 }
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, (ttt::mlp::forward<B, launch>));
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, ttt::mlp::forward<launch>);

@@ -7,7 +7,7 @@
 #include <cmath>
 
 using namespace ttt;
-using ttt::mlp::arguments;
+using ttt::mlp::set_arguments;
 using ttt::mlp::tensors;
 
 namespace {
@@ -28,36 +28,16 @@ template <bool ROPE> void start(const mlp_block::arguments &a, int batch, cudaSt
     check_cuda(cudaGetLastError(), "launch");
 }
 
-void launch(const arguments &x, const tensors &tokens, int batch, cudaStream_t stream) {
-    mlp_block::arguments a{.q_map = sm90::map_tokens(tokens.q),
-                           .k_map = sm90::map_tokens(tokens.k),
-                           .v_map = sm90::map_tokens(tokens.v),
-                           .q = reinterpret_cast<const uint16_t *>(x.q),
-                           .k = reinterpret_cast<const uint16_t *>(x.k),
-                           .out = reinterpret_cast<uint16_t *>(x.out),
-                           .q_stride = {x.q_stride[0], x.q_stride[1], x.q_stride[2]},
-                           .k_stride = {x.k_stride[0], x.k_stride[1], x.k_stride[2]},
-                           .lr = x.lr,
-                           .token_scale = x.token_scale,
-                           .ln_weight = x.ln_weight,
-                           .ln_bias = x.ln_bias,
-                           .W1 = x.W1,
-                           .b1 = x.b1,
-                           .W2 = x.W2,
-                           .b2 = x.b2,
-                           .W1_out = x.W1_out,
-                           .b1_out = x.b1_out,
-                           .W2_out = x.W2_out,
-                           .b2_out = x.b2_out,
-                           .k_rows = x.k_rows,
-                           .x2_rows = x.x2_rows,
-                           .g1_rows = x.g1_rows,
-                           .g2_rows = x.g2_rows,
-                           .H = x.H};
-    a.set_length(x.T);
-    x.rope ? start<true>(a, batch, stream) : start<false>(a, batch, stream);
+void launch(const tensors &x, bool rope, cudaStream_t stream) {
+    mlp_block::arguments a;
+    set_arguments(a, x, mlp_block::B);
+    a.q_map = sm90::map_tokens(x.q);
+    a.k_map = sm90::map_tokens(x.k);
+    a.v_map = sm90::map_tokens(x.v);
+    a.set_length(a.T);
+    (rope ? start<true> : start<false>)(a, x.q.size(0), stream);
 }
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, (ttt::mlp::forward<mlp_block::B, launch>));
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, ttt::mlp::forward<launch>);

@@ -15,21 +15,13 @@ One program owns one head of one sequence. It branches on the position of its se
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+from torch import Tensor
 
 from tk_kernels.generate.common import (
-    PRECISIONS,
     available,
-    by_sequences,
-    check_form,
-    check_slots,
-    check_step,
     columns,
-    dependent_launch,
-    dot_type,
-    float_copy,
-    gathered_rows,
     gelu,
     gelu_grad,
     jit,
@@ -39,18 +31,15 @@ from tk_kernels.generate.common import (
     load_token,
     load_weights,
     normalise,
-    on_its_device,
-    restore,
     rotate,
-    section_name,
     slot_of,
-    store,
     store_weights,
     tl,
     to_float32_again,
     triton,
 )
-from tk_kernels.generate.tuning import Tuning, check_launch, tuning
+from tk_kernels.generate.step import StepState, generate_step, portable_constants
+from tk_kernels.generate.tuning import Tuning
 from tk_kernels.ttt_mlp import generate_wide
 from tk_kernels.ttt_mlp.generate_wide import apply_rows
 from tk_kernels.ttt_mlp.reference import MLPPrimalState, MLPState
@@ -61,165 +50,41 @@ IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers 
 WIDE = Tuning(warps=8, block=32)  # for wider heads
 
 
-@dataclass
-class GenerateState:
-    """State of `generate_step`, updated in place at every token.
+@dataclass(kw_only=True)
+class GenerateState(StepState):
+    """State of TTT-MLP's `generate_step`.
 
     weights1 (W1 transposed) and weights2 [B, H, F, D] in the precision's type (for "planes" the high ones).
     low1, low2: their int16 low planes or None. b1 [B, H, F], b2 [B, H, D] float32.
-    position [B, H] int32, the same for all heads of a sequence.
-    gathered: data of the current mini-batch. Dual form: rows of K, X2, lr * G1 and lr * G2, [B, H, m, D or F] in the
-    precision's row type. Primal form: float32 dW1 (transposed), db1, dW2 and db2.
-    slots: see `tk_kernels.ttt_linear.generate.GenerateState`.
+    gathered: rows of K, X2, lr * G1 and lr * G2; in the primal form dW1 (transposed), db1, dW2 and db2.
     """
 
-    form: str
-    precision: str
-    mini_batch: int
-    weights1: torch.Tensor
-    low1: torch.Tensor | None
-    b1: torch.Tensor
-    weights2: torch.Tensor
-    low2: torch.Tensor | None
-    b2: torch.Tensor
-    position: torch.Tensor
-    gathered: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-    slots: torch.Tensor | None = None
+    weights1: Tensor
+    low1: Tensor | None
+    b1: Tensor
+    weights2: Tensor
+    low2: Tensor | None
+    b2: Tensor
 
-    @classmethod
-    def from_state(cls, state: MLPState, form: str = "dual", precision: str = "planes") -> GenerateState:
-        """Convert the state after forward, at any position, to this form and precision. Copies all tensors."""
-        check_form(form, precision)
-        weights1, low1 = by_sequences(lambda W1: store(W1.mT, precision), state.W1)
-        weights2, low2 = by_sequences(lambda W2: store(W2, precision), state.W2)
-        position = state.position[:, None].repeat(1, state.W1.shape[1]).to(torch.int32)
-        b1, b2 = float_copy(state.b1), float_copy(state.b2)
-        sums = _running_sums if form == "primal" else None
-        gathered = gathered_rows(state.position, _rows_of(state), PRECISIONS[precision].rows, sums)
-        m = state.k_rows.shape[2]
-        return cls(form, precision, m, weights1, low1, b1, weights2, low2, b2, position, gathered)
+    operator = "ttt_mlp"
+    kinds = (MLPState, MLPPrimalState)
+    layers = (("weights1", "low1", "b1"), ("weights2", "low2", "b2"))
+    sm90_widths = (256, 64)
 
-    def to_state(self) -> MLPState | MLPPrimalState:
-        """Convert to the reference's state: rows for the dual form, gradient sums for the primal. Float32 copies."""
-        position, b1, b2 = self.position[:, 0].clone(), self.b1.clone(), self.b2.clone()
-        W1, W2 = restore(self.weights1, self.low1).mT.contiguous(), restore(self.weights2, self.low2)
-        if self.form == "dual":
-            k, x2, g1, g2 = (float_copy(x) for x in self.gathered)
-            return MLPState(W1, b1, W2, b2, k, x2, g1, g2, position)
-        running = (self.position > 0)[..., None]  # a new mini-batch ignores the old sums
-        dW1, db1, dW2, db2 = self.gathered
-        dW1, dW2 = dW1.mT * running[..., None], dW2 * running[..., None]
-        return MLPPrimalState(W1, b1, W2, b2, dW1, db1 * running, dW2, db2 * running, position)
+    def default_launch(self) -> Tuning:
+        return WIDE if self.b2.shape[2] > IN_REGISTERS else super().default_launch()
 
-    def tensors(self) -> list[torch.Tensor]:
-        """List the state's tensors, without slots, to snapshot them or to sum their bytes."""
-        weights = (self.weights1, self.low1, self.b1, self.weights2, self.low2, self.b2)
-        return [x for x in (*weights, self.position, *self.gathered) if x is not None]
+    def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
+        if launch.sm90:
+            from tk_kernels.ttt_mlp.generate_sm90 import dual  # a late import: few machines have Gluon
 
-
-def _rows_of(state: MLPState) -> tuple[torch.Tensor, ...]:
-    return state.k_rows, state.x2_rows, state.g1_rows, state.g2_rows
-
-
-def _running_sums(*rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return dW1 (transposed), db1, dW2 and db2 of rows of K, X2, lr * G1 and lr * G2, summed in float64."""
-    k, x2, g1, g2 = (x.double() for x in rows)
-    return (g1.mT @ k).float(), g1.sum(2).float(), (x2.mT @ g2).float(), g2.sum(2).float()
-
-
-@on_its_device
-def generate_step(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    lr: torch.Tensor,
-    token_scale: torch.Tensor,
-    ln_weight: torch.Tensor,
-    ln_bias: torch.Tensor,
-    gstate: GenerateState,
-    *,
-    out: torch.Tensor | None = None,
-    rope: torch.Tensor | None = None,
-    base_lr: float | None = None,
-    launch: Tuning | None = None,
-    pdl: bool = False,
-    compile_only: bool = False,
-) -> torch.Tensor:
-    """Return `q + LN(f(q))` [B, H, D] of one token per sequence, after its gradient step; advance `gstate` in place.
-
-    q, k, v [B, H, D] in one type, out in any; only B may be strided. lr [B, H] float32 or in q's type.
-    token_scale [m]; ln_weight, ln_bias [H, D].
-    rope: the table of `rope_table`, if q and k lack RoPE. base_lr: if given, lr holds the logits x · w_h + c_h.
-    launch: settings instead of the row of `tuning.toml`.
-    pdl: a dependent launch (`dependent_launch`) reads gstate early. Only kernels for Hopper use it.
-    compile_only: compile like a first launch and compute nothing (see `build/parallel.py`).
-    Raises ValueError on a wrong shape, dtype, stride or device, and for a launch that does not suit the state.
-    """
-    B, (_, H, D), F = len(gstate.position), gstate.b2.shape, gstate.b1.shape[2]
-    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    tokens = {"q": q, "k": k, "v": v, "out": out}
-    parameters = {"token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
-    s = gstate
-    check_step(tokens, lr, parameters, rope, (B, H, D), s.mini_batch, s.b1)
-    check_slots(s.slots, s.form, B)
-    if not B * H:
-        return out
-    launch = launch or default_launch(s)
-    check_launch(launch, suits_sm90(s))
-    strides = {"w_stride": s.weights1.stride(0), "b1_stride": s.b1.stride(0), "b2_stride": s.b2.stride(0)}
-    strides |= {"d_stride": s.gathered[0].stride(0), "f_stride": s.gathered[1].stride(0)}
-    paged = strides | {"slots": s.slots, "SLOTS": s.slots is not None} if s.form == "dual" else {}
-    if launch.sm90:
-        from tk_kernels.ttt_mlp.generate_sm90 import dual  # a late import: few machines have Gluon
-
-        dual.run(
-            q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
-            s.weights1, s.low1, s.b1, s.weights2, s.low2, s.b2, *s.gathered, s.position,
-            q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0,
-            H=H, m=s.mini_batch, G=launch.warps,
-            PLANES=s.low1 is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
-            grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None,
-            **dependent_launch(pdl), **paged,
-        )  # fmt: skip
-        return out
-    arguments = (
-        q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
-        s.weights1, s.low1, s.b1, s.weights2, s.low2, s.b2, *s.gathered, s.position,
-        q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0,
-    )  # fmt: skip
-    constants = {
-        "H": H, "D": D, "DP": triton.next_power_of_2(D), "F": F,
-        "m": s.mini_batch, "MP": max(16, triton.next_power_of_2(s.mini_batch)),
-        "PLANES": s.low1 is not None, "ROPE": rope is not None, "LOGITS": base_lr is not None,
-        "BLOCK": min(launch.block, triton.next_power_of_2(F)), "DOT": dot_type(s.gathered[0]),
-        "grid": (B * H,), "warmup": compile_only, "num_warps": launch.warps, "maxnreg": launch.registers or None,
-        **paged,
-    }  # fmt: skip
-    if D > IN_REGISTERS:
-        wide = generate_wide.dual if s.form == "dual" else generate_wide.primal
-        wide.run(*arguments, **constants)
-    else:
-        kernel = _dual if s.form == "dual" else _primal
-        kernel.run(*arguments, **constants, FP=triton.next_power_of_2(F), MATRIX=launch.matrix)
-    return out
-
-
-def default_launch(state: GenerateState) -> Tuning:
-    """Return the row of `tuning.toml` for this state; its field `sm90` selects the kernel."""
-    if state.b2.shape[2] > IN_REGISTERS:
-        return WIDE
-    return tuning("ttt_mlp", state.form, state.precision, tuned_as(state))
-
-
-def tuned_as(state: GenerateState) -> str:
-    """Return the name of the section of `tuning.toml` for this state's kernel and GPU."""
-    return section_name(suits_sm90(state), state.b2.device)
-
-
-def suits_sm90(state: GenerateState) -> bool:
-    """Whether `generate_sm90.py` supports the state: dual form, 16-bit rows, D = 64, F = 256, m at most 16."""
-    in_16_bits = state.form == "dual" and state.precision != "float32"
-    return in_16_bits and (state.b2.shape[2], state.b1.shape[2]) == (64, 256) and state.mini_batch <= 16
+            return dual, {"G": launch.warps}
+        F, dual_form = self.b1.shape[2], self.form == "dual"
+        constants = portable_constants(self, launch.block, F) | {"F": F}
+        if self.b2.shape[2] > IN_REGISTERS:
+            return generate_wide.dual if dual_form else generate_wide.primal, constants
+        constants |= {"FP": triton.next_power_of_2(F), "MATRIX": launch.matrix}
+        return _dual if dual_form else _primal, constants
 
 
 @jit

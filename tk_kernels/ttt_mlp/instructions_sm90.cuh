@@ -80,7 +80,7 @@ __device__ inline void store_global(void *to, uint32_t x, bool there) {
 
 // ---- shared memory
 struct float4_ { float x, y, z, w; };
-struct uint4_ { uint32_t x, y, z, w; };
+using uint4_ = uint4;
 __device__ inline uint4_ load_u4(uint32_t at) {
     uint4_ v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

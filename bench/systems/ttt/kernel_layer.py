@@ -38,6 +38,7 @@ from harness.schema.work import TTT, Work
 from tk_kernels.build import Built
 from tk_kernels.build import build as build_kernel
 from tk_kernels.build.parallel import compile_all
+from tk_kernels.cost import COSTS
 from tk_kernels.forward.operator import THUNDERKITTENS
 from tk_kernels.generate.common import PRECISIONS
 from tk_kernels.generate.tuning import Tuning
@@ -110,14 +111,13 @@ def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
 
 def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workload:
     """Build a mini-batch of generate steps, in a form and a precision of the state."""
-    cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
+    cost = COSTS[config.learner]
     _compile_steps(config, getattr(torch, case.dtype), form)
     first = generate_set(config, case.batch, case.dtype, form, precision)
     found = kernel_launches(lambda: first.advance(0))  # advances the set by a token, so run it before staggering
     work = steps_in_turn(first, config, case.dtype)
     shape = (case.batch, config.heads, config.head_dim, config.mini_batch, form)
-    moved = cost.generate_bytes(*shape, precision, row_element_bytes=PRECISIONS[precision].rows.itemsize)
-    least = Work(cost.generate_flops(*shape), moved)
+    least = Work(cost.generate_flops(*shape), cost.generate_bytes(*shape, precision))
     gated = min(case.batch, KERNEL_GATE_SEQUENCES)
     memory = torch.cuda.get_device_properties(0).total_memory
     return Workload(

@@ -17,6 +17,7 @@ from harness.measure.gate import Check, Verdict, relative_error
 from harness.measure.system import Input, Workload
 from harness.schema.case import Case
 from harness.schema.work import TTT, Work
+from tk_kernels.cost import COSTS
 
 # Relative error against float64: one GEMM of bfloat16 inputs rounds to 2e-3, and the layer chains a few.
 LAYER_LIMITS = {"bfloat16": 1e-2, "float16": 5e-3, "float32": 1e-5}
@@ -55,7 +56,7 @@ def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
     """Return FLOPs and least bytes of a layer's forward in the case's form; {} for a case with the option part."""
     if case.option("part", ""):
         return {}
-    cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
+    cost = COSTS[config.learner]
     heads, dim, mini_batch = config.heads, config.head_dim, config.mini_batch
     if case.option("form", "dual") == "primal":
         flops = cost.generate_flops(case.batch * case.context, heads, dim, mini_batch, "primal")
@@ -198,7 +199,7 @@ def _outputs_timed_check(reference: Any, arguments: dict[str, Any], trace: Any, 
                 name: value[row : row + 1, :tokens] if name in PER_TOKEN else value for name, value in arguments.items()
             }
             exact = {name: to_float64(value) for name, value in some.items()}
-            states = type(trace)(*(x[:mini_batches, row * heads : (row + 1) * heads].double() for x in trace))
+            states = tuple(x[:mini_batches, row * heads : (row + 1) * heads].double() for x in trace)
             expected = reference.outputs(**exact, trace=states)
             missing = "" if tokens == context else f"of {context} tokens the first {tokens} were compared"
             return timed_verdict([("output", outputs[0][row : row + 1, :tokens], expected)], dtype, missing)

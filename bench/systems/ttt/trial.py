@@ -54,7 +54,7 @@ class Trial:
         log: takes a line for each candidate, with its time or its error.
         """
         some = self._sequences()
-        name = some.generate.tuned_as(some.state)
+        name = some.state.tuned_as()
         tried = list(candidates(f"ttt_{self.learner}", self.form, self.precision, sm90=name.startswith(SM90)))
         _compile(some, tried)
         took: dict[Tuning, float] = {}

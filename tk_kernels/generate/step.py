@@ -1,0 +1,209 @@
+"""The generate step of both operators: its state, checks of its arguments, and the launch of a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from tk_kernels.generate.common import (
+    PRECISIONS,
+    by_sequences,
+    check_form,
+    check_slots,
+    check_step,
+    dependent_launch,
+    dot_type,
+    float_copy,
+    on_its_device,
+    restore,
+    section_name,
+    store,
+    triton,
+)
+from tk_kernels.generate.tuning import Tuning, tuning
+from tk_kernels.reference.learner import layers_of
+from tk_kernels.reference.token_rows import rows_before
+
+
+@dataclass(kw_only=True)
+class StepState:
+    """State of `generate_step`, updated in place at every token; an operator's `GenerateState` adds its weights.
+
+    position [B, H] int32, the same for all heads of a sequence.
+    gathered: data of the current mini-batch. Dual form: rows of each layer's inputs, then of each layer's lr * G,
+    [B, H, m, width] in the precision's row type. Primal form: float32 dW, like the weights, and db of each layer.
+    slots [B], int32 or int64, dual form only: sequence b uses index slots[b] of the weights, biases and gathered, which
+    may hold more than B sequences, at any stride. position [B, H] is then only read.
+    """
+
+    form: str
+    precision: str
+    mini_batch: int
+    position: Tensor
+    gathered: tuple[Tensor, ...]
+    slots: Tensor | None = None
+
+    operator: ClassVar[str]  # its name in `tuning.toml`
+    kinds: ClassVar[tuple[Any, Any]]  # the reference's states with rows and with sums
+    # Names of each layer's weight, low plane and bias. Weights before the last are transposed: a hidden unit is a row.
+    layers: ClassVar[tuple[tuple[str, str, str], ...]]
+    sm90_widths: ClassVar[tuple[int, ...]]  # of the layers' outputs, that `generate_sm90.py` takes
+
+    def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
+        """Return the kernel for these settings, and the constants that only this operator's kernels take."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_state(cls, state: Any, form: str = "dual", precision: str = "planes") -> Any:
+        """Convert the reference's state with rows, at any position, to a form and precision. Copies all tensors."""
+        check_form(form, precision)
+        layers = layers_of(state)
+        kept: dict[str, Any] = {}
+        for names, layer in zip(cls.layers, layers, strict=True):
+            W = layer.weight if names is cls.layers[-1] else layer.weight.mT
+            weight, low = by_sequences(partial(store, precision=precision), W)
+            kept |= dict(zip(names, (weight, low, float_copy(layer.bias)), strict=True))
+        rows = (*(layer.x for layer in layers), *(layer.g for layer in layers))
+        row_type = PRECISIONS[precision].rows
+
+        def gathered(position: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
+            counted = [rows_before(x, position) for x in rows]
+            return _running_sums(*counted) if form == "primal" else tuple(x.to(row_type, copy=True) for x in counted)
+
+        return cls(
+            form=form,
+            precision=precision,
+            mini_batch=rows[0].shape[2],
+            position=state.position[:, None].repeat(1, rows[0].shape[1]).to(torch.int32),
+            gathered=by_sequences(gathered, state.position, *rows),
+            **kept,
+        )
+
+    def to_state(self) -> Any:
+        """Convert to the reference's state: rows for the dual form, gradient sums for the primal. Float32 copies."""
+        dual, primal = self.kinds
+        position, last = self.position[:, 0].clone(), self.layers[-1]
+        weights: list[Tensor] = []
+        for names in self.layers:
+            weight, low, bias = (getattr(self, name) for name in names)
+            W = restore(weight, low)
+            weights += [W if names is last else W.mT.contiguous(), bias.clone()]
+        if self.form == "dual":
+            return dual(*weights, *map(float_copy, self.gathered), position)
+        running = (self.position > 0)[..., None]  # a new mini-batch ignores the old sums
+        sums: list[Tensor] = []
+        for names, dW, db in zip(self.layers, self.gathered[::2], self.gathered[1::2], strict=True):
+            sums += [(dW if names is last else dW.mT) * running[..., None], db * running]
+        return primal(*weights, *sums, position)
+
+    def parameters(self) -> list[Any]:
+        """List each layer's weight, its low plane or None, and its bias."""
+        return [getattr(self, name) for names in self.layers for name in names]
+
+    def tensors(self) -> list[Tensor]:
+        """List the state's tensors, without slots, to snapshot them or to sum their bytes."""
+        return [x for x in (*self.parameters(), self.position, *self.gathered) if x is not None]
+
+    def biases(self) -> list[Tensor]:
+        """List each layer's bias [B, H, width]."""
+        return [getattr(self, bias) for _, _, bias in self.layers]
+
+    def suits_sm90(self) -> bool:
+        """Whether the kernel of `generate_sm90.py` takes this state: dual form, 16-bit rows, D = 64, m at most 16."""
+        in_16_bits = self.form == "dual" and self.precision != "float32"
+        widths = tuple(bias.shape[2] for bias in self.biases())
+        return in_16_bits and widths == self.sm90_widths and self.mini_batch <= 16
+
+    def tuned_as(self) -> str:
+        """Return the name of the section of `tuning.toml` for this state's kernel and GPU."""
+        return section_name(self.suits_sm90(), self.position.device)
+
+    def default_launch(self) -> Tuning:
+        """Return the row of `tuning.toml` for this state; its field `sm90` selects the kernel."""
+        return tuning(self.operator, self.form, self.precision, self.tuned_as())
+
+
+def _running_sums(*rows: Tensor) -> tuple[Tensor, ...]:
+    """Return dW, like the weights, and db of each layer, summed in float64 over rows of all inputs and all lr * G."""
+    wide = [x.double() for x in rows]
+    layers = len(wide) // 2
+    sums: list[Tensor] = []
+    for number, (x, g) in enumerate(zip(wide[:layers], wide[layers:], strict=True), 1):
+        sums += [x.mT @ g if number == layers else g.mT @ x, g.sum(2)]
+    return tuple(each.float() for each in sums)
+
+
+def portable_constants(state: StepState, block: int, rows: int) -> dict[str, Any]:
+    """Return constants of the portable kernels, whose weights have `rows` rows, rewritten `block` at a time.
+
+    D: the head dimension. DP, MP: D and the mini-batch, padded. DOT: dtype of matmul operands.
+    """
+    D = state.biases()[-1].shape[2]
+    return {
+        "D": D,
+        "DP": triton.next_power_of_2(D),
+        "MP": max(16, triton.next_power_of_2(state.mini_batch)),
+        "BLOCK": min(block, triton.next_power_of_2(rows)),
+        "DOT": dot_type(state.gathered[0]),
+    }
+
+
+@on_its_device
+def generate_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lr: Tensor,
+    token_scale: Tensor,
+    ln_weight: Tensor,
+    ln_bias: Tensor,
+    gstate: StepState,
+    *,
+    out: Tensor | None = None,
+    rope: Tensor | None = None,
+    base_lr: float | None = None,
+    launch: Tuning | None = None,
+    pdl: bool = False,
+    compile_only: bool = False,
+) -> Tensor:
+    """Return `q + LN(f(q))` [B, H, D] of one token per sequence, after its gradient step; advance `gstate` in place.
+
+    q, k, v [B, H, D] in one type, out in any; only B may be strided. lr [B, H] float32 or in q's type.
+    token_scale [m]; ln_weight, ln_bias [H, D].
+    rope: the table of `rope_table`, if q and k lack RoPE. base_lr: if given, lr holds the logits x · w_h + c_h.
+    launch: settings instead of the row of `tuning.toml`.
+    pdl: a dependent launch (`dependent_launch`) reads gstate early. Only kernels for Hopper use it.
+    compile_only: compile like a first launch and compute nothing (see `build/parallel.py`).
+    Raises ValueError on a wrong shape, dtype, stride or device, and for a launch that does not suit the state.
+    """
+    s, biases, parameters = gstate, gstate.biases(), gstate.parameters()
+    B, (_, H, D) = len(s.position), biases[-1].shape
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    tokens = {"q": q, "k": k, "v": v, "out": out}
+    outer = {"token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
+    check_step(tokens, lr, outer, rope, (B, H, D), s.mini_batch, biases[0])
+    check_slots(s.slots, s.form, B)
+    if not B * H:
+        return out
+    launch = launch or s.default_launch()
+    if launch.sm90 and not s.suits_sm90():
+        raise ValueError(f"launch {launch}: the kernel of sm_90 takes no such state; see `suits_sm90`")
+    kernel, constants = s.kernel(launch)
+    weight, low, *_ = parameters
+    paged: tuple[Any, ...] = ()
+    if s.form == "dual":
+        rows_of_inputs = s.gathered[: len(biases)]
+        paged = (s.slots, *(x.stride(0) for x in (weight, *biases, *rows_of_inputs)))
+        constants["SLOTS"] = s.slots is not None
+    kernel.run(
+        q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, *parameters, *s.gathered, s.position,
+        q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0, *paged,
+        H=H, m=s.mini_batch, PLANES=low is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
+        grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None,
+        **(dependent_launch(pdl) if launch.sm90 else {}), **constants,
+    )  # fmt: skip
+    return out
