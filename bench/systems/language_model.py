@@ -9,7 +9,7 @@ from bench.cost import model_work, total
 from bench.kept import kept_bytes
 from bench.models.config import MODELS
 from bench.models.layers import mark_layers
-from bench.systems.logits import limits_by_rounding, logits_verdict, widened, widening
+from bench.systems.logits import limits_by_rounding, logits_verdict, rounding_of, widened, widening
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.model_calls import last_logits, prefill_then_generate, random_ids
 from bench.systems.on_device import device
@@ -145,4 +145,4 @@ class LanguageModel(Past):
         """
         rounded = self.rounded_reference(model, case)
         wider = widening(case) if rounded is None else limits_by_rounding(last_logits(rounded, ids), expected[-1], case)
-        return logits_verdict(got, expected, case.dtype, wider)
+        return logits_verdict(got, expected, rounding_of(case), wider)
