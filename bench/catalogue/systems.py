@@ -18,7 +18,7 @@ LAUNCH_BOUND_TOKENS = 8192
 class Adapter:
     """The adapter of a system on one backend.
 
-    entry: MODULE:CLASS (see `harness.SystemAdapter`).
+    entry: MODULE:CLASS, or MODULE:CLASS:ARGUMENT (see `harness.measure.system.SystemAdapter`).
     scopes: "model" for the whole language model, "layer" for one layer.
     state_dtype: of the recurrent state or KV cache, "" for the dtype of the weights.
     install: the command that installs its packages.
@@ -86,16 +86,16 @@ BACKENDS: tuple[Backend, ...] = (
 )
 
 
-def _ttt() -> tuple[Adapter, ...]:
-    """Return the adapters that TTT-Linear and TTT-MLP share."""
+def _ttt(learner: str) -> tuple[Adapter, ...]:
+    """Return the adapters that TTT-Linear and TTT-MLP share; those of kernels get their learner."""
     kernels = "bench.systems.ttt.kernels"
     planes = "float32-planes"
     return (
-        Adapter("thunderkittens", f"{kernels}:ThunderKittens", BOTH, "float32", phases=PREFILL, replays=True,
+        Adapter("thunderkittens", f"{kernels}:ThunderKittens:{learner}", BOTH, "float32", phases=PREFILL, replays=True,
                 headline=True),
-        Adapter("triton", f"{kernels}:Triton", BOTH, "float32", phases=PREFILL, replays=True),
-        Adapter("triton-dual", f"{kernels}:TTTKernels", BOTH, planes, phases=GENERATE, headline=True),
-        Adapter("triton-primal", f"{kernels}:TritonPrimal", BOTH, planes, phases=GENERATE),
+        Adapter("triton", f"{kernels}:Triton:{learner}", BOTH, "float32", phases=PREFILL, replays=True),
+        Adapter("triton-dual", f"{kernels}:TTTKernels:{learner}", BOTH, planes, phases=GENERATE, headline=True),
+        Adapter("triton-primal", f"{kernels}:TritonPrimal:{learner}", BOTH, planes, phases=GENERATE),
         Adapter("vllm", "bench.systems.vllm.ttt:VllmTTT", state_dtype=planes, install=VLLM, engine=True),
         Adapter("torch-compile", "bench.systems.ttt.compiled:CompiledLayer", LAYER, "float32", phases=FORWARD,
                 slow=True),
@@ -123,11 +123,11 @@ SYSTEMS: tuple[System, ...] = (
         0,
         "circle",
         (
-            *_ttt(),
+            *_ttt("linear"),
             Adapter("fla", "bench.systems.fla.layer:FlaTTTLinear", LAYER, "float32", MAMBA, FORWARD),
         ),
     ),
-    System("ttt-mlp", "TTT-MLP", "TTT", 1, "square", _ttt()),
+    System("ttt-mlp", "TTT-MLP", "TTT", 1, "square", _ttt("mlp")),
     System(
         "transformer",
         "Transformer",

@@ -124,7 +124,7 @@ def test_registers_of_a_compiled_kernel_are_those_that_ptxas_reports():
     case = Case(
         "ttt-linear", "thunderkittens", "tiny", "forward", 1, 64, state_dtype="float32", options=(("scope", "layer"),)
     )
-    workload = ThunderKittens().build(case)
+    workload = ThunderKittens("linear").build(case)
     compiled = {kernel.name: kernel for kernel in build.build("ttt_linear/forward_sm90").resources}
     used = [kernel for name, kernel in compiled.items() if name in workload.settings["kernels"]]
     assert workload.metrics["registers"] in {kernel.registers for kernel in used}
