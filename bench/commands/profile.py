@@ -41,18 +41,18 @@ def profile(request: RunRequest, out: Path) -> None:
     work = plan(request, before if before and before.mode == "profile" else None)
     work.refuse_elsewhere()
     places = places_of(selected_gpus(request.gpus, work.device), work.device)
-    tools = choose(request.way, work.device)
+    ncu, said = choose(request.way, work.device)
     new = "" if before else f"{out}: a new run, without latencies to compare its profiles with"
     run = _run_of(out, work, before)
     jobs = _jobs_of(run, work.jobs)
     if request.gpus:
         jobs = longest_first(jobs, past_durations(work.machine, out))
-    for note in filter(None, (*work.notes, tools.said, new, warning("they may slow the profiled cases"))):
+    for note in filter(None, (*work.notes, said, new, warning("they may slow the profiled cases"))):
         print(f"ttt-bench: {note}", file=sys.stderr)
     profiler = Profiler(
         run,
         work.launches,
-        tools,
+        ncu,
         request.limits,
         ceilings=PEAKS if work.device == "cuda" else "",
         skip=lambda planned: work.skip(planned, []),

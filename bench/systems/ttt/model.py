@@ -27,7 +27,7 @@ class TTTLanguageModel(LanguageModel):
     """A whole TTT model; its references run in plain PyTorch."""
 
     def build(self, case: Case) -> Workload:
-        """Build a workload. With the option `compare`, its check before timing includes the drift from the exact model."""
+        """Build a workload. With the option `compare`, its check includes the drift from the exact model."""
         workload = super().build(case)
         return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
 
