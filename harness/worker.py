@@ -1,6 +1,6 @@
-"""Worker of a system: `python -m harness.worker MODULE:ATTRIBUTE[:ARGUMENT]` answers one request per line.
+"""Worker of a system: `python -m harness.worker MODULE:ATTRIBUTE[:ARGUMENT...]` answers one request per line.
 
-ATTRIBUTE is an adapter (`harness.measure.system.SystemAdapter`) or its class, which may take an argument.
+ATTRIBUTE is an adapter (`harness.measure.system.SystemAdapter`) or its class, which may take arguments.
 `harness.workers.protocol` defines the requests. Answers go to the original stdout; output of libraries goes to stderr.
 """
 

@@ -18,7 +18,7 @@ LAUNCH_BOUND_TOKENS = 8192
 class Adapter:
     """The adapter of a system on one backend.
 
-    entry: MODULE:CLASS, or MODULE:CLASS:ARGUMENT (see `harness.measure.system.SystemAdapter`).
+    entry: MODULE:CLASS, then arguments of the class (see `harness.measure.system.SystemAdapter`).
     scopes: "model" for the whole language model, "layer" for one layer.
     state_dtype: of the recurrent state or KV cache, "" for the dtype of the weights.
     install: the command that installs its packages.
@@ -88,14 +88,13 @@ BACKENDS: tuple[Backend, ...] = (
 
 def _ttt(learner: str) -> tuple[Adapter, ...]:
     """Return the adapters that TTT-Linear and TTT-MLP share; those of kernels get their learner."""
-    kernels = "bench.systems.ttt.kernels"
-    planes = "float32-planes"
+    kernels, planes = f"bench.systems.ttt.kernels:TTTKernels:{learner}", "float32-planes"
     return (
-        Adapter("thunderkittens", f"{kernels}:ThunderKittens:{learner}", BOTH, "float32", phases=PREFILL, replays=True,
+        Adapter("thunderkittens", f"{kernels}:dual:thunderkittens", BOTH, "float32", phases=PREFILL, replays=True,
                 headline=True),
-        Adapter("triton", f"{kernels}:Triton:{learner}", BOTH, "float32", phases=PREFILL, replays=True),
-        Adapter("triton-dual", f"{kernels}:TTTKernels:{learner}", BOTH, planes, phases=GENERATE, headline=True),
-        Adapter("triton-primal", f"{kernels}:TritonPrimal:{learner}", BOTH, planes, phases=GENERATE),
+        Adapter("triton", f"{kernels}:dual:triton", BOTH, "float32", phases=PREFILL, replays=True),
+        Adapter("triton-dual", f"{kernels}:dual", BOTH, planes, phases=GENERATE, headline=True),
+        Adapter("triton-primal", f"{kernels}:primal", BOTH, planes, phases=GENERATE),
         Adapter("vllm", "bench.systems.vllm.ttt:VllmTTT", state_dtype=planes, install=VLLM, engine=True),
         Adapter("torch-compile", "bench.systems.ttt.compiled:CompiledLayer", LAYER, "float32", phases=FORWARD,
                 slow=True),

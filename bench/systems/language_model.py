@@ -1,6 +1,6 @@
 """Base class of the adapters that measure and check a language model in PyTorch."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -31,7 +31,7 @@ class LanguageModel(Past):
     """
 
     packages: tuple[str, ...] = ()
-    form: ClassVar[str] = "dual"  # form of a TTT model's generate steps
+    form = "dual"  # form of a TTT model's generate steps
     gate_prompt = GATE_PROMPT
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 from bench.kept import generate_precision
 from bench.models.case_model import ttt_config_of
@@ -18,17 +18,16 @@ from tk_kernels.forward.operator import HEAD_DIM, HEAD_DIMS, THUNDERKITTENS, TRI
 
 
 class TTTKernels(TTTLanguageModel):
-    """Adapter of triton-dual: generate in the dual form, after a forward in PyTorch.
+    """Adapter of the kernels for a learner.
 
-    Subclasses choose a forward kernel (`prefill`) or another form of generate.
+    form: that of generate, "dual" or "primal". prefill: backend of the forward kernel; "" for a forward in PyTorch.
     """
 
     packages = ("triton", "apache-tvm-ffi")
-    prefill: ClassVar[str] = ""  # backend of the forward kernel; "" for PyTorch
 
-    def __init__(self, learner: str) -> None:
+    def __init__(self, learner: str, form: str = "dual", prefill: str = "") -> None:
         super().__init__()
-        self.learner = learner
+        self.learner, self.form, self.prefill = learner, form, prefill
 
     def unavailable(self) -> str:
         """Report what the kernels lack (a supported GPU, nvcc or a build, ThunderKittens, Triton); "" if nothing."""
@@ -77,21 +76,3 @@ class TTTKernels(TTTLanguageModel):
         if self.prefill == TRITON:
             return MINI_BATCHES, HEAD_DIMS
         return MINI_BATCHES, range(1, MOST_HEAD_DIM + 1)
-
-
-class ThunderKittens(TTTKernels):
-    """Adapter of thunderkittens: the forward kernel for Hopper."""
-
-    prefill = THUNDERKITTENS
-
-
-class Triton(TTTKernels):
-    """Adapter of triton: the forward kernel for any GPU."""
-
-    prefill = TRITON
-
-
-class TritonPrimal(TTTKernels):
-    """Adapter of triton-primal: generate in the paper's form."""
-
-    form = "primal"
