@@ -78,26 +78,20 @@ def list_all() -> None:
 def build(
     learner: Annotated[list[str] | None, typer.Argument(metavar="LEARNER", help="For --tune: linear, mlp.")] = None,
     tune: Annotated[bool, typer.Option("--tune", help="Measure launch settings of the Triton kernels.")] = False,
-    form: Annotated[str | None, typer.Option(help="For --tune: dual, primal, forward.")] = None,
-    precision: Annotated[str | None, typer.Option(help="For --tune: planes, float32, bfloat16, float16.")] = None,
-    batch: Annotated[int | None, typer.Option(help="For --tune: sequences; default: 512.", min=1)] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="For --tune: a new file to write.")] = None,
 ) -> None:
     """Compile the CUDA kernels and print their registers and spills.
 
     Needs nvcc, but no GPU. --tune needs a GPU; by default it measures every
-    learner, form and precision. It prints sections to add to
-    tk_kernels/generate/tuning.toml or to the file that TTT_BENCH_TUNING names.
+    learner. It prints sections to add to tk_kernels/generate/tuning.toml or to
+    the file that TTT_BENCH_TUNING names.
     """
     if tune:
         from bench.commands.tune import tune as measure_settings
 
-        measure_settings(learner or (), form, precision, batch or 512, output)
+        measure_settings(learner or ())
         return
-    given = {"LEARNER": learner, "--form": form, "--precision": precision, "--batch": batch, "--output": output}
-    for name, value in given.items():
-        if value:
-            raise UserError(f"build {name}: is an option of --tune; add --tune")
+    if learner:
+        raise UserError("build LEARNER: is for --tune; add --tune")
     from bench.commands.build import build_kernels
 
     build_kernels()
@@ -353,7 +347,7 @@ def profile(
         str,
         typer.Option(
             "--with",
-            help="nsys or torch: times; ncu: torch's times and hardware counters; auto: the best available.",
+            help="torch: times; ncu: also hardware counters; auto: counters if ncu is installed.",
         ),
     ] = "auto",
     out: Out = None,
