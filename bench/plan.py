@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.cases import adapters_of, jobs_of, suite_cases, with_keys
 from bench.catalogue import catalogue
-from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite, refuse_mistakes
+from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite
 from bench.environments import SYSTEMS_FILE, failed_install, launches, systems_of_file
 from bench.errors import UserError
 from bench.memory import refuse_beyond_memory, skip_reason, total_memory_bytes
@@ -29,14 +29,13 @@ from tk_kernels.build import hidden
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs of a command. machine: a snapshot of this machine. added: a note on cases that no suite has, or ""."""
+    """The jobs of a command. machine: a snapshot of this machine."""
 
     request: RunRequest
     device: Device
     machine: dict[str, Any]
     jobs: tuple[Job, ...]
     catalogue: Catalogue
-    added: str = ""
 
     @property
     def here(self) -> bool:
@@ -114,7 +113,6 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
 
     of_run: a run to continue. If the request names no suites, systems or axes, all cases of that run are planned.
     """
-    refuse_mistakes(SUITES)
     machine = snapshot()
     wanted = of_run.file.device if of_run and request.device == "auto" else request.device
     device: Device = machine["device_kind"] if wanted == "auto" else wanted
@@ -141,8 +139,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     if not everything:
         _refuse_nothing(request, [suite for suite, _ in cases])
     entries = tuple(suite_entry(suite, planned, machine) for suite, planned in cases if planned)
-    added = _added(cases, request, device)
-    work = Plan(request, device, machine, jobs_of(everything), catalogue(entries), added)
+    work = Plan(request, device, machine, jobs_of(everything), catalogue(entries))
     if (request.batch or request.context) and work.here:
         refuse_beyond_memory((each.case for each in everything), machine)
     return work
@@ -184,21 +181,6 @@ def _suites(
         for name in group.suites if group else (word,):
             found[name] = systems if found.get(name, systems) else ()
     return found
-
-
-def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], request: RunRequest, device: str) -> str:
-    """Return a sentence if --checkpoint, --batch or --context make cases that a suite lacks, else ""."""
-    plain = request.model_copy(update={"batch": (), "context": ()})
-    counts = []
-    for suite, planned in cases:
-        if request.checkpoint or request.batch or request.context:
-            own = {each.case.key for each in suite_cases(suite, plain, device)}
-            count = sum(each.case.key not in own for each in planned)
-            counts += [f"{count} of {len(planned)} cases of {suite.name}"] if count else []
-    if not counts:
-        return ""
-    given = [f"--{name}" for name in ("checkpoint", "batch", "context") if getattr(request, name)]
-    return f"a run of the plain suite lacks {', '.join(counts)}, because of {' and '.join(given)}"
 
 
 def _refuse_nothing(request: RunRequest, suites: Sequence[Suite]) -> None:

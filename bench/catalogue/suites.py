@@ -1,11 +1,9 @@
 """The suites: the cases of each figure. To add a suite, add one entry to SUITES."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bench.catalogue.metrics import AXES, METRICS
 from bench.catalogue.panel import Panel, Suite
-from bench.catalogue.systems import ADAPTERS, HEADLINES, SYSTEMS
+from bench.catalogue.systems import ADAPTERS, HEADLINES
 from bench.errors import UserError, unknown
 from bench.models.config import SIZES
 from harness.schema.catalogue import FigureEntry as Figure
@@ -458,43 +456,6 @@ SUITES: tuple[Suite, ...] = (
         trial=True,
     ),
 )
-
-
-def refuse_mistakes(suites: Sequence[Suite]) -> None:
-    """Raise UserError if two suites share a name, or any has an unknown system, backend, size, metric or axis.
-
-    Without this check a suite would silently lack the cases of an unknown system, backend or size.
-    """
-    known = {
-        "system": [system.name for system in SYSTEMS],
-        "backend": list(dict.fromkeys(adapter.backend for adapter in ADAPTERS)),
-        "size": list(SIZES),
-        "primary": [adapter.label for adapter in ADAPTERS],
-        "metric": [metric.name for metric in METRICS],
-        "axis": ["system", "backend", *(axis.name for axis in AXES)],
-    }
-    where = {"metric": "METRICS", "axis": "AXES"}  # a new suite may have to add one
-    seen: set[str] = set()
-    for suite in suites:
-        if suite.name in seen:
-            raise UserError(f"suite {suite.name!r}: two suites have this name; rename one")
-        seen.add(suite.name)
-        for kind, name in _names_of(suite):
-            if name not in known[kind]:
-                add = f"; add it to {where[kind]} of bench/catalogue/metrics.py" if kind in where else ""
-                there = ", ".join(known[kind])
-                raise UserError(f"suite {suite.name!r}: {kind} {name!r} is unknown; there are {there}{add}")
-
-
-def _names_of(suite: Suite) -> Iterator[tuple[str, str]]:
-    """Yield (kind, name) for each name that the suite refers to, such as ("size", "1.3b")."""
-    for panel in suite.panels:
-        for kind, names in (("system", panel.systems), ("backend", panel.backends), ("size", panel.sizes)):
-            yield from ((kind, name) for name in names)
-    for figure in suite.figures:
-        yield from (("primary", label) for label in figure.primary)
-        yield "metric", figure.y
-        yield from (("axis", name) for name in (figure.x, *figure.split))
 
 
 def find_suite(name: str) -> Suite:

@@ -32,7 +32,7 @@ def run(request: RunRequest, out: Path) -> None:
     current = open_run(work, out, before)
     jobs = work.requested(current.jobs)
     try:
-        for note in filter(None, (work.added, *work.notes, warning("disturbed cases will be flagged"))):
+        for note in filter(None, (*work.notes, warning("disturbed cases will be flagged"))):
             print(f"ttt-bench: {note}", file=sys.stderr)
         if request.gpus:
             jobs = estimate.longest_first(jobs, estimate.past_durations(work.machine, out))
@@ -76,7 +76,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
     if earlier:
         refuse_another_kind(earlier, work)
     gpus = selected_gpus(request.gpus, work.device, here=False)
-    for note in filter(None, (work.added, *work.notes)):
+    for note in work.notes:
         print(f"ttt-bench: {note}", file=sys.stderr)
     past = estimate.past_durations(work.machine if work.here else None, out)
     rows, times, total, kept = [], [], 0, 0

@@ -50,7 +50,7 @@ def submit(request: RunRequest, out: Path) -> None:
         except slurm.SlurmError as error:
             raise UserError(f"{error}; the run is planned; to submit it: {request.to_continue(out)}") from None
         claims.note_submission(out, array)
-    for note in filter(None, (work.added, *work.notes)):
+    for note in work.notes:
         print(f"ttt-bench: {note}", file=sys.stderr)
     jobs = counted(len(work.jobs), "job")
     print(

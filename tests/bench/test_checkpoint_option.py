@@ -96,11 +96,6 @@ def test_its_cases_have_its_own_options_on_its_own_system_alone(folder: Path) ->
     assert suite_cases(find_suite("kernel-forward"), RunRequest(), "cuda", checkpoint) == []
 
 
-def test_the_note_on_other_cases_names_it(folder: Path) -> None:
-    work = plan(RunRequest(suites=("quick",), checkpoint=folder, device="cpu"))
-    assert work.added == "a run of the plain suite lacks 10 of 10 cases of quick, because of --checkpoint"
-
-
 def test_another_system_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="describes ttt-mlp, which transformer/torch of --systems does not run"):
         plan(RunRequest(suites=("quick",), systems="transformer", checkpoint=folder, device="cpu"))

@@ -112,11 +112,6 @@ def test_run_json_stores_the_request_with_types(measured):
     assert [suite.name for suite in run.catalogue.suites] == ["quick"]
 
 
-def test_cases_that_the_suite_lacks_are_noted(measured):
-    note = "a run of the plain suite lacks 2 of 2 cases of quick, because of --batch and --context"
-    assert f"ttt-bench: {note}" in measured[1].stderr.splitlines()
-
-
 def test_the_table_is_json_and_markdown_too_and_selects_systems(measured):
     folder, _ = measured
     rows = json.loads(called("table", folder / "out", "--json", cwd=folder).stdout)
