@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from bench.models.config import model_config
 from bench.models.transformer import Transformer
 from bench.systems.transformer import attention
-from bench.systems.transformer.attention import FlashAttention, FlashTransformer
+from bench.systems.transformer.attention import FlashAttention
 from bench.systems.transformer.pytorch import TorchTransformer
 from harness.measure.measured_case import CaseRun
 from harness.schema.case import Case
@@ -60,7 +60,7 @@ def logits_of(model, ids):
 def test_prefill_and_steps_are_the_transformers(kv_heads):
     config = replace(model_config("transformer", "tiny"), heads=8, kv_heads=kv_heads)
     ids = torch.randint(0, config.vocabulary, (BATCH, PROMPT + STEPS))
-    model = FlashTransformer.from_seed(config, 0, "cpu", torch.float32, attend=ATTENTION)
+    model = Transformer.from_seed(config, 0, "cpu", torch.float32, attend=ATTENTION)
     model.prefill_tokens = 2 * PROMPT  # two sequences, then one
     expected = logits_of(Transformer.from_seed(config, 0, "cpu", torch.float32), ids)
     torch.testing.assert_close(logits_of(model, ids), expected, rtol=1e-4, atol=1e-5)
@@ -69,14 +69,14 @@ def test_prefill_and_steps_are_the_transformers(kv_heads):
 def test_a_prompt_that_continues_a_state():
     config = model_config("transformer", "tiny")
     ids = torch.randint(0, config.vocabulary, (BATCH, PROMPT))
-    model = FlashTransformer.from_seed(config, 0, "cpu", torch.float32, attend=ATTENTION)
+    model = Transformer.from_seed(config, 0, "cpu", torch.float32, attend=ATTENTION)
     whole, _ = model.prefill(ids, model.init_state(BATCH, PROMPT))
     _, state = model.prefill(ids[:, :9], model.init_state(BATCH, PROMPT))
     torch.testing.assert_close(model.prefill(ids[:, 9:], state)[0], whole, rtol=1e-4, atol=1e-5)
 
 
 def test_a_prompt_longer_than_its_state_is_an_error():
-    model = FlashTransformer.from_seed(model_config("transformer", "tiny"), 0, "cpu", torch.float32, attend=ATTENTION)
+    model = Transformer.from_seed(model_config("transformer", "tiny"), 0, "cpu", torch.float32, attend=ATTENTION)
     with pytest.raises(ValueError, match="70 tokens: the state holds 64"):
         model.prefill(torch.zeros(1, 70, dtype=torch.int64), model.init_state(1, 64))
 
