@@ -150,14 +150,11 @@ def _folder(request: RunRequest) -> Path:
 
 
 @app.command()
-def status(
-    run: RunFolder,
-    cancel: Annotated[bool, typer.Option("--cancel", help="End the run's Slurm job.")] = False,
-) -> None:
+def status(run: RunFolder) -> None:
     """Show a run's progress and the process that works on it."""
     from bench.commands.status import status
 
-    status(run, cancel)
+    status(run)
 
 
 @app.command(hidden=True)

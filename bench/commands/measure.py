@@ -91,7 +91,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
         cases = {planned.case.key: planned for planned in left}.values()
         for planned in cases:
             print(f"{planned.case.key}  {planned.case.label}")
-        times.append(estimate.job_time(whole[job.pair], past, left))
+        times.append(estimate.job_time(left, past))
         total += len(left)
         phases = ", ".join(dict.fromkeys(planned.case.phase for planned in cases))
         skipped = Counter(filter(None, (work.skip(planned, []) for planned in cases)))
@@ -107,11 +107,9 @@ def dry_run(request: RunRequest, out: Path) -> None:
 
 def _time_in_words(times: Sequence[estimate.JobTime], total: int, at_once: int) -> str:
     """Format the estimated time of jobs with `total` cases, if `at_once` jobs run at a time."""
-    guessed, untimed = sum(time.guessed for time in times), sum(time.untimed for time in times)
-    words = []
+    untimed, words = sum(time.untimed for time in times), []
     if untimed < total:
-        words.append(estimate.in_words(estimate.side_by_side([time.seconds for time in times], at_once)))
-        words[0] += f" ({guessed} of the cases guessed from others of their job)" if guessed else ""
+        words += [estimate.in_words(estimate.side_by_side([time.seconds for time in times], at_once))]
     words += [f"{counted(untimed, 'case')} that no earlier run has timed"] if untimed else []
     return ", and ".join(words)
 

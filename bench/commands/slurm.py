@@ -56,7 +56,7 @@ def submit(request: RunRequest, out: Path) -> None:
     print(
         f"Slurm job {array}: {counted(tasks, 'task')} for {jobs} of {counted(work.total, 'case')}\n"
         f"  to follow it:  ttt-bench status {out}\n"
-        f"  to cancel it:  ttt-bench status {out} --cancel\n"
+        f"  to cancel it:  scancel {array}\n"
         f"  its script:    {out / SCRIPT}"
     )
 

@@ -413,14 +413,14 @@ def test_a_dry_run_of_a_finished_run_has_no_cases(copied):
 
 @pytest.mark.usefixtures("without_torch")
 def test_a_dry_run_plans_what_a_resumed_run_measures(copied):
-    """The longer forward is guessed from the finished one; the lost case was not requested."""
+    """No run has timed the longer forward; the lost case was not requested."""
     (file,) = (copied / "records").glob("*.jsonl")
     finished, *_ = file.read_text().splitlines(keepends=True)
     file.write_text(finished)
     asked = ["run", "quick", *("64" if each == "32" else each for each in SMALL), "--out", "out", "--resume"]
     lines = called(*asked, "--dry-run", cwd=copied.parent).stdout.splitlines()
     assert lines[-1].startswith("2 cases in 1 job: ")
-    assert "(1 of the cases guessed from others of their job)" in lines[-1]
+    assert "1 case that no earlier run has timed" in lines[-1]
     assert "kept from before" not in lines[-1]
     done = called(*asked, cwd=copied.parent)
     assert (done.returncode, done.stdout) == (0, "2 ok\n")

@@ -130,7 +130,7 @@ def test_a_section_is_printed_for_each_learner_and_form(machine, capsys):
     row = {"planes": {"warps": 2, "block": 32}}
     forward = {row: {"warps": 1, "block": 32} for row in ("narrow", "wide")}
     assert tomllib.loads(printed.out) == {"a GPU": {"ttt_mlp": {"dual": row, "primal": row, "forward": forward}}}
-    assert printed.err.splitlines()[0] == "mlp dual planes"
+    assert "mlp dual planes" in printed.err.splitlines()
     assert "ttt-mlp dual float32: no candidate can be used" in printed.err
 
 
