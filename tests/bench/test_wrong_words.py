@@ -2,48 +2,9 @@
 
 import os
 import re
-import sys
-from dataclasses import replace
 
 import pytest
 from command_line import ROOT, SMALL, assert_one_sentence, called, one_sentence, ttt_bench
-
-import bench.catalogue as entries
-from bench import cli, plan
-from bench.catalogue.suites import find_suite
-from bench.catalogue.systems import SYSTEMS
-
-
-def assert_plan_refused(monkeypatch, capsys, words):
-    monkeypatch.setattr(sys, "argv", ["ttt-bench", "run", "quick", "--device", "cpu", "--dry-run"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    error = capsys.readouterr().err.strip()
-    assert (end.value.code, len(error.splitlines())) == (2, 1)
-    assert words in error
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"marker": "blob"}, "system 'ttt-linear': marker is 'blob', must be one of circle, square, diamond"),
-        ({"tone": 8}, "system 'ttt-linear': tone is 8, must be from 0 to 7"),
-        ({"tone": -1}, "system 'ttt-linear': tone is -1, must be from 0 to 7"),
-    ],
-)
-def test_a_look_that_no_page_can_draw_is_one_sentence(monkeypatch, capsys, wrong, said):
-    monkeypatch.setattr(entries, "SYSTEMS", (replace(SYSTEMS[0], **wrong), *SYSTEMS[1:]))
-    assert_plan_refused(monkeypatch, capsys, said)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"), [({"x": "length"}, "'length' is no axis"), ({"y": "speed"}, "y is 'speed', which is no metric")]
-)
-def test_a_figure_of_an_unknown_axis_or_metric_is_one_sentence(monkeypatch, capsys, wrong, said):
-    quick = find_suite("quick")
-    figure = replace(quick.figures[0], **wrong)
-    monkeypatch.setattr(plan, "find_suite", lambda _: replace(quick, figures=(figure,)))
-    assert_plan_refused(monkeypatch, capsys, f"catalogue: suite 'quick', figure {figure.title!r}: {said}")
 
 
 @pytest.mark.parametrize("command", [["run", "quick", "--device", "cpu", "--out"], ["site", "--serve", "--output"]])
