@@ -98,7 +98,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
         note = "; ".join(f"{count} skipped: {why}" for why, count in skipped.most_common(1))
         rows.append((job.name, str(len(cases)), phases, estimate.in_words(times[-1].seconds or None), note))
     print_rows(("job", "cases", "phases", "time", "note"), rows)
-    on = f" in {tasks} tasks" if tasks else _on(request.gpus, gpus)
+    on = f" in {tasks} tasks" if tasks else f" on {counted(max(1, len(gpus)), 'GPU')}" if request.gpus else ""
     took = _time_in_words(times, total, tasks or len(gpus) or 1)
     line = f"{counted(total, 'case')} in {counted(len(rows), 'job')}{on}{': ' if took else ''}{took}"
     print(line + (f"; {counted(kept, 'case')} kept from before" if kept else ""))
@@ -112,15 +112,6 @@ def _time_in_words(times: Sequence[estimate.JobTime], total: int, at_once: int) 
         words += [estimate.in_words(estimate.side_by_side([time.seconds for time in times], at_once))]
     words += [f"{counted(untimed, 'case')} that no earlier run has timed"] if untimed else []
     return ", and ".join(words)
-
-
-def _on(wanted: str | None, gpus: Sequence[str]) -> str:
-    """Say on which GPUs the run is planned, "" without --gpus; `all` counts as one on a machine without a GPU."""
-    if wanted is None:
-        return ""
-    if not gpus:
-        return " on one GPU, as none is here to count"
-    return f" on {len(gpus)} GPUs" if len(gpus) > 1 else f" on GPU {gpus[0]} alone"
 
 
 def summary(records: Sequence[Record]) -> str:
