@@ -17,7 +17,7 @@ from bench.run_folder import open_run, refuse_another_kind, resumed, retry_of
 from bench.terminal import print_rows
 from harness.schema.reason import counted
 from harness.schema.record import Record
-from harness.workers.machine_load import is_loaded, warning
+from harness.workers.machine_load import is_loaded
 from harness.workers.pool import places_of
 from harness.workers.progress import Progress
 from harness.workers.scheduler import Options, Todo, run_jobs
@@ -32,7 +32,7 @@ def run(request: RunRequest, out: Path) -> None:
     current = open_run(work, out, before)
     jobs = work.requested(current.jobs)
     try:
-        for note in filter(None, (*work.notes, warning("disturbed cases will be flagged"))):
+        for note in work.notes:
             print(f"ttt-bench: {note}", file=sys.stderr)
         if request.gpus:
             jobs = estimate.longest_first(jobs, estimate.past_durations(work.machine, out))

@@ -21,7 +21,6 @@ from harness.schema.profile import Profile
 from harness.schema.reason import counted
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
-from harness.workers.machine_load import warning
 from harness.workers.pool import places_of
 from harness.workers.task import refuse_submitted
 from reports.profiles.ceilings import with_common_ceilings
@@ -47,7 +46,7 @@ def profile(request: RunRequest, out: Path) -> None:
     jobs = _jobs_of(run, work.jobs)
     if request.gpus:
         jobs = longest_first(jobs, past_durations(work.machine, out))
-    for note in filter(None, (*work.notes, said, new, warning("they may slow the profiled cases"))):
+    for note in filter(None, (*work.notes, said, new)):
         print(f"ttt-bench: {note}", file=sys.stderr)
     profiler = Profiler(
         run,

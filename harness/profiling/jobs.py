@@ -6,14 +6,13 @@ Kineto gives times inside the worker. Nsight Compute gives counters ("ratios").
 import os
 import tempfile
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.measure.environment import around, device_id_of, snapshot
+from harness.measure.environment import around, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.profiling.under_profiler import ToolLost, UnderProfiler
 from harness.schema.profile import Counters, Profile, ProfileError, profile_path, read_profile, write_profile
@@ -62,16 +61,15 @@ class Profiler:
     def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = (HERE,)) -> list[Profile]:
         """Profile the cases of `jobs`: times of all, then counters. Each job runs on the first free GPU slot.
 
-        Times come from the GPU that measured the job, if it is there. Nothing is timed while Nsight Compute counts,
-        which delays launches on the machine's other GPUs. Raises RunError if every GPU is gone.
+        Nothing is timed while Nsight Compute counts, which delays launches on the machine's other GPUs.
+        Raises RunError if every GPU is gone.
         """
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
             found: list[dict[str, Profile]] = [{} for _ in jobs]  # by case key
-            homes = self._homes(jobs, places)
-            self._each(jobs, places, lambda number, at: at.times(found[number]), homes)
+            self._each(jobs, places, lambda number, at: at.times(found[number]))
             if self.ncu:
-                self._each(jobs, places, lambda number, at: at.ratios(found[number]), [""] * len(jobs))
+                self._each(jobs, places, lambda number, at: at.ratios(found[number]))
             return [profile for profiles in found for profile in profiles.values()]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
@@ -99,22 +97,7 @@ class Profiler:
         counted = any(kernel.counters for kernel in found.kernels)
         return RATIOS in found.stages_s and (counted or not self.resume or not self.retry_failed)
 
-    def _homes(self, jobs: Sequence[Job], places: Sequence[Place]) -> list[str]:
-        """Return for each job the device_id of the slot whose GPU measured most of its cases, "" if none did."""
-        here = {place.device_id for place in places}
-        measured: dict[Pair, Counter[str]] = defaultdict(Counter)
-        for record in self.run.records():
-            measured[record.case.system, record.case.backend][device_id_of(record.environment)] += 1
-        ordered = [[gpu for gpu, _ in measured[job.pair].most_common()] for job in jobs]
-        return [next((gpu for gpu in gpus if gpu in here), "") for gpus in ordered]
-
-    def _each(
-        self,
-        jobs: Sequence[Job],
-        places: Sequence[Place],
-        do: Callable[[int, "JobProfiler"], None],
-        homes: Sequence[str],
-    ) -> None:
+    def _each(self, jobs: Sequence[Job], places: Sequence[Place], do: Callable[[int, "JobProfiler"], None]) -> None:
         """Call `do` on the slots with the number of each job and a `JobProfiler` for it.
 
         After one job gave up Nsight Compute, the next one tries it again, unless it fails everywhere on this machine.
@@ -127,7 +110,7 @@ class Profiler:
             if mine.lost_everywhere:
                 self.ncu = ""
 
-        pool.each(range(len(jobs)), at, lambda number: homes[number])
+        pool.each(range(len(jobs)), at)
 
 
 class JobProfiler:
