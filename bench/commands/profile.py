@@ -15,7 +15,7 @@ from bench.plan import Plan, plan
 from bench.request import RunRequest
 from bench.run_folder import extended, file_of, refuse_another_device
 from harness.measure.ranges import COUNTED
-from harness.profiling.jobs import BUILD, Profiler
+from harness.profiling.jobs import Profiler
 from harness.profiling.tools.choice import choose
 from harness.schema.profile import Profile
 from harness.schema.reason import counted
@@ -130,10 +130,8 @@ class _Printer:
             return [f"{counter} {profile.status} {profile.case.label}: {profile.reason}"]
         (profile,) = with_common_ceilings([profile])
         agrees = agreement(profile, self._latencies.get(profile.case.key))
-        stages_s = dict(profile.stages_s)
-        built, took = in_words(stages_s.pop(BUILD, 0.0)), in_words(sum(stages_s.values()))
         return [
-            f"{counter} {profile.case.label}: {agrees} ({took}, and {built} to build the model)",
+            f"{counter} {profile.case.label}: {agrees} ({in_words(sum(profile.stages_s.values()))})",
             f"    {' '.join(sentences(profile))}",
             *(f"    ({note})" for note in profile.notes),
         ]

@@ -13,7 +13,6 @@ from bench.systems.logits import limits_by_rounding, logits_verdict, rounding_of
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.model_calls import last_logits, prefill_then_generate, random_ids
 from bench.systems.on_device import device
-from bench.systems.past import Past
 from bench.systems.phases import Forward, Generate, PhaseWork, Request
 from harness.measure.gate import Verdict
 from harness.measure.system import Input, Workload
@@ -24,13 +23,15 @@ GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # 50 tokens pass three ends of 
 WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the model as it is
 
 
-class LanguageModel(Past):
+class LanguageModel:
     """An adapter (`harness.SystemAdapter`) of a model with the interface of `bench.models.base.CausalLM`.
 
     A subclass loads its model; the model and its reference have the same random weights.
     """
 
     packages: tuple[str, ...] = ()
+    # Prompt tokens read before generate steps, for the record; None if the steps start at the case's context.
+    prompt_tokens: int | None = 0
     form = "dual"  # form of a TTT model's generate steps
     gate_prompt = GATE_PROMPT
 
@@ -96,6 +97,44 @@ class LanguageModel(Past):
         if case.system not in MODELS:
             return {}
         return {"state_bytes": case.batch * kept_bytes(model.config, case, self.form)}
+
+    def reference(self, model: Any, dtype: torch.dtype) -> Any:
+        """Return the same weights in `dtype`, with `prefill` and `logits` of `CausalLM`. By default the same class."""
+        reference = type(model)(model.config, device(), dtype)
+        reference.copy_weights(model)
+        return reference
+
+    def place(self, state: Any, context: int) -> None:
+        """Move a KV cache to position `context` without reading tokens. A recurrent state needs no move."""
+
+    def fill_past(self, state: Any) -> None:
+        """Fill a KV cache with random numbers as its past. Recurrent states read random tokens instead."""
+
+    def repeat_past(self, state: Any, sources: list[int]) -> None:
+        """Copy the past of sequence sources[i] to sequence i."""
+
+    def restart(self, model: Any, state: Any) -> None:
+        """Reset a generate state in place to the start of its case, for the checked call."""
+        model.reset_state(state)
+
+    def rows_of_state(self, state: Any, rows: list[int]) -> Any:
+        """Return the past of the sequences `rows` for `expected_logits`; None if they start at the initial state."""
+        return None
+
+    def expected_logits(self, reference: Any, begun: Any, calls: list[torch.Tensor], case: Case) -> torch.Tensor:
+        """Return the reference's logits [rows, V] after the calls since a restart.
+
+        begun: result of `rows_of_state` at the restart. calls: tokens [steps, rows] that each call read.
+        """
+        return last_logits(reference, torch.cat(calls).T)
+
+    def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
+        """Return a reference as exact as `reference` and fast enough for thousands of tokens."""
+        return self.reference(model, dtype)
+
+    def rounded_reference(self, model: Any, case: Case) -> Any:
+        """Return a reference in the case's dtype, whose rounding sets the limits; None for fixed limits."""
+        return self.timed_check_reference(model, getattr(torch, case.dtype))
 
     def _model(self, case: Case) -> Any:
         options = tuple(pair for pair in case.options if pair[0] not in WITHOUT_EFFECT)

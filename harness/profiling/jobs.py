@@ -24,7 +24,7 @@ from harness.workers.pool import Pool
 from harness.workers.process import HERE, Launch, Limits, Place, PlaceLost, Stopped, WorkerProcess
 from harness.workers.scheduler import LOST, signals_raise
 
-BUILD, TIMES, RATIOS = "build", "times", "ratios"  # stages of a profile
+TIMES, RATIOS = "times", "ratios"  # stages of a profile
 NOT_COUNTED = "not counted: "  # start of a note with the reason
 GIVEN_UP = f"{NOT_COUNTED}Nsight Compute was given up after an earlier case"
 TOGETHER = 8  # most cases of a worker, which builds the model once but finishes no profile before all are timed
@@ -155,8 +155,8 @@ class JobProfiler:
             profile = replace(profile, notes=tuple(note for note in profile.notes if not note.startswith(NOT_COUNTED)))
             if self.ncu:
                 start = time.monotonic()
-                profile, record = self._with_ratios(launch, profile)
-                found[key] = _took(profile, RATIOS, start, record) if self.ncu else profile
+                profile = self._with_ratios(launch, profile)
+                found[key] = _took(profile, RATIOS, start) if self.ncu else profile
             else:
                 found[key] = replace(profile, notes=(*profile.notes, GIVEN_UP))
             write_profile(self.asked.run.folder, found[key])
@@ -170,16 +170,15 @@ class JobProfiler:
         self.asked.say(f"{self.job.name}: {len(asked)} cases are timed before the first is profiled")
         found: dict[str, _Alone] = {}
         for planned in asked:
-            start, built_s = time.monotonic(), 0.0
+            start = time.monotonic()
             try:
-                (call_us, record), lost = self.under_profiler.alone(worker, planned), None
-                built_s = record.stages_s.get(BUILD, 0.0)
+                call_us, lost = self.under_profiler.alone(worker, planned), None
             except ToolLost as error:
                 self._end_if_stopped()
                 if not self.place.is_there():
                     raise PlaceLost from None
                 call_us, lost = 0.0, error
-            found[planned.case.key] = _Alone(call_us, lost, time.monotonic() - start, built_s)
+            found[planned.case.key] = _Alone(call_us, lost, time.monotonic() - start)
         return found
 
     def _with_times(self, worker: WorkerProcess, planned: Planned, before: "_Alone") -> Profile:
@@ -202,7 +201,7 @@ class JobProfiler:
                 profile = Profile(case=planned.case, status=status, reason=why, started_at=started_at)
                 if not self.place.is_there():
                     raise PlaceLost from None
-        profile = _took(profile, TIMES, start, record, before.built_s)
+        profile = _took(profile, TIMES, start)
         self._keep(profile, record)
         if profile.status == "ok" and self.ncu:
             self.asked.on_times(profile)
@@ -224,30 +223,30 @@ class JobProfiler:
             )
             run.record_file(self.job).append(record)
 
-    def _with_ratios(self, launch: Launch, profile: Profile) -> tuple[Profile, Record | None]:
-        """Return the profile with counters and the worker's record, or with a note and None."""
+    def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
+        """Return the profile with counters, or with a note."""
         planned = Planned(profile.case)
         stand_in = self.asked.stand_in(planned)
         try:
             try:
-                counters, command, record = self.under_profiler.by_ncu(launch, profile.case, stand_in)
+                counters, command = self.under_profiler.by_ncu(launch, profile.case, stand_in)
             except (ToolLost, ProfileError) as lost:
                 # A whole engine under ncu exceeds the time limit.
                 if getattr(lost, "lasting", False) or stand_in == planned or profile.case.timing == "engine":
                     raise
                 stand_in = planned
-                counters, command, record = self.under_profiler.by_ncu(launch, profile.case, planned)
+                counters, command = self.under_profiler.by_ncu(launch, profile.case, planned)
         except (ToolLost, ProfileError) as error:
             self._end_if_stopped()
             if not self.place.is_there():
                 raise PlaceLost from None
             why = f"{NOT_COUNTED}{self._give_up(error)}"
-            return replace(profile, notes=(*profile.notes, why)), None
+            return replace(profile, notes=(*profile.notes, why))
         if stand_in != planned:
             counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a model of fewer layers"
             profile = replace(profile, notes=(*profile.notes, counted))
         tools = {**profile.tools, "ncu": self.ncu}
-        return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command)), record
+        return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _end_if_stopped(self) -> None:
         """Raise Stopped if the run is to end: Ctrl-C also kills a profiler's program, which is no failure of a case."""
@@ -270,13 +269,12 @@ class _Alone:
     """Time of a case without a profiler.
 
     us: microseconds of a call, 0 if unknown. lost: why the case does not run, or None.
-    took_s: seconds that this timing took. built_s: those of them that built the model.
+    took_s: seconds that this timing took.
     """
 
     us: float = 0.0
     lost: ToolLost | None = None
     took_s: float = 0.0
-    built_s: float = 0.0
 
 
 def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
@@ -298,15 +296,9 @@ def _length(planned: Planned) -> int:
     return case.batch * (1 if case.phase == "generate" else case.context)
 
 
-def _took(profile: Profile, stage: str, start: float, record: Record | None, built_before: float = 0.0) -> Profile:
-    """Return the profile with the seconds since `start` added to `stages_s`, model build time as its own stage.
-
-    built_before: build time of an earlier request to the worker, in seconds.
-    """
-    built = built_before + (record.stages_s.get(BUILD, 0.0) if record else 0.0)
-    so_far = profile.stages_s.get(BUILD, 0.0)
-    took = time.monotonic() - start - built
-    return replace(profile, stages_s={**profile.stages_s, BUILD: so_far + built, stage: took})
+def _took(profile: Profile, stage: str, start: float) -> Profile:
+    """Return the profile with the seconds since `start` added to `stages_s`."""
+    return replace(profile, stages_s={**profile.stages_s, stage: time.monotonic() - start})
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:

@@ -211,7 +211,7 @@ class Profile(Region):
     tools: versions of the profilers by name. commands: their command lines without folders.
     notes: sentences about missing parts.
     environment: device, device_kind, gpu, software, commit and dirty, as in a record.
-    stages_s: seconds of "build" (the model, once per profiler), "times" and "ratios" (counters), with worker starts.
+    stages_s: seconds of "times" and "ratios" (counters), with models and worker starts; version 0.1 has "build" too.
     """
 
     tool: Literal["ttt-bench profile"] = field(default="ttt-bench profile", kw_only=True)
