@@ -30,7 +30,8 @@ from bench.options import (
     Systems,
     TimeLimit,
 )
-from bench.request import RunRequest
+from bench.request import RunRequest, words
+from harness.schema.files import refusing
 
 _COLUMN_INCHES = 3.3  # width of a column of a paper
 app = typer.Typer(
@@ -161,14 +162,12 @@ def status(run: RunFolder) -> None:
 def work(
     run: RunFolder,
     keys: Annotated[Path | None, typer.Option(help="A file with the keys of the cases to run, one per line.")] = None,
-    retry: RetryOption = None,
-    time_limit: TimeLimit = 600,
     checkpoint: Checkpoint = None,
 ) -> None:
     """Run jobs of a run as one of its Slurm tasks."""
     from bench.commands.slurm import work
 
-    work(RunRequest(checkpoint=checkpoint, time_limit_s=time_limit, retry=retry), run, keys)
+    work(run, keys, checkpoint)
 
 
 @app.command()
@@ -209,9 +208,10 @@ def table(
     systems: Systems = None,
 ) -> None:
     """Print a run as a table."""
-    from bench.commands import results
+    from reports.publish import write_table
 
-    results.table(run, _format(csv=csv, json=json, markdown=markdown), systems, columns)
+    fmt = _format(csv=csv, json=json, markdown=markdown)
+    write_table(run, fmt, systems=words("--systems", systems), columns=words("--columns", columns))
 
 
 @app.command()
@@ -228,18 +228,25 @@ def report(
     log_y: Annotated[bool, typer.Option("--log-y", help="For --png: logarithmic values.")] = False,
 ) -> None:
     """Write a run's page, or its figures as PNG or PDF."""
-    from bench.commands import results
-
     targets = {"--output": output, "--png": png, "--pdf": pdf}
     given = [name for name, path in targets.items() if path is not None]
     if len(given) > 1:
         raise UserError(f"{' '.join(given)}: use one of them")
-    if pdf is not None:
-        results.picture(run, pdf, figures, theme, width, log_y, systems, inches or _COLUMN_INCHES)
-    elif png is not None:
-        results.picture(run, png, figures, theme, width, log_y, systems, inches)
-    else:
-        results.report(run, output, systems)
+    if theme not in ("light", "dark"):
+        raise UserError(f"--theme {theme}: must be light or dark")
+    target, named, notes = output or png or pdf or run / "report.html", words("--systems", systems), list[str]()
+    with refusing(target, "written", UserError):
+        if png or pdf:
+            from reports.picture import write_picture
+
+            write_picture(run, target, figures, theme, width, log_y, named, inches or (_COLUMN_INCHES if pdf else None))
+        else:
+            from reports.publish import write_report
+
+            notes = write_report(run, target, systems=named)
+    print(f"wrote {target}")
+    for note in notes:
+        print(f"ttt-bench: {note}", file=sys.stderr)
 
 
 @app.command()

@@ -21,7 +21,7 @@ from bench.request import RunRequest
 from harness.schema.case import Case
 from harness.schema.claims import Holder, note_holder
 from harness.schema.run import Run
-from harness.schema.run_file import Job, PastRequest, Planned
+from harness.schema.run_file import Job, Planned
 
 ELSEWHERE = '["transformer/torch"]\npython = "/bin/false"\n'  # an interpreter that starts no worker
 
@@ -218,34 +218,6 @@ def test_a_run_without_a_commit_says_why(tmp_path, monkeypatch, capsys, commit, 
     run_folder.open_run(work, tmp_path / "out", None)
     note = "no record of this run will name its commit: fatal: detected dubious ownership"
     assert capsys.readouterr().err == f"ttt-bench: {note}\n" * lines
-
-
-@pytest.mark.parametrize(
-    ("commit", "gpu", "dirty", "changes"),
-    [
-        ("a", "1", False, ""),
-        ("b", "1", False, "commit aaaaaaaaaa to commit bbbbbbbbbb"),
-        ("a", "2", False, "GPU 1 to GPU 2"),
-        ("b", "2", False, "commit aaaaaaaaaa to commit bbbbbbbbbb and GPU 1 to GPU 2"),
-        ("a", "1", True, "commit aaaaaaaaaa to commit aaaaaaaaaa-dirty"),
-        ("", "", False, ""),
-    ],
-)
-def test_another_commit_or_gpu_is_noted(measured, tmp_path, commit, gpu, dirty, changes):
-    def request(commit, gpu, dirty=False):
-        return PastRequest("2026-01-01", (), commit * 40, dirty, {"device_kind": "cuda", "gpu": {"device_id": gpu}})
-
-    file = replace(Run.open(measured[0] / "out").file, requests=(request("a", "1"), request(commit, gpu, dirty)))
-    note = f"the run changes from {changes}" if changes else ""
-    assert run_folder.code_or_gpu_change(Run(tmp_path, file)) == note
-
-
-def test_continuing_with_another_commit_is_noted(copied):
-    file = Run.open(copied).file
-    Run(copied, replace(file, requests=(replace(file.requests[0], commit="c" * 40, dirty=False),))).save()
-    done = called("run", "quick", *SMALL[:-2], "--out", "out", "--resume", cwd=copied.parent)
-    assert done.returncode == 0, done.stderr
-    assert f"ttt-bench: the run changes from commit {'c' * 10} to commit " in done.stderr
 
 
 @pytest.mark.usefixtures("without_torch")
