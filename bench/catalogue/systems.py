@@ -88,7 +88,7 @@ def _ttt(learner: str) -> tuple[Adapter, ...]:
         Adapter("vllm", "bench.systems.vllm.ttt:VllmTTT", state_dtype=planes, install=VLLM, engine=True),
         Adapter("torch-compile", "bench.systems.ttt.compiled:CompiledLayer", LAYER, "float32", phases=FORWARD,
                 slow=True),
-        Adapter("torch", "bench.systems.ttt.pytorch:TTTTorch", BOTH, "float32", devices=ANYWHERE, slow=True),
+        Adapter("torch", "bench.systems.ttt.model:TTTTorch", BOTH, "float32", devices=ANYWHERE, slow=True),
     )  # fmt: skip
 
 
@@ -117,13 +117,11 @@ _ADAPTERS: dict[str, tuple[Adapter, ...]] = {
     "deltaproduct": (_REGRESSOR,),
     "rwkv7": (Adapter("fla", f"{_FLA}.models:RWKV7", ("model",), "float32", MAMBA, NO_REQUEST, replays=True),),
 }
-
-
-def _all_adapters() -> tuple[Adapter, ...]:
-    """Return every adapter with its system's name, in the order of jobs: headlines first, slow references last."""
-    found = [replace(adapter, system=name) for name, adapters in _ADAPTERS.items() for adapter in adapters]
-    return tuple(sorted(found, key=lambda adapter: (adapter.slow, not adapter.headline)))
-
-
-ADAPTERS: tuple[Adapter, ...] = _all_adapters()
+# In the order of jobs: headlines first, slow references last.
+ADAPTERS: tuple[Adapter, ...] = tuple(
+    sorted(
+        (replace(adapter, system=name) for name, adapters in _ADAPTERS.items() for adapter in adapters),
+        key=lambda adapter: (adapter.slow, not adapter.headline),
+    )
+)
 HEADLINES: tuple[str, ...] = tuple(adapter.label for adapter in ADAPTERS if adapter.headline)

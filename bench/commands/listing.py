@@ -7,7 +7,7 @@ from bench.catalogue.systems import ADAPTERS
 from bench.environments import SYSTEMS_FILE, launches, systems_of_file
 from bench.errors import FOR_A_CPU
 from bench.terminal import print_rows
-from harness.workers.probe import probe
+from harness.workers.process import probe
 from tk_kernels.build import NO_GPU, OTHER_GPU
 
 

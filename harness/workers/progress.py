@@ -6,7 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.measure.nvml import heat_note, is_hot
-from harness.schema.reason import counted
+from harness.schema.reason import clipped, counted
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded, load_note
 from harness.workers.scheduler import Event
@@ -60,7 +60,7 @@ class Progress:
             self._print(plan_line(self._title, event))
         elif event.kind == "start" and event.planned is not None:
             room = max(12, self._rich.console.width - _BAR_WIDTH - _NUMBERS_WIDTH)
-            label = _shortened(_with_slot(event, event.planned.case.label), room)
+            label = clipped(_with_slot(event, event.planned.case.label), room)
             if event.place:
                 if event.place not in self._slots:
                     self._slots[event.place] = self._rich.add_task("", total=None, counts="")
@@ -99,10 +99,6 @@ def outcome(record: Record) -> str:
 
 def _with_slot(event: Event, text: str) -> str:
     return f"{event.place}: {text}" if event.place else text
-
-
-def _shortened(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _milliseconds(value: float) -> str:

@@ -22,7 +22,7 @@ from bench.models.factory import from_seed
 from bench.plan import open_checkpoint, plan
 from bench.request import RunRequest
 from bench.run_folder import request_of
-from bench.systems.ttt.pytorch import TTTTorch
+from bench.systems.ttt.model import TTTTorch
 from harness.measure.measured_case import CaseRun
 from harness.schema.case import Case
 from harness.schema.policy import Policy

@@ -13,7 +13,7 @@ from bench.request import RunRequest
 from bench.systems.ttt import drift as drift_module
 from bench.systems.ttt.drift import drift, exact_run
 from bench.systems.ttt.kernels import TTTKernels
-from bench.systems.ttt.pytorch import TTTTorch
+from bench.systems.ttt.model import TTTTorch
 from harness.schema.case import Case
 from tk_kernels.generate.common import PRECISIONS
 

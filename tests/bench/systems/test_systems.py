@@ -26,7 +26,7 @@ from bench.systems.transformer.attention import FlashAttn
 from bench.systems.transformer.pytorch import TorchTransformer
 from bench.systems.ttt import layer
 from bench.systems.ttt.kernels import TTTKernels
-from bench.systems.ttt.pytorch import TTTTorch
+from bench.systems.ttt.model import TTTTorch
 from harness.measure.gate import Verdict
 from harness.measure.inspection import tensors_of
 from harness.measure.measured_case import CaseRun
