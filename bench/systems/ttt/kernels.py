@@ -20,7 +20,7 @@ from tk_kernels.forward.operator import HEAD_DIM, HEAD_DIMS, THUNDERKITTENS, TRI
 class TTTKernels(TTTLanguageModel):
     """Adapter of the kernels for a learner.
 
-    form: that of generate, "dual" or "primal". prefill: backend of the forward kernel; "" for a forward in PyTorch.
+    form: that of generate, "dual" or "primal". `prefill`: backend of the forward kernel; "" for a forward in PyTorch.
     """
 
     packages = ("triton", "apache-tvm-ffi")
