@@ -1,6 +1,7 @@
 """Plan a run: turn a request into jobs. Planning imports no system and needs no GPU."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from bench.models.case_model import Checkpoint, offer, read_checkpoint
 from bench.models.config import CheckpointError
 from bench.request import RunRequest
 from harness.measure.environment import snapshot
+from harness.measure.nvml import visible_gpus
 from harness.schema.case import Device
 from harness.schema.catalogue import Catalogue, SuiteEntry
 from harness.schema.policy import Policy
@@ -25,6 +27,8 @@ from harness.schema.run_file import Job, Planned
 from harness.workers.process import Launch
 from harness.workers.scheduler import SkipReason
 from tk_kernels.build import hidden
+
+_GPU = re.compile(r"0|[1-9][0-9]*|(GPU|MIG)-.+")  # a number or UUID, as in CUDA_VISIBLE_DEVICES
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,30 @@ class Plan:
     def requested(self, jobs: Iterable[Job]) -> list[Job]:
         """Return a run's jobs with only the cases of this request, without those of earlier requests."""
         return with_keys(jobs, self.keys)
+
+    def gpus(self, *, here: bool = True) -> list[str]:
+        """Return the GPUs of --gpus, named as in CUDA_VISIBLE_DEVICES; [] without the option.
+
+        here: False plans for another machine, so this one may lack the GPUs.
+        Raises UserError for a word that names no GPU, a repeated or missing GPU, or a device other than "cuda".
+        """
+        if (option := self.request.gpus) is None:
+            return []
+        there = visible_gpus()
+        wanted = there if option == "all" else [name.strip() for name in option.split(",")]
+        for name in wanted:
+            if not _GPU.fullmatch(name):
+                raise UserError(f"--gpus {option}: {name!r} is no GPU; use all, or numbers of nvidia-smi, such as 0,1")
+            if wanted.count(name) > 1:
+                raise UserError(f"--gpus {option}: names GPU {name} twice")
+        if here and not there:
+            raise UserError(f"--gpus {option}: no CUDA GPU was found on this machine; leave --gpus out to use the CPU")
+        if self.device != "cuda":
+            raise UserError(f"--gpus {option}: this run is on the CPU; add --device cuda")
+        for name in wanted:
+            if here and name not in there:
+                raise UserError(f"--gpus {option}: there is no GPU {name!r} to use; there are {', '.join(there)}")
+        return wanted
 
     @property
     def total(self) -> int:

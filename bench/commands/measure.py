@@ -10,7 +10,6 @@ from bench import estimate
 from bench.catalogue.systems import ADAPTERS
 from bench.commands.slurm import slurm_options
 from bench.errors import CANNOT_IMPORT, INTERRUPTED
-from bench.gpus import selected_gpus
 from bench.plan import plan
 from bench.request import RunRequest
 from bench.run_folder import open_run, refuse_another_kind, resumed, retry_of
@@ -28,7 +27,7 @@ def run(request: RunRequest, out: Path) -> None:
     before = resumed(request, out)
     work = plan(request, before)
     work.refuse_elsewhere()
-    places = places_of(selected_gpus(request.gpus, work.device), work.device)
+    places = places_of(work.gpus(), work.device)
     current = open_run(work, out, before)
     jobs = work.requested(current.jobs)
     try:
@@ -75,7 +74,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
     work = plan(request, earlier)
     if earlier:
         refuse_another_kind(earlier, work)
-    gpus = selected_gpus(request.gpus, work.device, here=False)
+    gpus = work.gpus(here=False)
     for note in work.notes:
         print(f"ttt-bench: {note}", file=sys.stderr)
     past = estimate.past_durations(work.machine if work.here else None, out)

@@ -9,7 +9,6 @@ from threading import Lock
 from bench.cases import with_keys
 from bench.errors import INTERRUPTED, UserError
 from bench.estimate import in_words, longest_first, past_durations
-from bench.gpus import selected_gpus
 from bench.models.config import SIZES, cut
 from bench.plan import Plan, plan
 from bench.request import RunRequest
@@ -39,7 +38,7 @@ def profile(request: RunRequest, out: Path) -> None:
     before = Run.open(out) if Run.exists(out) else None
     work = plan(request, before if before and before.mode == "profile" else None)
     work.refuse_elsewhere()
-    places = places_of(selected_gpus(request.gpus, work.device), work.device)
+    places = places_of(work.gpus(), work.device)
     ncu, said = choose(request.way, work.device)
     new = "" if before else f"{out}: a new run, without latencies to compare its profiles with"
     run = _run_of(out, work, before)
