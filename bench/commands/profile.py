@@ -39,18 +39,18 @@ def profile(request: RunRequest, out: Path) -> None:
     work = plan(request, before if before and before.mode == "profile" else None)
     work.refuse_elsewhere()
     places = places_of(work.gpus(), work.device)
-    ncu, said = choose(request.way, work.device)
+    tools = choose(request.way, work.device)
     new = "" if before else f"{out}: a new run, without latencies to compare its profiles with"
     run = _run_of(out, work, before)
     jobs = _jobs_of(run, work.jobs)
     if request.gpus:
         jobs = longest_first(jobs, past_durations(work.machine, out))
-    for note in filter(None, (*work.notes, said, new)):
+    for note in filter(None, (*work.notes, tools.said, new)):
         print(f"ttt-bench: {note}", file=sys.stderr)
     profiler = Profiler(
         run,
         work.launches,
-        ncu,
+        tools,
         request.limits,
         ceilings=PEAKS if work.device == "cuda" else "",
         skip=lambda planned: work.skip(planned, []),

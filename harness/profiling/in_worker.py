@@ -12,7 +12,16 @@ from typing import Any, Literal, TypeVar
 
 from harness.measure.cuda_clock import SETTLES_S, WAKES_S, CudaEventClock, wait_for
 from harness.measure.process_state import is_out_of_memory
-from harness.measure.ranges import COUNTED_LAYER, nvtx_range, on_range, profiler_range, range_name, recorded
+from harness.measure.ranges import (
+    COUNTED_LAYER,
+    LEAD,
+    TIMED,
+    nvtx_range,
+    on_range,
+    profiler_range,
+    range_name,
+    recorded,
+)
 from harness.measure.system import Workload
 from harness.measure.timer import (
     CpuClock,
@@ -38,7 +47,7 @@ LAUNCHES = 20_000  # most kernels that Kineto records: larger traces take long t
 COUNTED_STEPS = 2  # last generate steps that Nsight Compute counts: the last of a mini-batch does additional work
 _LONG_S = 1.0  # a run this long needs no second one to be warm
 
-Tool = Literal["none", "kineto", "ncu"]
+Tool = Literal["none", "kineto", "nsys", "ncu"]
 Found = TypeVar("Found")
 
 
@@ -46,7 +55,7 @@ Found = TypeVar("Found")
 class ProfilerChoice:
     """The profiler of a case.
 
-    tool: "kineto" records inside the worker; "ncu" runs outside and captures the `profiler_range`.
+    tool: "kineto" records inside the worker; "nsys" and "ncu" run outside and capture the `profiler_range`.
         "none" only times the case.
     keep: path for Kineto's trace, "" to discard it.
     `ceilings`: MODULE:FUNCTION that measures the GPU's peaks, or "".
@@ -77,7 +86,7 @@ def profile(
 ) -> dict[str, Any]:
     """Run the case for the profiler `asked` and return fields of a `Profile` as JSON values.
 
-    With Kineto, these are all fields; with Nsight Compute, those that its report lacks. With "none", the only field is
+    With Kineto, these are all fields; with Nsight, those that its reports lack. With "none", the only field is
     "alone_us": microseconds per call, or per unit of an engine, without a profiler; 0 on a CPU.
     Raises ProfileError if the trace is empty, or if an engine has no `Workload.engine_batch`.
     """
@@ -90,6 +99,8 @@ def profile(
     found: dict[str, Any] = {}
     if asked.tool == "kineto":
         found = _by_kineto(work, Path(asked.keep) if asked.keep else None)
+    elif asked.tool == "nsys":
+        found = _captured(work)
     else:
         _counted(work)
     notes = ["profiled with a warm L2 cache, not cold"] if case.l2 == "cold" else []
@@ -255,6 +266,27 @@ def _counted(work: _Work) -> None:
 
         with on_range(entered):
             work.ranged(nullcontext() if work.passes else profiler_range(work.device))
+
+
+def _captured(work: _Work) -> dict[str, Any]:
+    """Run one call with ranges, then the timed runs, in the `profiler_range` that Nsight Systems captures.
+
+    Return "seen", the fields of `Runs`, and "apart": whether the timed runs are others than the call with ranges.
+    """
+    if work.is_part:
+        work.ranged(profiler_range(work.device))
+        return {"seen": asdict(work.seen(1)), "apart": False}
+    run = work.timed()
+    work.load(run)
+    with profiler_range(work.device):
+        work.ranged(nullcontext())
+        wait_for(work.device)
+        lead, runs = work.window()
+        with nvtx_range(LEAD):
+            work.repeat(run, lead)
+        with nvtx_range(TIMED):
+            work.repeat(run, runs)
+    return {"seen": asdict(work.seen(runs)), "apart": True}
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:

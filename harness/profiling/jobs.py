@@ -1,6 +1,6 @@
-"""Profile the cases of a run's jobs: times of all cases, then counters; a failing Nsight Compute is given up.
+"""Profile the cases of a run's jobs: times of all cases, then counters; a failing profiler is given up.
 
-Kineto gives times inside the worker. Nsight Compute gives counters ("ratios").
+Nsight Systems gives times, or Kineto inside the worker. Nsight Compute gives counters ("ratios").
 """
 
 import os
@@ -11,9 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Literal
 
 from harness.measure.environment import around, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
+from harness.profiling.tools.choice import Tools
 from harness.profiling.under_profiler import ToolLost, UnderProfiler
 from harness.schema.profile import Counters, Profile, ProfileError, profile_path, read_profile, write_profile
 from harness.schema.reason import sentence
@@ -35,7 +37,6 @@ _ENVIRONMENT = ("device", "device_kind", "gpu", "software", "commit", "dirty")
 class Profiler:
     """Profiles cases of a run, each once, and writes each profile to the run's folder.
 
-    ncu: version of the Nsight Compute that counts; "" to count nothing.
     `ceilings`: MODULE:FUNCTION that measures the GPU's peaks.
     skip: returns a reason to skip a case, or "".
     stand_in: returns a case with the same kernels in less memory for Nsight Compute, which saves all memory that a
@@ -47,7 +48,7 @@ class Profiler:
 
     run: Run
     launches: Mapping[Pair, Launch]
-    ncu: str = ""
+    tools: Tools
     limits: Limits = field(default_factory=Limits)
     ceilings: str = ""
     skip: Callable[[Planned], str] = lambda planned: ""
@@ -68,7 +69,7 @@ class Profiler:
             (self.run.folder / "profiles").mkdir(exist_ok=True)
             found: list[dict[str, Profile]] = [{} for _ in jobs]  # by case key
             self._each(jobs, places, lambda number, at: at.times(found[number]))
-            if self.ncu:
+            if self.tools.ratios:
                 self._each(jobs, places, lambda number, at: at.ratios(found[number]))
             return [profile for profiles in found for profile in profiles.values()]
 
@@ -89,7 +90,7 @@ class Profiler:
         if found is None or found.status in (*LOST, "skipped"):
             return False
         if found.status == "ok":  # the run may have been interrupted before the counters
-            return self.has_ratios(found) or not self.ncu
+            return self.has_ratios(found) or not self.tools.ratios
         return not self.retry_failed
 
     def has_ratios(self, found: Profile) -> bool:
@@ -100,7 +101,7 @@ class Profiler:
     def _each(self, jobs: Sequence[Job], places: Sequence[Place], do: Callable[[int, "JobProfiler"], None]) -> None:
         """Call `do` on the slots with the number of each job and a `JobProfiler` for it.
 
-        After one job gave up Nsight Compute, the next one tries it again, unless it fails everywhere on this machine.
+        After one job gave up a profiler, the next one tries it again, unless it fails everywhere on this machine.
         """
         pool = Pool(self.run.folder, places, self.say)
 
@@ -108,7 +109,7 @@ class Profiler:
             mine = JobProfiler(self, jobs[number], place, pool.stop.is_set)
             do(number, mine)
             if mine.lost_everywhere:
-                self.ncu = ""
+                self.tools = mine.tools
 
         pool.each(range(len(jobs)), at)
 
@@ -117,12 +118,12 @@ class JobProfiler:
     """Profiles the cases of a job on a GPU slot.
 
     stopped: returns whether the run is to end; called while a worker works.
-    ncu: version of Nsight Compute while this job uses it. lost_everywhere: whether all jobs must give it up.
+    tools: the profilers that this job still uses. lost_everywhere: whether all jobs must give up the others.
     """
 
     def __init__(self, asked: Profiler, job: Job, place: Place, stopped: Callable[[], bool]) -> None:
         self.asked, self.job, self.place, self.stopped = asked, job, place, stopped
-        self.ncu, self.lost_everywhere = asked.ncu, False
+        self.tools, self.lost_everywhere = asked.tools, False
         launch = asked.launches[job.pair]
         self.launch = replace(launch, env={**launch.env, **place.env})
         self.under_profiler = UnderProfiler(asked.run, place, asked.limits, asked.ceilings, stopped)
@@ -153,10 +154,10 @@ class JobProfiler:
             if profile.status != "ok" or self.asked.has_ratios(profile):
                 continue
             profile = replace(profile, notes=tuple(note for note in profile.notes if not note.startswith(NOT_COUNTED)))
-            if self.ncu:
+            if self.tools.ratios:
                 start = time.monotonic()
                 profile = self._with_ratios(launch, profile)
-                found[key] = _took(profile, RATIOS, start) if self.ncu else profile
+                found[key] = _took(profile, RATIOS, start) if self.tools.ratios else profile
             else:
                 found[key] = replace(profile, notes=(*profile.notes, GIVEN_UP))
             write_profile(self.asked.run.folder, found[key])
@@ -165,7 +166,9 @@ class JobProfiler:
     def _alone(self, worker: WorkerProcess, cases: Sequence[Planned]) -> dict[str, "_Alone"]:
         """Return times without a profiler by case key, taken before Kineto records and so delays all later launches."""
         asked = [planned for planned in cases if not self.asked.skip(planned)]
-        if len(asked) < 2 or worker.ready().environment.get("device_kind") != "cuda":
+        if self.tools.times != "kineto" or len(asked) < 2:
+            return {}
+        if worker.ready().environment.get("device_kind") != "cuda":
             return {}
         self.asked.say(f"{self.job.name}: {len(asked)} cases are timed before the first is profiled")
         found: dict[str, _Alone] = {}
@@ -191,7 +194,7 @@ class JobProfiler:
             try:
                 if before.lost is not None:
                     raise before.lost
-                found, answered = self.under_profiler.by_kineto(worker, self.launch, planned, before.us)
+                found, answered = self._times(worker, planned, before.us)
                 environment = {name: answered.environment.get(name) for name in _ENVIRONMENT}
                 values = found | {"environment": environment, "started_at": started_at}
                 profile, record = Profile.from_values({"case": planned.case.to_dict(), **values}), answered
@@ -203,7 +206,7 @@ class JobProfiler:
                     raise PlaceLost from None
         profile = _took(profile, TIMES, start)
         self._keep(profile, record)
-        if profile.status == "ok" and self.ncu:
+        if profile.status == "ok" and self.tools.ratios:
             self.asked.on_times(profile)
         else:
             self.asked.on_profile(profile)
@@ -223,6 +226,22 @@ class JobProfiler:
             )
             run.record_file(self.job).append(record)
 
+    def _times(self, worker: WorkerProcess, planned: Planned, alone_us: float) -> tuple[dict[str, Any], Record]:
+        """Return a profile's fields and the worker's record. Raises ToolLost or ProfileError."""
+        if self.tools.times == "kineto":
+            return self.under_profiler.by_kineto(worker, self.launch, planned, alone_us)
+        try:
+            worker.stop()  # one that profiled an earlier case by Kineto
+            found, record = self.under_profiler.by_nsys(self.launch, planned)
+            return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}}, record
+        except (ToolLost, ProfileError) as error:
+            self._end_if_stopped()
+            if not self.tools.fallback:
+                raise ToolLost(_advised(error), status=getattr(error, "status", "failed")) from None
+            why = self._give_up("times", error)
+            found, record = self.under_profiler.by_kineto(worker, self.launch, planned)
+            return found | {"notes": [why, *found["notes"]]}, record
+
     def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
         """Return the profile with counters, or with a note."""
         planned = Planned(profile.case)
@@ -240,12 +259,12 @@ class JobProfiler:
             self._end_if_stopped()
             if not self.place.is_there():
                 raise PlaceLost from None
-            why = f"{NOT_COUNTED}{self._give_up(error)}"
+            why = f"{NOT_COUNTED}{self._give_up('ratios', error)}"
             return replace(profile, notes=(*profile.notes, why))
         if stand_in != planned:
             counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a model of fewer layers"
             profile = replace(profile, notes=(*profile.notes, counted))
-        tools = {**profile.tools, "ncu": self.ncu}
+        tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _end_if_stopped(self) -> None:
@@ -253,13 +272,12 @@ class JobProfiler:
         if self.stopped():
             raise Stopped
 
-    def _give_up(self, error: Exception) -> str:
-        """Report an error, and give Nsight Compute up if it would fail again; return the sentence."""
-        advice = "" if isinstance(error, ToolLost) else "; try again (--retry failed), or say --with torch"
-        why = sentence(f"{error}{advice}")
+    def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
+        """Report an error, and give the profiler up if it would fail again; return the sentence."""
+        why = sentence(_advised(error))
         self.asked.say(why)
         if isinstance(error, ToolLost) and error.lasting:
-            self.ncu = ""
+            self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
             self.lost_everywhere = self.lost_everywhere or error.everywhere
         return why
 
@@ -309,6 +327,11 @@ def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
     note = f"Nsight Compute counted no launch of kernels that take {missed / total:.0%} of the time" if total else ""
     notes = (*profile.notes, note) if missed > 0.05 * total else profile.notes
     return replace(profile, kernels=kernels, notes=notes)
+
+
+def _advised(error: Exception) -> str:
+    """Return the message of an error with advice; that of a ToolLost already has some."""
+    return str(error) if isinstance(error, ToolLost) else f"{error}; try again (--retry failed), or say --with torch"
 
 
 def _lock_of(place: Place) -> dict[str, str]:

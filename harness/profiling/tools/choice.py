@@ -1,47 +1,84 @@
-"""Choose the profilers: Kineto for times, and Nsight Compute for counters if it is installed."""
+"""Choose the installed profilers: one for times, one for counters."""
 
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 from harness.measure.environment import child_environment
-from harness.profiling.tools import ncu
+from harness.profiling.tools import ncu, nsys
 from harness.schema.profile import ProfileError
 
-WAYS = ("auto", "ncu", "torch")
+WAYS = ("auto", "ncu", "nsys", "torch")
 _VERSION = re.compile(r"\b(\d{4})\.(\d+)(?:\.\d+)*\b")
+_ADVICE = {
+    "nsys": "install Nsight Systems, or say --with torch",
+    "ncu": "install Nsight Compute, or say --with torch",
+}
 
 
-def choose(way: str, device: str) -> tuple[str, str]:
-    """Return (version of Nsight Compute, "" to count nothing; the choice in a sentence) for a device, "cpu" or "cuda".
+@dataclass(frozen=True)
+class Tools:
+    """The chosen profilers. times: the one for times. ratios: the one for counters, "" for none.
 
-    Raises ProfileError for an unknown way, or if `way` names an unusable profiler.
+    `said`: the choice in one sentence.
+    fallback: whether Kineto replaces a failing profiler of times.
     """
+
+    times: Literal["kineto", "nsys"]
+    ratios: Literal["", "ncu"] = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    said: str = ""
+    fallback: bool = True
+
+
+def choose(way: str, device: str) -> Tools:
+    """Choose profilers for a device, "cpu" or "cuda". Raises ProfileError if `way` names an unusable one."""
     if way not in WAYS:
         raise ProfileError(f"--with {way}: must be one of {', '.join(WAYS)}")
     if device == "cpu":
-        if way == "ncu":
+        if way in ("nsys", "ncu"):
             raise ProfileError(f"--with {way}: it profiles GPUs, and there is none to use; say --with torch")
-        return "", "torch.profiler tells the times of operators on the CPU"
-    version, missing = ("", "") if way == "torch" else usable()
-    if missing and way == "ncu":
-        raise ProfileError(f"--with {way}: {missing}; install Nsight Compute, or say --with torch")
-    counters = f"Nsight Compute {version} gives counters" if version else "nothing gives counters"
-    return version, f"torch.profiler gives times and {counters}" + (f" ({missing})" if missing else "")
+        return Tools("kineto", said="torch.profiler tells the times of operators on the CPU")
+    versions, missing = {}, {}
+    for program, oldest in ((nsys.PROGRAM, nsys.OLDEST), (ncu.PROGRAM, ncu.OLDEST)):
+        versions[program], missing[program] = usable(program, oldest)
+    if missing.get(way):
+        raise ProfileError(f"--with {way}: {missing[way]}; {_ADVICE[way]}")
+    by_nsys = way == "nsys" or (way == "auto" and not missing["nsys"])
+    by_ncu = way == "ncu" or (way == "auto" and not missing["ncu"])
+    times = f"Nsight Systems {versions['nsys']}" if by_nsys else "torch.profiler"
+    ratios = f"Nsight Compute {versions['ncu']} gives counters" if by_ncu else "nothing gives counters"
+    absent = "; ".join(why for why in missing.values() if why) if way == "auto" else ""
+    return Tools(
+        "nsys" if by_nsys else "kineto",
+        "ncu" if by_ncu else "",
+        versions,
+        f"{times} gives times and {ratios}" + (f" ({absent})" if absent else ""),
+        fallback=way == "auto",
+    )
 
 
-def usable() -> tuple[str, str]:
-    """Return (version, "") of the Nsight Compute on the path, or ("", why it is unusable)."""
-    if shutil.which(ncu.PROGRAM) is None:
-        return "", f"{ncu.PROGRAM} is not on the path"
-    command, env = [ncu.PROGRAM, "--version"], child_environment()
+def usable(program: str, oldest: tuple[int, int]) -> tuple[str, str]:
+    """Return (version, "") of a profiler on the path, or ("", why it is unusable)."""
+    if shutil.which(program) is None:
+        return "", f"{program} is not on the path"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, errors="replace", env=env)
+        done = subprocess.run(
+            [program, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            errors="replace",
+            env=child_environment(),
+        )
     except (OSError, subprocess.TimeoutExpired):
-        return "", f"{ncu.PROGRAM} does not say its version"
+        return "", f"{program} does not say its version"
     found = _VERSION.search(done.stdout)
     if found is None:
-        return "", f"{ncu.PROGRAM} does not say its version"
-    if (int(found.group(1)), int(found.group(2))) < ncu.OLDEST:
-        return "", f"{ncu.PROGRAM} {found.group(0)} is too old, it must be {'.'.join(map(str, ncu.OLDEST))} or later"
+        return "", f"{program} does not say its version"
+    if (int(found.group(1)), int(found.group(2))) < oldest:
+        return "", f"{program} {found.group(0)} is too old, it must be {'.'.join(map(str, oldest))} or later"
     return found.group(0), ""
