@@ -30,7 +30,8 @@ from bench.options import (
     Systems,
     TimeLimit,
 )
-from bench.request import RunRequest
+from bench.request import RunRequest, words
+from harness.schema.files import refusing
 
 _COLUMN_INCHES = 3.3  # width of a column of a paper
 app = typer.Typer(
@@ -78,26 +79,20 @@ def list_all() -> None:
 def build(
     learner: Annotated[list[str] | None, typer.Argument(metavar="LEARNER", help="For --tune: linear, mlp.")] = None,
     tune: Annotated[bool, typer.Option("--tune", help="Measure launch settings of the Triton kernels.")] = False,
-    form: Annotated[str | None, typer.Option(help="For --tune: dual, primal, forward.")] = None,
-    precision: Annotated[str | None, typer.Option(help="For --tune: planes, float32, bfloat16, float16.")] = None,
-    batch: Annotated[int | None, typer.Option(help="For --tune: sequences; default: 512.", min=1)] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="For --tune: a new file to write.")] = None,
 ) -> None:
     """Compile the CUDA kernels and print their registers and spills.
 
     Needs nvcc, but no GPU. --tune needs a GPU; by default it measures every
-    learner, form and precision. It prints sections to add to
-    tk_kernels/generate/tuning.toml or to the file that TTT_BENCH_TUNING names.
+    learner. It prints sections to add to tk_kernels/generate/tuning.toml or to
+    the file that TTT_BENCH_TUNING names.
     """
     if tune:
         from bench.commands.tune import tune as measure_settings
 
-        measure_settings(learner or (), form, precision, batch or 512, output)
+        measure_settings(learner or ())
         return
-    given = {"LEARNER": learner, "--form": form, "--precision": precision, "--batch": batch, "--output": output}
-    for name, value in given.items():
-        if value:
-            raise UserError(f"build {name}: is an option of --tune; add --tune")
+    if learner:
+        raise UserError("build LEARNER: is for --tune; add --tune")
     from bench.commands.build import build_kernels
 
     build_kernels()
@@ -156,28 +151,23 @@ def _folder(request: RunRequest) -> Path:
 
 
 @app.command()
-def status(
-    run: RunFolder,
-    cancel: Annotated[bool, typer.Option("--cancel", help="End the run's Slurm job.")] = False,
-) -> None:
+def status(run: RunFolder) -> None:
     """Show a run's progress and the process that works on it."""
     from bench.commands.status import status
 
-    status(run, cancel)
+    status(run)
 
 
 @app.command(hidden=True)
 def work(
     run: RunFolder,
     keys: Annotated[Path | None, typer.Option(help="A file with the keys of the cases to run, one per line.")] = None,
-    retry: RetryOption = None,
-    time_limit: TimeLimit = 600,
     checkpoint: Checkpoint = None,
 ) -> None:
     """Run jobs of a run as one of its Slurm tasks."""
     from bench.commands.slurm import work
 
-    work(RunRequest(checkpoint=checkpoint, time_limit_s=time_limit, retry=retry), run, keys)
+    work(run, keys, checkpoint)
 
 
 @app.command()
@@ -218,9 +208,10 @@ def table(
     systems: Systems = None,
 ) -> None:
     """Print a run as a table."""
-    from bench.commands import results
+    from reports.publish import write_table
 
-    results.table(run, _format(csv=csv, json=json, markdown=markdown), systems, columns)
+    fmt = _format(csv=csv, json=json, markdown=markdown)
+    write_table(run, fmt, systems=words("--systems", systems), columns=words("--columns", columns))
 
 
 @app.command()
@@ -237,18 +228,25 @@ def report(
     log_y: Annotated[bool, typer.Option("--log-y", help="For --png: logarithmic values.")] = False,
 ) -> None:
     """Write a run's page, or its figures as PNG or PDF."""
-    from bench.commands import results
-
     targets = {"--output": output, "--png": png, "--pdf": pdf}
     given = [name for name, path in targets.items() if path is not None]
     if len(given) > 1:
         raise UserError(f"{' '.join(given)}: use one of them")
-    if pdf is not None:
-        results.picture(run, pdf, figures, theme, width, log_y, systems, inches or _COLUMN_INCHES)
-    elif png is not None:
-        results.picture(run, png, figures, theme, width, log_y, systems, inches)
-    else:
-        results.report(run, output, systems)
+    if theme not in ("light", "dark"):
+        raise UserError(f"--theme {theme}: must be light or dark")
+    target, named, notes = output or png or pdf or run / "report.html", words("--systems", systems), list[str]()
+    with refusing(target, "written", UserError):
+        if png or pdf:
+            from reports.picture import write_picture
+
+            write_picture(run, target, figures, theme, width, log_y, named, inches or (_COLUMN_INCHES if pdf else None))
+        else:
+            from reports.publish import write_report
+
+            notes = write_report(run, target, systems=named)
+    print(f"wrote {target}")
+    for note in notes:
+        print(f"ttt-bench: {note}", file=sys.stderr)
 
 
 @app.command()
@@ -353,7 +351,7 @@ def profile(
         str,
         typer.Option(
             "--with",
-            help="nsys or torch: times; ncu: torch's times and hardware counters; auto: the best available.",
+            help="torch: times; ncu: also hardware counters; auto: counters if ncu is installed.",
         ),
     ] = "auto",
     out: Out = None,

@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from harness.schema.case import Case
 from harness.schema.record import RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
@@ -29,14 +28,9 @@ class _Timed(NamedTuple):
 
 
 class JobTime(NamedTuple):
-    """The estimated seconds of a job's cases, without the untimed ones.
-
-    guessed: number of cases estimated by the median of the job's cases with their size, phase and scope.
-    untimed: number of cases without any estimate.
-    """
+    """The estimated seconds of a job's cases, without the `untimed` ones, which no earlier run has."""
 
     seconds: float
-    guessed: int = 0
     untimed: int = 0
 
 
@@ -86,20 +80,10 @@ def _timed(folder: Path) -> tuple[_Timed, ...]:
 _published = cache(_timed)  # published runs do not change, and take a second to read
 
 
-def job_time(job: Job, past: Durations, left: Sequence[Planned] | None = None) -> JobTime:
-    """Estimate the time of a job. past: seconds by case key. left: its unfinished cases, if not all."""
-    known: dict[tuple[Any, ...], list[float]] = {}
-    for case in (planned.case for planned in job.cases):
-        if case.key in past:
-            known.setdefault(_kind(case), []).append(past[case.key])
-    cases = [planned.case for planned in (job.cases if left is None else left)]
-    guesses = [median(known[_kind(case)]) for case in cases if case.key not in past and _kind(case) in known]
-    timed = [past[case.key] for case in cases if case.key in past]
-    return JobTime(sum(timed) + sum(guesses), len(guesses), len(cases) - len(timed) - len(guesses))
-
-
-def _kind(case: Case) -> tuple[Any, ...]:
-    return case.size, case.phase, case.option("scope", "model")
+def job_time(cases: Sequence[Planned], past: Durations) -> JobTime:
+    """Estimate the time of a job's cases. past: seconds by case key."""
+    known = [past[planned.case.key] for planned in cases if planned.case.key in past]
+    return JobTime(sum(known), len(cases) - len(known))
 
 
 def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:
@@ -107,7 +91,7 @@ def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:
     typical = median(past.values()) if past else 1.0
 
     def seconds(job: Job) -> float:
-        time = job_time(job, past)
+        time = job_time(job.cases, past)
         return time.seconds + typical * time.untimed
 
     return sorted(jobs, key=seconds, reverse=True)

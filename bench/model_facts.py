@@ -17,7 +17,6 @@ class Facts:
     """Facts about a model. parameters: their number. vocabulary: the number of token ids.
 
     dtype: that of most weights; learners, decays and norms may be wider.
-    token_ids: how the ids of a sample are drawn.
     kept: state that a sample leaves for the next, such as an engine's prefix cache.
     head_rows: rows of activations that the LM head multiplies per prompt of a forward; None if not counted.
     """
@@ -25,7 +24,6 @@ class Facts:
     parameters: int
     vocabulary: int
     dtype: str
-    token_ids: str = "uniform over the vocabulary, new for each sample"
     kept: str = "nothing"
     head_rows: float | None = None
 
@@ -35,7 +33,8 @@ class Facts:
 
     def settings(self) -> dict[str, str]:
         """The texts, for `Record.settings`."""
-        return {"weights_dtype": self.dtype, "token_ids": self.token_ids, "kept_between_samples": self.kept}
+        token_ids = "uniform over the vocabulary, new for each sample"
+        return {"weights_dtype": self.dtype, "token_ids": token_ids, "kept_between_samples": self.kept}
 
 
 def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:

@@ -1,6 +1,7 @@
 """Plan a run: turn a request into jobs. Planning imports no system and needs no GPU."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,7 +10,7 @@ from typing import Any
 
 from bench.cases import adapters_of, jobs_of, suite_cases, with_keys
 from bench.catalogue import catalogue
-from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite, refuse_mistakes
+from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite
 from bench.environments import SYSTEMS_FILE, failed_install, launches, systems_of_file
 from bench.errors import UserError
 from bench.memory import refuse_beyond_memory, skip_reason, total_memory_bytes
@@ -17,6 +18,7 @@ from bench.models.case_model import Checkpoint, offer, read_checkpoint
 from bench.models.config import CheckpointError
 from bench.request import RunRequest
 from harness.measure.environment import snapshot
+from harness.measure.nvml import visible_gpus
 from harness.schema.case import Device
 from harness.schema.catalogue import Catalogue, SuiteEntry
 from harness.schema.policy import Policy
@@ -26,17 +28,18 @@ from harness.workers.process import Launch
 from harness.workers.scheduler import SkipReason
 from tk_kernels.build import hidden
 
+_GPU = re.compile(r"0|[1-9][0-9]*|(GPU|MIG)-.+")  # a number or UUID, as in CUDA_VISIBLE_DEVICES
+
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs of a command. machine: a snapshot of this machine. added: a note on cases that no suite has, or ""."""
+    """The jobs of a command. machine: a snapshot of this machine."""
 
     request: RunRequest
     device: Device
     machine: dict[str, Any]
     jobs: tuple[Job, ...]
     catalogue: Catalogue
-    added: str = ""
 
     @property
     def here(self) -> bool:
@@ -92,6 +95,30 @@ class Plan:
         """Return a run's jobs with only the cases of this request, without those of earlier requests."""
         return with_keys(jobs, self.keys)
 
+    def gpus(self, *, here: bool = True) -> list[str]:
+        """Return the GPUs of --gpus, named as in CUDA_VISIBLE_DEVICES; [] without the option.
+
+        here: False plans for another machine, so this one may lack the GPUs.
+        Raises UserError for a word that names no GPU, a repeated or missing GPU, or a device other than "cuda".
+        """
+        if (option := self.request.gpus) is None:
+            return []
+        there = visible_gpus()
+        wanted = there if option == "all" else [name.strip() for name in option.split(",")]
+        for name in wanted:
+            if not _GPU.fullmatch(name):
+                raise UserError(f"--gpus {option}: {name!r} is no GPU; use all, or numbers of nvidia-smi, such as 0,1")
+            if wanted.count(name) > 1:
+                raise UserError(f"--gpus {option}: names GPU {name} twice")
+        if here and not there:
+            raise UserError(f"--gpus {option}: no CUDA GPU was found on this machine; leave --gpus out to use the CPU")
+        if self.device != "cuda":
+            raise UserError(f"--gpus {option}: this run is on the CPU; add --device cuda")
+        for name in wanted:
+            if here and name not in there:
+                raise UserError(f"--gpus {option}: there is no GPU {name!r} to use; there are {', '.join(there)}")
+        return wanted
+
     @property
     def total(self) -> int:
         """The number of cases."""
@@ -114,7 +141,6 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
 
     of_run: a run to continue. If the request names no suites, systems or axes, all cases of that run are planned.
     """
-    refuse_mistakes(SUITES)
     machine = snapshot()
     wanted = of_run.file.device if of_run and request.device == "auto" else request.device
     device: Device = machine["device_kind"] if wanted == "auto" else wanted
@@ -141,8 +167,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     if not everything:
         _refuse_nothing(request, [suite for suite, _ in cases])
     entries = tuple(suite_entry(suite, planned, machine) for suite, planned in cases if planned)
-    added = _added(cases, request, device)
-    work = Plan(request, device, machine, jobs_of(everything), catalogue(entries), added)
+    work = Plan(request, device, machine, jobs_of(everything), catalogue(entries))
     if (request.batch or request.context) and work.here:
         refuse_beyond_memory((each.case for each in everything), machine)
     return work
@@ -184,21 +209,6 @@ def _suites(
         for name in group.suites if group else (word,):
             found[name] = systems if found.get(name, systems) else ()
     return found
-
-
-def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], request: RunRequest, device: str) -> str:
-    """Return a sentence if --checkpoint, --batch or --context make cases that a suite lacks, else ""."""
-    plain = request.model_copy(update={"batch": (), "context": ()})
-    counts = []
-    for suite, planned in cases:
-        if request.checkpoint or request.batch or request.context:
-            own = {each.case.key for each in suite_cases(suite, plain, device)}
-            count = sum(each.case.key not in own for each in planned)
-            counts += [f"{count} of {len(planned)} cases of {suite.name}"] if count else []
-    if not counts:
-        return ""
-    given = [f"--{name}" for name in ("checkpoint", "batch", "context") if getattr(request, name)]
-    return f"a run of the plain suite lacks {', '.join(counts)}, because of {' and '.join(given)}"
 
 
 def _refuse_nothing(request: RunRequest, suites: Sequence[Suite]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.errors import UserError
 from bench.plan import Plan
 from bench.request import RunRequest
-from harness.measure.environment import device_id_of, refusal_of_git
+from harness.measure.environment import refusal_of_git
 from harness.quality import disturbed
 from harness.schema.claims import clear
 from harness.schema.run import Run
@@ -64,16 +64,11 @@ def request_of(work: Plan) -> PastRequest:
 
 
 def extended(work: Plan, out: Path) -> Run:
-    """Add the plan to the run in `out` and return it; print a note if its commit or GPU changes.
-
-    Raises RunError if another process works on the run.
-    """
+    """Add the plan to the run in `out` and return it. Raises RunError if another process works on the run."""
     with Run.open(out).held():
         current = Run.open(out)  # opened again: another process may have extended it before the lock
         clear(out)
         current.extend(work.jobs, work.catalogue, request_of(work))
-    if change := code_or_gpu_change(current):
-        print(f"ttt-bench: {change}", file=sys.stderr)
     return current
 
 
@@ -83,18 +78,6 @@ def retry_of(run: Run, retry: str) -> Retry:
         return not_ok if retry == "failed" else nothing
     keys = disturbed(run.records())
     return lambda record: record.case.key in keys
-
-
-def code_or_gpu_change(run: Run) -> str:
-    """Return a sentence if the run's last request changed its commit, working tree or GPU, else ""."""
-    if len(run.file.requests) < 2:
-        return ""
-    before, now = run.file.requests[-2:]
-    commits = [each.commit and f"{each.commit[:10]}{'-dirty' if each.dirty else ''}" for each in (before, now)]
-    gpus = [device_id_of(each.machine) for each in (before, now)]
-    pairs = [(kind, *pair) for kind, pair in (("commit", commits), ("GPU", gpus)) if all(pair) and len(set(pair)) > 1]
-    changes = " and ".join(f"{kind} {old} to {kind} {new}" for kind, old, new in pairs)
-    return f"the run changes from {changes}" if changes else ""
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:

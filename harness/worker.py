@@ -1,7 +1,7 @@
-"""Worker of a system: `python -m harness.worker MODULE:ATTRIBUTE` answers one request per line.
+"""Worker of a system: `python -m harness.worker MODULE:ATTRIBUTE[:ARGUMENT...]` answers one request per line.
 
-ATTRIBUTE is an adapter (`harness.measure.system.SystemAdapter`) or its class. `harness.workers.protocol` defines the
-requests. Answers go to the original stdout; output of libraries goes to stderr.
+ATTRIBUTE is an adapter (`harness.measure.system.SystemAdapter`) or its class, which may take arguments.
+`harness.workers.protocol` defines the requests. Answers go to the original stdout; output of libraries goes to stderr.
 """
 
 import importlib
@@ -22,12 +22,13 @@ from harness.workers.protocol import line_of
 
 
 def load(entry: str) -> Any:
-    """Return the adapter or function MODULE:ATTRIBUTE, or an instance if it is a class. ValueError without a colon."""
-    module, _, attribute = entry.partition(":")
-    if not module or not attribute:
+    """Return the adapter or function that an entry names; of a class, an instance. ValueError without a colon."""
+    names = entry.split(":")
+    if len(names) < 2 or not all(names):
         raise ValueError(f"entry {entry!r}: must be MODULE:ATTRIBUTE")
+    module, attribute, *arguments = names
     found = getattr(importlib.import_module(module), attribute)
-    return found() if isinstance(found, type) else found
+    return found(*arguments) if isinstance(found, type) else found
 
 
 def answer(system: SystemAdapter | None, request: dict[str, Any], cooler: Cooler) -> dict[str, Any]:

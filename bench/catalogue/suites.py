@@ -1,15 +1,54 @@
 """The suites: the cases of each figure. To add a suite, add one entry to SUITES."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from bench.catalogue.metrics import AXES, METRICS
-from bench.catalogue.panel import Panel, Suite
-from bench.catalogue.systems import ADAPTERS, HEADLINES, SYSTEMS
+from bench.catalogue.systems import ADAPTERS, HEADLINES
 from bench.errors import UserError, unknown
 from bench.models.config import SIZES
+from harness.measure.interval import FEWEST
 from harness.schema.catalogue import FigureEntry as Figure
 from harness.schema.catalogue import PaperClaim as Claim
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Cases of one phase: every combination of systems, sizes, batches, contexts and options."""
+
+    phase: str
+    systems: tuple[str, ...]
+    sizes: tuple[str, ...]
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    options: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+    scope: str = "model"  # or "layer"
+    l2: str = "warm"
+    timing: str = ""  # "" for the system's own; see `cases.timing_of`
+    # Whether batch or context grow until memory is exhausted: after the first case that does not fit, skip larger ones.
+    grows: bool = False
+    backends: tuple[str, ...] = ()  # () for all
+    state_dtypes: tuple[str, ...] = ()  # () for the system's own
+    dtype: str = ""  # of weights and activations; "" for bfloat16 on a GPU and float32 on a CPU
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Panels of cases, the question that they answer, and its figures.
+
+    device: "cuda" for a suite that needs a GPU, "" for any.
+    min_samples: fewest samples per case, whatever the budget.
+    trial: whether it runs only by name, because it searches a system's default settings or its cases take minutes.
+    budget_s: seconds of sampling per case, 0 for `BUDGETS_S`; a run of several suites takes the highest of theirs.
+    """
+
+    name: str
+    question: str
+    panels: tuple[Panel, ...]
+    figures: tuple[Figure, ...] = ()
+    device: str = ""
+    min_samples: int = FEWEST
+    trial: bool = False
+    budget_s: float = 0.0
+
 
 LANGUAGE_MODELS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
 # Systems newer than the paper, which the suites of its figures measure next to its four.
@@ -458,43 +497,6 @@ SUITES: tuple[Suite, ...] = (
         trial=True,
     ),
 )
-
-
-def refuse_mistakes(suites: Sequence[Suite]) -> None:
-    """Raise UserError if two suites share a name, or any has an unknown system, backend, size, metric or axis.
-
-    Without this check a suite would silently lack the cases of an unknown system, backend or size.
-    """
-    known = {
-        "system": [system.name for system in SYSTEMS],
-        "backend": list(dict.fromkeys(adapter.backend for adapter in ADAPTERS)),
-        "size": list(SIZES),
-        "primary": [adapter.label for adapter in ADAPTERS],
-        "metric": [metric.name for metric in METRICS],
-        "axis": ["system", "backend", *(axis.name for axis in AXES)],
-    }
-    where = {"metric": "METRICS", "axis": "AXES"}  # a new suite may have to add one
-    seen: set[str] = set()
-    for suite in suites:
-        if suite.name in seen:
-            raise UserError(f"suite {suite.name!r}: two suites have this name; rename one")
-        seen.add(suite.name)
-        for kind, name in _names_of(suite):
-            if name not in known[kind]:
-                add = f"; add it to {where[kind]} of bench/catalogue/metrics.py" if kind in where else ""
-                there = ", ".join(known[kind])
-                raise UserError(f"suite {suite.name!r}: {kind} {name!r} is unknown; there are {there}{add}")
-
-
-def _names_of(suite: Suite) -> Iterator[tuple[str, str]]:
-    """Yield (kind, name) for each name that the suite refers to, such as ("size", "1.3b")."""
-    for panel in suite.panels:
-        for kind, names in (("system", panel.systems), ("backend", panel.backends), ("size", panel.sizes)):
-            yield from ((kind, name) for name in names)
-    for figure in suite.figures:
-        yield from (("primary", label) for label in figure.primary)
-        yield "metric", figure.y
-        yield from (("axis", name) for name in (figure.x, *figure.split))
 
 
 def find_suite(name: str) -> Suite:

@@ -14,31 +14,26 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 
 @app.command()
-def convert(
+def convert_checkpoint(
     file: Annotated[Path, typer.Argument(metavar="JAX_FILE", help="`streaming_params` or `streaming_train_state`.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The new folder for --checkpoint.")],
     base_lr: Annotated[float | None, typer.Option(help="The training run's ttt_base_lr; default: the paper's.")] = None,
 ) -> None:
-    """Convert a checkpoint of the authors' JAX code to safetensors."""
-    convert_checkpoint(file, output, base_lr)
-
-
-def convert_checkpoint(file: Path, folder: Path, base_lr: float | None) -> None:
-    """Convert a JAX checkpoint into the new `folder` and print its model. Raises UserError if that is impossible."""
+    """Convert a checkpoint of the authors' JAX code to safetensors, and print its model."""
     from bench.models.case_model import read_checkpoint
     from bench.models.config import CheckpointError
     from bench.models.jax_checkpoint import convert
 
     try:
-        with refusing(folder, "written", UserError):
-            convert(file, folder, base_lr)
-        found = read_checkpoint(folder)
+        with refusing(output, "written", UserError):
+            convert(file, output, base_lr)
+        found = read_checkpoint(output)
     except CheckpointError as error:
         raise UserError(str(error)) from None
     except ImportError:
         raise UserError("convert: needs msgpack; pip install 'ttt-bench[convert]'") from None
     config = found.config
-    print(f"wrote {folder}: {found.system}, {found.size}, base_lr {config.base_lr:g} ({found.name})")
+    print(f"wrote {output}: {found.system}, {found.size}, base_lr {config.base_lr:g} ({found.name})")
 
 
 def _main() -> Any:

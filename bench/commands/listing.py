@@ -2,12 +2,12 @@
 
 import sys
 
-from bench.catalogue.suites import GROUPS, SUITES, refuse_mistakes
+from bench.catalogue.suites import GROUPS, SUITES
 from bench.catalogue.systems import ADAPTERS
 from bench.environments import SYSTEMS_FILE, launches, systems_of_file
 from bench.errors import FOR_A_CPU
 from bench.terminal import print_rows
-from harness.workers.probe import probe
+from harness.workers.process import probe
 from tk_kernels.build import NO_GPU, OTHER_GPU
 
 
@@ -31,7 +31,6 @@ def list_systems() -> None:
 
 def list_suites() -> None:
     """Print each suite and group with its question and device."""
-    refuse_mistakes(SUITES)
     rows = [(suite.name, suite.device or "any", suite.question) for suite in SUITES]
     rows += [(group.name, "cuda", f"{group.question}: {', '.join(group.suites)}") for group in GROUPS]
     print_rows(("suite", "device", "question"), rows)

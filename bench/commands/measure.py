@@ -10,14 +10,13 @@ from bench import estimate
 from bench.catalogue.systems import ADAPTERS
 from bench.commands.slurm import slurm_options
 from bench.errors import CANNOT_IMPORT, INTERRUPTED
-from bench.gpus import selected_gpus
 from bench.plan import plan
 from bench.request import RunRequest
 from bench.run_folder import open_run, refuse_another_kind, resumed, retry_of
 from bench.terminal import print_rows
 from harness.schema.reason import counted
 from harness.schema.record import Record
-from harness.workers.machine_load import is_loaded, warning
+from harness.workers.machine_load import is_loaded
 from harness.workers.pool import places_of
 from harness.workers.progress import Progress
 from harness.workers.scheduler import Options, Todo, run_jobs
@@ -28,11 +27,11 @@ def run(request: RunRequest, out: Path) -> None:
     before = resumed(request, out)
     work = plan(request, before)
     work.refuse_elsewhere()
-    places = places_of(selected_gpus(request.gpus, work.device), work.device)
+    places = places_of(work.gpus(), work.device)
     current = open_run(work, out, before)
     jobs = work.requested(current.jobs)
     try:
-        for note in filter(None, (work.added, *work.notes, warning("disturbed cases will be flagged"))):
+        for note in work.notes:
             print(f"ttt-bench: {note}", file=sys.stderr)
         if request.gpus:
             jobs = estimate.longest_first(jobs, estimate.past_durations(work.machine, out))
@@ -75,8 +74,8 @@ def dry_run(request: RunRequest, out: Path) -> None:
     work = plan(request, earlier)
     if earlier:
         refuse_another_kind(earlier, work)
-    gpus = selected_gpus(request.gpus, work.device, here=False)
-    for note in filter(None, (work.added, *work.notes)):
+    gpus = work.gpus(here=False)
+    for note in work.notes:
         print(f"ttt-bench: {note}", file=sys.stderr)
     past = estimate.past_durations(work.machine if work.here else None, out)
     rows, times, total, kept = [], [], 0, 0
@@ -91,14 +90,14 @@ def dry_run(request: RunRequest, out: Path) -> None:
         cases = {planned.case.key: planned for planned in left}.values()
         for planned in cases:
             print(f"{planned.case.key}  {planned.case.label}")
-        times.append(estimate.job_time(whole[job.pair], past, left))
+        times.append(estimate.job_time(left, past))
         total += len(left)
         phases = ", ".join(dict.fromkeys(planned.case.phase for planned in cases))
         skipped = Counter(filter(None, (work.skip(planned, []) for planned in cases)))
         note = "; ".join(f"{count} skipped: {why}" for why, count in skipped.most_common(1))
         rows.append((job.name, str(len(cases)), phases, estimate.in_words(times[-1].seconds or None), note))
     print_rows(("job", "cases", "phases", "time", "note"), rows)
-    on = f" in {tasks} tasks" if tasks else _on(request.gpus, gpus)
+    on = f" in {tasks} tasks" if tasks else f" on {counted(max(1, len(gpus)), 'GPU')}" if request.gpus else ""
     took = _time_in_words(times, total, tasks or len(gpus) or 1)
     line = f"{counted(total, 'case')} in {counted(len(rows), 'job')}{on}{': ' if took else ''}{took}"
     print(line + (f"; {counted(kept, 'case')} kept from before" if kept else ""))
@@ -107,22 +106,11 @@ def dry_run(request: RunRequest, out: Path) -> None:
 
 def _time_in_words(times: Sequence[estimate.JobTime], total: int, at_once: int) -> str:
     """Format the estimated time of jobs with `total` cases, if `at_once` jobs run at a time."""
-    guessed, untimed = sum(time.guessed for time in times), sum(time.untimed for time in times)
-    words = []
+    untimed, words = sum(time.untimed for time in times), []
     if untimed < total:
-        words.append(estimate.in_words(estimate.side_by_side([time.seconds for time in times], at_once)))
-        words[0] += f" ({guessed} of the cases guessed from others of their job)" if guessed else ""
+        words += [estimate.in_words(estimate.side_by_side([time.seconds for time in times], at_once))]
     words += [f"{counted(untimed, 'case')} that no earlier run has timed"] if untimed else []
     return ", and ".join(words)
-
-
-def _on(wanted: str | None, gpus: Sequence[str]) -> str:
-    """Say on which GPUs the run is planned, "" without --gpus; `all` counts as one on a machine without a GPU."""
-    if wanted is None:
-        return ""
-    if not gpus:
-        return " on one GPU, as none is here to count"
-    return f" on {len(gpus)} GPUs" if len(gpus) > 1 else f" on GPU {gpus[0]} alone"
 
 
 def summary(records: Sequence[Record]) -> str:

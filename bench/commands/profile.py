@@ -9,19 +9,17 @@ from threading import Lock
 from bench.cases import with_keys
 from bench.errors import INTERRUPTED, UserError
 from bench.estimate import in_words, longest_first, past_durations
-from bench.gpus import selected_gpus
 from bench.models.config import SIZES, cut
 from bench.plan import Plan, plan
 from bench.request import RunRequest
 from bench.run_folder import extended, file_of, refuse_another_device
 from harness.measure.ranges import COUNTED
-from harness.profiling.jobs import BUILD, Profiler
+from harness.profiling.jobs import Profiler
 from harness.profiling.tools.choice import choose
 from harness.schema.profile import Profile
 from harness.schema.reason import counted
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
-from harness.workers.machine_load import warning
 from harness.workers.pool import places_of
 from harness.workers.task import refuse_submitted
 from reports.profiles.ceilings import with_common_ceilings
@@ -40,14 +38,14 @@ def profile(request: RunRequest, out: Path) -> None:
     before = Run.open(out) if Run.exists(out) else None
     work = plan(request, before if before and before.mode == "profile" else None)
     work.refuse_elsewhere()
-    places = places_of(selected_gpus(request.gpus, work.device), work.device)
+    places = places_of(work.gpus(), work.device)
     tools = choose(request.way, work.device)
     new = "" if before else f"{out}: a new run, without latencies to compare its profiles with"
     run = _run_of(out, work, before)
     jobs = _jobs_of(run, work.jobs)
     if request.gpus:
         jobs = longest_first(jobs, past_durations(work.machine, out))
-    for note in filter(None, (*work.notes, tools.said, new, warning("they may slow the profiled cases"))):
+    for note in filter(None, (*work.notes, tools.said, new)):
         print(f"ttt-bench: {note}", file=sys.stderr)
     profiler = Profiler(
         run,
@@ -131,10 +129,8 @@ class _Printer:
             return [f"{counter} {profile.status} {profile.case.label}: {profile.reason}"]
         (profile,) = with_common_ceilings([profile])
         agrees = agreement(profile, self._latencies.get(profile.case.key))
-        stages_s = dict(profile.stages_s)
-        built, took = in_words(stages_s.pop(BUILD, 0.0)), in_words(sum(stages_s.values()))
         return [
-            f"{counter} {profile.case.label}: {agrees} ({took}, and {built} to build the model)",
+            f"{counter} {profile.case.label}: {agrees} ({in_words(sum(profile.stages_s.values()))})",
             f"    {' '.join(sentences(profile))}",
             *(f"    ({note})" for note in profile.notes),
         ]

@@ -3,10 +3,8 @@
 import sys
 from collections.abc import Sequence
 from functools import partial
-from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 from bench.errors import UserError
 from harness.schema.files import refusing
@@ -37,7 +35,7 @@ def serve(folder: Path, port: int) -> None:
         raise UserError(f"{folder}: is a run; make a site of it: ttt-bench site {folder} -o SITE")
     refuse_what_is_no_site(folder)
     try:
-        server = ThreadingHTTPServer((_LOOPBACK, port), partial(_Handler, directory=str(folder)))
+        server = ThreadingHTTPServer((_LOOPBACK, port), partial(SimpleHTTPRequestHandler, directory=str(folder)))
     except OSError as error:
         raise UserError(f"--port {port}: cannot be used: {error.strerror}") from None
     with server:
@@ -46,17 +44,3 @@ def serve(folder: Path, port: int) -> None:
             server.serve_forever()
         except KeyboardInterrupt:
             return
-
-
-class _Handler(SimpleHTTPRequestHandler):
-    """Serve a site's files, but no folder listings."""
-
-    def list_directory(self, path: Any) -> None:
-        self.send_error(HTTPStatus.NOT_FOUND)
-
-    def end_headers(self) -> None:
-        self.send_header("Cache-Control", "no-cache")  # the site may be rebuilt while it is served
-        super().end_headers()
-
-    def log_message(self, *arguments: Any) -> None:
-        """Print no access log."""

@@ -50,13 +50,13 @@ def submit(request: RunRequest, out: Path) -> None:
         except slurm.SlurmError as error:
             raise UserError(f"{error}; the run is planned; to submit it: {request.to_continue(out)}") from None
         claims.note_submission(out, array)
-    for note in filter(None, (work.added, *work.notes)):
+    for note in work.notes:
         print(f"ttt-bench: {note}", file=sys.stderr)
     jobs = counted(len(work.jobs), "job")
     print(
         f"Slurm job {array}: {counted(tasks, 'task')} for {jobs} of {counted(work.total, 'case')}\n"
         f"  to follow it:  ttt-bench status {out}\n"
-        f"  to cancel it:  ttt-bench status {out} --cancel\n"
+        f"  to cancel it:  scancel {array}\n"
         f"  its script:    {out / SCRIPT}"
     )
 
@@ -74,19 +74,21 @@ def _command(request: RunRequest, out: Path) -> list[str]:
     command = ["env", *here, sys.executable, "-P", "-m", "bench", "work", str(out), "--keys", str(out / KEYS)]
     if request.checkpoint:
         command += ["--checkpoint", str(request.checkpoint.resolve())]
-    return [*command, "--retry", request.retry, "--time-limit", f"{request.time_limit_s:g}"]
+    return command
 
 
-def work(request: RunRequest, out: Path, keys: Path | None) -> None:
+def work(out: Path, keys: Path | None, checkpoint: Path | None) -> None:
     """Run jobs of the run in `out` that no other Slurm task has, one after another, until none is left.
 
-    keys: a file with the keys of the requested cases; None for all. Raises UserError outside of a Slurm task.
+    keys: a file with the keys of the requested cases; None for all. checkpoint: its folder, which run.json leaves out.
+    Raises UserError outside of a Slurm task.
     """
-    open_checkpoint(request.checkpoint)
+    open_checkpoint(checkpoint)
     holder = Holder.here()
     if not holder.array:
         raise UserError("work: runs as a task of Slurm, and SLURM_JOB_ID is not set; see `ttt-bench run --slurm`")
     run = Run.open(out)
+    request = RunRequest.stored(run.file.requests[-1].request if run.file.requests else {})
     jobs = list(run.jobs)
     if keys:
         with refusing(keys, "read", UserError):

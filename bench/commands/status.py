@@ -1,11 +1,10 @@
-"""`ttt-bench status`: show the progress of a run and the processes that work on it; cancel its Slurm job."""
+"""`ttt-bench status`: show the progress of a run and the processes that work on it."""
 
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 from bench.commands.measure import summary
-from bench.errors import UserError
 from bench.request import RunRequest
 from bench.terminal import print_rows
 from harness.schema import claims
@@ -15,18 +14,10 @@ from harness.schema.run_file import Job
 from harness.workers import slurm
 
 
-def status(out: Path, cancel: bool) -> None:
-    """Print each unfinished job and the process that runs it, and how to continue if no process works on the run.
-
-    cancel: whether to end the run's Slurm job first.
-    """
+def status(out: Path) -> None:
+    """Print each unfinished job and the process that runs it, and how to continue if no process works on the run."""
     run = Run.open(out)
     submitted = claims.submission(out)
-    if cancel:
-        if submitted is None:
-            raise UserError(f"{out}: --cancel: was not submitted to Slurm")
-        slurm.cancel(submitted.array)
-        print(f"Slurm job {submitted.array} is cancelled; finished cases are kept")
     states, unknown = _states(submitted)
     alone = claims.holder_alone(run.folder)
     rows, records = [], []

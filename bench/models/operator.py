@@ -1,9 +1,9 @@
-"""The inner loop of a TTT layer: its interface and its PyTorch reference."""
+"""The inner loop of a TTT layer: its inputs and its PyTorch reference, whose interface kernels share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,44 +52,13 @@ class Learner:
     rope_theta: float
 
 
-class Operator(Protocol):
-    """A backend of the inner loop, including RoPE and the learning rate, so that a kernel can fuse them.
+class TorchOperator:
+    """The inner loop, including RoPE and the learning rate, in PyTorch; subclasses run it on kernels.
 
+    learner: "linear" or "mlp". form: "dual" or "primal". In both forms `forward` takes a state of the dual form. A
+    primal step takes the accumulators of `generate_state`.
     The state is a named tuple or dataclass of tensors. Calls update it in place, so a CUDA graph stays valid.
     block_a_head: whether `forward` is one kernel with one thread block per head and sequence.
-    """
-
-    block_a_head: bool
-
-    def init_state(self, weights: Sequence[Tensor], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
-        """Return the initial state of `batch` sequences, from weights (W1, b1) or (W1, b1, W2, b2)."""
-
-    def init_states(self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
-        """Return the initial states of all layers in few launches; each tensor has a leading axis of layers."""
-
-    def restart_states(self, states: Any, layers: Sequence[Sequence[Tensor]]) -> None:
-        """Reset the states that `init_states` returned, in place."""
-
-    def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
-        """Return out [B, T, H, D] in q's dtype and advance `state` by T tokens.
-
-        start: the position inside the mini-batch; None reads it from the device.
-        """
-
-    def generate_state(self, state: Any) -> Any:
-        """Return the state for generate_step: a copy of forward's state in another form, or `state` itself."""
-
-    def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
-        """Return out [B, H, D] and advance `state` by one token, without a host sync.
-
-        The sequences may be at different positions in their mini-batches.
-        """
-
-
-class TorchOperator:
-    """The PyTorch reference for a learner ("linear", "mlp") and a form ("dual", "primal").
-
-    In both forms `forward` takes a state of the dual form. A primal step takes the accumulators of `generate_state`.
     """
 
     block_a_head = False
@@ -101,16 +70,18 @@ class TorchOperator:
         self._reference: ModuleType = ttt_linear if learner == "linear" else ttt_mlp
 
     def init_state(self, weights: Sequence[Tensor], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
+        """Return the initial state of `batch` sequences, from weights (W1, b1) or (W1, b1, W2, b2)."""
         return self._reference.init_state(*weights, batch, mini_batch=mini_batch, dtype=dtype)
 
     def init_states(self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
+        """Return the initial states of all layers in few launches; each tensor has a leading axis of layers."""
         one = self.init_state(layers[0], 1, mini_batch, dtype)
         states = type(one)(*(x.new_empty(len(layers), batch, *x.shape[1:]) for x in one))
         self.restart_states(states, layers)
         return states
 
     def restart_states(self, states: Any, layers: Sequence[Sequence[Tensor]]) -> None:
-        """Copy the weights into the first tensors of the states, and zero all other tensors."""
+        """Reset the states of `init_states` in place: the weights into the first tensors, zeros into the others."""
         parameters = list(zip(*layers, strict=True))
         for each, weights in zip(states, parameters, strict=False):
             each.copy_(torch.stack([weight.detach() for weight in weights]).view(len(layers), 1, *each.shape[2:]))
@@ -118,7 +89,11 @@ class TorchOperator:
             each.zero_()
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
-        """Run the reference. Raises ValueError for primal accumulators, which lack the rows of the mini-batch."""
+        """Return out [B, T, H, D] in q's dtype and advance `state` by T tokens.
+
+        start: the position inside the mini-batch; None reads it from the device.
+        Raises ValueError for primal accumulators, which lack the rows of the mini-batch.
+        """
         if _is_primal(state):
             raise ValueError("prefill: needs a state of init_state or prefill, not of generate_state")
         q, k, v, lr = ready_for_prefill(projections, learner, state.position)[:4]
@@ -132,7 +107,11 @@ class TorchOperator:
         return self._reference.primal_state(state) if self.form == "primal" and not _is_primal(state) else state
 
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
-        """Run one step of the reference. Raises ValueError for a state of the other form."""
+        """Return out [B, H, D] and advance `state` by one token, without a host sync.
+
+        The sequences may be at different positions in their mini-batches.
+        Raises ValueError for a state of the other form.
+        """
         if _is_primal(state) != (self.form == "primal"):
             raise ValueError(f"generate_step: a state of another form than {self.form}; make one with generate_state")
         q, k, v, lr = ready_at(projections, learner, state.position)[:4]

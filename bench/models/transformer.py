@@ -1,5 +1,6 @@
 """The Transformer baseline: Llama's blocks with scaled_dot_product_attention and a KV cache."""
 
+import sys
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -47,21 +48,37 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tenso
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
 
-def step_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attend from q [B, H, 1, D] to caches k, v [B, KV heads, capacity, D] under a mask [1, capacity].
+class Sdpa:
+    """Attention of whole prompts and of steps by scaled_dot_product_attention; other kernels override both.
 
-    The query heads of one KV head are rows of one query: SDPA's masked kernels know no groups.
+    whole_prompts: whether `prefill` needs a prompt in one chunk.
     """
-    rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
-    return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).flatten(1, 2).unsqueeze(2)
+
+    whole_prompts = False
+
+    def prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return causal attention over whole prompts, [B, H, T, D]."""
+        return causal_attention(q, k, v)
+
+    def mask(self, position: Tensor, capacity: int) -> Any:
+        """Return what all layers' steps share: the mask [1, capacity] of the rows 0 to `position` [1]."""
+        return (torch.arange(capacity, device=position.device) <= position)[None]
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, position: Tensor, mask: Any) -> Tensor:
+        """Return attention of q [B, H, 1, D] over the rows 0 to `position` of caches [B, KV heads, capacity, D].
+
+        The query heads of one KV head are rows of one query: SDPA's masked kernels know no groups.
+        """
+        rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
+        return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).flatten(1, 2).unsqueeze(2)
 
 
 class Attention(nn.Module):
-    """Causal attention with RoPE and without biases."""
+    """Causal attention with RoPE and without biases, on the kernels of `attend`."""
 
-    def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype, attend: Sdpa) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.attend = config, attend
         self.q_proj = linear(config.width, config.width, device, dtype)
         self.k_proj = linear(config.width, config.kv_width, device, dtype)
         self.v_proj = linear(config.width, config.kv_width, device, dtype)
@@ -76,7 +93,7 @@ class Attention(nn.Module):
         end = start + x.shape[1]
         cache[0, :, :, start:end], cache[1, :, :, start:end] = k, v
         if start == 0:
-            out = causal_attention(q, k, v)
+            out = self.attend.prefill(q, k, v)
         else:
             from torch.nn.attention.bias import causal_lower_right  # takes a second to import
 
@@ -84,12 +101,12 @@ class Attention(nn.Module):
             out = causal_attention(q, cache[0, :, :, :end], cache[1, :, :, :end], mask)
         return self._merge(out)
 
-    def generate_step(self, x: Tensor, rope: Rotation, cache: Tensor, position: Tensor, mask: Tensor) -> Tensor:
+    def generate_step(self, x: Tensor, rope: Rotation, cache: Tensor, position: Tensor, mask: Any) -> Tensor:
         """Cache the key and value of x [B, 1, C] at `position`, attend under the mask, and return [B, 1, C]."""
         q, k, v = self._project(x, rope)
         cache[0].index_copy_(2, position, k)
         cache[1].index_copy_(2, position, v)
-        return self._merge(step_attention(q, cache[0], cache[1], mask))
+        return self._merge(self.attend.step(q, cache[0], cache[1], position, mask))
 
     def _project(self, x: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [B, H, T, D], and k and v [B, KV heads, T, D]; q and k have RoPE."""
@@ -104,10 +121,10 @@ class Attention(nn.Module):
 class TransformerBlock(nn.Module):
     """Attention and SwiGLU with pre-norms and residuals; parameters have Llama's names."""
 
-    def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype, attend: Sdpa) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.width, device, dtype)
-        self.self_attn = Attention(config, device, dtype)
+        self.self_attn = Attention(config, device, dtype, attend)
         self.post_attention_layernorm = RMSNorm(config.width, device, dtype)
         self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
 
@@ -115,7 +132,7 @@ class TransformerBlock(nn.Module):
         h = h + self.self_attn(self.input_layernorm(h), rope, cache, start)
         return h + self.mlp(self.post_attention_layernorm(h))
 
-    def generate_step(self, h: Tensor, rope: Rotation, cache: Tensor, position: Tensor, mask: Tensor) -> Tensor:
+    def generate_step(self, h: Tensor, rope: Rotation, cache: Tensor, position: Tensor, mask: Any) -> Tensor:
         h = h + self.self_attn.generate_step(self.input_layernorm(h), rope, cache, position, mask)
         return h + self.mlp(self.post_attention_layernorm(h))
 
@@ -124,14 +141,16 @@ class Transformer(ChunkedModel):
     """A Llama-shaped Transformer with the parameter names of Hugging Face's Llama.
 
     All sequences of a batch have the same position. A step attends to the whole capacity under a mask, so that its
-    shapes are static; give init_state no more context than needed.
+    shapes are static; give init_state no more context than needed. attend: the attention's kernels, by default SDPA's.
     """
 
-    def __init__(self, config: TransformerConfig, device: torch.device | str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: TransformerConfig, device: torch.device | str, dtype: torch.dtype, attend: Sdpa | None = None
+    ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.attend = config, attend or Sdpa()
         device = torch.device(device)
-        blocks: list[nn.Module] = [TransformerBlock(config, device, dtype) for _ in range(config.layers)]
+        blocks: list[nn.Module] = [TransformerBlock(config, device, dtype, self.attend) for _ in range(config.layers)]
         self.model = Decoder(config.vocabulary, config.width, blocks, device, dtype)
 
     def init_state(self, batch: int, context: int) -> TransformerState:
@@ -165,7 +184,7 @@ class Transformer(ChunkedModel):
         return h
 
     def _hidden_step(self, ids: Tensor, state: TransformerState) -> Tensor:
-        mask = (torch.arange(state.capacity, device=ids.device) <= state.position)[None]  # [1, capacity]
+        mask = self.attend.mask(state.position, state.capacity)
         h, rope = self.model.embed_tokens(ids), self._rope(state.position)
         for index, block in enumerate(self._blocks):
             with layer_range(index):
@@ -173,6 +192,9 @@ class Transformer(ChunkedModel):
         state.position.add_(1)
         state.length = None
         return h
+
+    def _chunk_length(self, batch: int) -> int:
+        return sys.maxsize if self.attend.whole_prompts else super()._chunk_length(batch)
 
     def _rope(self, position: Tensor) -> Rotation:
         return rotation(position, self.config.head_dim, self.dtype)

@@ -1,7 +1,7 @@
 """TTT language models: arXiv 2407.04620, section 2 (the layer) and appendix (backbones).
 
 A block is a convolution (only with the Mamba backbone), a TTT layer and SwiGLU. A TTT layer is projections, an inner
-loop (`Operator`) and an output projection.
+loop (`TorchOperator`) and an output projection.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from bench.models.layers import (
     rotation,
     slide,
 )
-from bench.models.operator import Learner, Operator, Projections, TorchOperator, rows_of
+from bench.models.operator import Learner, Projections, TorchOperator, rows_of
 from bench.models.overlap import Overlap
 from tk_kernels.reference.token_rows import overwrite
 
@@ -56,7 +56,7 @@ class LayerState:
 
 @dataclass
 class WholeState:
-    """All layers' convolution caches in one tensor [2, layers, B, 3, C], and the states of `Operator.init_states`."""
+    """All layers' convolution caches in one tensor [2, layers, B, 3, C], and the states of the operator."""
 
     caches: Tensor | None
     inner: Any
@@ -178,7 +178,9 @@ class TTTBlock(nn.Module):
         self.ffn_norm = RMSNorm(config.width, device, dtype, config.norm_eps)
         self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
 
-    def forward(self, h: Tensor, rope: Rotation, state: LayerState, operator: Operator, start: int | None) -> Tensor:
+    def forward(
+        self, h: Tensor, rope: Rotation, state: LayerState, operator: TorchOperator, start: int | None
+    ) -> Tensor:
         """Run the block on the residual stream h [B, T, C] and return the new one; advance `state` by T tokens.
 
         start: the position in the mini-batch; None if the host does not know it.
@@ -190,7 +192,7 @@ class TTTBlock(nn.Module):
 
         return self._through(h, rope, state, learn)
 
-    def generate_step(self, h: Tensor, rope: Rotation, state: LayerState, operator: Operator) -> Tensor:
+    def generate_step(self, h: Tensor, rope: Rotation, state: LayerState, operator: TorchOperator) -> Tensor:
         """Run the block on the residual stream h [B, 1, C] and return the new one; advance `state` by one token."""
 
         def learn(projections: Projections, learner: Learner) -> Tensor:
@@ -230,12 +232,12 @@ class TTTModel(ChunkedModel):
         config: TTTConfig,
         device: torch.device | str,
         dtype: torch.dtype,
-        operator: Operator | None = None,
+        operator: TorchOperator | None = None,
         block: type[TTTBlock] = TTTBlock,
     ) -> None:
         super().__init__()
         self.config = config
-        self.operator: Operator = operator or TorchOperator(config.learner)
+        self.operator: TorchOperator = operator or TorchOperator(config.learner)
         device = torch.device(device)
         blocks: list[nn.Module] = [block(config, device, dtype) for _ in range(config.layers)]
         self.model = Decoder(config.vocabulary, config.width, blocks, device, dtype, config.norm_eps)

@@ -1,7 +1,7 @@
 """States of sequences in vLLM's cache: one page of bytes per layer and sequence. A slot is the index of a page.
 
-A page holds the convolutions' windows, then what `Operator.generate_state` makes, except the position: that follows
-from the number of tokens that vLLM has computed.
+A page holds the convolutions' windows, then what the operator's `generate_state` makes, except the position: that
+follows from the number of tokens that vLLM has computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bench.models.config import TTTConfig
 from bench.models.layers import at_least_float32, empty_conv_cache
-from bench.models.operator import Operator
+from bench.models.operator import TorchOperator
 from bench.models.ttt import LayerState, TTTBlock, TTTModel
 from bench.serving.step import PromptRun, Step
 
@@ -24,7 +24,7 @@ ALIGNED = 64  # bytes; makes offsets and strides multiples of 16 float32 numbers
 class Layout:
     """Shapes and dtypes of one layer's state for one sequence, and where each tensor begins in a page."""
 
-    def __init__(self, config: TTTConfig, operator: Operator, dtype: torch.dtype) -> None:
+    def __init__(self, config: TTTConfig, operator: TorchOperator, dtype: torch.dtype) -> None:
         self.operator, self._heads = operator, config.heads
         device, inner = torch.device("meta"), at_least_float32(dtype)
         weights = [torch.empty(shape, device=device, dtype=inner) for shape in config.weight_shapes.values()]

@@ -1,6 +1,6 @@
 """Base class of the adapters that measure and check a language model in PyTorch."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -9,11 +9,10 @@ from bench.cost import model_work, total
 from bench.kept import kept_bytes
 from bench.models.config import MODELS
 from bench.models.layers import mark_layers
-from bench.systems.logits import limits_by_rounding, logits_verdict, widened, widening
+from bench.systems.logits import limits_by_rounding, logits_verdict, rounding_of, widened, widening
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.model_calls import last_logits, prefill_then_generate, random_ids
 from bench.systems.on_device import device
-from bench.systems.past import Past
 from bench.systems.phases import Forward, Generate, PhaseWork, Request
 from harness.measure.gate import Verdict
 from harness.measure.system import Input, Workload
@@ -24,14 +23,16 @@ GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # 50 tokens pass three ends of 
 WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the model as it is
 
 
-class LanguageModel(Past):
+class LanguageModel:
     """An adapter (`harness.SystemAdapter`) of a model with the interface of `bench.models.base.CausalLM`.
 
     A subclass loads its model; the model and its reference have the same random weights.
     """
 
     packages: tuple[str, ...] = ()
-    form: ClassVar[str] = "dual"  # form of a TTT model's generate steps
+    # Prompt tokens read before generate steps, for the record; None if the steps start at the case's context.
+    prompt_tokens: int | None = 0
+    form = "dual"  # form of a TTT model's generate steps
     gate_prompt = GATE_PROMPT
 
     def __init__(self) -> None:
@@ -97,6 +98,44 @@ class LanguageModel(Past):
             return {}
         return {"state_bytes": case.batch * kept_bytes(model.config, case, self.form)}
 
+    def reference(self, model: Any, dtype: torch.dtype) -> Any:
+        """Return the same weights in `dtype`, with `prefill` and `logits` of `CausalLM`. By default the same class."""
+        reference = type(model)(model.config, device(), dtype)
+        reference.copy_weights(model)
+        return reference
+
+    def place(self, state: Any, context: int) -> None:
+        """Move a KV cache to position `context` without reading tokens. A recurrent state needs no move."""
+
+    def fill_past(self, state: Any) -> None:
+        """Fill a KV cache with random numbers as its past. Recurrent states read random tokens instead."""
+
+    def repeat_past(self, state: Any, sources: list[int]) -> None:
+        """Copy the past of sequence sources[i] to sequence i."""
+
+    def restart(self, model: Any, state: Any) -> None:
+        """Reset a generate state in place to the start of its case, for the checked call."""
+        model.reset_state(state)
+
+    def rows_of_state(self, state: Any, rows: list[int]) -> Any:
+        """Return the past of the sequences `rows` for `expected_logits`; None if they start at the initial state."""
+        return None
+
+    def expected_logits(self, reference: Any, begun: Any, calls: list[torch.Tensor], case: Case) -> torch.Tensor:
+        """Return the reference's logits [rows, V] after the calls since a restart.
+
+        begun: result of `rows_of_state` at the restart. calls: tokens [steps, rows] that each call read.
+        """
+        return last_logits(reference, torch.cat(calls).T)
+
+    def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
+        """Return a reference as exact as `reference` and fast enough for thousands of tokens."""
+        return self.reference(model, dtype)
+
+    def rounded_reference(self, model: Any, case: Case) -> Any:
+        """Return a reference in the case's dtype, whose rounding sets the limits; None for fixed limits."""
+        return self.timed_check_reference(model, getattr(torch, case.dtype))
+
     def _model(self, case: Case) -> Any:
         options = tuple(pair for pair in case.options if pair[0] not in WITHOUT_EFFECT)
         key = (case.size, case.dtype, case.state_dtype, options)
@@ -145,4 +184,4 @@ class LanguageModel(Past):
         """
         rounded = self.rounded_reference(model, case)
         wider = widening(case) if rounded is None else limits_by_rounding(last_logits(rounded, ids), expected[-1], case)
-        return logits_verdict(got, expected, case.dtype, wider)
+        return logits_verdict(got, expected, rounding_of(case), wider)

@@ -21,7 +21,6 @@ from bench.systems.logits import (
 )
 from bench.systems.model_calls import greedy_steps, last_logits, random_ids, steps_of
 from bench.systems.on_device import device, repeatable
-from bench.systems.past import Past
 from harness.measure.gate import Check, Verdict
 from harness.measure.ranges import nvtx_range
 from harness.measure.system import REPLAYED
@@ -31,7 +30,10 @@ TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 
 
 class PhaseWork:
-    """One phase of a case: the timed callable, the token ids that the harness renews, and the check of its outputs."""
+    """One phase of a case: the timed callable, the token ids that the harness renews, and the check of its outputs.
+
+    adapter: the `LanguageModel`, whose hooks set the past of a generate state and make references.
+    """
 
     units = 1
     token_axis: int | None = 1
@@ -39,7 +41,7 @@ class PhaseWork:
     settings: dict[str, str]  # for the record
     renews_past = False  # see Workload
 
-    def __init__(self, adapter: Past, model: Any, case: Case) -> None:
+    def __init__(self, adapter: Any, model: Any, case: Case) -> None:
         self.adapter, self.model, self.case = adapter, model, case
         self._rows: list[int] = []
         self._ahead = [0] * case.batch  # per sequence: how many tokens of its mini-batch it has read

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from threading import Event, Thread
 from typing import Any
 
@@ -149,20 +149,12 @@ def _handle(pynvml: Any, visible: str | None) -> Any:
 
 
 def _by_uuid(pynvml: Any, name: str) -> Any:
-    """Return the handle of a GPU or MIG device by UUID, or by a unique prefix as in CUDA; None if there is none."""
+    """Return the handle of a GPU or MIG device by UUID, or of a GPU by a unique prefix as in CUDA; None without one."""
     if found := _quietly(lambda: pynvml.nvmlDeviceGetHandleByUUID(name)):
         return found
     devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    if name.startswith("MIG-"):
-        devices = [part for device in devices for part in _mig_devices(pynvml, device)]
     named = [device for device in devices if _text(pynvml.nvmlDeviceGetUUID(device)).startswith(name)]
     return named[0] if len(named) == 1 else None
-
-
-def _mig_devices(pynvml: Any, device: Any) -> list[Any]:
-    count = _quietly(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(device)) or 0
-    asked = (partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device, index) for index in range(count))
-    return [found for found in map(_quietly, asked) if found]
 
 
 def _uuid_in_use() -> str:

@@ -69,7 +69,10 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 class ProcessState:
-    """Working directory, environment, CPU affinity and torch's global settings, to restore after a case."""
+    """Working directory, environment, CPU affinity and torch's global settings, to restore after a case.
+
+    Settings of a torch that the case itself imports are left as they are.
+    """
 
     def __init__(self) -> None:
         self._folder = _folder()
@@ -78,10 +81,7 @@ class ProcessState:
         self._torch = _torch_settings()
 
     def restore(self) -> bool:
-        """Restore all settings; return whether that succeeded.
-
-        It fails if the case imported torch and changed the default settings, or left an inference mode on.
-        """
+        """Restore all settings; return whether that succeeded. It fails if the case left an inference mode on."""
         if self._folder and _folder() != self._folder:
             with suppress(OSError):
                 os.chdir(self._folder)
@@ -91,9 +91,9 @@ class ProcessState:
         if self._affinity and os.sched_getaffinity(0) != self._affinity:
             with suppress(OSError):
                 os.sched_setaffinity(0, self._affinity)
-        now = _torch_settings()
         if not self._torch:
-            return all(now.get(name, value) == value for name, value in _TORCH_DEFAULTS.items())
+            return True
+        now = _torch_settings()
         for name, value in self._torch.items():
             if now[name] != value and name in _SETTERS:
                 _SETTERS[name](sys.modules["torch"], value)
@@ -123,15 +123,6 @@ def _torch_settings() -> dict[str, Any]:
     }
 
 
-_TORCH_DEFAULTS = {  # without the threads, which the environment decides
-    "default_dtype": "torch.float32",
-    "grad_enabled": True,
-    "inference_mode": False,
-    "deterministic_algorithms": False,
-    "matmul_precision": "highest",
-    "default_device": "cpu",
-    "cudnn_benchmark": False,
-}
 # There is no setter for an inference mode that a case entered: the process must end.
 _SETTERS: dict[str, Callable[[Any, Any], object]] = {
     "default_dtype": lambda torch, value: torch.set_default_dtype(getattr(torch, value.removeprefix("torch."))),

@@ -1,12 +1,10 @@
 """Run one case under a profiler in its worker: one call with NVTX ranges, then the timed runs without ranges."""
 
 import math
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -236,10 +234,11 @@ class _Work:
 
 
 def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
-    if work.device == "cpu":
-        return _operators_by_kineto(work, keep)
-    found = work.ranged(kineto.recording(work.device, with_ranges=True))
+    on_cpu = work.device == "cpu"
+    found = work.ranged(kineto.recording(work.device, with_ranges=True, keep=keep if on_cpu else None))
     ranged = kineto.launched(found.events, work.device)
+    if on_cpu:
+        return _values(found_in(ranged, ranged)) | {"units": work.units}
     if work.is_part:
         # Recording ranges may take half of the time of an engine that waits for its CPU: a second batch gives times.
         found = work.ranged(kineto.recording(work.device, with_ranges=False, keep=keep))
@@ -251,23 +250,6 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
         work.repeat(run, lead + runs)
     launched, runs = last_runs(kineto.launched(found.events, work.device), runs, lead + runs)
     return _values(found_of(launched, ranged, work.seen(runs)))
-
-
-def _operators_by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
-    """Profile several calls with ranges on a CPU; return a profile's fields for the call of median duration."""
-    calls: list[tuple[dict[str, Any], Path]] = []
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        while len(calls) < RUNS and (not calls or time.monotonic() - start < LONGEST_S):
-            trace = Path(folder) / f"{len(calls)}.json.gz"
-            found = work.ranged(kineto.recording(work.device, with_ranges=True, keep=trace if keep else None))
-            operators = kineto.launched(found.events, work.device)
-            calls.append((found_in(operators, operators), trace))
-        values, trace = sorted(calls, key=lambda call: call[0]["region_us"])[(len(calls) - 1) // 2]
-        if keep:
-            with suppress(OSError):  # the worker's container may lack that folder
-                shutil.copyfile(trace, keep)
-    return _values(values) | {"units": work.units}
 
 
 def _counted(work: _Work) -> None:

@@ -6,7 +6,6 @@ Nsight Systems gives times, or Kineto inside the worker. Nsight Compute gives co
 import os
 import tempfile
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.measure.environment import around, device_id_of, snapshot
+from harness.measure.environment import around, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.profiling.tools.choice import Tools
 from harness.profiling.under_profiler import ToolLost, UnderProfiler
@@ -27,7 +26,7 @@ from harness.workers.pool import Pool
 from harness.workers.process import HERE, Launch, Limits, Place, PlaceLost, Stopped, WorkerProcess
 from harness.workers.scheduler import LOST, signals_raise
 
-BUILD, TIMES, RATIOS = "build", "times", "ratios"  # stages of a profile
+TIMES, RATIOS = "times", "ratios"  # stages of a profile
 NOT_COUNTED = "not counted: "  # start of a note with the reason
 GIVEN_UP = f"{NOT_COUNTED}Nsight Compute was given up after an earlier case"
 TOGETHER = 8  # most cases of a worker, which builds the model once but finishes no profile before all are timed
@@ -63,16 +62,15 @@ class Profiler:
     def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = (HERE,)) -> list[Profile]:
         """Profile the cases of `jobs`: times of all, then counters. Each job runs on the first free GPU slot.
 
-        Times come from the GPU that measured the job, if it is there. Nothing is timed while Nsight Compute counts,
-        which delays launches on the machine's other GPUs. Raises RunError if every GPU is gone.
+        Nothing is timed while Nsight Compute counts, which delays launches on the machine's other GPUs.
+        Raises RunError if every GPU is gone.
         """
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
             found: list[dict[str, Profile]] = [{} for _ in jobs]  # by case key
-            homes = self._homes(jobs, places)
-            self._each(jobs, places, lambda number, at: at.times(found[number]), homes)
+            self._each(jobs, places, lambda number, at: at.times(found[number]))
             if self.tools.ratios:
-                self._each(jobs, places, lambda number, at: at.ratios(found[number]), [""] * len(jobs))
+                self._each(jobs, places, lambda number, at: at.ratios(found[number]))
             return [profile for profiles in found for profile in profiles.values()]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
@@ -100,22 +98,7 @@ class Profiler:
         counted = any(kernel.counters for kernel in found.kernels)
         return RATIOS in found.stages_s and (counted or not self.resume or not self.retry_failed)
 
-    def _homes(self, jobs: Sequence[Job], places: Sequence[Place]) -> list[str]:
-        """Return for each job the device_id of the slot whose GPU measured most of its cases, "" if none did."""
-        here = {place.device_id for place in places}
-        measured: dict[Pair, Counter[str]] = defaultdict(Counter)
-        for record in self.run.records():
-            measured[record.case.system, record.case.backend][device_id_of(record.environment)] += 1
-        ordered = [[gpu for gpu, _ in measured[job.pair].most_common()] for job in jobs]
-        return [next((gpu for gpu in gpus if gpu in here), "") for gpus in ordered]
-
-    def _each(
-        self,
-        jobs: Sequence[Job],
-        places: Sequence[Place],
-        do: Callable[[int, "JobProfiler"], None],
-        homes: Sequence[str],
-    ) -> None:
+    def _each(self, jobs: Sequence[Job], places: Sequence[Place], do: Callable[[int, "JobProfiler"], None]) -> None:
         """Call `do` on the slots with the number of each job and a `JobProfiler` for it.
 
         After one job gave up a profiler, the next one tries it again, unless it fails everywhere on this machine.
@@ -128,7 +111,7 @@ class Profiler:
             if mine.lost_everywhere:
                 self.tools = mine.tools
 
-        pool.each(range(len(jobs)), at, lambda number: homes[number])
+        pool.each(range(len(jobs)), at)
 
 
 class JobProfiler:
@@ -173,8 +156,8 @@ class JobProfiler:
             profile = replace(profile, notes=tuple(note for note in profile.notes if not note.startswith(NOT_COUNTED)))
             if self.tools.ratios:
                 start = time.monotonic()
-                profile, record = self._with_ratios(launch, profile)
-                found[key] = _took(profile, RATIOS, start, record) if self.tools.ratios else profile
+                profile = self._with_ratios(launch, profile)
+                found[key] = _took(profile, RATIOS, start) if self.tools.ratios else profile
             else:
                 found[key] = replace(profile, notes=(*profile.notes, GIVEN_UP))
             write_profile(self.asked.run.folder, found[key])
@@ -190,16 +173,15 @@ class JobProfiler:
         self.asked.say(f"{self.job.name}: {len(asked)} cases are timed before the first is profiled")
         found: dict[str, _Alone] = {}
         for planned in asked:
-            start, built_s = time.monotonic(), 0.0
+            start = time.monotonic()
             try:
-                (call_us, record), lost = self.under_profiler.alone(worker, planned), None
-                built_s = record.stages_s.get(BUILD, 0.0)
+                call_us, lost = self.under_profiler.alone(worker, planned), None
             except ToolLost as error:
                 self._end_if_stopped()
                 if not self.place.is_there():
                     raise PlaceLost from None
                 call_us, lost = 0.0, error
-            found[planned.case.key] = _Alone(call_us, lost, time.monotonic() - start, built_s)
+            found[planned.case.key] = _Alone(call_us, lost, time.monotonic() - start)
         return found
 
     def _with_times(self, worker: WorkerProcess, planned: Planned, before: "_Alone") -> Profile:
@@ -222,7 +204,7 @@ class JobProfiler:
                 profile = Profile(case=planned.case, status=status, reason=why, started_at=started_at)
                 if not self.place.is_there():
                     raise PlaceLost from None
-        profile = _took(profile, TIMES, start, record, before.built_s)
+        profile = _took(profile, TIMES, start)
         self._keep(profile, record)
         if profile.status == "ok" and self.tools.ratios:
             self.asked.on_times(profile)
@@ -260,30 +242,30 @@ class JobProfiler:
             found, record = self.under_profiler.by_kineto(worker, self.launch, planned)
             return found | {"notes": [why, *found["notes"]]}, record
 
-    def _with_ratios(self, launch: Launch, profile: Profile) -> tuple[Profile, Record | None]:
-        """Return the profile with counters and the worker's record, or with a note and None."""
+    def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
+        """Return the profile with counters, or with a note."""
         planned = Planned(profile.case)
         stand_in = self.asked.stand_in(planned)
         try:
             try:
-                counters, command, record = self.under_profiler.by_ncu(launch, profile.case, stand_in)
+                counters, command = self.under_profiler.by_ncu(launch, profile.case, stand_in)
             except (ToolLost, ProfileError) as lost:
                 # A whole engine under ncu exceeds the time limit.
                 if getattr(lost, "lasting", False) or stand_in == planned or profile.case.timing == "engine":
                     raise
                 stand_in = planned
-                counters, command, record = self.under_profiler.by_ncu(launch, profile.case, planned)
+                counters, command = self.under_profiler.by_ncu(launch, profile.case, planned)
         except (ToolLost, ProfileError) as error:
             self._end_if_stopped()
             if not self.place.is_there():
                 raise PlaceLost from None
             why = f"{NOT_COUNTED}{self._give_up('ratios', error)}"
-            return replace(profile, notes=(*profile.notes, why)), None
+            return replace(profile, notes=(*profile.notes, why))
         if stand_in != planned:
             counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a model of fewer layers"
             profile = replace(profile, notes=(*profile.notes, counted))
         tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
-        return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command)), record
+        return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _end_if_stopped(self) -> None:
         """Raise Stopped if the run is to end: Ctrl-C also kills a profiler's program, which is no failure of a case."""
@@ -305,13 +287,12 @@ class _Alone:
     """Time of a case without a profiler.
 
     us: microseconds of a call, 0 if unknown. lost: why the case does not run, or None.
-    took_s: seconds that this timing took. built_s: those of them that built the model.
+    took_s: seconds that this timing took.
     """
 
     us: float = 0.0
     lost: ToolLost | None = None
     took_s: float = 0.0
-    built_s: float = 0.0
 
 
 def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
@@ -333,15 +314,9 @@ def _length(planned: Planned) -> int:
     return case.batch * (1 if case.phase == "generate" else case.context)
 
 
-def _took(profile: Profile, stage: str, start: float, record: Record | None, built_before: float = 0.0) -> Profile:
-    """Return the profile with the seconds since `start` added to `stages_s`, model build time as its own stage.
-
-    built_before: build time of an earlier request to the worker, in seconds.
-    """
-    built = built_before + (record.stages_s.get(BUILD, 0.0) if record else 0.0)
-    so_far = profile.stages_s.get(BUILD, 0.0)
-    took = time.monotonic() - start - built
-    return replace(profile, stages_s={**profile.stages_s, BUILD: so_far + built, stage: took})
+def _took(profile: Profile, stage: str, start: float) -> Profile:
+    """Return the profile with the seconds since `start` added to `stages_s`."""
+    return replace(profile, stages_s={**profile.stages_s, stage: time.monotonic() - start})
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:

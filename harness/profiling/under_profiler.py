@@ -54,12 +54,12 @@ class UnderProfiler:
     ceilings: str
     stopped: Callable[[], bool]
 
-    def alone(self, worker: WorkerProcess, planned: Planned) -> tuple[float, Record]:
-        """Return microseconds of a call without a profiler, 0 if unknown, and the worker's record."""
+    def alone(self, worker: WorkerProcess, planned: Planned) -> float:
+        """Return microseconds of a call without a profiler, 0 if unknown."""
         answer = _answer(worker, self._request(planned, tool="none"), self.limits.case_s)
-        record = self._record_of(answer, planned)
+        self._record_of(answer, planned)
         found = answer["profile"].get("alone_us")
-        return found if isinstance(found, float) and 0 < found < inf else 0.0, record
+        return found if isinstance(found, float) and 0 < found < inf else 0.0
 
     def by_kineto(
         self, worker: WorkerProcess, launch: Launch, planned: Planned, alone_us: float = 0.0
@@ -93,13 +93,13 @@ class UnderProfiler:
         found["notes"] = [*values["notes"], *found["notes"]]
         return found | {"commands": [command]}, record
 
-    def by_ncu(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str, Record]:
-        """Count `planned` with Nsight Compute; return (counters by kernel, command, record). case: names the report."""
+    def by_ncu(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str]:
+        """Count `planned` with Nsight Compute; return (counters by kernel, command). case: names the report."""
         report, log = self._raw(case, ".ncu-rep"), self._raw(case, ".log")
         wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_names(case.phase)), *launch.command])
-        _, record = self._under(wrapped, planned, "ncu", report, log)
+        self._under(wrapped, planned, "ncu", report, log)
         counters = ncu.read(_read_by(ncu.importing(report)), ncu.profiled_launches(_text(log)))
-        return counters, _without_folders([*wrapped.command, "-m", "harness.worker", launch.entry]), record
+        return counters, _without_folders([*wrapped.command, "-m", "harness.worker", launch.entry])
 
     def _under(
         self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 from harness.schema.case import Case, Stored, one_of
 from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.reason import printable
-from harness.schema.record import STATUSES, RecordError, parsed
+from harness.schema.record import STATUSES, RecordError, parsed, versioned
 from harness.schema.work import Work
 
 NAME_LIMIT = 400  # characters of a kernel's name: C++ templates have no limit of their own
@@ -211,7 +211,7 @@ class Profile(Region):
     tools: versions of the profilers by name. commands: their command lines without folders.
     notes: sentences about missing parts.
     environment: device, device_kind, gpu, software, commit and dirty, as in a record.
-    stages_s: seconds of "build" (the model, once per profiler), "times" and "ratios" (counters), with worker starts.
+    stages_s: seconds of "times" and "ratios" (counters), with models and worker starts; version 0.1 has "build" too.
     """
 
     tool: Literal["ttt-bench profile"] = field(default="ttt-bench profile", kw_only=True)
@@ -265,9 +265,9 @@ def read_profile(path: Path) -> Profile:
     with refusing(path, "read", ProfileError):
         data = read_regular(path, _SIZE_LIMIT)
     try:
-        profile = parsed(_ADAPTER, data, ProfileError)
+        profile = versioned(_ADAPTER, data, Profile.tool, ProfileError, "; delete it, profile again")
     except ProfileError as error:
-        raise ProfileError(f"{path}: {error}; delete it, profile again") from None
+        raise ProfileError(f"{path}: {error}") from None
     if path.stem != profile.case.key:
         raise ProfileError(f"{path}: is of another case: {profile.case.label}")
     return profile

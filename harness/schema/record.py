@@ -16,7 +16,8 @@ from harness.schema.case import Case, one_of
 from harness.schema.files import BYTE_ORDER_MARK, open_regular, refusing
 from harness.schema.reason import clipped, invalid, printable
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 3  # of records
+FILE_VERSION = 1  # of run.json and of profiles
 REASON_LIMIT = 2000  # bytes
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
 LEAST_MS, MOST_MS = 1e-9, 1e12  # limits of a sample other than 0, so that reports can divide by it and sum
@@ -41,6 +42,30 @@ def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError
     except ValidationError as error:
         broken = error.errors()[0]["type"] == "json_invalid"
         raise refusal("is not JSON, so it is damaged or another file" if broken else invalid(error)) from None
+
+
+class _Header(TypedDict):
+    tool: str
+    schema: int
+
+
+_HEADER: TypeAdapter[_Header] = TypeAdapter(_Header)
+
+
+def versioned(adapter: TypeAdapter[T], text: bytes, tool: str, refusal: type[RecordError], advice: str = "") -> T:
+    """Return the object in a file's JSON text, as `parsed`. Raises `refusal`, also without the fields tool and schema.
+
+    advice: ends the message for every file except one of a newer version.
+    """
+    try:
+        header = parsed(_HEADER, text)
+        if header["tool"] != tool:
+            raise RecordError(f"tool: must be {tool!r}, not {clipped(repr(header['tool']), 60)}")
+        if header["schema"] <= FILE_VERSION:
+            return parsed(adapter, text)
+    except RecordError as error:
+        raise refusal(f"{error}{advice}") from None
+    raise refusal(f"schema: {header['schema']} is newer than {FILE_VERSION}; update ttt-bench to read it")
 
 
 def json_values(value: Any) -> Any:

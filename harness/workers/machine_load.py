@@ -1,7 +1,6 @@
 """Share of CPU time that other processes used during a measurement."""
 
 import os
-import time
 from typing import Any
 
 from harness.workers.warden import descendants
@@ -45,16 +44,6 @@ def load_note(environment: dict[str, Any]) -> str:
     """Return a note about a contended case."""
     share = (environment.get("cpu") or {}).get("others_share") or 0.0
     return f"contended: other programs used {share:.0%} of the CPU"
-
-
-def warning(effect: str, seconds: float = 0.3) -> str:
-    """Watch the CPU for `seconds`; return a sentence that ends with `effect` if other processes use it, else ""."""
-    meter = LoadMeter(os.getpid())
-    time.sleep(seconds)
-    share = meter.reading().get("others_share", 0.0)
-    if share <= BUSY_SHARE:
-        return ""
-    return f"other programs use {share:.0%} of this machine's processors; {effect}"
 
 
 def _times(pid: int) -> tuple[float, float, float] | None:

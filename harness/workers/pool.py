@@ -52,19 +52,16 @@ class Pool:
     say: Callable[[str], object]
     stop: threading.Event = field(default_factory=threading.Event)
 
-    def each(
-        self, jobs: Iterable[T], do: Callable[[T, Place], object], home: Callable[[T], str] = lambda job: ""
-    ) -> None:
+    def each(self, jobs: Iterable[T], do: Callable[[T, Place], object]) -> None:
         """Run the jobs in order, each on the next free slot. Sets `stop` at the end, also after an exception.
 
         do: runs a job on a slot; raises PlaceLost if the slot's GPU is gone, and Stopped once `stop` is set.
-        home: returns the device_id of the GPU that a job waits for, unless that GPU is gone; "" for any GPU.
         Raises RunError if every GPU is gone. An error of one job, or Ctrl-C, ends all jobs.
         """
         if len(self.places) == 1:
             self._alone(jobs, do)
             return
-        queue = _Queue(jobs, home, self.places)
+        queue = _Queue(jobs)
         errors: list[BaseException] = []
         under_way: list[threading.Event] = []  # one for each thread, set when it ends
         try:
@@ -106,14 +103,14 @@ class Pool:
         try:
             if cores:
                 os.sched_setaffinity(0, cores)  # of this thread and its workers
-            while (job := queue.take(place, self.stop.is_set)) is not None:
+            while (job := queue.take(self.stop.is_set)) is not None:
                 lost = False
                 try:
                     do(job, place)
                 except PlaceLost:
                     lost = True
                 finally:
-                    queue.done(place, job if lost else None)
+                    queue.done(job if lost else None)
                 if lost:
                     self.say(f"{place.name} is gone; what is left goes to the others")
                     return
@@ -138,38 +135,31 @@ def _wait_for(under_way: Iterable[threading.Event]) -> None:
 class _Queue(Generic[T]):
     """Jobs in order. A job whose GPU is gone is put back, so an idle slot waits while other slots run jobs."""
 
-    def __init__(self, jobs: Iterable[T], home: Callable[[T], str], places: Iterable[Place]) -> None:
-        self._jobs, self._home = list(jobs), home
-        self._there = {place.device_id for place in places} - {""}
+    def __init__(self, jobs: Iterable[T]) -> None:
+        self._jobs = list(jobs)
         self._running, self._changed = 0, threading.Condition()
 
-    def take(self, place: Place, stopped: Callable[[], bool]) -> T | None:
-        """Return the next job for a slot; None if there is no more, or once `stopped`."""
+    def take(self, stopped: Callable[[], bool]) -> T | None:
+        """Return the next job; None if there is no more, or once `stopped`."""
         with self._changed:
-            while (job := self._next(place)) is None and (self._jobs or self._running) and not stopped():
+            while not self._jobs and self._running and not stopped():
                 self._changed.wait(0.2)
-            if job is None or stopped():
+            if not self._jobs or stopped():
                 return None
             self._running += 1
-            self._jobs.remove(job)
-            return job
+            return self._jobs.pop(0)
 
-    def done(self, place: Place, back: T | None = None) -> None:
+    def done(self, back: T | None = None) -> None:
         """Note that a slot's job has ended. back: the job to put back, because the slot's GPU is gone."""
         with self._changed:
             self._running -= 1
             if back is not None:
                 self._jobs.insert(0, back)
-                self._there.discard(place.device_id)
             self._changed.notify_all()
 
     def left(self) -> list[T]:
         """Return the jobs that no slot took."""
         return self._jobs
-
-    def _next(self, place: Place) -> T | None:
-        elsewhere = self._there - {place.device_id}
-        return next((job for job in self._jobs if self._home(job) not in elsewhere), None)
 
 
 def cores_by_share(count: int) -> list[frozenset[int]]:

@@ -9,8 +9,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ _KILL_S = 25.0
 _POLL_S = 0.1
 _TAIL_BYTES = 1 << 16
 _LOG_BYTES = 64 << 20  # of stderr; a worker that prints without end must not fill the disk
+PROBE_CORES = 8  # with so many cores or more, each package of adapters has its own process
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -290,6 +292,30 @@ class WorkerProcess:
         size = os.fstat(descriptor).st_size
         tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         return last_words(tail.decode(errors="replace"))
+
+
+def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
+    """Return the probe of each launch. Interpreters run in parallel; the systems of one interpreter share a process.
+
+    With `PROBE_CORES` cores, adapters of different packages run in parallel too: importing an engine takes seconds.
+    limit_s: seconds for each probe.
+    """
+    found: dict[int, Probe] = {}
+    groups: dict[tuple, list[int]] = {}
+    many = len(os.sched_getaffinity(0)) >= PROBE_CORES if hasattr(os, "sched_getaffinity") else False
+    for number, launch in enumerate(launches):
+        package = launch.entry.partition(":")[0].rpartition(".")[0] if many else ""
+        key = (tuple(launch.command), launch.root, tuple(sorted(launch.env.items())), package)
+        groups.setdefault(key, []).append(number)
+
+    def probe_together(group: list[int]) -> None:
+        with WorkerProcess(replace(launches[group[0]], entry=""), limit_s) as worker:
+            for number in group:
+                found[number] = worker.probe(launches[number].entry)
+
+    with ThreadPoolExecutor(max(1, len(groups))) as threads:
+        list(threads.map(probe_together, groups.values()))
+    return [found[number] for number in range(len(launches))]
 
 
 def _is_ready(descriptor: int, event: int, wait_s: float) -> bool:

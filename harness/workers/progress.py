@@ -1,15 +1,12 @@
-"""Show a run's progress, remaining time and results: a bar on a terminal, plain lines elsewhere."""
+"""Show a run's progress and results: a line for each finished case, and on a terminal a bar."""
 
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
 from statistics import median
 from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.measure.nvml import heat_note, is_hot
-from harness.schema.reason import counted
+from harness.schema.reason import clipped, counted
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded, load_note
 from harness.workers.scheduler import Event
@@ -21,70 +18,20 @@ _BAR_WIDTH, _NUMBERS_WIDTH = 10, 40
 
 
 class Progress:
-    """Context manager to pass to `run_jobs(on_event=...)`.
+    """Context manager to pass to `run_jobs(on_event=...)`; a terminal also shows each GPU's current case.
 
     title: name of the run. total: expected cases, until the plan is known.
     stream: stderr by default, so that stdout holds results only.
     """
 
-    def __init__(
-        self,
-        title: str = "",
-        total: int = 0,
-        stream: TextIO | None = None,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        stream = stream or sys.stderr
-        self._context: Any = nullcontext()
-        if stream.isatty():
-            bar = _Bar(title, total, stream)
-            self._show, self._context = bar.show, bar.rich
-        else:
-            self._show = _Lines(title, stream, now).show
-
-    def __enter__(self) -> "Progress":
-        self._context.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._context.__exit__(*error)
-
-    def __call__(self, event: Event) -> None:
-        self._show(event)
-
-
-class _Lines:
-    """Print one line at the end of each case."""
-
-    def __init__(self, title: str, stream: TextIO, now: Callable[[], float]) -> None:
-        self._title, self._stream, self._now = title, stream, now
-        self._start = now()
-
-    def show(self, event: Event) -> None:
-        if event.kind == "lost":
-            self._print(event.message)
-        elif event.kind == "plan":
-            self._start = self._now()
-            self._print(plan_line(self._title, event))
-        elif event.record is not None:
-            left = remaining(event.done, event.total, self._now() - self._start)
-            counter = f"[{event.done:>{len(str(event.total))}}/{event.total}]"
-            self._print(f"{counter} {_with_slot(event, outcome(event.record))}{f'  ({left})' if left else ''}")
-
-    def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
-
-
-class _Bar:
-    """Show a bar at the bottom, a line for each GPU's current case, and finished cases scrolling above."""
-
-    def __init__(self, title: str, total: int, stream: TextIO) -> None:
+    def __init__(self, title: str = "", total: int = 0, stream: TextIO | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Rich
 
+        stream = stream or sys.stderr
         self._title = title
-        self.rich = Rich(
+        self._rich = Rich(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=_BAR_WIDTH),
             MofNCompleteColumn(),
@@ -92,35 +39,44 @@ class _Bar:
             TimeRemainingColumn(),
             TextColumn("{task.fields[counts]}", markup=False),
             console=Console(file=stream, highlight=False),
+            disable=not stream.isatty(),
         )
-        self._task = self.rich.add_task(title, total=total or None, counts="")
+        self._task = self._rich.add_task(title, total=total or None, counts="")
         self._slots: dict[str, TaskID] = {}
         self._counts: Counter[str] = Counter()
 
-    def show(self, event: Event) -> None:
+    def __enter__(self) -> "Progress":
+        self._rich.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._rich.__exit__(*error)
+
+    def __call__(self, event: Event) -> None:
         changes: dict[str, Any] = {"total": event.total, "completed": event.done}
         if event.kind == "lost":
             self._print(event.message)
         elif event.kind == "plan":
             self._print(plan_line(self._title, event))
         elif event.kind == "start" and event.planned is not None:
-            room = max(12, self.rich.console.width - _BAR_WIDTH - _NUMBERS_WIDTH)
-            label = _shortened(_with_slot(event, event.planned.case.label), room)
+            room = max(12, self._rich.console.width - _BAR_WIDTH - _NUMBERS_WIDTH)
+            label = clipped(_with_slot(event, event.planned.case.label), room)
             if event.place:
                 if event.place not in self._slots:
-                    self._slots[event.place] = self.rich.add_task("", total=None, counts="")
-                self.rich.update(self._slots[event.place], description=label)
+                    self._slots[event.place] = self._rich.add_task("", total=None, counts="")
+                self._rich.update(self._slots[event.place], description=label)
             else:
                 changes["description"] = label
         elif event.record is not None:
-            self._print(_with_slot(event, outcome(event.record)))
+            counter = f"[{event.done:>{len(str(event.total))}}/{event.total}]"
+            self._print(f"{counter} {_with_slot(event, outcome(event.record))}")
             self._counts[event.record.status] += 1
             lost = sum(count for status, count in self._counts.items() if status != "ok")
             changes["counts"] = f"{lost} without result" if lost else ""
-        self.rich.update(self._task, **changes)
+        self._rich.update(self._task, **changes)
 
     def _print(self, line: str) -> None:
-        self.rich.console.print(line, markup=False, soft_wrap=True)
+        self._rich.console.print(line, markup=False, soft_wrap=True)
 
 
 def plan_line(title: str, event: Event) -> str:
@@ -145,20 +101,5 @@ def _with_slot(event: Event, text: str) -> str:
     return f"{event.place}: {text}" if event.place else text
 
 
-def _shortened(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
-
-
 def _milliseconds(value: float) -> str:
     return f"{value * 1e3:.4g} µs" if value < 1 else f"{value:.4g} ms"
-
-
-def remaining(done: int, total: int, elapsed_s: float) -> str:
-    """Return the remaining time in words, from the mean time of the finished cases; "" if none has finished."""
-    if not done or done >= total:
-        return ""
-    seconds = elapsed_s / done * (total - done)
-    if seconds < 90:
-        return f"about {max(1, round(seconds))} s left"
-    minutes = round(seconds / 60)
-    return f"about {minutes} min left" if minutes < 90 else f"about {minutes / 60:.1f} h left"

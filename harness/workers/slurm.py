@@ -1,4 +1,4 @@
-"""Run an array of tasks by Slurm's commands: write its script, submit it, query its state, cancel it."""
+"""Run an array of tasks by Slurm's commands: write its script, submit it, query its state."""
 
 import re
 import shlex
@@ -112,11 +112,6 @@ def task_states(job: str) -> dict[str, str]:
         raise
     pairs = (line.split(maxsplit=1) for line in output.splitlines())
     return {pair[0] if pair[0].isdecimal() else "0": pair[1] for pair in pairs if len(pair) == 2}
-
-
-def cancel(job: str) -> None:
-    """Cancel an array."""
-    _ask(["scancel", job])
 
 
 def _ask(command: Sequence[str]) -> str:

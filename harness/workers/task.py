@@ -56,7 +56,7 @@ def refuse_submitted(folder: Path) -> None:
     if alive:
         raise RunError(
             f"{folder}: another run is writing to it, Slurm job {known.array} submitted from {known.host}; "
-            f"follow it (ttt-bench status {folder}), or cancel it (--cancel)"
+            f"follow it (ttt-bench status {folder}), or cancel it (scancel {known.array})"
         )
 
 

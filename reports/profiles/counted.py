@@ -31,20 +31,20 @@ class Counted:
         return short(self.kernel.name)
 
     @property
-    def speed_of_light(self) -> list[tuple[str, str, float]]:
-        """(name, explanation, percent of peak) of compute and of memory."""
+    def speed_of_light(self) -> list[tuple[str, float]]:
+        """(name, percent of peak) of compute and of memory."""
         use = self.counters.use
         memory = use.get("memory", max(use.get("l2", -1.0), use.get("dram", -1.0)))
-        bars = [("Compute", "", use.get("sm", -1.0)), ("Memory", "", memory)]
-        return [bar for bar in bars if bar[2] >= 0]
+        bars = [("Compute", use.get("sm", -1.0)), ("Memory", memory)]
+        return [bar for bar in bars if bar[1] >= 0]
 
     @property
-    def warp_states(self) -> list[tuple[str, str, float]]:
-        """(state, explanation, percent of a warp's time), the longest first."""
+    def warp_states(self) -> list[tuple[str, float, str]]:
+        """(state, percent of a warp's time, explanation), the longest first."""
         found = sorted(self.counters.stalls.items(), key=lambda each: -each[1])
         words = WAITS | WORKING
         return [
-            (state.replace("_", " "), words.get(state, "").removeprefix("for "), 100 * share)
+            (state.replace("_", " "), 100 * share, words.get(state, "").removeprefix("for "))
             for state, share in found
             if share >= _LEAST
         ]

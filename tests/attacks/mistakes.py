@@ -18,7 +18,7 @@ from bench.catalogue.systems import ADAPTERS
 from bench.systems.mamba.pytorch import TorchMamba
 from bench.systems.model_calls import last_logits
 from bench.systems.transformer.pytorch import TorchTransformer
-from bench.systems.ttt.pytorch import TTTTorch
+from bench.systems.ttt.model import TTTTorch
 from harness.measure.gate import Check, Verdict, relative_error
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import Input, Workload

@@ -22,7 +22,7 @@ from bench.models.factory import from_seed
 from bench.plan import open_checkpoint, plan
 from bench.request import RunRequest
 from bench.run_folder import request_of
-from bench.systems.ttt.pytorch import TTTTorch
+from bench.systems.ttt.model import TTTTorch
 from harness.measure.measured_case import CaseRun
 from harness.schema.case import Case
 from harness.schema.policy import Policy
@@ -94,11 +94,6 @@ def test_its_cases_have_its_own_options_on_its_own_system_alone(folder: Path) ->
     assert {each.case.options for each in planned} == {own}
     assert config_of(planned[0].case) == checkpoint.config
     assert suite_cases(find_suite("kernel-forward"), RunRequest(), "cuda", checkpoint) == []
-
-
-def test_the_note_on_other_cases_names_it(folder: Path) -> None:
-    work = plan(RunRequest(suites=("quick",), checkpoint=folder, device="cpu"))
-    assert work.added == "a run of the plain suite lacks 10 of 10 cases of quick, because of --checkpoint"
 
 
 def test_another_system_is_refused(folder: Path) -> None:

@@ -31,14 +31,11 @@ def a_run(folder, cases, seconds, device="H200", status="timeout", mode="measure
         )
 
 
-def test_an_untimed_case_takes_the_median_of_its_phase():
+def test_a_job_takes_the_time_of_its_timed_cases():
     first, second, other = a_case(1), a_case(2), a_case(1, "generate")
-    job = Job("a", "b", (first, second, other))
-    assert estimate.job_time(job, {}) == (0, 0, 3)
-    assert estimate.job_time(job, {first.case.key: 10.0}) == (20.0, 1, 1)
-    past = {first.case.key: 10.0, other.case.key: 1.0}
-    assert estimate.job_time(job, past) == (21.0, 1, 0)
-    assert estimate.job_time(job, past, left=[second]) == (10.0, 1, 0)
+    cases = [first, second, other]
+    assert estimate.job_time(cases, {}) == (0, 3)
+    assert estimate.job_time(cases, {first.case.key: 10.0, other.case.key: 1.0}) == (11.0, 1)
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(None, "not known"), (40, "40 s"), (600, "10 min"), (7200, "2.0 h")])

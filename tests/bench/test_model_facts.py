@@ -10,7 +10,7 @@ from bench.models.config import MODELS, SIZES, model_config, parameter_count
 from bench.models.transformer import Transformer
 from bench.models.ttt import TTTModel
 from bench.systems.transformer.pytorch import TorchTransformer
-from bench.systems.ttt.pytorch import TTTTorch
+from bench.systems.ttt.model import TTTTorch
 from harness.schema.case import Case
 
 CASE = Case("transformer", "torch", "tiny", "forward", 2, 16, dtype="float32")

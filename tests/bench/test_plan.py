@@ -7,6 +7,7 @@ import pytest
 
 from bench import plan
 from bench.cases import adapters_of, jobs_of, suite_cases, timing_of
+from bench.catalogue import catalogue
 from bench.catalogue.metrics import AXES
 from bench.catalogue.suites import (
     GROUPS,
@@ -22,6 +23,7 @@ from bench.catalogue.suites import (
 from bench.catalogue.systems import ADAPTERS, HEADLINES
 from bench.errors import UserError
 from bench.memory import beyond_memory, beyond_memory_of, least_bytes, refuse_beyond_memory, skip_reason
+from bench.models.config import SIZES
 from bench.request import RunRequest
 from harness.schema.case import Case
 from harness.schema.record import Record
@@ -51,6 +53,19 @@ def test_quick_measures_each_language_model_over_contexts_and_batches():
     }
     forward = product(LANGUAGE_MODELS, ["forward"], [2], [64, 128, 256, 512, 1024])
     assert found == {*forward, *product(LANGUAGE_MODELS, ["generate"], [1, 2, 4, 8, 16], [128])}
+
+
+def test_suites_name_only_what_exists():
+    """A suite would silently lack the cases of an unknown system, backend or size."""
+    assert len({suite.name for suite in SUITES}) == len(SUITES)
+    for suite in SUITES:
+        for panel in suite.panels:
+            assert set(panel.systems) <= {each.system for each in ADAPTERS}, suite.name
+            assert set(panel.backends) <= {each.backend for each in ADAPTERS}, suite.name
+            assert set(panel.sizes) <= set(SIZES), suite.name
+        for figure in suite.figures:
+            assert set(figure.primary) <= {each.label for each in ADAPTERS}, suite.name
+    catalogue(tuple(plan.suite_entry(suite, (), {"gpu": None}) for suite in SUITES))  # metrics and axes
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from harness.profiling.jobs import Profiler
 from harness.schema.case import Case
 from harness.schema.run import Run
 from harness.schema.run_file import Planned
-from harness.workers.machine_load import LoadMeter
 
 SMALL = ["quick", "--systems", "transformer/torch", "--batch", "1", "--context", "32", "--device", "cpu"]
 
@@ -43,13 +42,6 @@ def test_it_prints_the_profiler_and_each_bottleneck(profiled: Any) -> None:
     assert "a new run, without latencies to compare its profiles with" in done.stderr.splitlines()[1]
     assert done.stdout.count("ms of kernels and idle time; the run has no recorded latency of this case") == 2
     assert "of the time" in done.stdout
-
-
-def test_it_warns_of_other_programs_before_it_starts(profiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LoadMeter, "reading", lambda self: {"others_share": 0.4, "idle_share": 0.0})
-    done = called("profile", *SMALL, "--out", "run", "--resume", cwd=profiled[0])
-    words = "other programs use 40% of this machine's processors; they may slow the profiled cases"
-    assert f"ttt-bench: {words}" in done.stderr.splitlines()
 
 
 def test_resuming_keeps_what_is_there(profiled: Any) -> None:

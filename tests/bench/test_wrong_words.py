@@ -2,77 +2,9 @@
 
 import os
 import re
-import sys
-from dataclasses import replace
 
 import pytest
 from command_line import ROOT, SMALL, assert_one_sentence, called, one_sentence, ttt_bench
-
-import bench.catalogue as entries
-from bench import cli, plan
-from bench.catalogue.suites import find_suite
-from bench.catalogue.systems import SYSTEMS
-from bench.commands import listing
-
-
-def assert_plan_refused(monkeypatch, capsys, words):
-    monkeypatch.setattr(sys, "argv", ["ttt-bench", "run", "quick", "--device", "cpu", "--dry-run"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    error = capsys.readouterr().err.strip()
-    assert (end.value.code, len(error.splitlines())) == (2, 1)
-    assert words in error
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"marker": "blob"}, "system 'ttt-linear': marker is 'blob', must be one of circle, square, diamond"),
-        ({"tone": 8}, "system 'ttt-linear': tone is 8, must be from 0 to 7"),
-        ({"tone": -1}, "system 'ttt-linear': tone is -1, must be from 0 to 7"),
-    ],
-)
-def test_a_look_that_no_page_can_draw_is_one_sentence(monkeypatch, capsys, wrong, said):
-    monkeypatch.setattr(entries, "SYSTEMS", (replace(SYSTEMS[0], **wrong), *SYSTEMS[1:]))
-    assert_plan_refused(monkeypatch, capsys, said)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"), [({"x": "length"}, "'length' is no axis"), ({"y": "speed"}, "y is 'speed', which is no metric")]
-)
-def test_a_figure_of_an_unknown_axis_or_metric_is_one_sentence(monkeypatch, capsys, wrong, said):
-    quick = find_suite("quick")
-    figure = replace(quick.figures[0], **wrong)
-    monkeypatch.setattr(plan, "find_suite", lambda _: replace(quick, figures=(figure,)))
-    assert_plan_refused(monkeypatch, capsys, f"catalogue: suite 'quick', figure {figure.title!r}: {said}")
-
-
-@pytest.mark.parametrize(
-    ("panel", "figure", "said"),
-    [
-        ({"systems": ("mamba3",)}, {}, "system 'mamba3' is unknown; there are ttt-linear, "),
-        ({"backends": ("torch", "tritn")}, {}, "backend 'tritn' is unknown; there are thunderkittens, "),
-        ({"sizes": ("1.4b",)}, {}, "size '1.4b' is unknown; there are tiny, "),
-        ({}, {"primary": ("mamba/fla",)}, "primary 'mamba/fla' is unknown; there are ttt-linear/thunderkittens, "),
-        ({}, {"split": ("chunk",)}, "axis 'chunk' is unknown; there are system, "),
-        ({}, {"y": "speed"}, "metric 'speed' is unknown; there are latency_ms, "),
-    ],
-)
-@pytest.mark.parametrize("command", [["list"], ["run", "quick", "--device", "cpu", "--dry-run"]])
-def test_a_suite_that_names_what_does_not_exist_is_one_sentence(monkeypatch, tmp_path, command, panel, figure, said):
-    whole = find_suite("fig15-generate")
-    panels, figures = (replace(whole.panels[0], **panel),), (replace(whole.figures[0], **figure),)
-    wrong = replace(whole, panels=panels, figures=figures)
-    for module in (listing, plan):
-        monkeypatch.setattr(module, "SUITES", (find_suite("quick"), wrong))
-    assert_one_sentence(called(*command, cwd=tmp_path), f"suite 'fig15-generate': {said}")
-
-
-@pytest.mark.parametrize("command", [["list"], ["run", "quick", "--device", "cpu", "--dry-run"]])
-def test_two_suites_of_one_name_are_one_sentence(monkeypatch, tmp_path, command):
-    for module in (listing, plan):
-        monkeypatch.setattr(module, "SUITES", (find_suite("quick"), find_suite("quick")))
-    assert_one_sentence(called(*command, cwd=tmp_path), "suite 'quick': two suites have this name")
 
 
 @pytest.mark.parametrize("command", [["run", "quick", "--device", "cpu", "--out"], ["site", "--serve", "--output"]])
@@ -154,10 +86,8 @@ def test_one_is_no_plural(tmp_path):
         (["table", "none"], ["none: no such folder"]),
         (["table", "."], ["is not a run"]),
         (["table", "none", "--csv", "--json"], ["--csv --json: one format at a time"]),
-        (["build", "gru"], ["build LEARNER: is an option of --tune; add --tune"]),
+        (["build", "gru"], ["build LEARNER: is for --tune; add --tune"]),
         (["build", "--tune", "gru"], ["LEARNER gru: unknown; there are linear, mlp"]),
-        (["build", "--tune", "--form", "trial"], ["--form trial: unknown; there are dual, primal"]),
-        (["build", "--tune", "mlp", "--precision", "int8"], ["--precision int8: unknown", "planes"]),
         (["nothing"], ["nothing"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.workers import machine_load
-from harness.workers.machine_load import LoadMeter, is_loaded, warning
+from harness.workers.machine_load import LoadMeter, is_loaded
 
 
 def environment(others: Any, idle: Any) -> dict[str, Any]:
@@ -91,14 +91,6 @@ subprocess.run([sys.executable, "-c", "while True: pass"])
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-
-
-@pytest.mark.parametrize(
-    ("others", "said"), [(0.4, "other programs use 40% of this machine's processors; beware"), (0.05, "")]
-)
-def test_a_warning_before_a_run(monkeypatch: pytest.MonkeyPatch, others: float, said: str) -> None:
-    monkeypatch.setattr(LoadMeter, "reading", lambda self: {"others_share": others, "idle_share": 0.0})
-    assert warning("beware", 0.0) == said
 
 
 def test_a_core_that_waits_for_a_disk_is_idle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +19,7 @@ from harness.schema.record import Record, RecordError
 from harness.schema.run_file import PastRequest, RunError
 from harness.workers import pool, process
 from harness.workers.pool import places_of, shares
-from harness.workers.process import Launch, Limits, Place
+from harness.workers.process import Launch, Limits
 from harness.workers.scheduler import Event, not_ok, run_jobs
 
 SOON = Limits(case_s=4.0)  # as long as a busy machine takes for a case that does not hang
@@ -102,21 +101,6 @@ def test_cores_of_one_socket_are_next_to_each_other(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(pool, "_TOPOLOGY", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0, 1, 2, 3})
     assert pool.cores_by_share(2) == [{0, 2}, {1, 3}]
-
-
-def test_a_job_waits_for_its_home_while_that_is_there(tmp_path: Path) -> None:
-    done: list[tuple[str, str]] = []
-    places = [place(gpu, device_id=gpu) for gpu in "ab"]
-    jobs = ["a1", "b1", "a2", "a3", "any", "c1"]  # by the names of their homes; c is nowhere
-
-    def do(job: str, at: Place) -> None:
-        time.sleep(0.05)
-        done.append((job, at.device_id))
-
-    pool.Pool(tmp_path, places, pytest.fail).each(jobs, do, lambda job: "" if job == "any" else job[0])
-    at_home = [job for job, at in done if at == job[0] and job != "any"]
-    assert sorted(at_home) == ["a1", "a2", "a3", "b1"]
-    assert sorted(job for job, _ in done) == sorted(jobs)
 
 
 @pytest.mark.parametrize(("do", "status"), [("kill", "killed"), ("hang", "timeout")])

@@ -8,7 +8,7 @@ import pytest
 from harness_helpers import launch
 
 from harness.workers import process
-from harness.workers.probe import probe
+from harness.workers.process import probe
 
 
 def test_probe() -> None:

@@ -1,7 +1,6 @@
 """A case's changes to its process are undone before the next case, or the process ends."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -105,15 +104,6 @@ def test_settings_of_an_engine_stay() -> None:
     before = torch.get_default_dtype()
     CaseRun(case("engine"), QUICK).record(Leaking(LEAKS["dtype"]))
     assert torch.get_default_dtype() == torch.float64 != before
-
-
-def test_settings_of_a_torch_loaded_by_the_case_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch")
-    state = ProcessState()
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    assert state.restore()
-    torch.set_default_dtype(torch.float64)
-    assert not state.restore()
 
 
 def test_a_removed_working_directory_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

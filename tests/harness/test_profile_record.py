@@ -90,7 +90,9 @@ def test_a_contradictory_profile_is_refused(changes: dict[str, Any], why: str) -
     [
         (lambda text: text[: len(text) // 2], "is not JSON"),
         (lambda text: "[]", "Input should be an object"),
-        (lambda text: text.replace('"schema":1', '"schema":7'), "schema: Input should be 1"),
+        (lambda text: text.replace('"schema":1', '"schema":0'), "schema: Input should be 1.*profile again"),
+        (lambda text: text.replace('"schema":1,', ""), "schema: Field required"),
+        (lambda text: text.replace('"tool":"ttt-bench profile",', ""), "tool: Field required"),
         (lambda text: text.replace('"launches":2', '"launches":"2"'), "kernels"),
         (lambda text: text.replace('"units"', '"surprise":1,"units"'), "surprise"),
         (lambda text: text.replace('"batch":2', '"batch":3'), "is of another case"),
@@ -104,6 +106,15 @@ def test_a_broken_profile_is_refused(tmp_path: Path, change: Any, why: str) -> N
     with pytest.raises(ProfileError, match=why) as error:
         read_profile(path)
     assert "\n" not in str(error.value)
+
+
+def test_a_profile_of_a_newer_version_asks_for_that_version(tmp_path: Path) -> None:
+    write_profile(tmp_path, PROFILE)
+    path = profile_path(tmp_path, case().key)
+    path.write_text(path.read_text().replace('"schema":1', '"schema":2,"news":[]'))
+    with pytest.raises(ProfileError, match="update ttt-bench") as error:
+        read_profile(path)
+    assert "delete" not in str(error.value)
 
 
 def test_a_profile_of_an_unplanned_case_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -278,28 +277,6 @@ def test_runs_with_different_kernels_all_count(times: list[float]) -> None:
         assert "its runs launch different kernels" in found["notes"][0]
         assert ("pauses" in found["notes"][0]) is bool(said)
     assert found_of(launched, [], Runs(2, host_us=[1.0, 2.0]))["region_us"] == 10.0 * len(times)
-
-
-def test_the_call_of_median_length_is_profiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    lengths = [9.0, 200.0, 8.0, 300.0, 10.0]
-    calls: list[float] = []
-
-    @contextmanager
-    def recording(device: str, with_ranges: bool, keep: Any = None, before: Any = None) -> Iterator[Any]:
-        yield SimpleNamespace(events=[Launched("aten::mm", 0.0, lengths[len(calls)], lengths[len(calls)])])
-        keep.write_text(f"trace {len(calls)}")
-        calls.append(lengths[len(calls)])
-
-    monkeypatch.setattr(kineto, "recording", recording)
-    monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
-    keep = tmp_path / "key.trace.json.gz"
-    found = in_worker.profile(case(), Workload(run=print), ProfilerChoice(keep=str(keep)))
-    assert (calls, found["region_us"], keep.read_text()) == (lengths, 10.0, "trace 4")
-    calls.clear()
-    clock = itertools.count(0.0, 1.5)
-    monkeypatch.setattr(in_worker, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    found = in_worker.profile(case(), Workload(run=print), ProfilerChoice(keep=str(keep)))
-    assert (calls, found["region_us"]) == ([9.0, 200.0], 9.0)  # calls that take long are fewer
 
 
 def test_delayed_runs_do_not_count() -> None:

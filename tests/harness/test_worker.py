@@ -53,6 +53,7 @@ def test_a_worker_without_a_system_probes_others() -> None:
 
 def test_load() -> None:
     assert isinstance(load("fake_systems:Fake"), Fake)
+    assert load("pathlib:PurePath:argument").name == "argument"
     for entry in ("fake_systems", ":Fake", "fake_systems:"):
         with pytest.raises(ValueError, match="must be MODULE:ATTRIBUTE"):
             load(entry)

@@ -33,17 +33,17 @@ def shown(counters=NORM) -> Counted:
 
 
 def test_speed_of_light_is_of_compute_and_of_memory() -> None:
-    assert shown().speed_of_light == [("Compute", "", 51.94), ("Memory", "", 62.99)]
+    assert shown().speed_of_light == [("Compute", 51.94), ("Memory", 62.99)]
     # A profile of before has the L2 and DRAM alone.
-    assert shown(replace(NORM, use={"sm": 5.0, "l2": 40.0, "dram": 62.0})).speed_of_light[1] == ("Memory", "", 62.0)
+    assert shown(replace(NORM, use={"sm": 5.0, "l2": 40.0, "dram": 62.0})).speed_of_light[1] == ("Memory", 62.0)
     assert shown(replace(NORM, use={})).speed_of_light == []
 
 
 def test_warp_states_go_from_the_longest_to_one_percent() -> None:
     assert shown().warp_states == [
-        ("long scoreboard", "data from memory or the L2", 50.0),
-        ("wait", "the fixed latency of instructions", pytest.approx(29.6)),
-        ("selected", "issuing", 20.0),
+        ("long scoreboard", 50.0, "data from memory or the L2"),
+        ("wait", pytest.approx(29.6), "the fixed latency of instructions"),
+        ("selected", 20.0, "issuing"),
     ]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from bench.models.base import CausalLM, check_ids
 from bench.models.config import SIZES, VOCABULARY, DeltaRuleConfig, uncut
 from bench.systems.checked_sequences import drawn, timed
-from bench.systems.fla import regressors
+from bench.systems.fla.regressors import Regressor
 from bench.systems.logits import logits_verdict
 from bench.systems.model_calls import STEPS, greedy_steps, last_logits, prefill_then_generate, random_ids
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
@@ -110,7 +110,7 @@ class Fla(TunedLanguageModel):
     def build(self, case: Case) -> Workload:
         """Build a case of the model or of one layer. Raises Skip for requests, because their steps replay one graph."""
         if case.option("scope", "model") == "layer":
-            return regressors.build(case)
+            return Regressor().build(case)
         if case.phase == "request":
             raise Skip("the package's cache takes new tensors at every step, which replays of one graph cannot follow")
         return super().build(case)

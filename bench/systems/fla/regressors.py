@@ -78,42 +78,38 @@ class Regressor:
         return no_gpu() or cannot_find("fla")
 
     def build(self, case: Case) -> Workload:
-        """Build the forward of a case. Raises Skip for another size than SIZE."""
-        return build(case)
+        """Build the forward of `batch` sequences of `context` tokens through one layer, checked against `naive`.
 
+        Raises Skip for another size than SIZE, or if the kernel cannot be imported.
+        """
+        if case.size != SIZE:
+            raise Skip(f"{case.system} is set up for the size {SIZE} only")
+        rule = RULES[case.system]
+        module, _, name = rule.kernel.partition(":")
+        import_or_skip(module)
+        kernel, inputs = getattr(import_module(module), name), random_inputs(rule, case)
+        more = {"num_householder": rule.householder} if rule.householder > 1 else {}
 
-def build(case: Case) -> Workload:
-    """Build the forward of `batch` sequences of `context` tokens through one layer, checked against `naive`.
+        @torch.inference_mode()
+        def run() -> list[Tensor]:
+            return list(kernel(**inputs, **more, output_final_state=True)[:2])
 
-    Raises Skip for another size than SIZE, or if the kernel cannot be imported.
-    """
-    if case.size != SIZE:
-        raise Skip(f"{case.system} is set up for the size {SIZE} only")
-    rule = RULES[case.system]
-    module, _, name = rule.kernel.partition(":")
-    import_or_skip(module)
-    kernel, inputs = getattr(import_module(module), name), random_inputs(rule, case)
-    more = {"num_householder": rule.householder} if rule.householder > 1 else {}
-
-    @torch.inference_mode()
-    def run() -> list[Tensor]:
-        return list(kernel(**inputs, **more, output_final_state=True)[:2])
-
-    prepare(run)
-    work = {SCAN: rule.work(case)}
-    axis = 1 if rule.householder == 1 else None
-    fills = {"q": ("normal", 1.0), "k": ("normal", rule.key_dim**-0.5), "v": ("normal", 1.0), "beta": ("uniform", 1.0)}
-    return Workload(
-        run=run,
-        tokens=case.batch * case.context,
-        device=device(),
-        inputs={key: Input(inputs[key], *fill, 0, axis) for key, fill in fills.items()},
-        timed_check=_timed_check(rule, inputs, case),
-        gate=lambda: _gate(rule, kernel, more, inputs, case),
-        metrics=total(work).metrics() | peaks_of(device()) | {"state_bytes": 4 * case.batch * rule.state_numbers},
-        work=work,
-        settings={"kernel": name, "tuned": "on this case"},
-    )
+        prepare(run)
+        work = {SCAN: rule.work(case)}
+        axis = 1 if rule.householder == 1 else None
+        scales = {"q": 1.0, "k": rule.key_dim**-0.5, "v": 1.0}
+        renewed = {name: Input(inputs[name], "normal", scale, 0, axis) for name, scale in scales.items()}
+        return Workload(
+            run=run,
+            tokens=case.batch * case.context,
+            device=device(),
+            inputs=renewed | {"beta": Input(inputs["beta"], "uniform", 1.0, 0, axis)},
+            timed_check=_timed_check(rule, inputs, case),
+            gate=lambda: _gate(rule, kernel, more, inputs, case),
+            metrics=total(work).metrics() | peaks_of(device()) | {"state_bytes": 4 * case.batch * rule.state_numbers},
+            work=work,
+            settings={"kernel": name, "tuned": "on this case"},
+        )
 
 
 def random_inputs(rule: Rule, case: Case) -> dict[str, Tensor]:

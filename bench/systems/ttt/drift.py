@@ -38,13 +38,15 @@ _LAST_EXACT: WeakKeyDictionary[LanguageModel, tuple[object, Exact]] = WeakKeyDic
 
 
 def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case) -> Workload:
-    """Replace the workload's check by a comparison with the exact model over `context` tokens, which adds metrics."""
+    """Add to the workload's check a comparison with the exact model over `context` tokens, which adds metrics."""
+    own = workload.gate
+    assert own is not None
 
     def gate() -> Verdict:
         found = drift(model, _exact_of(adapter, model, case))
         workload.metrics |= found
         limit = widening(case) * LOGIT_LIMITS[rounding_of(case)][1]
-        return Verdict([Check.at_most("total_variation_mean", found["total_variation_mean"], limit)])
+        return own() + Verdict([Check.at_most("total_variation_mean", found["total_variation_mean"], limit)])
 
     return replace(workload, gate=gate)
 

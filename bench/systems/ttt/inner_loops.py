@@ -1,12 +1,12 @@
 """Compare each layer's inner loop with the reference, because a small model's logits hardly show errors in it."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from bench.models.operator import Learner, Operator, Projections, TorchOperator, outer_parameters
+from bench.models.operator import Learner, Projections, TorchOperator, outer_parameters
 from bench.models.ttt import TTTLayer, TTTModel, rope_tables
 from bench.systems.language_model import GATE_BATCH
 from bench.systems.logits import rounding_of
@@ -21,7 +21,7 @@ Call = tuple[Projections, Tensor]  # inputs of one layer's operator in float64, 
 class RecordedOperator:
     """An operator that records its calls in order: all layers for the prompt, then all layers for each step."""
 
-    def __init__(self, operator: Operator) -> None:
+    def __init__(self, operator: TorchOperator) -> None:
         self.calls: list[Call] = []
         self._operator = operator
 
@@ -52,7 +52,7 @@ def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
     ids = random_ids(model, GATE_BATCH, prompt + 2 * mini_batch - prompt % mini_batch)
     operator = model.operator
     recorded = RecordedOperator(operator)
-    model.operator = recorded
+    model.operator = cast(TorchOperator, recorded)
     try:
         prefill_then_generate(model, ids, prompt)
     finally:

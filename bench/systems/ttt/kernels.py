@@ -2,12 +2,10 @@
 
 from collections.abc import Collection
 from importlib import import_module
-from itertools import product
-from typing import Any, ClassVar
+from typing import Any
 
 from bench.kept import generate_precision
 from bench.models.case_model import ttt_config_of
-from bench.models.config import BASE_LR
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.systems.ttt import kernel_layer
@@ -20,19 +18,21 @@ from tk_kernels.forward.operator import HEAD_DIM, HEAD_DIMS, THUNDERKITTENS, TRI
 
 
 class TTTKernels(TTTLanguageModel):
-    """Adapter of triton-dual: generate in the dual form, after a forward in PyTorch.
+    """Adapter of the kernels for a learner.
 
-    Subclasses choose a forward kernel (`prefill`) or another form of generate.
+    form: that of generate, "dual" or "primal". `prefill`: backend of the forward kernel; "" for a forward in PyTorch.
     """
 
     packages = ("triton", "apache-tvm-ffi")
-    prefill: ClassVar[str] = ""  # backend of the forward kernel; "" for PyTorch
+
+    def __init__(self, learner: str, form: str = "dual", prefill: str = "") -> None:
+        super().__init__()
+        self.learner, self.form, self.prefill = learner, form, prefill
 
     def unavailable(self) -> str:
         """Report what the kernels lack (a supported GPU, nvcc or a build, ThunderKittens, Triton); "" if nothing."""
         modules = [*{THUNDERKITTENS: ["ops"], TRITON: ["forward"], "": []}[self.prefill], "generate"]
-        pairs = product(BASE_LR, modules)
-        reasons = (import_module(f"tk_kernels.ttt_{learner}.{module}").available() for learner, module in pairs)
+        reasons = (import_module(f"tk_kernels.ttt_{self.learner}.{module}").available() for module in modules)
         return next(filter(None, reasons), "")
 
     def build(self, case: Case) -> Workload:
@@ -44,8 +44,8 @@ class TTTKernels(TTTLanguageModel):
 
     def load(self, case: Case) -> Any:
         """Load the model with fused blocks."""
-        learner, precision = ttt_config_of(case).learner, generate_precision(case)[0]
-        operator = KernelOperator(learner, self.form, precision, not self.prefill, self.prefill)
+        precision = generate_precision(case)[0]
+        operator = KernelOperator(self.learner, self.form, precision, not self.prefill, self.prefill)
         return model_of(case, operator=operator, block=FusedBlock)
 
     def settings(self, case: Case) -> dict[str, str]:
@@ -61,7 +61,7 @@ class TTTKernels(TTTLanguageModel):
         """Raise Skip for options and shapes that the kernels lack: a record would name a function that did not run."""
         config = ttt_config_of(case)
         refused = [f"{name}={value}" for name in ("form", "part") if (value := case.option(name))]
-        mini_batches, head_dims = self._taken(config.learner)
+        mini_batches, head_dims = self._taken()
         if config.mini_batch not in mini_batches:
             refused.append(f"mini-batches of {config.mini_batch} tokens")
         if config.head_dim not in head_dims:
@@ -69,28 +69,10 @@ class TTTKernels(TTTLanguageModel):
         if refused:
             raise Skip(f"{case.system_backend} has no {' and no '.join(refused)}; {case.system}/torch has")
 
-    def _taken(self, learner: str) -> tuple[Collection[int], Collection[int]]:
+    def _taken(self) -> tuple[Collection[int], Collection[int]]:
         """Return the mini-batch sizes and the head dimensions that the kernels support."""
         if self.prefill == THUNDERKITTENS:
-            return tuple(import_module(f"tk_kernels.ttt_{learner}.ops").KERNELS), (HEAD_DIM,)
+            return tuple(import_module(f"tk_kernels.ttt_{self.learner}.ops").KERNELS), (HEAD_DIM,)
         if self.prefill == TRITON:
             return MINI_BATCHES, HEAD_DIMS
         return MINI_BATCHES, range(1, MOST_HEAD_DIM + 1)
-
-
-class ThunderKittens(TTTKernels):
-    """Adapter of thunderkittens: the forward kernel for Hopper."""
-
-    prefill = THUNDERKITTENS
-
-
-class Triton(TTTKernels):
-    """Adapter of triton: the forward kernel for any GPU."""
-
-    prefill = TRITON
-
-
-class TritonPrimal(TTTKernels):
-    """Adapter of triton-primal: generate in the paper's form."""
-
-    form = "primal"

@@ -1,4 +1,4 @@
-"""The TTT model of a case, with random or checkpoint weights, and its comparison with the reference."""
+"""The TTT model of a case, with random or checkpoint weights, its comparison with the reference, and the adapter."""
 
 from typing import Any
 
@@ -13,6 +13,7 @@ from bench.systems.language_model import GATE_BATCH, LanguageModel
 from bench.systems.logits import choice_check, logits_verdict, widening
 from bench.systems.model_calls import greedy_steps, prefill_then_generate, random_ids
 from bench.systems.on_device import device
+from bench.systems.ttt import layer
 from bench.systems.ttt.drift import compared
 from bench.systems.ttt.inner_loops import inner_loop_checks
 from bench.systems.ttt.replayed import ReplayedOperator
@@ -27,7 +28,7 @@ class TTTLanguageModel(LanguageModel):
     """A whole TTT model; its references run in plain PyTorch."""
 
     def build(self, case: Case) -> Workload:
-        """Build a workload. With the option `compare`, its check before timing is the drift from the exact model."""
+        """Build a workload. With the option `compare`, its check includes the drift from the exact model."""
         workload = super().build(case)
         return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
 
@@ -68,6 +69,18 @@ class TTTLanguageModel(LanguageModel):
             for each in logits_verdict(got, expected, dtype, wider).checks
         ]
         return [*checks, choice_check("generated_choice_below_best", expected, got.argmax(-1), dtype, wider)]
+
+
+class TTTTorch(TTTLanguageModel):
+    """Adapter of ttt-linear/torch and ttt-mlp/torch, in the dual form; a generate step computes one of its rows."""
+
+    def build(self, case: Case) -> Workload:
+        """Build the whole model, or with scope=layer its inner operator alone."""
+        return layer.build(case) if case.option("scope", "model") == "layer" else super().build(case)
+
+    def load(self, case: Case) -> Any:
+        """Load the model with PyTorch blocks, without fused kernels."""
+        return model_of(case)
 
 
 def model_of(case: Case, **options: Any) -> TTTModel:

@@ -275,7 +275,6 @@ class Engine:
         return model_facts.facts_of(
             weights,
             self.model_config.vocabulary,
-            token_ids="uniform over the vocabulary, new for each sample",
             kept="a prefix cache" if cached else "nothing",
             head_rows=head_rows,
         )

@@ -1,8 +1,7 @@
-"""The Transformer gives the same logits on every attention package."""
+"""The Transformer gives the same logits on FlashAttention."""
 
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,13 +10,7 @@ import torch.nn.functional as F
 from bench.models.config import model_config
 from bench.models.transformer import Transformer
 from bench.systems.transformer import attention
-from bench.systems.transformer.attention import (
-    Attend,
-    FlashAttention,
-    FlashAttentionCute,
-    FlashAttentionOfVllm,
-    FlashTransformer,
-)
+from bench.systems.transformer.attention import FlashAttention
 from bench.systems.transformer.pytorch import TorchTransformer
 from harness.measure.measured_case import CaseRun
 from harness.schema.case import Case
@@ -27,17 +20,9 @@ BATCH, PROMPT, STEPS = 3, 21, 4
 
 
 def flash_attn_func(q, k, v, causal=False):
-    """Compute attention on [B, T, H, D], with the signature that every package has."""
+    """Compute attention on [B, T, H, D], as one sequence of a varlen call."""
     out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal, enable_gqa=True)
     return out.transpose(1, 2)
-
-
-def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, causal):
-    rows = [
-        flash_attn_func(q[b : b + 1], k_cache[b : b + 1, :n], v_cache[b : b + 1, :n])
-        for b, n in enumerate(cache_seqlens.tolist())
-    ]
-    return torch.cat(rows)
 
 
 def flash_attn_varlen_func(q, k, v, *, cu_seqlens_q, causal, fa_version, cu_seqlens_k=None, block_table=None, **rest):
@@ -59,15 +44,7 @@ def flash_attn_varlen_func(q, k, v, *, cu_seqlens_q, causal, fa_version, cu_seql
     )
 
 
-with_cache = SimpleNamespace(
-    flash_attn_func=lambda *a, **k: (flash_attn_func(*a, **k), None), flash_attn_with_kvcache=flash_attn_with_kvcache
-)
-ATTENTIONS = {
-    "choice": Attend(),
-    "flash_attn": FlashAttention(with_cache, "flash_attn"),
-    "cute": FlashAttentionCute(SimpleNamespace(flash_attn_func=flash_attn_func), "flash_attn.cute"),
-    "vllm": FlashAttentionOfVllm(SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func), "vllm"),
-}
+ATTENTION = FlashAttention(lambda *a, **k: (flash_attn_varlen_func(*a, **k), None))
 
 
 @torch.inference_mode()
@@ -79,12 +56,11 @@ def logits_of(model, ids):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
 @pytest.mark.parametrize("kv_heads", [8, 2])
-def test_prefill_and_steps_are_the_transformers(name, kv_heads):
+def test_prefill_and_steps_are_the_transformers(kv_heads):
     config = replace(model_config("transformer", "tiny"), heads=8, kv_heads=kv_heads)
     ids = torch.randint(0, config.vocabulary, (BATCH, PROMPT + STEPS))
-    model = FlashTransformer.from_seed(config, 0, "cpu", torch.float32, attend=ATTENTIONS[name])
+    model = Transformer.from_seed(config, 0, "cpu", torch.float32, attend=ATTENTION)
     model.prefill_tokens = 2 * PROMPT  # two sequences, then one
     expected = logits_of(Transformer.from_seed(config, 0, "cpu", torch.float32), ids)
     torch.testing.assert_close(logits_of(model, ids), expected, rtol=1e-4, atol=1e-5)
@@ -93,56 +69,35 @@ def test_prefill_and_steps_are_the_transformers(name, kv_heads):
 def test_a_prompt_that_continues_a_state():
     config = model_config("transformer", "tiny")
     ids = torch.randint(0, config.vocabulary, (BATCH, PROMPT))
-    model = FlashTransformer.from_seed(config, 0, "cpu", torch.float32, attend=ATTENTIONS["vllm"])
+    model = Transformer.from_seed(config, 0, "cpu", torch.float32, attend=ATTENTION)
     whole, _ = model.prefill(ids, model.init_state(BATCH, PROMPT))
     _, state = model.prefill(ids[:, :9], model.init_state(BATCH, PROMPT))
     torch.testing.assert_close(model.prefill(ids[:, 9:], state)[0], whole, rtol=1e-4, atol=1e-5)
 
 
 def test_a_prompt_longer_than_its_state_is_an_error():
-    model = FlashTransformer.from_seed(model_config("transformer", "tiny"), 0, "cpu", torch.float32)
+    model = Transformer.from_seed(model_config("transformer", "tiny"), 0, "cpu", torch.float32, attend=ATTENTION)
     with pytest.raises(ValueError, match="70 tokens: the state holds 64"):
         model.prefill(torch.zeros(1, 70, dtype=torch.int64), model.init_state(1, 64))
 
 
-def test_the_first_package_that_can_be_imported_is_used(monkeypatch):
-    present = {"flash_attn", "vllm.vllm_flash_attn"}
-    monkeypatch.setattr(attention, "cannot_import", lambda name: "" if name in present else "no")
-    assert attention.flash_package() == "vllm.vllm_flash_attn"
-    monkeypatch.setattr(attention.importlib, "import_module", lambda name: SimpleNamespace(name=name))
-    assert isinstance(attention.flash_attention(), FlashAttentionOfVllm)
-    present.discard("vllm.vllm_flash_attn")
-    assert attention.flash_attention().name == "flash_attn"
-
-
-def test_without_any_package_the_reason_is_that_of_each(monkeypatch):
-    monkeypatch.setattr(attention, "PACKAGES", ("no_flash_here", "nor_here"))
+def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(attention, "no_gpu", lambda: "")
-    reason = attention.FlashAttn().unavailable()
-    for name in ("no_flash_here", "nor_here"):
-        assert f"{name} cannot be imported: No module named '{name}'" in reason
+    monkeypatch.setattr(attention, "PACKAGE", "no_flash_here")
+    assert attention.FlashAttn().unavailable() == "no_flash_here cannot be imported: No module named 'no_flash_here'"
 
 
-def test_the_record_says_which_attention_the_steps_use():
-    class Cute(attention.AttentionBackend):
-        def attend(self):
-            return ATTENTIONS["cute"]
-
-    def settings(phase):
-        return Cute().settings(Case("transformer", "flash-attn", "tiny", phase, 1, 8))
-
-    assert settings("forward") == {"attention": "flash_attn.cute"}
-    assert settings("generate") == {"attention": "SDPA's choice under a mask"}
-    assert TorchTransformer().settings(Case("transformer", "torch", "tiny", "forward", 1, 8)) == {
-        "attention": "SDPA's choice"
-    }
+def test_the_record_names_the_attention():
+    asked = Case("transformer", "flash-attn", "tiny", "forward", 1, 8)
+    assert attention.FlashAttn().settings(asked) == {"attention": "vllm.vllm_flash_attn 3"}
+    assert TorchTransformer().settings(replace(asked, backend="torch")) == {"attention": "SDPA's choice"}
 
 
-class OnCpu(attention.AttentionBackend):
+class OnCpu(attention.FlashAttn):
     """An attention that needs no GPU."""
 
     def attend(self):
-        return ATTENTIONS["vllm"]
+        return ATTENTION
 
 
 @pytest.mark.parametrize("system", ["transformer", "transformer-gqa"])

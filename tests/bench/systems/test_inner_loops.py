@@ -7,8 +7,7 @@ import pytest
 
 from bench.models.operator import TorchOperator
 from bench.systems.ttt.inner_loops import inner_loop_checks
-from bench.systems.ttt.model import model_of
-from bench.systems.ttt.pytorch import TTTTorch
+from bench.systems.ttt.model import TTTTorch, model_of
 from harness.schema.case import Case
 
 

@@ -117,14 +117,14 @@ def test_launches_of_a_real_graph():
 
 @pytest.mark.gpu
 def test_registers_of_a_compiled_kernel_are_those_that_ptxas_reports():
-    from bench.systems.ttt.kernels import ThunderKittens
+    from bench.systems.ttt.kernels import TTTKernels
     from harness.schema.case import Case
     from tk_kernels import build
 
     case = Case(
         "ttt-linear", "thunderkittens", "tiny", "forward", 1, 64, state_dtype="float32", options=(("scope", "layer"),)
     )
-    workload = ThunderKittens().build(case)
+    workload = TTTKernels("linear", "dual", "thunderkittens").build(case)
     compiled = {kernel.name: kernel for kernel in build.build("ttt_linear/forward_sm90").resources}
     used = [kernel for name, kernel in compiled.items() if name in workload.settings["kernels"]]
     assert workload.metrics["registers"] in {kernel.registers for kernel in used}

@@ -68,11 +68,11 @@ def test_two_householder_steps_are_two_updates_after_one_decay():
 
 @pytest.mark.parametrize(("system", "flops"), [("gated-deltanet", 7), ("kda", 7), ("deltaproduct", 11)])
 def test_the_work_of_a_token_is_counted_by_the_state(package, system, flops):
-    metrics = regressors.build(replace(CASE, system=system)).metrics
+    metrics = Regressor().build(replace(CASE, system=system)).metrics
     assert metrics["flops"] == flops * (2 * 8 * 16) * 2 * 70
     assert metrics["state_bytes"] == 4 * 2 * (2 * 8 * 16)
 
 
 def test_another_size_is_skipped(package):
     with pytest.raises(Skip, match=r"kda is set up for the size 1\.3b only"):
-        regressors.build(replace(CASE, size="tiny"))
+        Regressor().build(replace(CASE, size="tiny"))

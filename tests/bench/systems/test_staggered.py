@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.systems import phases, token_times
-from bench.systems.ttt.pytorch import TTTTorch
+from bench.systems.ttt.model import TTTTorch
 from harness.measure.measured_case import CaseRun
 from harness.schema.case import Case
 from harness.schema.policy import Policy

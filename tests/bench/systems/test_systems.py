@@ -4,6 +4,7 @@ import ast
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -24,8 +25,8 @@ from bench.systems.mamba.ssm import Mamba2SSM, MambaSSM
 from bench.systems.transformer.attention import FlashAttn
 from bench.systems.transformer.pytorch import TorchTransformer
 from bench.systems.ttt import layer
-from bench.systems.ttt.kernels import ThunderKittens, TTTKernels
-from bench.systems.ttt.pytorch import TTTTorch
+from bench.systems.ttt.kernels import TTTKernels
+from bench.systems.ttt.model import TTTTorch
 from harness.measure.gate import Verdict
 from harness.measure.inspection import tensors_of
 from harness.measure.measured_case import CaseRun
@@ -49,6 +50,15 @@ def test_every_adapter_says_whether_it_can_run(adapter):
     assert "\n" not in reason
     if "cpu" in adapter.devices and not torch.cuda.is_available():
         assert reason == ""
+
+
+def test_a_missing_kernel_of_one_learner_leaves_the_other_its_backend(monkeypatch):
+    for module in ("tk_kernels.ttt_linear.ops", "tk_kernels.ttt_linear.generate", "tk_kernels.ttt_mlp.generate"):
+        monkeypatch.setattr(f"{module}.available", lambda: "")
+    monkeypatch.setattr("tk_kernels.ttt_mlp.ops.available", lambda: "the kernel is not built")
+    entries = {each.system: each.entry for each in ADAPTERS if each.backend == "thunderkittens"}
+    reasons = {system: load(entry).unavailable() for system, entry in entries.items()}
+    assert reasons == {"ttt-linear": "", "ttt-mlp": "the kernel is not built"}
 
 
 POLICY = Policy(min_samples=2, budget_s=0)
@@ -204,7 +214,7 @@ def test_the_record_says_that_generate_read_no_prompt_unless_its_state_stands_at
 
 def test_adapters_whose_state_is_put_at_the_context_are_those_that_claim_no_prompt():
     models = [kind for kind in (type(load(each.entry)) for each in ADAPTERS) if issubclass(kind, LanguageModel)]
-    assert {ThunderKittens, MambaSSM, FlashAttn, GatedDeltaNet} <= set(models)
+    assert {TTTKernels, MambaSSM, FlashAttn, GatedDeltaNet} <= set(models)
     for kind in models:
         assert (kind.place is not LanguageModel.place) is (kind.prompt_tokens is None), kind
 
@@ -229,18 +239,22 @@ def test_each_form_of_a_layer_counts_its_own_work_and_both_move_the_same():
 @pytest.mark.parametrize("options", [{"mini_batch": 8}, {"form": "primal"}, {"part": "w"}])
 def test_a_kernel_refuses_the_function_that_it_does_not_compute(options):
     with pytest.raises(Skip, match="mini-batches of 8" if "mini_batch" in options else next(iter(options))):
-        ThunderKittens().build(case("ttt-linear", scope="layer", **options))
+        TTTKernels("linear", "dual", "thunderkittens").build(case("ttt-linear", scope="layer", **options))
 
 
 @pytest.mark.parametrize(
     ("adapter", "asked", "words"),
     [
         (
-            TTTKernels,
+            partial(TTTKernels, "linear"),
             case("ttt-linear", "generate", scope="layer", mini_batch=128),
             "no mini-batches of 128 tokens",
         ),
-        (ThunderKittens, replace(case("ttt-linear"), size="760m"), "heads of 96 channels; ttt-linear/torch has"),
+        (
+            partial(TTTKernels, "linear", "dual", "thunderkittens"),
+            replace(case("ttt-linear"), size="760m"),
+            "heads of 96 channels; ttt-linear/torch has",
+        ),
         (MambaSSM, replace(case("mamba"), size="1.3b", context=1 << 21), "one of 1048576 tokens, not of 2097152"),
         (Mamba2SSM, replace(case("mamba2"), size="1.3b", context=1 << 18), "one of 252288 tokens, not of 262144"),
     ],

@@ -61,6 +61,7 @@ def kernel(monkeypatch, one_thread):
     monkeypatch.setattr(generate, "generate_step", found)
     monkeypatch.setattr(kernel_layer, "l2_bytes", lambda: 1)
     monkeypatch.setattr(trial, "SIZE", "tiny")
+    monkeypatch.setattr(trial, "BATCH", 2)
     monkeypatch.setattr(trial, "candidates", lambda *asked, sm90: iter((SLOW, FAST, WRONG, TOO_LARGE)))
     kernel_layer.generate_verdict.cache_clear()
     yield found
@@ -69,7 +70,7 @@ def kernel(monkeypatch, one_thread):
 
 def fastest(kernel, log=lambda line: None):
     with torch.inference_mode():
-        return trial.Trial("linear", "dual", "float32", 2, clock=lambda: Clock(kernel)).fastest(log)
+        return trial.fastest_step("linear", "dual", "float32", log, lambda: Clock(kernel))
 
 
 def test_the_fastest_that_passes_the_gate_is_chosen(kernel):
@@ -99,7 +100,7 @@ def test_the_fastest_forward_that_is_correct_is_chosen(kernel, monkeypatch):
     monkeypatch.setattr(trial, "candidates", lambda *asked: iter((SLOW, FAST, WRONG)))
     monkeypatch.setattr(trial, "FORWARD_TOKENS", 128)
     with torch.inference_mode():
-        chosen = trial.ForwardTrial("linear", "few", clock=lambda: Clock(kernel)).fastest(lambda line: None)
+        chosen = trial.fastest_forward("linear", "few", lambda line: None, lambda: Clock(kernel))
     assert chosen == ("cpu", FAST)
     assert kernel.compiled[:3] == [SLOW, FAST, WRONG]
 
@@ -113,38 +114,27 @@ def test_where_none_passes_there_is_no_choice(kernel, monkeypatch):
 def machine(monkeypatch):
     """Fake a GPU on which precision planes has a correct candidate and float32 has none."""
 
-    def measured(trial, log):
-        log(f"{trial.learner} {trial.form} {trial.precision} {trial.batch}")
-        return "a GPU", FAST if trial.precision == "planes" else None
+    def measured(learner, form, precision, log):
+        log(f"{learner} {form} {precision}")
+        return "a GPU", FAST if precision == "planes" else None
 
-    monkeypatch.setattr(trial.Trial, "fastest", measured)
-    monkeypatch.setattr(trial.ForwardTrial, "fastest", lambda trial, log: ("a GPU", SLOW))
+    monkeypatch.setattr(trial, "fastest_step", measured)
+    monkeypatch.setattr(trial, "fastest_forward", lambda learner, row, log: ("a GPU", SLOW))
     monkeypatch.setattr(command, "_no_gpu", lambda: "")
     monkeypatch.setattr("tk_kernels.generate.common.available", lambda: "")
 
 
 def test_a_section_is_printed_for_each_learner_and_form(machine, capsys):
-    command.tune(["mlp"], None, "planes,float32", 8, None)
+    command.tune(["mlp"])
     printed = capsys.readouterr()
     row = {"planes": {"warps": 2, "block": 32}}
     forward = {row: {"warps": 1, "block": 32} for row in ("narrow", "wide")}
     assert tomllib.loads(printed.out) == {"a GPU": {"ttt_mlp": {"dual": row, "primal": row, "forward": forward}}}
-    assert printed.err.splitlines()[:2] == ["mlp dual planes 8", "mlp dual float32 8"]
+    assert "mlp dual planes" in printed.err.splitlines()
+    assert "ttt-mlp dual float32: no candidate can be used" in printed.err
 
 
-def test_sections_go_to_a_new_file(machine, tmp_path, capsys):
-    output = tmp_path / "sections.toml"
-    command.tune([], "dual", "planes", 8, output)
-    assert sorted(tomllib.loads(output.read_text())["a GPU"]) == ["ttt_linear", "ttt_mlp"]
-    assert capsys.readouterr().out == ""
-    with pytest.raises(UserError, match=r"sections\.toml: exists"):
-        command.tune([], "dual", "planes", 8, output)
-    with pytest.raises(FileNotFoundError, match=r"none/sections\.toml"):
-        command.tune([], "dual", "planes", 8, tmp_path / "none" / "sections.toml")
-
-
-def test_without_a_gpu_nothing_is_tuned(monkeypatch, tmp_path):
+def test_without_a_gpu_nothing_is_tuned(monkeypatch):
     monkeypatch.setattr(command, "_no_gpu", lambda: "there is no CUDA GPU")
     with pytest.raises(UserError, match="no CUDA GPU"):
-        command.tune([], None, None, 8, tmp_path / "sections.toml")
-    assert not list(tmp_path.iterdir())
+        command.tune([])
