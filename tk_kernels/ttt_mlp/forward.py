@@ -127,7 +127,7 @@ def _forward(
     out += seq * T * (H * D) + head * D
     lr += seq * T * H + head
 
-    for t in tl.range(0, INTERPRETED if INTERPRETED else T, m, num_stages=S):
+    for t in tl.range(0, T, m, num_stages=S):
         token = t + i
         valid = row & (token < T)
         mask = valid[:, None] & inside[None, :]

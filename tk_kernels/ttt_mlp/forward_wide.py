@@ -61,7 +61,7 @@ def forward(
     out += seq * T * (H * D) + head * D
     lr += seq * T * H + head
 
-    for t in tl.range(0, INTERPRETED if INTERPRETED else T, m, num_stages=1):
+    for t in tl.range(0, T, m, num_stages=1):
         token = t + i
         valid = row & (token < T)
         mask = valid[:, None] & inside[None, :]

@@ -1,0 +1,36 @@
+"""Sequences of different lengths, one after the other in tensors [N, ...] of tokens: FlashAttention's `varlen` form."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK = 16  # tokens of a chunk: a program of `edges/short_convolution.py` computes one
+
+
+class Packed(NamedTuple):
+    """Where the tokens and the states of S sequences are.
+
+    cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, possibly none.
+    start [S] int32: tokens of each sequence before these. A sequence with 0 begins with the learner's initial weights.
+    slots [S] int64: index of each sequence in tensors of states, at most once each.
+    chunks [least N // CHUNK + S, 2] int32: sequence and first token in it, of each chunk; rows past the last are empty.
+    length: tokens of each sequence if all have as many and start at a mini-batch; otherwise 0.
+    """
+
+    cu_seqlens: Tensor
+    start: Tensor
+    slots: Tensor
+    chunks: Tensor
+    length: int = 0
+
+
+def packed(cu_seqlens: Tensor, start: Tensor, slots: Tensor, tokens: int, length: int = 0) -> Packed:
+    """Return the layout of `tokens` tokens; computes `chunks` without a host sync."""
+    sequences = len(slots)
+    counts = -(-cu_seqlens.diff() // CHUNK)
+    ends = counts.cumsum(0)
+    index = torch.arange(tokens // CHUNK + sequences, device=cu_seqlens.device)
+    sequence = torch.searchsorted(ends, index, right=True).clamp_max_(sequences - 1)
+    first = (index - (ends - counts)[sequence]) * CHUNK
+    return Packed(cu_seqlens, start, slots, torch.stack((sequence, first), 1).int(), length)
