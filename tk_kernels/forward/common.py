@@ -60,9 +60,10 @@ def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
     }
 
 
-def packed_arguments(sequences: Packed) -> dict[str, Any]:
-    """Return the arguments of a forward kernel that say where the tokens and states of packed sequences are."""
-    return {"cu_seqlens": sequences.cu_seqlens, "start": sequences.start, "slots": sequences.slots, "PACKED": True}
+def packed_arguments(sequences: Packed, planes: bool) -> dict[str, Any]:
+    """Return the arguments of a forward kernel for packed sequences. planes: whether their weights have low planes."""
+    where = {"cu_seqlens": sequences.cu_seqlens, "start": sequences.start, "slots": sequences.slots}
+    return where | {"PACKED": True, "PLANES": planes}
 
 
 def rotated(x: Tensor, mini_batch: int) -> Tensor:
@@ -93,6 +94,15 @@ def _rotate(
     target = out + ((seq * T + t) * H + head) * D + 2 * pair
     tl.store(target, (even * cos - odd * sin).to(out.dtype.element_ty), mask=inside)
     tl.store(target + 1, (odd * cos + even * sin).to(out.dtype.element_ty), mask=inside)
+
+
+@jit
+def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
+    """Return a sequence's first token, token count, tokens before them, position in the mini-batch, and slot."""
+    token = tl.load(cu_seqlens + seq)
+    count = tl.load(cu_seqlens + seq + 1) - token
+    before = tl.load(start + seq)
+    return token.to(tl.int64), count, before, before % m, tl.load(slots + seq).to(tl.int64)
 
 
 @jit

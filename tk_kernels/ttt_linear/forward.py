@@ -27,6 +27,7 @@ from tk_kernels.forward.common import (
     keys_at,
     normalization,
     packed_arguments,
+    packed_sequence,
     processors,
     rotated,
     tile,
@@ -92,7 +93,8 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of sequences of different lengths; advance their slots of `state` in place.
 
-    tokens: q, k, v [N, H, D] with RoPE, lr [N, H]. initial: W [H, D, D], b [H, D] of new sequences.
+    tokens: q, k, v [N, H, D] with RoPE, lr [N, H]; q has the dtype of the state's rows.
+    initial: W [H, D, D], b [H, D] of new sequences. state: a `GenerateState` in the dual form.
     """
     q, k, v, lr = tokens
     count, heads, _ = q.shape
@@ -104,9 +106,8 @@ def launch_packed(
             q, k, k, k, v, lr, *outer, state.weights, state.b, out, state.weights, state.b, *state.gathered,
             count, heads, 0, *q.stride()[:2], 0, *k.stride()[:2], 0, *v.stride()[:2],
             **tile(q, len(outer[0])), N=chosen.warps, S=chosen.stages, num_warps=chosen.warps,
-            **packed_arguments(sequences), low=state.low, W_first=initial[0], b_first=initial[1],
+            **packed_arguments(sequences, state.low is not None), low=state.low, W_first=initial[0], b_first=initial[1],
             w_stride=state.weights.stride(0), b_stride=state.b.stride(0), row_stride=state.gathered[0].stride(0),
-            PLANES=state.low is not None,
         )  # fmt: skip
     return out
 
@@ -125,13 +126,9 @@ def _forward(
     seq, head = pid // H, pid % H
     begin = 0  # position of the first token in its mini-batch
     if PACKED:
-        first_token = tl.load(cu_seqlens + seq)
-        T = tl.load(cu_seqlens + seq + 1) - first_token
+        first_token, T, before, begin, slot = packed_sequence(cu_seqlens, start, slots, seq, m)
         if T == 0:
             return
-        before = tl.load(start + seq)
-        begin = before % m
-        slot = tl.load(slots + seq).to(tl.int64)
         W += slot * w_stride + head * (D * D)
         W_out += slot * w_stride + head * (D * D)
         if PLANES:
@@ -140,7 +137,6 @@ def _forward(
         b_out += slot * b_stride + head * D
         k_rows += slot * row_stride + head * (m * D)
         g_rows += slot * row_stride + head * (m * D)
-        first_token = first_token.to(tl.int64)
         q += first_token * q_token
         k += first_token * k_token
         k_again += first_token * k_token
