@@ -15,14 +15,21 @@ class Packed(NamedTuple):
     start [S] int32: tokens of each sequence before these. A sequence with 0 begins with the learner's initial weights.
     slots [S] int64: index of each sequence in tensors of states, at most once each.
     chunks [least N // CHUNK + S, 2] int32: sequence and first token in it, of each chunk; rows past the last are empty.
-    length: tokens of each sequence if all have as many and start at a mini-batch; otherwise 0.
+    tokens: N. length: tokens of each sequence if all have as many and start at a mini-batch; otherwise 0.
     """
 
     cu_seqlens: Tensor
     start: Tensor
     slots: Tensor
     chunks: Tensor
+    tokens: int
     length: int = 0
+
+    def positions(self) -> Tensor:
+        """Return the number of tokens [N] before each token in its sequence."""
+        lengths = self.cu_seqlens.diff()
+        moved = (self.start - self.cu_seqlens[:-1]).repeat_interleave(lengths, output_size=self.tokens)
+        return moved + torch.arange(self.tokens, device=moved.device)
 
 
 def packed(cu_seqlens: Tensor, start: Tensor, slots: Tensor, tokens: int, length: int = 0) -> Packed:
@@ -33,4 +40,4 @@ def packed(cu_seqlens: Tensor, start: Tensor, slots: Tensor, tokens: int, length
     index = torch.arange(tokens // CHUNK + sequences, device=cu_seqlens.device)
     sequence = torch.searchsorted(ends, index, right=True).clamp_max_(sequences - 1)
     first = (index - (ends - counts)[sequence]) * CHUNK
-    return Packed(cu_seqlens, start, slots, torch.stack((sequence, first), 1).int(), length)
+    return Packed(cu_seqlens, start, slots, torch.stack((sequence, first), 1).int(), tokens, length)
