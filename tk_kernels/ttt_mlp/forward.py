@@ -108,26 +108,30 @@ def launch_packed(
     weights = (s.weights1, s.b1, s.weights2, s.b2)
     rest = (v, lr, *outer, *weights, out, *weights, *s.gathered)
     sizes = (count, heads, 0, *q.stride()[:2], 0, *k.stride()[:2], 0, *v.stride()[:2])
-    constants = tile(q, len(outer[0])) | packed_arguments(sequences, s.low1 is not None)
-    constants |= dict(zip(("W1_first", "b1_first", "W2_first", "b2_first"), initial, strict=True))
-    constants |= {"low1": s.low1, "low2": s.low2, "w_stride": s.weights1.stride(0), "b1_stride": s.b1.stride(0)}
-    constants |= {"b2_stride": s.b2.stride(0), "d_stride": s.gathered[0].stride(0), "f_stride": s.gathered[1].stride(0)}
-    constants |= {"F": s.b1.shape[2], "S": chosen.stages, "num_warps": chosen.warps}
-    grid = (len(sequences.slots) * heads,)
+    where = packed_arguments(sequences, s.low1 is not None) | {"low1": s.low1, "low2": s.low2}
+    where |= dict(zip(("W1_first", "b1_first", "W2_first", "b2_first"), initial, strict=True))
+    where |= {"w_stride": s.weights1.stride(0), "b1_stride": s.b1.stride(0), "b2_stride": s.b2.stride(0)}
+    where |= {"d_stride": s.gathered[0].stride(0), "f_stride": s.gathered[1].stride(0)}
+    where |= {"grid": (len(sequences.slots) * heads,), "warmup": False}
+    constants = tile(q, len(outer[0])) | {"F": s.b1.shape[2], "S": chosen.stages, "num_warps": chosen.warps}
     with torch.cuda.device_of(q):
         if row == "wide":
-            forward_wide.forward[grid](q, k, *rest, *sizes, **constants, BLOCK=chosen.block)
+            forward_wide.forward.run(q, k, *rest, *sizes, **where, **constants, BLOCK=chosen.block)
+        elif takes_gluon(q, len(outer[0]), constants["F"]):
+            from tk_kernels.ttt_mlp.forward_gluon import WARPS, forward
+
+            forward.run(q, k, *rest, *sizes, **where, m=constants["m"], num_warps=WARPS)
         else:
-            _forward[grid](q, k, k, k, *rest, *sizes, **constants, N=chosen.warps)
+            _forward.run(q, k, k, k, *rest, *sizes, **where, **constants, N=chosen.warps)
     return out
 
 
 def takes_gluon(q: Tensor, mini_batch: int, hidden: int) -> bool:
-    """Whether `forward_gluon` supports q [B, T, H, D] and this mini-batch, and q's GPU has enough shared memory.
+    """Whether `forward_gluon` supports q [..., H, D] and this mini-batch, and q's GPU has enough shared memory.
 
     It takes bfloat16 only: its scaled gradients need that type's range of exponents.
     """
-    fits = (q.shape[3], hidden, q.dtype) == (*GLUON_SHAPE, torch.bfloat16) and mini_batch <= GLUON_ROWS
+    fits = (q.shape[-1], hidden, q.dtype) == (*GLUON_SHAPE, torch.bfloat16) and mini_batch <= GLUON_ROWS
     runs = q.is_cuda and not triton.knobs.runtime.interpret
     return fits and runs and shared_bytes(q.device) >= GLUON_SHARED_BYTES
 
