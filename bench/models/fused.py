@@ -81,8 +81,9 @@ class FusedBlock(TTTBlock):
             return h, self.seq_norm(h)
         first, conv = self.conv.norm, self.conv.conv
         weights = (first.weight, conv.weight, conv.bias, self.seq_norm.weight)
-        where = {"slots": state.slots, "sequences": state.sequences}
-        return residual_convolution(h, state.block_conv, *weights, first.eps, pdl=pdl, **where)
+        return residual_convolution(
+            h, state.block_conv, *weights, first.eps, pdl=pdl, slots=state.slots, sequences=state.sequences
+        )
 
     def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
         """Make Q, K, V and learning rates from the GEMM's columns in three passes.

@@ -84,8 +84,8 @@ class KernelOperator(TorchOperator):
         if sequences.length and self._ops.choice(projections.q, mini_batch) == THUNDERKITTENS:
             return self._forward_equal(projections, learner, state, initial, sequences)
         weights = tuple(x.flatten(1) if x.shape[1] == 1 else x for x in initial)  # biases are [H, 1, ...]
-        tokens = tuple(x[0] for x in projections[:4])
-        return forward_packed(self._launch, tokens, outer_parameters(learner), weights, state, sequences)[None]
+        q, k, v, lr = (x[0] for x in projections[:4])
+        return forward_packed(self._launch, (q, k, v, lr), outer_parameters(learner), weights, state, sequences)[None]
 
     def _forward_equal(
         self,
@@ -106,7 +106,7 @@ class KernelOperator(TorchOperator):
             x.copy_(torch.where(is_new, weight.view(x.shape[1:]), x))
         q, k, v, lr = (x[0].unflatten(0, (batch, sequences.length)) for x in projections[:4])
         given = (q, k, v, lr, *outer_parameters(learner), whole)
-        out = self._forward(*given, start=0, inplace=True, backend=self._backend)[0]
+        out = self._ops.forward(*given, start=0, inplace=True, backend=self._backend)[0]
         after = self.generate_state(whole)
         for slots, x in zip(state.tensors(), after.tensors(), strict=True):
             if slots is not state.position:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from bench.models.config import TTTConfig
+from bench.models.fused import FusedBlock
+from bench.models.kernel_operator import KernelOperator
 from bench.models.layers import at_least_float32, empty_conv_cache
 from bench.models.operator import Operator
 from bench.models.ttt import LayerState, TTTModel
@@ -69,16 +71,19 @@ def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], 
 
     layers: each layer's `Layout.views`. The model's blocks are `FusedBlock`, its operator is a `KernelOperator`.
     """
+    operator = model.operator
+    assert isinstance(operator, KernelOperator)
     h = model.model.embed_tokens(ids)
     count, prompts = len(step.slots), step.prompts
     positions = step.positions[:, None].repeat(1, model.config.heads)  # as the kernels read them
     steps, packed = h[:count, None], h[None, count : count + (prompts.tokens if prompts else 0)]
     for views, block in zip(layers, model.blocks, strict=True):
+        assert isinstance(block, FusedBlock)
         if count:
             state = layout.of_steps(views, step.slots, positions)
-            steps = block.generate_step(steps, model._rope, state, model.operator)
+            steps = block.generate_step(steps, model._rope, state, operator)
         if prompts:
-            packed = block.forward_packed(packed, model._rope, layout.of_prompts(views, prompts), model.operator)
+            packed = block.forward_packed(packed, model._rope, layout.of_prompts(views, prompts), operator)
     return torch.cat((steps[:, 0], packed[0]))
 
 

@@ -148,9 +148,7 @@ def query_key(
     return q, k, lr
 
 
-def _check_cache(
-    cache: Tensor, slots: Tensor | None, sequences: Packed | None, shape: tuple[int, int, int]
-) -> None:
+def _check_cache(cache: Tensor, slots: Tensor | None, sequences: Packed | None, shape: tuple[int, int, int]) -> None:
     """Raise ValueError unless the cache fits `shape`, which is (B, T, C). Slots take T = 1, packed sequences B = 1."""
     B, T, C = shape
     if sequences is not None:

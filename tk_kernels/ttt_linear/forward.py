@@ -228,10 +228,10 @@ def _forward(
         if DP != D:
             G = tl.where((o < D)[:, None, :], G, 0.0)
         if PACKED:
+            past = part_k & (token < 0)[None, :, None]
             if t < 0:
-                rows = i[None, :, None] * D + o[:, None, :]
-                past = tl.load(g_rows + rows, mask=part_k & (token < 0)[None, :, None], other=0).to(tl.float32) * UP
-                G = tl.where((token < 0)[None, :, None], past, G)
+                at_rows = i[None, :, None] * D + o[:, None, :]
+                G = tl.where(past, tl.load(g_rows + at_rows, mask=past, other=0).to(tl.float32) * UP, G)
 
         # Zbar = Y + P G; W^T += (-s_last G)^T K, unless the mini-batch is short
         Y = tl.dot(P.to(DOT), G.to(DOT), Y, input_precision="ieee")

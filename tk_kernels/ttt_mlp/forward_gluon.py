@@ -185,7 +185,8 @@ def forward(
         G2 = (Z2 - mean.expand_dims(1)) * (gamma_squared * rstd.expand_dims(1) - mean_gx.expand_dims(1))
         G2 = (G2 + offset - mean_g.expand_dims(1)) * ((rstd * rate) * RISE).expand_dims(1)
         if PACKED:
-            if t < 0:  # G1 and X2 of the earlier rows are computed again from these
+            is_begun = t < 0
+            if is_begun:  # G1 and X2 of the earlier rows are computed again from these
                 earlier = gl.load(g2_rows + at_rows, mask=past, other=0).to(gl.float32)
                 G2 = gl.where(past, earlier * RISE, G2)
         g_shared.store(G2.to(gl.bfloat16))

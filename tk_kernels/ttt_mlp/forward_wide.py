@@ -145,10 +145,10 @@ def forward(
         if DP != D:
             G2 = tl.where(inside[None, :], G2, 0.0)
         if PACKED:
+            past = mask_k & (token < 0)[:, None]
             if t < 0:  # G1 and X2 of the earlier rows are computed again from these
-                past = (token < 0)[:, None]
-                rows = i[:, None] * D + d[None, :]
-                G2 = tl.where(past, tl.load(g2_rows + rows, mask=past & mask_k, other=0).to(tl.float32) * UP, G2)
+                at_rows = i[:, None] * D + d[None, :]
+                G2 = tl.where(past, tl.load(g2_rows + at_rows, mask=past, other=0).to(tl.float32) * UP, G2)
         g2 = G2.to(DOT)
         step = tl.where(t + m <= T, -last / UP, 0.0)  # an incomplete mini-batch does not change the weights
         ends = t + m >= T
