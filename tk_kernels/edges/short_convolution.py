@@ -72,7 +72,7 @@ def residual_convolution(
     chunk = min(CHUNK, triton.next_power_of_2(T)) if sequences is None else CHUNK
     programs = B * triton.cdiv(T, chunk) if sequences is None else len(sequences.chunks)
     _residual_convolution[(programs,)](
-        h, before, after, norm, weight, bias, next_norm, added, normed, before.stride(0), T,
+        h, before, after, norm, weight, bias, next_norm, added, normed, before.stride(0), T if sequences is None else 0,
         *weight.stride()[::2], eps, C=C, CP=triton.next_power_of_2(C), CHUNK=chunk, SLOTS=slots is not None,
         **_slots(sequences, slots, after), num_warps=8, **dependent_launch(pdl),
     )  # fmt: skip
@@ -138,7 +138,7 @@ def query_key(
     block = min(BLOCK, triton.next_power_of_2(C))
     _query_key[(chunks * triton.cdiv(C, block),)](
         x, before, after, *conv_q, *conv_k, *rope, position, lr_logits, lr_bias, q, k, lr,
-        before.stride(0), T, x.stride(1), lr_logits.stride(1), position.stride(0),
+        before.stride(0), T if sequences is None else 0, x.stride(1), lr_logits.stride(1), position.stride(0),
         *conv_q[0].stride()[::2], base_lr,
         m=m, H=H, D=2 * pairs, HP=triton.next_power_of_2(H), BLOCK=block, CHUNK=chunk, SLOTS=slots is not None,
         **_slots(sequences, slots, after), num_warps=1, **dependent_launch(pdl),

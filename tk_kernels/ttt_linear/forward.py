@@ -97,14 +97,14 @@ def launch_packed(
     initial: W [H, D, D], b [H, D] of new sequences. state: a `GenerateState` in the dual form.
     """
     q, k, v, lr = tokens
-    count, heads, _ = q.shape
+    heads = q.shape[1]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     row = _tuned_as(q, len(sequences.slots), len(outer[0]))
     chosen = tuning("ttt_linear", FORWARD, row, section_name(False, q.device))
     with torch.cuda.device_of(q):
         _forward[(len(sequences.slots) * heads,)](
             q, k, k, k, v, lr, *outer, state.weights, state.b, out, state.weights, state.b, *state.gathered,
-            count, heads, 0, *q.stride()[:2], 0, *k.stride()[:2], 0, *v.stride()[:2],
+            0, heads, 0, *q.stride()[:2], 0, *k.stride()[:2], 0, *v.stride()[:2],
             **tile(q, len(outer[0])), N=chosen.warps, S=chosen.stages, num_warps=chosen.warps,
             **packed_arguments(sequences, state.low is not None), low=state.low, W_first=initial[0], b_first=initial[1],
             w_stride=state.weights.stride(0), b_stride=state.b.stride(0), row_stride=state.gathered[0].stride(0),

@@ -101,13 +101,13 @@ def launch_packed(
     initial: W1 [H, D, F], b1 [H, F], W2 [H, F, D], b2 [H, D] of new sequences. state: a `GenerateState`, dual form.
     """
     q, k, v, lr = tokens
-    count, heads, _ = q.shape
+    heads = q.shape[1]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     row, s = tuned_as(q, len(outer[0])), state
     chosen = tuning("ttt_mlp", FORWARD, row, section_name(False, q.device))
     weights = (s.weights1, s.b1, s.weights2, s.b2)
     rest = (v, lr, *outer, *weights, out, *weights, *s.gathered)
-    sizes = (count, heads, 0, *q.stride()[:2], 0, *k.stride()[:2], 0, *v.stride()[:2])
+    sizes = (0, heads, 0, *q.stride()[:2], 0, *k.stride()[:2], 0, *v.stride()[:2])
     where = packed_arguments(sequences, s.low1 is not None) | {"low1": s.low1, "low2": s.low2}
     where |= dict(zip(("W1_first", "b1_first", "W2_first", "b2_first"), initial, strict=True))
     where |= {"w_stride": s.weights1.stride(0), "b1_stride": s.b1.stride(0), "b2_stride": s.b2.stride(0)}
