@@ -244,10 +244,10 @@ def _residual_convolution(
     valid = rc < C
     known = valid
     if PACKED:
-        seq, first, token, T = _packed_chunk(cu_seqlens, chunks, tl.program_id(0))
+        seq, first, origin, T = _packed_chunk(cu_seqlens, chunks, tl.program_id(0))
         if first >= T:
             return
-        at = token * C + rc
+        at = origin * C + rc
         known = valid & (tl.load(starts + seq) > 0)
         cache_at = seq * cache_stride + rc
         after_at = tl.load(slots + seq).to(tl.int64) * after_stride + rc
@@ -318,10 +318,10 @@ def _query_key(
     known = valid
     pair = (block * (BLOCK // 2) + tl.arange(0, BLOCK // 2)) % (D // 2)
     if PACKED:
-        seq, first, token, T = _packed_chunk(cu_seqlens, chunks, chunk)
+        seq, first, origin, T = _packed_chunk(cu_seqlens, chunks, chunk)
         if first >= T:
             return
-        row = token + first
+        row = origin + first
         known = valid & (tl.load(starts + seq) > 0)
         cache_at = seq * cache_stride + channel
         after_at = tl.load(slots + seq).to(tl.int64) * after_stride + channel
