@@ -127,7 +127,7 @@ def forward(
         for first in tl.range(0, F, BLOCK, num_stages=S):
             f = first + unit
             if PACKED:  # the high planes: rounded weights
-                w1 = tl.load(W1_out + d[:, None] + f[None, :] * D, mask=inside[:, None], other=0).to(DOT)
+                w1 = tl.trans(tl.load(W1_out + f[:, None] * D + d[None, :], mask=inside[None, :], other=0).to(DOT))
             else:
                 w1 = tl.load(W1_out + d[:, None] * F + f[None, :], mask=inside[:, None], other=0).to(DOT)
             w2 = tl.load(W2_out + f[:, None] * D + d[None, :], mask=inside[None, :], other=0).to(DOT)
@@ -160,8 +160,8 @@ def forward(
         for first in tl.range(0, F, BLOCK, num_stages=S):
             f = first + unit
             if PACKED:
-                at1, at2 = d[:, None] + f[None, :] * D, f[:, None] * D + d[None, :]
-                V1 = load_weights(W1_out, low1, at1, inside[:, None], PLANES)
+                at2 = f[:, None] * D + d[None, :]
+                V1 = load_weights(W1_out, low1, at2, inside[None, :], PLANES)  # W1^T
                 V2 = load_weights(W2_out, low2, at2, inside[None, :], PLANES)
             else:
                 at1, at2 = W1_out + d[:, None] * F + f[None, :], W2_out + f[:, None] * D + d[None, :]
@@ -169,6 +169,8 @@ def forward(
                 V2 = tl.load(at2, mask=inside[None, :], other=0)
             bias1 = tl.load(b1_out + f)
             w1, w2 = V1.to(DOT), V2.to(DOT)
+            if PACKED:
+                w1 = tl.trans(w1)
             Z1 = tl.dot(K, w1, input_precision="ieee") + bias1[None, :]
             Y1 = tl.dot(Q, w1, input_precision="ieee") + bias1[None, :]
             X2, th = gelu_tanh(Z1, INTERPRETED)
@@ -179,10 +181,13 @@ def forward(
             x2bar = X2bar.to(DOT)
             P2 = tl.dot(x2bar, tl.trans(x2), P2, input_precision="ieee")
             Z2bar = tl.dot(x2bar, w2, Z2bar, input_precision="ieee")
-            V1 += step * tl.dot(tl.trans(K), g1, input_precision="ieee")
+            if PACKED:
+                V1 += step * tl.dot(tl.trans(g1), K, input_precision="ieee")
+            else:
+                V1 += step * tl.dot(tl.trans(K), g1, input_precision="ieee")
             V2 += step * tl.dot(tl.trans(x2), g2, input_precision="ieee")
             if PACKED:
-                store_weights(W1_out, low1, at1, V1, inside[:, None], PLANES)
+                store_weights(W1_out, low1, at2, V1, inside[None, :], PLANES)
                 store_weights(W2_out, low2, at2, V2, inside[None, :], PLANES)
             else:
                 tl.store(at1, V1, mask=inside[:, None])
