@@ -53,7 +53,7 @@ class FusedBlock(TTTBlock):
     def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
         changed = self._follow_parameters(rope)
         layer = self.seq_modeling_block
-        is_one_token = h.shape[1] == 1 and not beside_another_chunk()
+        is_one_token = h.shape[1] == 1 and state.sequences is None and not beside_another_chunk()
         pdl = is_one_token and self.dependent_launches and len(h) <= MOST_DEPENDENT and fits(h, self._projections)
         # `dependent_launch` needs a plain launch between two writes of a state, and after new parameters.
         h, x = self._enter(h, state, pdl and not changed)
