@@ -98,6 +98,8 @@ def forward_packed(
         raise ValueError(f"q has shape {tuple(q.shape)}: the kernels take [N, H, D], D one of {HEAD_DIMS}")
     check_shape("q", q, (sequences.tokens, *q.shape[1:]))
     check_choice("q.dtype", q.dtype, (state.gathered[0].dtype,))
+    if q.is_cuda:
+        check_choice("q.dtype", q.dtype, common.HALF)
     for name, x in (("k", k), ("v", v)):
         check_shape(name, x, tuple(q.shape))
         check_choice(f"{name}.dtype", x.dtype, (q.dtype,))
