@@ -14,7 +14,7 @@ class Packed(NamedTuple):
     cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, possibly none.
     start [S] int32: tokens of each sequence before these. A sequence with 0 begins with the learner's initial weights.
     slots [S] int64: index of each sequence in tensors of states, at most once each.
-    chunks [least N // CHUNK + S, 2] int32: sequence and first token in it, of each chunk; rows past the last are empty.
+    chunks [least N // CHUNK + S, 2] int32: sequence of each chunk and offset in it; rows past the last are empty.
     tokens: N. length: tokens of each sequence if all have as many and start at a mini-batch; otherwise 0.
     """
 

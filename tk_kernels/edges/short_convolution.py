@@ -224,7 +224,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return a chunk's sequence, first token in it, and the sequence's first token among all and token count."""
+    """Return a chunk's sequence and offset in it, and where that sequence's tokens begin and how many there are."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)

@@ -98,7 +98,7 @@ def _rotate(
 
 @jit
 def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
-    """Return a sequence's first token, token count, tokens before them, position in the mini-batch, and slot."""
+    """Return where a sequence's tokens begin, their count, the tokens before, position in the mini-batch, and slot."""
     token = tl.load(cu_seqlens + seq)
     count = tl.load(cu_seqlens + seq + 1) - token
     before = tl.load(start + seq)

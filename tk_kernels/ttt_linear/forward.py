@@ -124,7 +124,7 @@ def _forward(
     # k, k_again and k_third are one tensor: each operand has a copy in shared memory, in the layout that it needs.
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
-    begin = 0  # position of the first token in its mini-batch
+    begin = 0  # position in the mini-batch at which the tokens begin
     if PACKED:
         first_token, T, before, begin, slot = packed_sequence(cu_seqlens, start, slots, seq, m)
         if T == 0:
