@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.config import TTTConfig
-from bench.models.layers import Rotation, round_up
+from bench.models.kernel_operator import KernelOperator
+from bench.models.layers import Rotation, operator_range, round_up
 from bench.models.operator import Learner, Projections
 from bench.models.overlap import beside_another_chunk
 from bench.models.ttt import LayerState, Learn, TTTBlock
@@ -38,10 +39,21 @@ class FusedBlock(TTTBlock):
         self._pack()
         self._learner: Learner
 
+    def forward_packed(self, h: Tensor, rope: Rotation, state: LayerState, operator: KernelOperator) -> Tensor:
+        """Run the block on the residual stream h [1, N, C] of `state.sequences`; advance their slots of `state`."""
+
+        def learn(projections: Projections, learner: Learner) -> Tensor:
+            assert state.sequences is not None
+            initial = self.seq_modeling_block.learner_weights()
+            with operator_range():
+                return operator.forward_packed(projections, learner, state.inner, initial, state.sequences)
+
+        return self._through(h, rope, state, learn)
+
     def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
         changed = self._follow_parameters(rope)
         layer = self.seq_modeling_block
-        is_one_token = h.shape[1] == 1 and not beside_another_chunk()
+        is_one_token = h.shape[1] == 1 and state.sequences is None and not beside_another_chunk()
         pdl = is_one_token and self.dependent_launches and len(h) <= MOST_DEPENDENT and fits(h, self._projections)
         # `dependent_launch` needs a plain launch between two writes of a state, and after new parameters.
         h, x = self._enter(h, state, pdl and not changed)
@@ -69,7 +81,9 @@ class FusedBlock(TTTBlock):
             return h, self.seq_norm(h)
         first, conv = self.conv.norm, self.conv.conv
         weights = (first.weight, conv.weight, conv.bias, self.seq_norm.weight)
-        return residual_convolution(h, state.block_conv, *weights, first.eps, pdl=pdl, slots=state.slots)
+        return residual_convolution(
+            h, state.block_conv, *weights, first.eps, pdl=pdl, slots=state.slots, sequences=state.sequences
+        )
 
     def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
         """Make Q, K, V and learning rates from the GEMM's columns in three passes.
@@ -85,7 +99,7 @@ class FusedBlock(TTTBlock):
         conv_q, conv_k = ((conv.weight, conv.bias) for conv in (layer.conv_q, layer.conv_k))
         position, base_lr = state.inner.position, layer.config.base_lr
         inputs = (shared, state.qk_conv, conv_q, conv_k, rope, position, logits, bias, base_lr)
-        q, k, lr = query_key(*inputs, pdl=pdl, slots=state.slots)
+        q, k, lr = query_key(*inputs, pdl=pdl, slots=state.slots, sequences=state.sequences)
         return Projections(q, k, v, lr, ready=True, pdl=pdl)
 
     def _columns(self, projected: Tensor, index: int) -> Tensor:

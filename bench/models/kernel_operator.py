@@ -3,9 +3,12 @@
 Some Triton kernels are in Gluon, its dialect with explicit layouts, such as generate in the dual form on Hopper.
 """
 
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from importlib import import_module
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bench.models.config import ROPE_THETA
@@ -16,9 +19,13 @@ from bench.models.operator import (
     TorchOperator,
     learning_rates,
     outer_parameters,
+    ready_at,
     ready_for_prefill,
+    rows_of,
 )
+from tk_kernels.forward.operator import THUNDERKITTENS, forward_packed
 from tk_kernels.generate.common import rope_table
+from tk_kernels.packed import Packed
 
 
 class KernelOperator(TorchOperator):
@@ -39,7 +46,9 @@ class KernelOperator(TorchOperator):
     ) -> None:
         super().__init__(learner)
         self._generate = import_module(f"tk_kernels.ttt_{learner}.generate")
-        self._forward = None if prefill_on_reference else import_module(f"tk_kernels.ttt_{learner}.ops").forward
+        self._ops = import_module(f"tk_kernels.ttt_{learner}.ops")
+        self._launch = import_module(f"tk_kernels.ttt_{learner}.forward").launch_packed
+        self._forward = None if prefill_on_reference else self._ops.forward
         self.block_a_head = self._forward is not None
         self._generate_form, self._precision, self._backend = form, precision, backend
         self._table_of: Tensor | None = None
@@ -56,6 +65,53 @@ class KernelOperator(TorchOperator):
         outer = outer_parameters(learner)
         options = {"start": start, "rope": rope, "inplace": True, "backend": self._backend}
         return self._forward(q, k, v, lr, *outer, state, **options)[0]
+
+    def forward_packed(
+        self,
+        projections: Projections,
+        learner: Learner,
+        state: Any,
+        initial: Sequence[Tensor],
+        sequences: Packed,
+    ) -> Tensor:
+        """Return out [1, N, H, D] of packed tokens; advance the slots of `state`, one of `generate_state`, in place.
+
+        initial: the learner's weights, with which new sequences begin.
+        """
+        mini_batch = len(learner.token_scale)
+        if not projections.ready:
+            projections = ready_at(projections, learner, (sequences.positions() % mini_batch)[None])
+        if sequences.length and self._ops.choice(projections.q, mini_batch) == THUNDERKITTENS:
+            return self._forward_equal(projections, learner, state, initial, sequences)
+        weights = tuple(x.flatten(1) if x.shape[1] == 1 else x for x in initial)  # biases are [H, 1, ...]
+        q, k, v, lr = (x[0] for x in projections[:4])
+        return forward_packed(self._launch, (q, k, v, lr), outer_parameters(learner), weights, state, sequences)[None]
+
+    def _forward_equal(
+        self,
+        projections: Projections,
+        learner: Learner,
+        state: Any,
+        initial: Sequence[Tensor],
+        sequences: Packed,
+    ) -> Tensor:
+        """Run sequences of one length as a batch, in `forward`'s kernel for Hopper, on copies of their slots."""
+        batch, heads = len(sequences.slots), projections.q.shape[2]
+        position = sequences.start.new_zeros(batch, heads)
+        names = [field.name for field in fields(state) if field.name not in ("position", "slots")]
+        copies = {name: rows_of(getattr(state, name), sequences.slots) for name in names}
+        whole = replace(state, **copies, position=position, slots=None).to_state()
+        for x, weight in zip(whole, initial, strict=False):
+            is_new = (sequences.start == 0).view(-1, *[1] * (x.ndim - 1))
+            x.copy_(torch.where(is_new, weight.view(x.shape[1:]), x))
+        q, k, v, lr = (x[0].unflatten(0, (batch, sequences.length)) for x in projections[:4])
+        given = (q, k, v, lr, *outer_parameters(learner), whole)
+        out = self._ops.forward(*given, start=0, inplace=True, backend=self._backend)[0]
+        after = self.generate_state(whole)
+        for slots, x in zip(state.tensors(), after.tensors(), strict=True):
+            if slots is not state.position:
+                slots.index_copy_(0, sequences.slots, x)
+        return out.flatten(0, 1)[None]
 
     def generate_state(self, state: Any) -> Any:
         """Copy forward's state into the generate kernel's form and precision; return a generate state as it is."""

@@ -31,6 +31,7 @@ from bench.models.layers import (
 )
 from bench.models.operator import Learner, Projections, TorchOperator, rows_of
 from bench.models.overlap import Overlap
+from tk_kernels.packed import Packed
 from tk_kernels.reference.token_rows import overwrite
 
 
@@ -41,12 +42,14 @@ class LayerState:
     block_conv: inputs of the block's convolution. qk_conv: inputs that the convolutions of Q and K share.
     Both are None with the Transformer backbone.
     slots [B]: for `FusedBlock.generate_step`, indices of the B sequences in state tensors that hold more.
+    sequences: for `FusedBlock.forward_packed`, where its tokens and their slots are.
     """
 
     block_conv: Tensor | None
     qk_conv: Tensor | None
     inner: Any
     slots: Tensor | None = None
+    sequences: Packed | None = None
 
     def rows(self, rows: slice) -> "LayerState":
         """Return the state of the sequences `rows`, as views."""

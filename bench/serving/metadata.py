@@ -8,7 +8,8 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, Comm
 from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata, BaseMambaAttentionMetadataBuilder
 
 from bench.models.hugging_face import read_config
-from bench.serving.step import Step, prompt_runs
+from bench.serving.step import Step, common_length
+from tk_kernels.packed import Packed, packed
 
 
 @dataclass
@@ -19,7 +20,7 @@ class TTTMetadata(BaseMambaAttentionMetadata):
 
 
 class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
-    """Builds TTTMetadata: adds slots as int64, positions in the mini-batch, and prompts grouped in runs."""
+    """Builds TTTMetadata: adds slots as int64, positions in the mini-batch, and where the prompts are."""
 
     metadata_cls = TTTMetadata
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
@@ -50,14 +51,19 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
             # Requests that only pad the batch to a CUDA graph's size have no token; they use slot 0, which is spare.
             slots.copy_(torch.where(tokens > 0, found.state_indices_tensor_d[:count, 0], 0))
             positions.copy_((tokens - 1).clamp_min(0) % self._mini_batch)
-        runs = []
-        if prompts:
-            computed, starts = self._prefill_cpu_metadata(common_attn_metadata, found.num_reqs, prompts, count)
-            lengths = (starts[1:] - starts[:-1]).tolist()
-            runs = prompt_runs(lengths, computed.tolist(), count, self._mini_batch)
-            assert found.state_indices_tensor_p is not None
-        found.step = Step(slots, positions, runs, found.state_indices_tensor_p.long() if prompts else slots[:0])
+        found.step = Step(slots, positions, self._prompts(common_attn_metadata, found) if prompts else None)
         return found
+
+    def _prompts(self, common: CommonAttentionMetadata, found: TTTMetadata) -> Packed:
+        """Return where the prompts' tokens and slots are. Only the host's copies of the lengths are read here."""
+        count, requests = found.num_decodes, found.num_reqs
+        computed, starts = self._prefill_cpu_metadata(common, requests, found.num_prefills, count)
+        lengths = (starts[1:] - starts[:-1]).tolist()
+        length = common_length(lengths, computed.tolist(), self._mini_batch)
+        ends = common.query_start_loc[count : requests + 1] - count
+        before = common.seq_lens[count:requests] - ends.diff()
+        assert found.state_indices_tensor_p is not None
+        return packed(ends.int(), before.int(), found.state_indices_tensor_p.long(), sum(lengths), length)
 
 
 class TTTBackend(AttentionBackend):

@@ -17,8 +17,9 @@ from bench.models.hugging_face import read_config
 from bench.models.kernel_operator import KernelOperator
 from bench.models.ttt import TTTModel
 from bench.serving.pages import Layout, hidden
-from bench.serving.step import PromptRun, Step
+from bench.serving.step import Step
 from bench.serving.weights import load
+from tk_kernels.packed import packed
 
 
 class ServedBlock(FusedBlock):
@@ -81,11 +82,19 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         assert input_ids is not None
         metadata = get_forward_context().attn_metadata
         if metadata is None:  # vLLM measures how much memory a step takes
-            step = Step(input_ids[:0], input_ids[:0], [PromptRun(0, 1, 0, len(input_ids), 0, True)], input_ids[:0])
-            return self.ttt.model.norm(hidden(self.ttt, self.layout, [], input_ids, step))
-        step = metadata[self._names[0]].step
-        x = hidden(self.ttt, self.layout, [each.views for each in self.states], input_ids, step)
+            step, layers = self._one_prompt(len(input_ids), input_ids.device)
+        else:
+            step, layers = metadata[self._names[0]].step, [each.views for each in self.states]
+        x = hidden(self.ttt, self.layout, layers, input_ids, step)
         return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
+
+    def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[list[Tensor]]]:
+        """Return a step of one prompt, and for all layers one page."""
+        ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+        none = ends.new_empty(0)
+        page = self.layout.views(torch.zeros(1, self.layout.page_bytes, dtype=torch.int8, device=device))
+        prompt = packed(ends, ends[:1], ends[:1].long(), tokens)
+        return Step(none, none, prompt), [page] * len(self.states)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         return F.linear(hidden_states, self.ttt.head)

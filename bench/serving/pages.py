@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from bench.models.config import TTTConfig
+from bench.models.fused import FusedBlock
+from bench.models.kernel_operator import KernelOperator
 from bench.models.layers import at_least_float32, empty_conv_cache
 from bench.models.operator import TorchOperator
-from bench.models.ttt import LayerState, TTTBlock, TTTModel
-from bench.serving.step import PromptRun, Step
+from bench.models.ttt import LayerState, TTTModel
+from bench.serving.step import Step
+from tk_kernels.packed import Packed
 
 ALIGNED = 64  # bytes; makes offsets and strides multiples of 16 float32 numbers, for which Triton compiles the kernels
 
@@ -25,7 +28,6 @@ class Layout:
     """Shapes and dtypes of one layer's state for one sequence, and where each tensor begins in a page."""
 
     def __init__(self, config: TTTConfig, operator: TorchOperator, dtype: torch.dtype) -> None:
-        self.operator, self._heads = operator, config.heads
         device, inner = torch.device("meta"), at_least_float32(dtype)
         weights = [torch.empty(shape, device=device, dtype=inner) for shape in config.weight_shapes.values()]
         convolved = config.backbone == "mamba"
@@ -50,7 +52,7 @@ class Layout:
             for offset, shape, dtype in spans
         ]
 
-    def in_place(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
+    def of_steps(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
         """Return the state for a generate step that updates the slots [B] in place.
 
         views: result of `views`. positions [B, H]: in the mini-batch.
@@ -58,54 +60,31 @@ class Layout:
         state = _mapped(self._empty, iter(views).__next__, positions)
         return replace(state, inner=replace(state.inner, slots=slots), slots=slots)
 
-    def read(self, views: Sequence[Tensor], slots: Tensor, position: int) -> LayerState:
-        """Return a copy of the states in slots [B] int64, for a forward from `position` in the mini-batch."""
-        each = iter(views)
-        positions = torch.full((len(slots), self._heads), position, dtype=torch.int32, device=slots.device)
-        state = _mapped(self._empty, lambda: next(each).index_select(0, slots), positions)
-        return replace(state, inner=state.inner.to_state())
-
-    def write(self, views: Sequence[Tensor], slots: Tensor, state: LayerState) -> None:
-        """Copy the state after a forward to the slots [B] int64."""
-        state = replace(state, inner=self.operator.generate_state(state.inner))
-        for view, x in zip(views, _tensors(state), strict=True):
-            view.index_copy_(0, slots, x)
+    def of_prompts(self, views: Sequence[Tensor], prompts: Packed) -> LayerState:
+        """Return the state for a forward over prompts that updates their slots in place."""
+        state = _mapped(self._empty, iter(views).__next__, prompts.start)
+        return replace(state, sequences=prompts)
 
 
 def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], ids: Tensor, step: Step) -> Tensor:
     """Return the residual stream [N, C] after the last block for a step's tokens ids [N]; update the slots' states.
 
-    layers: each layer's `Layout.views`. Empty to run one fresh run of prompts and drop its state.
+    layers: each layer's `Layout.views`. The model's blocks are `FusedBlock`, its operator is a `KernelOperator`.
     """
+    operator = model.operator
+    assert isinstance(operator, KernelOperator)
     h = model.model.embed_tokens(ids)
-    count = len(step.slots)
+    count, prompts = len(step.slots), step.prompts
     positions = step.positions[:, None].repeat(1, model.config.heads)  # as the kernels read them
-    steps = h[:count, None]
-    spans = [(h[run.token :][: run.requests * run.length], run) for run in step.runs]
-    prompts = [span.unflatten(0, (run.requests, run.length)) for span, run in spans]
-    for index, block in enumerate(model.blocks):
-        views = layers[index] if layers else []
+    steps, packed = h[:count, None], h[None, count : count + (prompts.tokens if prompts else 0)]
+    for views, block in zip(layers, model.blocks, strict=True):
+        assert isinstance(block, FusedBlock)
         if count:
-            state = layout.in_place(views, step.slots, positions)
-            steps = block.generate_step(steps, model._rope, state, model.operator)
-        for number, run in enumerate(step.runs):
-            prompts[number] = _forward(model, layout, views, block, prompts[number], run, step.prompt_slots)
-    return torch.cat([x.flatten(0, 1) for x in (steps, *prompts)])
-
-
-def _forward(
-    model: TTTModel, layout: Layout, views: Sequence[Tensor], block: TTTBlock, h: Tensor, run: PromptRun, slots: Tensor
-) -> Tensor:
-    """Run one block on one run of prompts: residual stream h [requests, length, C] -> the stream after the block.
-
-    slots: those of all prompts of the step.
-    """
-    slots = slots[run.first : run.first + run.requests]
-    state = model.layer_state(block, run.requests) if run.fresh else layout.read(views, slots, run.start)
-    h = block(h, model._rope, state, model.operator, run.start)
-    if views:
-        layout.write(views, slots, state)
-    return h
+            state = layout.of_steps(views, step.slots, positions)
+            steps = block.generate_step(steps, model._rope, state, operator)
+        if prompts:
+            packed = block.forward_packed(packed, model._rope, layout.of_prompts(views, prompts), operator)
+    return torch.cat((steps[:, 0], packed[0]))
 
 
 def _tensors(state: LayerState) -> list[Tensor]:

@@ -19,6 +19,7 @@ def refused(
     speculative: bool = False,
     lora: bool = False,
     quantization: str | None = None,
+    dtype: str = "bfloat16",
 ) -> str:
     """Return why these settings are refused; "" if they are supported. block_size: of the prefix cache; None: off."""
     if tensor_parallel > 1:
@@ -33,4 +34,6 @@ def refused(
         return "--enable-lora: TTT models have no LoRA layers; leave it out"
     if quantization:
         return f"--quantization {quantization}: TTT models are served in the checkpoint's dtype; leave it out"
+    if dtype != "bfloat16":
+        return f"--dtype {dtype}: TTT models are served in bfloat16; give bfloat16"
     return ""

@@ -27,6 +27,7 @@ class TTTSettings(MambaModelConfig):
             speculative=vllm_config.speculative_config is not None,
             lora=vllm_config.lora_config is not None,
             quantization=model.quantization,
+            dtype=str(model.dtype).removeprefix("torch."),
         )
         if why:
             raise ValueError(why)

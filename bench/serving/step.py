@@ -1,50 +1,31 @@
-"""Group the prompts of a vLLM step into runs, one call of the model each. Imports neither torch nor vLLM."""
+"""The requests of a vLLM step."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-MOST_SEQUENCES = 64  # most prompts of a run, to bound memory: their states are in float32 during forward
+from torch import Tensor
 
+from tk_kernels.packed import Packed
 
-class PromptRun(NamedTuple):
-    """Consecutive prompts that forward takes as one batch [requests, length]."""
-
-    first: int  # number of the first request among the step's prompts
-    requests: int
-    token: int  # index among the step's tokens at which the run begins
-    length: int  # tokens of each request
-    start: int  # position in the mini-batch at which each request's tokens begin
-    fresh: bool  # whether the requests begin in this step, so that no state is read
+MOST_SEQUENCES = 64  # most prompts that run as a batch: it copies their states, in float32
 
 
 class Step(NamedTuple):
-    """The requests of a vLLM step. Its tokens are one for each of D generating requests, then those of the runs.
+    """The requests of a vLLM step. Its tokens are one for each of D generating requests, then those of the prompts.
 
     slots [D], positions [D]: cache slots of the generating requests, and their positions in the mini-batch.
-    prompt_slots [P]: cache slots of the prompts.
+    prompts: None without prompts.
     """
 
-    slots: Any
-    positions: Any
-    runs: Sequence[PromptRun]
-    prompt_slots: Any
+    slots: Tensor
+    positions: Tensor
+    prompts: Packed | None
 
 
-def prompt_runs(lengths: Sequence[int], computed: Sequence[int], token: int, mini_batch: int) -> list[PromptRun]:
-    """Return runs of consecutive prompts that agree in `length`, `start` and `fresh`.
+def common_length(lengths: Sequence[int], computed: Sequence[int], mini_batch: int) -> int:
+    """Return the tokens of each prompt if they can run as a batch: one length, at a mini-batch's start; else 0.
 
-    lengths, computed: each prompt's tokens in this step and in earlier ones. A prompt without tokens is left out.
-    token: index among the step's tokens at which the prompts begin.
+    lengths, computed: each prompt's tokens in this step and in earlier ones.
     """
-    runs: list[PromptRun] = []
-    for request, (length, before) in enumerate(zip(lengths, computed, strict=True)):
-        if not length:
-            continue
-        run = PromptRun(request, 1, token, length, before % mini_batch, before == 0)
-        last = runs[-1] if runs else None
-        if last and last.requests < MOST_SEQUENCES and last[3:] == run[3:] and last.first + last.requests == request:
-            runs[-1] = last._replace(requests=last.requests + 1)
-        else:
-            runs.append(run)
-        token += length
-    return runs
+    alike = len(set(lengths)) == 1 and not any(before % mini_batch for before in computed)
+    return lengths[0] if alike and len(lengths) <= MOST_SEQUENCES else 0

@@ -14,25 +14,28 @@ from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.serving.pages import Layout, hidden
 from bench.serving.refusals import refused, untried
-from bench.serving.step import PromptRun, Step, prompt_runs
+from bench.serving.step import Step, common_length
 from bench.serving.weights import load
-from tests.interpreter import DEVICE
+from tests.interpreter import DEVICE, INTERPRETED
+from tk_kernels.forward.operator import THUNDERKITTENS
+from tk_kernels.packed import packed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_prompts_of_one_length_at_one_position_are_one_run():
-    lengths, computed = [5, 5, 5, 0, 5, 7, 7], [0, 0, 32, 0, 32, 3, 19]
-    assert prompt_runs(lengths, computed, 2, 16) == [
-        PromptRun(0, 2, 2, 5, 0, True),
-        PromptRun(2, 1, 12, 5, 0, False),
-        PromptRun(4, 1, 17, 5, 0, False),
-        PromptRun(5, 2, 22, 7, 3, False),
-    ]
-
-
-def test_a_run_holds_64_prompts():
-    assert [run[:3] for run in prompt_runs([1] * 65, [0] * 65, 0, 16)] == [(0, 64, 0), (64, 1, 64)]
+@pytest.mark.parametrize(
+    ("lengths", "computed", "length"),
+    [
+        ([5, 5], [0, 32], 5),
+        ([5, 5], [0, 33], 0),
+        ([5, 6], [0, 0], 0),
+        ([5, 0], [0, 0], 0),
+        ([1] * 64, [0] * 64, 1),
+        ([1] * 65, [0] * 65, 0),
+    ],
+)
+def test_up_to_64_prompts_of_one_length_from_a_mini_batch_are_a_batch(lengths, computed, length):
+    assert common_length(lengths, computed, 16) == length
 
 
 @pytest.mark.parametrize(
@@ -60,30 +63,50 @@ def test_the_tensors_of_a_page_begin_at_64_bytes_and_do_not_meet():
     assert not pages[0].any()
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="float32 tokens run in Triton's interpreter only")
 @pytest.mark.usefixtures("triton_kernels")
 @pytest.mark.parametrize(("learner", "backbone"), [("linear", "mamba"), ("linear", "transformer"), ("mlp", "mamba")])
 def test_mixed_requests_have_the_logits_of_single_ones(learner, backbone):
     """Mix prompts of three lengths, chunks that end inside mini-batches, generating requests and unordered slots."""
+    # Tokens of each request in each step; a request of one token after its first step generates.
+    steps = ([7, 20, 20, 0], [1, 25, 25, 0], [1, 1, 3, 40], *[[1, 1, 1, 1]] * 3)
+    assert_served(learner, backbone, steps, KernelOperator(learner, precision="float32"))
+
+
+@pytest.mark.usefixtures("triton_kernels")
+@pytest.mark.parametrize("learner", ["linear", "mlp"])
+def test_prompts_of_one_length_run_in_the_kernel_for_hopper(monkeypatch, learner):
+    """PyTorch replaces that kernel here. New requests and a later chunk are one batch."""
     operator = KernelOperator(learner, precision="float32", backend="reference")
+    monkeypatch.setattr(operator._ops, "choice", lambda q, mini_batch: THUNDERKITTENS)
+    monkeypatch.setattr(operator, "_launch", None)
+    assert_served(learner, "mamba", ([16, 0, 0], [21, 21, 21], [1, 1, 1]), operator)
+
+
+def assert_served(learner, backbone, steps, operator):
+    """Run steps, each the tokens of every request; assert that each request then has the logits that it has alone."""
     config = replace(model_config(f"ttt-{learner}", "tiny", backbone=backbone), layers=2)
     model = from_seed(config, 0, DEVICE, torch.float32, operator=operator, block=FusedBlock)
     plain = from_seed(config, 0, DEVICE, torch.float32)
     plain.copy_weights(model)
     layout = Layout(config, operator, torch.float32)
-    pages = torch.zeros(6, len(model.blocks), layout.page_bytes, dtype=torch.int8, device=DEVICE)
+    pages = torch.full((6, len(model.blocks), layout.page_bytes), 3, dtype=torch.int8, device=DEVICE)
     layers = [layout.views(each) for each in pages.unbind(1)]
     ids = torch.randint(512, (4, 60), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     slots, done, last = [3, 1, 5, 2], [0, 0, 0, 0], {}
-    # Tokens of each request in each step; a request of one token after its first step generates.
-    for tokens in ([7, 20, 20, 0], [1, 25, 25, 0], [1, 1, 3, 40], *[[1, 1, 1, 1]] * 3):
-        generating = [request for request in range(4) if tokens[request] == 1 and done[request]]
-        prompts = [request for request in range(4) if tokens[request] and request not in generating]
+    for tokens in steps:
+        requests = range(len(tokens))
+        generating = [request for request in requests if tokens[request] == 1 and done[request]]
+        prompts = [request for request in requests if tokens[request] and request not in generating]
         order = generating + prompts
+        lengths, computed = [tokens[r] for r in prompts], [done[r] for r in prompts]
+        ends = torch.tensor([0, *lengths], device=DEVICE).cumsum(0, dtype=torch.int32)
+        where = torch.tensor(computed, dtype=torch.int32), torch.tensor([slots[r] for r in prompts])
+        length = common_length(lengths, computed, 16) if prompts else 0
         step = Step(
             torch.tensor([slots[request] for request in generating], dtype=torch.int64, device=DEVICE),
             torch.tensor([done[request] % 16 for request in generating], dtype=torch.int32, device=DEVICE),
-            prompt_runs([tokens[r] for r in prompts], [done[r] for r in prompts], len(generating), 16),
-            torch.tensor([slots[request] for request in prompts], dtype=torch.int64, device=DEVICE),
+            packed(ends, *(x.to(DEVICE) for x in where), sum(lengths), length) if prompts else None,
         )
         batch = torch.cat([ids[r, done[r] : done[r] + tokens[r]] for r in order])
         with torch.no_grad():
@@ -92,10 +115,9 @@ def test_mixed_requests_have_the_logits_of_single_ones(learner, backbone):
         for request, row in zip(order, rows[ends - 1], strict=True):
             done[request] += tokens[request]
             last[request] = row
-    assert done == [12, 49, 51, 43]
-    for request in range(4):
+    for request, row in last.items():
         alone = plain.prefill(ids[request : request + 1, : done[request]], plain.init_state(1))[0]
-        found = model._logits(last[request][None])
+        found = model._logits(row[None])
         torch.testing.assert_close(found, alone, rtol=2e-4, atol=2e-5)
 
 
@@ -126,6 +148,10 @@ def test_weights_by_name(one_thread):
             "--speculative-config: a TTT model's state cannot go back by rejected tokens; leave it out",
         ),
         ({"lora": True}, "--enable-lora: TTT models have no LoRA layers; leave it out"),
+        (
+            {"dtype": "float16"},
+            "--dtype float16: TTT models are served in bfloat16; give bfloat16",
+        ),
         (
             {"quantization": "fp8"},
             "--quantization fp8: TTT models are served in the checkpoint's dtype; leave it out",

@@ -20,13 +20,23 @@ from tk_kernels.ttt_mlp import forward as mlp
 from tk_kernels.ttt_mlp import forward_gluon, forward_wide
 
 TOKENS = ("q", "k", "k_again", "k_third", "v", "out")
+PACKED_KINDS = dict.fromkeys(("cu_seqlens", "start"), "*i32") | {"slots": "*i64"}
+PACKED_KINDS |= dict.fromkeys(("low", "low1", "low2"), "*i16")
+PACKED_KINDS |= dict.fromkeys(("W", "W1", "W2", "W_out", "W1_out", "W2_out"), "*bf16")
+PACKED_KINDS |= dict.fromkeys(("k_rows", "g_rows", "x2_rows", "g1_rows", "g2_rows"), "*bf16")
 
 
 def compiled(kernel: Any, capability: int, constants: dict[str, Any], warps: int) -> Any:
-    """Compile the kernel for bfloat16 tokens and this compute capability."""
+    """Compile the kernel for bfloat16 tokens and this compute capability; with PACKED, for states in two planes."""
     names = kernel.arg_names
+    packed = "PACKED" in constants
+    if not packed:
+        constants = {param.name: param.default for param in kernel.params if param.has_default} | constants
     integers = {name for name in names if name in "TH" or name.startswith(("q_", "k_b", "k_to", "k_h", "v_"))}
+    integers |= {name for name in names if name.endswith("_stride")}
     kinds = {name: "*bf16" if name in TOKENS else "i32" if name in integers else "*fp32" for name in names}
+    if packed:
+        kinds |= {name: kind for name, kind in PACKED_KINDS.items() if name in names}
     signature = kinds | dict.fromkeys(constants, "constexpr")
     attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name not in constants}
     language = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
@@ -49,7 +59,7 @@ def stack_bytes(cubin: bytes) -> int | None:
 
 def main(capability: int) -> None:
     """Print one line per kernel: name, shared memory, local memory."""
-    shape = {"m": 16, "M": 16, "DOT": tl.bfloat16, "UP": 1.0, "INTERPRETED": 0}
+    shape = {"m": 16, "M": 16, "DOT": tl.bfloat16, "UP": 1.0, "INTERPRETED": False}
     head, wide = shape | {"D": 64, "DP": 64}, shape | {"D": 96, "DP": 128}
     variants = [
         ("linear", linear._forward, "ttt_linear", "few", head),
@@ -62,7 +72,8 @@ def main(capability: int) -> None:
         variants.append(("linear-96", linear._forward, "ttt_linear", "wide", wide))
     if capability in (80, 90, 100):  # others have less shared memory than the kernel in Gluon takes
         variants.append(("mlp-gluon", forward_gluon.forward, "ttt_mlp", "narrow", shape))
-    for name, kernel, operator, row, sizes in variants:
+    packed = [(f"{name}-packed", *rest, sizes | {"PACKED": True, "PLANES": True}) for name, *rest, sizes in variants]
+    for name, kernel, operator, row, sizes in variants + packed:
         launch = tuning(operator, FORWARD, row, "default")
         settings = {"S": launch.stages, "N": launch.warps, "BLOCK": launch.block}
         constants = {key: x for key, x in (sizes | settings).items() if key in kernel.arg_names}

@@ -45,6 +45,9 @@ class Value:
     def __bool__(self) -> bool:
         return bool(self.of)
 
+    def __index__(self) -> int:
+        return int(self.of)
+
     def __neg__(self) -> Value:
         return Value(-self.of)
 

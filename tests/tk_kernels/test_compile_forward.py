@@ -14,6 +14,8 @@ from tests.interpreter import INTERPRETED
 SHARED_KB = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}
 # Local memory limit in bytes per thread. TTT-MLP's weights take 128 of 255 registers, so it spills other values.
 STACK = {"linear": 0, "linear-crowded": 256, "linear-96": 256, "mlp": 1024, "mlp-96": 256, "mlp-gluon": 256}
+STACK |= {"linear-packed": 0, "linear-crowded-packed": 256, "linear-96-packed": 256, "mlp-packed": 1024}
+STACK |= {"mlp-96-packed": 512, "mlp-gluon-packed": 256}
 SCRIPT = Path(__file__).with_name("compile_forward.py")
 
 
@@ -41,7 +43,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict]]:
 @pytest.mark.parametrize("capability", SHARED_KB)
 def test_fits(compiled: dict[int, list[dict]], capability: int) -> None:
     kernels = compiled[capability]
-    assert {"linear", "mlp", "mlp-96"} <= {each["kernel"] for each in kernels}
+    assert {"linear", "mlp", "mlp-96", "linear-packed"} <= {each["kernel"] for each in kernels}
     for each in kernels:
         assert each["shared"] <= SHARED_KB[capability] * 1024, each
         assert each["stack"] is None or each["stack"] <= STACK[each["kernel"]], each

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +14,7 @@ from tests.tk_kernels.tensors import assert_close, normal
 from tk_kernels.edges import swiglu_product
 from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm, swiglu
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
+from tk_kernels.packed import packed
 
 EPS = 1e-6
 
@@ -152,6 +156,44 @@ def test_a_sequence_may_be_cut_anywhere() -> None:
 
     for whole, cut in zip(run(37), run(1, 2, 32, 1, 1), strict=True):
         assert torch.equal(whole, cut)
+
+
+def check_packed(run: Callable[..., tuple[torch.Tensor, ...]], C: int) -> None:
+    """Assert that packed sequences have the outputs and windows of single ones, and that no other slot changes.
+
+    run: takes tokens, a cache and first positions. A sequence that starts at 0 ignores the window in its slot.
+    """
+    lengths, starts, slots = [5, 0, 1, 40, 2, 16], [0, 3, 7, 16, 21, 0], [4, 1, 6, 0, 3, 5]
+    ends = torch.tensor([0, *lengths], device=DEVICE).cumsum(0, dtype=torch.int32)
+    start, at = torch.tensor(starts, dtype=torch.int32, device=DEVICE), torch.tensor(slots, device=DEVICE)
+    tokens, pages = normal(1, sum(lengths), C), normal(7, 2, 3, C, seed=1)[:, 0]
+    expected, outputs = pages.clone(), []
+    for s, (slot, piece) in enumerate(zip(slots, tokens.split(lengths, 1), strict=True)):
+        if lengths[s]:
+            window = expected[slot : slot + 1].clone() * (starts[s] > 0)
+            outputs.append(run(piece.contiguous(), window, start[s : s + 1]))
+            expected[slot] = window[0]
+    found = run(tokens, pages, start, sequences=packed(ends, start, at, sum(lengths)))
+    for got, single in zip(found, zip(*outputs, strict=True), strict=True):
+        assert_close(got, torch.cat(single, 1).double(), 1e-6)
+    assert torch.equal(pages[[1, 2]], expected[[1, 2]])
+    assert_close(pages, expected.double(), 1e-6)
+
+
+def test_packed_sequences_in_residual_convolution() -> None:
+    weights = (normal(24), normal(24, 1, 4), normal(24), normal(24, seed=1))
+    check_packed(lambda h, cache, _, **packing: residual_convolution(h, cache, *weights, EPS, **packing), 24)
+
+
+def test_packed_sequences_in_query_key() -> None:
+    """The learning rates of a token are logits taken from its inputs."""
+    conv_q, conv_k = ((normal(48, 1, 4, seed=seed), normal(48, seed=seed)) for seed in (1, 2))
+    rope, bias = (normal(6, 12), normal(6, 12, seed=1)), normal(2)
+
+    def run(x: torch.Tensor, cache: torch.Tensor, start: torch.Tensor, **packing: Any) -> tuple[torch.Tensor, ...]:
+        return query_key(x, cache, conv_q, conv_k, rope, start, x[..., :2].contiguous(), bias, 0.1, **packing)
+
+    check_packed(run, 48)
 
 
 def test_a_nan_stays_in_its_sequence() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 import generate_cases
+import packed_cases
 import pytest
 import torch
 from emulated_gluon import Copies, Emulated, Pointer, Shared, Value
@@ -20,6 +21,7 @@ from generate_cases import (
 from reference_cases import OPERATORS, case
 
 from tests.tk_kernels.tolerances import relative_error
+from tk_kernels.forward import common as forward_common
 from tk_kernels.generate import common
 from tk_kernels.generate.common import PRECISIONS
 
@@ -124,3 +126,12 @@ def test_forward_is_the_reference(monkeypatch: pytest.MonkeyPatch, last: float, 
     for name, ours, theirs in zip(after._fields, after, state_after, strict=True):
         pair = (ours[:, :, :count], theirs[:, :, :count]) if name.endswith("rows") else (ours, theirs)
         assert relative_error(*pair) < 1e-2, name
+
+
+def test_forward_over_sequences_of_different_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Emulated(forward_gluon.forward)
+    monkeypatch.setattr(forward_gluon, "forward", kernel)
+    monkeypatch.setattr(forward, "takes_gluon", lambda *_: True)
+    monkeypatch.setattr(forward_common, "available", lambda: "")
+    packed_cases.check("mlp", D, m, "planes", "cpu")
+    assert kernel.launches == 1

@@ -8,6 +8,8 @@ convolutions of Q and K with RoPE and the learning rate. Both take any T >= 1 an
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,9 +25,10 @@ from tk_kernels.generate.common import (
     triton,
     wait_for_previous,
 )
+from tk_kernels.packed import CHUNK, Packed
 
 TAPS = 4  # inputs per output of a convolution
-CHUNK = 16  # tokens per program, one after the other; a program also reads the three inputs before them
+# A program computes CHUNK tokens, one after the other; it also reads the three inputs before them.
 BLOCK = 128  # channels per program of query_key: one warp, four per thread
 
 
@@ -41,11 +44,13 @@ def residual_convolution(
     *,
     pdl: bool = False,
     slots: Tensor | None = None,
+    sequences: Packed | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return h + conv(RMSNorm(h)) and the RMSNorm of that sum, both [B, T, C] in h's dtype; reads h once.
 
     h [B, T, C] contiguous. cache [B, 3, C]: the last three inputs of the convolution, replaced in place.
     slots [B], with T = 1: sequence b uses cache[slots[b]]; the cache may hold more than B sequences, at any stride.
+    sequences, with B = 1: the T tokens are those of packed sequences, which use their slots of the cache.
     norm, next_norm [C]: the weights of the two norms. weight [C, 1, 4], bias [C].
     pdl: a dependent launch (`dependent_launch`) reads cache, norms, weight and bias early.
     Sums are float32. Inputs of the convolution and the residual stream are rounded to h's dtype.
@@ -55,7 +60,7 @@ def residual_convolution(
     if T * C > 1 << 31:
         raise ValueError(f"h has {T} tokens of {C} channels: a sequence has at most 2^31 numbers, give it in pieces")
     check_contiguous("h", h)
-    _check_cache(cache, slots, (B, T, C))
+    _check_cache(cache, slots, sequences, (B, T, C))
     check_shape("weight", weight, (C, 1, TAPS))
     for name, x in (("norm", norm), ("next_norm", next_norm), ("bias", bias)):
         check_parameter(name, x, (C,))
@@ -63,14 +68,16 @@ def residual_convolution(
     added, normed = torch.empty_like(h), torch.empty_like(h)
     if not h.numel():
         return added, normed
-    after = _cache_after(cache, T)
-    chunk = min(CHUNK, triton.next_power_of_2(T))
-    _residual_convolution[(B * triton.cdiv(T, chunk),)](
-        h, cache, after, norm, weight, bias, next_norm, added, normed, slots, cache.stride(0), T,
+    before, after = _caches(cache, T, sequences)
+    chunk = min(CHUNK, triton.next_power_of_2(T)) if sequences is None else CHUNK
+    programs = B * triton.cdiv(T, chunk) if sequences is None else len(sequences.chunks)
+    _residual_convolution[(programs,)](
+        h, before, after, norm, weight, bias, next_norm, added, normed, before.stride(0), T if sequences is None else 0,
         *weight.stride()[::2], eps, C=C, CP=triton.next_power_of_2(C), CHUNK=chunk, SLOTS=slots is not None,
-        num_warps=8, **dependent_launch(pdl),
+        **_slots(sequences, slots, after), num_warps=8, **dependent_launch(pdl),
     )  # fmt: skip
-    _store_cache(cache, after)
+    if sequences is None:
+        _store_cache(cache, after)
     return added, normed
 
 
@@ -88,13 +95,14 @@ def query_key(
     *,
     pdl: bool = False,
     slots: Tensor | None = None,
+    sequences: Packed | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return q and k [B, T, H, D] with RoPE, contiguous in x's dtype, and lr [B, T, H] float32; reads x once.
 
     x [B, T, C] and lr_logits [B, T, H] (without their bias [H]) may be columns of one wider projection.
-    cache [B, 3, C]: the last three inputs, replaced in place. slots: see `residual_convolution`.
+    cache [B, 3, C]: the last three inputs, replaced in place. slots, sequences: see `residual_convolution`.
     conv_q, conv_k: weight [C, 1, 4] and bias [C].
-    rope: cos and sin [m, D/2] float32. position [B] or [B, H]: position of each sequence in its mini-batch of m.
+    rope: cos and sin [m, D/2] float32. position [B] or [B, H]: position of each sequence, modulo the mini-batch m.
     lr = base_lr * sigmoid(lr_logits + lr_bias) / D.
     pdl: a dependent launch (`dependent_launch`) reads cache, position, conv_q and conv_k early.
     Sums are float32, rounded once after RoPE. Raises ValueError on a wrong shape, dtype, stride or device.
@@ -103,9 +111,10 @@ def query_key(
     _check_rows(x=x, lr_logits=lr_logits)
     check_shape("lr_logits", lr_logits, (B, T, H))
     check_parameter("lr_bias", lr_bias, (H,))
-    check_shape("position", position, (B, H) if position.ndim == 2 else (B,))
+    count = B if sequences is None else len(sequences.slots)
+    check_shape("position", position, (count, H) if position.ndim == 2 else (count,))
     check_choice("position.dtype", position.dtype, (torch.int32, torch.int64))
-    _check_cache(cache, slots, (B, T, C))
+    _check_cache(cache, slots, sequences, (B, T, C))
     if H * 2 * pairs != C:
         raise ValueError(f"x has {C} columns: {H} heads of rope's {2 * pairs} are {H * 2 * pairs}")
     for name, x_of in (("rope's cos", rope[0]), ("rope's sin", rope[1])):
@@ -123,22 +132,30 @@ def query_key(
     lr = torch.empty(B, T, H, device=x.device, dtype=torch.float32)
     if not x.numel():
         return q, k, lr
-    after = _cache_after(cache, T)
-    chunk, block = min(CHUNK, triton.next_power_of_2(T)), min(BLOCK, triton.next_power_of_2(C))
-    _query_key[(B * triton.cdiv(T, chunk) * triton.cdiv(C, block),)](
-        x, cache, after, *conv_q, *conv_k, *rope, position, lr_logits, lr_bias, q, k, lr,
-        slots, cache.stride(0), T, x.stride(1), lr_logits.stride(1), position.stride(0),
+    before, after = _caches(cache, T, sequences)
+    chunk = min(CHUNK, triton.next_power_of_2(T)) if sequences is None else CHUNK
+    chunks = B * triton.cdiv(T, chunk) if sequences is None else len(sequences.chunks)
+    block = min(BLOCK, triton.next_power_of_2(C))
+    _query_key[(chunks * triton.cdiv(C, block),)](
+        x, before, after, *conv_q, *conv_k, *rope, position, lr_logits, lr_bias, q, k, lr,
+        before.stride(0), T if sequences is None else 0, x.stride(1), lr_logits.stride(1), position.stride(0),
         *conv_q[0].stride()[::2], base_lr,
         m=m, H=H, D=2 * pairs, HP=triton.next_power_of_2(H), BLOCK=block, CHUNK=chunk, SLOTS=slots is not None,
-        num_warps=1, **dependent_launch(pdl),
+        **_slots(sequences, slots, after), num_warps=1, **dependent_launch(pdl),
     )  # fmt: skip
-    _store_cache(cache, after)
+    if sequences is None:
+        _store_cache(cache, after)
     return q, k, lr
 
 
-def _check_cache(cache: Tensor, slots: Tensor | None, shape: tuple[int, int, int]) -> None:
-    """Raise ValueError unless the cache fits `shape`, which is (B, T, C). A cache with slots takes T = 1."""
+def _check_cache(cache: Tensor, slots: Tensor | None, sequences: Packed | None, shape: tuple[int, int, int]) -> None:
+    """Raise ValueError unless the cache fits `shape`, which is (B, T, C). Slots take T = 1, packed sequences B = 1."""
     B, T, C = shape
+    if sequences is not None:
+        check_parameter("cache[0]", cache[0], (TAPS - 1, C))
+        if B != 1 or slots is not None:
+            raise ValueError(f"sequences with a batch of {B}: packed tokens are one batch without slots of their own")
+        return
     if slots is None:
         check_parameter("cache", cache, (B, TAPS - 1, C))
         return
@@ -148,9 +165,22 @@ def _check_cache(cache: Tensor, slots: Tensor | None, shape: tuple[int, int, int
         raise ValueError(f"slots with {T} tokens: a cache of slots takes one token")
 
 
-def _cache_after(cache: Tensor, tokens: int) -> Tensor:
-    """Return the tensor for the new cache: the old one for a single token, because one program handles each element."""
-    return cache if tokens == 1 else torch.empty_like(cache)
+def _caches(cache: Tensor, tokens: int, sequences: Packed | None) -> tuple[Tensor, Tensor]:
+    """Return the tensor that a kernel reads windows from and the one that it writes them to.
+
+    A single token takes one tensor, because one program handles each element. Packed sequences read a copy.
+    """
+    if sequences is not None:
+        return cache.index_select(0, sequences.slots), cache
+    return cache, cache if tokens == 1 else torch.empty_like(cache)
+
+
+def _slots(sequences: Packed | None, slots: Tensor | None, after: Tensor) -> dict[str, Any]:
+    """Return a kernel's arguments for slots, or for packed sequences, whose slots are in `after`."""
+    if sequences is None:
+        return {"slots": slots}
+    names = {"cu_seqlens": sequences.cu_seqlens, "starts": sequences.start, "chunks": sequences.chunks}
+    return names | {"slots": sequences.slots, "after_stride": after.stride(0), "PACKED": True}
 
 
 def _store_cache(cache: Tensor, after: Tensor) -> None:
@@ -193,26 +223,47 @@ def _cached(at, valid, C: tl.constexpr):
 
 
 @jit
+def _packed_chunk(cu_seqlens, chunks, chunk):
+    """Return a chunk's sequence and offset in it, and where that sequence's tokens begin and how many there are."""
+    seq = tl.load(chunks + 2 * chunk).to(tl.int64)
+    first = tl.load(chunks + 2 * chunk + 1)
+    token = tl.load(cu_seqlens + seq)
+    return seq, first, token.to(tl.int64), tl.load(cu_seqlens + seq + 1) - token
+
+
+@jit
 def _residual_convolution(
-    h, cache, after, norm, weight, bias, next_norm, added, normed, slots, cache_stride, T,
-    weight_stride, tap_stride, eps,
+    h, cache, after, norm, weight, bias, next_norm, added, normed, cache_stride, T,
+    weight_stride, tap_stride, eps, slots,
     C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
+    cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
     """Compute, per program, a chunk of tokens in order, all channels; registers hold the last three inputs."""
     let_next_begin(PDL)
-    chunks = tl.cdiv(T, CHUNK)
-    seq = (tl.program_id(0) // chunks).to(tl.int64)
-    first = (tl.program_id(0) % chunks) * CHUNK
     rc = tl.arange(0, CP)
     valid = rc < C
-    at = seq * T * C + rc
-    cache_at = slot_of(slots, seq, SLOTS) * cache_stride + rc
+    known = valid
+    if PACKED:
+        seq, first, origin, T = _packed_chunk(cu_seqlens, chunks, tl.program_id(0))
+        if first >= T:
+            return
+        at = origin * C + rc
+        known = valid & (tl.load(starts + seq) > 0)
+        cache_at = seq * cache_stride + rc
+        after_at = tl.load(slots + seq).to(tl.int64) * after_stride + rc
+    else:
+        per_sequence = tl.cdiv(T, CHUNK)
+        seq = (tl.program_id(0) // per_sequence).to(tl.int64)
+        first = (tl.program_id(0) % per_sequence) * CHUNK
+        at = seq * T * C + rc
+        cache_at = slot_of(slots, seq, SLOTS) * cache_stride + rc
+        after_at = cache_at
     gamma = tl.load(norm + rc, mask=valid, other=0).to(tl.float32)
     next_gamma = tl.load(next_norm + rc, mask=valid, other=0).to(tl.float32)
     shift = tl.load(bias + rc, mask=valid, other=0).to(tl.float32)
     w0, w1, w2, w3 = _taps(weight, rc, valid, weight_stride, tap_stride)
     if first == 0:
-        r3, r2, r1 = _cached(cache + cache_at, valid, C)
+        r3, r2, r1 = _cached(cache + cache_at, known, C)
         x3, x2, x1 = r3.to(tl.float32), r2.to(tl.float32), r1.to(tl.float32)
         wait_for_previous(PDL)
         next_row = tl.load(h + at + first * C, mask=valid, other=0)
@@ -237,9 +288,9 @@ def _residual_convolution(
             x3, x2, x1 = x2, x1, x0
     if first + CHUNK >= T:
         tl.debug_barrier()  # one token replaces the cache in place: wait until every thread has read it
-        tl.store(after + cache_at, x3, mask=valid)
-        tl.store(after + cache_at + C, x2, mask=valid)
-        tl.store(after + cache_at + 2 * C, x1, mask=valid)
+        tl.store(after + after_at, x3, mask=valid)
+        tl.store(after + after_at + C, x2, mask=valid)
+        tl.store(after + after_at + 2 * C, x1, mask=valid)
 
 
 @jit
@@ -252,30 +303,42 @@ def _rotate(y, cos, sin, BLOCK: tl.constexpr):
 @jit
 def _query_key(
     x, cache, after, weight_q, bias_q, weight_k, bias_k, rope_cos, rope_sin, position, lr_logits, lr_bias, q, k, lr,
-    slots, cache_stride, T, x_stride, logit_stride, position_stride, weight_stride, tap_stride, base_lr,
+    cache_stride, T, x_stride, logit_stride, position_stride, weight_stride, tap_stride, base_lr, slots,
     m: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
     SLOTS: tl.constexpr, PDL: tl.constexpr,
+    cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
     """Compute, per program, a chunk of tokens in order, BLOCK channels; registers hold the last three inputs."""
     let_next_begin(PDL)
     C: tl.constexpr = H * D
     BLOCKS: tl.constexpr = (C + BLOCK - 1) // BLOCK
     block, chunk = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
-    chunks = tl.cdiv(T, CHUNK)
-    seq, first = (chunk // chunks).to(tl.int64), (chunk % chunks) * CHUNK
     channel = block * BLOCK + tl.arange(0, BLOCK)
     valid = channel < C
+    known = valid
     pair = (block * (BLOCK // 2) + tl.arange(0, BLOCK // 2)) % (D // 2)
-    row = seq * T + first
+    if PACKED:
+        seq, first, origin, T = _packed_chunk(cu_seqlens, chunks, chunk)
+        if first >= T:
+            return
+        row = origin + first
+        known = valid & (tl.load(starts + seq) > 0)
+        cache_at = seq * cache_stride + channel
+        after_at = tl.load(slots + seq).to(tl.int64) * after_stride + channel
+    else:
+        per_sequence = tl.cdiv(T, CHUNK)
+        seq, first = (chunk // per_sequence).to(tl.int64), (chunk % per_sequence) * CHUNK
+        row = seq * T + first
+        cache_at = slot_of(slots, seq, SLOTS) * cache_stride + channel
+        after_at = cache_at
     at = x + row * x_stride + channel
-    cache_at = slot_of(slots, seq, SLOTS) * cache_stride + channel
     q0, q1, q2, q3 = _taps(weight_q, channel, valid, weight_stride, tap_stride)
     k0, k1, k2, k3 = _taps(weight_k, channel, valid, weight_stride, tap_stride)
     shift_q = tl.load(bias_q + channel, mask=valid, other=0).to(tl.float32)
     shift_k = tl.load(bias_k + channel, mask=valid, other=0).to(tl.float32)
     start = tl.load(position + seq * position_stride, cache_modifier=".cg").to(tl.int32) + first
     if first == 0:
-        r3, r2, r1 = _cached(cache + cache_at, valid, C)
+        r3, r2, r1 = _cached(cache + cache_at, known, C)
         wait_for_previous(PDL)
         next_row = tl.load(at, mask=valid, other=0)
     else:
@@ -299,9 +362,9 @@ def _query_key(
             x3, x2, x1 = x2, x1, x0
     if first + CHUNK >= T:
         tl.debug_barrier()  # as in _residual_convolution
-        tl.store(after + cache_at, x3, mask=valid)
-        tl.store(after + cache_at + C, x2, mask=valid)
-        tl.store(after + cache_at + 2 * C, x1, mask=valid)
+        tl.store(after + after_at, x3, mask=valid)
+        tl.store(after + after_at + C, x2, mask=valid)
+        tl.store(after + after_at + 2 * C, x1, mask=valid)
     if block == 0:
         token, head = tl.arange(0, CHUNK)[:, None], tl.arange(0, HP)[None, :]
         inside = (first + token < T) & (head < H)

@@ -15,6 +15,7 @@ from torch import Tensor
 from tk_kernels.build import OTHER_GPU
 from tk_kernels.generate import common
 from tk_kernels.generate.common import dot_type, jit, tl, triton
+from tk_kernels.packed import Packed
 
 LEAST_CAPABILITY = (8, 0)
 MOST_HEAD_DIM = 128
@@ -43,11 +44,11 @@ def processors(q: Tensor) -> int:
 
 
 def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
-    """Return the compile-time arguments of a forward kernel for q [B, T, H, D] and the mini-batch m.
+    """Return the compile-time arguments of a forward kernel for q [..., H, D] and the mini-batch m.
 
     M, DP: m and D, padded to powers of two. DOT: dtype of matmul operands. UP: factor of the stored gradients.
     """
-    head_dim = q.shape[3]
+    head_dim = q.shape[-1]
     return {
         "m": mini_batch,
         "M": max(LEAST_ROWS, triton.next_power_of_2(mini_batch)),
@@ -55,9 +56,14 @@ def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
         "DP": max(LEAST_ROWS, triton.next_power_of_2(head_dim)),
         "DOT": dot_type(q),
         "UP": GRADIENT_SCALE.get(q.dtype, 1.0),
-        # T, because loops in the interpreter cannot end at a runtime argument.
-        "INTERPRETED": q.shape[1] if triton.knobs.runtime.interpret else 0,
+        "INTERPRETED": bool(triton.knobs.runtime.interpret),
     }
+
+
+def packed_arguments(sequences: Packed, planes: bool) -> dict[str, Any]:
+    """Return the arguments of a forward kernel for packed sequences. planes: whether their weights have low planes."""
+    where = {"cu_seqlens": sequences.cu_seqlens, "start": sequences.start, "slots": sequences.slots}
+    return where | {"PACKED": True, "PLANES": planes}
 
 
 def rotated(x: Tensor, mini_batch: int) -> Tensor:
@@ -88,6 +94,26 @@ def _rotate(
     target = out + ((seq * T + t) * H + head) * D + 2 * pair
     tl.store(target, (even * cos - odd * sin).to(out.dtype.element_ty), mask=inside)
     tl.store(target + 1, (odd * cos + even * sin).to(out.dtype.element_ty), mask=inside)
+
+
+@jit
+def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
+    """Return where a sequence's tokens begin, their count, the tokens before, position in the mini-batch, and slot."""
+    token = tl.load(cu_seqlens + seq)
+    count = tl.load(cu_seqlens + seq + 1) - token
+    before = tl.load(start + seq)
+    return token.to(tl.int64), count, before, before % m, tl.load(slots + seq).to(tl.int64)
+
+
+@jit
+def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.constexpr):
+    """Return the addresses of K's elements at a token and a column; tokens below 0 are in the state's rows.
+
+    A mini-batch that began before these tokens has its first `begin` rows there.
+    """
+    if PACKED:
+        return tl.where(token < 0, rows + (token + begin) * D, k + token * k_token) + column
+    return k + (token * k_token + column)
 
 
 @jit

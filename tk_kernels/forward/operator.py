@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from tk_kernels.checks import (
     common_position,
 )
 from tk_kernels.forward import common
+from tk_kernels.packed import Packed
 from tk_kernels.reference.layer import rope as rotate
 from tk_kernels.reference.learner import Learner
 from tk_kernels.reference.token_rows import clone, overwrite
@@ -209,6 +210,45 @@ class ForwardOperator:
                 target.copy_(x)
 
 
+def forward_packed(
+    launch: Callable[..., Tensor],
+    tokens: Tokens,
+    outer: Outer,
+    initial: tuple[Tensor, ...],
+    state: Any,
+    sequences: Packed,
+) -> Tensor:
+    """Check the arguments of a portable kernel's `launch_packed` and run it: out [N, H, D] in q's dtype.
+
+    tokens: q, k, v [N, H, D] with RoPE in the dtype of the state's rows, lr [N, H]. outer: as in `ops.forward`.
+    initial: the learner's weights [H, ...], with which sequences of `start` 0 begin.
+    state: a `GenerateState` in the dual form, whose slots are updated in place; its position is not read.
+    Raises ValueError for unsupported arguments, and where the portable kernels cannot run.
+    """
+    (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
+    if why := common.available():
+        raise ValueError(why)
+    if q.ndim != 3 or q.shape[2] not in HEAD_DIMS:
+        raise ValueError(f"q has shape {tuple(q.shape)}: the kernels take [N, H, D], D one of {HEAD_DIMS}")
+    check_shape("q", q, (sequences.tokens, *q.shape[1:]))
+    check_choice("q.dtype", q.dtype, (state.gathered[0].dtype,))
+    if q.is_cuda:
+        check_choice("q.dtype", q.dtype, common.HALF)
+    for name, x in (("k", k), ("v", v)):
+        check_shape(name, x, tuple(q.shape))
+        check_choice(f"{name}.dtype", x.dtype, (q.dtype,))
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_strides(name, x)
+    check_shape("lr", lr, tuple(q.shape[:2]))
+    check_outer(token_scale, ln_weight, ln_bias, *q.shape[1:])
+    _check_mini_batch(token_scale)
+    check_choice("state.form", state.form, ("dual",))
+    check_choice("state.mini_batch", state.mini_batch, (len(token_scale),))
+    check_devices(q=q, k=k, v=v, lr=lr, token_scale=token_scale, state=state.gathered[0], cu_seqlens=sequences.start)
+    rates, *learner = to_float32(lr, *outer)
+    return launch((q, k, v, rates), tuple(learner), to_float32(*initial), state, sequences)
+
+
 def _check_mini_batch(token_scale: Tensor) -> None:
     least, most = common.MINI_BATCHES[0], common.MINI_BATCHES[-1]
     if not least <= len(token_scale) <= most:
@@ -217,7 +257,7 @@ def _check_mini_batch(token_scale: Tensor) -> None:
 
 def _check_strides(name: str, x: Tensor) -> None:
     """Raise ValueError unless D is contiguous and other strides are multiples of 8: kernels read 16 bytes at once."""
-    if x.stride(3) != 1 or any(stride % 8 for stride in x.stride()[:3]):
+    if x.stride(-1) != 1 or any(stride % 8 for stride in x.stride()[:-1]):
         raise ValueError(
             f"{name} has strides {x.stride()}: the kernel takes D contiguous (stride 1), the others multiples of 8"
         )

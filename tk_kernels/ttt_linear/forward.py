@@ -14,6 +14,8 @@ of a short mini-batch are rows of lr = 0 under a mask.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -22,25 +24,33 @@ from tk_kernels.forward.common import (
     add_two,
     available,
     gradient_coefficients,
+    keys_at,
     normalization,
+    packed_arguments,
+    packed_sequence,
     processors,
     rotated,
     tile,
 )
-from tk_kernels.generate.common import jit, section_name, tl
+from tk_kernels.generate.common import jit, load_weights, section_name, store_weights, tl
 from tk_kernels.generate.tuning import FORWARD, Tuning, tuning
+from tk_kernels.packed import Packed
 
-__all__ = ["available", "launch"]
+__all__ = ["available", "launch", "launch_packed"]
 
 CROWDED = 3  # programs per SM from which two warps per program are faster than four, on an H200
 
 
 def tuned_as(q: Tensor, mini_batch: int) -> str:
     """Return the name of the row of `tuning.toml` for tokens like q [B, T, H, D]."""
-    batch, _, heads, head_dim = q.shape
+    return _tuned_as(q, len(q), mini_batch)
+
+
+def _tuned_as(q: Tensor, sequences: int, mini_batch: int) -> str:
+    heads, head_dim = q.shape[-2:]
     if head_dim > 64 or mini_batch > 16:
         return "wide"
-    return "crowded" if q.is_cuda and batch * heads >= CROWDED * processors(q) else "few"
+    return "crowded" if q.is_cuda and sequences * heads >= CROWDED * processors(q) else "few"
 
 
 def launch(
@@ -74,23 +84,82 @@ def launch(
         )  # fmt: skip
 
 
+def launch_packed(
+    tokens: tuple[Tensor, ...],
+    outer: tuple[Tensor, ...],
+    initial: tuple[Tensor, ...],
+    state: Any,
+    sequences: Packed,
+) -> Tensor:
+    """Return the outputs [N, H, D] of sequences of different lengths; advance their slots of `state` in place.
+
+    tokens: q, k, v [N, H, D] with RoPE, lr [N, H]; q has the dtype of the state's rows.
+    initial: W [H, D, D], b [H, D] of new sequences. state: a `GenerateState` in the dual form.
+    """
+    q, k, v, lr = tokens
+    heads = q.shape[1]
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    row = _tuned_as(q, len(sequences.slots), len(outer[0]))
+    chosen = tuning("ttt_linear", FORWARD, row, section_name(False, q.device))
+    with torch.cuda.device_of(q):
+        _forward[(len(sequences.slots) * heads,)](
+            q, k, k, k, v, lr, *outer, state.weights, state.b, out, state.weights, state.b, *state.gathered,
+            0, heads, 0, *q.stride()[:2], 0, *k.stride()[:2], 0, *v.stride()[:2],
+            **tile(q, len(outer[0])), N=chosen.warps, S=chosen.stages, num_warps=chosen.warps,
+            **packed_arguments(sequences, state.low is not None), low=state.low, W_first=initial[0], b_first=initial[1],
+            w_stride=state.weights.stride(0), b_stride=state.b.stride(0), row_stride=state.gathered[0].stride(0),
+        )  # fmt: skip
+    return out
+
+
 @jit
 def _forward(
     q, k, k_again, k_third, v, lr, token_scale, ln_weight, ln_bias, W, b, out, W_out, b_out, k_rows, g_rows,
     T, H, q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
     m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr, UP: tl.constexpr,
     INTERPRETED: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
+    cu_seqlens=None, start=None, slots=None, low=None, W_first=None, b_first=None, w_stride=0, b_stride=0,
+    row_stride=0, PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
     # k, k_again and k_third are one tensor: each operand has a copy in shared memory, in the layout that it needs.
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
+    begin = 0  # position in the mini-batch at which the tokens begin
+    if PACKED:
+        first_token, T, before, begin, slot = packed_sequence(cu_seqlens, start, slots, seq, m)
+        if T == 0:
+            return
+        W += slot * w_stride + head * (D * D)
+        W_out += slot * w_stride + head * (D * D)
+        if PLANES:
+            low += slot * w_stride + head * (D * D)
+        b += slot * b_stride + head * D
+        b_out += slot * b_stride + head * D
+        k_rows += slot * row_stride + head * (m * D)
+        g_rows += slot * row_stride + head * (m * D)
+        q += first_token * q_token
+        k += first_token * k_token
+        k_again += first_token * k_token
+        k_third += first_token * k_token
+        v += first_token * v_token
+        out += first_token * (H * D)
+        lr += first_token * H
+        seq, pid = 0, 0  # the pointers are those of the sequence and of the head's state
     d, i = tl.arange(0, DP), tl.arange(0, M)
     o = tl.arange(0, N)[:, None] * (DP // N) + tl.arange(0, DP // N)[None, :]  # [N, outputs of a warp]
     inside, row = d < D, i < m
     at = pid * (D * D) + d[None, None, :] * D + o[:, :, None]
     whole = inside[None, None, :] & (o < D)[:, :, None]
-    Wt = tl.load(W + at, mask=whole, other=0) * UP  # [N, outputs, inputs]
-    bias = tl.load(b + pid * D + o, mask=o < D, other=0)
+    if PACKED:
+        if before == 0:
+            Wt = tl.load(W_first + head * (D * D) + at, mask=whole, other=0) * UP
+            bias = tl.load(b_first + head * D + o, mask=o < D, other=0)
+        else:
+            Wt = load_weights(W, low, at, whole, PLANES) * UP
+            bias = tl.load(b + o, mask=o < D, other=0)
+    else:
+        Wt = tl.load(W + at, mask=whole, other=0) * UP  # [N, outputs, inputs]
+        bias = tl.load(b + pid * D + o, mask=o < D, other=0)
     gamma = tl.load(ln_weight + head * D + o, mask=o < D, other=0)[:, None, :]
     beta = tl.load(ln_bias + head * D + o, mask=o < D, other=0)[:, None, :]
     gamma_squared = gamma * gamma
@@ -106,25 +175,34 @@ def _forward(
     out += seq * T * (H * D) + head * D
     lr += seq * T * H + head
     # Prefetch K of the next mini-batch: the compiler does not prefetch a third copy.
-    first = (row & (i < T))[:, None] & inside[None, :]
-    K_next = tl.load(k_third + i.to(tl.int64)[:, None] * k_token + d[None, :], mask=first, other=0)
+    soon = i - begin
+    first = (row & (soon < T))[:, None] & inside[None, :]
+    first_keys = keys_at(k_third, k_rows, soon.to(tl.int64)[:, None], begin, k_token, d[None, :], D, PACKED)
+    K_next = tl.load(first_keys, mask=first, other=0)
 
-    for t in tl.range(0, INTERPRETED if INTERPRETED else T, m, num_stages=S):
+    for t in tl.range(-begin, T, m, num_stages=S):
         token = t + i
-        valid = row & (token < T)
+        known = row & (token < T)  # with the rows of a mini-batch that began before these tokens
+        valid = known
+        if PACKED:
+            valid &= token >= 0
         mask = valid[:, None] & inside[None, :]
+        mask_k = known[:, None] & inside[None, :]
         part = valid[None, :, None] & (o < D)[:, None, :]  # mask for [N, m, outputs]
+        part_k = known[None, :, None] & (o < D)[:, None, :]
         token = token.to(tl.int64)
         Q = tl.load(q + token[:, None] * q_token + d[None, :], mask=mask, other=0)
-        keys = token[:, None] * k_token + d[None, :]
-        K = tl.load(k + keys, mask=mask, other=0)
-        K_again = tl.load(k_again + keys, mask=mask, other=0)
+        keys = keys_at(k, k_rows, token[:, None], begin, k_token, d[None, :], D, PACKED)
+        keys_again = keys_at(k_again, k_rows, token[:, None], begin, k_token, d[None, :], D, PACKED)
+        K = tl.load(keys, mask=mask_k, other=0)
+        K_again = tl.load(keys_again, mask=mask_k, other=0)
         K_third = K_next
         after = t + m + i
         ahead = (row & (after < T))[:, None] & inside[None, :]
         K_next = tl.load(k_third + after.to(tl.int64)[:, None] * k_token + d[None, :], mask=ahead, other=0)
         V_part = tl.load(v + token[None, :, None] * v_token + o[:, None, :], mask=part, other=0).to(tl.float32)
-        K_part = tl.load(k + token[None, :, None] * k_token + o[:, None, :], mask=part, other=0).to(tl.float32)
+        keys_part = keys_at(k, k_rows, token[None, :, None], begin, k_token, o[:, None, :], D, PACKED)
+        K_part = tl.load(keys_part, mask=part_k, other=0).to(tl.float32)
         Q_part = tl.load(q + token[None, :, None] * q_token + o[:, None, :], mask=part, other=0).to(tl.float32)
         rate = tl.load(lr + token * H, mask=valid, other=0)
         Q = tl.broadcast_to(Q.to(DOT)[None], (N, M, DP))
@@ -149,6 +227,11 @@ def _forward(
         G *= (rstd * rate)[None, :, None] * UP
         if DP != D:
             G = tl.where((o < D)[:, None, :], G, 0.0)
+        if PACKED:
+            past = part_k & (token < 0)[None, :, None]
+            if t < 0:
+                at_rows = i[None, :, None] * D + o[:, None, :]
+                G = tl.where(past, tl.load(g_rows + at_rows, mask=past, other=0).to(tl.float32) * UP, G)
 
         # Zbar = Y + P G; W^T += (-s_last G)^T K, unless the mini-batch is short
         Y = tl.dot(P.to(DOT), G.to(DOT), Y, input_precision="ieee")
@@ -169,5 +252,8 @@ def _forward(
             tl.store(g_rows + rows, G * (1.0 / UP), mask=kept)
 
     tl.debug_barrier()  # W_out and b_out may be W and b
-    tl.store(W_out + at, Wt * (1.0 / UP), mask=whole)
+    if PACKED:
+        store_weights(W_out, low, at, Wt * (1.0 / UP), whole, PLANES)
+    else:
+        tl.store(W_out + at, Wt * (1.0 / UP), mask=whole)
     tl.store(b_out + pid * D + o, bias, mask=o < D)

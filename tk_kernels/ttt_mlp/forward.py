@@ -9,6 +9,8 @@ through shared memory once per mini-batch, and its three matmuls read it there.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -20,15 +22,19 @@ from tk_kernels.forward.common import (
     gelu_slope,
     gelu_tanh,
     gradient_coefficients,
+    keys_at,
     normalization,
+    packed_arguments,
+    packed_sequence,
     rotated,
     tile,
 )
-from tk_kernels.generate.common import jit, section_name, tl, triton
+from tk_kernels.generate.common import jit, load_weights, section_name, store_weights, tl, triton
 from tk_kernels.generate.tuning import FORWARD, Tuning, tuning
+from tk_kernels.packed import Packed
 from tk_kernels.ttt_mlp import forward_wide
 
-__all__ = ["available", "launch"]
+__all__ = ["available", "launch", "launch_packed"]
 
 # Limits of `forward_gluon`: (D, F), most tokens per mini-batch, least shared memory of a block
 GLUON_SHAPE, GLUON_ROWS, GLUON_SHARED_BYTES = (64, 256), 16, 137_216
@@ -37,7 +43,7 @@ IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers 
 
 def tuned_as(q: Tensor, mini_batch: int) -> str:
     """Return the name of the row of `tuning.toml` for tokens like q [B, T, H, D]."""
-    return "wide" if q.shape[3] > IN_REGISTERS else "narrow"
+    return "wide" if q.shape[-1] > IN_REGISTERS else "narrow"
 
 
 def launch(
@@ -82,12 +88,50 @@ def launch(
             _forward.run(q, k, k, k, *rest, **constants, N=launch.warps)
 
 
+def launch_packed(
+    tokens: tuple[Tensor, ...],
+    outer: tuple[Tensor, ...],
+    initial: tuple[Tensor, ...],
+    state: Any,
+    sequences: Packed,
+) -> Tensor:
+    """Return the outputs [N, H, D] of sequences of different lengths; advance their slots of `state` in place.
+
+    tokens: q, k, v [N, H, D] with RoPE, lr [N, H]; q has the dtype of the state's rows.
+    initial: W1 [H, D, F], b1 [H, F], W2 [H, F, D], b2 [H, D] of new sequences. state: a `GenerateState`, dual form.
+    """
+    q, k, v, lr = tokens
+    heads = q.shape[1]
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    row, s = tuned_as(q, len(outer[0])), state
+    chosen = tuning("ttt_mlp", FORWARD, row, section_name(False, q.device))
+    weights = (s.weights1, s.b1, s.weights2, s.b2)
+    rest = (v, lr, *outer, *weights, out, *weights, *s.gathered)
+    sizes = (0, heads, 0, *q.stride()[:2], 0, *k.stride()[:2], 0, *v.stride()[:2])
+    where = packed_arguments(sequences, s.low1 is not None) | {"low1": s.low1, "low2": s.low2}
+    where |= dict(zip(("W1_first", "b1_first", "W2_first", "b2_first"), initial, strict=True))
+    where |= {"w_stride": s.weights1.stride(0), "b1_stride": s.b1.stride(0), "b2_stride": s.b2.stride(0)}
+    where |= {"d_stride": s.gathered[0].stride(0), "f_stride": s.gathered[1].stride(0)}
+    where |= {"grid": (len(sequences.slots) * heads,), "warmup": False}
+    constants = tile(q, len(outer[0])) | {"F": s.b1.shape[2], "S": chosen.stages, "num_warps": chosen.warps}
+    with torch.cuda.device_of(q):
+        if row == "wide":
+            forward_wide.forward.run(q, k, *rest, *sizes, **where, **constants, BLOCK=chosen.block)
+        elif takes_gluon(q, len(outer[0]), constants["F"]):
+            from tk_kernels.ttt_mlp.forward_gluon import WARPS, forward
+
+            forward.run(q, k, *rest, *sizes, **where, m=constants["m"], num_warps=WARPS)
+        else:
+            _forward.run(q, k, k, k, *rest, *sizes, **where, **constants, N=chosen.warps)
+    return out
+
+
 def takes_gluon(q: Tensor, mini_batch: int, hidden: int) -> bool:
-    """Whether `forward_gluon` supports q [B, T, H, D] and this mini-batch, and q's GPU has enough shared memory.
+    """Whether `forward_gluon` supports q [..., H, D] and this mini-batch, and q's GPU has enough shared memory.
 
     It takes bfloat16 only: its scaled gradients need that type's range of exponents.
     """
-    fits = (q.shape[3], hidden, q.dtype) == (*GLUON_SHAPE, torch.bfloat16) and mini_batch <= GLUON_ROWS
+    fits = (q.shape[-1], hidden, q.dtype) == (*GLUON_SHAPE, torch.bfloat16) and mini_batch <= GLUON_ROWS
     runs = q.is_cuda and not triton.knobs.runtime.interpret
     return fits and runs and shared_bytes(q.device) >= GLUON_SHARED_BYTES
 
@@ -98,20 +142,61 @@ def _forward(
     b2_out, k_rows, x2_rows, g1_rows, g2_rows, T, H, q_batch, q_token, q_head, k_batch, k_token, k_head,
     v_batch, v_token, v_head, m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
     UP: tl.constexpr, INTERPRETED: tl.constexpr, F: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
+    cu_seqlens=None, start=None, slots=None, low1=None, low2=None,
+    W1_first=None, b1_first=None, W2_first=None, b2_first=None,
+    w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
+    PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
     # k, k_again and k_third are one tensor: each operand has a copy in shared memory, in the layout that it needs.
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
+    begin = 0  # position in the mini-batch at which the tokens begin
+    if PACKED:
+        first_token, T, before, begin, slot = packed_sequence(cu_seqlens, start, slots, seq, m)
+        if T == 0:
+            return
+        at_slot = slot * w_stride + head * (D * F)
+        W1 += at_slot
+        W2 += at_slot
+        if PLANES:
+            low1 += at_slot
+            low2 += at_slot
+        b1 += slot * b1_stride + head * F
+        b2 += slot * b2_stride + head * D
+        k_rows += slot * d_stride + head * (m * D)
+        g2_rows += slot * d_stride + head * (m * D)
+        x2_rows += slot * f_stride + head * (m * F)
+        g1_rows += slot * f_stride + head * (m * F)
+        q += first_token * q_token
+        k += first_token * k_token
+        k_again += first_token * k_token
+        k_third += first_token * k_token
+        v += first_token * v_token
+        out += first_token * (H * D)
+        lr += first_token * H
+        seq, pid = 0, 0  # the pointers are those of the sequence and of the head's state
     d, i = tl.arange(0, DP), tl.arange(0, M)
     f = tl.arange(0, N)[:, None] * (F // N) + tl.arange(0, F // N)[None, :]  # [N, hidden units of a warp]
     inside, row = d < D, i < m
     at1 = pid * (D * F) + d[None, None, :] * F + f[:, :, None]
     at2 = pid * (D * F) + f[:, :, None] * D + d[None, None, :]
     whole = (f >= 0)[:, :, None] & inside[None, None, :]
-    V1 = tl.load(W1 + at1, mask=whole, other=0) * UP  # W1^T: [N, units, D]
-    V2 = tl.load(W2 + at2, mask=whole, other=0) * UP  # W2: [N, units, D]
-    bias1 = tl.load(b1 + pid * F + f)
-    bias2 = tl.load(b2 + pid * D + d, mask=inside, other=0)
+    if PACKED:  # the slots hold W1^T
+        if before == 0:
+            V1 = tl.load(W1_first + head * (D * F) + at1, mask=whole, other=0) * UP
+            V2 = tl.load(W2_first + head * (D * F) + at2, mask=whole, other=0) * UP
+            bias1 = tl.load(b1_first + head * F + f)
+            bias2 = tl.load(b2_first + head * D + d, mask=inside, other=0)
+        else:
+            V1 = load_weights(W1, low1, at2, whole, PLANES) * UP
+            V2 = load_weights(W2, low2, at2, whole, PLANES) * UP
+            bias1 = tl.load(b1 + f)
+            bias2 = tl.load(b2 + d, mask=inside, other=0)
+    else:
+        V1 = tl.load(W1 + at1, mask=whole, other=0) * UP  # W1^T: [N, units, D]
+        V2 = tl.load(W2 + at2, mask=whole, other=0) * UP  # W2: [N, units, D]
+        bias1 = tl.load(b1 + pid * F + f)
+        bias2 = tl.load(b2 + pid * D + d, mask=inside, other=0)
     gamma = tl.load(ln_weight + head * D + d, mask=inside, other=0)[None, :]
     beta = tl.load(ln_bias + head * D + d, mask=inside, other=0)[None, :]
     gamma_squared = gamma * gamma
@@ -127,16 +212,22 @@ def _forward(
     out += seq * T * (H * D) + head * D
     lr += seq * T * H + head
 
-    for t in tl.range(0, INTERPRETED if INTERPRETED else T, m, num_stages=S):
+    for t in tl.range(-begin, T, m, num_stages=S):
         token = t + i
-        valid = row & (token < T)
+        known = row & (token < T)  # with the rows of a mini-batch that began before these tokens
+        valid = known
+        if PACKED:
+            valid &= token >= 0
         mask = valid[:, None] & inside[None, :]
+        mask_k = known[:, None] & inside[None, :]
         token = token.to(tl.int64)
         Q = tl.load(q + token[:, None] * q_token + d[None, :], mask=mask, other=0)
-        keys = token[:, None] * k_token + d[None, :]
-        K = tl.load(k + keys, mask=mask, other=0)
-        K_again = tl.load(k_again + keys, mask=mask, other=0)
-        K_third = tl.load(k_third + keys, mask=mask, other=0)
+        keys = keys_at(k, k_rows, token[:, None], begin, k_token, d[None, :], D, PACKED)
+        keys_again = keys_at(k_again, k_rows, token[:, None], begin, k_token, d[None, :], D, PACKED)
+        keys_third = keys_at(k_third, k_rows, token[:, None], begin, k_token, d[None, :], D, PACKED)
+        K = tl.load(keys, mask=mask_k, other=0)
+        K_again = tl.load(keys_again, mask=mask_k, other=0)
+        K_third = tl.load(keys_third, mask=mask_k, other=0)
         V = tl.load(v + token[:, None] * v_token + d[None, :], mask=mask, other=0)
         rate = tl.load(lr + token * H, mask=valid, other=0)
         Qn = tl.broadcast_to(Q.to(DOT)[None], (N, M, DP))
@@ -165,6 +256,11 @@ def _forward(
         G2 *= (rstd * rate)[:, None] * UP
         if DP != D:
             G2 = tl.where(inside[None, :], G2, 0.0)
+        if PACKED:
+            past = mask_k & (token < 0)[:, None]
+            if t < 0:  # G1 and X2 of the earlier rows are computed again from these
+                at_rows = i[:, None] * D + d[None, :]
+                G2 = tl.where(past, tl.load(g2_rows + at_rows, mask=past, other=0).to(tl.float32) * UP, G2)
 
         # G1 = (G2 W2^T) * gelu'(Z1), Z1bar = Y1 + P1 G1
         g2 = G2.to(DOT)
@@ -203,7 +299,13 @@ def _forward(
             tl.store(g1_rows + wide, G1 * (1.0 / UP), mask=kept_wide)
 
     tl.debug_barrier()  # the output weights may be the input weights
-    tl.store(W1_out + at1, V1 * (1.0 / UP), mask=whole)
-    tl.store(W2_out + at2, V2 * (1.0 / UP), mask=whole)
-    tl.store(b1_out + pid * F + f, bias1)
-    tl.store(b2_out + pid * D + d, bias2, mask=inside)
+    if PACKED:
+        store_weights(W1, low1, at2, V1 * (1.0 / UP), whole, PLANES)
+        store_weights(W2, low2, at2, V2 * (1.0 / UP), whole, PLANES)
+        tl.store(b1 + f, bias1)
+        tl.store(b2 + d, bias2, mask=inside)
+    else:
+        tl.store(W1_out + at1, V1 * (1.0 / UP), mask=whole)
+        tl.store(W2_out + at2, V2 * (1.0 / UP), mask=whole)
+        tl.store(b1_out + pid * F + f, bias1)
+        tl.store(b2_out + pid * D + d, bias2, mask=inside)

@@ -12,7 +12,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from tk_kernels.forward.common import gelu_slope, gelu_tanh, gradient_coefficients, normalization
+from tk_kernels.forward.common import gelu_slope, gelu_tanh, gradient_coefficients, normalization, packed_sequence
+from tk_kernels.generate.common import load_weights, store_weights
 
 WARPS = 8
 
@@ -22,6 +23,10 @@ def forward(
     q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, out, W1_out, b1_out, W2_out,
     b2_out, k_rows, x2_rows, g1_rows, g2_rows, T, H, q_batch, q_token, q_head, k_batch, k_token, k_head,
     v_batch, v_token, v_head, m: gl.constexpr,
+    cu_seqlens=None, start=None, slots=None, low1=None, low2=None,
+    W1_first=None, b1_first=None, W2_first=None, b2_first=None,
+    w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
+    PACKED: gl.constexpr = False, PLANES: gl.constexpr = False,
 ):  # fmt: skip
     # Matmuls have a batch dimension of N warps.
     D: gl.constexpr = 64
@@ -47,6 +52,28 @@ def forward(
 
     pid = gl.program_id(0).to(gl.int64)
     seq, head = pid // H, pid % H
+    begin = 0  # position in the mini-batch at which the tokens begin
+    if PACKED:
+        first_token, T, before, begin, slot = packed_sequence(cu_seqlens, start, slots, seq, m)
+        if T == 0:
+            return
+        W1_out += slot * w_stride + head * (D * F)
+        W2_out += slot * w_stride + head * (D * F)
+        if PLANES:
+            low1 += slot * w_stride + head * (D * F)
+            low2 += slot * w_stride + head * (D * F)
+        b1_out += slot * b1_stride + head * F
+        b2_out += slot * b2_stride + head * D
+        k_rows += slot * d_stride + head * (m * D)
+        g2_rows += slot * d_stride + head * (m * D)
+        x2_rows += slot * f_stride + head * (m * F)
+        g1_rows += slot * f_stride + head * (m * F)
+        q += first_token * q_token
+        k += first_token * k_token
+        v += first_token * v_token
+        out += first_token * (H * D)
+        lr += first_token * H
+        seq, pid = 0, 0  # the pointers are those of the sequence and of the head's state
     # W1^T [N, U, D], W2^T [N, D, U]
     n3 = gl.arange(0, N, layout=gl.SliceLayout(1, gl.SliceLayout(2, mma))).expand_dims(1).expand_dims(2)
     u1 = gl.arange(0, U, layout=gl.SliceLayout(0, gl.SliceLayout(2, mma))).expand_dims(0).expand_dims(2)
@@ -58,8 +85,21 @@ def forward(
     at1 = d1 * F + (n3 * U + u1)
     at2 = (n3 * U + u2) * D + d2
     wide = i2 * F + (n3 * U + u2)  # offsets in x2_rows and g1_rows [m, F]
-    V1 = gl.load(W1 + pid * (D * F) + at1)
-    V2 = gl.load(W2 + pid * (D * F) + at2)
+    at1_slot = (n3 * U + u1) * D + d1  # the slots hold W1^T
+    if PACKED:
+        if before == 0:
+            V1 = gl.load(W1_first + head * (D * F) + at1)
+            V2 = gl.load(W2_first + head * (D * F) + at2)
+            b1 = b1_first + head * F
+            b2 = b2_first + head * D
+        else:
+            V1 = load_weights(W1_out, low1, at1_slot, at1_slot >= 0, PLANES)
+            V2 = load_weights(W2_out, low2, at2, at2 >= 0, PLANES)
+            b1 = b1_out
+            b2 = b2_out
+    else:
+        V1 = gl.load(W1 + pid * (D * F) + at1)
+        V2 = gl.load(W2 + pid * (D * F) + at2)
     master2.store(V2)
     w2_shared.store(V2.to(gl.bfloat16))
     n_bias = gl.arange(0, N, layout=gl.SliceLayout(1, gl.SliceLayout(1, mma))).expand_dims(1)
@@ -88,15 +128,21 @@ def forward(
     out += seq * T * (H * D) + head * D
     lr += seq * T * H + head
     column = d.expand_dims(0)
-    valid = (i < m) & (i < T)
+    token = (i - begin).to(gl.int64)
+    valid = (i < m) & (token < T)
+    if PACKED:
+        valid &= token >= 0
     mask = valid.expand_dims(1) & (column >= 0)
-    token = i.to(gl.int64)
     Q_next = gl.load(q + token.expand_dims(1) * q_token + column, mask=mask, other=0)
     K_next = gl.load(k + token.expand_dims(1) * k_token + column, mask=mask, other=0)
     V_next = gl.load(v + token.expand_dims(1) * v_token + column, mask=mask, other=0)
     rate_next = gl.load(lr + token * H, mask=valid, other=0)
+    past = (i < begin).expand_dims(1) & (column >= 0)  # rows of a mini-batch that began before these tokens
+    at_rows = pid * (m * D) + i.expand_dims(1) * D + column
+    if PACKED:
+        K_next = gl.where(past, gl.load(k_rows + at_rows, mask=past, other=0).to(K_next.dtype), K_next)
 
-    for t in range(0, T, m):
+    for t in range(-begin, T, m):
         Q, K, V, rate = Q_next, K_next, V_next, rate_next
         ends = t + m >= T
         k_shared.store(K.to(gl.bfloat16))
@@ -138,9 +184,13 @@ def forward(
         )  # fmt: skip
         G2 = (Z2 - mean.expand_dims(1)) * (gamma_squared * rstd.expand_dims(1) - mean_gx.expand_dims(1))
         G2 = (G2 + offset - mean_g.expand_dims(1)) * ((rstd * rate) * RISE).expand_dims(1)
+        if PACKED:
+            is_begun = t < 0
+            if is_begun:  # G1 and X2 of the earlier rows are computed again from these
+                earlier = gl.load(g2_rows + at_rows, mask=past, other=0).to(gl.float32)
+                G2 = gl.where(past, earlier * RISE, G2)
         g_shared.store(G2.to(gl.bfloat16))
         if ends:
-            at_rows = pid * (m * D) + i.expand_dims(1) * D + column
             kept = (i < m).expand_dims(1) & (column >= 0)
             gl.store(k_rows + at_rows, K.to(gl.float32), mask=kept)
             gl.store(g2_rows + at_rows, G2 / RISE, mask=kept)
@@ -179,11 +229,18 @@ def forward(
         mean, rstd = normalization(gl.sum(Z2bar, 1), gl.sum(Z2bar * Z2bar, 1), D)
         x = Q.to(gl.float32) + gamma * (Z2bar - mean.expand_dims(1)) * rstd.expand_dims(1) + beta
         now = (t + i).to(gl.int64)
-        stored = ((i < m) & (now < T)).expand_dims(1) & (column >= 0)
+        answered = (i < m) & (now < T)
+        if PACKED:
+            answered &= now >= 0
+        stored = answered.expand_dims(1) & (column >= 0)
         gl.store(out + now.expand_dims(1) * (H * D) + column, x.to(out.dtype.element_ty), mask=stored)
 
-    gl.store(W1_out + pid * (D * F) + at1, V1)
-    gl.store(W2_out + pid * (D * F) + at2, master2.load(mma))
+    if PACKED:
+        store_weights(W1_out, low1, at1_slot, V1, at1_slot >= 0, PLANES)
+        store_weights(W2_out, low2, at2, master2.load(mma), at2 >= 0, PLANES)
+    else:
+        gl.store(W1_out + pid * (D * F) + at1, V1)
+        gl.store(W2_out + pid * (D * F) + at2, master2.load(mma))
     gl.store(b1_out + at_bias1, gl.max(bias1, 1))  # all rows are equal
     gl.store(b2_out + pid * D + d, bias2)
 

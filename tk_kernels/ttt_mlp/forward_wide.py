@@ -15,9 +15,11 @@ from tk_kernels.forward.common import (
     gelu_slope,
     gelu_tanh,
     gradient_coefficients,
+    keys_at,
     normalization,
+    packed_sequence,
 )
-from tk_kernels.generate.common import jit, tl
+from tk_kernels.generate.common import jit, load_weights, store_weights, tl
 
 
 @jit
@@ -26,28 +28,70 @@ def forward(
     k_rows, x2_rows, g1_rows, g2_rows, T, H, q_batch, q_token, q_head, k_batch, k_token, k_head,
     v_batch, v_token, v_head, m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
     UP: tl.constexpr, INTERPRETED: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr, S: tl.constexpr,
+    cu_seqlens=None, start=None, slots=None, low1=None, low2=None,
+    W1_first=None, b1_first=None, W2_first=None, b2_first=None,
+    w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
+    PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
     """Run all tokens of one head of one sequence.
 
     M, DP: m and D, padded. UP: factor of the gradients. BLOCK: hidden units per block, divides F. S: load stages.
+    With PACKED, the output tensors are the slots, which hold W1^T.
     """
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     d, i, unit = tl.arange(0, DP), tl.arange(0, M), tl.arange(0, BLOCK)
     inside, row = d < D, i < m
-    W1 += pid * (D * F)
-    W2 += pid * (D * F)
-    b1 += pid * F
-    W1_out += pid * (D * F)
-    W2_out += pid * (D * F)
-    b1_out += pid * F
-    for first in range(0, F, BLOCK):
-        f = first + unit
-        at1, at2 = d[:, None] * F + f[None, :], f[:, None] * D + d[None, :]
-        tl.store(W1_out + at1, tl.load(W1 + at1, mask=inside[:, None]), mask=inside[:, None])
-        tl.store(W2_out + at2, tl.load(W2 + at2, mask=inside[None, :]), mask=inside[None, :])
-        tl.store(b1_out + f, tl.load(b1 + f))
-    bias2 = tl.load(b2 + pid * D + d, mask=inside, other=0)
+    begin = 0  # position in the mini-batch at which the tokens begin
+    if PACKED:
+        first_token, T, before, begin, slot = packed_sequence(cu_seqlens, start, slots, seq, m)
+        if T == 0:
+            return
+        at_slot = slot * w_stride + head * (D * F)
+        W1_out += at_slot
+        W2_out += at_slot
+        if PLANES:
+            low1 += at_slot
+            low2 += at_slot
+        b1_out += slot * b1_stride + head * F
+        b2_out += slot * b2_stride + head * D
+        k_rows += slot * d_stride + head * (m * D)
+        g2_rows += slot * d_stride + head * (m * D)
+        x2_rows += slot * f_stride + head * (m * F)
+        g1_rows += slot * f_stride + head * (m * F)
+        W1_first += head * (D * F)
+        W2_first += head * (D * F)
+        if before == 0:
+            for first in range(0, F, BLOCK):
+                f = first + unit
+                w1 = tl.load(W1_first + d[:, None] * F + f[None, :], mask=inside[:, None], other=0)
+                w2 = tl.load(W2_first + f[:, None] * D + d[None, :], mask=inside[None, :], other=0)
+                store_weights(W1_out, low1, d[:, None] + f[None, :] * D, w1, inside[:, None], PLANES)
+                store_weights(W2_out, low2, f[:, None] * D + d[None, :], w2, inside[None, :], PLANES)
+                tl.store(b1_out + f, tl.load(b1_first + head * F + f))
+            bias2 = tl.load(b2_first + head * D + d, mask=inside, other=0)
+        else:
+            bias2 = tl.load(b2_out + d, mask=inside, other=0)
+        q += first_token * q_token
+        k += first_token * k_token
+        v += first_token * v_token
+        out += first_token * (H * D)
+        lr += first_token * H
+        seq, pid = 0, 0  # the pointers are those of the sequence and of the head's state
+    else:
+        W1 += pid * (D * F)
+        W2 += pid * (D * F)
+        b1 += pid * F
+        W1_out += pid * (D * F)
+        W2_out += pid * (D * F)
+        b1_out += pid * F
+        for first in range(0, F, BLOCK):
+            f = first + unit
+            at1, at2 = d[:, None] * F + f[None, :], f[:, None] * D + d[None, :]
+            tl.store(W1_out + at1, tl.load(W1 + at1, mask=inside[:, None]), mask=inside[:, None])
+            tl.store(W2_out + at2, tl.load(W2 + at2, mask=inside[None, :]), mask=inside[None, :])
+            tl.store(b1_out + f, tl.load(b1 + f))
+        bias2 = tl.load(b2 + pid * D + d, mask=inside, other=0)
     gamma = tl.load(ln_weight + head * D + d, mask=inside, other=0)[None, :]
     beta = tl.load(ln_bias + head * D + d, mask=inside, other=0)[None, :]
     gamma_squared = gamma * gamma
@@ -61,13 +105,18 @@ def forward(
     out += seq * T * (H * D) + head * D
     lr += seq * T * H + head
 
-    for t in tl.range(0, INTERPRETED if INTERPRETED else T, m, num_stages=1):
+    for t in tl.range(-begin, T, m, num_stages=1):
         token = t + i
-        valid = row & (token < T)
+        known = row & (token < T)  # with the rows of a mini-batch that began before these tokens
+        valid = known
+        if PACKED:
+            valid &= token >= 0
         mask = valid[:, None] & inside[None, :]
+        mask_k = known[:, None] & inside[None, :]
         token = token.to(tl.int64)
         Q = tl.load(q + token[:, None] * q_token + d[None, :], mask=mask, other=0).to(DOT)
-        K = tl.load(k + token[:, None] * k_token + d[None, :], mask=mask, other=0).to(DOT)
+        keys = keys_at(k, k_rows, token[:, None], begin, k_token, d[None, :], D, PACKED)
+        K = tl.load(keys, mask=mask_k, other=0).to(DOT)
         V = tl.load(v + token[:, None] * v_token + d[None, :], mask=mask, other=0)
         rate = tl.load(lr + token * H, mask=valid, other=0)
         P1 = ((tl.dot(Q, tl.trans(K), input_precision="ieee") + 1.0) * triangle).to(DOT)
@@ -77,7 +126,10 @@ def forward(
         Z2 = tl.zeros((M, DP), tl.float32)
         for first in tl.range(0, F, BLOCK, num_stages=S):
             f = first + unit
-            w1 = tl.load(W1_out + d[:, None] * F + f[None, :], mask=inside[:, None], other=0).to(DOT)
+            if PACKED:  # the high planes: rounded weights
+                w1 = tl.trans(tl.load(W1_out + f[:, None] * D + d[None, :], mask=inside[None, :], other=0).to(DOT))
+            else:
+                w1 = tl.load(W1_out + d[:, None] * F + f[None, :], mask=inside[:, None], other=0).to(DOT)
             w2 = tl.load(W2_out + f[:, None] * D + d[None, :], mask=inside[None, :], other=0).to(DOT)
             X2, _ = gelu_tanh(tl.dot(K, w1, input_precision="ieee") + tl.load(b1_out + f)[None, :], INTERPRETED)
             Z2 = tl.dot(X2.to(DOT), w2, Z2, input_precision="ieee")
@@ -92,6 +144,11 @@ def forward(
         G2 *= (rstd * rate)[:, None] * UP
         if DP != D:
             G2 = tl.where(inside[None, :], G2, 0.0)
+        if PACKED:
+            past = mask_k & (token < 0)[:, None]
+            if t < 0:  # G1 and X2 of the earlier rows are computed again from these
+                at_rows = i[:, None] * D + d[None, :]
+                G2 = tl.where(past, tl.load(g2_rows + at_rows, mask=past, other=0).to(tl.float32) * UP, G2)
         g2 = G2.to(DOT)
         step = tl.where(t + m <= T, -last / UP, 0.0)  # an incomplete mini-batch does not change the weights
         ends = t + m >= T
@@ -102,11 +159,18 @@ def forward(
         P2 = tl.zeros((M, M), tl.float32)
         for first in tl.range(0, F, BLOCK, num_stages=S):
             f = first + unit
-            at1, at2 = W1_out + d[:, None] * F + f[None, :], W2_out + f[:, None] * D + d[None, :]
-            V1 = tl.load(at1, mask=inside[:, None], other=0)
-            V2 = tl.load(at2, mask=inside[None, :], other=0)
+            if PACKED:
+                at2 = f[:, None] * D + d[None, :]
+                V1 = load_weights(W1_out, low1, at2, inside[None, :], PLANES)  # W1^T
+                V2 = load_weights(W2_out, low2, at2, inside[None, :], PLANES)
+            else:
+                at1, at2 = W1_out + d[:, None] * F + f[None, :], W2_out + f[:, None] * D + d[None, :]
+                V1 = tl.load(at1, mask=inside[:, None], other=0)
+                V2 = tl.load(at2, mask=inside[None, :], other=0)
             bias1 = tl.load(b1_out + f)
             w1, w2 = V1.to(DOT), V2.to(DOT)
+            if PACKED:
+                w1 = tl.trans(w1)
             Z1 = tl.dot(K, w1, input_precision="ieee") + bias1[None, :]
             Y1 = tl.dot(Q, w1, input_precision="ieee") + bias1[None, :]
             X2, th = gelu_tanh(Z1, INTERPRETED)
@@ -117,10 +181,17 @@ def forward(
             x2bar = X2bar.to(DOT)
             P2 = tl.dot(x2bar, tl.trans(x2), P2, input_precision="ieee")
             Z2bar = tl.dot(x2bar, w2, Z2bar, input_precision="ieee")
-            V1 += step * tl.dot(tl.trans(K), g1, input_precision="ieee")
+            if PACKED:
+                V1 += step * tl.dot(tl.trans(g1), K, input_precision="ieee")
+            else:
+                V1 += step * tl.dot(tl.trans(K), g1, input_precision="ieee")
             V2 += step * tl.dot(tl.trans(x2), g2, input_precision="ieee")
-            tl.store(at1, V1, mask=inside[:, None])
-            tl.store(at2, V2, mask=inside[None, :])
+            if PACKED:
+                store_weights(W1_out, low1, at2, V1, inside[None, :], PLANES)
+                store_weights(W2_out, low2, at2, V2, inside[None, :], PLANES)
+            else:
+                tl.store(at1, V1, mask=inside[:, None])
+                tl.store(at2, V2, mask=inside[None, :])
             tl.store(b1_out + f, bias1 + step * tl.sum(G1, 0))
             if ends:  # store the pending rows; rows past T are 0, except in X2
                 wide = pid * (m * F) + i[:, None] * F + f[None, :]
