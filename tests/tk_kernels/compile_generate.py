@@ -43,8 +43,8 @@ def compiled(registers: int, planes: bool, slots: bool, pdl: bool) -> bytes:
 def latencies(cubin: bytes) -> int:
     """Count memory latencies in sequence before the first wait for an asynchronous copy.
 
-    Bits 41 and up of an instruction's high word hold, after five others, the scoreboard that its result releases (3
-    bits, 7 without any), 3 bits for its operands, and a mask of the 6 scoreboards that it waits for.
+    An instruction's control bits start at bit 41 of its high word. Bits 5 to 7 name the scoreboard that its result
+    releases, or 7 for none. Bits 11 to 16 mask the scoreboards that it waits for.
     """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
