@@ -18,9 +18,13 @@ def wide(x):
 
 
 @gluon.jit
-def all_loads_before():
-    """Make the assembler issue all loads above before any wait; otherwise it delays each load to its first use."""
-    gl.inline_asm_elementwise("bar.warp.sync 0xffffffff; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+def all_loads_before(position):
+    """Issue all loads above before any wait for their values, except for the position, int32, which is never negative.
+
+    The assembler moves conversions of loaded values up across a barrier, between the loads, but not across a branch.
+    """
+    asm: gl.constexpr = "{ .reg .pred p; setp.lt.s32 p, $1, 0; @p trap; mov.b32 $0, 0; }"
+    gl.inline_asm_elementwise(asm, "=r,r", [position], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -112,7 +112,7 @@ def dual(
         low1 += slot * w_stride + head * (D * F)
         low2 += slot * w_stride + head * (D * F)
     row_type: gl.constexpr = rows_g1.dtype.element_ty
-    all_loads_before()
+    all_loads_before(pos)
 
     # Z1 = k @ W1 + b1 ; Z1bar = q @ W1 + b1 - s_i * sum_{j < i} (q . k_j + 1) g1_j, and the term of j = i below
     kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
