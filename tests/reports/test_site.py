@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import shutil
 from html.parser import HTMLParser
@@ -103,6 +104,13 @@ def test_data_that_cannot_be_read_back_is_made_again(two_runs, tmp_path):
         path.write_text(broken)
         assert write_site(two_runs, tmp_path / "site").drawn == 1
         assert path.read_text() == text
+
+
+def test_data_of_a_case_without_a_result_is_json_and_reads_back(tmp_path):
+    write_site([a_run(tmp_path / "failed", without(a_case())).folder], tmp_path / "site")
+    path = only(tmp_path / "site", "data/*.json")
+    json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert [case.half for case in read_cases(path).cases.values()] == [math.inf]
 
 
 def test_a_run_that_is_left_out_disappears_with_its_files(two_runs, tmp_path):
