@@ -34,6 +34,7 @@ from reports.site.pages import shared_files
 # Paths of the files that the site writes for runs, systems and comparisons, and may remove.
 _OURS = re.compile(
     rf"(data|downloads|over-time|runs)/{ID.pattern}\.(json|html|csv|jsonl)|compared/{ID.pattern}--{ID.pattern}\.html"
+    rf"|downloads/{ID.pattern}--[0-9a-f]{{16}}\.ncu-rep"
 )
 _ENTRY = TypeAdapter(Entry)
 _FEW = 8  # up to so many runs, one process is faster
@@ -164,8 +165,8 @@ def _held(out: Path, entry: Entry) -> RunCases | None:
         return None
 
 
-def _files(folders: Sequence[Path]) -> Iterator[tuple[Entry, dict[str, str]]]:
-    """Yield (entry, texts of files by path) of each run in order; many runs are drawn by one process per core."""
+def _files(folders: Sequence[Path]) -> Iterator[tuple[Entry, dict[str, str | bytes]]]:
+    """Yield (entry, contents of files by path) of each run in order; many runs are drawn by one process per core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if len(folders) <= _FEW or cores == 1:
         yield from map(_files_of, folders)
@@ -186,7 +187,7 @@ def _end_with_parent() -> None:
     Thread(target=end, daemon=True).start()
 
 
-def _files_of(folder: Path) -> tuple[Entry, dict[str, str]]:
+def _files_of(folder: Path) -> tuple[Entry, dict[str, str | bytes]]:
     return files_of(Run.open(folder))
 
 
