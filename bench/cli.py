@@ -232,9 +232,6 @@ def report(
     pdf: Annotated[Path | None, typer.Option(help="Draw figures into this PDF file instead; needs Chromium.")] = None,
     inches: Annotated[float | None, typer.Option(help="Width of each figure, for a paper.", min=2, max=20)] = None,
     figures: Annotated[str, typer.Option(help="For --png: figures such as fig15, or `all`; default: the first.")] = "",
-    theme: Annotated[str, typer.Option(help="For --png: light or dark.")] = "light",
-    width: Annotated[int, typer.Option(help="For --png: width of the page in CSS pixels.", min=320, max=4096)] = 1240,
-    log_y: Annotated[bool, typer.Option("--log-y", help="For --png: logarithmic values.")] = False,
 ) -> None:
     """Write a run's page, or its figures as PNG or PDF."""
     from bench.commands import results
@@ -244,9 +241,9 @@ def report(
     if len(given) > 1:
         raise UserError(f"{' '.join(given)}: use one of them")
     if pdf is not None:
-        results.picture(run, pdf, figures, theme, width, log_y, systems, inches or _COLUMN_INCHES)
+        results.picture(run, pdf, figures, systems, inches or _COLUMN_INCHES)
     elif png is not None:
-        results.picture(run, png, figures, theme, width, log_y, systems, inches)
+        results.picture(run, png, figures, systems, inches)
     else:
         results.report(run, output, systems)
 

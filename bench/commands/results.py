@@ -27,21 +27,10 @@ def report(run: Path, output: Path | None, systems: str | None) -> None:
         print(f"ttt-bench: {note}", file=sys.stderr)
 
 
-def picture(
-    run: Path,
-    output: Path,
-    figures: str,
-    theme: str,
-    width: int,
-    log_y: bool,
-    systems: str | None,
-    inches: float | None,
-) -> None:
+def picture(run: Path, output: Path, figures: str, systems: str | None, inches: float | None) -> None:
     """Write a PNG or PDF of a run's figures. inches: the width of each figure alone, for a paper."""
     from reports.picture import write_picture
 
-    if theme not in ("light", "dark"):
-        raise UserError(f"--theme {theme}: must be light or dark")
     with refusing(output, "written", UserError):
-        write_picture(run, output, figures, theme, width, log_y, words("--systems", systems), inches)
+        write_picture(run, output, figures, words("--systems", systems), inches)
     print(f"wrote {output}")
