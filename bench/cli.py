@@ -223,23 +223,18 @@ def report(
     pdf: Annotated[Path | None, typer.Option(help="Draw figures into this PDF file instead; needs Chromium.")] = None,
     inches: Annotated[float | None, typer.Option(help="Width of each figure, for a paper.", min=2, max=20)] = None,
     figures: Annotated[str, typer.Option(help="For --png: figures such as fig15, or `all`; default: the first.")] = "",
-    theme: Annotated[str, typer.Option(help="For --png: light or dark.")] = "light",
-    width: Annotated[int, typer.Option(help="For --png: width of the page in CSS pixels.", min=320, max=4096)] = 1240,
-    log_y: Annotated[bool, typer.Option("--log-y", help="For --png: logarithmic values.")] = False,
 ) -> None:
     """Write a run's page, or its figures as PNG or PDF."""
     targets = {"--output": output, "--png": png, "--pdf": pdf}
     given = [name for name, path in targets.items() if path is not None]
     if len(given) > 1:
         raise UserError(f"{' '.join(given)}: use one of them")
-    if theme not in ("light", "dark"):
-        raise UserError(f"--theme {theme}: must be light or dark")
     target, named, notes = output or png or pdf or run / "report.html", words("--systems", systems), list[str]()
     with refusing(target, "written", UserError):
         if png or pdf:
             from reports.picture import write_picture
 
-            write_picture(run, target, figures, theme, width, log_y, named, inches or (_COLUMN_INCHES if pdf else None))
+            write_picture(run, target, figures, named, inches or (_COLUMN_INCHES if pdf else None))
         else:
             from reports.publish import write_report
 

@@ -26,18 +26,12 @@ RESIZE_MS = 500  # time for figures to follow a change of their width
 WHOLE_PAGE = "all"
 _STARTS = {".png": b"\x89PNG\r\n", ".pdf": b"%PDF"}
 _HEADER_END = 33  # bytes of a PNG's signature and its first chunk
+_WIDTH = 1240  # CSS pixels of the page
 _INCH, _DOTS = 96, 300  # CSS pixels and printed dots per inch
 
 
 def write_picture(
-    run_folder: Path,
-    out: Path,
-    figures: str = "",
-    theme: str = "light",
-    width: int = 1240,
-    y_log: bool = False,
-    systems: Sequence[str] = (),
-    inches: float | None = None,
+    run_folder: Path, out: Path, figures: str = "", systems: Sequence[str] = (), inches: float | None = None
 ) -> None:
     """Write a PNG or PDF of the figures of a suite, by default the page's first one, or of the whole page.
 
@@ -53,9 +47,9 @@ def write_picture(
         write_report(run_folder, page, systems=systems)
         with chromium() as browser:
             if inches is None:
-                picture = take(browser, page, figures, theme, width, y_log)
+                picture = take(browser, page, figures)
             else:
-                picture = take_alone(browser, page, figures, inches, y_log, out.suffix.lower() == ".pdf")
+                picture = take_alone(browser, page, figures, inches, out.suffix.lower() == ".pdf")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(picture)
 
@@ -103,11 +97,9 @@ def chromium(*arguments: str) -> Iterator[Any]:
             browser.close()
 
 
-def take(
-    browser: Any, report: Path, figures: str = "", theme: str = "light", width: int = 1240, y_log: bool = False
-) -> bytes:
+def take(browser: Any, report: Path, figures: str = "") -> bytes:
     """Return the bytes of a PNG of the page at `report`; arguments as in `write_picture`."""
-    page = _opened(browser, report, {"width": width, "height": 900}, theme, 2, y_log)
+    page = _opened(browser, report, _WIDTH, 2)
     if figures == WHOLE_PAGE:
         page.evaluate("drawAll(figures, true)")
         return page.screenshot(full_page=True)
@@ -127,26 +119,20 @@ def _described(png: bytes, text: str) -> bytes:
     return png[:_HEADER_END] + whole + png[_HEADER_END:]
 
 
-def take_alone(browser: Any, report: Path, figures: str, inches: float, y_log: bool, is_pdf: bool) -> bytes:
+def take_alone(browser: Any, report: Path, figures: str, inches: float, is_pdf: bool) -> bytes:
     """Return the bytes of a PDF with a sheet for each figure, or of one PNG; arguments as in `write_picture`."""
-    page = _opened(browser, report, {"width": round(inches * _INCH), "height": 900}, "light", _DOTS / _INCH, y_log)
+    page = _opened(browser, report, round(inches * _INCH), _DOTS / _INCH)
     section = _suite(page, figures)
     numbers = section.locator("figure").evaluate_all("all => all.map(each => Number(each.dataset.figure))")
     page.evaluate("([numbers, inches]) => showAlone(numbers.map(n => figures[n]), inches)", [numbers, inches])
     return page.pdf(prefer_css_page_size=True) if is_pdf else page.locator("#alone").screenshot()
 
 
-def _opened(
-    browser: Any, report: Path, viewport: dict[str, int], theme: str, device_scale_factor: float, y_log: bool
-) -> Any:
-    page = browser.new_page(
-        viewport=viewport, color_scheme=theme, device_scale_factor=device_scale_factor, offline=True
-    )
+def _opened(browser: Any, report: Path, width: int, device_scale_factor: float) -> Any:
+    viewport = {"width": width, "height": 900}
+    page = browser.new_page(viewport=viewport, device_scale_factor=device_scale_factor, offline=True)
     page.goto(report.resolve().as_uri())
     page.wait_for_selector("html[data-ready]", state="attached")
-    if y_log:
-        page.evaluate("drawAll(figures)")
-        page.evaluate("for (const box of document.querySelectorAll('[data-role=y-log]')) if (!box.checked) box.click()")
     return page
 
 

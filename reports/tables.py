@@ -18,7 +18,6 @@ from reports.words import short_commit
 FORMATS = ("csv", "json", "markdown", "text")
 WIDTH = 80  # columns of a terminal of unknown width
 MOST_COLUMNS = 8  # of a text table without --columns
-_FORMULA_STARTS = ("=", "+", "-", "@")
 _CASE = ("system", "backend", "phase", "batch", "context")
 
 
@@ -61,20 +60,7 @@ def said(value: Any) -> str:
 
 
 def _write_csv(table: pd.DataFrame, out: TextIO) -> None:
-    table.map(lambda value: _harmless(said(value))).rename(columns=_harmless).to_csv(out, index=False)
-
-
-def _harmless(text: str) -> str:
-    """Make text printable, and put an apostrophe before text that a spreadsheet would run as a formula."""
-    text = printable(text)
-    return f"'{text}" if text.startswith(_FORMULA_STARTS) and not _is_number(text) else text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+    table.map(lambda value: printable(said(value))).rename(columns=printable).to_csv(out, index=False)
 
 
 def _write_json(table: pd.DataFrame, out: TextIO) -> None:

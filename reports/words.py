@@ -13,6 +13,8 @@ from harness.schema.case import Case
 from harness.schema.catalogue import AxisEntry, Catalogue
 from harness.schema.reason import said_number
 
+BETWEEN = " · "  # between the parts of the name of a line or case
+
 
 def said_x(value: float) -> str:
     """Write 2048 as 2k, 1048576 as 1M, and 24.2139 as 24.2."""

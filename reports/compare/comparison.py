@@ -54,11 +54,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """A case with a result on both sides. a_ms, b_ms: medians of the processes' medians."""
+    """A case with a result on both sides.
+
+    name: the labels of system and backend. a_ms, b_ms: medians of the processes' medians.
+    """
 
     key: str
     label: str
-    system: str
+    name: str
     phase: str
     a_ms: float
     b_ms: float
@@ -76,10 +79,12 @@ class Row:
 class Missing:
     """A case without a result on one side or both.
 
+    name: the labels of its system and backend.
     lost: both runs requested the case, but only A has a result. gained: only B has one.
     """
 
     label: str
+    name: str
     reason: str
     lost: bool = False
     gained: bool = False
@@ -178,7 +183,7 @@ class Pair:
 
     def row(self, judged: Judged) -> Row:
         notes = tuple(self._notes(judged))
-        return Row(self.a.key, self.a.label, self.a.system, self.a.phase, self.a.ms, self.b.ms, judged, notes)
+        return Row(self.a.key, self.a.label, self.a.name, self.a.phase, self.a.ms, self.b.ms, judged, notes)
 
     def _notes(self, judged: Judged) -> Iterator[str]:
         if judged.verdict == "undecided":
@@ -292,8 +297,8 @@ def differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
         for what in dict.fromkeys((*a, *b)):
             if a.get(what, "") != b.get(what, "") and (is_recorded or not what.startswith("variable ")):
                 where = found.setdefault(what, {}).setdefault((a.get(what, ""), b.get(what, "")), [])
-                where.append(pair.a.system)
-    everywhere = {pair.a.system for pair in pairs}
+                where.append(pair.a.name)
+    everywhere = {pair.a.name for pair in pairs}
     for what, values in found.items():
         if len(values) > NAMED:
             yield Difference(what, where=_where([name for names in values.values() for name in names], everywhere))
@@ -316,10 +321,9 @@ def _missing(
             assert there is not None
             told = key in asked and bool(there.medians)
             reason = _UNFINISHED.format(other) if key in asked else f"only in {name}"
-            yield Missing(there.label, reason, lost=told and name == "A", gained=told and name == "B")
+            yield Missing(there.label, there.name, reason, lost=told and name == "A", gained=told and name == "B")
             continue
         without = {name: side.why for name, side in (("A", a), ("B", b)) if side.why}
         if without:
-            reasons = [f"{name}: {why}" for name, why in without.items()]
-            sides = [*without]
-            yield Missing(a.label, f"no result in {'; '.join(reasons)}", lost=sides == ["B"], gained=sides == ["A"])
+            reason = f"no result in {'; '.join(f'{name}: {why}' for name, why in without.items())}"
+            yield Missing(a.label, a.name, reason, lost=[*without] == ["B"], gained=[*without] == ["A"])

@@ -6,23 +6,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median, stdev
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict
+from pydantic import BeforeValidator
 
 from harness.measure.environment import changes_speed
 from harness.measure.interval import FEWEST, median_interval
 from harness.measure.nvml import is_hot
 from harness.quality import DRIFT, by_case, ends_apart, timed
+from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable, span
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.workers.machine_load import is_loaded
-from reports.words import commit_said, commit_words
+from reports.words import BETWEEN, commit_said, commit_words
 
 GPU_UNIT = "GPU unit"
 VARIABLES = "environment variables"
 NO_GPU = "none"  # stands for the GPU in a CPU measurement
+# JSON has no infinity: pydantic writes null.
+MaybeInfinite = Annotated[float, BeforeValidator(lambda value: math.inf if value is None else value)]
 FEW_SEQUENCES = 4  # up to so many, an engine's step is host-bound: another host changed it by 5%
 
 
@@ -40,6 +43,7 @@ class Side:
 class CaseSide:
     """A case in one run.
 
+    system: its name in the catalogue. name: the labels of system and backend. label: the case in words.
     medians: the median in ms by repeat; {} without a result, for which `why` has the reason.
     tokens: the tokens per sample by repeat; an engine's vary with the sequences that fit into memory.
     below, above: the distances from log(ms) to the ends of its 95% interval; infinite for an unknown end.
@@ -53,12 +57,13 @@ class CaseSide:
     key: str
     label: str
     system: str
+    name: str
     phase: str
     batch: int
     medians: Mapping[int, float]
     tokens: Mapping[int, int]
-    below: float
-    above: float
+    below: MaybeInfinite
+    above: MaybeInfinite
     samples: int
     timed: int
     rounds: int
@@ -71,7 +76,6 @@ class CaseSide:
     host_bound: bool
     started_at: str
     why: str
-    __pydantic_config__ = ConfigDict(ser_json_inf_nan="constants")
 
     @cached_property
     def ms(self) -> float:
@@ -134,7 +138,7 @@ class RunCases:
             json.dumps([asked.at, *asked.arguments]) if asked and asked.arguments[:1] == ("ab",) else "",
             run.file.repeats,
             run_side(run, records),
-            {key: _case_side(own, run.file.repeats) for key, own in by_case(records).items()},
+            {key: _case_side(own, run.file.repeats, run.catalogue) for key, own in by_case(records).items()},
             frozenset(case.key for case in run.missing(records)),
         )
 
@@ -169,18 +173,20 @@ def _unfinished(run: Run, records: Sequence[Record]) -> str:
     return f"unfinished: {counted(short, 'record')} missing of {run.file.repeats} repeats a case" if short else ""
 
 
-def _case_side(records: Sequence[Record], repeats: int) -> CaseSide:
+def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) -> CaseSide:
     """Reduce the records of a case. repeats: the number of rounds that the run planned."""
-    first, measured = records[0], timed(records)
+    case, measured = records[0].case, timed(records)
+    name = printable(BETWEEN.join([catalogue.system_label(case.system), catalogue.backend_label(case.backend)]))
     medians = _medians(measured)
     tokens = {record.repeat: record.tokens or 1 for record in measured if record.repeat in medians}
     below, above = _interval(measured, {repeat: ms / tokens[repeat] for repeat, ms in medians.items()})
     return CaseSide(
-        key=first.case.key,
-        label=first.case.label,
-        system=first.case.system_backend,
-        phase=first.case.phase,
-        batch=first.case.batch,
+        key=case.key,
+        label=f"{name}{case.label.removeprefix(case.system_backend)}",
+        system=case.system,
+        name=name,
+        phase=case.phase,
+        batch=case.batch,
         medians=medians,
         tokens=tokens,
         below=below,
@@ -194,7 +200,7 @@ def _case_side(records: Sequence[Record], repeats: int) -> CaseSide:
         changed=len(measured) == 1 and ends_apart(measured[0].samples_ms) > DRIFT,
         devices=_devices(measured),
         facts=_facts(measured),
-        host_bound=first.case.timing == "engine" and first.case.batch <= FEW_SEQUENCES,
+        host_bound=case.timing == "engine" and case.batch <= FEW_SEQUENCES,
         started_at=min((record.started_at for record in measured if record.started_at), default=""),
         why="" if medians else _why(records[-1]),
     )

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from harness.schema.reason import counted, printable, said_number, span
 from harness.schema.record import json_values
 from reports import grid
-from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, STORED_BAR, VERDICTS, Comparison, Row
+from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, STORED_BAR, VERDICTS, Comparison, Missing, Row
 from reports.compare.judge import BAR, SAME
 
 COLUMNS = ("verdict", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
@@ -66,7 +66,7 @@ def _ratios(comparison: Comparison) -> str:
 
 def _beyond(rows: Sequence[Row]) -> str:
     """Count rows beyond the limit by system, phase and first note, in a sentence; "" for no rows."""
-    causes = [f"{row.system} {row.phase}{_cause(row)}" for row in rows]
+    causes = [f"{row.name} {row.phase}{_cause(row)}" for row in rows]
     groups = Counter(causes).most_common()
     said = [f"{count} {cause}" for cause, count in groups[:NAMED_GROUPS]]
     said += [f"{left} more"] if (left := sum(count for _, count in groups[NAMED_GROUPS:])) else []
@@ -183,18 +183,18 @@ def _opening(comparison: Comparison) -> list[str]:
 
 def _without(comparison: Comparison) -> list[str]:
     """Return a line for each reason why cases are not compared, with the names of these cases."""
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, list[Missing]] = {}
     for each in comparison.missing:
-        reasons.setdefault(each.reason, []).append(each.label)
-    return [f"{reason}: {_named(labels)}" for reason, labels in reasons.items()]
+        reasons.setdefault(each.reason, []).append(each)
+    return [f"{reason}: {_named(cases)}" for reason, cases in reasons.items()]
 
 
-def _named(labels: list[str]) -> str:
+def _named(cases: list[Missing]) -> str:
     """List the cases; count them by system if there are more than `NAMED_CASES`."""
-    if len(labels) <= NAMED_CASES:
-        return ", ".join(labels)
-    systems = Counter(label.partition(" ")[0] for label in labels)
-    return f"{len(labels)} cases ({', '.join(f'{count} {system}' for system, count in systems.items())})"
+    if len(cases) <= NAMED_CASES:
+        return ", ".join(case.label for case in cases)
+    systems = Counter(case.name for case in cases)
+    return f"{len(cases)} cases ({', '.join(f'{count} {system}' for system, count in systems.items())})"
 
 
 def _closing(comparison: Comparison) -> list[str]:

@@ -36,11 +36,6 @@ function inLight(work) {
   }
 }
 
-/* Escape text for Plotly, which reads some HTML. */
-function neutral(text) {
-  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-}
-
 /* The width of a text in pixels. */
 function textWidth(text, size) {
   textWidth.context ??= document.createElement("canvas").getContext("2d");

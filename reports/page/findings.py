@@ -10,10 +10,9 @@ from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue, PaperClaim
 from harness.schema.reason import said_number, span
 from reports.page.figures import Figure
-from reports.page.lines import BETWEEN
 from reports.page.ranking import Standing, View, best_standing, standings
 from reports.stats import FEW_SAMPLES, HOT, LOADED, MARKS, UNSTEADY, UNSTEADY_TIMES, case_statuses, marks_in
-from reports.words import counts_of_missing, left_out, listed, said_x, share_of
+from reports.words import BETWEEN, counts_of_missing, left_out, listed, said_x, share_of
 
 _FLAGS = {
     FEW_SAMPLES: f"with fewer than {FEWEST} samples",

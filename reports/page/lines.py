@@ -14,10 +14,9 @@ import pandas as pd
 
 from harness.schema.catalogue import DASHES, MARKERS, TONES, Catalogue, FigureEntry
 from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns
-from reports.words import said_setting, short_commit
+from reports.words import BETWEEN, said_setting, short_commit
 
 BOUND = "floor_ms"  # the column of the lower bound
-BETWEEN = " · "  # between the parts of a line's name
 _BOUND_DASHES = ("dot", "dashdot")
 _BACKBONES = {"mamba": "(M)", "transformer": "(T)"}  # the paper's short names
 _TIMINGS = {"graph": "timed in CUDA graphs", "eager": "timed eagerly", "engine": "timed by the engine itself"}

@@ -11,7 +11,7 @@ import pandas as pd
 
 from harness.schema.catalogue import Catalogue, MetricEntry
 from reports.page.figures import LATENCIES, RATES, Figure, own_ends
-from reports.page.lines import BETWEEN, Line
+from reports.page.lines import Line
 from reports.stats import (
     FEW_SAMPLES,
     LOADED,
@@ -23,7 +23,7 @@ from reports.stats import (
     marks_in,
     option_columns,
 )
-from reports.words import said_setting
+from reports.words import BETWEEN, said_setting
 
 LEVEL = 0.05  # values that differ by a smaller share are level: runs on different days differ by 2 to 3%
 DOUBTFUL = 0.5  # flagged values need a larger share to be ranked: an unsteady step took 36% longer in a second run

@@ -6,6 +6,11 @@ const LONG = 30, LONG_LABEL = 15; // longer cells and labels, in characters, nee
 const collator = new Intl.Collator("en", { numeric: true });
 const fourDigits = new Intl.NumberFormat("en", { minimumSignificantDigits: 4, maximumSignificantDigits: 4, useGrouping: false });
 
+/* Escape text for Plotly, which reads some HTML. */
+function neutral(text) {
+  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
 function element(tag, properties = {}, ...children) {
   const node = Object.assign(document.createElement(tag), properties);
   node.append(...children);

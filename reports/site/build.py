@@ -5,17 +5,12 @@ they changed. The site needs no network and opens from a disk.
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.resources import files
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import wait
 from pathlib import Path
-from threading import Thread
 
 from pydantic import TypeAdapter
 
@@ -34,10 +29,9 @@ from reports.site.pages import shared_files
 # Paths of the files that the site writes for runs, systems and comparisons, and may remove.
 _OURS = re.compile(
     rf"(data|downloads|over-time|runs)/{ID.pattern}\.(json|html|csv|jsonl)|compared/{ID.pattern}--{ID.pattern}\.html"
+    rf"|downloads/{ID.pattern}--[0-9a-f]{{16}}\.ncu-rep"
 )
 _ENTRY = TypeAdapter(Entry)
-_FEW = 8  # up to so many runs, one process is faster
-_MOST_PROCESSES = 8
 
 
 @dataclass(frozen=True)
@@ -113,7 +107,8 @@ def _draw(out: Path, changed: Mapping[str, Path], folders: dict[str, Path]) -> I
 
     Raises RecordError if two folders hold the same run.
     """
-    for (digest, folder), (entry, content) in zip(changed.items(), _files(list(changed.values())), strict=True):
+    for digest, folder in changed.items():
+        entry, content = files_of(Run.open(folder))
         if entry.id in folders:
             raise RecordError(f"{folders[entry.id]} and {folder}: are the same run ({entry.id}); name one of them")
         folders[entry.id] = folder
@@ -162,32 +157,6 @@ def _held(out: Path, entry: Entry) -> RunCases | None:
         return read_cases(out / f"data/{entry.id}.json")
     except (OSError, ValueError):
         return None
-
-
-def _files(folders: Sequence[Path]) -> Iterator[tuple[Entry, dict[str, str]]]:
-    """Yield (entry, texts of files by path) of each run in order; many runs are drawn by one process per core."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if len(folders) <= _FEW or cores == 1:
-        yield from map(_files_of, folders)
-        return
-    with ProcessPoolExecutor(min(cores, _MOST_PROCESSES), get_context("spawn"), _end_with_parent) as pool:
-        yield from pool.map(_files_of, folders, chunksize=4)
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent is killed; else it would wait forever."""
-    parent = parent_process()
-    assert parent is not None
-
-    def end() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    Thread(target=end, daemon=True).start()
-
-
-def _files_of(folder: Path) -> tuple[Entry, dict[str, str]]:
-    return files_of(Run.open(folder))
 
 
 def _write_shared(out: Path, drawn: Sequence[_Drawn]) -> set[str]:

@@ -8,7 +8,8 @@ import io
 import json
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from pydantic import TypeAdapter
 
 from harness.schema.catalogue import Catalogue
 from harness.schema.files import listed, read_regular
+from harness.schema.profile import profile_path
 from harness.schema.reason import printable, said_number, span
 from harness.schema.record import Record
 from harness.schema.run import Run
@@ -28,6 +30,7 @@ from reports.page.html import Around, render, run_title
 from reports.page.lines import system_looks
 from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import Section, section
+from reports.profiles.shared_report import without_names
 from reports.publish import refuse_too_many
 from reports.stats import frame
 from reports.tables import write_frame
@@ -37,7 +40,6 @@ PLOTLY = "assets/plotly.js"
 ID = re.compile(r"[a-z0-9][a-z0-9-]{0,60}-[0-9a-f]{8}")
 _SLUG_LIMIT = 48
 _CASES = TypeAdapter(RunCases)
-_FORMATS = {"csv": "Table (CSV)", "jsonl": "Records (JSON lines)"}
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,6 @@ class Entry:
         """The path of the run's page in the site; "" without records."""
         return next((path for path in self.files if path.startswith("runs/")), "")
 
-    @property
-    def downloads(self) -> list[tuple[str, str]]:
-        """(label, path in the site) of each download."""
-        return [(_FORMATS[path.rpartition(".")[2]], path) for path in self.files if path.startswith("downloads/")]
-
 
 def slug(name: str) -> str:
     """Turn any name into a file name: lower-case letters, digits and single hyphens, never empty."""
@@ -110,7 +107,12 @@ def system_id(name: str) -> str:
 def run_digest(folder: Path, program: str) -> str:
     """Return the digest of a run's files and of `program`. Raises OSError if a file cannot be read."""
     total = hashlib.sha256(f"{program}\n{folder.resolve().name}\n{note_of(folder)}".encode("utf-8", "replace"))
-    parts = [folder / FILE, *listed(folder / "records", "*.jsonl"), *listed(folder / "profiles", "*.json")]
+    parts = [
+        folder / FILE,
+        *listed(folder / "records", "*.jsonl"),
+        *listed(folder / "profiles", "*.json"),
+        *listed(folder / "profiles", "*.ncu-rep"),
+    ]
     for path in parts:
         content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
         total.update(f"\n{path.name} {len(content)}\n".encode("utf-8", "replace"))
@@ -128,17 +130,19 @@ def note_of(folder: Path) -> str:
         return ""
 
 
-def files_of(run: Run) -> tuple[Entry, dict[str, str]]:
-    """Return (a run's entry, the texts of its files by path). Raises RecordError if the run is unreadable."""
+def files_of(run: Run) -> tuple[Entry, dict[str, str | bytes]]:
+    """Return (a run's entry, the contents of its files by path). Raises RecordError if the run is unreadable."""
     records, profiles = run.records(), list(run.profiles().values())
     refuse_too_many(records, run.folder)
     found = run_id(run, records)
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
-    files: dict[str, str] = {f"data/{found}.json": _CASES.dump_json(RunCases.of(run, records)).decode()}
+    files: dict[str, str | bytes] = {f"data/{found}.json": _CASES.dump_json(RunCases.of(run, records)).decode()}
     if table is not None:
-        files |= {f"downloads/{found}.{ending}": content for ending, content in _downloads(table, records, run).items()}
+        downloads = list(_downloads(table, records, run, found))
+        files |= {path: content for _, path, content in downloads}
         profiled = section(records, profiles, run.catalogue)
-        files[f"runs/{found}.html"] = _page(run, found, records, table, profiled, files)
+        links = tuple((label, f"../{path}") for label, path, _ in downloads)
+        files[f"runs/{found}.html"] = _page(run, found, records, table, profiled, links)
     return _entry(run, found, records, table, len(profiles), tuple(files)), files
 
 
@@ -216,21 +220,36 @@ def _distinct(values: Iterable[Any]) -> tuple[str, ...]:
 
 
 def _page(
-    run: Run, found: str, records: list[Record], table: pd.DataFrame, profiled: Section | None, files: Iterable[str]
+    run: Run,
+    found: str,
+    records: list[Record],
+    table: pd.DataFrame,
+    profiled: Section | None,
+    downloads: tuple[tuple[str, str], ...],
 ) -> str:
-    downloads = [(_FORMATS[path.rpartition(".")[2]], f"../{path}") for path in files if path.startswith("downloads/")]
     around = Around(
         plotly=f"../{PLOTLY}",
         links=(("All runs", "../index.html"), ("Comparisons", f"../index.html#{found}")),
-        downloads=tuple(downloads),
+        downloads=downloads,
     )
     title = run_title(run.folder.resolve().name, table)
     missing = run.missing(records)
     return render(records, run.catalogue, title, profiled, around, table, missing)
 
 
-def _downloads(table: pd.DataFrame, records: Iterable[Record], run: Run) -> dict[str, str]:
-    """Return the texts of the downloads by file ending."""
+def _downloads(
+    table: pd.DataFrame, records: Iterable[Record], run: Run, found: str
+) -> Iterator[tuple[str, str, str | bytes]]:
+    """Yield (label, path in the site, content) of the table, the records, and Nsight Compute's reports that are there.
+
+    found: the run's id. A report of unknown format is left out.
+    """
     text = io.StringIO()
     write_frame(table, "csv", text, run.catalogue)
-    return {"csv": text.getvalue(), "jsonl": "".join(f"{record.to_json()}\n" for record in records)}
+    yield "Table (CSV)", f"downloads/{found}.csv", text.getvalue()
+    yield "Records (JSON lines)", f"downloads/{found}.jsonl", "".join(f"{record.to_json()}\n" for record in records)
+    for key, profile in run.profiles().items():
+        report = profile_path(run.folder, key).with_suffix(".ncu-rep")
+        with suppress(OSError, ValueError):
+            label = f"Nsight Compute: {profile.case.label}"
+            yield label, f"downloads/{found}--{key}.ncu-rep", without_names(read_regular(report))

@@ -13,11 +13,6 @@ const LEAST_REACH = 0.1;
 const DAY = 86400e3; // ms
 const NARROW = 500; // pixels; in a narrower figure changes have no text
 
-/* Escape text for Plotly, which reads some HTML. */
-function neutral(text) {
-  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-}
-
 function colour(name) {
   plot.style.color = `var(${name})`;
   const found = getComputedStyle(plot).color;

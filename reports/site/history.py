@@ -117,7 +117,7 @@ def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[Hi
         for key, side in each.cases.items():
             at = moment(side.started_at)
             if side.medians and at:
-                lines = points.setdefault(side.system.partition("/")[0], {}).setdefault(key, {})
+                lines = points.setdefault(side.system, {}).setdefault(key, {})
                 lines.setdefault(_place(side), []).append(HistoryPoint(run, at, side))
     found = []
     for name, by_key in points.items():

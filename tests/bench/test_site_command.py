@@ -1,20 +1,13 @@
 """`ttt-bench site` as a user calls it."""
 
-import os
-import select
 import signal
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from command_line import ROOT, called, one_sentence, started, ttt_bench
-
-from tests.reports.time_site import copies
 
 COMMITTED = ROOT / "reports" / "results" / "h100"
 
@@ -84,37 +77,3 @@ def test_a_preview_serves_the_site_on_the_loopback_address_until_it_is_interrupt
     with socket.socket() as freed:
         freed.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         freed.bind(("127.0.0.1", port))
-
-
-def descriptors_of_children(pid: int, least: int) -> list[int]:
-    """Wait for `least` children of a process; return a descriptor of each, readable once that child has ended."""
-    deadline = time.monotonic() + 120
-    while len(found := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()) < least:
-        assert time.monotonic() < deadline, f"{len(found)} children"
-        time.sleep(0.05)
-    return [os.pidfd_open(int(child)) for child in found]
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core draws all runs in one process")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_processes_that_draw_end_with_the_command(tmp_path, number):
-    runs = copies(COMMITTED, tmp_path / "runs", 9)
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    with suppress(BlockingIOError):
-        while True:  # the command waits to write to a full pipe, so it cannot end before the signal
-            os.write(write, bytes(1 << 16))
-    os.set_blocking(write, True)
-    command = subprocess.Popen(**started("site", *runs, "-o", "site", cwd=tmp_path), stderr=write)
-    children: list[int] = []
-    try:
-        children = descriptors_of_children(command.pid, 3)  # two that draw, and multiprocessing's resource tracker
-        command.send_signal(number)
-        assert command.wait(60) == -number
-        os.close(read)  # the resource tracker, too, writes to the pipe before it ends
-        for child in children:
-            assert select.select([child], [], [], 120)[0], "a process that draws lives on"
-    finally:
-        command.kill()
-        for descriptor in (write, *children):
-            os.close(descriptor)

@@ -53,13 +53,21 @@ def without(case, status="failed", reason="RuntimeError: no"):
     return Record(case, status, reason, environment=on_gpu())
 
 
-def a_run(folder: Path, *records, repeats=1, arguments=("run",), at="2026-11-21T04:50:00+00:00", mode="measure"):
+def a_run(
+    folder: Path,
+    *records,
+    repeats=1,
+    arguments=("run",),
+    at="2026-11-21T04:50:00+00:00",
+    mode="measure",
+    catalogue=Catalogue(),  # noqa: B008
+):
     jobs = {}
     for record in records:
         jobs.setdefault((record.case.system, record.case.backend), {})[record.case.key] = Planned(record.case)
     request = PastRequest(at, tuple(arguments), "a" * 40, False, {})
     planned = tuple(Job(*pair, tuple(cases.values())) for pair, cases in jobs.items())
-    run = Run.create(folder, RunFile(mode, "cuda", planned, Catalogue(), Policy(), repeats, (request,)))
+    run = Run.create(folder, RunFile(mode, "cuda", planned, catalogue, Policy(), repeats, (request,)))
     for job in run.jobs:
         file = run.record_file(job)
         for record in records:

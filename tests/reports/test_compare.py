@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
 
+from harness.schema.catalogue import BackendEntry, Catalogue, SystemEntry
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import PastRequest
@@ -226,8 +227,20 @@ def test_a_run_is_confirmed_with_19_of_20_points_within_3_percent(tmp_path, beyo
     cases = [a_case(64 + number) for number in range(20)]
     of_b = [timed(case, 10.4 if at < beyond else 10.1) for at, case in enumerate(cases)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
-    assert views.answer(found) == f"{word} points within 3%. The {beyond} beyond: {beyond} ttt-linear/torch forward."
+    assert views.answer(found) == f"{word} points within 3%. The {beyond} beyond: {beyond} ttt-linear · torch forward."
     assert views.text(found).startswith(views.answer(found))
+
+
+def test_cases_have_the_labels_of_the_page(tmp_path):
+    catalogue = Catalogue(
+        systems=(SystemEntry("ttt-linear", "TTT-Linear", "TTT", 0, "circle"),),
+        backends=(BackendEntry("torch", "PyTorch", "solid"),),
+    )
+    found = compare(
+        *(a_run(tmp_path / name, timed(a_case(), ms), catalogue=catalogue) for name, ms in (("a", 1), ("b", 2)))
+    )
+    assert [row.label for row in found.rows] == ["TTT-Linear · PyTorch tiny forward B=2 T=64 bfloat16 eager"]
+    assert "1 TTT-Linear · PyTorch forward" in views.answer(found)
 
 
 def test_the_answer_names_the_cause_of_most_points_beyond(tmp_path):
@@ -235,8 +248,8 @@ def test_the_answer_names_the_cause_of_most_points_beyond(tmp_path):
     of_b = [timed(cases[0], 20, HOT), timed(cases[1], 20, HOT), timed(cases[2], 20, samples=5)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
     assert views.answer(found) == (
-        "Not confirmed: 0 of 3 points within 3%. The 3 beyond: 2 ttt-linear/torch forward (thermally throttled), "
-        "1 ttt-linear/torch forward (B has 5 samples)."
+        "Not confirmed: 0 of 3 points within 3%. The 3 beyond: 2 ttt-linear · torch forward (thermally throttled), "
+        "1 ttt-linear · torch forward (B has 5 samples)."
     )
 
 
@@ -256,7 +269,7 @@ def test_markdown_folds_its_table_and_leaves_out_the_smallest_differences(tmp_pa
     cases = [a_case(context) for context in (1, 2, 3)]
     of_b = [timed(case, ms) for case, ms in zip(cases, (10, 12, 9), strict=True)]
     shown = views.markdown(compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b)))
-    assert shown.startswith("**Not confirmed: 1 of 3 points within 3%. The 2 beyond: 2 ttt-linear/torch forward. 1")
+    assert shown.startswith("**Not confirmed: 1 of 3 points within 3%. The 2 beyond: 2 ttt-linear · torch forward. 1")
     assert shown.count("<details>") == shown.count("</details>") == 1
     assert shown.index("- B: b, commit") < shown.index("<details>") < shown.index("- differs: nothing")
     assert "<details><summary>2 cases, the largest difference first; 1 more differ less</summary>\n\n| verdict" in shown
@@ -270,7 +283,7 @@ def test_what_differs_is_named_with_the_systems_it_is_true_of(tmp_path):
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
     assert [each.sentence for each in found.differences] == [
         "commit aaaaaaaaaa → bbbbbbbbbb with uncommitted changes",
-        "torch 2.11 → 2.12 (transformer/torch)",
+        "torch 2.11 → 2.12 (transformer · torch)",
     ]
     assert views.text(found).index("differs: commit") < views.text(found).index("verdict")
 
@@ -337,7 +350,7 @@ def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):
     of_a = [timed(cases[0], 1), timed(cases[1], 1), without(cases[2]), timed(cases[3], 1), without(cases[4])]
     of_b = [timed(cases[0], 1), without(cases[1], "oom", "does not fit"), timed(cases[2], 1), without(cases[4])]
     found = compare(*two(tmp_path, of_a, [*of_b, timed(cases[5], 1)]), fail_on=0.05)
-    assert [(each.label.split()[4], each.reason, each.lost) for each in found.missing] == [
+    assert [(each.label.split()[6], each.reason, each.lost) for each in found.missing] == [
         ("T=2", "no result in B: oom, does not fit", True),
         ("T=3", "no result in A: failed, RuntimeError: no", False),
         ("T=4", "only in A", False),
@@ -345,9 +358,9 @@ def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):
         ("T=6", "only in B", False),
     ]
     assert (found.regressions, found.counts["lost"]) == (1, 1)
-    assert "only in A: ttt-linear/torch tiny forward B=2 T=4" in views.text(found)
+    assert "only in A: ttt-linear · torch tiny forward B=2 T=4" in views.text(found)
     page = views.page(found)
-    assert (page.count("<svg"), "only in A: ttt-linear/torch" in page, "http" in page.replace("http-equiv", "")) == (
+    assert (page.count("<svg"), "only in A: ttt-linear · torch" in page, "http" in page.replace("http-equiv", "")) == (
         1,
         True,
         False,
@@ -365,7 +378,7 @@ def test_what_an_unfinished_run_was_asked_for_is_lost(tmp_path):
     whole, broken = (Run.open(tmp_path / name) for name in "ab")
     found = compare(whole, broken, fail_on=0.05)
     reason = "no record in B, which is unfinished"
-    assert [(each.label.split()[4], each.reason, each.lost, each.gained) for each in found.missing] == [
+    assert [(each.label.split()[6], each.reason, each.lost, each.gained) for each in found.missing] == [
         ("T=2", reason, True, False),
         ("T=3", reason, False, False),  # it had no result in A
     ]
@@ -377,7 +390,7 @@ def test_few_samples_and_a_loaded_or_hot_machine_are_named_and_not_judged(tmp_pa
     cases = [a_case(context) for context in (1, 2, 3)]
     of_b = [timed(cases[0], 20, samples=5), timed(cases[1], 20, LOADED), timed(cases[2], 20, HOT)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
-    notes = {row.label.split()[4]: row.notes for row in found.rows}
+    notes = {row.label.split()[6]: row.notes for row in found.rows}
     assert notes == {
         "T=1": ("B has 5 samples",),
         "T=2": ("loaded machine: others used 50% in B",),

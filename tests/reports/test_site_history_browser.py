@@ -26,7 +26,7 @@ def test_a_system_over_time_marks_changes_and_follows_the_chosen_case(browser, t
         points, changes = page.evaluate(traces)
         assert points["y"] == [10, 10.1, 12]
         assert changes == {"y": [12], "text": ["+18.8%<br>2222222"]}
-        assert page.get_attribute("#plot", "aria-label").startswith("Line chart of the latency of ttt-linear/torch")
+        assert page.get_attribute("#plot", "aria-label").startswith("Line chart of the latency of ttt-linear · torch")
         page.locator("#case").focus()
         page.keyboard.press("ArrowDown")
         page.locator("#figure-title", has_text="T=64").wait_for()
