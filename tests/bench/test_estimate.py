@@ -55,8 +55,8 @@ def test_the_longest_jobs_go_first():
     ]
     assert [job.system for job in estimate.longest_first(jobs, {})] == ["b", "c", "a"]
     past = {each.case.key: 100.0 for each in jobs[0].cases} | {jobs[1].cases[0].case.key: 1.0}
-    # No case of c is timed: its three cases count as the median of the known times.
-    assert [job.system for job in estimate.longest_first(jobs, past)] == ["c", "a", "b"]
+    # Four cases of b and the three of c are untimed: each counts as the median of the known times.
+    assert [job.system for job in estimate.longest_first(jobs, past)] == ["b", "c", "a"]
 
 
 def test_a_case_takes_its_time_on_this_gpu_or_else_on_another(tmp_path):
