@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from harness_helpers import HERE, ROOT, alive, case, launch, lines_of, new_run, statuses, wait_for
+from harness_helpers import HERE, ROOT, SOON, alive, case, launch, lines_of, new_run, statuses, wait_for
 from pool_helpers import GPUS, SYSTEMS, cases_of, launches, place, pooled, start_parent
 
 from harness.measure import nvml
@@ -20,10 +20,8 @@ from harness.schema.record import Record, RecordError
 from harness.schema.run_file import PastRequest, RunError
 from harness.workers import pool, process
 from harness.workers.pool import places_of, shares
-from harness.workers.process import Launch, Limits, Place
+from harness.workers.process import Launch, Place
 from harness.workers.scheduler import Event, not_ok, run_jobs
-
-SOON = Limits(case_s=4.0)  # as long as a busy machine takes for a case that does not hang
 
 
 def gpu_of(record: Record) -> str:
@@ -123,7 +121,7 @@ def test_a_job_waits_for_its_home_while_that_is_there(tmp_path: Path) -> None:
 def test_a_lost_worker_does_not_affect_other_gpus(tmp_path: Path, do: str, status: str) -> None:
     bad = case(do, system="b", batch=9)
     run = new_run(tmp_path / "out", [*cases_of(SYSTEMS[:4], count=2), bad])
-    records = pooled(run, launches(*SYSTEMS[:4]), limits=SOON)
+    records = pooled(run, launches(*SYSTEMS[:4]), **SOON)
     assert Counter(statuses(records)) == {"ok": 8, status: 1}
     assert [record.case for record in records if record.status == status] == [bad]
 
@@ -288,9 +286,9 @@ def test_a_signal_ends_every_worker_and_the_run_resumes(tmp_path: Path, number: 
     pids = tmp_path / "pids"
     pids.mkdir()
     parent = start_parent(run, pids)
-    assert wait_for(lambda: len(list(pids.iterdir())) == 4, 60)
+    assert wait_for(lambda: len(list(pids.iterdir())) == 4)
     parent.send_signal(number)
-    assert parent.wait(30) != 0
+    assert parent.wait() != 0
     workers = [int(path.stem) for path in pids.iterdir()]
     assert wait_for(lambda: not any(map(alive, workers)))
     assert Counter(statuses(run.records())) == {"ok": 4}

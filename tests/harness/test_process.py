@@ -41,7 +41,7 @@ def started(note: Path, **env: str) -> WorkerProcess:
     """Start a worker; return it in the middle of a case, when all descendants run."""
     worker = WorkerProcess(launch("fake_systems:WithFamily", FAKE_CHILD=str(note), **env))
     assert worker.ready().available
-    worker._send(worker._process, CASE, time.monotonic() + 5)
+    worker._send(worker._process, CASE, time.monotonic() + 60)
     assert wait_for(lambda: len(family(note)) == 5)
     assert all(alive(pid) for pid in family(note).values())
     return worker
@@ -72,7 +72,7 @@ def test_the_death_of_the_worker_ends_all_descendants(note: Path, number: int) -
     os.kill(family(note)["worker"], number)
     assert all_dead(note)
     with pytest.raises(WorkerLost, match=signal.Signals(number).name) as lost:
-        worker._answer({"do": "probe"}, 10.0)
+        worker._answer({"do": "probe"}, 60)
     assert lost.value.status == "killed"
     worker.kill()
 
@@ -105,9 +105,9 @@ def test_the_death_of_the_parent_ends_all_descendants(tmp_path: Path, note: Path
         stderr=subprocess.DEVNULL,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
-    assert wait_for(lambda: len(family(note)) == 5, 30)
+    assert wait_for(lambda: len(family(note)) == 5)
     parent.send_signal(number)
-    parent.wait(20)
+    parent.wait()
     assert all_dead(note)
 
 
@@ -122,8 +122,8 @@ def test_the_log_of_a_worker_that_prints_without_end_is_emptied(monkeypatch: pyt
     monkeypatch.setattr(process, "_LOG_BYTES", 1 << 16)
     with WorkerProcess(launch("fake_systems:PrintsMuch")) as worker:
         assert worker.ready().available
-        worker.ask(CASE, 30.0)
-        assert worker.stop(30.0) == 0
+        worker.ask(CASE, 60)
+        assert worker.stop(60) == 0
         assert worker.ending_words == "the log is empty"
 
 
@@ -148,6 +148,6 @@ def test_a_worker_finds_its_system_from_any_folder(tmp_path: Path, monkeypatch: 
 def test_a_missing_command_is_named_after_it_ended() -> None:
     with WorkerProcess(Launch(["/no/such/python"], "")) as worker:
         worker._process = worker._start()
-        worker._process.wait(10)  # it has printed the reason
+        worker._process.wait()  # it has printed the reason
         with pytest.raises(WorkerLost, match="python could not be started: No such file or directory"):
-            worker._answer({"do": "probe"}, 10)
+            worker._answer({"do": "probe"}, 60)

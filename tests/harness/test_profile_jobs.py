@@ -6,6 +6,7 @@ import sqlite3
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -436,10 +437,12 @@ def test_kineto_replaces_a_failing_nsys(
 
 def test_a_profiler_that_never_starts_is_given_up(tmp_path: Path, fake: Any) -> None:
     fake("never start")
-    run, said = run_of(tmp_path, case(), case(batch=3)), list[str]()
-    found = Profiler(run, launches(), WITH_NCU, Limits(60, 3), say=said.append).jobs(run.jobs)
+    run, said, limits = run_of(tmp_path, case(), case(batch=3)), list[str](), SimpleNamespace(start_s=60, case_s=60)
+    profiler = Profiler(run, launches(), WITH_NCU, limits, say=said.append)  # type: ignore[arg-type]
+    profiler.on_times = lambda profile: setattr(limits, "start_s", 0.5)  # from now on a profiler starts workers
+    found = profiler.jobs(run.jobs)
     assert [each.status for each in found] == ["ok", "ok"]
-    assert "ncu failed: the system could not be started: no answer within 3 s" in found[0].notes[0]
+    assert "ncu failed: the system could not be started: no answer within 0.5 s" in found[0].notes[0]
     assert "give it more --time-limit" in found[0].notes[0]
     assert "given up" in found[1].notes[0]
     assert len(said) == 1

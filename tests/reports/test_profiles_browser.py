@@ -31,6 +31,7 @@ def shared(browser, made):
 def page(shared):
     """One page for all tests of the module, reset to its state before anything is opened."""
     with browsing.in_front(*shared) as page:
+        page.mouse.move(0, 0)  # off the plots, which scroll below it
         page.evaluate("history.replaceState(null, '', location.pathname)")
         page.evaluate("for (const each of document.querySelectorAll('.profile details')) each.open = false")
         yield page

@@ -83,11 +83,11 @@ def test_an_unusual_run_draws_a_page_and_a_table(browser, one_place, tmp_path, n
     write_report(run, one_place / "page.html")
     with browsing.opened(browser, one_place / "page.html") as (page, _):
         browsing.open_options(page)
-        page.evaluate("for (const each of document.querySelectorAll('.numbers, .rows')) each.open = true")
+        browsing.open_all(page, ".numbers, .rows")
         for axis in ("x", "y"):
             for box in page.locator(f"[data-role={axis}-log]").all():
                 box.set_checked(not box.is_checked())
-        page.wait_for_timeout(200)
+        page.evaluate("drawAll(figures)")
         text = page.evaluate("document.querySelector('main').innerText")
         assert "NaN" not in text
         assert "Infinity" not in text

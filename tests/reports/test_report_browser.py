@@ -148,8 +148,10 @@ def test_a_double_click_keeps_the_axes(page):
     layout = f"document.querySelector('#figure-{FIG15} .plot')._fullLayout"
     ranges = f"[{layout}.xaxis.range, {layout}.yaxis.range]"
     before = page.evaluate(ranges)
+    plot = f"document.querySelector('#figure-{FIG15} .plot')"
+    page.evaluate(f"{plot}.on('plotly_doubleclick', () => {{ {plot}.dataset.doubled = 'yes'; }})")
     page.locator(f"#figure-{FIG15} .nsewdrag").first.dblclick(force=True, position={"x": 60, "y": 60})
-    page.wait_for_timeout(600)
+    page.locator(f"#figure-{FIG15} .plot[data-doubled]").wait_for()
     assert page.evaluate(ranges) == before
 
 
@@ -333,7 +335,7 @@ def test_hostile_records_are_shown_and_run_nothing(browser, saved):
         browsing.open_options(page)
         page.locator("#figure-0").get_by_label("relative to").select_option(index=1)
         assert "<imgsrc=x" in page.locator("#figure-0 .ytitle").text_content().replace(" ", "")  # is folded
-        page.evaluate("for (const each of document.querySelectorAll('.numbers, .rows')) each.open = true")
+        browsing.open_all(page, ".numbers, .rows")
         rows = list(csv.reader(io.StringIO(browsing.downloaded(page, "Table (CSV)"))))
         assert len(rows) == 4
         assert not [cell for cell in itertools.chain(*rows) if cell[:1] in ("=", "+", "-", "@")]
@@ -380,7 +382,7 @@ def test_keyboard_reaches_the_content_first_and_every_control_has_a_name(page):
     assert skip.evaluate("e => e === document.querySelector('a, button, input, select, [tabindex]')")
     skip.focus()
     page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "content"
+    page.wait_for_function("document.activeElement.id === 'content'")
     nameless = page.evaluate(
         "[...document.querySelectorAll('button, select, input, figure, section, [role=region]')].filter(e =>"
         " !(e.textContent.trim() || e.labels?.length || e.ariaLabel || e.getAttribute('aria-labelledby'))).length"
@@ -469,11 +471,14 @@ def test_a_line_that_ends_early_has_a_leader_to_its_name(browser, early):
         assert any("not measured" in note["text"] for note in layout["annotations"])
         edge = plot["x"] + plot["width"]
         assert all(texts[name]["x"] >= edge - 1 for name in ("TTT-Linear", "TTT-MLP"))
+        whole = page.evaluate("document.querySelector('#figure-0 .plot')._fullLayout.xaxis.range")
         page.mouse.move(plot["x"] + 0.3 * plot["width"], plot["y"] + 0.5 * plot["height"])
         page.mouse.down()
         page.mouse.move(plot["x"] + 0.97 * plot["width"], plot["y"] + 0.5 * plot["height"], steps=5)
         page.mouse.up()
-        page.wait_for_timeout(500)
+        page.wait_for_function(
+            "before => document.querySelector('#figure-0 .plot')._fullLayout.xaxis.range[0] > before", arg=whole[0]
+        )
         zoomed = {name.text_content(): name.bounding_box()["x"] for name in names.all()}
         assert {"TTT-Linear", "TTT-MLP"} <= set(zoomed)
         assert all(edge - 1 <= zoomed[name] <= edge + 30 for name in ("TTT-Linear", "TTT-MLP"))

@@ -47,8 +47,7 @@ def pages(tmp_path_factory):
 @pytest.mark.parametrize("name", ["cpu", "h100"])
 def test_axe_finds_no_violation(browser, pages, name, theme):
     with browsing.opened(browser, pages[name], color_scheme=theme) as (page, _):
-        page.evaluate("for (const each of document.querySelectorAll('#figure-0 details, .chooser')) each.open = true")
-        page.wait_for_timeout(200)
+        browsing.open_all(page, "#figure-0 details, .chooser")
         assert not browsing.violations(page, *CHECKED[theme])
 
 
@@ -105,7 +104,7 @@ def test_keyboard_and_tap_describe_points(paper):
         "TTT-Linear · ThunderKittens · Context length (tokens): 1k · Latency per token"
     )
     assert "within one process · 30 samples" in readout.inner_text()
-    assert "TTT-Linear" in paper.locator("#figure-0 .hoverlayer").text_content()
+    paper.locator("#figure-0 .hoverlayer", has_text="TTT-Linear").wait_for()  # Plotly draws it later
     for _ in range(6):
         paper.keyboard.press("ArrowRight")
     assert readout.inner_text().startswith("TTT-MLP · ThunderKittens · Context length (tokens): 1k")

@@ -174,8 +174,8 @@ def test_print_is_light_and_keeps_a_figure_on_one_page(browser, saved):
         }
         page.emulate_media(media="screen", color_scheme="dark")
         page.evaluate("dispatchEvent(new Event('afterprint'))")
-        page.wait_for_timeout(200)
-        assert page.evaluate("document.querySelector('#figure-0 .plot').data[0].line.color") == "rgb(71, 193, 237)"
+        color = "document.querySelector('#figure-0 .plot').data[0].line.color"
+        browsing.eventually(page, lambda: page.evaluate(color), "rgb(71, 193, 237)")
         assert page.pdf(format="A4").startswith(b"%PDF")
 
 
