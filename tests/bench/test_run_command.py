@@ -127,13 +127,6 @@ def test_the_table_is_json_and_markdown_too_and_selects_systems(measured):
     assert json.loads(same) == rows
 
 
-def test_a_report_is_one_page(measured):
-    folder, _ = measured
-    done = ttt_bench("report", folder / "out", "-o", folder / "page.html", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert "<html" in (folder / "page.html").read_text()[:200]
-
-
 def test_a_finished_run_is_kept(measured):
     folder, _ = measured
     before = records_of(folder / "out")

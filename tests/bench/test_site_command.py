@@ -2,6 +2,7 @@
 
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,8 +14,6 @@ from pathlib import Path
 
 import pytest
 from command_line import ROOT, called, one_sentence, started, ttt_bench
-
-from tests.reports.time_site import copies
 
 COMMITTED = ROOT / "reports" / "results" / "h100"
 
@@ -98,7 +97,9 @@ def descriptors_of_children(pid: int, least: int) -> list[int]:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core draws all runs in one process")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_processes_that_draw_end_with_the_command(tmp_path, number):
-    runs = copies(COMMITTED, tmp_path / "runs", 9)
+    runs = [tmp_path / f"run-{number}" for number in range(9)]  # as many as several processes draw
+    for run in runs:
+        shutil.copytree(COMMITTED, run)
     read, write = os.pipe()
     os.set_blocking(write, False)
     with suppress(BlockingIOError):

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from harness_helpers import HERE, ROOT, SOON, alive, case, launch, lines_of, new_run, statuses, wait_for
+from harness_helpers import HERE, ROOT, SOON, alive, case, lines_of, new_run, statuses, wait_for
 from pool_helpers import GPUS, SYSTEMS, cases_of, launches, place, pooled, start_parent
 
 from harness.measure import nvml
@@ -124,18 +124,6 @@ def test_a_lost_worker_does_not_affect_other_gpus(tmp_path: Path, do: str, statu
     records = pooled(run, launches(*SYSTEMS[:4]), **SOON)
     assert Counter(statuses(records)) == {"ok": 8, status: 1}
     assert [record.case for record in records if record.status == status] == [bad]
-
-
-def test_a_job_that_always_kills_its_worker_is_given_up(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "out", cases_of(SYSTEMS[:4], count=2))
-    of = launches(*SYSTEMS[:4])
-    note = tmp_path / "note"
-    of["b", "cpu"] = launch("fake_systems:DiesAtStart", FAKE_NOTE=str(note), FAKE_DEATHS="1000")
-    assert Counter(statuses(pooled(run, of))) == {"ok": 6, "unstarted": 2}
-    pooled(run, of)
-    tried = len(note.read_text())
-    assert Counter(statuses(pooled(run, of))) == {"ok": 6, "unstarted": 2}
-    assert len(note.read_text()) == tried
 
 
 def test_the_job_of_a_lost_gpu_goes_to_the_others(tmp_path: Path) -> None:

@@ -398,17 +398,6 @@ def test_timed_runs_without_kernels_fail(tmp_path: Path, fake: Any) -> None:
     assert (found.status, "no kernel in the range" in found.reason) == ("failed", True)
 
 
-def test_kineto_replaces_nsys_unless_it_was_requested(tmp_path: Path, fake: Any) -> None:
-    fake("die")
-    (found,), said = profile_all(run_of(tmp_path), Tools("nsys"))
-    assert (found.status, list(found.tools)) == ("ok", ["torch.profiler"])
-    assert found.notes[0].startswith("nsys failed")
-    assert len(said) == 1
-    (tmp_path / "second").mkdir()
-    (alone,), _ = profile_all(run_of(tmp_path / "second"), Tools("nsys", fallback=False))
-    assert (alone.status, alone.reason[:11]) == ("unstarted", "nsys failed")
-
-
 @pytest.mark.parametrize(
     ("does", "why"),
     [

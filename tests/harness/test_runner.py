@@ -21,7 +21,6 @@ from harness_helpers import (
 )
 
 from harness.schema.policy import Policy
-from harness.schema.record import RecordError
 from harness.schema.run_file import Planned
 from harness.workers.process import Launch, Limits
 from harness.workers.scheduler import TRIES, Event, Options, not_ok, run_jobs
@@ -271,13 +270,6 @@ def test_the_least_number_of_samples_is_spread_over_the_repeats(
     policy = Policy(budget_s=0.0)
     records = measured(folder, [Planned(case(), least)], policy=policy, repeats=repeats)
     assert [len(record.samples_ms) for record in records] == [each] * repeats
-
-
-def test_two_runs_in_one_folder(folder: Path) -> None:
-    run = new_run(folder, [case()])
-    with run.held(), pytest.raises(RecordError, match="another run is writing to it"):
-        measured(folder)
-    assert statuses(measured(folder)) == ["ok"]
 
 
 def test_the_parent_stays_light(folder: Path) -> None:

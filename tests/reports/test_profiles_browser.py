@@ -331,10 +331,9 @@ def test_bars_of_a_group_begin_under_one_another(page):
     assert len(set(lefts)) == 1
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_on_a_phone_nothing_reaches_beyond_the_screen(browser, made, scheme):
+def test_on_a_phone_nothing_reaches_beyond_the_screen(browser, made):
     path, keys = made
-    with browsing.opened(browser, path, viewport=PHONE, has_touch=True, color_scheme=scheme) as (page, _):
+    with browsing.opened(browser, path, viewport=PHONE, has_touch=True) as (page, _):
         page.evaluate("a => { location.hash = a; }", f"profile-{keys[0]}")
         page.locator(f"#profile-{keys[0]} .timeline svg").wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") == 390

@@ -131,18 +131,6 @@ def test_an_unsteady_ttft_is_flagged_only_in_its_figure(browser, tmp_path):
         browsing.check(page, wrongs)
 
 
-def test_a_button_adds_other_backends(doubtful):
-    browsing.open_options(doubtful)
-    assert browsing.lines_drawn(doubtful, 0) == 2
-    entries = doubtful.locator("#figure-0 .legend li:visible button:not(.only)")
-    assert entries.all_inner_texts() == ["Transformer · vLLM", "Mamba · mamba-ssm"]
-    doubtful.get_by_role("button", name="More lines (1)").click()
-    assert browsing.lines_drawn(doubtful, 0) == 3
-    assert "Transformer · PyTorch" in entries.all_inner_texts()
-    doubtful.get_by_role("button", name="Fewer lines").click()
-    assert browsing.lines_drawn(doubtful, 0) == 2
-
-
 def numbers(figure, line):
     """Return (text, status, title) of each cell of a line's row in the figure's table of numbers."""
     return figure.locator(f".pivot td[data-line='{line}']").evaluate_all(

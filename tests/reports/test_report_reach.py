@@ -10,7 +10,6 @@ import synthetic_records as synthetic
 from harness.schema.case import Case
 from reports.publish import write_report
 
-H100 = Path(__file__).parents[2] / "reports" / "results" / "h100"
 CHECKED = {"light": (25,), "dark": (1, "color-contrast")}  # rules that must pass, and a single rule
 STOPS = """() => [...document.querySelectorAll("figure")].map(figure =>
   [...figure.querySelectorAll("a, button, input, select, summary, [tabindex]")]
@@ -21,8 +20,12 @@ MOVING = """() => [...document.querySelectorAll("*")].filter(e => {
 }).map(e => e.outerHTML.slice(0, 80))"""
 
 
-def on_a_cpu():
-    """Return a CPU run with contended cases and a failed case."""
+def h100(folder):
+    return Path(__file__).parents[2] / "reports" / "results" / "h100"
+
+
+def on_a_cpu(folder):
+    """Write a CPU run with contended cases and a failed case."""
     loaded = {"cpu": {"model": "Xeon", "cores": 2, "others_share": 0.5, "idle_share": 0.0}}
     place = {"device": "Xeon", "device_kind": "cpu", "commit": "c" * 40, "dirty": False}
     cases = [
@@ -32,21 +35,13 @@ def on_a_cpu():
         + [("generate", 1 << n, 128) for n in range(5)]
     ]
     records = [synthetic.ok(case, 3.0, count=40, environment=place | loaded) for case in cases[:-1]]
-    return synthetic.of_suite("quick", *records, synthetic.lost(cases[-1], "failed", "it broke"))
+    return synthetic.of_suite("quick", *records, synthetic.lost(cases[-1], "failed", "it broke")).run(folder / "run")
 
 
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pages")
-    write_report(H100, folder / "h100.html")
-    write_report(on_a_cpu().run(folder / "run"), folder / "cpu.html")
-    return {name: folder / f"{name}.html" for name in ("h100", "cpu")}
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["cpu", "h100"])
-def test_axe_finds_no_violation(browser, pages, name, theme):
-    with browsing.opened(browser, pages[name], color_scheme=theme) as (page, _):
+@pytest.mark.parametrize(("run", "theme"), [(h100, "light"), (on_a_cpu, "dark")])
+def test_axe_finds_no_violation(browser, one_place, tmp_path, run, theme):
+    write_report(run(tmp_path), one_place / "page.html")
+    with browsing.opened(browser, one_place / "page.html", color_scheme=theme) as (page, _):
         browsing.open_all(page, "#figure-0 details, .chooser")
         assert not browsing.violations(page, *CHECKED[theme])
 

@@ -95,8 +95,7 @@ def file_of(page, kind, title="Forward latency per token", name="fig15-forward")
     return Path(download.value.path()).read_bytes()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("inches", ["3.3", "7"])
+@pytest.mark.parametrize(("theme", "inches"), [("light", "3.3"), ("dark", "7")])
 def test_a_picture_for_a_paper_is_white_without_title_and_caption(browser, saved, theme, inches):
     with browsing.opened(browser, saved, color_scheme=theme) as (page, _):
         browsing.open_options(page)

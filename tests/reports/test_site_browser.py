@@ -200,10 +200,9 @@ def test_a_theme_that_was_chosen_on_one_page_is_that_of_all(browser, site):
         assert page.evaluate(paper) == light
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_page_is_wider_than_a_phone(browser, site, scheme):
+def test_no_page_is_wider_than_a_phone(browser, site):
     for path in pages_of(site):
-        with opened(browser, site, path, viewport=PHONE, color_scheme=scheme) as page:
+        with opened(browser, site, path, viewport=PHONE) as page:
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
             if compared := page.locator(".compared").all():  # blocks below each other, which scroll with the page
                 assert compared[0].evaluate("e => e.scrollHeight === e.clientHeight")
