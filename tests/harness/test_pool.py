@@ -6,10 +6,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from harness_helpers import HERE, ROOT, SOON, alive, case, lines_of, new_run, statuses, wait_for
@@ -22,6 +20,7 @@ from harness.workers import pool, process
 from harness.workers.pool import places_of, shares
 from harness.workers.process import Launch, Place
 from harness.workers.scheduler import Event, not_ok, run_jobs
+from tests.two_gpus import TwoGpus
 
 
 def gpu_of(record: Record) -> str:
@@ -49,10 +48,10 @@ def test_jobs_begin_in_the_order_in_which_they_are_handed_over(tmp_path: Path) -
         if event.kind == "start" and event.planned:
             started.append(event.planned.case.system)
 
-    run = new_run(tmp_path / "out", cases_of(SYSTEMS, count=1))
+    run = new_run(tmp_path / "out", cases_of(SYSTEMS[:4], count=1))
     longest_first = sorted(run.jobs, key=lambda job: job.name, reverse=True)
-    pooled(run, launches(*SYSTEMS), [place("0")], jobs=longest_first, on_event=note)
-    assert started == list(reversed(SYSTEMS))
+    pooled(run, launches(*SYSTEMS[:4]), [place("0")], jobs=longest_first, on_event=note)
+    assert started == list(reversed(SYSTEMS[:4]))
 
 
 def test_all_repeats_of_a_job_are_on_its_gpu_in_fresh_processes(tmp_path: Path) -> None:
@@ -175,32 +174,6 @@ def test_an_error_of_one_job_ends_all_and_is_raised(tmp_path: Path) -> None:
         pooled(run, launches(*SYSTEMS[:4]))
 
 
-class TwoGpus(ModuleType):
-    """NVML of a machine with two GPUs; tests remove entries of `there` to lose a GPU."""
-
-    def __init__(self) -> None:
-        super().__init__("pynvml")
-        self.there = {"0": "GPU-aa", "1": "GPU-bb"}
-        self.NVML_CLOCK_SM = self.NVML_CLOCK_MEM = self.NVML_TEMPERATURE_GPU = 0
-        self.nvmlInit = lambda: None
-        self.nvmlSystemGetDriverVersion = lambda: "580.1"
-        self.nvmlDeviceGetCount = lambda: 2
-        self.nvmlDeviceGetHandleByIndex = lambda number: self.there[str(number)]
-        self.nvmlDeviceGetHandleByUUID = lambda uuid: next(each for each in self.there.values() if each == uuid)
-        self.nvmlDeviceGetUUID = lambda handle: handle
-        self.nvmlDeviceGetName = lambda handle: f"name of {handle}"
-
-
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoGpus]:
-    fake = TwoGpus()
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    nvml._initialised.cache_clear()
-    yield fake
-    nvml._initialised.cache_clear()
-
-
 def test_the_gpus_that_may_be_used(two_gpus: TwoGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     assert nvml.visible_gpus() == ["0", "1"]
     for visible, expected in (("1", ["1"]), ("GPU-bb,0", ["GPU-bb", "0"]), ("7", []), ("", []), ("-1", [])):
@@ -268,7 +241,7 @@ def test_an_interrupted_pool_waits_for_every_thread() -> None:
     assert done.stderr == "['first', 'last']\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_every_worker_and_the_run_resumes(tmp_path: Path, number: signal.Signals) -> None:
     run = new_run(tmp_path / "out", [*cases_of(SYSTEMS[:4], 1), *cases_of(SYSTEMS[:4], 1, do="hang-once")])
     pids = tmp_path / "pids"

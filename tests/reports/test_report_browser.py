@@ -360,7 +360,7 @@ def test_keyboard_reaches_the_content_first_and_every_control_has_a_name(page):
     assert skip.evaluate("e => e === document.querySelector('a, button, input, select, [tabindex]')")
     skip.focus()
     page.keyboard.press("Enter")
-    page.wait_for_function("document.activeElement.id === 'content'")
+    page.wait_for_function("() => document.activeElement.id === 'content'")
     nameless = page.evaluate(
         "[...document.querySelectorAll('button, select, input, figure, section, [role=region]')].filter(e =>"
         " !(e.textContent.trim() || e.labels?.length || e.ariaLabel || e.getAttribute('aria-labelledby'))).length"

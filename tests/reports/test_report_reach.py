@@ -84,11 +84,11 @@ def test_a_hidden_system_leaves_the_tab_order_and_the_link(paper):
     assert "lines=" not in link.get_attribute("href")
     box = paper.locator("[data-system='ttt-mlp']")
     box.evaluate("e => e.click()")
-    paper.wait_for_function("document.querySelector('#figure-0 .options a[href*=\"lines=\"]')")
+    paper.wait_for_function("() => document.querySelector('#figure-0 .options a[href*=\"lines=\"]')")
     assert "ttt-mlp" not in link.get_attribute("href")
     assert paper.evaluate(stop) == [True]
     box.evaluate("e => e.click()")
-    paper.wait_for_function("!document.querySelector('#figure-0 .options a[href*=\"lines=\"]')")
+    paper.wait_for_function("() => !document.querySelector('#figure-0 .options a[href*=\"lines=\"]')")
 
 
 def test_keyboard_and_tap_describe_points(paper):
@@ -106,7 +106,11 @@ def test_keyboard_and_tap_describe_points(paper):
     paper.keyboard.press("ArrowLeft")
     assert readout.inner_text().startswith("TTT-Linear · ThunderKittens · Context length (tokens): 32k")
     paper.locator("#figure-0 .plot").scroll_into_view_if_needed()
-    paper.locator("#figure-0 .xy .points path").nth(7).click(force=True)
+    point = paper.locator("#figure-0 .xy .points path").nth(7)
+    point.hover(force=True)
+    # Plotly looks for a point at most every 50 ms: a click right after a key is on the key's point.
+    paper.locator("#figure-0 .hoverlayer", has_text="TTT-MLP").wait_for()
+    point.click(force=True)
     paper.locator("#figure-0 .readout", has_text=re.compile("^TTT-MLP")).wait_for()
 
 
