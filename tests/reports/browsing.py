@@ -101,7 +101,7 @@ def open_options(page):
 
 
 def open_all(page, selector):
-    """Open the matching details; return once the page has handled it, which it is told later."""
+    """Open the matching details; return once the page has handled their toggle events."""
     page.evaluate(
         """selector => Promise.all([...document.querySelectorAll(selector)].filter((each) => !each.open).map((each) =>
           new Promise((resolve) => {
