@@ -18,7 +18,7 @@ from harness.schema.record import Record, RecordError
 from harness.schema.run_file import PastRequest, RunError
 from harness.workers import pool, process
 from harness.workers.pool import places_of, shares
-from harness.workers.process import Launch, Place
+from harness.workers.process import Launch, Place, PlaceLost
 from harness.workers.scheduler import Event, not_ok, run_jobs
 from tests.two_gpus import TwoGpus
 
@@ -114,6 +114,19 @@ def test_a_job_waits_for_its_home_while_that_is_there(tmp_path: Path) -> None:
     at_home = [job for job, at in done if at == job[0] and job != "any"]
     assert sorted(at_home) == ["a1", "a2", "a3", "b1"]
     assert sorted(job for job, _ in done) == sorted(jobs)
+
+
+def test_a_job_whose_home_is_lost_goes_to_another(tmp_path: Path) -> None:
+    done: list[str] = []
+
+    def do(job: str, at: Place) -> None:
+        if at.device_id == "b":
+            raise PlaceLost
+        done.append(job)
+
+    places = [place(gpu, device_id=gpu) for gpu in "ab"]
+    pool.Pool(tmp_path, places, lambda said: None).each(["b1", "b2"], do, lambda job: "b")
+    assert done == ["b1", "b2"]
 
 
 @pytest.mark.parametrize(("do", "status"), [("kill", "killed"), ("hang", "timeout")])
