@@ -2,11 +2,15 @@
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from importlib import import_module
 
 import pytest
 
+from harness.measure import nvml
 from tests.interpreter import INTERPRETED, hasten
+from tests.two_gpus import TwoGpus
 
 # A shell starts background jobs with SIGINT ignored, and child processes inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -48,3 +52,14 @@ def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a test run Triton kernels: on the GPU, or without one in the interpreter."""
     if INTERPRETED:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoGpus]:
+    """Let this process find two GPUs."""
+    fake = TwoGpus()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml._initialised.cache_clear()
+    yield fake
+    nvml._initialised.cache_clear()

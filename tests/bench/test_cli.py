@@ -11,7 +11,7 @@ import pytest
 from command_line import ROOT, SMALL, assert_one_sentence, called, ttt_bench
 
 from bench import plan
-from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, find_group
+from bench.catalogue.suites import SUITES, Suite, find_group
 from bench.catalogue.systems import ADAPTERS
 from bench.commands import build as build_command
 from bench.commands import listing, measure, verify
@@ -59,12 +59,6 @@ def test_the_help_of_every_command_fits_80_columns(tmp_path):
         lines = help_lines(tmp_path, *name.split())
         assert max(map(len, lines)) <= 80
         assert "<bool>" not in "\n".join(lines)
-
-
-def test_run_has_14_options(tmp_path):
-    lines = help_lines(tmp_path, "run")
-    assert len([line for line in lines if line.startswith("  -")]) == 15  # with --help
-    assert f"{BUDGETS_S['cuda']:g} (GPU)" in " ".join(" ".join(lines).split())
 
 
 def test_verify_prints_the_checks(tmp_path):

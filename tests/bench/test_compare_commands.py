@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunFile
+from tests.harness.harness_helpers import git
 
 ROOT = Path(__file__).resolve().parents[2]
 # It returns fixed samples, which no machine load changes.
@@ -46,12 +46,6 @@ class TorchTransformer:
 """
 ITSELF = "name another folder to compare it with"
 ONE = ("quick", "--systems", "transformer/torch", "--context", "64", "--batch", "1", "--device", "cpu")
-
-
-def git(folder, *arguments):
-    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-    command = ["git", "-C", str(folder), *identity, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def commit(folder, name, forward=1.0, generate=1.0):

@@ -65,15 +65,12 @@ def test_mistakes_are_one_sentence(folder):
     write_tokenizer(folder, 600)
     with pytest.raises(UserError, match=r"tokenizer.json has token 599, the model 512$"):
         generate(folder, "w599", 4)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"cannot read tokenizer\.json"):
+        generate(folder, PROMPT, 1)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"^--checkpoint .*: holds no tokenizer.json; add that of the model$"):
         generate(folder, "w1", 4)
     (folder / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"^--checkpoint .*config.json: not a readable JSON file"):
         generate(folder, "w1", 4)
-
-
-def test_a_tokenizer_that_is_none_is_named(folder):
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"cannot read tokenizer\.json"):
-        generate(folder, PROMPT, 1)

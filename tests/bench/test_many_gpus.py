@@ -3,17 +3,13 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 
 import command_line
 import pytest
 from command_line import Done, one_sentence
 
 from bench.commands.status import status
-from harness.measure import nvml
 from harness.schema import claims
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
@@ -21,23 +17,9 @@ from harness.schema.claims import Claims, Holder
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunFile
+from tests.two_gpus import TwoGpus
 
 SMALL = ["quick", "--systems", "transformer,ttt-linear/torch", "--batch", "1", "--context", "32", "--budget", "0.05"]
-
-# A part of NVML with two GPUs.
-PYNVML = """
-NVML_CLOCK_SM = NVML_CLOCK_MEM = NVML_TEMPERATURE_GPU = 0
-class Memory: total = 80 << 30
-def nvmlInit(): pass
-def nvmlDeviceGetMemoryInfo(handle): return Memory
-def nvmlSystemGetDriverVersion(): return "580.1"
-def nvmlDeviceGetCount(): return 2
-def nvmlDeviceGetHandleByIndex(number):
-    if number > 1: raise RuntimeError("Invalid Argument")
-    return number
-def nvmlDeviceGetName(handle): return "NVIDIA H100"
-def nvmlDeviceGetUUID(handle): return f"GPU-{handle}"
-"""
 
 
 @pytest.fixture
@@ -54,20 +36,6 @@ def commands(tmp_path: Path) -> Path:
 def fake(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text(f"#!/bin/sh\n{text}\n")
     (folder / name).chmod(0o755)
-
-
-@contextmanager
-def two_gpus() -> Iterator[None]:
-    """Let this process find the GPUs of the fake NVML in PYNVML."""
-    module = ModuleType("pynvml")
-    exec(PYNVML, vars(module))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "pynvml", module)
-        nvml._initialised.cache_clear()
-        try:
-            yield
-        finally:
-            nvml._initialised.cache_clear()
 
 
 def environment(path: Path | None = None, **env: str) -> dict[str, str]:
@@ -89,10 +57,10 @@ def ttt_bench(*arguments: object, cwd: Path, path: Path | None = None, **env: st
         ("0", "1", "--gpus 0: there is no GPU '0' to use; there are 1"),
     ],
 )
+@pytest.mark.usefixtures("two_gpus")
 def test_gpus_that_are_not_there(tmp_path: Path, command: str, gpus: str, visible: str | None, message: str) -> None:
     env = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
-    with two_gpus():
-        done = ttt_bench(command, "quick", "--gpus", gpus, cwd=tmp_path, **env)
+    done = ttt_bench(command, "quick", "--gpus", gpus, cwd=tmp_path, **env)
     assert message in one_sentence(done)
     assert not (tmp_path / "out").exists()
 
@@ -107,11 +75,13 @@ def test_gpus_that_are_not_there(tmp_path: Path, command: str, gpus: str, visibl
         ("0,1, 0", "--gpus 0,1, 0: names GPU 0 twice"),
     ],
 )
-def test_gpus_that_cannot_be_are_refused_by_a_run_and_by_its_plan(tmp_path: Path, gpus: str, message: str) -> None:
+def test_gpus_that_cannot_be_are_refused_by_a_run_and_by_its_plan(
+    tmp_path: Path, two_gpus: TwoGpus, gpus: str, message: str
+) -> None:
     run = ("run", "quick", "--device", "cuda", "--gpus", gpus)
-    with two_gpus():
-        said = one_sentence(ttt_bench(*run, cwd=tmp_path))
+    said = one_sentence(ttt_bench(*run, cwd=tmp_path))
     assert message in said
+    two_gpus.there.clear()
     planned = ttt_bench(*run, "--dry-run", cwd=tmp_path)  # where there is no GPU
     assert (one_sentence(planned), planned.stdout) == (said, "")
     assert not (tmp_path / "out").exists()
@@ -128,12 +98,12 @@ def test_a_plan_names_gpus_of_another_machine(tmp_path: Path) -> None:
     assert "--gpus 0,1: this run is on the CPU; add --device cuda" in one_sentence(done)
 
 
-def test_gpus_of_a_run_on_the_cpu(tmp_path: Path) -> None:
+def test_gpus_of_a_run_on_the_cpu(tmp_path: Path, two_gpus: TwoGpus) -> None:
     call = ("run", "quick", "--gpus", "all", "--device", "cpu")
+    said = one_sentence(ttt_bench(*call, cwd=tmp_path))
+    assert "--gpus all: this run is on the CPU; add --device cuda" in said
+    two_gpus.there.clear()
     assert "--gpus all: no CUDA GPU was found" in one_sentence(ttt_bench(*call, cwd=tmp_path))
-    with two_gpus():
-        done = ttt_bench(*call, cwd=tmp_path)
-    assert "--gpus all: this run is on the CPU; add --device cuda" in one_sentence(done)
 
 
 def test_a_login_node_without_gpu_plans_and_submits(tmp_path: Path, commands: Path) -> None:

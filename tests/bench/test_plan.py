@@ -11,7 +11,6 @@ from bench.catalogue import catalogue
 from bench.catalogue.metrics import AXES
 from bench.catalogue.suites import (
     GROUPS,
-    LANGUAGE_MODELS,
     SUITES,
     TTT,
     Panel,
@@ -20,7 +19,7 @@ from bench.catalogue.suites import (
     find_group,
     find_suite,
 )
-from bench.catalogue.systems import ADAPTERS, HEADLINES
+from bench.catalogue.systems import ADAPTERS
 from bench.errors import UserError
 from bench.memory import beyond_memory, beyond_memory_of, least_bytes, refuse_beyond_memory, skip_reason
 from bench.models.config import SIZES
@@ -43,16 +42,6 @@ def cases(suite, systems=None, device="cuda", **axes):
 
 def adapter(label):
     return next(each for each in ADAPTERS if each.label == label)
-
-
-def test_quick_measures_each_language_model_over_contexts_and_batches():
-    found = {
-        (case.system, case.phase, case.batch, case.context)
-        for case in cases("quick", device="cpu")
-        if case.system in LANGUAGE_MODELS
-    }
-    forward = product(LANGUAGE_MODELS, ["forward"], [2], [64, 128, 256, 512, 1024])
-    assert found == {*forward, *product(LANGUAGE_MODELS, ["generate"], [1, 2, 4, 8, 16], [128])}
 
 
 def test_suites_name_only_what_exists():
@@ -89,15 +78,6 @@ def test_a_figure_has_its_axes(name, phase, batches, contexts):
 def test_the_mini_batch_figure_splits_w_from_z_for_every_power_of_two():
     pairs = {(case.option("mini_batch", 16), case.option("part")) for case in cases("fig8-minibatch", "ttt-linear")}
     assert pairs == set(product((1 << i for i in range(12)), ("w", "z")))
-
-
-@pytest.mark.parametrize(
-    ("suite", "option", "values"),
-    [("mini-batch", "mini_batch", {16, 32}), ("backbone", "backbone", {"mamba", "transformer"})],
-)
-def test_an_option_of_the_layer_has_a_suite(suite, option, values):
-    found = {(case.phase, case.option(option, DEFAULTS[option])) for case in cases(suite)}
-    assert found == set(product(("forward", "generate"), values))
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
@@ -176,15 +156,6 @@ def test_the_default_suite_and_the_groups():
     }
     assert {find_suite(name).min_samples for name in find_group("all").suites} == {6}
     assert {label for group in GROUPS for label in group.systems} <= {each.label for each in ADAPTERS}
-    assert {*HEADLINES} == {
-        "ttt-linear/thunderkittens",
-        "ttt-linear/triton-dual",
-        "ttt-mlp/thunderkittens",
-        "ttt-mlp/triton-dual",
-        "transformer/vllm",
-        "transformer-gqa/vllm",
-        "mamba/mamba-ssm",
-    }
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,12 +16,26 @@ from harness.schema.policy import Policy
 from harness.schema.record import Record, RecordFile
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunFile
-from harness.workers.process import Launch
-from harness.workers.scheduler import Options, run_jobs
+from harness.workers.process import Launch, Limits
+from harness.workers.scheduler import Event, Options, run_jobs
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 QUICK = Policy(min_samples=3, budget_s=0.0)
+
+
+class Patience(threading.local):
+    """Limits of a run that receive its events: half a second for a case that hangs, minutes for any other."""
+
+    start_s, case_s = Limits.start_s, Limits.case_s
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "start" and event.planned:
+            self.case_s = 0.5 if event.planned.case.option("do") in HANGING else Limits.case_s
+
+
+HANGING = ("hang", "list", "deaf")
+SOON: dict[str, Any] = dict.fromkeys(("limits", "on_event"), Patience())
 
 
 def case(do: str = "work", **changes: Any) -> Case:

@@ -82,7 +82,7 @@ class Cluster:
         self._daemon("slurmctld", "-c", "-f", f"{at}/slurm.conf")
         for node in NODES:
             self.start_node(node)
-        assert wait_for(lambda: self.ask("sinfo", "-h", "-o", "%T").split() == ["idle"], 30), self.logs()
+        assert wait_for(lambda: self.ask("sinfo", "-h", "-o", "%T").split() == ["idle"]), self.logs()
 
     def start_node(self, node: str) -> None:
         self._daemon("slurmd", "-c", "-N", node, "-f", f"{self.folder}/slurm.conf")
@@ -115,7 +115,7 @@ class Cluster:
         self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
 
     def revive_node(self, node: str) -> None:
-        assert wait_for(lambda: not self._listens(node), 10)
+        assert wait_for(lambda: not self._listens(node))
         self.start_node(node)
         self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
 

@@ -65,10 +65,8 @@ def kill_job(cluster: Cluster, holder: Holder) -> None:
     for pid in (script, holder.process):
         os.kill(pid, signal.SIGKILL)
     # Refused until Slurm has seen its end.
-    assert wait_for(lambda: slurm.task_states(holder.array).get(holder.index) in (None, "FAILED"), 20)
-    assert wait_for(lambda: cluster.does("scontrol", "requeue", holder.name), 20), cluster.ask(
-        "scontrol", "show", "job"
-    )
+    assert wait_for(lambda: slurm.task_states(holder.array).get(holder.index) in (None, "FAILED"))
+    assert wait_for(lambda: cluster.does("scontrol", "requeue", holder.name)), cluster.ask("scontrol", "show", "job")
 
 
 def kill_node(cluster: Cluster, holder: Holder) -> None:

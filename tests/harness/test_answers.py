@@ -5,11 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness_helpers import HERE, case, launch, lines_of, measured, statuses, systems
+from harness_helpers import HERE, SOON, case, launch, lines_of, measured, statuses, systems
 
-from harness.workers.process import Limits
-
-SOON = Limits(case_s=4.0)
 UNUSABLE = "the worker's answer is unusable: "
 WRONG = {
     "another-case": UNUSABLE + "ValueError: it is of another case: fake/cpu tiny forward B=3",
@@ -43,7 +40,7 @@ def test_an_engine_claims_no_more_time_than_passed(tmp_path: Path) -> None:
 
 def test_an_array_is_ignored(tmp_path: Path) -> None:
     """It may be output of a container client."""
-    records = measured(tmp_path / "out", [case("list"), case("well", batch=9)], rude(), limits=SOON)
+    records = measured(tmp_path / "out", [case("list"), case("well", batch=9)], rude(), **SOON)
     assert statuses(records) == ["timeout", "ok"]
 
 
@@ -55,7 +52,7 @@ def test_control_characters_are_cleaned(tmp_path: Path) -> None:
 def test_a_worker_that_does_not_read_is_not_waited_for(tmp_path: Path) -> None:
     """The request is larger than a pipe's buffer."""
     large = case("deaf", options={f"o{i}": "x" * 900 for i in range(99)})
-    records = measured(tmp_path / "out", [large, case("well")], rude(), limits=SOON)
+    records = measured(tmp_path / "out", [large, case("well")], rude(), **SOON)
     assert statuses(records) == ["timeout", "ok"]
 
 

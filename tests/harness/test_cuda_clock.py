@@ -154,14 +154,6 @@ def test_the_first_runs_take_until_the_device_has_done_them(gpu: FakeGpu, monkey
     assert (clock.loaded_s, clock.launches, gpu.log) == (3.0, 1, ["waited"] * 2)
 
 
-def test_a_load_below_the_power_cap_only_wakes_the_gpu(gpu: FakeGpu) -> None:
-    clock = CudaEventClock()
-    clock.prepare(gpu.kernel("a", 5.0))
-    before = gpu.now_ms
-    warm_up(clock, Policy(), lambda: False)
-    assert (gpu.now_ms - before) / 1e3 == pytest.approx(0.5, rel=0.05)
-
-
 def test_a_long_eager_launch_stands_alone(gpu: FakeGpu) -> None:
     sample, log = sampled(gpu, CudaEventClock(), gpu.kernel("a", 5.0))
     assert sample == pytest.approx(5.0)

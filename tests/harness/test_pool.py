@@ -5,13 +5,11 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from harness_helpers import HERE, ROOT, alive, case, launch, lines_of, new_run, statuses, wait_for
+from harness_helpers import HERE, ROOT, SOON, alive, case, lines_of, new_run, statuses, wait_for
 from pool_helpers import GPUS, SYSTEMS, cases_of, launches, place, pooled, start_parent
 
 from harness.measure import nvml
@@ -19,10 +17,9 @@ from harness.schema.record import Record, RecordError
 from harness.schema.run_file import PastRequest, RunError
 from harness.workers import pool, process
 from harness.workers.pool import places_of, shares
-from harness.workers.process import Launch, Limits
+from harness.workers.process import Launch
 from harness.workers.scheduler import Event, not_ok, run_jobs
-
-SOON = Limits(case_s=4.0)  # as long as a busy machine takes for a case that does not hang
+from tests.two_gpus import TwoGpus
 
 
 def gpu_of(record: Record) -> str:
@@ -50,10 +47,10 @@ def test_jobs_begin_in_the_order_in_which_they_are_handed_over(tmp_path: Path) -
         if event.kind == "start" and event.planned:
             started.append(event.planned.case.system)
 
-    run = new_run(tmp_path / "out", cases_of(SYSTEMS, count=1))
+    run = new_run(tmp_path / "out", cases_of(SYSTEMS[:4], count=1))
     longest_first = sorted(run.jobs, key=lambda job: job.name, reverse=True)
-    pooled(run, launches(*SYSTEMS), [place("0")], jobs=longest_first, on_event=note)
-    assert started == list(reversed(SYSTEMS))
+    pooled(run, launches(*SYSTEMS[:4]), [place("0")], jobs=longest_first, on_event=note)
+    assert started == list(reversed(SYSTEMS[:4]))
 
 
 def test_all_repeats_of_a_job_are_on_its_gpu_in_fresh_processes(tmp_path: Path) -> None:
@@ -107,21 +104,9 @@ def test_cores_of_one_socket_are_next_to_each_other(tmp_path: Path, monkeypatch:
 def test_a_lost_worker_does_not_affect_other_gpus(tmp_path: Path, do: str, status: str) -> None:
     bad = case(do, system="b", batch=9)
     run = new_run(tmp_path / "out", [*cases_of(SYSTEMS[:4], count=2), bad])
-    records = pooled(run, launches(*SYSTEMS[:4]), limits=SOON)
+    records = pooled(run, launches(*SYSTEMS[:4]), **SOON)
     assert Counter(statuses(records)) == {"ok": 8, status: 1}
     assert [record.case for record in records if record.status == status] == [bad]
-
-
-def test_a_job_that_always_kills_its_worker_is_given_up(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "out", cases_of(SYSTEMS[:4], count=2))
-    of = launches(*SYSTEMS[:4])
-    note = tmp_path / "note"
-    of["b", "cpu"] = launch("fake_systems:DiesAtStart", FAKE_NOTE=str(note), FAKE_DEATHS="1000")
-    assert Counter(statuses(pooled(run, of))) == {"ok": 6, "unstarted": 2}
-    pooled(run, of)
-    tried = len(note.read_text())
-    assert Counter(statuses(pooled(run, of))) == {"ok": 6, "unstarted": 2}
-    assert len(note.read_text()) == tried
 
 
 def test_the_job_of_a_lost_gpu_goes_to_the_others(tmp_path: Path) -> None:
@@ -171,32 +156,6 @@ def test_an_error_of_one_job_ends_all_and_is_raised(tmp_path: Path) -> None:
     path.mkdir()  # no file can be there
     with pytest.raises(RecordError, match=r"c-cpu\.jsonl"):
         pooled(run, launches(*SYSTEMS[:4]))
-
-
-class TwoGpus(ModuleType):
-    """NVML of a machine with two GPUs; tests remove entries of `there` to lose a GPU."""
-
-    def __init__(self) -> None:
-        super().__init__("pynvml")
-        self.there = {"0": "GPU-aa", "1": "GPU-bb"}
-        self.NVML_CLOCK_SM = self.NVML_CLOCK_MEM = self.NVML_TEMPERATURE_GPU = 0
-        self.nvmlInit = lambda: None
-        self.nvmlSystemGetDriverVersion = lambda: "580.1"
-        self.nvmlDeviceGetCount = lambda: 2
-        self.nvmlDeviceGetHandleByIndex = lambda number: self.there[str(number)]
-        self.nvmlDeviceGetHandleByUUID = lambda uuid: next(each for each in self.there.values() if each == uuid)
-        self.nvmlDeviceGetUUID = lambda handle: handle
-        self.nvmlDeviceGetName = lambda handle: f"name of {handle}"
-
-
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoGpus]:
-    fake = TwoGpus()
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    nvml._initialised.cache_clear()
-    yield fake
-    nvml._initialised.cache_clear()
 
 
 def test_the_gpus_that_may_be_used(two_gpus: TwoGpus, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,15 +225,15 @@ def test_an_interrupted_pool_waits_for_every_thread() -> None:
     assert done.stderr == "['first', 'last']\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_every_worker_and_the_run_resumes(tmp_path: Path, number: signal.Signals) -> None:
     run = new_run(tmp_path / "out", [*cases_of(SYSTEMS[:4], 1), *cases_of(SYSTEMS[:4], 1, do="hang-once")])
     pids = tmp_path / "pids"
     pids.mkdir()
     parent = start_parent(run, pids)
-    assert wait_for(lambda: len(list(pids.iterdir())) == 4, 60)
+    assert wait_for(lambda: len(list(pids.iterdir())) == 4)
     parent.send_signal(number)
-    assert parent.wait(30) != 0
+    assert parent.wait() != 0
     workers = [int(path.stem) for path in pids.iterdir()]
     assert wait_for(lambda: not any(map(alive, workers)))
     assert Counter(statuses(run.records())) == {"ok": 4}

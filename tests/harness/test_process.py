@@ -41,7 +41,7 @@ def started(note: Path, **env: str) -> WorkerProcess:
     """Start a worker; return it in the middle of a case, when all descendants run."""
     worker = WorkerProcess(launch("fake_systems:WithFamily", FAKE_CHILD=str(note), **env))
     assert worker.ready().available
-    worker._send(worker._process, CASE, time.monotonic() + 5)
+    worker._send(worker._process, CASE, time.monotonic() + 60)
     assert wait_for(lambda: len(family(note)) == 5)
     assert all(alive(pid) for pid in family(note).values())
     return worker
@@ -66,13 +66,13 @@ def test_stop_ends_all_descendants(note: Path) -> None:
     assert not [name for name, pid in family(note).items() if alive(pid)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_death_of_the_worker_ends_all_descendants(note: Path, number: int) -> None:
     worker = started(note)
     os.kill(family(note)["worker"], number)
     assert all_dead(note)
     with pytest.raises(WorkerLost, match=signal.Signals(number).name) as lost:
-        worker._answer({"do": "probe"}, 10.0)
+        worker._answer({"do": "probe"}, 60)
     assert lost.value.status == "killed"
     worker.kill()
 
@@ -96,18 +96,13 @@ measured(Path({folder!r}), [case()], systems("fake_systems:WithFamily", FAKE_CHI
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_death_of_the_parent_ends_all_descendants(tmp_path: Path, note: Path, number: int) -> None:
     code = PARENT.format(here=str(HERE), folder=str(tmp_path / "out"), note=str(note))
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
-    )
-    assert wait_for(lambda: len(family(note)) == 5, 30)
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL)
+    assert wait_for(lambda: len(family(note)) == 5)
     parent.send_signal(number)
-    parent.wait(20)
+    parent.wait()
     assert all_dead(note)
 
 
@@ -157,6 +152,6 @@ def test_a_worker_finds_its_system_from_any_folder(tmp_path: Path, monkeypatch: 
 def test_a_missing_command_is_named_after_it_ended() -> None:
     with WorkerProcess(Launch(["/no/such/python"], "")) as worker:
         worker._process = worker._start()
-        worker._process.wait(10)  # it has printed the reason
+        worker._process.wait()  # it has printed the reason
         with pytest.raises(WorkerLost, match="python could not be started: No such file or directory"):
-            worker._answer({"do": "probe"}, 10)
+            worker._answer({"do": "probe"}, 60)

@@ -134,39 +134,6 @@ def test_kineto_profiles_the_last_runs_without_pauses(monkeypatch: pytest.Monkey
     assert len(launched) == before + WARM_RUNS  # nothing is recorded
 
 
-@pytest.mark.parametrize("timing", ["eager", "graph"])
-def test_a_run_is_one_sample_of_a_measurement(monkeypatch: pytest.MonkeyPatch, timing: Any) -> None:
-    prepared: list[Any] = []
-
-    def clock(asked: str) -> Any:
-        assert asked == timing
-        return SimpleNamespace(
-            prepare=lambda *asked: prepared.append(asked),
-            launches=3,
-            launch="sample",
-            settles_s=2.0,
-            loaded_s=10.0,
-            now=itertools.count().__next__,
-            sample=lambda: 0.5,
-        )
-
-    monkeypatch.setattr(in_worker, "CudaEventClock", clock)
-    work = in_worker._Work(case(timing=timing), Workload(run=print, device="cuda"))
-    work.call_s = 0.125
-    work.time_alone()
-    assert prepared == [(print, 0.125)]
-    assert (work.timed(), work.calls, work.alone_us) == ("sample", 3, 1500.0)
-    work.time_alone(400.0)  # as an earlier timing found
-    assert prepared == [(print, 0.125)] * 2
-    assert (work.timed(), work.calls, work.alone_us) == ("sample", 3, 1200.0)
-
-
-def test_on_a_cpu_a_run_is_a_call() -> None:
-    work = in_worker._Work(case(), Workload(run=print))
-    work.time_alone()
-    assert (work.timed(), work.calls, work.alone_us) == (print, 1, 0.0)
-
-
 @pytest.mark.parametrize(("steps", "counted"), [(1, [0]), (2, [0, 1]), (16, [14, 15])])
 def test_nsight_counts_in_the_last_steps_of_a_call(
     monkeypatch: pytest.MonkeyPatch, steps: int, counted: list[int]
@@ -221,15 +188,6 @@ def test_a_gpu_is_loaded_before_profiling(monkeypatch: pytest.MonkeyPatch) -> No
     calls.clear()
     on_cpu.load(lambda: calls.append("run"))
     assert (len(calls), on_cpu.lead, on_cpu.runs) == (0, 0, RUNS)
-
-
-def test_runs_are_synchronized_as_in_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[int] = []
-    runs: list[str] = []
-    monkeypatch.setattr(in_worker, "wait_for", lambda device: waits.append(len(runs)))
-    work = in_worker._Work(case(), Workload(run=print, device="cuda"))
-    work.repeat(lambda: runs.append("run"), 3)
-    assert (len(runs), waits) == (3, [1, 2, 3])
 
 
 @pytest.mark.parametrize(

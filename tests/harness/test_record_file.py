@@ -57,10 +57,11 @@ def test_every_truncation_loses_only_the_last_record(file: RecordFile, monkeypat
         assert [r.case.batch for r in file.read()] == [1, 2, 50] if complete == 2 else [1, 50]
 
 
-def test_an_incomplete_line_with_a_newline_is_removed(file: RecordFile) -> None:
+@pytest.mark.parametrize("line", [b'{"schema":2,"case":{"sui\n', b'{"schema":2,"case":' + b"x" * 200_000])
+def test_an_incomplete_line_is_removed_also_a_long_one(file: RecordFile, line: bytes) -> None:
     file.append(ok_record())
     with file.path.open("ab") as raw:
-        raw.write(b'{"schema":2,"case":{"sui\n')
+        raw.write(line)
     file.append(ok_record(case(batch=3)))
     assert [r.case.batch for r in file.read()] == [2, 3]
 
@@ -75,14 +76,6 @@ def test_two_records_on_one_line_are_refused(file: RecordFile, between: bytes) -
         with pytest.raises(RecordError, match=r"records\.jsonl, (line 1|last line): is not JSON"):
             use()
     assert file.path.read_bytes() == before
-
-
-def test_a_long_incomplete_line_is_removed(file: RecordFile) -> None:
-    file.append(ok_record())
-    with file.path.open("ab") as raw:
-        raw.write(b'{"schema":2,"case":' + b"x" * 200_000)
-    file.append(ok_record(case(batch=3)))
-    assert [r.case.batch for r in file.read()] == [2, 3]
 
 
 @pytest.mark.parametrize("content", [b"my notes", b"my notes\n", b"\x00\x01", b'{"a": 1}', b"[]\n", b"\n"])
@@ -138,6 +131,7 @@ def test_unwritable_paths_are_refused(tmp_path: Path) -> None:
 
 def test_a_failed_write_is_undone(file: RecordFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.append(ok_record())
+    before = file.path.read_bytes()
 
     def full(fd: int, data: bytes) -> None:
         os.write(fd, data[:20])
@@ -147,6 +141,7 @@ def test_a_failed_write_is_undone(file: RecordFile, monkeypatch: pytest.MonkeyPa
         patch.setattr("harness.schema.record._write_all", full)
         with pytest.raises(RecordError, match="No space left on device"):
             file.append(ok_record(case(batch=4)))
+    assert file.path.read_bytes() == before
     file.append(ok_record(case(batch=5)))
     assert [r.case.batch for r in file.read()] == [2, 5]
 

@@ -14,6 +14,7 @@ import pytest
 from harness_helpers import (
     HERE,
     ROOT,
+    SOON,
     alive,
     case,
     file_of,
@@ -28,10 +29,7 @@ from harness_helpers import (
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Planned, RunError
-from harness.workers.process import Limits
 from harness.workers.scheduler import Event, Terminated, not_ok
-
-SOON = Limits(case_s=4.0)  # as long as a busy machine takes for a case that does not hang
 
 
 def test_never_overwrites(folder: Path) -> None:
@@ -60,7 +58,7 @@ def test_a_resumption_retries_skipped_cases(folder: Path) -> None:
     """Its system may have been installed; other statuses stay."""
     cases = [case(do, batch=batch) for batch, do in enumerate(["work", "hang", "skip"], start=1)]
     assert statuses(measured(folder, cases, launches=systems("fake_systems:Unavailable"))) == ["skipped"] * 3
-    records = measured(folder, limits=SOON)
+    records = measured(folder, **SOON)
     assert statuses(records) == ["ok", "timeout", "skipped"]
     assert records[2].reason == "context 8 is beyond what this system holds"
     assert len(file_of(folder).read()) == 6
@@ -178,12 +176,12 @@ except KeyboardInterrupt as error:
 """
 
 
-@pytest.mark.parametrize("ignored", [signal.SIG_DFL, signal.SIG_IGN])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "ignored"),
+    [(number, signal.SIG_DFL) for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    + [(signal.SIGINT, signal.SIG_IGN)],  # as a shell starts it in the background
+)
 def test_a_signal_in_mid_case_kills_the_worker_and_loses_nothing(folder: Path, number: int, ignored: Any) -> None:
-    """Also if a shell started it in the background, with SIGINT ignored."""
-    if ignored == signal.SIG_IGN and number != signal.SIGINT:
-        pytest.skip("of SIGINT alone")
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT.format(here=str(HERE)), str(folder)],
         cwd=ROOT,
@@ -208,7 +206,7 @@ def test_a_signal_in_mid_case_kills_the_worker_and_loses_nothing(folder: Path, n
     assert complaint == ""
     assert wait_for(lambda: not alive(pid))
     assert [r.case.batch for r in file_of(folder).read()] == [1, 2]
-    resumed = measured(folder, limits=SOON)
+    resumed = measured(folder, **SOON)
     assert statuses(resumed) == ["ok", "ok", "timeout", "ok"]
     assert len(file_of(folder).read()) == 4
 

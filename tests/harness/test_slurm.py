@@ -345,7 +345,7 @@ def test_a_real_slurm_runs_every_job_once_on_its_gpus(cluster: Cluster, folder: 
 def test_a_killed_task_is_requeued(cluster: Cluster, folder: Path, kill: Callable[[Cluster, Holder], None]) -> None:
     run = slow_run(folder)
     array = submit(run)
-    assert wait_for(lambda: len(claimed(run, array)) >= 2, 30), cluster.logs() + logs_of(run)
+    assert wait_for(lambda: len(claimed(run, array)) >= 2), cluster.logs() + logs_of(run)
     killed = claimed(run, array)[0]
     kill(cluster, killed)
     cluster.finish(array)
@@ -356,7 +356,7 @@ def test_a_killed_task_is_requeued(cluster: Cluster, folder: Path, kill: Callabl
 def test_a_cancelled_run_is_free_and_goes_on_alone(cluster: Cluster, folder: Path) -> None:
     run = slow_run(folder)
     array = submit(run)
-    assert wait_for(lambda: claimed(run, array), 30)
+    assert wait_for(lambda: claimed(run, array))
     with pytest.raises(RunError, match=f"Slurm job {array} submitted from"):
         refuse_submitted(folder)
     subprocess.run(["scancel", array], check=True)

@@ -97,7 +97,19 @@ def _note_request(url: str, is_own: Callable[[str], bool], wrongs: list[str]) ->
 
 
 def open_options(page):
-    page.evaluate("for (const each of document.querySelectorAll('.options')) each.open = true")
+    open_all(page, ".options")
+
+
+def open_all(page, selector):
+    """Open the matching details; return once the page has handled their toggle events."""
+    page.evaluate(
+        """selector => Promise.all([...document.querySelectorAll(selector)].filter((each) => !each.open).map((each) =>
+          new Promise((resolve) => {
+            each.addEventListener("toggle", resolve, { once: true });
+            each.open = true;
+          })))""",
+        selector,
+    )
 
 
 def eventually(page, read, expected):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain, product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -250,19 +251,9 @@ def kernels() -> Told:
     """Yield the kernel suites: forward at 2/3 of its roofline bound, generate in two forms and state precisions."""
     compiled = {"launches": 2, "registers": 168, "spilled_bytes": 0, "shared_bytes": 190_000}
     compiled |= {"sequences_that_fit": 5207, "state_bytes": 33_554_432, "energy_j_per_token": 0.0125}
+    layer: dict[str, Any] = {"timing": "graph", "l2": "cold", "options": (("scope", "layer"),)}
     for system, backend, context in product(("ttt-linear", "ttt-mlp"), ("thunderkittens", "torch"), (2048, 8192)):
-        case = Case(
-            system,
-            backend,
-            "1.3b",
-            "forward",
-            16,
-            context,
-            state_dtype="float32",
-            timing="graph",
-            l2="cold",
-            options=(("scope", "layer"),),
-        )
+        case = Case(system, backend, "1.3b", "forward", 16, context, state_dtype="float32", **layer)
         floor_ms = context / 10_000
         own = compiled if backend == "thunderkittens" else {}
         metrics = work(floor_ms * 3e9, floor_ms * 6e10, **own)
@@ -270,18 +261,7 @@ def kernels() -> Told:
     for form, state, batch in product(("dual", "primal"), ("float32-planes", "bfloat16"), (64, 128, 512)):
         if state == "bfloat16" and batch == 128:
             continue
-        case = Case(
-            "ttt-linear",
-            f"triton-{form}",
-            "1.3b",
-            "generate",
-            batch,
-            1,
-            state_dtype=state,
-            timing="graph",
-            l2="cold",
-            options=(("scope", "layer"),),
-        )
+        case = Case("ttt-linear", f"triton-{form}", "1.3b", "generate", batch, 1, state_dtype=state, **layer)
         floor_ms = batch / 10_000 * (3 if form == "primal" else 1)
         metrics = work(floor_ms * 3e9, floor_ms * 1e9, registers=96)
         yield "kernel-generate", ok(case, floor_ms * 1.25, metrics=metrics)
@@ -290,33 +270,18 @@ def kernels() -> Told:
 def fidelity() -> Told:
     """Yield records of two state precisions, each compared with a float64 model."""
     for state, distance in (("float32", 1e-3), ("bfloat16", 2.5e-2)):
-        case = Case(
-            "ttt-linear",
-            "triton-dual",
-            "125m",
-            "generate",
-            4,
-            2048,
-            state_dtype=state,
-            timing="graph",
-            options=(("compare", "float64"),),
-        )
-        yield (
-            "generate-fidelity",
-            ok(
-                case,
-                1.5,
-                metrics={
-                    "parameters": _PARAMETERS["125m"],
-                    "compared_tokens": 2048,
-                    "total_variation_mean": distance,
-                    "total_variation_max": 3 * distance,
-                    "total_variation_first": distance / 2,
-                    "total_variation_last": 2 * distance,
-                    "argmax_disagreement": 10 * distance,
-                },
-            ),
-        )
+        how: dict[str, Any] = {"state_dtype": state, "timing": "graph", "options": (("compare", "float64"),)}
+        metrics = {
+            "parameters": _PARAMETERS["125m"],
+            "compared_tokens": 2048,
+            "total_variation_mean": distance,
+            "total_variation_max": 3 * distance,
+            "total_variation_first": distance / 2,
+            "total_variation_last": 2 * distance,
+            "argmax_disagreement": 10 * distance,
+        }
+        case = Case("ttt-linear", "triton-dual", "125m", "generate", 4, 2048, **how)
+        yield "generate-fidelity", ok(case, 1.5, metrics=metrics)
 
 
 def _quick() -> Told:

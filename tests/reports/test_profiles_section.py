@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import synthetic_profiles
 from small_profiles import CATALOGUE, COUNTERS, case, profile, run_with, section_of
 
 from harness.schema.case import Case
@@ -199,17 +198,6 @@ def test_a_case_of_names_without_end_adds_at_most_150_kb(tmp_path: Path) -> None
     assert len(html.encode()) + len(script()) + len(style()) < 150_000
     assert html.count('<th scope="row" title=') == NAMED
     assert "900 more kernels are in the profile's file." in html
-
-
-def test_a_case_of_a_1_3b_model_adds_at_most_150_kb(tmp_path: Path) -> None:
-    run = synthetic_profiles.write_run(tmp_path / "run", 1)
-    [found] = run.profiles().values()
-    assert len(found.timeline.kernel) == 963
-    page, bare = tmp_path / "page.html", tmp_path / "bare.html"
-    write_report(run.folder, page)
-    (run.folder / "profiles" / f"{found.case.key}.json").unlink()
-    write_report(run.folder, bare)
-    assert 20_000 < page.stat().st_size - bare.stat().st_size < 150_000
 
 
 def test_points_lie_where_counters_and_times_put_them() -> None:

@@ -19,17 +19,6 @@ PAPER = synthetic.paper()
 TABLE = PAPER.table
 FIGURES = synthetic.paper_figures()
 PHONE = {"width": 390, "height": 844}
-CONTRASTS = """() => {
-  const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-  const light = (name) => {
-    const [r, g, b] = themed(name).match(/[0-9.]+/g).map((v) => linear(v / 255));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-  const least = (name) => Math.min(...["--paper", "--raised"].map((under) => ratio(light(name), light(under))));
-  const tones = [...Array(8).keys()].map((n) => `--tone-${n}`);
-  return Object.fromEntries(["--ink", "--muted", "--link", "--good", "--bad", ...tones].map((n) => [n, least(n)]));
-}"""
 FIG15 = next(number for number, figure in enumerate(FIGURES) if figure.suite == "fig15-forward")
 KERNEL = next(number for number, figure in enumerate(FIGURES) if figure.id == "kernel-forward-16-ttt-linear")
 STEP = next(number for number, figure in enumerate(FIGURES) if figure.id == "kernel-generate-ttt-linear")
@@ -102,13 +91,12 @@ def test_the_notes_of_a_point_are_in_the_readout(browser, one_place):
     records = [synthetic.ok(case, 1.0, metrics={"sequences_at_once": 1}) for case in cases]
     with browsing.opened(
         browser, browsing.save(synthetic.of_suite("fig20-throughput", *records), one_place, "page")
-    ) as (page, wrongs):
+    ) as (page, _):
         line, signs = browsing.plotted(page, 0)
         assert signs == {"x": line["x"][1:], "y": line["y"][1:]}
         page.locator("#figure-0").scroll_into_view_if_needed()
         page.locator("#figure-0 .xy .points path").last.hover(force=True)
         page.locator("#figure-0 .readout", has_text="1 of 4 sequences at once").wait_for()
-        browsing.check(page, wrongs)
 
 
 def test_axis_and_caption_write_thousands_alike(browser, one_place):
@@ -148,8 +136,10 @@ def test_a_double_click_keeps_the_axes(page):
     layout = f"document.querySelector('#figure-{FIG15} .plot')._fullLayout"
     ranges = f"[{layout}.xaxis.range, {layout}.yaxis.range]"
     before = page.evaluate(ranges)
+    plot = f"document.querySelector('#figure-{FIG15} .plot')"
+    page.evaluate(f"{plot}.on('plotly_doubleclick', () => {{ {plot}.dataset.doubled = 'yes'; }})")
     page.locator(f"#figure-{FIG15} .nsewdrag").first.dblclick(force=True, position={"x": 60, "y": 60})
-    page.wait_for_timeout(600)
+    page.locator(f"#figure-{FIG15} .plot[data-doubled]").wait_for()
     assert page.evaluate(ranges) == before
 
 
@@ -333,7 +323,7 @@ def test_hostile_records_are_shown_and_run_nothing(browser, saved):
         browsing.open_options(page)
         page.locator("#figure-0").get_by_label("relative to").select_option(index=1)
         assert "<imgsrc=x" in page.locator("#figure-0 .ytitle").text_content().replace(" ", "")  # is folded
-        page.evaluate("for (const each of document.querySelectorAll('.numbers, .rows')) each.open = true")
+        browsing.open_all(page, ".numbers, .rows")
         rows = list(csv.reader(io.StringIO(browsing.downloaded(page, "Table (CSV)"))))
         assert len(rows) == 4
         records = [json.loads(line) for line in browsing.downloaded(page, "Records (JSON lines)").split("\n") if line]
@@ -361,17 +351,6 @@ def test_phone_scrolls_only_inside_tables(browser, saved):
         check_phone(page)
         assert page.get_by_role("button", name="Light theme").is_visible()
         assert max(page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")) < 64
-        check_contrast(page)
-
-
-def check_contrast(page):
-    """Assert the contrasts of WCAG AA: 4.5 to 1 for text, 3 to 1 for the lines of figures."""
-    ratios = page.evaluate(CONTRASTS)
-    assert {name: ratio for name, ratio in ratios.items() if ratio < (3 if name.startswith("--tone") else 4.5)} == {}
-
-
-def test_text_has_enough_contrast(page):
-    check_contrast(page)
 
 
 def test_keyboard_reaches_the_content_first_and_every_control_has_a_name(page):
@@ -379,7 +358,7 @@ def test_keyboard_reaches_the_content_first_and_every_control_has_a_name(page):
     assert skip.evaluate("e => e === document.querySelector('a, button, input, select, [tabindex]')")
     skip.focus()
     page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "content"
+    page.wait_for_function("() => document.activeElement.id === 'content'")
     nameless = page.evaluate(
         "[...document.querySelectorAll('button, select, input, figure, section, [role=region]')].filter(e =>"
         " !(e.textContent.trim() || e.labels?.length || e.ariaLabel || e.getAttribute('aria-labelledby'))).length"
@@ -468,11 +447,14 @@ def test_a_line_that_ends_early_has_a_leader_to_its_name(browser, early):
         assert any("not measured" in note["text"] for note in layout["annotations"])
         edge = plot["x"] + plot["width"]
         assert all(texts[name]["x"] >= edge - 1 for name in ("TTT-Linear", "TTT-MLP"))
+        whole = page.evaluate("document.querySelector('#figure-0 .plot')._fullLayout.xaxis.range")
         page.mouse.move(plot["x"] + 0.3 * plot["width"], plot["y"] + 0.5 * plot["height"])
         page.mouse.down()
         page.mouse.move(plot["x"] + 0.97 * plot["width"], plot["y"] + 0.5 * plot["height"], steps=5)
         page.mouse.up()
-        page.wait_for_timeout(500)
+        page.wait_for_function(
+            "before => document.querySelector('#figure-0 .plot')._fullLayout.xaxis.range[0] > before", arg=whole[0]
+        )
         zoomed = {name.text_content(): name.bounding_box()["x"] for name in names.all()}
         assert {"TTT-Linear", "TTT-MLP"} <= set(zoomed)
         assert all(edge - 1 <= zoomed[name] <= edge + 30 for name in ("TTT-Linear", "TTT-MLP"))

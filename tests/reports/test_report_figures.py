@@ -74,11 +74,6 @@ def test_remarks_mention_only_intervals_that_exist():
     assert "interval" not in between
 
 
-def test_only_suites_with_records_are_drawn():
-    _, found = drawn(synthetic.ok(case(), 1.0), suite="quick")
-    assert [figure.id for figure in found] == ["quick-forward"]
-
-
 def test_a_figure_without_its_metric_is_named_if_its_suite_has_results():
     asked = case(phase="request")
     made = synthetic.of_suite("prompt-then-128", synthetic.ok(asked, 1.0, metrics={}))
@@ -379,11 +374,6 @@ def test_remarks_count_processes_per_point():
     _, [figure] = drawn(*records)
     assert "medians of 90 samples, with 95% intervals over processes, from 3 processes per point" in details(figure)
     assert [line.rows for line in figure.lines] == [[0]]
-
-
-def test_kernels_of_one_batch_stand_side_by_side():
-    titles = [figure.title for figure in FIGURES.values() if figure.suite == "kernel-forward"]
-    assert titles == ["One layer's forward: TTT-Linear, batch 16", "One layer's forward: TTT-MLP, batch 16"]
 
 
 def test_lower_bounds_have_a_line_per_form():

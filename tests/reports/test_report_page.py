@@ -271,19 +271,6 @@ def test_a_folder_without_a_run_is_an_error(tmp_path):
     assert not (tmp_path / "report.html").exists()
 
 
-def test_the_page_of_a_run_on_a_cpu_takes_at_most_two_megabytes(tmp_path):
-    """Forty cases, like `make bench` without a GPU."""
-    cases = [
-        Case(system, "torch", "tiny", phase, batch, context, dtype="float32")
-        for system in ("ttt-linear", "ttt-mlp", "transformer", "mamba")
-        for phase, batch, context in [("forward", 2, 64 << n) for n in range(5)]
-        + [("generate", 1 << n, 128) for n in range(5)]
-    ]
-    run = synthetic.of_suite("quick", *(synthetic.ok(case, 3.0, count=100) for case in cases)).run(tmp_path / "run")
-    write_report(run, tmp_path / "report.html")
-    assert (tmp_path / "report.html").stat().st_size <= 2e6
-
-
 def test_the_page_of_the_records_of_an_h100_takes_at_most_three_and_a_half_megabytes(tmp_path):
     write_report(H100, tmp_path / "report.html")
     assert 1e6 < (tmp_path / "report.html").stat().st_size <= 3.5e6

@@ -76,12 +76,3 @@ def test_bars_of_a_run_with_repeats_are_the_interval_over_its_processes(browser,
         assert "within one process" in said
         assert "processes differ by" in said
         assert "95% intervals over processes" in page.locator("#figure-0 .remarks").text_content()
-
-
-def test_bars_without_repeats_are_within_one_process(browser, one_place):
-    with opened(browser, one_place, synthetic.ok(forward(2048), 100.0)) as (page, _):
-        page.locator("#figure-0 .plot").focus()
-        page.keyboard.press("ArrowRight")
-        said = page.locator("#figure-0 .readout").inner_text()
-        assert "] within one process · 30 samples" in said
-        assert "over" not in said

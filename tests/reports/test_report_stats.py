@@ -65,11 +65,6 @@ def test_every_metric_of_the_catalogue_that_is_recorded_is_a_column_and_so_is_on
     assert table["wings"][0] == 2
 
 
-def test_a_case_of_two_suites_is_one_row_of_both():
-    made = synthetic.made([(suite, synthetic.ok(FORWARD, 3.0)) for suite in ("fig15-forward", "fig20-throughput")])
-    assert list(made.table["suites"]) == [("fig15-forward", "fig20-throughput")]
-
-
 @pytest.mark.parametrize(
     ("case", "metrics", "settings", "note"),
     [
@@ -269,13 +264,6 @@ def test_rates_of_processes_that_held_unlike_numbers_are_by_the_token():
     row = table_of(*records).iloc[0]
     assert (row["us_per_token"], row["tokens_per_s"]) == pytest.approx((500.0, 2000.0))
     assert math.isnan(table_of(*records[:2], replace(records[2], tokens=0)).iloc[0]["tokens_per_s"])
-
-
-def test_rates_are_those_of_the_median():
-    samples = [3.0, 3.9, 4.0, 4.0, 4.1, 8.0, 9.0]
-    record = replace(synthetic.ok(FORWARD, 4.0, count=7, metrics=synthetic.work(3e9, 6e10)), samples_ms=samples)
-    row = table_of(record).iloc[0]
-    assert (row["tflops"], row["gbs"], row["floor_share"]) == pytest.approx((15.0, 750.0, 0.25))
 
 
 def ends_of_interval(half):

@@ -30,13 +30,8 @@ def page(shared):
         yield page
 
 
-def open_numbers(page):
-    page.evaluate("for (const each of document.querySelectorAll('.numbers')) each.open = true")
-    page.wait_for_timeout(200)
-
-
 def test_numbers_are_x_by_line_with_intervals_and_lost_cases(page):
-    open_numbers(page)
+    browsing.open_all(page, ".numbers")
     pivot = page.locator(f"#figure-{FIG20} .pivot")
     assert pivot.locator("thead th").all_inner_texts()[1].strip() == "TTT-Linear · Triton dual"
     rows = pivot.locator("tbody th").all_inner_texts()
@@ -56,7 +51,7 @@ def test_numbers_are_x_by_line_with_intervals_and_lost_cases(page):
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
 def test_pivoted_numbers_need_no_scrolling(browser, paper_page, viewport):
     with browsing.opened(browser, paper_page, viewport=viewport) as (page, _):
-        open_numbers(page)
+        browsing.open_all(page, ".numbers")
         beyond = page.evaluate(
             """() => [...document.querySelectorAll(".pivot, .pivot *")].filter(e => {
               const { right, width } = e.getBoundingClientRect();
@@ -72,9 +67,9 @@ def test_pivoted_numbers_need_no_scrolling(browser, paper_page, viewport):
         assert narrow > 200
 
 
-def test_headers_of_numbers_break_between_words(browser, paper_page):
+def test_headers_of_numbers_break_between_words_and_words_leave_room_for_the_last_column(browser, paper_page):
     with browsing.opened(browser, paper_page, viewport={"width": 1280, "height": 900}) as (page, _):
-        open_numbers(page)
+        browsing.open_all(page, ".numbers")
         broken = page.evaluate(
             """() => [...document.querySelectorAll(".pivot thead th")].flatMap(head => {
               const text = document.createTreeWalker(head, NodeFilter.SHOW_TEXT).nextNode();
@@ -87,13 +82,8 @@ def test_headers_of_numbers_break_between_words(browser, paper_page):
             })"""
         )
         assert broken == []
-
-
-@pytest.mark.parametrize("section", ["failures", "fairness"])
-def test_words_leave_room_for_the_last_column(browser, paper_page, section):
-    with browsing.opened(browser, paper_page, viewport={"width": 1280, "height": 900}) as (page, _):
         beyond = "section => (s => s.scrollWidth - s.clientWidth)(document.querySelector(`#${section} .scroller`))"
-        assert page.evaluate(beyond, section) == 0
+        assert [page.evaluate(beyond, section) for section in ("failures", "fairness")] == [0, 0]
 
 
 def test_a_median_and_its_interval_are_rounded_alike(page):
@@ -102,7 +92,7 @@ def test_a_median_and_its_interval_are_rounded_alike(page):
 
 
 def test_a_pivot_shows_the_lines_that_the_figure_shows(page):
-    open_numbers(page)
+    browsing.open_all(page, ".numbers")
     heads = page.locator("#figure-0 .pivot thead th")
     assert heads.count() == 5
     only = page.get_by_role("button", name="Only TTT-MLP · ThunderKittens").first
@@ -121,10 +111,9 @@ def test_numbers_of_many_lines_take_the_width_of_the_page(browser, tmp_path):
     with browsing.opened(browser, browsing.save(made, tmp_path, "many"), viewport=DESK) as (page, _):
         width = "document.querySelector('#figure-0 .plot .main-svg').getBoundingClientRect().width"
         narrow = page.evaluate(width)
-        open_numbers(page)
+        browsing.open_all(page, ".numbers")
         assert page.locator("#figure-0 .pivot thead th").count() == 3
         page.get_by_role("button", name="More lines").click()
-        page.wait_for_timeout(200)
         heads = [text.strip() for text in page.locator("#figure-0 .pivot thead th").all_inner_texts()]
         assert len(heads) == 8
         assert page.evaluate(width) >= narrow

@@ -95,8 +95,7 @@ def file_of(page, kind, title="Forward latency per token", name="fig15-forward")
     return Path(download.value.path()).read_bytes()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("inches", ["3.3", "7"])
+@pytest.mark.parametrize(("theme", "inches"), [("light", "3.3"), ("dark", "7")])
 def test_a_picture_for_a_paper_is_white_without_title_and_caption(browser, saved, theme, inches):
     with browsing.opened(browser, saved, color_scheme=theme) as (page, _):
         browsing.open_options(page)
@@ -174,8 +173,8 @@ def test_print_is_light_and_keeps_a_figure_on_one_page(browser, saved):
         }
         page.emulate_media(media="screen", color_scheme="dark")
         page.evaluate("dispatchEvent(new Event('afterprint'))")
-        page.wait_for_timeout(200)
-        assert page.evaluate("document.querySelector('#figure-0 .plot').data[0].line.color") == "rgb(71, 193, 237)"
+        color = "document.querySelector('#figure-0 .plot').data[0].line.color"
+        browsing.eventually(page, lambda: page.evaluate(color), "rgb(71, 193, 237)")
         assert page.pdf(format="A4").startswith(b"%PDF")
 
 

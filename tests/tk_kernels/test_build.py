@@ -6,11 +6,11 @@ import re
 import shutil
 import signal
 import stat
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.harness.harness_helpers import git
 from tk_kernels import build
 from tk_kernels.build import cache, compiler, thunderkittens
 from tk_kernels.build.modules import missing_to_compile
@@ -191,9 +191,8 @@ def test_headers_that_were_changed_since_their_commit_are_others(tmp_path):
     (tmp_path / "include").mkdir()
     header = tmp_path / "include" / "kittens.cuh"
     header.write_text("// one")
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for arguments in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "one"]):
-        subprocess.run([*git, *arguments], check=True)
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        git(tmp_path, *arguments)
     commit = build.thunderkittens_version(tmp_path)
     assert len(commit) == 40
     header.write_text("// two")
@@ -289,10 +288,9 @@ def remote(tmp_path, monkeypatch):
     folder = tmp_path / "remote"
     (folder / "include").mkdir(parents=True)
     (folder / "include" / "kittens.cuh").write_text("")
-    git = ["git", "-C", str(folder), "-c", "user.name=n", "-c", "user.email=e"]
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "headers"]):
-        subprocess.run([*git, *arguments], check=True)
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+        git(folder, *arguments)
+    commit = git(folder, "rev-parse", "HEAD")
     monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_URL", str(folder))
     monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_COMMIT", commit)
     monkeypatch.setenv("TTT_BENCH_CACHE", str(tmp_path / "cache"))

@@ -8,7 +8,6 @@ import pytest
 import torch
 from generate_cases import (
     MODULES,
-    Simulation,
     check_rope_and_rates_in_the_launch,
     check_slots,
     combinations,
@@ -237,18 +236,6 @@ def test_pieces_hold_whole_sequences_and_little_of_them(monkeypatch: pytest.Monk
     assert none is None
     assert torch.equal(first, 2 * x)
     assert torch.equal(second, 2 * y)
-
-
-@pytest.mark.parametrize("operator", MODULES)
-@pytest.mark.parametrize(("precision", "bits"), [("bfloat16", 8), ("float16", 11)])
-def test_simulation_rounds_weights_and_rows(operator: str, precision: str, bits: int) -> None:
-    """The simulated error of a 16-bit state is nonzero and of the order of one rounding."""
-    start = random_state(operator, [0, 2, 3], 2, 16, 4)
-    token, outer = random_token(3, 2, 16, torch.bfloat16, 0), outer_parameters(2, 16, 4)
-    token, outer = tuple(x.double() for x in token), tuple(x.double() for x in outer)
-    exact, _ = MODULES[operator][1].generate_step(*token, *outer, start)
-    error = relative_error(Simulation(operator, start, "dual", precision).step(token, outer), exact)
-    assert 0.05 < error * 2**bits < 4
 
 
 @pytest.mark.parametrize(
