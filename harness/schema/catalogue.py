@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import AfterValidator, AliasChoices, Field
 
 from harness.schema.case import Scalar, Stored, Text
 
@@ -61,9 +61,7 @@ class MetricEntry(Stored):
     text: whether `ttt-bench table` shows it by default.
     """
 
-    name: Annotated[
-        Text, BeforeValidator(lambda name: _OLDER_METRICS.get(name, name) if isinstance(name, str) else name)
-    ]
+    name: Annotated[Text, AfterValidator(lambda name: _OLDER_METRICS.get(name, name))]
     label: Text
     unit: Text = ""
     better: Literal["lower", "higher", ""] = ""

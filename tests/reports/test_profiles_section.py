@@ -170,12 +170,12 @@ def test_the_lower_bound_of_a_case_is_of_one_unit_and_none_where_a_part_has_none
     # Two units took 60 us and 30 us; the lower bounds of one are 10 us and 5 us.
     both = shown("both", products=Work(6e9, 3e6), ttt=Work(3e9, 0))
     assert "; 0.015 ms if every part took its lower bound" in both
-    assert widths_of(both, "lower_bound") == pytest.approx([200, 100])
+    assert widths_of(both, "lower-bound") == pytest.approx([200, 100])
     partly = shown("partly", products=Work(6e9, 3e6), edges=Work(0, 0))
     assert "if every part took its lower bound" not in partly
     # A part may be faster than its lower bound, which then ends with the part.
     fast = shown("fast", products=Work(60e9, 0), ttt=Work(3e9, 0))
-    assert widths_of(fast, "lower_bound")[0] == widths_of(fast, "part-products")[0]
+    assert widths_of(fast, "lower-bound")[0] == widths_of(fast, "part-products")[0]
 
 
 def test_failures_say_why_and_skipped_cases_are_silent(tmp_path: Path) -> None:
