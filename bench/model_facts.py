@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.models.config import model_config, parameter_count
-from harness.measure.gate import Check
+from harness.measure.correctness import Check
 from harness.schema.case import Case
 
 PARAMETERS_OFF = "parameters_off_transformer"

@@ -7,8 +7,8 @@ from harness.schema.record import Record
 _MOST = 3  # a setting with more values depends on the case; only their number is shown
 # Settings that the page shows elsewhere.
 _ELSEWHERE = {
-    *("weights_dtype", "token_ids", "kept_between_samples", "gate_limits", "warning", "kernels"),
-    *("prompt_tokens", "prompt", "gated", "input_sets", "form_trials"),
+    *("weights_dtype", "token_ids", "kept_between_samples", "check_limits", "warning", "kernels"),
+    *("prompt_tokens", "prompt", "checked", "input_sets", "form_trials"),
     *("budget_s", "min_samples", "max_samples", "warmup_s"),
 }
 

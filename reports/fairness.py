@@ -102,7 +102,7 @@ def _whole(value: float | None) -> int | None:
 
 def _checked(record: Record, name: str) -> float | None:
     """Return the value of a record's correctness check `name`; None if the record lacks it."""
-    checks = (record.gate or {}).get("checks", [])
+    checks = (record.check or {}).get("checks", [])
     return next((check["value"] for check in checks if check["name"] == name), None)
 
 

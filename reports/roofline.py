@@ -2,7 +2,7 @@
 
 The lower bound is the longer of two times: bytes at the bandwidth of a copy, FLOPs at the rate of a large bfloat16
 GEMM. Kernels that only read, or that run on a cool GPU, may exceed these peaks by a few percent. A case needs both
-times; a part or kernel needs one (`harness.schema.work.floor_ms`).
+times; a part or kernel needs one (`harness.schema.work.lower_bound_ms`).
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 from harness.schema.case import Case
 from harness.schema.work import known, needed_ms, positive
 
-RATE_COLUMNS = ("tflops", "gbs", "floor_ms", "bound", "floor_share", "copy_share")
+RATE_COLUMNS = ("tflops", "gbs", "lower_bound_ms", "bound", "lower_bound_share", "copy_share")
 # A record's metrics with the measured peaks: GEMM rate (TFLOP/s), copy bandwidth (GB/s).
 CEILINGS = ("product_tflops", "copy_gbs")
 WORK_METRICS = ("flops", "bytes", *CEILINGS)
@@ -22,20 +22,20 @@ def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: flo
     """Return the values of `RATE_COLUMNS`; unknown ones are NaN, or "" for `bound`.
 
     metrics: the case's work and the measured peaks (`WORK_METRICS`). latency_ms may be NaN.
-    tflops: TFLOP/s. gbs: GB/s. floor_ms: the lower bound. bound: "memory" or "compute", whichever sets that bound.
-    floor_share: lower bound over latency. copy_share: gbs over the bandwidth of a copy.
+    tflops: TFLOP/s. gbs: GB/s. bound: "memory" or "compute", whichever sets lower_bound_ms, the lower bound.
+    lower_bound_share: lower bound over latency. copy_share: gbs over the bandwidth of a copy.
     """
     # The work of a part of a layer is not counted.
     work = {} if case.option("part") else metrics
     flops, moved = known(work.get("flops")), known(work.get("bytes"))
     latency_ms = positive(latency_ms)
     computing_ms, moving_ms = needed_ms(flops, moved, work)
-    floor_ms = math.nan if math.isnan(computing_ms + moving_ms) else max(computing_ms, moving_ms)
+    lower_bound_ms = math.nan if math.isnan(computing_ms + moving_ms) else max(computing_ms, moving_ms)
     return {
         "tflops": flops / (latency_ms * 1e9),
         "gbs": moved / (latency_ms * 1e6),
-        "floor_ms": floor_ms,
-        "bound": "" if math.isnan(floor_ms) else "memory" if moving_ms >= computing_ms else "compute",
-        "floor_share": floor_ms / latency_ms,
+        "lower_bound_ms": lower_bound_ms,
+        "bound": "" if math.isnan(lower_bound_ms) else "memory" if moving_ms >= computing_ms else "compute",
+        "lower_bound_share": lower_bound_ms / latency_ms,
         "copy_share": moving_ms / latency_ms,
     }

@@ -67,7 +67,7 @@ SIGNS = (
 )
 UNTRIED = ("skipped", "unstarted")  # statuses of cases that did not run; others without a result are failures
 # Settings whose values go into the column NOTES.
-NOTED_SETTINGS = ("gate_limits", "warning")
+NOTED_SETTINGS = ("check_limits", "warning")
 FIDELITY_METRICS = ("compared_tokens", "total_variation_first", "total_variation_last")
 # Metrics without a column: the page shows them as a rate, a note, or in a table of their own.
 _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences_at_once"}
@@ -295,10 +295,10 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
     for record in group:
         if record.status != "ok":
             yield f"process {record.repeat + 1} of {row[_RECORDS]}: {record.status}: {record.reason}"
-        elif record.gate is None:
+        elif record.check is None:
             yield "compared with no reference"
-        elif record.gate.get("unchecked"):
-            yield str(record.gate["unchecked"])
+        elif record.check.get("unchecked"):
+            yield str(record.check["unchecked"])
 
 
 def _unsteadiness(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:

@@ -31,8 +31,8 @@ METRICS: tuple[MetricEntry, ...] = (
     MetricEntry("flops_per_token", "Work per token", "GFLOP", "lower", scale=1e9),
     MetricEntry("flops_share", "Model FLOPs utilization", "%", "higher", scale=0.01),
     MetricEntry("gbs", "Effective bandwidth", "GB/s", "higher"),
-    MetricEntry("floor_ms", "Lower bound", "ms"),
-    MetricEntry("floor_share", "Share of lower bound", "", "higher", text=True),
+    MetricEntry("lower_bound_ms", "Lower bound", "ms"),
+    MetricEntry("lower_bound_share", "Share of lower bound", "", "higher", text=True),
     MetricEntry("copy_share", "Share of peak bandwidth", "", "higher"),
     # From the record.
     MetricEntry("energy_j_per_token", "Energy per token", "mJ", "lower", scale=1e-3),

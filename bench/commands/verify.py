@@ -30,7 +30,7 @@ def verify(request: RunRequest) -> None:
             options = Options(limits=request.limits, on_event=progress, skip=work.skip)
             records = run_jobs(current, work.launches, options)
     for record in records:
-        unchecked = (record.gate or {}).get("unchecked", "")
+        unchecked = (record.check or {}).get("unchecked", "")
         words = "; ".join(filter(None, (_checks(record), unchecked)))
         print(f"{record.status:<7} {record.case.label}{': ' + words if words else ''}")
     print(f"{counted(len(records), 'case')}: {summary(records)}" if records else "no cases")
@@ -44,7 +44,7 @@ def verify(request: RunRequest) -> None:
 
 def _checks(record: Record) -> str:
     """Describe the failed checks, or else the one nearest to its limit; without checks, return the record's reason."""
-    checks = (record.gate or {}).get("checks", [])
+    checks = (record.check or {}).get("checks", [])
     failed = [check for check in checks if not check["passed"]]
     if failed:
         words = [f"{each['name']} {_distance(each['value'])} (limit {_distance(each['limit'])})" for each in failed]

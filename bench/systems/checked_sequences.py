@@ -4,7 +4,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from harness.measure.gate import Check, Verdict
+from harness.measure.correctness import Check, Checks
 
 # Most compared tokens in all sequences together: the reference takes 2 s for them at 1.3B on one H100.
 CHECKED_TOKENS = 16384
@@ -21,13 +21,13 @@ def drawn(chance: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -
     return sorted(chance.sample(range(batch), count))
 
 
-def not_compared(tokens: int, most: int) -> Callable[[Any, int], Verdict]:
+def not_compared(tokens: int, most: int) -> Callable[[Any, int], Checks]:
     """Return a check that compares nothing and reports that the prompts are too long for the reference."""
     words = f"the outputs of prompts of {tokens} tokens were compared with nothing: the reference reads at most {most}"
-    return lambda outputs, calls: Verdict([], words)
+    return lambda outputs, calls: Checks([], words)
 
 
-def timed(verdict: Verdict) -> Verdict:
+def timed(checked: Checks) -> Checks:
     """Return the same checks with "timed_" before their names."""
-    checks = [Check.at_most(f"timed_{each.name}", each.value, each.limit) for each in verdict.checks]
-    return Verdict(checks, verdict.unchecked)
+    checks = [Check.at_most(f"timed_{each.name}", each.value, each.limit) for each in checked.checks]
+    return Checks(checks, checked.unchecked)

@@ -9,17 +9,17 @@ from bench.cost import model_work, total
 from bench.kept import kept_bytes
 from bench.models.config import MODELS
 from bench.models.layers import mark_layers
-from bench.systems.logits import limits_by_rounding, logits_verdict, rounding_of, widened, widening
+from bench.systems.logits import check_logits, limits_by_rounding, rounding_of, widened, widening
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.model_calls import last_logits, prefill_then_generate, random_ids
 from bench.systems.on_device import device
 from bench.systems.phases import Forward, Generate, PhaseWork, Request
-from harness.measure.gate import Verdict
+from harness.measure.correctness import Checks
 from harness.measure.system import Input, Workload
 from harness.schema.case import Case
 from harness.schema.work import Work
 
-GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # 50 tokens pass three ends of mini-batches of 16
+CHECK_BATCH, CHECK_PROMPT, CHECK_STEPS = 2, 37, 13  # 50 tokens pass three ends of mini-batches of 16
 WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the model as it is
 
 
@@ -33,11 +33,11 @@ class LanguageModel:
     # Prompt tokens read before generate steps, for the record; None if the steps start at the case's context.
     prompt_tokens: int | None = 0
     form = "dual"  # form of a TTT model's generate steps
-    gate_prompt = GATE_PROMPT
+    check_prompt = CHECK_PROMPT
 
     def __init__(self) -> None:
         self._loaded: tuple[tuple[Any, ...], Any] | None = None
-        self._verdict: Verdict | None = None
+        self._checked: Checks | None = None
 
     def unavailable(self) -> str:
         """Return "", because PyTorch models run on any device."""
@@ -70,7 +70,7 @@ class LanguageModel:
             inputs={"ids": Input(work.ids, "tokens", model.config.vocabulary, 0, work.token_axis)},
             timed_check=work.timed_check,
             renews_past=work.renews_past,
-            gate=lambda: self._gate(model, case),
+            check=lambda: self._check(model, case),
             measured=work.measured,
             metrics=self._facts(model).metrics() | total(cost).metrics() | self.kept(model, case) | peaks,
             work=cost,
@@ -141,7 +141,7 @@ class LanguageModel:
         key = (case.size, case.dtype, case.state_dtype, options)
         if self._loaded is None or self._loaded[0] != key:
             self._loaded = None  # free the old model before loading another
-            self._verdict = None
+            self._checked = None
             self._loaded = (key, self.load(case))
         return self._loaded[1]
 
@@ -153,35 +153,35 @@ class LanguageModel:
     def _facts(self, model: Any, **counted: float) -> model_facts.Facts:
         return model_facts.facts_of(model.weights(), model.head.shape[0], **counted)
 
-    def _gate(self, model: Any, case: Case) -> Verdict:
+    def _check(self, model: Any, case: Case) -> Checks:
         """Check the loaded model against its reference and for a fair comparison, once per loaded model."""
-        if self._verdict is None:
+        if self._checked is None:
             fair = model_facts.checks(self._facts(model, **self._counted(model)), case)
-            self._verdict = self._compare(model, case) + Verdict(fair)
-        return self._verdict
+            self._checked = self._compare(model, case) + Checks(fair)
+        return self._checked
 
     @torch.inference_mode()
     def _counted(self, model: Any) -> dict[str, float]:
         """Run a forward and return {"head_rows": rows that pass the LM head per prompt}."""
-        ids = random_ids(model, GATE_BATCH, self.gate_prompt)
+        ids = random_ids(model, CHECK_BATCH, self.check_prompt)
         _, rows = model_facts.count_head_rows(lambda: last_logits(model, ids), model.head)
-        return {"head_rows": rows / GATE_BATCH}
+        return {"head_rows": rows / CHECK_BATCH}
 
     @torch.inference_mode()
-    def _compare(self, model: Any, case: Case) -> Verdict:
+    def _compare(self, model: Any, case: Case) -> Checks:
         """Compare the logits of a forward and of generate steps with those of one forward of the reference."""
         reference = self.reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
-        prompt = self.gate_prompt
-        ids = random_ids(model, GATE_BATCH, prompt + GATE_STEPS)
+        prompt = self.check_prompt
+        ids = random_ids(model, CHECK_BATCH, prompt + CHECK_STEPS)
         got = prefill_then_generate(model, ids, prompt)
-        expected = reference.logits(ids, GATE_STEPS + 1).transpose(0, 1)
+        expected = reference.logits(ids, CHECK_STEPS + 1).transpose(0, 1)
         return self._judge(model, ids, got, expected, case)
 
-    def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, case: Case) -> Verdict:
-        """Check logits against the expected ones, both [GATE_STEPS + 1, B, V].
+    def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, case: Case) -> Checks:
+        """Check logits against the expected ones, both [CHECK_STEPS + 1, B, V].
 
-        The first follow the prompt, ids [B, T] without its last GATE_STEPS tokens; the others follow these tokens.
+        The first follow the prompt, ids [B, T] without its last CHECK_STEPS tokens; the others follow these tokens.
         """
         rounded = self.rounded_reference(model, case)
         wider = widening(case) if rounded is None else limits_by_rounding(last_logits(rounded, ids), expected[-1], case)
-        return logits_verdict(got, expected, rounding_of(case), wider)
+        return check_logits(got, expected, rounding_of(case), wider)

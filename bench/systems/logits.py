@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from harness.measure.gate import Check, Verdict, relative_error, total_variation
+from harness.measure.correctness import Check, Checks, relative_error, total_variation
 from harness.schema.case import Case
 
 # Relative error of the logits and total variation of the next token's probabilities against the reference. Rounding
@@ -18,7 +18,7 @@ WIDER = {("ttt-linear", "transformer", "bfloat16"): 2.0}
 # Largest error of timed logits relative to plain PyTorch in the same dtype. In the committed runs every kernel at 1.3B
 # reaches 1.2; eight-bit weights reach 1.9 or more.
 ROUNDINGS = 1.5
-# For `response_verdict`: the limit on the slope's distance from 1, and the noise that makes a slope meaningless.
+# For `check_response`: the limit on the slope's distance from 1, and the noise that makes a slope meaningless.
 RESPONSE_OFF, RESPONSE_NOISE = 0.5, 0.1
 
 # A chosen token passes if its reference logit is below the largest one by at most this many logit limits, in standard
@@ -26,10 +26,10 @@ RESPONSE_OFF, RESPONSE_NOISE = 0.5, 0.1
 CHOICE_LIMITS = 4
 
 
-def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wider: float = 1.0) -> Verdict:
+def check_logits(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wider: float = 1.0) -> Checks:
     """Check logits [..., V] in `dtype` against those of the reference. wider: factor on the limits."""
     error_limit, distance_limit = (wider * limit for limit in LOGIT_LIMITS[dtype])
-    return Verdict(
+    return Checks(
         [
             Check.at_most("logits_relative_error", relative_error(logits, reference), error_limit),
             Check.at_most("total_variation", total_variation(logits, reference), distance_limit),
@@ -52,7 +52,7 @@ def widening(case: Case) -> float:
 def widened(case: Case) -> dict[str, str]:
     """The setting that tells a reader of wider limits; empty for the usual limits."""
     wider = widening(case)
-    return {} if wider == 1 else {"gate_limits": f"{wider:g} times those of other models, as it rounds more"}
+    return {} if wider == 1 else {"check_limits": f"{wider:g} times those of other models, as it rounds more"}
 
 
 def limits_by_rounding(rounded: torch.Tensor, reference: torch.Tensor, case: Case) -> float:
@@ -66,9 +66,9 @@ def limits_by_rounding(rounded: torch.Tensor, reference: torch.Tensor, case: Cas
     return min(wider, ROUNDINGS * relative_error(rounded, reference) / LOGIT_LIMITS[case.dtype][0])
 
 
-def response_verdict(
+def check_response(
     got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], width: int
-) -> Verdict:
+) -> Checks:
     """Check that logits change with the past as the reference's do: the slope of change against change is near 1.
 
     got, expected: logits [rows, V] with one past and with another. width: of the model.
@@ -78,8 +78,8 @@ def response_verdict(
     size = float(truth.norm())
     slope = float((change * truth).sum()) / size**2 if size else 1.0
     if float((change - slope * truth).norm()) > RESPONSE_NOISE * math.sqrt(width * len(truth)) * size:
-        return Verdict([], "these weights forget: rounding hides how the timed logits change with an earlier past")
-    return Verdict([Check.at_most("response_to_the_past_off", abs(slope - 1), RESPONSE_OFF)])
+        return Checks([], "these weights forget: rounding hides how the timed logits change with an earlier past")
+    return Checks([Check.at_most("response_to_the_past_off", abs(slope - 1), RESPONSE_OFF)])
 
 
 def choice_check(name: str, logits: torch.Tensor, chosen: torch.Tensor, dtype: str, wider: float = 1.0) -> Check:

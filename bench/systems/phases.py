@@ -12,16 +12,16 @@ from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
 from bench.systems import token_times
 from bench.systems.checked_sequences import LONGEST_CHECKED, drawn, not_compared, timed
 from bench.systems.logits import (
+    check_logits,
+    check_response,
     choice_check,
     limits_by_rounding,
-    logits_verdict,
-    response_verdict,
     rounding_of,
     widening,
 )
 from bench.systems.model_calls import greedy_steps, last_logits, random_ids, steps_of
 from bench.systems.on_device import device, repeatable
-from harness.measure.gate import Check, Verdict
+from harness.measure.correctness import Check, Checks
 from harness.measure.ranges import nvtx_range
 from harness.measure.system import REPLAYED
 from harness.schema.case import Case
@@ -63,7 +63,7 @@ class PhaseWork:
     def restart(self) -> None:
         """Reset in place the state that each call leaves to the next."""
 
-    def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
         raise NotImplementedError
 
     @property
@@ -99,14 +99,14 @@ class PhaseWork:
         self.ids.copy_(self.ids[sources])
         return sources
 
-    def verdict(
+    def checks(
         self,
         logits: torch.Tensor,
         rows: list[int],
         sources: list[int],
         expected: Callable[[Any, list[int], int], torch.Tensor],
         tokens: torch.Tensor | None = None,
-    ) -> Verdict:
+    ) -> Checks:
         """Check logits [B, V] of the sequences `rows` and, for each of them, of the copy that differs most from it.
 
         sources: result of `repeat`. tokens [steps, B]: what the steps read; those at `choices` are checked too.
@@ -122,11 +122,11 @@ class PhaseWork:
         del reference
         whole = truths[0][steps]
         wider = self._wider(lambda rounded: expected(rounded, rows, steps), whole)
-        found = Verdict([])
+        found = Checks([])
         for some, truth in zip(groups, truths, strict=True):
-            found += timed(logits_verdict(logits[some], truth[steps], rounding_of(self.case), wider))
+            found += timed(check_logits(logits[some], truth[steps], rounding_of(self.case), wider))
             if tokens is not None:
-                found += Verdict([self._choice(truth[at], tokens[at, some], wider) for at in chosen])
+                found += Checks([self._choice(truth[at], tokens[at, some], wider) for at in chosen])
         return found + self._response(logits[rows], whole)
 
     def choices(self, steps: int) -> list[int]:
@@ -145,13 +145,13 @@ class PhaseWork:
         """Check that the chosen tokens [rows] have the reference's largest logits [rows, V]."""
         return choice_check("timed_token_below_best", expected, tokens, rounding_of(self.case), wider)
 
-    def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Verdict:
+    def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
         """Check that logits [rows, V] changed with the past since the previous checked call, if there is one."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
-            return Verdict([])
+            return Checks([])
         width = self.model.config.width
-        return timed(response_verdict((before[0], got), (before[1], expected), width))
+        return timed(check_response((before[0], got), (before[1], expected), width))
 
 
 class Forward(PhaseWork):
@@ -168,7 +168,7 @@ class Forward(PhaseWork):
         self.model.reset_state(self._state)
         return self.model.prefill(self.ids, self._state)[0]
 
-    def timed_check(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[torch.Tensor, int], Checks]:
         """Return a function that checks a few whole prompts."""
         if self.case.context > LONGEST_CHECKED:
             return not_compared(self.case.context, LONGEST_CHECKED)
@@ -176,8 +176,8 @@ class Forward(PhaseWork):
         sources = self.repeat(chance, rows)
 
         @torch.inference_mode()
-        def compare(logits: torch.Tensor, calls: int) -> Verdict:
-            return self.verdict(logits, rows, sources, lambda model, some, steps: last_logits(model, self.ids[some]))
+        def compare(logits: torch.Tensor, calls: int) -> Checks:
+            return self.checks(logits, rows, sources, lambda model, some, steps: last_logits(model, self.ids[some]))
 
         return compare
 
@@ -264,7 +264,7 @@ class Generate(PhaseWork):
         moments.append(on_host.arrived(count - 1))
         return token_times.percentiles([(later - earlier) * 1e3 for earlier, later in pairwise(moments)])
 
-    def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
         """Give drawn sequences new random pasts, copy them to the others, and return a function that checks a call."""
         rows = self.drawn(chance, self.case.context)
         sources = self.repeat(chance, rows)
@@ -273,9 +273,9 @@ class Generate(PhaseWork):
             begun = self.adapter.rows_of_state(self.state, rows)
 
         @torch.inference_mode()
-        def compare(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
+        def compare(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Checks:
             if calls > 1:
-                return Verdict([], f"{calls} calls make a sample, so the state that they left was not compared")
+                return Checks([], f"{calls} calls make a sample, so the state that they left was not compared")
             logits, tokens = outputs
 
             def expected(model: Any, some: list[int], steps: int) -> torch.Tensor:
@@ -286,7 +286,7 @@ class Generate(PhaseWork):
                     found.append(self.adapter.expected_logits(model, begun, read, self.case))
                 return torch.cat(found)
 
-            return self.verdict(logits, rows, sources, expected, tokens)
+            return self.checks(logits, rows, sources, expected, tokens)
 
         return compare
 
@@ -373,7 +373,7 @@ class Request(PhaseWork):
         times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
-    def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
         """Return a function that checks a few whole requests."""
         tokens = self.case.context + self.steps
         if tokens > LONGEST_CHECKED:
@@ -382,13 +382,13 @@ class Request(PhaseWork):
         sources = self.repeat(chance, rows)
 
         @torch.inference_mode()
-        def compare(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
+        def compare(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Checks:
             logits, read = outputs
 
             def expected(model: Any, some: list[int], steps: int) -> torch.Tensor:
                 return last_logits(model, torch.cat([self.ids[some], read[:steps, some].T], dim=1))
 
-            return self.verdict(logits, rows, sources, expected, read)
+            return self.checks(logits, rows, sources, expected, read)
 
         return compare
 

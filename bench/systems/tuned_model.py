@@ -7,7 +7,7 @@ import torch
 from bench.systems.language_model import LanguageModel
 from bench.systems.phases import PhaseWork
 from bench.systems.triton_tuning import chosen_anew, compile_ahead, keep_choices, prepare, untuned
-from harness.measure.gate import Verdict
+from harness.measure.correctness import Checks
 from harness.schema.case import Case
 
 SPAN_BITS = 4  # one tuning serves work within a factor of 16 in tokens at once
@@ -40,9 +40,9 @@ class TunedLanguageModel(LanguageModel):
         work.settings |= {"tuned": f"on the first {phase} of {low:,} to {high:,} tokens at once"}
         work.restart()
 
-    def _gate(self, model: Any, case: Case) -> Verdict:
-        if self._verdict is not None:
-            return self._verdict
+    def _check(self, model: Any, case: Case) -> Checks:
+        if self._checked is not None:
+            return self._checked
         with untuned(lambda: (self._counted(model), self._compare(model, case))):
             torch.manual_seed(1)  # the same inputs for every case
-            return super()._gate(model, case)
+            return super()._check(model, case)

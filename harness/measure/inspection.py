@@ -19,13 +19,13 @@ from operator import or_
 from random import Random
 from typing import Any
 
+from harness.measure.correctness import Check, Checks
 from harness.measure.cuda_clock import wait_for
-from harness.measure.gate import Check, Verdict
 from harness.measure.process_state import is_out_of_memory
 from harness.measure.system import Input, Workload
 from harness.measure.timer import Clock
 from harness.schema.case import Case
-from harness.schema.work import floor_ms
+from harness.schema.work import lower_bound_ms
 
 RENEW_EVERY_S = 0.25  # least seconds between refills: more refills would change the device's temperature and load
 RENEW_SHARE = 0.02  # largest share of the time for refills
@@ -75,7 +75,7 @@ class Inspector:
             self._ran = True
             self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
 
-    def checked_call(self, clock: Clock) -> Verdict:
+    def checked_call(self, clock: Clock) -> Checks:
         """Run the timed call on fresh inputs with outputs set to NaN; return the checks of this call and earlier ones.
 
         If the work has a past, a second call keeps only the recent tokens; its outputs must change, however little.
@@ -83,18 +83,18 @@ class Inspector:
         if self._ran:
             self._look()
         self._renew()
-        verdict = self._compared_call(clock, "outputs_unchanged_by_new_inputs")
+        checked = self._compared_call(clock, "outputs_unchanged_by_new_inputs")
         has_past = any(each.token_axis is not None for each in self._workload.inputs.values())
         if has_past or self._workload.renews_past:
             self._renew(early_only=True)
-            verdict = _worse(verdict + self._compared_call(clock, "outputs_unchanged_by_early_tokens"))
+            checked = _worse(checked + self._compared_call(clock, "outputs_unchanged_by_early_tokens"))
         renewed = "" if self._workload.inputs else SAME_INPUTS
-        return Verdict([*self.missed, *verdict.checks], "; ".join(filter(None, (verdict.unchecked, renewed))))
+        return Checks([*self.missed, *checked.checks], "; ".join(filter(None, (checked.unchecked, renewed))))
 
-    def _compared_call(self, clock: Clock, unchanged: str) -> Verdict:
+    def _compared_call(self, clock: Clock, unchanged: str) -> Checks:
         """Run one sample and return its checks. unchanged: name of the check that fails if outputs ignore inputs."""
         self._past_renewed = False
-        compare, verdict = self._start_check()
+        compare, checked = self._start_check()
         for each in tensors_of(self._outputs):
             _poison(each)
         if not clock.replays:
@@ -102,24 +102,24 @@ class Inspector:
         self._given = self._rows_of_inputs()  # the check may have changed them
         clock.sample()
         self._follow_inputs(unchanged, self._past_renewed)
-        finite = Verdict([*self._late(), *_finite(self._outputs)])
+        finite = Checks([*self._late(), *_finite(self._outputs)])
         if compare:
             with self._referring():
-                verdict = unless_out_of_memory(lambda: compare(self._outputs, clock.launches))
-        return finite + verdict + Verdict(list(shape_checks(self._case, self._workload, self._outputs)))
+                checked = unless_out_of_memory(lambda: compare(self._outputs, clock.launches))
+        return finite + checked + Checks(list(shape_checks(self._case, self._workload, self._outputs)))
 
-    def _start_check(self) -> tuple[Callable[[Any, int], Verdict] | None, Verdict]:
-        """Call `timed_check`; return (function that compares, empty `Verdict`), or (None, `Verdict` with a note)."""
+    def _start_check(self) -> tuple[Callable[[Any, int], Checks] | None, Checks]:
+        """Call `timed_check`; return (function that compares, empty `Checks`), or (None, `Checks` with a note)."""
         if self._workload.timed_check is None:
-            return None, Verdict([], "the outputs of the timed calls were compared with nothing")
+            return None, Checks([], "the outputs of the timed calls were compared with nothing")
         try:
             compare = self._workload.timed_check(self._chance)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            return None, Verdict([], NO_ROOM)
+            return None, Checks([], NO_ROOM)
         self._past_renewed = self._workload.renews_past
-        return compare, Verdict([])
+        return compare, Checks([])
 
     def _renew(self, early_only: bool = False) -> None:
         for each in self._workload.inputs.values():
@@ -171,24 +171,24 @@ class Inspector:
         return [Check.at_most("seconds_of_work_after_the_call", late, _LATE_S)] if late > _LATE_S else []
 
 
-def unless_out_of_memory(compare: Callable[[], Verdict]) -> Verdict:
+def unless_out_of_memory(compare: Callable[[], Checks]) -> Checks:
     """Return the result of `compare`, or a note that the reference does not fit next to the timed work."""
     try:
         return compare()
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return Verdict([], NO_ROOM)
+        return Checks([], NO_ROOM)
 
 
-def _worse(verdict: Verdict) -> Verdict:
+def _worse(checked: Checks) -> Checks:
     """Return one check per name: the first failed one, or the one nearest to its limit."""
     worst: dict[str, Check] = {}
-    for check in verdict.checks:
+    for check in checked.checks:
         other = worst.setdefault(check.name, check)
         if other.passed and (not check.passed or check.value * other.limit > other.value * check.limit):
             worst[check.name] = check
-    return Verdict(list(worst.values()), verdict.unchecked)
+    return Checks(list(worst.values()), checked.unchecked)
 
 
 def tensors_of(outputs: Any) -> Iterator[Any]:
@@ -234,13 +234,13 @@ def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check
         yield Check.at_most("outputs_without_the_batch", 1, 0)
 
 
-def floor_check(workload: Workload, samples_ms: list[float]) -> list[Check]:
+def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check]:
     """Return a failed check if a sample is shorter than half of the roofline bound at the measured peaks, else []."""
-    least_ms = floor_ms(workload.metrics.get("flops"), workload.metrics.get("bytes"), workload.metrics)
+    least_ms = lower_bound_ms(workload.metrics.get("flops"), workload.metrics.get("bytes"), workload.metrics)
     shortest = min(samples_ms)
     if not least_ms or shortest >= _BELOW_BOUND * least_ms:
         return []
-    return [Check.at_most("floor_over_shortest_sample", least_ms / max(shortest, 1e-9), 1 / _BELOW_BOUND)]
+    return [Check.at_most("lower_bound_over_shortest_sample", least_ms / max(shortest, 1e-9), 1 / _BELOW_BOUND)]
 
 
 def fill(given: Input, seed: int, early_only: bool = False) -> None:

@@ -11,10 +11,10 @@ from functools import partial
 from random import Random
 from typing import Any, get_args
 
+from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.environment import around, snapshot, versions_of
-from harness.measure.gate import Verdict
-from harness.measure.inspection import Inspector, claim_checks, floor_check, unless_out_of_memory
+from harness.measure.inspection import Inspector, claim_checks, lower_bound_check, unless_out_of_memory
 from harness.measure.nvml import LASTS_S, Cooler, EnergyMeter, Gpu, open_gpu
 from harness.measure.process_state import ProcessState, forget_peak, is_out_of_memory, peak_bytes
 from harness.measure.ranges import nvtx_range, range_name
@@ -66,7 +66,7 @@ class CaseRun:
         self._status, self._reason = "ok", ""
         self._timing, self._calls, self._tokens = Timing([], [], ""), 1, 0
         self._peak_bytes: int | None = None
-        self._verdict: Verdict | None = None
+        self._checks: Checks | None = None
         self._metrics: dict[str, float | None] = {}
         self._settings: dict[str, str] = {}
         self._stages_s: dict[str, float] = {}
@@ -95,7 +95,7 @@ class CaseRun:
             tokens=self._tokens,
             stop=self._timing.stop,
             peak_memory_bytes=self._peak_bytes,
-            gate=self._verdict.to_dict() if self._verdict else None,
+            check=self._checks.to_dict() if self._checks else None,
             metrics=self._metrics,
             settings=self._settings,
             environment=environment | {"software": environment["software"] | versions_of(system.packages)},
@@ -150,18 +150,18 @@ class CaseRun:
         self._after = self._after or snapshot(workload.device)
 
     def _passes_first_check(self, workload: Workload) -> bool:
-        if self.mode == "profile" or workload.gate is None:
+        if self.mode == "profile" or workload.check is None:
             return True
-        with self._stage("gate"):
-            verdict = workload.gate()
+        with self._stage("check"):
+            checked = workload.check()
         self._metrics |= workload.metrics  # the check may add some
-        return self._accepts(verdict)
+        return self._accepts(checked)
 
-    def _accepts(self, verdict: Verdict) -> bool:
+    def _accepts(self, checked: Checks) -> bool:
         """Add checks to the earlier ones; return whether all passed, else end the case as "incorrect"."""
-        whole = (self._verdict or Verdict([])) + verdict
+        whole = (self._checks or Checks([])) + checked
         if whole.checks:
-            self._verdict = whole
+            self._checks = whole
         if whole.checks and not whole.passed:
             self._end("incorrect", sentence(whole.reason))
         return self._status == "ok"
@@ -191,14 +191,14 @@ class CaseRun:
 
     def _verify(self, workload: Workload) -> None:
         """Check the case at its own batch and length without timing it. Calls are eager, even for graph timing."""
-        if workload.gate is None and workload.timed_check is None:
+        if workload.check is None and workload.timed_check is None:
             return self._end("skipped", NO_REFERENCE)
-        if not self._accepts(Verdict(list(claim_checks(self.case, workload)))) or workload.timed_check is None:
+        if not self._accepts(Checks(list(claim_checks(self.case, workload)))) or workload.timed_check is None:
             return None
         if workload.engine_samples is not None:
             once = replace(self.policy, min_samples=1, budget_s=0.0)
             take_engine_samples(workload.engine_samples(once), once)
-            self._accepts(_engine_verdict(workload))
+            self._accepts(_check_engine(workload))
         else:
             clock = CpuClock() if workload.device == "cpu" else CudaEventClock()
             inspector = Inspector(self.case, workload)
@@ -257,17 +257,17 @@ class CaseRun:
         timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
         return timing
 
-    def _checked(self, workload: Workload, clock: Clock, inspector: Inspector, timing: Timing) -> Verdict:
+    def _checked(self, workload: Workload, clock: Clock, inspector: Inspector, timing: Timing) -> Checks:
         """Return the checks of the timed call, against the reference, and of its time, against the roofline bound."""
-        bound = floor_check(workload, timing.samples_ms)
+        bound = lower_bound_check(workload, timing.samples_ms)
         if workload.engine_samples is None:
-            verdict = inspector.checked_call(clock)
+            checked = inspector.checked_call(clock)
         elif workload.timed_check:
             with self._stage("reference"):
-                verdict = unless_out_of_memory(lambda: _engine_verdict(workload))
+                checked = unless_out_of_memory(lambda: _check_engine(workload))
         else:
-            verdict = Verdict([], "what the engine answered was compared with nothing")
-        return verdict + Verdict([*claim_checks(self.case, workload), *bound])
+            checked = Checks([], "what the engine answered was compared with nothing")
+        return checked + Checks([*claim_checks(self.case, workload), *bound])
 
     def _end(self, status: str, reason: str) -> None:
         self._status, self._reason = status, reason
@@ -284,7 +284,7 @@ def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
     return after
 
 
-def _engine_verdict(workload: Workload) -> Verdict:
+def _check_engine(workload: Workload) -> Checks:
     """Return the checks of an engine's last batch."""
     assert workload.timed_check is not None
     return workload.timed_check(Random(secrets.randbits(128)))(None, 1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
-from harness.measure.gate import Verdict
+from harness.measure.correctness import Checks
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.work import Work
@@ -57,7 +57,7 @@ class Workload:
         The second checked call has the same recent tokens and another past. An engine's check is called after its last
         batch and gets None as outputs. timed_check is None without a reference.
     renews_past: whether `timed_check` gives each sequence another past; for work without an input with a token axis.
-    `gate`: the check of outputs before timing: compares them with the reference. None without a reference.
+    `check`: the check of outputs before timing: compares them with the reference. None without a reference.
     engine_samples: for systems that time themselves; yields a list of milliseconds per unit for each batch.
         The first batches, at least one, are warm-up.
     engine_batch: for such a system; runs a batch and enters the context only for the part to profile.
@@ -74,9 +74,9 @@ class Workload:
     device: str = "cpu"
     capture: Callable[[], object] = lambda: None
     inputs: Mapping[str, Input] = field(default_factory=dict)
-    timed_check: Callable[[Random], Callable[[Any, int], Verdict]] | None = None
+    timed_check: Callable[[Random], Callable[[Any, int], Checks]] | None = None
     renews_past: bool = False
-    gate: Callable[[], Verdict] | None = None
+    check: Callable[[], Checks] | None = None
     engine_samples: Callable[[Policy], Iterable[Sequence[float]]] | None = None
     engine_batch: Callable[[AbstractContextManager[object]], int] | None = None
     measured: Callable[[int], Mapping[str, float | None]] | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, AliasChoices, Field
 
 from harness.schema.case import Scalar, Stored, Text
 
@@ -50,6 +50,9 @@ class BackendEntry(Stored):
         _refuse_unknown(f"backend {self.name!r}: dash", self.dash, DASHES)
 
 
+_OLDER_METRICS = {"floor_ms": "lower_bound_ms", "floor_share": "lower_bound_share"}  # in older runs, with today's names
+
+
 @dataclass(frozen=True)
 class MetricEntry(Stored):
     """A recorded or derived number, shown divided by `scale`, in `unit`.
@@ -58,7 +61,7 @@ class MetricEntry(Stored):
     text: whether `ttt-bench table` shows it by default.
     """
 
-    name: Text
+    name: Annotated[Text, AfterValidator(lambda name: _OLDER_METRICS.get(name, name))]
     label: Text
     unit: Text = ""
     better: Literal["lower", "higher", ""] = ""
@@ -102,7 +105,7 @@ class FigureEntry(Stored):
     along: the axis that varies along a line if `x` is a result, such as the batch if `x` is the interactivity.
     split: one figure for each value of these columns.
     forms: whether to add a figure of the ratio primal / dual, TTT's two forms.
-    `floor`: whether to draw the roofline bound, the metric `floor_ms`, too.
+    `lower_bound`: whether to draw the roofline bound, the metric `lower_bound_ms`, too.
     best: whether to emphasize the x with the best y on each line that has a turning point.
     primary: lines (SYSTEM/BACKEND) that answer the figure's question; empty for all.
     claims: claims of the source, checked on the primary lines.
@@ -118,7 +121,7 @@ class FigureEntry(Stored):
     along: Text = ""
     split: tuple[Text, ...] = ()
     forms: bool = False
-    floor: bool = False
+    lower_bound: Annotated[bool, Field(validation_alias=AliasChoices("lower_bound", "floor"))] = False  # older name
     primary: tuple[Text, ...] = ()
     claims: tuple[PaperClaim, ...] = ()
 

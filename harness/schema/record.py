@@ -8,7 +8,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict
 
@@ -16,7 +16,8 @@ from harness.schema.case import Case, one_of
 from harness.schema.files import BYTE_ORDER_MARK, open_regular, refusing
 from harness.schema.reason import clipped, invalid, printable
 
-SCHEMA_VERSION = 3  # of records
+SCHEMA_VERSION = 4  # of records
+_OLDEST = 2  # version of records that can be read
 FILE_VERSION = 1  # of run.json and of profiles
 REASON_LIMIT = 2000  # bytes
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
@@ -102,7 +103,7 @@ class _Check(TypedDict):
     limit: float | None
 
 
-class _Verdict(TypedDict):
+class _Checks(TypedDict):
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     checks: list[_Check]
 
@@ -125,18 +126,26 @@ Text = Annotated[str, AfterValidator(printable)]
 _Facts = Annotated[JsonObject, AfterValidator(TypeAdapter(_Environment).validate_python)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, lt=_WHOLE_LIMIT)]
+_Outcome = Annotated[JsonObject, AfterValidator(TypeAdapter(_Checks).validate_python)]
 _Reason = Annotated[
     str, AfterValidator(lambda text: printable(text[:REASON_LIMIT]).encode()[:REASON_LIMIT].decode("utf-8", "ignore"))
 ]
 
 
 def _version(value: Any) -> Any:
-    """Return the version, 3 for 2: in schema 2 only one status has another name, which `_Status` translates."""
-    if isinstance(value, int) and value not in (2, SCHEMA_VERSION):
-        raise ValueError(f"must be 2 or {SCHEMA_VERSION}")
-    return SCHEMA_VERSION if value == 2 else value
+    """Return today's version for an older one, which differs only in names: the validators below translate them."""
+    if isinstance(value, int) and not _OLDEST <= value <= SCHEMA_VERSION:
+        raise ValueError(f"must be {_OLDEST} to {SCHEMA_VERSION}")
+    return SCHEMA_VERSION if isinstance(value, int) else value
 
 
+def _settings(values: Any) -> Any:
+    """Return settings under today's names."""
+    older = {"gated": "checked", "gate_limits": "check_limits"}
+    return {older.get(name, name): value for name, value in values.items()} if isinstance(values, dict) else values
+
+
+_Settings = Annotated[dict[Text, Annotated[Text, BeforeValidator(str)]], BeforeValidator(_settings)]
 _Schema = Annotated[int, BeforeValidator(_version)]
 _Status = Annotated[str, BeforeValidator(lambda text: "incorrect" if text == "gate" else text), one_of(*STATUSES)]
 
@@ -149,12 +158,12 @@ class Record:
     status: one of `STATUSES`, as in harness/README.md. Every status except "ok" has a reason and no samples.
     samples_ms: raw samples in milliseconds per unit of work; `throttled` has a flag for each.
     calls: units of work in one sample. tokens: tokens of one unit. stop: the criterion that ended sampling.
-    `gate`: the check of outputs before timing, and that of the timed call, as `Verdict.to_dict()`; None without any.
+    `check`: the check of outputs before timing, and that of the timed call, as `Checks.to_dict()`; None without any.
     metrics: numbers; NaN and infinity become None. settings: texts.
     environment: `environment.snapshot()` with readings "before" the case and "after" the last sample.
         The throttle_reasons in "after" are all that were seen while sampling.
-    started_at: ISO 8601, UTC. wall_s: seconds of the case. stages_s: seconds by stage: build, `gate`,
-        cool_down, warm_up, sample, reference and check.
+    started_at: ISO 8601, UTC. wall_s: seconds of the case. stages_s: seconds by stage: build, `check`,
+        cool_down, warm_up, sample and reference.
     earlier: previous records of this case and repeat in the file, oldest first; not written.
     """
 
@@ -168,9 +177,9 @@ class Record:
     tokens: _Count = 0
     stop: Annotated[str, one_of("", "interval", "budget", "count")] = ""
     peak_memory_bytes: _Count | None = None
-    gate: Annotated[JsonObject, AfterValidator(TypeAdapter(_Verdict).validate_python)] | None = None
+    check: Annotated[_Outcome | None, Field(validation_alias=AliasChoices("check", "gate"))] = None
     metrics: dict[Text, Annotated[int | float | None, BeforeValidator(_metric)]] = field(default_factory=dict)
-    settings: dict[Text, Annotated[Text, BeforeValidator(str)]] = field(default_factory=dict)
+    settings: _Settings = field(default_factory=dict)
     environment: _Facts = field(default_factory=dict)
     started_at: Text = ""
     wall_s: Seconds = 0.0
@@ -185,7 +194,7 @@ class Record:
             raise ValueError(f"status {self.status!r} with samples; only 'ok' may be timed")
         if len(self.throttled) != len(self.samples_ms):
             raise ValueError(f"{len(self.throttled)} throttle flags for {len(self.samples_ms)} samples")
-        if self.status == "ok" and self.gate is not None and self.gate.get("passed") is not True:
+        if self.status == "ok" and self.check is not None and self.check.get("passed") is not True:
             raise ValueError("status 'ok' with a failed check")
 
     def to_dict(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def needed_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, f
     return computing_ms, moving_ms
 
 
-def floor_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> float | None:
+def lower_bound_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> float | None:
     """Return the roofline bound in ms: the longer time of `needed_ms`, None if both are unknown."""
     found = [each for each in needed_ms(flops, moved, ceilings) if not math.isnan(each)]
     return max(found, default=None)

@@ -169,7 +169,7 @@ class _Panel:
             y_title=axis_title(catalogue.metric(entry.y)),
             y_log=entry.y_log or _spans_wide(_primary_values(rows, lines, entry.y)),
             best=entry.best,
-            lines=lines + (self.panel.bounds() if entry.floor else []),
+            lines=lines + (self.panel.bounds() if entry.lower_bound else []),
             headline=bool(entry.primary),
             claims=entry.claims,
         )

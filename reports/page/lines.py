@@ -16,7 +16,7 @@ from harness.schema.catalogue import DASHES, MARKERS, TONES, Catalogue, FigureEn
 from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns
 from reports.words import BETWEEN, said_setting, short_commit
 
-BOUND = "floor_ms"  # the column of the lower bound
+BOUND = "lower_bound_ms"  # the column of the lower bound
 _BOUND_DASHES = ("dot", "dashdot")
 _BACKBONES = {"mamba": "(M)", "transformer": "(T)"}  # the paper's short names
 _TIMINGS = {"graph": "timed in CUDA graphs", "eager": "timed eagerly", "engine": "timed by the engine itself"}

@@ -180,7 +180,7 @@ class Points {
 
   /* The lower bound and the rates, if the record has them. */
   work(row) {
-    const [share, tflops, gbs] = ["floor_share", "tflops", "gbs"].map((name) => this.cell(row, name));
+    const [share, tflops, gbs] = ["lower_bound_share", "tflops", "gbs"].map((name) => this.cell(row, name));
     if (share === null) return [];
     return [`lower bound (${this.cell(row, "bound")}): ${Math.round(100 * share)}% of the latency, ${Math.round(gbs)} GB/s, ${shown(tflops)} TFLOP/s`];
   }

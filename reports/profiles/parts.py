@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from harness.measure.ranges import OPERATOR, is_layer
 from harness.schema.profile import Kernel, Region
-from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work, floor_ms
+from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work, lower_bound_ms
 
 GAPS = "gaps"  # idle time
 LABELS = {
@@ -60,14 +60,15 @@ _NAMES = (
 class ProfilePart:
     """A part of a region's time.
 
-    floor_us: the part's lower bound; None if unknown. of_model: whether the bound is from the adapter's count of work.
+    lower_bound_us: the part's lower bound; None if unknown.
+    of_model: whether the bound is from the adapter's count of work.
     with_head: whether the part includes the LM head's GEMM, as no range separates that from other GEMMs.
     """
 
     name: str
     time_us: float
     launches: int
-    floor_us: float | None = None
+    lower_bound_us: float | None = None
     of_model: bool = False
     with_head: bool = False
 
@@ -99,24 +100,24 @@ def parts(region: Region) -> list[ProfilePart]:
     """
     times: dict[str, float] = defaultdict(float)
     launches: dict[str, float] = defaultdict(float)
-    floors: dict[str, float] = defaultdict(float)
+    lower_bounds: dict[str, float] = defaultdict(float)
     covered: dict[str, float] = defaultdict(float)
     for kernel, part, share in _shares(region):
         times[part] += kernel.time_us * share
         launches[part] += kernel.launches * share
-        floor_us = kernel_floor_us(kernel, region)
-        if floor_us is not None:
-            floors[part] += floor_us * share
+        lower_bound_us = kernel_lower_bound_us(kernel, region)
+        if lower_bound_us is not None:
+            lower_bounds[part] += lower_bound_us * share
             covered[part] += kernel.time_us * share
     together = sum(times.values())
     scale = region.busy_us / together if together else 1.0
     least = work_of(region, [part for part, time_us in times.items() if time_us])
     found = {GAPS: ProfilePart(GAPS, region.gaps_us, 0, 0.0)}
     for part, time_us in times.items():
-        counted = floors[part] * time_us / covered[part] if covered[part] >= _COVERED * time_us > 0 else None
-        modelled = _model_floor_us(least.get(part), region)
-        floor = counted if modelled is None else modelled
-        shown = None if floor is None else floor * scale  # overlapping parts share the time
+        counted = lower_bounds[part] * time_us / covered[part] if covered[part] >= _COVERED * time_us > 0 else None
+        modelled = _model_lower_bound_us(least.get(part), region)
+        lower_bound = counted if modelled is None else modelled
+        shown = None if lower_bound is None else lower_bound * scale  # overlapping parts share the time
         with_head = part == PRODUCTS and HEAD in region.work and HEAD not in times
         found[part] = ProfilePart(part, time_us * scale, round(launches[part]), shown, modelled is not None, with_head)
     return [found[name] for name in LABELS if name in found and found[name].time_us > 0]
@@ -133,17 +134,17 @@ def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
     return work
 
 
-def _model_floor_us(work: Work | None, region: Region) -> float | None:
-    least = None if work is None else floor_ms(work.flops, work.bytes, region.ceilings)
+def _model_lower_bound_us(work: Work | None, region: Region) -> float | None:
+    least = None if work is None else lower_bound_ms(work.flops, work.bytes, region.ceilings)
     return None if least is None else 1e3 * least * region.units
 
 
-def kernel_floor_us(kernel: Kernel, region: Region) -> float | None:
+def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
     """Return the lower bound of all launches of a kernel in µs; None if unknown.
 
     It is the longer of two times: the bytes at copy bandwidth, and the FLOPs at the peak rate.
     """
-    each = floor_ms(kernel.operations, kernel.dram_bytes, ceilings_of(kernel, region))
+    each = lower_bound_ms(kernel.operations, kernel.dram_bytes, ceilings_of(kernel, region))
     return None if each is None else 1e3 * each * kernel.launches
 
 

@@ -19,7 +19,7 @@ from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.counted import counted_kernels
 from reports.profiles.diff import Diff
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
-from reports.profiles.parts import LABELS, ProfilePart, kernel_floor_us, kernel_parts, parts
+from reports.profiles.parts import LABELS, ProfilePart, kernel_lower_bound_us, kernel_parts, parts
 from reports.profiles.words import Recorded, agreement, recorded, sentences, short
 from reports.resources import environment, source
 
@@ -42,13 +42,13 @@ class Section:
 class BarPiece:
     """The piece of a bar that stands for a part, from `x` on; lengths are in units of `_BAR`.
 
-    `floor`: the width of the part's lower bound; None if unknown. share: of the region's time.
+    `lower_bound`: the width of the part's lower bound; None if unknown. share: of the region's time.
     """
 
     part: ProfilePart
     x: float
     width: float
-    floor: float | None
+    lower_bound: float | None
     share: float
 
 
@@ -90,11 +90,11 @@ class ShownProfile:
         return f"{product:.0f} TFLOP/s and {bandwidth / 1e3:.2f} TB/s" if bandwidth and product else ""
 
     @property
-    def floor_ms(self) -> float | None:
+    def lower_bound_ms(self) -> float | None:
         """The sum of the parts' lower bounds, in ms per unit of work; None if one is unknown."""
-        floors = [piece.part.floor_us for piece in self.pieces]
-        known = [floor for floor in floors if floor is not None]
-        return sum(known) / self.profile.units / 1e3 if len(known) == len(floors) else None
+        lower_bounds = [piece.part.lower_bound_us for piece in self.pieces]
+        known = [lower_bound for lower_bound in lower_bounds if lower_bound is not None]
+        return sum(known) / self.profile.units / 1e3 if len(known) == len(lower_bounds) else None
 
 
 def section(
@@ -148,7 +148,7 @@ COLUMNS: tuple[tuple[str, int, Callable[[Kernel, Profile], float | None]], ...] 
     ("Time (ms)", 4, lambda kernel, profile: kernel.time_us / profile.units / 1e3),
     ("Share (%)", 1, lambda kernel, profile: 100 * kernel.time_us / sum(each.time_us for each in profile.kernels)),
     ("Launches", 2, lambda kernel, profile: kernel.launches / profile.units),
-    ("Lower bound (ms)", 4, lambda kernel, profile: _per_unit_ms(kernel_floor_us(kernel, profile), profile)),
+    ("Lower bound (ms)", 4, lambda kernel, profile: _per_unit_ms(kernel_lower_bound_us(kernel, profile), profile)),
     ("GB/s", 0, lambda kernel, _: rates(kernel)[0]),
     ("TFLOP/s", 1, lambda kernel, _: rates(kernel)[1]),
     ("FLOP/byte", 1, lambda kernel, _: rates(kernel)[2]),
@@ -216,8 +216,8 @@ def _pieces(profile: Profile, widest_ms: float) -> Iterable[BarPiece]:
     scale = _BAR / (widest_ms * profile.units * 1e3)
     for part in parts(profile):
         width = part.time_us * scale
-        floor = None if part.floor_us is None else min(1.0, part.floor_us / part.time_us) * width
-        yield BarPiece(part, x, width, floor, part.time_us / profile.region_us)
+        lower_bound = None if part.lower_bound_us is None else min(1.0, part.lower_bound_us / part.time_us) * width
+        yield BarPiece(part, x, width, lower_bound, part.time_us / profile.region_us)
         x += width
 
 

@@ -19,7 +19,7 @@ from bench.systems.mamba.pytorch import TorchMamba
 from bench.systems.model_calls import last_logits
 from bench.systems.transformer.pytorch import TorchTransformer
 from bench.systems.ttt.model import TTTTorch
-from harness.measure.gate import Check, Verdict, relative_error
+from harness.measure.correctness import Check, Checks, relative_error
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import Input, Workload
 from harness.schema.case import Case
@@ -94,14 +94,14 @@ class Honest:
     def run(self) -> Any:
         return self.model.generate(self.ids) if self.case.phase == "generate" else self.model.prefill(self.ids)
 
-    def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
         """Return a check that compares the outputs of two random sequences with the reference."""
         rows = sorted(chance.sample(range(self.case.batch), 2))
 
-        def compare(outputs: Any, calls: int) -> Verdict:
+        def compare(outputs: Any, calls: int) -> Checks:
             logits, ids = (outputs[0], outputs[1].T) if self.case.phase == "generate" else (outputs, self.ids)
             error = relative_error(logits[rows], self.model.reference().prefill(ids[rows]))
-            return Verdict([Check.at_most("timed_error", error, LIMIT)])
+            return Checks([Check.at_most("timed_error", error, LIMIT)])
 
         return compare
 
@@ -187,7 +187,7 @@ class NotANumberWhileTimed(Honest):
     def run(self) -> Any:
         return super().run() * (math.nan if self.kept is None else 1)
 
-    def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
         self.kept = True
         return super().timed_check(chance)
 
@@ -250,7 +250,7 @@ class OfTheRepository:
         workload = self.adapter.build(case)
         work, run = workload.run.__self__, workload.run
         self.prepare(work)
-        return replace(workload, gate=None, run=torch.inference_mode()(lambda: self.timed(work, run)))
+        return replace(workload, check=None, run=torch.inference_mode()(lambda: self.timed(work, run)))
 
     def prepare(self, work: Any) -> None:
         """Prepare the timed call; a hook of subclasses, before timing."""
@@ -358,7 +358,7 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
     (NotANumber, PROMPT, "outputs_not_finite"),
     (NotANumberWhileTimed, PROMPT, "outputs_not_finite_while_timed"),
     (SmallerModelTimed, PROMPT, "timed_error"),
-    (InventedSamples, PROMPT, "floor_over_shortest_sample"),
+    (InventedSamples, PROMPT, "lower_bound_over_shortest_sample"),
     (Nothing, PROMPT, "outputs_that_are_no_tensors"),
     (HalfWritten, PROMPT, "outputs_not_finite"),
     (OneStepOfAsManySequences, replace(GENERATE, batch=STEPS), "outputs_without_the_units"),

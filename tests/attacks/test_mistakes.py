@@ -34,4 +34,4 @@ def test_a_mistake_is_caught_and_named(adapter: type[Any], case: Case, check: st
 def test_honest_work_is_ok(case: Case) -> None:
     records = [record_of(Honest, case, replace(POLICY, budget_s=0.02)) for _ in range(3)]
     assert [(record.status, record.reason) for record in records] == [("ok", "")] * 3
-    assert all(record.gate and "unchecked" not in record.gate for record in records)
+    assert all(record.check and "unchecked" not in record.check for record in records)

@@ -137,7 +137,7 @@ def test_verify_runs_its_weights_and_compares_every_token(folder: Path, phase: s
     adapter = TTTTorch()
     record = CaseRun(case_of(folder, phase), Policy(), "verify").record(adapter)
     assert record.status == "ok", record.reason
-    names = {check["name"] for check in record.gate["checks"]}
+    names = {check["name"] for check in record.check["checks"]}
     assert names >= {"timed_logits_relative_error", "generated_logits_relative_error", "generated_choice_below_best"}
     assert "parameters_off_transformer" not in names
     model = adapter._model(case_of(folder, phase))

@@ -17,8 +17,8 @@ from bench.commands import build as build_command
 from bench.commands import listing, measure, verify
 from bench.errors import FOR_A_CPU
 from bench.request import RunRequest
+from harness.measure.correctness import Check, Checks
 from harness.measure.environment import snapshot
-from harness.measure.gate import Check, Verdict
 from harness.measure.measured_case import NO_REFERENCE
 from harness.schema.case import Case
 from harness.schema.record import Record
@@ -88,10 +88,10 @@ def test_verify_for_a_gpu_fails_if_the_worker_sees_none(monkeypatch, capsys):
 
 
 def checked(*checks, unchecked=""):
-    return Record(CASE, "ok", gate=Verdict(list(checks), unchecked).to_dict())
+    return Record(CASE, "ok", check=Checks(list(checks), unchecked).to_dict())
 
 
-NOT_FINITE = Verdict([Check.at_most("error", float("nan"), 0.01), Check.at_most("other", 0.5, float("inf"))])
+NOT_FINITE = Checks([Check.at_most("error", float("nan"), 0.01), Check.at_most("other", 0.5, float("inf"))])
 SKIPPED = Record(CASE, "skipped", "vllm is not installed")
 
 
@@ -99,7 +99,7 @@ SKIPPED = Record(CASE, "skipped", "vllm is not installed")
     ("records", "printed", "status"),
     [
         (
-            [Record.from_dict(json.loads(Record(CASE, "incorrect", "no", gate=NOT_FINITE.to_dict()).to_json()))],
+            [Record.from_dict(json.loads(Record(CASE, "incorrect", "no", check=NOT_FINITE.to_dict()).to_json()))],
             ": 1 of 2 checks failed: error not finite (limit 0.01)\n1 case: 1 incorrect\n",
             1,
         ),

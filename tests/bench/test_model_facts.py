@@ -71,9 +71,9 @@ def test_rows_of_the_head_are_counted():
 
 def test_the_gate_of_an_adapter_includes_them_and_its_record_their_facts():
     workload = TorchTransformer().build(CASE)
-    verdict = workload.gate()
-    values = {check.name: check.value for check in verdict.checks}
-    assert verdict.passed
+    checked = workload.check()
+    values = {check.name: check.value for check in checked.checks}
+    assert checked.passed
     assert values["head_rows_per_prompt"] == 1
     assert workload.metrics["parameters"] == facts().parameters
     assert workload.settings["weights_dtype"] == "float32"
@@ -86,8 +86,8 @@ class Untied(TTTTorch):
 
 
 def test_a_head_that_is_not_the_embedding_is_seen():
-    verdict = Untied().build(replace(CASE, system="ttt-linear")).gate()
-    found = {check.name: check.value for check in verdict.checks}
+    checked = Untied().build(replace(CASE, system="ttt-linear")).check()
+    found = {check.name: check.value for check in checked.checks}
     assert (found["head_rows_per_prompt"], found["head_rows_not_seen"]) == (1, 0)
 
 
@@ -98,6 +98,6 @@ def test_a_head_on_every_token_has_no_timing(monkeypatch):
         return hidden[:, -1]
 
     monkeypatch.setattr(Transformer, "_through_prompt", every_token)
-    verdict = TorchTransformer().build(CASE).gate()
-    assert not verdict.passed
-    assert "head_rows_per_prompt is 38" in verdict.reason
+    checked = TorchTransformer().build(CASE).check()
+    assert not checked.passed
+    assert "head_rows_per_prompt is 38" in checked.reason

@@ -69,10 +69,10 @@ def test_what_a_profile_holds(profiled: tuple[str, Run, list[Profile]]) -> None:
             assert max(profile.timeline.range) > 0  # its launches are those of the call under ranges
 
 
-def test_floors_lie_below_the_times(profiled: tuple[str, Run, list[Profile]]) -> None:
+def test_lower_bounds_lie_below_the_times(profiled: tuple[str, Run, list[Profile]]) -> None:
     for profile in with_common_ceilings(profiled[2]):
         for part in parts(profile):
-            assert part.floor_us is None or part.floor_us <= 1.05 * part.time_us, part
+            assert part.lower_bound_us is None or part.lower_bound_us <= 1.05 * part.time_us, part
 
 
 def test_kernels_and_gaps_are_the_latency_of_a_case_that_keeps_the_gpu_busy(

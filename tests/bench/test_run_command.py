@@ -91,8 +91,8 @@ def test_a_run_leaves_a_folder_with_records_that_the_table_shows(measured):
         assert float(row["us_per_token"]) == pytest.approx(float(row["latency_ms"]) * 1000 / tokens)
     for record in records_of(folder / "out"):
         assert record.samples_ms
-        assert record.gate["passed"]
-        names = {check["name"] for check in record.gate["checks"]}
+        assert record.check["passed"]
+        names = {check["name"] for check in record.check["checks"]}
         assert names >= {"logits_relative_error", "total_variation", "timed_logits_relative_error"}
 
 

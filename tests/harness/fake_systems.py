@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from harness.measure.gate import Check, Verdict
+from harness.measure.correctness import Check, Checks
 from harness.measure.system import NeedsFreshProcess, Skip, Workload
 from harness.schema.case import Case
 
@@ -103,12 +103,12 @@ class Fake:
             run=RUNS.get(do, spin),
             units=case.option("units", 1),
             tokens=case.batch * (case.context if case.phase == "forward" else 1),
-            gate=lambda: Verdict([Check.at_most("error", float("nan") if do == "nan" else error, 0.01)]),
+            check=lambda: Checks([Check.at_most("error", float("nan") if do == "nan" else error, 0.01)]),
             metrics={"parameters": 7, "unknown": float("nan")},
             settings={"pid": str(os.getpid())},
         )
         if do == "ungated":
-            workload.gate = None
+            workload.check = None
         if do == "engine":
             workload.engine_samples = lambda policy: ([float(i)] for i in range(4))  # the first warms up
         return workload

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness_helpers import HERE, case, launch, new_run
 
-from harness.measure.gate import Check, Verdict
+from harness.measure.correctness import Check, Checks
 from harness.measure.ranges import nvtx_range
 from harness.measure.system import Workload
 from harness.profiling.tools import ncu
@@ -57,7 +57,7 @@ class WithTorch:
             return torch.add(x, x)
 
         work = {"products": Work(1e6, 2e4)}
-        return Workload(run=run, tokens=1, work=work, gate=lambda: Verdict([Check.at_most("error", 0.0, 1.0)]))
+        return Workload(run=run, tokens=1, work=work, check=lambda: Checks([Check.at_most("error", 0.0, 1.0)]))
 
 
 def ceilings() -> dict[str, float | None]:

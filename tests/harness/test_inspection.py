@@ -6,7 +6,7 @@ import pytest
 from harness_helpers import case
 
 from harness.measure import inspection
-from harness.measure.inspection import Inspector, claim_checks, fill, floor_check, shape_checks
+from harness.measure.inspection import Inspector, claim_checks, fill, lower_bound_check, shape_checks
 from harness.measure.system import Input, Workload
 
 torch = pytest.importorskip("torch")
@@ -25,14 +25,14 @@ def test_the_bound_is_the_longer_of_bytes_and_flops() -> None:
     for flops, size in ((1e12, 1.0), (1.0, 1e10)):
         known: dict[str, float | None] = {"flops": flops, "bytes": size, "product_tflops": 1.0, "copy_gbs": 10.0}  # 1 s
         workload = Workload(run=print, metrics=known)
-        assert [bool(floor_check(workload, [9e3, ms])) for ms in (490.0, 510.0)] == [True, False]
+        assert [bool(lower_bound_check(workload, [9e3, ms])) for ms in (490.0, 510.0)] == [True, False]
 
 
 @pytest.mark.parametrize("flops", [float("inf"), float("nan"), None])
 def test_unknown_flops_leave_the_bound_of_bytes(flops: float | None) -> None:
     known = {"flops": flops, "bytes": 1e10, "product_tflops": 1.0, "copy_gbs": 10.0}
-    assert not floor_check(Workload(run=print, metrics=known), [510.0])
-    assert floor_check(Workload(run=print, metrics=known), [490.0])
+    assert not lower_bound_check(Workload(run=print, metrics=known), [510.0])
+    assert lower_bound_check(Workload(run=print, metrics=known), [490.0])
 
 
 @pytest.mark.parametrize(("tokens", "kept"), [(1, 0), (9, 4), (128, 64), (1000, 64)])

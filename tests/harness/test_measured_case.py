@@ -9,7 +9,7 @@ from fake_systems import Fake, OutOfMemoryError
 from harness_helpers import QUICK, case
 
 from harness.measure import measured_case
-from harness.measure.gate import Check, Verdict
+from harness.measure.correctness import Check, Checks
 from harness.measure.inspection import NO_ROOM
 from harness.measure.measured_case import CaseRun
 from harness.measure.process_state import is_out_of_memory
@@ -28,8 +28,8 @@ class Counting(Fake):
     def build(self, case: Any) -> Workload:
         self.events.append("build")
         workload = super().build(case)
-        gate, run = workload.gate, workload.run
-        workload.gate = self._noting("gate", gate) if gate else None
+        check, run = workload.check, workload.run
+        workload.check = self._noting("check", check) if check else None
         workload.run = self._noting("run", run)
         for name, value in self.changes.items():
             setattr(workload, name, value)
@@ -47,8 +47,8 @@ def test_the_first_check_precedes_all_runs() -> None:
     system = Counting()
     record = CaseRun(case(), QUICK).record(system)
     assert record.status == "ok"
-    assert system.events[:3] == ["build", "gate", "run"]
-    assert system.events.count("gate") == 1
+    assert system.events[:3] == ["build", "check", "run"]
+    assert system.events.count("check") == 1
 
 
 @pytest.mark.parametrize("do", ["miss", "nan"])
@@ -56,8 +56,8 @@ def test_a_failed_first_check_has_no_timing(do: str) -> None:
     system = Counting()
     record = CaseRun(case(do), QUICK).record(system)
     assert (record.status, record.samples_ms, record.peak_memory_bytes) == ("incorrect", [], None)
-    assert record.gate is not None
-    assert not record.gate["passed"]
+    assert record.check is not None
+    assert not record.check["passed"]
     assert record.reason.startswith("error is ")
     assert "run" not in system.events
 
@@ -65,7 +65,7 @@ def test_a_failed_first_check_has_no_timing(do: str) -> None:
 def test_verify_stops_after_the_first_check() -> None:
     system = Counting()
     record = CaseRun(case(), QUICK, "verify").record(system)
-    assert system.events == ["build", "gate"]
+    assert system.events == ["build", "check"]
     assert (record.status, record.samples_ms) == ("ok", [])
     assert record.metrics["parameters"] == 7
 
@@ -101,20 +101,20 @@ def test_settings_have_the_budget_of_the_samples() -> None:
 
 def test_a_record_has_the_time_of_each_stage() -> None:
     record = CaseRun(case(), QUICK).record(Fake())
-    assert list(record.stages_s) == ["build", "gate", "warm_up", "sample", "check"]
+    assert list(record.stages_s) == ["build", "check", "warm_up", "sample"]
     assert sum(record.samples_ms) / 1e3 <= record.stages_s["sample"] <= sum(record.stages_s.values()) <= record.wall_s
     missed = CaseRun(case("miss"), QUICK).record(Fake())
-    assert list(missed.stages_s) == ["build", "gate"]
+    assert list(missed.stages_s) == ["build", "check"]
 
 
 def test_the_reference_is_a_stage_of_its_own() -> None:
     torch = pytest.importorskip("torch")
 
-    def compare(outputs: Any, calls: int) -> Verdict:
+    def compare(outputs: Any, calls: int) -> Checks:
         time.sleep(0.05)
-        return Verdict([Check.at_most("error", 0.0, 1.0)])
+        return Checks([Check.at_most("error", 0.0, 1.0)])
 
-    system = Counting(gate=None, run=torch.ones(2).clone, timed_check=lambda chance: compare)
+    system = Counting(check=None, run=torch.ones(2).clone, timed_check=lambda chance: compare)
     record = CaseRun(case(), QUICK).record(system)
     assert record.status == "ok", record.reason
     assert list(record.stages_s) == ["build", "warm_up", "sample", "reference", "check"]
@@ -150,7 +150,7 @@ def test_a_cpu_has_neither_graphs_nor_a_cold_l2(change: dict) -> None:
 def test_an_exception_becomes_the_reason_and_keeps_earlier_fields(do: str, status: str, reason: str) -> None:
     run = CaseRun(case(do), QUICK)
     record = run.record(Fake())
-    assert (record.metrics["parameters"], record.gate is not None) == (7, True)
+    assert (record.metrics["parameters"], record.check is not None) == (7, True)
     assert record.environment["software"]["pytest"] == pytest.__version__
     assert (record.status, re.sub(r"line \d+", "line N", record.reason), run.healthy) == (status, reason, False)
 
@@ -170,7 +170,7 @@ def test_a_build_without_a_workload_is_named() -> None:
 def test_an_axis_that_an_input_has_not_is_named() -> None:
     torch = pytest.importorskip("torch")
     inputs = {"x": Input(torch.zeros(2, 3), "normal", 1.0, 5, None)}
-    record = CaseRun(case(), QUICK).record(Counting(gate=None, inputs=inputs))
+    record = CaseRun(case(), QUICK).record(Counting(check=None, inputs=inputs))
     assert record.status == "failed"
     assert "an input of 2 axes has no axis 5, which it names" in record.reason
 
@@ -219,7 +219,7 @@ def test_a_cuda_workload_is_measured_with_its_memory() -> None:
     torch = pytest.importorskip("torch")
     x = torch.randn(1 << 24, device="cuda")
 
-    system = Counting(gate=None, run=lambda: x.mul(1.0), device="cuda")
+    system = Counting(check=None, run=lambda: x.mul(1.0), device="cuda")
     for timing in ("eager", "graph"):
         for l2 in ("warm", "cold"):
             record = CaseRun(case(timing=timing, l2=l2), QUICK).record(system)
@@ -236,11 +236,11 @@ def test_the_first_check_may_add_metrics() -> None:
             workload = super().build(case)
             workload.metrics = {"parameters": 7.0}
 
-            def gate() -> Verdict:
+            def check() -> Checks:
                 workload.metrics |= {"total_variation_mean": 0.1}
-                return Verdict([Check.at_most("error", 0.0, 1.0)])
+                return Checks([Check.at_most("error", 0.0, 1.0)])
 
-            workload.gate = gate
+            workload.check = check
             return workload
 
     record = CaseRun(case(), QUICK).record(Finding())
@@ -252,7 +252,7 @@ def test_the_first_check_may_add_metrics() -> None:
     ("tokens", "status"), [(2 * (8 + 128), "ok"), (2 * (8 + 4), "incorrect"), (10**6, "incorrect")]
 )
 def test_tokens_of_a_request_are_prompt_and_new_tokens(tokens: int, status: str) -> None:
-    system = Counting(gate=None, run=lambda: None, tokens=tokens)
+    system = Counting(check=None, run=lambda: None, tokens=tokens)
     asked = replace(case(), phase="request", batch=2, context=8)
     assert CaseRun(asked, QUICK).record(system).status == status
     few = replace(asked, options=(("steps", 4),))
@@ -263,13 +263,13 @@ def test_both_checks_of_a_case_are_recorded_together() -> None:
     torch = pytest.importorskip("torch")
 
     def checked(error: float) -> Counting:
-        verdict = Verdict([Check.at_most("timed_error", error, 1.0)])
-        return Counting(run=torch.ones(2).clone, timed_check=lambda chance: lambda outputs, calls: verdict)
+        checked = Checks([Check.at_most("timed_error", error, 1.0)])
+        return Counting(run=torch.ones(2).clone, timed_check=lambda chance: lambda outputs, calls: checked)
 
     both = CaseRun(case(), QUICK).record(checked(0.0))
     assert both.status == "ok", both.reason
-    assert both.gate is not None
-    assert [check["name"] for check in both.gate["checks"]] == ["error", "outputs_not_finite", "timed_error"]
+    assert both.check is not None
+    assert [check["name"] for check in both.check["checks"]] == ["error", "outputs_not_finite", "timed_error"]
     missed = CaseRun(case(), QUICK).record(checked(2.0))
     assert (missed.status, missed.samples_ms) == ("incorrect", [])
     assert missed.reason == "timed_error is 2, limit 1"
@@ -280,7 +280,7 @@ def test_outputs_need_not_change_for_equal_inputs(tokens: int, status: str) -> N
     """A sequence of one token may draw the same token again."""
     torch = pytest.importorskip("torch")
     inputs = {"ids": Input(torch.zeros(2, dtype=torch.long), "tokens", tokens, batch_axis=0)}
-    record = CaseRun(case(), QUICK).record(Counting(gate=None, run=torch.ones(2, 8).clone, inputs=inputs))
+    record = CaseRun(case(), QUICK).record(Counting(check=None, run=torch.ones(2, 8).clone, inputs=inputs))
     assert record.status == status, record.reason
     assert ("outputs_unchanged_by_new_inputs" in record.reason) == (status == "incorrect")
 
@@ -294,14 +294,14 @@ def test_the_clock_of_a_gpu_times_as_the_case_asks(monkeypatch: pytest.MonkeyPat
 
 def test_an_engine_without_a_check_is_noted() -> None:
     record = CaseRun(case("engine"), QUICK).record(Fake())
-    assert record.gate is not None
-    assert record.gate["unchecked"] == "what the engine answered was compared with nothing"
+    assert record.check is not None
+    assert record.check["unchecked"] == "what the engine answered was compared with nothing"
 
 
 def test_notes_of_a_check_are_recorded() -> None:
     torch = pytest.importorskip("torch")
-    note = Verdict([], NO_ROOM)
+    note = Checks([], NO_ROOM)
     system = Counting(run=torch.ones(2).clone, timed_check=lambda chance: lambda outputs, calls: note)
     record = CaseRun(case(), QUICK).record(system)
-    assert record.gate is not None
-    assert NO_ROOM in record.gate["unchecked"]
+    assert record.check is not None
+    assert NO_ROOM in record.check["unchecked"]

@@ -10,7 +10,7 @@ from fake_systems import Fake
 from harness_helpers import case
 
 from harness.measure import measured_case
-from harness.measure.gate import Check, Verdict
+from harness.measure.correctness import Check, Checks
 from harness.measure.measured_case import CaseRun
 from harness.measure.nvml import Cooler
 from harness.measure.system import Workload
@@ -67,23 +67,23 @@ def test_capture_runs_once_after_the_first_check_and_its_memory_counts(
 ) -> None:
     device, done = FakeDevice(), list[str]()
 
-    def gate() -> Verdict:
-        done.append("gate")
-        return Verdict([])
+    def check() -> Checks:
+        done.append("check")
+        return Checks([])
 
     on_fake_device(
         monkeypatch,
         device,
         case(),
         run=lambda: done.append("run"),
-        gate=gate,
+        check=check,
         capture=lambda: done.append(f"captured, peak of this case {device.peak_started}"),
         mode=mode,
         profiler=no_profiler if mode == "profile" else None,
     )
     expected = "captured, peak of this case True"
     assert done.count(expected) == 1
-    assert done[: done.index(expected)] == ([] if mode == "profile" else ["gate"])
+    assert done[: done.index(expected)] == ([] if mode == "profile" else ["check"])
 
 
 class FakeMeter:
@@ -224,16 +224,16 @@ def test_a_profile_has_throttle_reasons_and_the_next_case_rests(monkeypatch: pyt
 
 
 def test_wrong_outputs_lose_samples_and_their_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Verdict([Check.at_most("timed_error", 2.0, 1.0)])
+    wrong = Checks([Check.at_most("timed_error", 2.0, 1.0)])
     changes = {"measured": lambda calls: {"time_to_first_token_ms": 0.1}, "metrics": {"parameters": 7.0}}
-    for verdict, names in (
+    for checked, names in (
         (None, {"parameters", "time_to_first_token_ms", "energy_j_per_token"}),
         (wrong, {"parameters"}),
     ):
         device = FakeDevice()
-        timed_check = (lambda chance, verdict=verdict: lambda outputs, calls: verdict) if verdict else None
+        timed_check = (lambda chance, checked=checked: lambda outputs, calls: checked) if checked else None
         record = on_fake_device(monkeypatch, device, case(), **changes, timed_check=timed_check)
-        assert record.status == ("incorrect" if verdict else "ok")
+        assert record.status == ("incorrect" if checked else "ok")
         assert names <= record.metrics.keys() <= names | {"seconds"}
 
 

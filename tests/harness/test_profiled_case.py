@@ -408,7 +408,7 @@ def test_a_profiled_case_is_not_timed() -> None:
 
     run = CaseRun(case(l2="cold"), Policy(), "profile", profiler)
     record = run.record(WithTorch())
-    assert (record.status, record.samples_ms, record.gate) == ("ok", [], None)
+    assert (record.status, record.samples_ms, record.check) == ("ok", [], None)
     assert "not cold" in run.profile["notes"][0]
     assert run.profile["units"] == 1
     assert run.profile["work"] == {"products": {"flops": 1e6, "bytes": 2e4}}

@@ -19,12 +19,12 @@ def test_not_finite_becomes_null_except_in_samples() -> None:
         case(),
         "ok",
         metrics={"a": math.nan, "b": -math.inf, "c": np.float32(math.inf)},
-        gate={"passed": True, "checks": [{"name": "error", "value": math.nan, "limit": 0.1}]},
+        check={"passed": True, "checks": [{"name": "error", "value": math.nan, "limit": 0.1}]},
         environment={"cpu": {"load_1m": math.inf}},
     )
     values = json.loads(record.to_json(), parse_constant=refuse_constant)
     assert values["metrics"] == {"a": None, "b": None, "c": None}
-    assert values["gate"]["checks"][0]["value"] is None
+    assert values["check"]["checks"][0]["value"] is None
     assert values["environment"]["cpu"]["load_1m"] is None
 
 
@@ -43,7 +43,7 @@ def test_escaped_control_characters_are_made_printable() -> None:
 
 def test_only_true_passes() -> None:
     with pytest.raises(ValidationError, match="failed check"):
-        Record(case(), "ok", gate={"passed": "no", "checks": []})
+        Record(case(), "ok", check={"passed": "no", "checks": []})
 
 
 def test_numpy_numbers_are_numbers() -> None:
@@ -69,8 +69,8 @@ SAMPLE = {"samples_ms": [1.0], "throttled": [False]}
         ({"stop": "bored"}, "stop"),
         ({"metrics": {"a": "many"}}, "metrics.a"),
         ({"metrics": {"a": 10**400}}, "metrics.a"),
-        ({"gate": {"passed": False, "checks": []}}, "failed check"),
-        ({"gate": {"passed": True, "checks": [{"name": "x"}]}}, "gate"),
+        ({"check": {"passed": False, "checks": []}}, "failed check"),
+        ({"check": {"passed": True, "checks": [{"name": "x"}]}}, "check"),
         ({"environment": {"gpu": "H100"}}, "environment"),
         ({"environment": {"cpu": {"after": 3}}}, "environment"),
         ({"environment": {"other": 10**400}}, "environment"),
@@ -82,7 +82,7 @@ SAMPLE = {"samples_ms": [1.0], "throttled": [False]}
         ({"tokens": True}, "tokens"),
         ({"tokens": 10**400}, "tokens"),
         ({"colour": "red"}, "colour"),
-        ({"schema": 4}, "schema"),
+        ({"schema": 5}, "schema"),
         ({"case": {}}, "case.system"),
     ],
 )
@@ -93,9 +93,14 @@ def test_contradictions_are_refused(fields: dict[str, Any], where: str) -> None:
     assert where in str(error.value).split(", not")[0]
 
 
-def test_schema_2_has_another_name_for_incorrect() -> None:
-    old = {"schema": 2, "case": case().to_dict(), "status": "gate", "reason": "error is 2, limit 1"}
-    assert Record.from_dict(old) == Record(case(), "incorrect", "error is 2, limit 1")
+def test_older_schemas_are_read_under_todays_names() -> None:
+    second = {"schema": 2, "case": case().to_dict(), "status": "gate", "reason": "error is 2, limit 1"}
+    assert Record.from_dict(second) == Record(case(), "incorrect", "error is 2, limit 1")
+    outcome = {"passed": True, "checks": []}
+    third = {"schema": 3, "case": case().to_dict(), "status": "ok", "gate": outcome}
+    older = Record.from_dict(third | {"settings": {"gated": "all", "gate_limits": "2", "dtype": "x"}})
+    assert older == Record(case(), "ok", check=outcome, settings={"checked": "all", "check_limits": "2", "dtype": "x"})
+    assert older.to_dict()["schema"] == 4
 
 
 @pytest.mark.parametrize("letter", ["x", "ü", "😀"])
@@ -114,7 +119,7 @@ def test_control_characters_are_removed() -> None:
         settings={bad: bad},
         metrics={bad: 1.0},
         environment={bad: [bad, {bad: bad}]},
-        gate={"passed": False, "checks": [{"name": bad, "value": 1, "limit": 0}]},
+        check={"passed": False, "checks": [{"name": bad, "value": 1, "limit": 0}]},
         started_at=bad,
     )
     text = json.dumps(record.to_dict(), ensure_ascii=False)

@@ -27,7 +27,7 @@ def test_round_trip(file: RecordFile) -> None:
         tokens=3,
         stop="interval",
         peak_memory_bytes=1 << 40,
-        gate={"passed": True, "checks": []},
+        check={"passed": True, "checks": []},
         metrics={"flops": 10**15, "ratio": 0.5, "unknown": None},
         settings={"attention": "fa3"},
         environment={"gpu": {"before": {"power_w": 1.5}}},

@@ -89,7 +89,7 @@ def ok(case: Case, latency_ms: float, count: int = 30, spread: float = 0.012, **
     defaults = {
         "tokens": case.batch * case.context if case.phase == "forward" else case.batch,
         "throttled": [False for _ in samples],
-        "gate": {"passed": True, "checks": [{"name": "output", "value": 0.001, "limit": 0.02, "passed": True}]},
+        "check": {"passed": True, "checks": [{"name": "output", "value": 0.001, "limit": 0.02, "passed": True}]},
         "stop": "interval",
         "peak_memory_bytes": int(3e9 + 1e5 * case.batch * max(case.context, 64)),
         "environment": environment(seed=chance.randrange(100)),
@@ -254,17 +254,17 @@ def kernels() -> Told:
     layer: dict[str, Any] = {"timing": "graph", "l2": "cold", "options": (("scope", "layer"),)}
     for system, backend, context in product(("ttt-linear", "ttt-mlp"), ("thunderkittens", "torch"), (2048, 8192)):
         case = Case(system, backend, "1.3b", "forward", 16, context, state_dtype="float32", **layer)
-        floor_ms = context / 10_000
+        lower_bound_ms = context / 10_000
         own = compiled if backend == "thunderkittens" else {}
-        metrics = work(floor_ms * 3e9, floor_ms * 6e10, **own)
-        yield "kernel-forward", ok(case, floor_ms * (1.5 if own else 30), metrics=metrics)
+        metrics = work(lower_bound_ms * 3e9, lower_bound_ms * 6e10, **own)
+        yield "kernel-forward", ok(case, lower_bound_ms * (1.5 if own else 30), metrics=metrics)
     for form, state, batch in product(("dual", "primal"), ("float32-planes", "bfloat16"), (64, 128, 512)):
         if state == "bfloat16" and batch == 128:
             continue
         case = Case("ttt-linear", f"triton-{form}", "1.3b", "generate", batch, 1, state_dtype=state, **layer)
-        floor_ms = batch / 10_000 * (3 if form == "primal" else 1)
-        metrics = work(floor_ms * 3e9, floor_ms * 1e9, registers=96)
-        yield "kernel-generate", ok(case, floor_ms * 1.25, metrics=metrics)
+        lower_bound_ms = batch / 10_000 * (3 if form == "primal" else 1)
+        metrics = work(lower_bound_ms * 3e9, lower_bound_ms * 1e9, registers=96)
+        yield "kernel-generate", ok(case, lower_bound_ms * 1.25, metrics=metrics)
 
 
 def fidelity() -> Told:

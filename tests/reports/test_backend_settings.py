@@ -17,7 +17,9 @@ def with_settings(batch: int, **settings: str):
 
 def test_each_backend_says_its_settings_once_and_those_of_a_case_are_counted():
     records = [
-        with_settings(batch, attention="FLASH_ATTN", largest_graph=("512", "8192")[batch % 2], gated=f"{batch} tokens")
+        with_settings(
+            batch, attention="FLASH_ATTN", largest_graph=("512", "8192")[batch % 2], checked=f"{batch} tokens"
+        )
         for batch in (1, 2, 3)
     ]
     records += [with_settings(batch, split=str(batch)) for batch in (4, 5, 6, 7)]

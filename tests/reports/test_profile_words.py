@@ -16,7 +16,7 @@ from reports.profiles.parts import (
     PRODUCTS,
     SCAN,
     TTT,
-    kernel_floor_us,
+    kernel_lower_bound_us,
     kernel_parts,
     launch_parts,
     part_of,
@@ -105,11 +105,11 @@ def test_without_ceilings_neither_memory_nor_products_are_named() -> None:
     assert bound_of(found.kernels[0], found).startswith("no unit above 60%")
 
 
-def test_the_floor_of_a_norm_is_by_the_fp32_peak() -> None:
+def test_the_lower_bound_of_a_norm_is_by_the_fp32_peak() -> None:
     """A launch of 6 GFLOPs takes 100 us at 60 TFLOP/s, and 10 us at the 600 of a GEMM."""
     norm = one(operations=6e9, dram_bytes=1.0, fp32_peak_tflops=60.0).kernels[0]
     gemm = one(operations=6e9, dram_bytes=1.0).kernels[0]
-    assert [kernel_floor_us(each, region(each)) for each in (norm, gemm)] == pytest.approx([200.0, 20.0])
+    assert [kernel_lower_bound_us(each, region(each)) for each in (norm, gemm)] == pytest.approx([200.0, 20.0])
 
 
 @pytest.mark.parametrize(
@@ -279,30 +279,30 @@ def test_records_and_profiles_of_a_run_have_the_same_ceilings() -> None:
     record = Record(case, "ok", samples_ms=[1.0], throttled=[False], metrics=measured, environment=environment)
     [found] = with_common_ceilings([profiled], [record])
     assert found.ceilings == {"product_tflops": pytest.approx(650.0), "copy_gbs": 3000.0}
-    for profiles, floor_ms in (([], 0.13), ([profiled], 0.1)):
+    for profiles, lower_bound_ms in (([], 0.13), ([profiled], 0.1)):
         table = frame([record], Catalogue(), common_ceilings([record], profiles))
-        assert list(table["floor_ms"]) == [pytest.approx(floor_ms)]
+        assert list(table["lower_bound_ms"]) == [pytest.approx(lower_bound_ms)]
 
 
-def test_a_part_counted_almost_whole_has_the_floor_of_all_of_it() -> None:
+def test_a_part_counted_almost_whole_has_the_lower_bound_of_all_of_it() -> None:
     gemm = Kernel("gemm", 1, 190.0, counters=counted(time_us=190.0, dram_bytes=2.85e8))  # 95 us at a copy's rate
     [products] = parts(region(gemm, Kernel("other_gemm", 1, 10.0)))
-    assert products.floor_us == pytest.approx(95.0 * 200 / 190)
+    assert products.lower_bound_us == pytest.approx(95.0 * 200 / 190)
 
 
-def test_the_floor_of_a_kernel_of_two_parts_is_shared_as_its_time_is() -> None:
+def test_the_lower_bound_of_a_kernel_of_two_parts_is_shared_as_its_time_is() -> None:
     ranges = (
         Range(("prefill", "layer 0"), (RangeKernel(0, 3, 30.0),)),
         Range(("prefill",), (RangeKernel(0, 1, 10.0),)),
     )
     gemm = Kernel("gemm", 4, 80.0, counters=counted(time_us=20.0, dram_bytes=3e7))  # 10 us of 20 us
-    found = {part.name: part.floor_us for part in parts(region(gemm, ranges=ranges))}
+    found = {part.name: part.lower_bound_us for part in parts(region(gemm, ranges=ranges))}
     assert found == {PRODUCTS: pytest.approx(30.0), HEAD: pytest.approx(10.0)}
     # A quarter of a kernel that was counted is not all of a part.
     beside = region(
         gemm, Kernel("another_gemm", 1, 40.0), ranges=(*ranges, Range(("prefill",), (RangeKernel(1, 1, 4.0),)))
     )
-    assert {part.name: part.floor_us for part in parts(beside)} == {PRODUCTS: pytest.approx(30.0), HEAD: None}
+    assert {part.name: part.lower_bound_us for part in parts(beside)} == {PRODUCTS: pytest.approx(30.0), HEAD: None}
 
 
 @pytest.mark.parametrize(("inside", "part"), [(30.0, PRODUCTS), (3.0, HEAD)])
@@ -337,33 +337,35 @@ def test_kernels_that_overlap_add_up_to_the_region() -> None:
     assert [(part.name, part.time_us) for part in parts(found)] == [(PRODUCTS, 60.0), (TTT, 30.0), (GAPS, 10.0)]
 
 
-def test_floors_of_parts_that_overlap_are_shared_as_their_times_are() -> None:
+def test_lower_bounds_of_parts_that_overlap_are_shared_as_their_times_are() -> None:
     work = {PRODUCTS: Work(4.2e10, 0), TTT: Work(0, 9e7)}  # 70 us at 600 TFLOP/s, 50 at 1.8 TB/s
     both = region(Kernel("gemm", 1, 80.0), Kernel("_dual", 1, 80.0))
     found = replace(both, busy_us=80.0, region_us=80.0, work=work)
-    apart = {part.name: part.floor_us for part in parts(replace(found, busy_us=160.0, region_us=160.0))}
-    assert {part.name: part.floor_us for part in parts(found)} == {name: floor / 2 for name, floor in apart.items()}
-    assert all(part.floor_us < part.time_us for part in parts(found))
+    apart = {part.name: part.lower_bound_us for part in parts(replace(found, busy_us=160.0, region_us=160.0))}
+    assert {part.name: part.lower_bound_us for part in parts(found)} == {
+        name: bound / 2 for name, bound in apart.items()
+    }
+    assert all(part.lower_bound_us < part.time_us for part in parts(found))
 
 
-def test_a_floor_is_the_longer_of_moving_and_computing() -> None:
+def test_a_lower_bound_is_the_longer_of_moving_and_computing() -> None:
     found = one(dram_bytes=9e7, operations=3e10)
-    assert kernel_floor_us(found.kernels[0], found) == pytest.approx(2 * 50.0)
-    assert kernel_floor_us(found.kernels[0], replace(found, ceilings={})) is None
-    assert parts(found)[0].floor_us == pytest.approx(100.0)
+    assert kernel_lower_bound_us(found.kernels[0], found) == pytest.approx(2 * 50.0)
+    assert kernel_lower_bound_us(found.kernels[0], replace(found, ceilings={})) is None
+    assert parts(found)[0].lower_bound_us == pytest.approx(100.0)
     half = region(found.kernels[0], Kernel("other_gemm", 1, 200.0))
-    assert parts(half)[0].floor_us is None  # half of the part was not counted
+    assert parts(half)[0].lower_bound_us is None  # half of the part was not counted
 
 
-def test_an_adapters_count_is_the_floor_with_and_without_a_profiler_that_counts() -> None:
+def test_an_adapters_count_is_the_lower_bound_with_and_without_a_profiler_that_counts() -> None:
     work = {PRODUCTS: Work(3e10, 9e7), HEAD: Work(3e9, 6e6), SCAN: Work(1e9, 1e6)}
     counted_too = replace(one(dram_bytes=9e7), work=work, units=2)
     for found in (counted_too, replace(counted_too, kernels=(replace(counted_too.kernels[0], counters=None),))):
         [products] = parts(found)
         assert products.of_model
-        assert products.floor_us == pytest.approx(2 * 55.0)  # with the head's, whose kernels no range tells apart
+        assert products.lower_bound_us == pytest.approx(2 * 55.0)  # with the head's, whose kernels no range tells apart
     assert not parts(one(dram_bytes=9e7))[0].of_model
-    assert parts(replace(counted_too, ceilings={}))[0].floor_us is None
+    assert parts(replace(counted_too, ceilings={}))[0].lower_bound_us is None
 
 
 def test_of_work_that_is_one_part_all_kernels_are() -> None:

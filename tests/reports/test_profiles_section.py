@@ -49,7 +49,7 @@ def test_the_section_compares_systems_of_one_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ceilings", "told"), [({"copy_gbs": 3e3}, True), ({"copy_gbs": None}, False), ({}, False)])
-def test_floors_are_explained_where_there_are_ceilings(
+def test_lower_bounds_are_explained_where_there_are_ceilings(
     tmp_path: Path, ceilings: dict[str, float | None], told: bool
 ) -> None:
     found = section_of(run_with(tmp_path, profile(case(), ceilings=ceilings)))
@@ -162,19 +162,19 @@ def widths_of(html: str, drawn: str) -> list[float]:
     return [float(width) for width in re.findall(rf'class="{drawn}" [^>]*width="([\d.]+)"', bar)]
 
 
-def test_the_floor_of_a_case_is_of_one_unit_and_none_where_a_part_has_none(tmp_path: Path) -> None:
+def test_the_lower_bound_of_a_case_is_of_one_unit_and_none_where_a_part_has_none(tmp_path: Path) -> None:
     def shown(name: str, **work: Work) -> str:
         return section_of(run_with(tmp_path / name, profile(case(), work=work))).html
 
     # Two units took 60 us and 30 us; the lower bounds of one are 10 us and 5 us.
     both = shown("both", products=Work(6e9, 3e6), ttt=Work(3e9, 0))
     assert "; 0.015 ms if every part took its lower bound" in both
-    assert widths_of(both, "floor") == pytest.approx([200, 100])
+    assert widths_of(both, "lower-bound") == pytest.approx([200, 100])
     partly = shown("partly", products=Work(6e9, 3e6), edges=Work(0, 0))
     assert "if every part took its lower bound" not in partly
     # A part may be faster than its lower bound, which then ends with the part.
     fast = shown("fast", products=Work(60e9, 0), ttt=Work(3e9, 0))
-    assert widths_of(fast, "floor")[0] == widths_of(fast, "part-products")[0]
+    assert widths_of(fast, "lower-bound")[0] == widths_of(fast, "part-products")[0]
 
 
 def test_failures_say_why_and_skipped_cases_are_silent(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from reports.page.html import render
 def record(system, parameters=1_000_000, status="ok", size="1.3b", metrics=None, head=1.0, **settings):
     told = {"weights_dtype": "bfloat16", "kept_between_samples": "nothing", "token_ids": "new"} | settings
     timed = {"samples_ms": [1.0], "throttled": [False]} if status == "ok" else {"reason": "why"}
-    gate = {"passed": True, "checks": [{"name": "head_rows_per_prompt", "value": head, "limit": 1, "passed": True}]}
+    check = {"passed": True, "checks": [{"name": "head_rows_per_prompt", "value": head, "limit": 1, "passed": True}]}
     numbers = {"parameters": parameters, "vocabulary": 32000} | (metrics or {})
     case = Case(system, "torch", size, "forward", 1, 8)
-    return Record(case, status, gate=gate, metrics=numbers, settings=told, **timed)
+    return Record(case, status, check=check, metrics=numbers, settings=told, **timed)
 
 
 def unlike(*records):

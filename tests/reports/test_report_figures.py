@@ -384,8 +384,8 @@ def test_lower_bounds_have_a_line_per_form():
         "Lower bound · state float32-planes · dual form",
         "Lower bound · state float32-planes · primal form",
     ]
-    assert all(line.y == "floor_ms" for line in bounds)
-    assert list(TABLE.loc[bounds[1].rows, "floor_ms"]) == pytest.approx([0.0192, 0.0384, 0.1536])
+    assert all(line.y == "lower_bound_ms" for line in bounds)
+    assert list(TABLE.loc[bounds[1].rows, "lower_bound_ms"]) == pytest.approx([0.0192, 0.0384, 0.1536])
     assert len({line.dash for line in bounds}) == 2
 
 

@@ -182,9 +182,9 @@ def test_the_lower_bound_is_the_same_for_any_selected_systems(tmp_path):
         StringIO(),
     )
     write_report(run, page, systems=["mamba"])
-    write_table(run, "csv", table, ["mamba"], ["floor_ms"])
+    write_table(run, "csv", table, ["mamba"], ["lower_bound_ms"])
     [data] = [json.loads(each) for each in Elements(page.read_text("utf-8")).scripts if '"numeric"' in each]
-    assert [each["numbers"] for each in data["columns"] if each["name"] == "floor_ms"] == [[1.0]]
+    assert [each["numbers"] for each in data["columns"] if each["name"] == "lower_bound_ms"] == [[1.0]]
     assert [float(each) for each in table.getvalue().split()[1:]] == [pytest.approx(1.0)]
 
 

@@ -20,30 +20,30 @@ def test_a_kernel_bound_by_memory():
     # 1.5 GB at 3,000 GB/s are 0.5 ms; 60 GFLOP at 600 TFLOP/s 0.1 ms
     found = explained(2.0, **synthetic.work(1.5e9, 6e10))
     assert found["bound"] == "memory"
-    assert [found[name] for name in ("floor_ms", "floor_share", "copy_share", "tflops", "gbs")] == pytest.approx(
-        [0.5, 0.25, 0.25, 30.0, 750.0]
-    )
+    assert [
+        found[name] for name in ("lower_bound_ms", "lower_bound_share", "copy_share", "tflops", "gbs")
+    ] == pytest.approx([0.5, 0.25, 0.25, 30.0, 750.0])
 
 
 def test_a_kernel_bound_by_products():
     found = explained(2.0, **synthetic.work(1.5e9, 6e11))
     assert found["bound"] == "compute"
-    assert [found["floor_ms"], found["floor_share"], found["copy_share"]] == pytest.approx([1.0, 0.5, 0.25])
+    assert [found["lower_bound_ms"], found["lower_bound_share"], found["copy_share"]] == pytest.approx([1.0, 0.5, 0.25])
 
 
-def test_rates_need_no_ceilings_and_a_floor_both():
+def test_rates_need_no_ceilings_and_a_lower_bound_both():
     found = explained(bytes=3e9, flops=6e11)
     assert (found["gbs"], found["tflops"], found["bound"]) == (3000.0, 600.0, "")
-    assert math.isnan(found["floor_ms"])
+    assert math.isnan(found["lower_bound_ms"])
     found = explained(bytes=3e9, flops=6e11, copy_gbs=3000.0)
     assert found["copy_share"] == pytest.approx(1.0)
-    assert math.isnan(found["floor_share"])
+    assert math.isnan(found["lower_bound_share"])
 
 
-def test_a_case_without_a_latency_keeps_its_floor():
+def test_a_case_without_a_latency_keeps_its_lower_bound():
     found = explained(math.nan, **synthetic.work(3e9, 6e10))
-    assert found["floor_ms"] == 1.0
-    assert math.isnan(found["floor_share"])
+    assert found["lower_bound_ms"] == 1.0
+    assert math.isnan(found["lower_bound_share"])
 
 
 def test_the_work_of_a_part_of_a_layer_is_not_that_of_the_layer():
@@ -56,5 +56,5 @@ def test_the_work_of_a_part_of_a_layer_is_not_that_of_the_layer():
 def test_what_is_not_known_is_nan(metrics):
     found = explained(**metrics)
     assert set(found) == set(RATE_COLUMNS)
-    assert math.isnan(found["floor_ms"])
+    assert math.isnan(found["lower_bound_ms"])
     assert found["bound"] == ""

@@ -95,8 +95,8 @@ def test_what_a_reader_must_know_to_compare_a_latency_is_a_note(case, metrics, s
         ({"spread": 0.1}, "", ""),
         ({"spread": 1.0}, "samples from 1.852 to 9.47 ms: disturbed", "unsteady"),
         ({"count": 5, "spread": 1.0}, "only 5 samples: the bar is their range, no interval", "few samples"),
-        ({"gate": None}, "compared with no reference", ""),
-        ({"gate": {"passed": True, "checks": [], "unchecked": "the outputs beyond 8k"}}, "the outputs beyond 8k", ""),
+        ({"check": None}, "compared with no reference", ""),
+        ({"check": {"passed": True, "checks": [], "unchecked": "the outputs beyond 8k"}}, "the outputs beyond 8k", ""),
         ({"throttled": [True, True] + [False] * 28}, "2 of 30 samples throttled", ""),
         (
             {"environment": {"cpu": {"others_share": 0.43, "idle_share": 0.01}}},
@@ -160,7 +160,7 @@ def test_latency_is_the_median_with_its_interval():
     assert math.isnan(row["process_spread"])
 
 
-def test_floors_are_those_of_the_highest_rates_that_any_process_of_the_run_saw():
+def test_lower_bounds_are_those_of_the_highest_rates_that_any_process_of_the_run_saw():
     def record(case, tflops, device):
         metrics = {"flops": 1e12, "bytes": 1e6, "product_tflops": tflops, "copy_gbs": 2000.0}
         return replace(synthetic.ok(case, 10.0, metrics=metrics), environment={"device": device})
@@ -168,8 +168,8 @@ def test_floors_are_those_of_the_highest_rates_that_any_process_of_the_run_saw()
     cases = [replace(FORWARD, context=context) for context in (2048, 4096, 8192)]
     rates, devices = (500.0, 800.0, 400.0), ("a", "a", "b")
     table = frame([record(*each) for each in zip(cases, rates, devices, strict=True)], Catalogue())
-    assert table["floor_ms"].tolist() == pytest.approx([1.25, 1.25, 2.5])
-    assert table["floor_share"].tolist() == pytest.approx([0.125, 0.125, 0.25], rel=0.02)
+    assert table["lower_bound_ms"].tolist() == pytest.approx([1.25, 1.25, 2.5])
+    assert table["lower_bound_share"].tolist() == pytest.approx([0.125, 0.125, 0.25], rel=0.02)
 
 
 def test_processes_that_lie_far_apart_are_marked_by_the_interval_that_is_drawn():
@@ -373,10 +373,10 @@ def test_no_rate_without_tokens_or_time(fields):
 
 
 def test_an_option_cannot_overwrite_a_column():
-    options = (("batch", "mine"), ("samples", "yours"), ("floor_ms", "his"), ("wings", "hers"))
+    options = (("batch", "mine"), ("samples", "yours"), ("lower_bound_ms", "his"), ("wings", "hers"))
     record = synthetic.ok(replace(OTHER, batch=7, options=options), 1.0, metrics={"wings": 2})
     row = table_of(record).iloc[0]
-    assert (row["option_floor_ms"], row["option_wings"], row["wings"]) == ("his", "hers", 2)
+    assert (row["option_lower_bound_ms"], row["option_wings"], row["wings"]) == ("his", "hers", 2)
     assert (row["batch"], row["option_batch"], row["samples"], row["option_samples"]) == (7, "mine", 30, "yours")
 
 

@@ -127,7 +127,7 @@ def test_text_names_every_column_that_has_no_room_and_differs():
     wanted = [metric.name for metric in KERNELS.catalogue.metrics if metric.text] + ["samples"]
     differ = [name for name in wanted if name in KERNELS.table and KERNELS.table[name].nunique() > 1]
     unsaid = re.search(r"rows differ in what has no room here: (.*); --columns shows it\n", text)[1].split(", ")
-    assert "floor_share" in unsaid
+    assert "lower_bound_share" in unsaid
     assert set(differ) == {*unsaid, *shown} & set(wanted)
     assert "samples" not in unsaid
 
@@ -164,9 +164,9 @@ def test_csv_appends_what_explains_a_latency_and_text_shows_what_fits():
     assert {
         "tflops",
         "gbs",
-        "floor_ms",
+        "lower_bound_ms",
         "bound",
-        "floor_share",
+        "lower_bound_share",
         "copy_share",
         "registers",
         "spilled_bytes",
@@ -174,7 +174,7 @@ def test_csv_appends_what_explains_a_latency_and_text_shows_what_fits():
         "energy_j_per_token",
         "state_bytes",
     } <= set(rows[0])
-    assert float(rows[0]["floor_share"]) == pytest.approx(1 / 1.5, rel=0.02)
+    assert float(rows[0]["lower_bound_share"]) == pytest.approx(1 / 1.5, rel=0.02)
     assert (rows[0]["bound"], rows[0]["registers"], rows[2]["registers"]) == ("memory", "168", "")
     steps = synthetic.of_suite("kernel-generate", *KERNELS.of("kernel-generate"))
     head = written(steps, "text").split("\n\n")[1].splitlines()[0]

@@ -16,17 +16,17 @@ from bench.systems.needs import cannot_find, import_or_skip, no_gpu
 from bench.systems.on_device import device
 from bench.systems.triton_tuning import chosen_anew, keep_choices, prepare
 from bench.systems.ttt.layer import (
+    LAYER_CHECK_TOKENS,
     LAYER_CHECKED_TOKENS,
-    LAYER_GATE_TOKENS,
     LAYER_LIMITS,
     TimedCheck,
+    check_timed,
     layer_inputs,
     layer_metrics,
     layer_work,
-    timed_verdict,
 )
+from harness.measure.correctness import Check, Checks, relative_error
 from harness.measure.cuda_clock import CudaEventClock
-from harness.measure.gate import Check, Verdict, relative_error
 from harness.measure.system import Input, Skip, Workload
 from harness.measure.timer import CpuClock, measure
 from harness.schema.case import Case
@@ -66,7 +66,7 @@ class FlaTTTLinear:
             device=device(),
             inputs={**{name: Input(inputs[name], "normal", 1.0, 0, 1) for name in "qkv"}, "eta": rates},
             timed_check=_timed_check(inputs, case, mini_batch),
-            gate=lambda: _gate(form, inputs, case, mini_batch),
+            check=lambda: _check(form, inputs, case, mini_batch),
             metrics=layer_metrics(work),
             work=work,
             settings={
@@ -132,14 +132,14 @@ def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any
     return min(took, key=lambda form: took[form]), "; ".join(words)
 
 
-def _gate(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_batch: int) -> Verdict:
+def _check(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_batch: int) -> Checks:
     """Check the first tokens of one sequence against the package's float32 version in PyTorch."""
-    tokens = max(LAYER_GATE_TOKENS, mini_batch)
+    tokens = max(LAYER_CHECK_TOKENS, mini_batch)
     piece = sequences_of(inputs, [0], tokens)
     out, state, _ = form(**piece, chunk_size=mini_batch, output_final_state=True)
     expected, expected_state = _exact(piece, mini_batch)
     limit = LAYER_LIMITS[case.dtype]
-    return Verdict(
+    return Checks(
         [
             Check.at_most("output_relative_error", relative_error(out, expected), limit),
             Check.at_most("W_relative_error", relative_error(state, expected_state), limit),
@@ -150,13 +150,13 @@ def _gate(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_bat
 def _timed_check(inputs: dict[str, Any], case: Case, mini_batch: int) -> TimedCheck:
     """Return a check of whole drawn sequences against the package's float32 version in PyTorch."""
 
-    def timed_check(chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(chance: Random) -> Callable[[Any, int], Checks]:
         rows = drawn(chance, case.batch, case.context, LAYER_CHECKED_TOKENS)
 
-        def compare(outputs: list[torch.Tensor], calls: int) -> Verdict:
+        def compare(outputs: list[torch.Tensor], calls: int) -> Checks:
             expected, expected_state = _exact(sequences_of(inputs, rows, case.context), mini_batch)
             found = [("output", outputs[0][rows], expected), ("W", outputs[1][rows], expected_state)]
-            return timed_verdict(found, case.dtype)
+            return check_timed(found, case.dtype)
 
         return compare
 

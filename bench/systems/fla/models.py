@@ -12,14 +12,14 @@ from bench.models.base import CausalLM, check_ids
 from bench.models.config import SIZES, VOCABULARY, DeltaRuleConfig, uncut
 from bench.systems.checked_sequences import drawn, timed
 from bench.systems.fla.regressors import Regressor
-from bench.systems.logits import logits_verdict
+from bench.systems.logits import check_logits
 from bench.systems.model_calls import STEPS, greedy_steps, last_logits, prefill_then_generate, random_ids
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
 from bench.systems.on_device import device
 from bench.systems.phases import Forward, Generate, PhaseWork
 from bench.systems.triton_tuning import compile_ahead, untuned
 from bench.systems.tuned_model import TunedLanguageModel
-from harness.measure.gate import Check, Verdict
+from harness.measure.correctness import Check, Checks
 from harness.measure.system import Skip, Workload
 from harness.schema.case import Case
 
@@ -29,7 +29,7 @@ PREFILL_TOKENS = 131_072
 RECURRENT_TOKENS = 32
 # Longest prompt that the recurrent kernels check: each piece takes about 30 ms to launch.
 RECURRENT_CHECKED_TOKENS = 2048
-ROUNDINGS = 1.5  # see `rounding_verdict`
+ROUNDINGS = 1.5  # see `check_rounding`
 
 
 class FlaModel(CausalLM):
@@ -94,7 +94,7 @@ class Fla(TunedLanguageModel):
 
     packages = ("flash-linear-attention", "triton")
     prompt_tokens = 1
-    gate_prompt = 100  # longer than one chunk, and not a multiple of it
+    check_prompt = 100  # longer than one chunk, and not a multiple of it
     classes: ClassVar[tuple[str, str]]
     sizes: ClassVar[dict[str, dict[str, Any]]]
 
@@ -105,7 +105,7 @@ class Fla(TunedLanguageModel):
     def settings(self, case: Case) -> dict[str, str]:
         """Record the package's kernels and the limits of its correctness check."""
         kernels = "recurrent" if case.phase == "generate" else "chunked"
-        return {"kernels": kernels, "gate_limits": f"{ROUNDINGS:g} times the model's own rounding, at most twice ours"}
+        return {"kernels": kernels, "check_limits": f"{ROUNDINGS:g} times the model's own rounding, at most twice ours"}
 
     def build(self, case: Case) -> Workload:
         """Build a case of the model or of one layer. Raises Skip for requests, because their steps replay one graph."""
@@ -147,12 +147,12 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner, recurrent=True)
 
     def rounded_reference(self, model: FlaModel, case: Case) -> None:
-        """Return None, because `rounding_verdict` derives the limits."""
+        """Return None, because `check_rounding` derives the limits."""
 
-    def _judge(self, model: FlaModel, ids: Tensor, got: Tensor, expected: Tensor, case: Case) -> Verdict:
+    def _judge(self, model: FlaModel, ids: Tensor, got: Tensor, expected: Tensor, case: Case) -> Checks:
         """Check logits within limits set by the rounding of the same weights on the recurrent kernels."""
-        rounded = prefill_then_generate(FlaModel(model.inner, recurrent=True), ids, self.gate_prompt)
-        return rounding_verdict(got, rounded, expected, case.dtype)
+        rounded = prefill_then_generate(FlaModel(model.inner, recurrent=True), ids, self.check_prompt)
+        return check_rounding(got, rounded, expected, case.dtype)
 
     def shape(self, config: Any) -> DeltaRuleConfig:
         """Return the state's shape and the FLOPs per token, from the package's configuration."""
@@ -169,21 +169,21 @@ class Fla(TunedLanguageModel):
 class FlaForward(Forward):
     """Forward from an empty state, with limits for the rounding of these models."""
 
-    def timed_check(self, chance: Random) -> Callable[[Tensor, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[Tensor, int], Checks]:
         """Return a check of one drawn prompt: on the recurrent kernels if it is short enough, else in other pieces."""
         row = chance.randrange(self.case.batch)
         long = self.case.context > RECURRENT_CHECKED_TOKENS
 
         @torch.inference_mode()
-        def compare(logits: Tensor, calls: int) -> Verdict:
+        def compare(logits: Tensor, calls: int) -> Checks:
             ids = self.ids[row : row + 1]
             if long:
                 return self._by_other_pieces(logits[row : row + 1], ids)
-            return timed_rounding_verdict(self.adapter, self.model, logits[row : row + 1], ids, self.case.dtype)
+            return check_timed_rounding(self.adapter, self.model, logits[row : row + 1], ids, self.case.dtype)
 
         return compare
 
-    def _by_other_pieces(self, logits: Tensor, ids: Tensor) -> Verdict:
+    def _by_other_pieces(self, logits: Tensor, ids: Tensor) -> Checks:
         """Check logits [1, V] against the same kernels and weights, with the prompt in a batch of one and in pieces."""
 
         def read() -> Tensor:
@@ -193,14 +193,14 @@ class FlaForward(Forward):
             return expected
 
         with untuned(read):
-            verdict = logits_verdict(logits, read(), self.case.dtype)
+            checked = check_logits(logits, read(), self.case.dtype)
         # Both sides round, so the limits double.
-        checks = [Check.at_most(each.name, each.value, 2 * each.limit) for each in timed(verdict).checks]
+        checks = [Check.at_most(each.name, each.value, 2 * each.limit) for each in timed(checked).checks]
         missing = (
             f"the logits of prompts of more than {RECURRENT_CHECKED_TOKENS} tokens were compared with those of the "
             "same kernels, a prompt alone and in pieces; the recurrent kernels would take too long"
         )
-        return Verdict(checks, missing)
+        return Checks(checks, missing)
 
 
 class FlaGenerate(Generate):
@@ -236,15 +236,15 @@ class FlaGenerate(Generate):
             layer.state = dict(tensors)
         return found
 
-    def timed_check(self, chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
         """Return a check of drawn sequences through the steps of a call."""
         rows = drawn(chance, self.case.batch, STEPS)
 
         @torch.inference_mode()
-        def compare(outputs: tuple[Tensor, Tensor], calls: int) -> Verdict:
+        def compare(outputs: tuple[Tensor, Tensor], calls: int) -> Checks:
             logits, tokens = outputs
             ids = torch.cat([self._before[None], tokens])[:, rows].T
-            return timed_rounding_verdict(self.adapter, self.model, logits[rows], ids, self.case.dtype)
+            return check_timed_rounding(self.adapter, self.model, logits[rows], ids, self.case.dtype)
 
         return compare
 
@@ -256,7 +256,7 @@ def _copied(kept: Any) -> Any:
     return None if kept is None else tuple(map(_copied, kept))
 
 
-def timed_rounding_verdict(adapter: Any, model: FlaModel, logits: Tensor, ids: Tensor, dtype: str) -> Verdict:
+def check_timed_rounding(adapter: Any, model: FlaModel, logits: Tensor, ids: Tensor, dtype: str) -> Checks:
     """Check timed logits [B, V] after ids [B, T] against the recurrent kernels in a wider dtype."""
     reference = adapter.reference(model, torch.float64 if dtype == "float32" else torch.float32)
 
@@ -264,22 +264,22 @@ def timed_rounding_verdict(adapter: Any, model: FlaModel, logits: Tensor, ids: T
         return last_logits(FlaModel(model.inner, recurrent=True), ids), last_logits(reference, ids)
 
     with untuned(lambda: both(ids[:, :RECURRENT_TOKENS])):
-        verdict = rounding_verdict(logits, *both(ids), dtype)
-    return timed(verdict)
+        checked = check_rounding(logits, *both(ids), dtype)
+    return timed(checked)
 
 
-def rounding_verdict(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: str) -> Verdict:
+def check_rounding(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: str) -> Checks:
     """Check logits [..., V] of a model that rounds more than ours against the reference's.
 
     rounded: logits of the same weights in `dtype` without the measured kernels.
     A limit is the larger of LOGIT_LIMITS and ROUNDINGS times the error of `rounded`, at most twice LOGIT_LIMITS.
     """
     checks = []
-    of_both = (logits_verdict(each, reference, dtype).checks for each in (logits, rounded))
+    of_both = (check_logits(each, reference, dtype).checks for each in (logits, rounded))
     for check, rounding in zip(*of_both, strict=True):
         limit = max(check.limit, min(ROUNDINGS * rounding.value, 2 * check.limit))
         checks.append(Check.at_most(check.name, check.value, limit))
-    return Verdict(checks)
+    return Checks(checks)
 
 
 class GatedDeltaNet(Fla):

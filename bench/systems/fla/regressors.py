@@ -18,8 +18,8 @@ from bench.systems.measured_peaks import peaks_of
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
 from bench.systems.on_device import device
 from bench.systems.triton_tuning import keep_choices, prepare
-from bench.systems.ttt.layer import LAYER_GATE_TOKENS, LAYER_LIMITS, TimedCheck, timed_verdict
-from harness.measure.gate import Check, Verdict, relative_error
+from bench.systems.ttt.layer import LAYER_CHECK_TOKENS, LAYER_LIMITS, TimedCheck, check_timed
+from harness.measure.correctness import Check, Checks, relative_error
 from harness.measure.system import Input, Skip, Workload
 from harness.schema.case import Case
 from harness.schema.work import SCAN, Work
@@ -105,7 +105,7 @@ class Regressor:
             device=device(),
             inputs=renewed | {"beta": Input(inputs["beta"], "uniform", 1.0, 0, axis)},
             timed_check=_timed_check(rule, inputs, case),
-            gate=lambda: _gate(rule, kernel, more, inputs, case),
+            check=lambda: _check(rule, kernel, more, inputs, case),
             metrics=total(work).metrics() | peaks_of(device()) | {"state_bytes": 4 * case.batch * rule.state_numbers},
             work=work,
             settings={"kernel": name, "tuned": "on this case"},
@@ -159,31 +159,31 @@ def _some(rule: Rule, inputs: dict[str, Tensor], rows: list[int], tokens: int) -
     return {name: value[rows, : tokens * per[name]].contiguous() for name, value in inputs.items()}
 
 
-def _gate(rule: Rule, kernel: Any, more: dict[str, int], inputs: dict[str, Tensor], case: Case) -> Verdict:
+def _check(rule: Rule, kernel: Any, more: dict[str, int], inputs: dict[str, Tensor], case: Case) -> Checks:
     """Check output and final state of the first tokens of one sequence against `naive`."""
-    piece = _some(rule, inputs, [0], min(LAYER_GATE_TOKENS + 1, case.context))  # past a chunk's end
+    piece = _some(rule, inputs, [0], min(LAYER_CHECK_TOKENS + 1, case.context))  # past a chunk's end
     with torch.inference_mode():
         got = kernel(**piece, **more, output_final_state=True)
     names = ("output_relative_error", "state_relative_error")
     found = zip(names, got, naive(rule, **piece), strict=False)
     limit = LAYER_LIMITS[case.dtype]
-    return Verdict([Check.at_most(name, relative_error(a, b), limit) for name, a, b in found])
+    return Checks([Check.at_most(name, relative_error(a, b), limit) for name, a, b in found])
 
 
 def _timed_check(rule: Rule, inputs: dict[str, Tensor], case: Case) -> TimedCheck:
     """Return a check of the first CHECKED_TOKENS of drawn sequences, and of final states if no token is left out."""
 
-    def timed_check(chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(chance: Random) -> Callable[[Any, int], Checks]:
         rows = drawn(chance, case.batch, case.context, CHECKED_TOKENS)
         tokens = min(case.context, CHECKED_TOKENS)
 
-        def compare(outputs: list[Tensor], calls: int) -> Verdict:
+        def compare(outputs: list[Tensor], calls: int) -> Checks:
             out, state = naive(rule, **_some(rule, inputs, rows, tokens))
             found = [("output", outputs[0][rows, :tokens], out)]
             if tokens == case.context:
-                return timed_verdict([*found, ("state", outputs[1][rows], state)], case.dtype)
+                return check_timed([*found, ("state", outputs[1][rows], state)], case.dtype)
             rest = f"tokens after the first {tokens} were compared with nothing: the naive form reads one at a time"
-            return timed_verdict(found, case.dtype, rest)
+            return check_timed(found, case.dtype, rest)
 
         return compare
 

@@ -10,8 +10,8 @@ from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig
 from bench.systems.on_device import device
 from bench.systems.ttt.layer import (
+    check_forward,
     forward_timed_check,
-    forward_verdict,
     inputs_of,
     layer_inputs,
     layer_metrics,
@@ -19,7 +19,7 @@ from bench.systems.ttt.layer import (
     outputs_of,
     renewed,
 )
-from harness.measure.gate import Verdict
+from harness.measure.correctness import Checks
 from harness.measure.system import Skip, Workload
 from harness.schema.case import Case
 
@@ -56,7 +56,7 @@ class CompiledLayer:
             device=device(),
             inputs=renewed(inputs, config),
             timed_check=forward_timed_check(reference, inputs, case.dtype),
-            gate=lambda: _gate(forward, reference, inputs, piece),
+            check=lambda: _check(forward, reference, inputs, piece),
             metrics=layer_metrics(work),
             work=work,
             settings={"compiled_together": f"{piece} tokens"},
@@ -91,7 +91,7 @@ def _refuse(case: Case, config: TTTConfig) -> None:
         raise Skip(f"torch-compile has whole mini-batches of {config.mini_batch} tokens only")
 
 
-def _gate(forward: Callable[..., Any], reference: Any, inputs: dict[str, Any], piece: int) -> Verdict:
+def _check(forward: Callable[..., Any], reference: Any, inputs: dict[str, Any], piece: int) -> Checks:
     """Check the first piece of the first sequence. All sequences run, because a batch of one would be compiled anew."""
     first = slice(0, 1)
     every = inputs_of(inputs, slice(None), piece)
@@ -100,4 +100,4 @@ def _gate(forward: Callable[..., Any], reference: Any, inputs: dict[str, Any], p
         out, state = forward(**every)
         return out[first], type(state)(*(tensor[first] for tensor in state))
 
-    return forward_verdict(run, reference, "primal", inputs_of(inputs, first, piece))
+    return check_forward(run, reference, "primal", inputs_of(inputs, first, piece))

@@ -14,7 +14,7 @@ from torch import Tensor
 from bench.systems.language_model import LanguageModel
 from bench.systems.logits import LOGIT_LIMITS, rounding_of, widening
 from bench.systems.on_device import repeatable
-from harness.measure.gate import Check, Verdict
+from harness.measure.correctness import Check, Checks
 from harness.measure.system import Workload
 from harness.schema.case import Case
 
@@ -39,16 +39,16 @@ _LAST_EXACT: WeakKeyDictionary[LanguageModel, tuple[object, Exact]] = WeakKeyDic
 
 def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case) -> Workload:
     """Add to the workload's check a comparison with the exact model over `context` tokens, which adds metrics."""
-    own = workload.gate
+    own = workload.check
     assert own is not None
 
-    def gate() -> Verdict:
+    def check() -> Checks:
         found = drift(model, _exact_of(adapter, model, case))
         workload.metrics |= found
         limit = widening(case) * LOGIT_LIMITS[rounding_of(case)][1]
-        return own() + Verdict([Check.at_most("total_variation_mean", found["total_variation_mean"], limit)])
+        return own() + Checks([Check.at_most("total_variation_mean", found["total_variation_mean"], limit)])
 
-    return replace(workload, gate=gate)
+    return replace(workload, check=check)
 
 
 def _exact_of(adapter: LanguageModel, model: Any, case: Case) -> Exact:

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from bench.models.operator import Learner, Projections, TorchOperator, outer_parameters
 from bench.models.ttt import TTTLayer, TTTModel, rope_tables
-from bench.systems.language_model import GATE_BATCH
+from bench.systems.language_model import CHECK_BATCH
 from bench.systems.logits import rounding_of
 from bench.systems.model_calls import prefill_then_generate, random_ids
 from bench.systems.ttt.layer import LAYER_LIMITS
-from harness.measure.gate import Check, relative_error
+from harness.measure.correctness import Check, relative_error
 from harness.schema.case import Case
 
 Call = tuple[Projections, Tensor]  # inputs of one layer's operator in float64, and the operator's outputs
@@ -49,7 +49,7 @@ def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
     in float64 on the model's own projections.
     """
     mini_batch = model.config.mini_batch
-    ids = random_ids(model, GATE_BATCH, prompt + 2 * mini_batch - prompt % mini_batch)
+    ids = random_ids(model, CHECK_BATCH, prompt + 2 * mini_batch - prompt % mini_batch)
     operator = model.operator
     recorded = RecordedOperator(operator)
     model.operator = cast(TorchOperator, recorded)

@@ -19,19 +19,19 @@ from bench.systems.ttt.kernel_launches import KernelLaunch, kernel_launches, met
 from bench.systems.ttt.layer import (
     LAYER_LIMITS,
     PER_TOKEN,
+    check_forward,
+    check_timed,
     forward_timed_check,
-    forward_verdict,
     inputs_of,
     layer_inputs,
     layer_metrics,
     layer_work,
     outputs_of,
     renewed,
-    timed_verdict,
     to_float64,
 )
+from harness.measure.correctness import Check, Checks, relative_error
 from harness.measure.cuda_clock import input_sets, l2_bytes
-from harness.measure.gate import Check, Verdict, relative_error
 from harness.measure.system import Input, Workload
 from harness.schema.case import Case
 from harness.schema.work import TTT, Work
@@ -43,8 +43,8 @@ from tk_kernels.forward.operator import THUNDERKITTENS
 from tk_kernels.generate.common import PRECISIONS
 from tk_kernels.generate.tuning import Tuning
 
-KERNEL_GATE_TOKENS = 32768
-KERNEL_GATE_SEQUENCES = 4
+KERNEL_CHECK_TOKENS = 32768
+KERNEL_CHECK_SEQUENCES = 4
 OUTER = ("token_scale", "ln_weight", "ln_bias")  # arguments of `forward` that all tokens share
 CHECKED_STEPS = 4096  # most checked steps of a sequence; at about 30 launches each, a second on an H100
 STREAMED = 20  # a state of so many times the L2 is evicted before its next step, so one set of sequences is enough
@@ -61,12 +61,12 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
     reference, ops = (import_module(f"{operator}.{part}") for part in ("reference", "ops"))
     forward = partial(ops.forward, start=0, backend=backend)
     inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
-    last, gated_tokens = slice(case.batch - 1, case.batch), min(case.context, KERNEL_GATE_TOKENS)
+    last, checked_tokens = slice(case.batch - 1, case.batch), min(case.context, KERNEL_CHECK_TOKENS)
 
-    def gate() -> Verdict:
-        piece = inputs_of(inputs, last, gated_tokens)
-        verdict = forward_verdict(lambda some: forward(**some), reference, "dual", piece)
-        return verdict + Verdict([_repeats(lambda: forward(**inputs)[0], case.batch)])
+    def check() -> Checks:
+        piece = inputs_of(inputs, last, checked_tokens)
+        checked = check_forward(lambda some: forward(**some), reference, "dual", piece)
+        return checked + Checks([_repeats(lambda: forward(**inputs)[0], case.batch)])
 
     work = layer_work(config, case)
     found = kernel_launches(lambda: forward(**inputs))
@@ -77,14 +77,14 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
         device="cuda",
         inputs=renewed(inputs, config),
         timed_check=forward_timed_check(reference, inputs, case.dtype),
-        gate=gate,
+        check=check,
         metrics={
             "launches": len(found),
             **(_compiled_metrics(found, built) if built else metrics_of(found)),
             **layer_metrics(work),
         },
         work=work,
-        settings={"gated": f"the first {gated_tokens} tokens of the last sequence"}
+        settings={"checked": f"the first {checked_tokens} tokens of the last sequence"}
         | settings_of(found)
         | (_made_of(built) if built else {}),
     )
@@ -104,8 +104,8 @@ def _made_of(built: Built) -> dict[str, str]:
 
 
 def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
-    """Check that two runs agree bitwise, in at most KERNEL_GATE_SEQUENCES sequences of the batch to save memory."""
-    first, second = (run()[:: -(-sequences // KERNEL_GATE_SEQUENCES)].clone() for _ in range(2))
+    """Check that two runs agree bitwise, in at most KERNEL_CHECK_SEQUENCES sequences of the batch to save memory."""
+    first, second = (run()[:: -(-sequences // KERNEL_CHECK_SEQUENCES)].clone() for _ in range(2))
     return Check.at_most("elements_that_differ_between_runs", float((first != second).sum()), 0.0)
 
 
@@ -118,7 +118,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
     work = steps_in_turn(first, config, case.dtype)
     shape = (case.batch, config.heads, config.head_dim, config.mini_batch, form)
     least = Work(cost.generate_flops(*shape), cost.generate_bytes(*shape, precision))
-    gated = min(case.batch, KERNEL_GATE_SEQUENCES)
+    checked = min(case.batch, KERNEL_CHECK_SEQUENCES)
     memory = torch.cuda.get_device_properties(0).total_memory
     return Workload(
         run=work.run,
@@ -127,7 +127,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         device="cuda",
         inputs=work.inputs(),
         timed_check=work.timed_check,
-        gate=lambda: generate_verdict(config, gated, case.dtype, form, precision),
+        check=lambda: check_generate(config, checked, case.dtype, form, precision),
         metrics={
             **least.metrics(),
             "state_bytes": first.state_bytes,
@@ -138,7 +138,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         },
         work={TTT: least},
         settings={
-            "gated": f"{_gate_steps(config)} tokens of {gated} other sequences",
+            "checked": f"{_check_steps(config)} tokens of {checked} other sequences",
             "input_sets": str(len(work.sets)),
         }
         | settings_of(found),
@@ -219,21 +219,21 @@ class Steps:
                 some.advance(step)
         return self._out.flatten(0, 1)
 
-    def timed_check(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
+    def timed_check(self, chance: Random) -> Callable[[torch.Tensor, int], Checks]:
         """Draw sequences of one set, store their state, and return a check of their last step from there."""
         drawn_set = chance.randrange(len(self.sets))
         some = self.sets[drawn_set]
         batch = some.out.shape[1]
-        rows = sorted(chance.sample(range(batch), min(batch, KERNEL_GATE_SEQUENCES)))
+        rows = sorted(chance.sample(range(batch), min(batch, KERNEL_CHECK_SEQUENCES)))
         begun = rows_of(some.state, rows).to_state()
 
-        def compare(out: torch.Tensor, calls: int) -> Verdict:
+        def compare(out: torch.Tensor, calls: int) -> Checks:
             steps = calls * self.rounds
             if steps > CHECKED_STEPS:
-                return Verdict([], f"a sample is {steps} steps of a sequence, more than the reference is asked for")
+                return Checks([], f"a sample is {steps} steps of a sequence, more than the reference is asked for")
             expected = _exact_steps(some, begun, rows, calls, self.rounds)
             last = out[(drawn_set + 1) * self.rounds - 1]
-            return timed_verdict([("output", last[rows], expected)], self.dtype)
+            return check_timed([("output", last[rows], expected)], self.dtype)
 
         return compare
 
@@ -309,15 +309,15 @@ def _compile_steps(config: TTTConfig, dtype: torch.dtype, form: str) -> None:
     compile_all(partial(some.advance, 0, compile_only=True) for some in sets)
 
 
-def _gate_steps(config: TTTConfig) -> int:
+def _check_steps(config: TTTConfig) -> int:
     """Return how many tokens to check, enough to pass two ends of a mini-batch."""
     return 2 * config.mini_batch + 5
 
 
 @cache
-def generate_verdict(
+def check_generate(
     config: TTTConfig, sequences: int, dtype: str, form: str, precision: str, launch: Tuning | None = None
-) -> Verdict:
+) -> Checks:
     """Check the generate steps of a few sequences at different positions, over two mini-batches, against float64.
 
     Cached for all cases with these arguments: the sequences of a batch are independent, so its size does not matter.
@@ -325,7 +325,7 @@ def generate_verdict(
     """
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, generate = (import_module(f"{operator}.{part}") for part in ("reference", "generate"))
-    begin, end = config.mini_batch, config.mini_batch + _gate_steps(config)
+    begin, end = config.mini_batch, config.mini_batch + _check_steps(config)
     inputs = layer_inputs(config, sequences, end, getattr(torch, dtype))
     exact = {name: to_float64(value) for name, value in inputs.items()}
     state, rows = exact["state"], []
@@ -344,4 +344,4 @@ def generate_verdict(
         out, state = reference.generate_step(*truth, *(exact[name] for name in OUTER), state)
         expected.append(out)
     error = relative_error(torch.stack(got), torch.stack(expected))
-    return Verdict([Check.at_most("output_relative_error", error, LAYER_LIMITS[dtype])])
+    return Checks([Check.at_most("output_relative_error", error, LAYER_LIMITS[dtype])])

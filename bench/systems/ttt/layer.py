@@ -13,7 +13,7 @@ from bench.models.config import TTTConfig
 from bench.systems.checked_sequences import drawn
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.on_device import device
-from harness.measure.gate import Check, Verdict, relative_error
+from harness.measure.correctness import Check, Checks, relative_error
 from harness.measure.system import Input, Workload
 from harness.schema.case import Case
 from harness.schema.work import TTT, Work
@@ -21,7 +21,7 @@ from tk_kernels.cost import COSTS
 
 # Relative error against float64: one GEMM of bfloat16 inputs rounds to 2e-3, and the layer chains a few.
 LAYER_LIMITS = {"bfloat16": 1e-2, "float16": 5e-3, "float32": 1e-5}
-LAYER_GATE_TOKENS = 64
+LAYER_CHECK_TOKENS = 64
 # Most compared tokens: the dual form in float64 takes ten launches per mini-batch, a second or two on an H100.
 LAYER_CHECKED_TOKENS = 131072
 CHECKED_PIECE = 8192  # tokens of a sequence in float64 at once
@@ -46,7 +46,7 @@ def build(case: Case) -> Workload:
         device=device(),
         inputs=renewed(inputs, config, read),
         timed_check=timed_check,
-        gate=lambda: forward_gate(reference.forward, reference, case, inputs),
+        check=lambda: check_layer(reference.forward, reference, case, inputs),
         metrics=layer_metrics(work),
         work=work,
     )
@@ -113,7 +113,7 @@ def learned(state: Any) -> dict[str, torch.Tensor]:
     return {name: getattr(state, name) for name in state._fields if name[0] in "Wb"}
 
 
-TimedCheck = Callable[[Random], Callable[[Any, int], Verdict]]
+TimedCheck = Callable[[Random], Callable[[Any, int], Checks]]
 
 
 def _part(
@@ -142,10 +142,10 @@ def forward_timed_check(reference: Any, inputs: dict[str, Any], dtype: str, with
     batch, context = inputs["q"].shape[:2]
     tokens = min(context, LAYER_CHECKED_TOKENS)
 
-    def timed_check(chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(chance: Random) -> Callable[[Any, int], Checks]:
         rows = drawn(chance, batch, context, LAYER_CHECKED_TOKENS)
 
-        def compare(outputs: list[torch.Tensor], calls: int) -> Verdict:
+        def compare(outputs: list[torch.Tensor], calls: int) -> Checks:
             expected, state = exact_forward(reference, inputs, rows, tokens)
             found = [("output", outputs[0][rows, :tokens], expected)] if with_out else []
             if tokens == context:
@@ -153,20 +153,20 @@ def forward_timed_check(reference: Any, inputs: dict[str, Any], dtype: str, with
                 pairs = zip(learned(state).items(), weights, strict=True)
                 found += [(name, got[rows], exact) for (name, exact), got in pairs if name.startswith("W")]
             missing = "" if tokens == context else f"of {context} tokens the first {tokens} were compared"
-            return timed_verdict(found, dtype, missing)
+            return check_timed(found, dtype, missing)
 
         return compare
 
     return timed_check
 
 
-def timed_verdict(found: list[tuple[str, torch.Tensor, torch.Tensor]], dtype: str, unchecked: str = "") -> Verdict:
-    """Check timed results. found: triples (name, timed result, reference). unchecked: see `Verdict`."""
+def check_timed(found: list[tuple[str, torch.Tensor, torch.Tensor]], dtype: str, unchecked: str = "") -> Checks:
+    """Check timed results. found: triples (name, timed result, reference). unchecked: see `Checks`."""
     limit = LAYER_LIMITS[dtype]
     checks = [
         Check.at_most(f"timed_{name}_relative_error", relative_error(got, exact), limit) for name, got, exact in found
     ]
-    return Verdict(checks, unchecked)
+    return Checks(checks, unchecked)
 
 
 def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], tokens: int) -> tuple[torch.Tensor, Any]:
@@ -191,10 +191,10 @@ def _outputs_timed_check(reference: Any, arguments: dict[str, Any], trace: Any, 
     mini_batches = max(1, min(context, CHECKED_PIECE) // len(arguments["token_scale"]))
     tokens = mini_batches * len(arguments["token_scale"])
 
-    def timed_check(chance: Random) -> Callable[[Any, int], Verdict]:
+    def timed_check(chance: Random) -> Callable[[Any, int], Checks]:
         row = chance.randrange(batch)
 
-        def compare(outputs: list[torch.Tensor], calls: int) -> Verdict:
+        def compare(outputs: list[torch.Tensor], calls: int) -> Checks:
             some = {
                 name: value[row : row + 1, :tokens] if name in PER_TOKEN else value for name, value in arguments.items()
             }
@@ -202,14 +202,14 @@ def _outputs_timed_check(reference: Any, arguments: dict[str, Any], trace: Any, 
             states = tuple(x[:mini_batches, row * heads : (row + 1) * heads].double() for x in trace)
             expected = reference.outputs(**exact, trace=states)
             missing = "" if tokens == context else f"of {context} tokens the first {tokens} were compared"
-            return timed_verdict([("output", outputs[0][row : row + 1, :tokens], expected)], dtype, missing)
+            return check_timed([("output", outputs[0][row : row + 1, :tokens], expected)], dtype, missing)
 
         return compare
 
     return timed_check
 
 
-def forward_verdict(run: Callable[[dict[str, Any]], Any], reference: Any, form: str, piece: dict[str, Any]) -> Verdict:
+def check_forward(run: Callable[[dict[str, Any]], Any], reference: Any, form: str, piece: dict[str, Any]) -> Checks:
     """Check outputs and final weights of run(piece) against the float64 reference in `form`.
 
     piece: arguments of a `forward`, by name.
@@ -221,7 +221,7 @@ def forward_verdict(run: Callable[[dict[str, Any]], Any], reference: Any, form: 
     weights = {name: (getattr(state, name), getattr(expected_state, name)) for name in state._fields if name[0] == "W"}
     compared = {"output": (out, expected)} | weights
     errors = {name: relative_error(*pair) for name, pair in compared.items()}
-    return Verdict([Check.at_most(f"{name}_relative_error", error, limit) for name, error in errors.items()])
+    return Checks([Check.at_most(f"{name}_relative_error", error, limit) for name, error in errors.items()])
 
 
 def inputs_of(inputs: dict[str, Any], sequences: slice, tokens: int) -> dict[str, Any]:
@@ -231,11 +231,11 @@ def inputs_of(inputs: dict[str, Any], sequences: slice, tokens: int) -> dict[str
     return piece
 
 
-def forward_gate(forward: Callable[..., Any], reference: Any, case: Case, inputs: dict[str, Any]) -> Verdict:
+def check_layer(forward: Callable[..., Any], reference: Any, case: Case, inputs: dict[str, Any]) -> Checks:
     """Check the first tokens of one sequence against the primal form, which materialises every W_t."""
-    piece = inputs_of(inputs, slice(0, 1), max(LAYER_GATE_TOKENS, int(case.option("mini_batch", 16))))
+    piece = inputs_of(inputs, slice(0, 1), max(LAYER_CHECK_TOKENS, int(case.option("mini_batch", 16))))
     form = case.option("form", "dual")
-    return forward_verdict(lambda some: forward(**some, form=form), reference, "primal", piece)
+    return check_forward(lambda some: forward(**some, form=form), reference, "primal", piece)
 
 
 def to_float64(value: Any) -> Any:

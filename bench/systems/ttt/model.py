@@ -9,15 +9,15 @@ from bench.models.checkpoint import load
 from bench.models.config import CheckpointError
 from bench.models.operator import TorchOperator
 from bench.models.ttt import TTTModel
-from bench.systems.language_model import GATE_BATCH, LanguageModel
-from bench.systems.logits import choice_check, logits_verdict, widening
+from bench.systems.language_model import CHECK_BATCH, LanguageModel
+from bench.systems.logits import check_logits, choice_check, widening
 from bench.systems.model_calls import greedy_steps, prefill_then_generate, random_ids
 from bench.systems.on_device import device
 from bench.systems.ttt import layer
 from bench.systems.ttt.drift import compared
 from bench.systems.ttt.inner_loops import inner_loop_checks
 from bench.systems.ttt.replayed import ReplayedOperator
-from harness.measure.gate import Check, Verdict
+from harness.measure.correctness import Check, Checks
 from harness.measure.system import Workload
 from harness.schema.case import Case
 
@@ -48,25 +48,25 @@ class TTTLanguageModel(LanguageModel):
         """Return a reference in the case's dtype; None for a 16-bit state, because a reference's state is float32."""
         return None if case.state_dtype in ("bfloat16", "float16") else super().rounded_reference(model, case)
 
-    def _compare(self, model: Any, case: Case) -> Verdict:
+    def _compare(self, model: Any, case: Case) -> Checks:
         """Also check each layer's inner loop and, for a checkpoint, its generated tokens."""
-        verdict = super()._compare(model, case)
-        verdict += Verdict(inner_loop_checks(model, case, self.gate_prompt))
-        return verdict + Verdict(self._token_for_token(model, case)) if case.option("checkpoint") else verdict
+        checked = super()._compare(model, case)
+        checked += Checks(inner_loop_checks(model, case, self.check_prompt))
+        return checked + Checks(self._token_for_token(model, case)) if case.option("checkpoint") else checked
 
     @torch.inference_mode()
     def _token_for_token(self, model: Any, case: Case) -> list[Check]:
         """Check the logits after a random prompt and after each token that the reference generates from there."""
         dtype, wider = case.dtype, widening(case)
         reference = self.timed_check_reference(model, torch.float64 if dtype == "float32" else torch.float32)
-        prompt = random_ids(model, GATE_BATCH, self.gate_prompt)
+        prompt = random_ids(model, CHECK_BATCH, self.check_prompt)
         logits, state = reference.prefill(prompt, reference.init_state(*prompt.shape))
         _, tokens = greedy_steps(reference, logits.argmax(-1), reference.generate_state(state), CHECKPOINT_TOKENS)
         ids = torch.cat([prompt, tokens.T], dim=1)
-        got, expected = (prefill_then_generate(each, ids, self.gate_prompt) for each in (model, reference))
+        got, expected = (prefill_then_generate(each, ids, self.check_prompt) for each in (model, reference))
         checks = [
             Check.at_most(f"generated_{each.name}", each.value, each.limit)
-            for each in logits_verdict(got, expected, dtype, wider).checks
+            for each in check_logits(got, expected, dtype, wider).checks
         ]
         return [*checks, choice_check("generated_choice_below_best", expected, got.argmax(-1), dtype, wider)]
 

@@ -11,15 +11,15 @@ import torch
 
 from bench.models.config import TTTConfig, model_config
 from bench.systems.ttt.kernel_layer import (
-    KERNEL_GATE_SEQUENCES,
+    KERNEL_CHECK_SEQUENCES,
     OUTER,
+    check_generate,
     generate_set,
-    generate_verdict,
     steps_in_turn,
 )
-from bench.systems.ttt.layer import PER_TOKEN, forward_verdict, inputs_of, layer_inputs
+from bench.systems.ttt.layer import PER_TOKEN, check_forward, inputs_of, layer_inputs
+from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
-from harness.measure.gate import Verdict
 from harness.measure.timer import Clock, measure
 from harness.schema.policy import Policy
 from tk_kernels.build.parallel import compile_all
@@ -50,8 +50,8 @@ def fastest_step(
     tried = list(candidates(f"ttt_{learner}", form, precision, sm90=name.startswith(SM90)))
     compile_all(partial(replace(some, launch=launch).advance, 0, compile_only=True) for launch in tried)
 
-    def check(launch: Tuning) -> Verdict:
-        return generate_verdict(config, min(BATCH, KERNEL_GATE_SEQUENCES), dtype, form, precision, launch)
+    def check(launch: Tuning) -> Checks:
+        return check_generate(config, min(BATCH, KERNEL_CHECK_SEQUENCES), dtype, form, precision, launch)
 
     def step_us(launch: Tuning) -> float:
         """Time a step on new sequences, because a state after thousands of steps is another load."""
@@ -78,9 +78,9 @@ def fastest_forward(
         kernel.launch(tokens, outer, weights, (out, *after[:-1]), False, launch, **options)
         return out, after
 
-    def check(launch: Tuning) -> Verdict:
+    def check(launch: Tuning) -> Checks:
         piece = inputs_of(inputs, slice(1), CHECKED_TOKENS)
-        return forward_verdict(lambda some: run(some, launch), reference, "dual", piece)
+        return check_forward(lambda some: run(some, launch), reference, "dual", piece)
 
     def run_us(launch: Tuning) -> float:
         return median(measure(partial(run, inputs, launch), clock(), POLICY).samples_ms) * 1e3
@@ -100,7 +100,7 @@ def _config(learner: str, size: str) -> TTTConfig:
 def _fastest(
     what: str,
     tried: Sequence[Tuning],
-    check: Callable[[Tuning], Verdict],
+    check: Callable[[Tuning], Checks],
     time_us: Callable[[Tuning], float],
     log: Log,
 ) -> Tuning | None:

@@ -20,11 +20,11 @@ from bench.models import checkpoint
 from bench.models.base import CausalLM
 from bench.models.config import ModelConfig
 from bench.systems.blockwise import to_host
-from bench.systems.language_model import GATE_BATCH, GATE_PROMPT, GATE_STEPS
-from bench.systems.logits import logits_verdict, widening
+from bench.systems.language_model import CHECK_BATCH, CHECK_PROMPT, CHECK_STEPS
+from bench.systems.logits import check_logits, widening
 from bench.systems.on_device import device
 from bench.systems.vllm.model_folder import ModelFolder
-from harness.measure.gate import Verdict
+from harness.measure.correctness import Checks
 from harness.schema.case import Case, Scalar
 
 SEQUENCES = 512  # vLLM's default largest graph
@@ -171,7 +171,7 @@ class Engine:
         """
         ids = torch.randint(0, self.model_config.vocabulary, (batch, tokens)).tolist()
         seen = {hash(tuple(prompt)) for prompt in ids}
-        if self._made & seen and tokens >= GATE_PROMPT:  # a few tokens repeat by chance
+        if self._made & seen and tokens >= CHECK_PROMPT:  # a few tokens repeat by chance
             raise RuntimeError("a prompt was drawn twice: an engine that remembers it would read it faster")
         self._made |= seen
         return ids
@@ -279,18 +279,18 @@ class Engine:
             head_rows=head_rows,
         )
 
-    def gate(self, case: Case) -> Verdict:
+    def check(self, case: Case) -> Checks:
         """Compare the logits after a prompt and after each greedy step with the repository's model in float32."""
         with _HeadRows(self.llm) as head:
-            prompts = self.prompts(GATE_BATCH, GATE_PROMPT)
-            first = self.run(prompts, [1] * GATE_BATCH)
-        batch = self.run(prompts, [GATE_STEPS + 1] * GATE_BATCH, logits=True)
+            prompts = self.prompts(CHECK_BATCH, CHECK_PROMPT)
+            first = self.run(prompts, [1] * CHECK_BATCH)
+        batch = self.run(prompts, [CHECK_STEPS + 1] * CHECK_BATCH, logits=True)
         tokens = [list(output.outputs[0].token_ids) for output in batch.outputs]
         got = torch.stack([_logits(output, self.model_config.vocabulary) for output in batch.outputs])
         expected = self._expected(torch.tensor([p + t for p, t in zip(prompts, tokens, strict=True)]))
         rows = head.rows / len(first.outputs)
         fair = model_facts.checks(self.facts(rows), case)
-        return logits_verdict(got, expected, case.dtype, widening(case)) + Verdict(fair)
+        return check_logits(got, expected, case.dtype, widening(case)) + Checks(fair)
 
     def reference(self) -> CausalLM:
         """Return the repository's model with these weights in float32, on the host: the cache fills the GPU."""
@@ -305,13 +305,13 @@ class Engine:
         return self._reference
 
     def _expected(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the float32 reference's logits [B, GATE_STEPS + 1, V] after the prompt and each generated token.
+        """Return the float32 reference's logits [B, CHECK_STEPS + 1, V] after the prompt and each generated token.
 
-        ids [B, GATE_PROMPT + GATE_STEPS + 1]: the prompt and the generated tokens, the last of which is not read.
+        ids [B, CHECK_PROMPT + CHECK_STEPS + 1]: the prompt and the generated tokens, the last of which is not read.
         """
         reference, ids = self._loaded(), ids.to(device())  # not in inference mode: the weights move later
         with torch.inference_mode():
-            logits = reference.logits(ids[:, :-1], ids.shape[1] - GATE_PROMPT).cpu()
+            logits = reference.logits(ids[:, :-1], ids.shape[1] - CHECK_PROMPT).cpu()
         self._moved_to_host(reference)  # for the check of the timed batch
         return logits
 

@@ -26,7 +26,7 @@ from bench.systems.model_calls import STEPS
 from bench.systems.needs import cannot_import, import_or_skip, no_gpu, other_release
 from bench.systems.on_device import device
 from bench.systems.vllm.engine import MEMORY_SHARE, SEQUENCES, Batch, Engine, Settings
-from harness.measure.gate import Check, Verdict
+from harness.measure.correctness import Check, Checks
 from harness.measure.system import NeedsFreshProcess, Workload
 from harness.schema.case import Case
 from harness.schema.policy import Policy
@@ -68,7 +68,7 @@ class VllmSystem:
     def __init__(self) -> None:
         os.environ.update(ENVIRONMENT)
         self._engine: Engine | None = None
-        self._verdict: Verdict | None = None
+        self._checked: Checks | None = None
 
     def unavailable(self) -> str:
         """Report a missing GPU, another release of vLLM, or an import error; "" if vLLM can run.
@@ -138,7 +138,7 @@ class VllmSystem:
             run=work.once,
             tokens=work.tokens,
             device="cuda",
-            gate=lambda: self._gate(engine, case),
+            check=lambda: self._check(engine, case),
             engine_samples=work.samples,
             engine_batch=work.inside,
             timed_check=lambda chance: work.timed_check(chance, self.last_logits),
@@ -217,10 +217,10 @@ class VllmSystem:
         """Return the cache bytes of one sequence, in the form that generate reads."""
         return kept_bytes(self.config(case), replace(case, phase="generate", context=max(1, case.context)))
 
-    def _gate(self, engine: Engine, case: Case) -> Verdict:
-        if self._verdict is None:
-            self._verdict = engine.gate(case)
-        return self._verdict
+    def _check(self, engine: Engine, case: Case) -> Checks:
+        if self._checked is None:
+            self._checked = engine.check(case)
+        return self._checked
 
 
 def gpu_memory() -> int:
@@ -289,18 +289,18 @@ class _Work:
         while True:
             yield self.samples_of(self.once())
 
-    def timed_check(self, chance: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Verdict]:
+    def timed_check(self, chance: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
         """Return a check of drawn sequences of the last batch: their last tokens must be the reference's choice."""
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
         rows = drawn(chance, self.batch, tokens)
 
-        def compare(outputs: Any, calls: int) -> Verdict:
+        def compare(outputs: Any, calls: int) -> Checks:
             made = {row: list(self._ran.outputs[row].outputs[0].token_ids) for row in rows}
             missing = sum(abs(len(each) - self.answers()[row]) for row, each in made.items())
             if missing:
-                return Verdict([Check.at_most("timed_tokens_missing", missing, 0)])
+                return Checks([Check.at_most("timed_tokens_missing", missing, 0)])
             alike: dict[tuple[int, int], list[int]] = defaultdict(list)
             for row in rows:
                 alike[len(self._prompts[row]), len(made[row])].append(row)
@@ -311,7 +311,7 @@ class _Work:
                 logits = last_logits(self.engine.reference(), ids, last).cpu()
                 chosen = torch.tensor([made[row][-last:] for row in some])
                 checks.append(choice_check("timed_choice_below_best", logits, chosen, self.dtype, self.wider))
-            return Verdict(checks)
+            return Checks(checks)
 
         return compare
 

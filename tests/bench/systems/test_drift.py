@@ -42,10 +42,10 @@ def models(adapter, system):
 @pytest.mark.parametrize("system", ["ttt-linear", "ttt-mlp"])
 def test_the_gate_compares_and_the_metrics_hold_the_distances(system):
     workload = TTTTorch().build(case(system))
-    verdict = workload.gate()
-    assert verdict.passed, verdict.reason
-    assert verdict.checks[-1].limit == 1e-4
-    names = [check.name for check in verdict.checks]
+    checked = workload.check()
+    assert checked.passed, checked.reason
+    assert checked.checks[-1].limit == 1e-4
+    names = [check.name for check in checked.checks]
     assert names[-1] == "total_variation_mean"
     assert {"logits_relative_error", "inner_loop_steps_relative_error", "head_rows_per_prompt"} <= set(names)
     assert workload.metrics["compared_tokens"] == 20
@@ -85,7 +85,7 @@ def test_the_exact_run_is_shared_by_the_states_of_a_model_and_by_no_other(monkey
     monkeypatch.setattr(drift_module, "exact_run", lambda *asked: runs.append(asked[1:]) or exact_run(*asked))
     adapter = TTTTorch()
     for asked in (case("ttt-linear", 3), replace(case("ttt-linear", 3), state_dtype="bfloat16"), case("ttt-linear", 4)):
-        adapter.build(asked).gate()
+        adapter.build(asked).check()
     assert runs == [(2, 3), (2, 4)]
 
 
@@ -95,7 +95,7 @@ def test_a_model_of_nans_does_not_pass():
     model = adapter._model(case("ttt-linear", tokens=3))
     step = model.generate_step
     model.generate_step = lambda ids, state: (step(ids, state)[0] * math.nan, state)
-    assert not workload.gate().passed
+    assert not workload.check().passed
 
 
 def test_the_suite_has_each_state_precision_of_both_forms():

@@ -183,8 +183,8 @@ def test_what_is_timed_is_compared_with_the_recurrent_kernels_or_long_prompts_wi
     monkeypatch.setattr(fla_models, "RECURRENT_CHECKED_TOKENS", 64)
     record = measured(replace(CASE, phase=phase, context=context))
     assert record.status == "ok", record.reason
-    assert any(check["name"] == "timed_logits_relative_error" for check in record.gate["checks"])
-    assert ("alone and in pieces" in record.gate.get("unchecked", "")) is (context == 100)
+    assert any(check["name"] == "timed_logits_relative_error" for check in record.check["checks"])
+    assert ("alone and in pieces" in record.check.get("unchecked", "")) is (context == 100)
 
 
 @pytest.mark.parametrize(("phase", "context"), [("forward", 40), ("forward", 100), ("generate", 16)])
@@ -209,15 +209,15 @@ def test_a_model_is_tuned_on_the_work_that_is_timed_and_gated_once_after(package
     workload = system.build(forward)
     lengths = system._model(forward).inner.lengths
     assert lengths == [20, 20]  # compiled ahead, then run
-    assert workload.gate().passed
+    assert workload.check().passed
     assert 20 not in lengths[2:]
-    gated = len(lengths)
+    checked = len(lengths)
     longer = system.build(replace(forward, context=30))
-    assert longer.gate().passed
-    assert lengths[gated:] == [30]  # new shapes compile again; the check is not repeated
+    assert longer.check().passed
+    assert lengths[checked:] == [30]  # new shapes compile again; the check is not repeated
     assert longer.settings["tuned"] == workload.settings["tuned"] == "on the first forward of 16 to 255 tokens at once"
     far = system.build(replace(forward, context=200))
-    assert lengths[gated + 1 :] == [200, 200]  # another size is tuned again
+    assert lengths[checked + 1 :] == [200, 200]  # another size is tuned again
     assert far.settings["tuned"] == "on the first forward of 256 to 4,095 tokens at once"
 
 
@@ -232,30 +232,30 @@ def test_a_model_that_differs_from_its_reference_misses_its_gate(package, monkey
 
     monkeypatch.setattr(system, "reference", off)
     workload = system.build(replace(CASE, phase="forward", timing="eager"))
-    assert "logits_relative_error" in workload.gate().reason
+    assert "logits_relative_error" in workload.check().reason
 
 
 @pytest.mark.parametrize(("off", "passes"), [(0.05, True), (0.08, True), (0.12, False)])
 def test_kernels_may_be_off_a_little_more_than_the_rounding_of_their_model(off, passes):
     exact = torch.randn(5, 2, 4000)
     noise = torch.randn_like(exact)
-    verdict = fla_models.rounding_verdict(exact + off * noise, exact + 0.06 * noise, exact, "bfloat16")
-    assert verdict.checks[0].passed is passes  # 0.05 is the table's limit; 0.09 = 1.5 * 0.06
+    checked = fla_models.check_rounding(exact + off * noise, exact + 0.06 * noise, exact, "bfloat16")
+    assert checked.checks[0].passed is passes  # 0.05 is the table's limit; 0.09 = 1.5 * 0.06
 
 
 def test_the_record_says_that_the_gate_is_wider_and_what_the_package_says_of_its_rwkv7():
     settings = [system().settings(CASE) for system in (GatedDeltaNet, fla_models.RWKV7)]
-    assert all(found["gate_limits"].startswith("1.5 times the model's own rounding") for found in settings)
+    assert all(found["check_limits"].startswith("1.5 times the model's own rounding") for found in settings)
     assert [("may be incorrect" in found.get("warning", "")) for found in settings] == [False, True]
 
 
 def test_a_model_that_rounds_to_nothing_is_held_to_twice_the_table():
     exact = torch.randn(5, 2, 4000)
     far = exact + 0.3 * torch.randn_like(exact)
-    assert fla_models.rounding_verdict(far, far, exact, "bfloat16").checks[0].limit == pytest.approx(0.1)
+    assert fla_models.check_rounding(far, far, exact, "bfloat16").checks[0].limit == pytest.approx(0.1)
     nothing = torch.full_like(exact, torch.nan)
-    assert not fla_models.rounding_verdict(nothing, nothing, exact, "bfloat16").passed
-    assert fla_models.rounding_verdict(exact, nothing, exact, "bfloat16").checks[0].limit == pytest.approx(0.05)
+    assert not fla_models.check_rounding(nothing, nothing, exact, "bfloat16").passed
+    assert fla_models.check_rounding(exact, nothing, exact, "bfloat16").checks[0].limit == pytest.approx(0.05)
 
 
 def test_requests_and_other_sizes_are_skipped(package):
@@ -306,7 +306,7 @@ def test_the_layer_is_held_against_the_packages_own_version(layer_package):
     workload = fla_layer.FlaTTTLinear().build(LAYER)
     assert workload.tokens == 160
     assert [each.shape for each in workload.run()] == [(2, 80, 2, 64), (2, 2, 64, 64), (2, 2, 1, 64)]
-    assert workload.gate().passed
+    assert workload.check().passed
     assert "not the paper's" in workload.settings["function"]
 
 
@@ -340,7 +340,7 @@ def test_the_form_that_is_taken_keeps_what_it_chose_on_the_timed_work(layer_pack
     monkeypatch.setattr(fla_layer, "chosen_anew", chosen_anew)
     workload = fla_layer.FlaTTTLinear().build(LAYER)
     assert workload.settings["form"] == "chunk_ttt_linear"
-    workload.gate()
+    workload.check()
     assert set(chosen_for.values()) == {LAYER.batch}
 
 
@@ -366,7 +366,7 @@ def timed_layer():
 def test_what_is_timed_of_the_layer_is_compared_too(layer_package):
     record = timed_layer()
     assert record.status == "ok", record.reason
-    names = [check["name"] for check in record.gate["checks"]]
+    names = [check["name"] for check in record.check["checks"]]
     assert {"timed_output_relative_error", "timed_W_relative_error"} <= set(names)
 
 
@@ -375,7 +375,7 @@ def test_a_layer_that_is_wrong_beyond_the_gates_tokens_is_seen(layer_package):
 
     def off(**arguments):
         out, *rest = whole(**arguments)
-        out[:, fla_layer.LAYER_GATE_TOKENS :] *= 1.1
+        out[:, fla_layer.LAYER_CHECK_TOKENS :] *= 1.1
         return out, *rest
 
     layer_package.fused_chunk_ttt_linear = off

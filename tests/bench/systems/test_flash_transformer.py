@@ -106,5 +106,5 @@ def test_what_is_timed_is_compared_with_the_transformer(system, phase, options):
     case = Case(system, "flash-attn", "tiny", phase, 3, 40, dtype="float32", options=options)
     record = CaseRun(case, Policy(min_samples=2, budget_s=0)).record(OnCpu())
     assert record.status == "ok", record.reason
-    assert "unchecked" not in record.gate
-    assert any(check["name"] == "timed_logits_relative_error" for check in record.gate["checks"])
+    assert "unchecked" not in record.check
+    assert any(check["name"] == "timed_logits_relative_error" for check in record.check["checks"])

@@ -45,7 +45,7 @@ def test_the_gate_notices_a_wrong_operator_in_a_model_whose_logits_hardly_show_i
     adapter, small = TTTTorch(), replace(case("ttt-linear"), dtype="bfloat16")
     model = model_of(small, operator=WrongOperator("linear", wrong, in_prefill))
     monkeypatch.setattr(adapter, "load", lambda case: model)
-    missed = {check.name for check in adapter.build(small).gate().checks if not check.passed}
+    missed = {check.name for check in adapter.build(small).check().checks if not check.passed}
     assert "inner_loop_steps_relative_error" in missed
     assert ("inner_loop_prefill_relative_error" in missed) is in_prefill
 
@@ -95,7 +95,7 @@ def test_what_is_timed_is_not_recorded_after_the_gate():
     workload = adapter.build(case("ttt-linear"))
     _, model = adapter._loaded
     before = model.operator
-    assert workload.gate().passed
+    assert workload.check().passed
     assert model.operator is before
     broken = model_of(case("ttt-linear"), operator=TorchOperator("mlp"))
     before = broken.operator

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.systems.logits import limits_by_rounding, response_verdict
+from bench.systems.logits import check_response, limits_by_rounding
 from harness.schema.case import Case
 
 CASE = Case("ttt-linear", "torch", "tiny", "forward", 2, 32, dtype="bfloat16")
@@ -31,7 +31,7 @@ def test_limits_are_one_and_a_half_times_the_rounding_of_the_dtype(asked, roundi
 @pytest.mark.parametrize(("slope", "off"), [(1.0, 0.0), (0.0, 1.0), (0.4, 0.6), (-1.0, 2.0)])
 def test_a_response_to_another_past_is_the_slope_of_the_references(slope, off):
     before, change = torch.zeros(2, 8), torch.arange(16.0).view(2, 8)
-    [check] = response_verdict((before, slope * change), (before, change), width=4).checks
+    [check] = check_response((before, slope * change), (before, change), width=4).checks
     assert (check.name, check.limit) == ("response_to_the_past_off", 0.5)
     assert check.value == pytest.approx(off)
 
@@ -41,5 +41,5 @@ def test_a_response_below_its_noise_is_not_checked(noise, checks):
     """The noise is over sqrt(2 rows x width 4) = 2.83 by the reference's change: 0.088 and 0.124, limit 0.1."""
     before, change = torch.zeros(2, 8), torch.tensor([[1.0, 0.0] * 4] * 2)
     off = torch.tensor([[0.0, noise] * 4] * 2)
-    verdict = response_verdict((before, change + off), (before, change), width=4)
-    assert (len(verdict.checks), "rounding hides" in verdict.unchecked) == (checks, not checks)
+    checked = check_response((before, change + off), (before, change), width=4)
+    assert (len(checked.checks), "rounding hides" in checked.unchecked) == (checks, not checks)

@@ -7,7 +7,7 @@ from bench.models.config import model_config
 from bench.models.mamba import Mamba
 from bench.systems.mamba import scan
 from bench.systems.mamba.scan import ScannedMamba, ScannedMamba2, chunked_scan, selective_scan, whole_chunks
-from harness.measure.gate import relative_error
+from harness.measure.correctness import relative_error
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 16, 17, 100])

@@ -12,7 +12,7 @@ from bench.models.config import MambaConfig, model_config
 from bench.models.mamba import Mamba
 from bench.systems.mamba import ssm
 from bench.systems.mamba.ssm import MambaSSM, MambaSSMModel, copy_weights
-from harness.measure.gate import Verdict
+from harness.measure.correctness import Checks
 from harness.measure.measured_case import CaseRun
 from harness.schema.case import Case
 from harness.schema.policy import Policy
@@ -184,8 +184,8 @@ def test_what_runs_without_its_kernels_leaves_no_state(package, monkeypatch):
     for name in ("prepare", "compile_ahead"):
         monkeypatch.setattr(f"bench.systems.tuned_model.{name}", garble)
     case, adapter = Case("mamba", "mamba-ssm", "tiny", "generate", 3, 24, dtype="float32"), Small()
-    for verdict in (None, Verdict([])):
-        adapter._verdict = verdict
+    for checked in (None, Checks([])):
+        adapter._checked = checked
         assert adapter.build(case).run()[0].isfinite().all()
     assert len(ran) == 2
 
@@ -211,7 +211,7 @@ def test_what_is_timed_starts_where_the_check_thinks_it_does(package, monkeypatc
     case = Case("mamba", "mamba-ssm", "tiny", phase, 3, 24, dtype="float32", options=options)
     record = CaseRun(case, Policy(min_samples=3, budget_s=0)).record(Small())
     assert record.status == "ok", record.reason
-    assert any(check["name"] == "timed_logits_relative_error" for check in record.gate["checks"])
+    assert any(check["name"] == "timed_logits_relative_error" for check in record.check["checks"])
 
 
 def test_generate_is_tuned_anew_for_other_phases_and_many_more_sequences_but_not_for_the_context(package, monkeypatch):

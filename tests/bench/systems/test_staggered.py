@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_single_steps_are_timed_and_the_calls_are_checked(case):
     record = CaseRun(case, FEW).record(TTTTorch())
     assert record.status == "ok", record.reason
-    assert "unchecked" not in record.gate
+    assert "unchecked" not in record.check
     assert 0 < record.metrics["itl_p50_ms"] <= record.metrics["itl_p99_ms"]
     assert record.metrics["itl_worst_over_mean"] >= 1
 

@@ -27,7 +27,7 @@ from bench.systems.transformer.pytorch import TorchTransformer
 from bench.systems.ttt import layer
 from bench.systems.ttt.kernels import TTTKernels
 from bench.systems.ttt.model import TTTTorch
-from harness.measure.gate import Verdict
+from harness.measure.correctness import Checks
 from harness.measure.inspection import tensors_of
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import Skip, Workload
@@ -82,8 +82,8 @@ MEASURED = [
 def test_what_is_timed_is_compared_with_the_reference(adapter, system, phase, options):
     record = CaseRun(case(system, phase, **options), POLICY).record(adapter())
     assert record.status == "ok", record.reason
-    assert "unchecked" not in record.gate
-    assert any(check["name"].startswith("timed_") for check in record.gate["checks"])
+    assert "unchecked" not in record.check
+    assert any(check["name"].startswith("timed_") for check in record.check["checks"])
     assert (record.metrics.get("flops", 0) > 0) is ("part" not in options)  # the work of a part is not counted
 
 
@@ -91,7 +91,7 @@ class Later:
     """An adapter whose outputs become wrong after its correctness check."""
 
     packages = ()
-    verdicts: ClassVar = {}  # cached checks: every test of a case has the same model
+    checks: ClassVar = {}  # cached checks: every test of a case has the same model
 
     def __init__(self, adapter, spoil, calls=2):
         self.adapter, self.spoil, self.left = adapter, spoil, calls
@@ -106,12 +106,12 @@ class Later:
                 self.spoil(next(tensors_of(outputs)))
             return outputs
 
-        def gate():
-            if asked not in self.verdicts:
-                self.verdicts[asked] = workload.gate()
-            return self.verdicts[asked]
+        def check():
+            if asked not in self.checks:
+                self.checks[asked] = workload.check()
+            return self.checks[asked]
 
-        return replace(workload, run=run, gate=gate)
+        return replace(workload, run=run, check=check)
 
 
 def worst_steps(model, ids, state, steps):
@@ -180,7 +180,7 @@ def test_bfloat16_stays_well_within_the_limits_of_its_rounding(adapter, system, 
     asked = replace(case(system, phase), dtype="bfloat16", batch=6, context=136)
     record = CaseRun(asked, POLICY, mode="verify").record(adapter())
     assert record.status == "ok", record.reason
-    checks = {check["name"]: check for check in record.gate["checks"]}
+    checks = {check["name"]: check for check in record.check["checks"]}
     for name in ("logits_relative_error", "timed_logits_relative_error"):
         assert checks[name]["limit"] < 0.02
         assert checks[name]["value"] < 0.85 * checks[name]["limit"]
@@ -189,8 +189,8 @@ def test_bfloat16_stays_well_within_the_limits_of_its_rounding(adapter, system, 
 def test_of_a_long_layer_the_record_says_how_much_was_compared(monkeypatch):
     monkeypatch.setattr(layer, "LAYER_CHECKED_TOKENS", 16)
     record = CaseRun(case("ttt-linear", scope="layer"), POLICY).record(TTTTorch())
-    assert record.gate["unchecked"] == "of 32 tokens the first 16 were compared"
-    assert [c["name"] for c in record.gate["checks"] if c["name"].startswith("timed")] == [
+    assert record.check["unchecked"] == "of 32 tokens the first 16 were compared"
+    assert [c["name"] for c in record.check["checks"] if c["name"].startswith("timed")] == [
         "timed_output_relative_error"
     ]
 
@@ -225,7 +225,7 @@ def test_the_gate_notices_a_step_that_is_off_by_a_thousandth():
     _, model = adapter._loaded
     step = model.generate_step
     model.generate_step = lambda ids, state: (step(ids, state)[0] * 1.001, state)
-    assert not workload.gate().passed
+    assert not workload.check().passed
 
 
 def test_each_form_of_a_layer_counts_its_own_work_and_both_move_the_same():
@@ -290,9 +290,9 @@ def test_the_backend_of_the_documents_passes_its_gate_and_is_complete():
     names: dict = {}
     exec(compile(example, "CONTRIBUTING.md", "exec"), names)
     for system, phase in (("ttt-linear", "forward"), ("ttt-mlp", "generate")):
-        verdict = names["TTTTokenByToken"]().build(case(system, phase)).gate()
-        assert verdict.passed, verdict.reason
-        assert "inner_loop_prefill_relative_error" in {check.name for check in verdict.checks}
+        checked = names["TTTTokenByToken"]().build(case(system, phase)).check()
+        assert checked.passed, checked.reason
+        assert "inner_loop_prefill_relative_error" in {check.name for check in checked.checks}
 
 
 def test_every_case_of_quick_names_an_adapter():
@@ -330,7 +330,7 @@ def test_a_model_that_rounds_more_has_wider_limits_and_its_record_says_so(system
     judged = replace(case(system, "forward"), dtype=dtype, options=(("backbone", backbone),))
     assert logits.widening(judged) == wider
     adapter = LanguageModel()
-    assert ("gate_limits" in adapter.settings(judged)) is (wider == 2)
+    assert ("check_limits" in adapter.settings(judged)) is (wider == 2)
 
 
 def test_a_request_says_when_its_tokens_came(monkeypatch):
@@ -384,14 +384,14 @@ def test_a_prompt_that_the_reference_would_read_for_minutes_is_not_compared_and_
     for phase, options in (("forward", {}), ("request", {"steps": 3})):
         record = CaseRun(replace(case("ttt-linear", phase, **options), context=41), POLICY).record(TTTTorch())
         assert record.status == "ok", record.reason
-        assert "compared with nothing: the reference reads at most 40" in record.gate["unchecked"]
+        assert "compared with nothing: the reference reads at most 40" in record.check["unchecked"]
 
 
 def test_each_model_that_is_loaded_has_a_verdict_of_its_own(monkeypatch):
     compared = []
-    verdict = Verdict([])
-    monkeypatch.setattr(TTTTorch, "_compare", lambda self, model, case: compared.append(case.dtype) or verdict)
+    checked = Checks([])
+    monkeypatch.setattr(TTTTorch, "_compare", lambda self, model, case: compared.append(case.dtype) or checked)
     adapter = TTTTorch()
     for dtype in ("float32", "float32", "bfloat16"):
-        adapter.build(replace(case("ttt-linear"), dtype=dtype)).gate()
+        adapter.build(replace(case("ttt-linear"), dtype=dtype)).check()
     assert compared == ["float32", "bfloat16"]

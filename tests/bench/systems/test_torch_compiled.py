@@ -36,19 +36,19 @@ def test_pieces_follow_one_another_as_in_the_whole(uncompiled, monkeypatch, syst
     monkeypatch.setattr(compiled, "TOGETHER", 2)
     workload = CompiledLayer().build(case(system, 80))
     assert workload.settings["compiled_together"] == "32 tokens"
-    assert workload.gate().passed
+    assert workload.check().passed
     compare = workload.timed_check(Random(1))
-    verdict = compare(workload.run(), 1)
-    assert verdict.passed, verdict.reason
-    assert verdict.unchecked == ""
-    assert {check.name for check in verdict.checks} >= {"timed_output_relative_error"}
+    checked = compare(workload.run(), 1)
+    assert checked.passed, checked.reason
+    assert checked.unchecked == ""
+    assert {check.name for check in checked.checks} >= {"timed_output_relative_error"}
     assert workload.metrics["flops"] > 0
 
 
 def test_the_compiler_traces_it_in_one_graph(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     workload = CompiledLayer().build(case("ttt-linear", 32))
-    assert workload.gate().passed
+    assert workload.check().passed
 
 
 @pytest.mark.parametrize("wrong", [{"form": "primal"}, {"part": "w"}])

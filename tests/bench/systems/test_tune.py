@@ -63,9 +63,9 @@ def kernel(monkeypatch, one_thread):
     monkeypatch.setattr(trial, "SIZE", "tiny")
     monkeypatch.setattr(trial, "BATCH", 2)
     monkeypatch.setattr(trial, "candidates", lambda *asked, sm90: iter((SLOW, FAST, WRONG, TOO_LARGE)))
-    kernel_layer.generate_verdict.cache_clear()
+    kernel_layer.check_generate.cache_clear()
     yield found
-    kernel_layer.generate_verdict.cache_clear()
+    kernel_layer.check_generate.cache_clear()
 
 
 def fastest(kernel, log=lambda line: None):

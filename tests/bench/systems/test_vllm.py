@@ -188,8 +188,8 @@ def test_what_the_last_batch_made_is_held_against_the_repositorys_model(llm, pha
     llm.compute = True
     record = CaseRun(replace(CASE, phase=phase, options=options), FEW).record(OnCpu())
     assert record.status == "ok", record.reason
-    assert "unchecked" not in record.gate
-    below = {check["name"]: check["value"] for check in record.gate["checks"]}["timed_choice_below_best"]
+    assert "unchecked" not in record.check
+    below = {check["name"]: check["value"] for check in record.check["checks"]}["timed_choice_below_best"]
     assert 0 <= below < 1e-4
     assert record.metrics["flops"] > 0
 
@@ -206,8 +206,8 @@ def test_tokens_that_the_model_would_not_choose_are_seen(llm, monkeypatch, phase
 
     monkeypatch.setattr(fake_vllm.LLM, "_generate", another)
     workload.run()
-    verdict = workload.timed_check(Random(1))(None, 1)
-    assert "timed_choice_below_best" in verdict.reason
+    checked = workload.timed_check(Random(1))(None, 1)
+    assert "timed_choice_below_best" in checked.reason
 
 
 def test_not_the_last_token_alone_is_held_against_the_model(llm, monkeypatch):
@@ -276,25 +276,25 @@ def test_vllm_is_handed_its_own_class_of_the_model(llm):
 
 def test_the_engines_logits_are_held_against_the_repositorys_model(llm):
     llm.compute = True
-    verdict = VllmTransformer().build(CASE).gate()
-    assert verdict.passed
-    assert {check.name: check.value for check in verdict.checks}["head_rows_per_prompt"] == 1
+    checked = VllmTransformer().build(CASE).check()
+    assert checked.passed
+    assert {check.name: check.value for check in checked.checks}["head_rows_per_prompt"] == 1
 
 
 def test_an_engine_that_computes_something_else_misses_its_gate(llm, monkeypatch):
     llm.compute = True
     compute = fake_vllm.Model.compute_logits
     monkeypatch.setattr(fake_vllm.Model, "compute_logits", lambda model, hidden: 1.2 * compute(model, hidden))
-    verdict = VllmTransformer().build(CASE).gate()
-    assert not verdict.passed
-    assert "logits_relative_error" in verdict.reason
+    checked = VllmTransformer().build(CASE).check()
+    assert not checked.passed
+    assert "logits_relative_error" in checked.reason
 
 
 def test_an_engine_that_remembers_prompts_misses_its_gate(llm):
     llm.compute = True
     workload = VllmTransformer().build(CASE)
     llm.started[0].llm_engine.vllm_config.cache_config.enable_prefix_caching = True
-    assert "samples_that_leave_something" in workload.gate().reason
+    assert "samples_that_leave_something" in workload.check().reason
 
 
 def test_mamba_generates_after_short_prompts_and_says_so(llm):

@@ -44,7 +44,7 @@ def test_the_engines_tokens_are_compared_with_our_model(llm, system, phase, opti
     llm.compute = True
     record = CaseRun(replace(CASE, system=system, phase=phase, options=options), FEW).record(OnCpu())
     assert record.status == "ok", record.reason
-    names = {check["name"] for check in record.gate["checks"]}
+    names = {check["name"] for check in record.check["checks"]}
     assert {"logits_relative_error", "head_rows_per_prompt", "timed_choice_below_best"} <= names
     assert (record.settings["attention"], record.settings["forward_kernel"]) == ("none", "reference")
 

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from harness.measure.gate import Check, Verdict, relative_error, total_variation
+from harness.measure.correctness import Check, Checks, relative_error, total_variation
 
 torch = pytest.importorskip("torch")
 
@@ -17,26 +17,26 @@ def test_at_most() -> None:
 
 def test_every_check_must_pass() -> None:
     good, bad = Check.at_most("a", 0, 1), Check.at_most("b", 2, 1)
-    assert Verdict([good]).passed
-    assert not Verdict([good, bad]).passed
-    assert Verdict([good, bad]).reason == "b is 2, limit 1"
-    assert not Verdict([]).passed
-    assert Verdict([]).reason
+    assert Checks([good]).passed
+    assert not Checks([good, bad]).passed
+    assert Checks([good, bad]).reason == "b is 2, limit 1"
+    assert not Checks([]).passed
+    assert Checks([]).reason
 
 
 def test_adding_keeps_checks_and_notes_of_both() -> None:
     good, bad = Check.at_most("a", 0, 1), Check.at_most("b", 2, 1)
-    both = Verdict([good], "half of the heads") + Verdict([bad])
-    assert both == Verdict([good, bad], "half of the heads")
-    assert (both + Verdict([], "the last token")).unchecked == "half of the heads; the last token"
+    both = Checks([good], "half of the heads") + Checks([bad])
+    assert both == Checks([good, bad], "half of the heads")
+    assert (both + Checks([], "the last token")).unchecked == "half of the heads; the last token"
     assert (both + both).unchecked == "half of the heads"
 
 
 def test_nan_becomes_null_in_json() -> None:
-    verdict = Verdict([Check.at_most("error", math.nan, 0.1)])
-    text = json.dumps(verdict.to_dict(), allow_nan=False)
+    checked = Checks([Check.at_most("error", math.nan, 0.1)])
+    text = json.dumps(checked.to_dict(), allow_nan=False)
     assert json.loads(text)["checks"][0]["value"] is None
-    assert not verdict.passed
+    assert not checked.passed
 
 
 def test_relative_error() -> None:
@@ -58,7 +58,7 @@ def test_relative_error_of_low_precision_is_taken_in_float64() -> None:
 def test_relative_error_by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     out, ref = torch.randn(3, 50), torch.randn(3, 50)
     expected = float((out - ref).double().norm() / ref.double().norm())
-    monkeypatch.setattr("harness.measure.gate._CHUNK", 7)
+    monkeypatch.setattr("harness.measure.correctness._CHUNK", 7)
     assert relative_error(out, ref) == pytest.approx(expected)
 
 

@@ -24,7 +24,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Checks:
     """All checks of a case; `passed` needs at least one check and no failed one.
 
     unchecked: a sentence about outputs that were not compared, or "".
@@ -37,9 +37,9 @@ class Verdict:
     def passed(self) -> bool:
         return bool(self.checks) and all(check.passed for check in self.checks)
 
-    def __add__(self, other: "Verdict") -> "Verdict":
+    def __add__(self, other: "Checks") -> "Checks":
         unchecked = dict.fromkeys(filter(None, (self.unchecked, other.unchecked)))
-        return Verdict([*self.checks, *other.checks], "; ".join(unchecked))
+        return Checks([*self.checks, *other.checks], "; ".join(unchecked))
 
     @property
     def reason(self) -> str:
