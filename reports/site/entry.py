@@ -8,7 +8,7 @@ import io
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from harness.schema.catalogue import Catalogue
 from harness.schema.files import listed, read_regular
-from harness.schema.profile import profile_path
+from harness.schema.profile import Profile, profile_path
 from harness.schema.reason import printable, said_number, span
 from harness.schema.record import Record
 from harness.schema.run import Run
@@ -132,13 +132,14 @@ def note_of(folder: Path) -> str:
 
 def files_of(run: Run) -> tuple[Entry, dict[str, str | bytes]]:
     """Return (a run's entry, the contents of its files by path). Raises RecordError if the run is unreadable."""
-    records, profiles = run.records(), list(run.profiles().values())
+    records, by_key = run.records(), run.profiles()
+    profiles = list(by_key.values())
     refuse_too_many(records, run.folder)
     found = run_id(run, records)
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
     files: dict[str, str | bytes] = {f"data/{found}.json": _CASES.dump_json(RunCases.of(run, records)).decode()}
     if table is not None:
-        downloads = list(_downloads(table, records, run, found))
+        downloads = list(_downloads(table, records, run, found, by_key))
         files |= {path: content for _, path, content in downloads}
         profiled = section(records, profiles, run.catalogue)
         links = tuple((label, f"../{path}") for label, path, _ in downloads)
@@ -238,17 +239,17 @@ def _page(
 
 
 def _downloads(
-    table: pd.DataFrame, records: Iterable[Record], run: Run, found: str
+    table: pd.DataFrame, records: Iterable[Record], run: Run, found: str, profiles: Mapping[str, Profile]
 ) -> Iterator[tuple[str, str, str | bytes]]:
     """Yield (label, path in the site, content) of the table, the records, and Nsight Compute's reports that are there.
 
-    found: the run's id. A report of unknown format is left out.
+    found: the run's id. profiles: by key. A report of unknown format is left out.
     """
     text = io.StringIO()
     write_frame(table, "csv", text, run.catalogue)
     yield "Table (CSV)", f"downloads/{found}.csv", text.getvalue()
     yield "Records (JSON lines)", f"downloads/{found}.jsonl", "".join(f"{record.to_json()}\n" for record in records)
-    for key, profile in run.profiles().items():
+    for key, profile in profiles.items():
         report = profile_path(run.folder, key).with_suffix(".ncu-rep")
         with suppress(OSError, ValueError):
             label = f"Nsight Compute: {profile.case.label}"

@@ -27,7 +27,7 @@ def test_a_missing_or_extra_argument_shows_the_usage(tmp_path, command, said):
 
 def test_a_terminal_without_an_arrow_shows_a_question_mark(tmp_path):
     runs = [ROOT / "reports/results" / name for name in ("h100", "h100-second")]
-    done = ttt_bench("compare", *runs, cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "latin-1"})
+    done = ttt_bench("compare", *runs, cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr
     assert "commit 853cb8a15d ? 1144bc6198" in done.stdout
 

@@ -280,7 +280,7 @@ from pathlib import Path
 from harness_helpers import case, measured
 import harness.workers.progress
 measured(Path(sys.argv[1]), [case()], on_event=harness.workers.progress.Progress())
-print(*sorted({{"torch", "pandas", "numpy", "rich"}} & set(sys.modules)))
+print(*sorted({{"torch", "pandas", "numpy"}} & set(sys.modules)))
 # Not ru_maxrss, which a process inherits from the one that started it.
 print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 """
