@@ -77,7 +77,7 @@ venv-vllm venv-mamba: venv-%: systems.toml
 systems.toml:
 	cp bench/requirements/systems.toml $@
 
-# The tables of Markdown files, each from the runs that the comment above it names.
+# The tables of Markdown files, from published runs; reports/results/tables.toml defines them.
 numbers: $(INSTALLED)
 	$(PY) -m bench.numbers reports/results/tables.toml $(shell git grep --files-with-matches "^<!-- table" -- "*.md")
 
@@ -101,7 +101,7 @@ test-gpu: $(INSTALLED)
 	$(PY) -m pytest -m gpu tests/tk_kernels --numprocesses 4 --dist loadgroup
 	$(PY) -m pytest -m gpu --ignore tests/tk_kernels
 
-# Every kernel under memcheck, racecheck and synccheck, on a Hopper GPU; a verdict for each, also in the file RECORD.
+# Every kernel under memcheck, racecheck and synccheck, on a Hopper GPU; one line for each, also in the file RECORD.
 sanitize: $(INSTALLED)
 	$(PY) -m tests.tk_kernels.sanitize $(RECORD)
 

@@ -142,7 +142,7 @@ def _mixed_step(config: Any, case: Case, form: str) -> Work | None:
     elif isinstance(config, TTTConfig):
         cost = COSTS[config.learner]
         shape = (batch, config.heads, config.head_dim, config.mini_batch, form)
-        moved = cost.generate_state_traffic(*shape, generate_precision(case)[0])
+        moved = cost.generate_state_traffic(*shape, generate_precision(case))
         layer = Work(cost.generate_flops(*shape), moved)
     else:
         return None

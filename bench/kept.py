@@ -25,14 +25,14 @@ def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
     cost, shape = COSTS[config.learner], (1, config.heads, config.head_dim)
     if case.phase == "forward":
         return config.layers * cost.state_bytes(*shape, size) + windows
-    layer = cost.generate_state_bytes(*shape, config.mini_batch, form, generate_precision(case)[0])
+    layer = cost.generate_state_bytes(*shape, config.mini_batch, form, generate_precision(case))
     return config.layers * layer + windows
 
 
-def generate_precision(case: Case) -> tuple[str, int]:
-    """Return a case's precision as `tk_kernels.cost` names it, and the bytes per element of cached rows."""
+def generate_precision(case: Case) -> str:
+    """Return the precision of a case's generate state, as `tk_kernels.cost` names it."""
     dtype = case.state_dtype or "float32"
-    return _PRECISIONS.get(dtype, dtype), 4 if dtype == "float32" else 2
+    return _PRECISIONS.get(dtype, dtype)
 
 
 def state_element_bytes(case: Case) -> int:

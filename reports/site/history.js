@@ -87,6 +87,8 @@ function days(lines) {
   return last > first ? {} : { range: [first - DAY / 2, last + DAY / 2].map((time) => new Date(time).toISOString()) };
 }
 
+const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+
 async function draw() {
   document.documentElement.dataset.ready = "no";
   const { label, lines, unit } = cases.get(chosen);
@@ -102,7 +104,7 @@ async function draw() {
   await Plotly.newPlot(plot, [...drawn.map(([points]) => points), ...drawn.map(([, changes]) => changes)], layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
   link(lines, unit);
   const [runs, changes] = ["at", "changes"].map((part) => lines.reduce((sum, line) => sum + line[part].length, 0));
-  plot.setAttribute("aria-label", `Line chart of the latency of ${label}: ${runs} runs on ${lines.length} kinds of machine, ${changes} changes. The numbers are in the table below it.`);
+  plot.setAttribute("aria-label", `Line chart of the latency of ${label}: ${counted(runs, "run")} on ${counted(lines.length, "kind")} of machine, ${counted(changes, "change")}. The numbers are in the table below it.`);
   numbers(lines, unit);
   document.documentElement.dataset.ready = "yes";
 }

@@ -39,12 +39,12 @@ class TTTKernels(TTTLanguageModel):
         """Build the whole model, or with scope=layer the kernel alone. Raises Skip for unsupported options."""
         self._refuse_other_functions(case)
         if case.option("scope", "model") == "layer":
-            return kernel_layer.build(case, self.form, generate_precision(case)[0], self.prefill)
+            return kernel_layer.build(case, self.form, generate_precision(case), self.prefill)
         return super().build(case)
 
     def load(self, case: Case) -> Any:
         """Load the model with fused blocks."""
-        precision = generate_precision(case)[0]
+        precision = generate_precision(case)
         operator = KernelOperator(self.learner, self.form, precision, not self.prefill, self.prefill)
         return model_of(case, operator=operator, block=FusedBlock)
 
