@@ -68,7 +68,7 @@ def test_the_names_and_shapes_are_the_authors(learner, backbone, tmp_path):
             expected |= {f"{prefix}conv.conv.weight": (C, 1, 4), f"{prefix}conv.conv.bias": (C,)}
         expected |= {f"{prefix}seq_modeling_block.{key}": shape for key, shape in inner.items()}
         expected |= {f"{prefix}seq_norm.weight": (C,), f"{prefix}ffn_norm.weight": (C,)}
-        expected |= {f"{prefix}mlp.{p}_proj.weight": (ffn, C) for p in ("check", "up")}
+        expected |= {f"{prefix}mlp.{p}_proj.weight": (ffn, C) for p in ("gate", "up")}
         expected |= {f"{prefix}mlp.down_proj.weight": (C, ffn)}
     assert shapes == expected
 
