@@ -93,9 +93,9 @@ class _Estimates:
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
         """Estimate mean and variance per case, and shrink each variance towards the median variance of all cases.
 
-        The shrunk variance is s² = (w·median(s²) + (k-1)·s²) / (w + k - 1), where k is the number of rounds and w is
-        the smaller of `PRIOR_ROUNDS` and the number of cases - 1. w is 0 for a case with a significantly larger
-        variance, such as a host-bound one.
+        The shrunk variance is s² = (w·median(s²) + (k-1)·s²) / (w + k - 1), where k is the number of rounds.
+        The weight w is the smaller of `PRIOR_ROUNDS` and the number of cases - 1. It is 0 for a case with a
+        significantly larger variance, such as a host-bound one.
         """
         rounds = np.array([len(case) for case in cases], float)
         values = np.full((len(cases), int(rounds.max())), np.nan)
