@@ -109,9 +109,7 @@ def page_data(
 
 
 def samples(records: list[Record]) -> str:
-    """Return the timed samples as JSON: for each row of `stats.frame` a list per process, in ms to four significant
-    digits.
-    """
+    """Return the timed samples as JSON: for each row of `stats.frame` a list per process, in ms to four digits."""
     groups = (group for case in by_case(records).values() for group in by_place(case))
     found = [[[rounded(ms, 4) for ms in record.samples_ms] for record in group] for group in groups]
     return json.dumps(found, separators=(",", ":"))
@@ -171,8 +169,9 @@ def _shown_columns(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def constants(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, str]:
-    """Return the values that all rows share, as {label of the column: value in words}; columns in `_ALWAYS_SHOWN` are
-    left out.
+    """Return {label of the column: value in words} for the values that all rows share.
+
+    Columns in `_ALWAYS_SHOWN` are left out.
     """
     varied = _varied(table)
     values = {name: table[name].iloc[0] for name in table.columns if name not in varied and len(table)}

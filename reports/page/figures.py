@@ -62,9 +62,7 @@ def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
 
 
 def undrawn(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return a sentence for each figure that cannot be drawn: cases have results, but none has the metric of the y
-    axis.
-    """
+    """Return a sentence for each figure whose cases have results, but none with the metric of the y axis."""
     return [
         f"{entry.title} is not drawn: no record has {catalogue.metric(entry.y).label}."
         for _, entry, rows in _plans(table, catalogue)
@@ -101,8 +99,7 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
     """Yield (suite, figure entry, rows) for each figure of the catalogue that has rows.
 
-    A phase of a suite for which the catalogue has no figure gets a default figure. The suite is "" for rows in no
-    suite.
+    A phase of a suite for which the catalogue has no figure gets a default figure. Rows in no suite have the suite "".
     A suite with a question but without figures yields nothing, because a table answers its question.
     """
     for suite in catalogue.suites:
@@ -130,7 +127,7 @@ def _default_plans(
 
 
 def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> Iterator[Figure]:
-    """Yield the figures of one catalogue entry: one for each combination of values in the columns `entry.split`."""
+    """Yield the figures of one catalogue entry, one for each combination of values in the columns `entry.split`."""
     if entry.x not in rows or entry.y not in rows:
         return
     rows = rows[pd.to_numeric(rows[entry.x], errors="coerce").notna()].sort_values(entry.x, kind="stable")
@@ -238,16 +235,15 @@ class _Panel:
             yield f"the GPU was power-capped or thermally throttled at {share_of(slowed, len(complete), 'point')}"
 
     def _at_first(self, lines: list[Line]) -> list[Line]:
-        """Return the lines that the figure shows before a reader selects others: the primary ones with a result, or
-        else all.
+        """Return the lines that the figure shows before a reader selects others: primary ones with a result, or else
+        all.
         """
         rows, y = self.panel.rows, self.panel.entry.y
         found = {*rows.index[(rows["status"] == "ok") & rows[y].notna()]}
         return [line for line in lines if line.primary and not found.isdisjoint(line.rows)] or lines
 
     def _states(self) -> str:
-        """Return a list in words of each state precision and the systems that use it; "" if the figure has only one
-        precision.
+        """Return the systems by state precision in words; "" if the figure has only one precision.
 
         A system with several precisions is left out, as the names of its lines show them.
         """
@@ -268,9 +264,7 @@ def _points(line: Line) -> list[tuple[int, ...]]:
 
 
 def _either(found: list[str]) -> str:
-    """Return the phrases joined, as in `timed eagerly, in graphs or by the engine`; a shared first word appears
-    once.
-    """
+    """Return the phrases joined, as in `timed eagerly, in graphs or by the engine`; a shared first word stands once."""
     first, *others = found
     if len({each.partition(" ")[0] for each in found}) == 1 and all(" " in each for each in found):
         others = [each.partition(" ")[2] for each in others]

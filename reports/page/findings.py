@@ -194,7 +194,7 @@ def flags(rows: pd.DataFrame) -> list[str]:
 
 
 def _checked(view: View, claim: PaperClaim) -> str:
-    """Return a sentence on whether a claim of the paper holds, and at which x; "" if no x has results of both
+    """Return a sentence on whether and at which x a claim of the paper holds; "" if no x has results of both
     systems.
     """
     own, other = view.of_system(claim.system), view.of_system(claim.other)
@@ -216,9 +216,7 @@ def _checked(view: View, claim: PaperClaim) -> str:
 
 
 def _out_of_memory(views: Iterable[View]) -> str:
-    """Return a sentence that names the ranked lines that ran out of memory, each with its smallest such x; ""
-    for none.
-    """
+    """Return a sentence that names the ranked lines that ran out of memory, and the smallest x of each; "" for none."""
     found: dict[str, list[str]] = {}
     for view in views:
         labels = view.labels(view.ranked)

@@ -74,8 +74,7 @@ def render(
     """Return the page of `records` as HTML; its Content-Security-Policy forbids loading anything from outside the page.
 
     profiled: the section on the run's profiles. table: `stats.frame` of the records; computed if None.
-    around: set if the page is part of a site; the page then links to Plotly and the downloads instead of embedding
-    them.
+    around: set if the page is part of a site; then the page links to Plotly and downloads instead of embedding them.
     missing: planned cases without a record. part: the notice of `part_of` that only some systems are shown, or "".
     """
     table = frame(records, catalogue) if table is None else table
@@ -139,8 +138,7 @@ def _template() -> Template:
 
 
 def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:
-    """Return the groups of cases without a result that agree in status, system, backend, suites, reason, phase and L2
-    state.
+    """Return groups of cases without a result that agree in status, system, backend, suites, reason, phase and L2.
 
     Each dict has the first five, the number of `cases`, and `which`: phase, batches and contexts in words.
     missing: the planned cases without a record.
@@ -194,8 +192,7 @@ def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]
 def _facts(
     table: pd.DataFrame, counts: Counter[str], timed: bool, versions: dict[str, str]
 ) -> list[tuple[str, str, str]]:
-    """Return the facts below the page's title as (name, value, note): device, software, date, number of cases and
-    samples.
+    """Return the facts below the page's title as (name, value, note), such as device, software, date and samples.
 
     counts: the number of cases by status. timed: whether the run measured time. versions: of `Machines`.
     """

@@ -40,8 +40,7 @@ class Look:
 class Line:
     """A line of a figure, for one machine, system, backend, size and set of options.
 
-    short: what the line's color and marker stand for, in words, such as the system. tone, marker, dash, hollow: its
-    `Look`.
+    short: what color and marker stand for, in words, such as the system. tone, marker, dash, hollow: as in `Look`.
     rows: row numbers in `stats.frame`, in order of x. base_rows: for a line of ratios, the rows of the denominators.
     primary: whether the line answers the figure's question. unnamed: whether `FigureEntry.primary` lacks its system.
     y: the column of the line's values if it differs from the figure's y, as for the lower bound; else "".
@@ -194,9 +193,7 @@ class FigurePanel:
         return next(differing, "system") if "system" in self.entry.split else "system"
 
     def _own_looks(self) -> dict[str, Look]:
-        """Return the look of each value of `_look_column`; {} if that column is "system", whose looks are
-        `Looks.pairs`.
-        """
+        """Return the look of each value of `_look_column`; {} if that is "system", whose looks are in `Looks.pairs`."""
         column = self._look_column
         if column == "system":
             return {}
@@ -245,8 +242,7 @@ class FigurePanel:
         return self.looks.order[key[0]], self.looks.backends[key[1]], [sortable(value) for value in key[2:]]
 
     def bounds(self) -> list[Line]:
-        """Return the lines of roofline lower bounds, one for each system, size, form and set of options; [] if none is
-        known.
+        """Return the lines of roofline lower bounds, one for each system, size, form and set of options; [] for none.
 
         Several state precisions share one line: that of the precision with the most values of x.
         """
@@ -282,9 +278,7 @@ class FigurePanel:
         return Line(name, short, values["system"], "", 0, MARKERS[0], dash, False, rows, y=BOUND)
 
     def form_pairs(self) -> list[Line]:
-        """Return lines of ratios of primal to dual form, from pairs of rows that differ only in the form; []
-        for none.
-        """
+        """Return lines of ratios of primal to dual form; each point divides two rows that differ only in the form."""
         rows, x = self.rows, self.entry.x
         forms = forms_of(rows)
         if set(forms) < {"dual", "primal"}:

@@ -109,7 +109,7 @@ class View:
     def alike(self) -> list[Line]:
         """The largest set of ranked lines that agree in all settings except system and backend.
 
-        Size counts only lines with a result. Ties go to the set with more options at their defaults, then to the later
+        Size counts only lines with a result. Ties go to the set with more options at their defaults, then to the last
         line.
         A line without a setting agrees with every value of that setting.
         """
@@ -212,8 +212,7 @@ class View:
     def reach(self, line: Line) -> float:
         """Return the largest x that a line reached, from measured, failed and skipped cases.
 
-        A case is skipped if a smaller one did not fit or took too long. Infinite if x is itself a result
-        (`Figure.along`).
+        A case is skipped if a smaller one did not fit or took too long. If x is itself a result, the reach is infinite.
         """
         if self.figure.along:  # x is a result, so no line stops at one
             return math.inf
