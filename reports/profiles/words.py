@@ -42,9 +42,7 @@ WORKING = {"selected": "issuing", "not_selected": "ready, another warp issues"}
 
 
 class Recorded(NamedTuple):
-    """A case's latency in the run's records, in ms. at_once: how many sequences ran at once; 0 stands for the whole
-    batch.
-    """
+    """A case's latency in the run's records, in ms. at_once: how many sequences ran at once; 0 for the whole batch."""
 
     ms: float
     at_once: int = 0
