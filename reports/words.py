@@ -40,7 +40,11 @@ def with_sign(share: float, digits: int) -> str:
 
 
 def share_of(number: int, whole: int, thing: str) -> str:
-    """Return `3 of the 12 points`, `all 12 points` or `the only point`. thing: the noun in the singular."""
+    """Return in words how many of `whole` things `number` is: `3 of the 12 points`, `all 12 points` or `the only
+    point`.
+
+    thing: the noun in the singular, such as `point`.
+    """
     if whole == 1:
         return f"the only {thing}"
     return f"all {whole:,} {thing}s" if number == whole else f"{number:,} of the {whole:,} {thing}s"
@@ -58,7 +62,7 @@ def commit_said(environment: Mapping[str, Any]) -> str:
 def short_commit(commit: str, digits: int = 10) -> str:
     """Return the commit with its hash shortened to `digits` characters; a suffix `DIRTY` stays.
 
-    A text that is no full hash is returned unchanged.
+    A text that is no hash, or one of at most 10 characters, is returned unchanged.
     """
     name, mark = commit.removesuffix(DIRTY), DIRTY if commit.endswith(DIRTY) else ""
     return (name[:digits] if re.fullmatch(r"[0-9a-f]{11,}", name) else name) + mark

@@ -72,7 +72,7 @@ class Row:
 
     @property
     def apart(self) -> float:
-        """The longer time over the shorter, less 1."""
+        """The relative difference of the two times: the longer over the shorter, less 1 (0.02 for 2%)."""
         ratio = max(self.judged.ratio, math.exp(-LOG_LIMIT))
         return max(ratio, 1 / ratio) - 1
 

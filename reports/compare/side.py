@@ -53,7 +53,7 @@ class CaseSide:
     samples: the number of samples in all rounds. rounds: the planned rounds. timed: the rounds with samples.
     others: the largest share of the CPU that other programs used if the CPU was contended; else 0.
     hot: the GPU was thermally throttled. changed: the case has one process, and its samples drifted.
-    devices: GPU and driver, or CPU, of each machine; on two kinds of device the runs are not compared.
+    devices: GPU and driver, or CPU, of each machine; if the two runs differ in this, only a ratio is shown.
     facts: other properties of the processes, such as package versions, by name.
     host_bound: whether CPU work of an engine limits the speed.
     """

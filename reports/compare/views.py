@@ -77,7 +77,9 @@ def _beyond(rows: Sequence[Row]) -> str:
 
 
 def _cause(row: Row) -> str:
-    """Return the row's first note in parentheses, without its ending ` in A` or ` in B`; "" if the row has no note."""
+    """Return the row's first note in parentheses, without the words from ` in ` on, which name A or B; "" for
+    no note.
+    """
     return f" ({row.notes[0].partition(' in ')[0]})" if row.notes else ""
 
 

@@ -86,7 +86,10 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with missing devices and commits of failed cases filled in, if the run has only one of each."""
+    """Return the table with missing devices and commits of failed cases filled in.
+
+    Each column is filled in only if the run has a single value in the column.
+    """
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -191,7 +194,7 @@ class _Panel:
             )
 
     def _caption(self) -> str:
-        """Return the settings that all lines share, in words."""
+        """Return the settings that all lines of the figure share, in words."""
         rows = self.panel.rows
         columns = ["device", "batch", "context", "size", "dtype", "l2", *option_columns(rows)]
         omitted = {

@@ -66,7 +66,10 @@ def _span(values: Iterable[float]) -> str:
 
 
 def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
-    """Return the notice for a run on CPUs alone, or "". kinds: the records' device kinds, "cpu" or "cuda"."""
+    """Return the notice that the run measured small models on CPUs; "" if any record is of a GPU.
+
+    kinds: the records' device kinds, "cpu" or "cuda".
+    """
     if set(kinds) != {"cpu"}:
         return ""
     sizes = ", ".join(sorted(table["size"].unique()))
@@ -75,7 +78,7 @@ def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
 
 
 def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> str:
-    """Return the notice on planned cases without a record; "" if `missing` is empty."""
+    """Return the notice that planned cases have no record; "" if `missing`, the list of these cases, is empty."""
     if not missing:
         return ""
     counts = [f"{count} of {name}" for name, count in counts_of_missing(missing, table, catalogue).values()]

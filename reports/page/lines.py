@@ -111,7 +111,7 @@ class Looks:
         return found
 
     def of_one_system(self, system: str) -> Iterator[Look]:
-        """Yield an endless series of distinct looks for the lines of a figure that shows only `system`.
+        """Yield an endless series of looks for the lines of a figure that shows only `system`.
 
         The first is the system's own look. Later ones vary tone and marker, without those of the page's other systems.
         """

@@ -187,7 +187,7 @@ class View:
         return self.catalogue.axis(self.figure.x).phrase.replace("{}", x)
 
     def points(self, line: Line) -> list[Point]:
-        """Return the points of a line that have a result."""
+        """Return the measured points of a line; cases without a result are left out."""
         if line.name not in self._points:
             self._points[line.name] = list(self._read(line))
         return self._points[line.name]

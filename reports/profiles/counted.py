@@ -32,7 +32,7 @@ class Counted:
 
     @property
     def speed_of_light(self) -> list[tuple[str, float]]:
-        """[(name, percent of peak)] for compute and memory, without a unit that was not counted."""
+        """Pairs (name, percent of peak) for compute and for memory, as far as they were counted."""
         use = self.counters.use
         memory = use.get("memory", max(use.get("l2", -1.0), use.get("dram", -1.0)))
         bars = [("Compute", use.get("sm", -1.0)), ("Memory", memory)]
@@ -40,7 +40,7 @@ class Counted:
 
     @property
     def warp_states(self) -> list[tuple[str, float, str]]:
-        """[(state, percent of a warp's time, explanation)], the longest first, without states below 1%."""
+        """Tuples (state, percent of a warp's time, explanation), the longest first; states below 1% are left out."""
         found = sorted(self.counters.stalls.items(), key=lambda each: -each[1])
         words = WAITS | WORKING
         return [
@@ -51,7 +51,7 @@ class Counted:
 
     @property
     def memory(self) -> list[tuple[str, list[str]]]:
-        """[(memory level, [MB read, MB written, both, GB/s, hit rate in %])] per launch, as text; "" if unknown."""
+        """Pairs (memory level, [MB read, MB written, both, GB/s, hit rate in %]) per launch, as text; "" if unknown."""
         levels = ((name, self._traffic(level)) for level, name in _LEVELS.items())
         return [
             (name, ["" if number is None else said_number(number) for number in numbers])
@@ -61,7 +61,9 @@ class Counted:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """[(name, value in words)] for size, occupancy and resources of a launch, without unknown values."""
+        """Pairs (name, value in words) for the size, occupancy and resources of a launch; unknown values are
+        left out.
+        """
         kernel, counters = self.kernel, self.counters
         return [
             (name, said)

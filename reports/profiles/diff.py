@@ -1,4 +1,4 @@
-"""Compare two profiles: parts and kernels side by side, the largest difference first."""
+"""Compare two profiles of the same work: parts and kernels next to each other, the largest difference first."""
 
 import math
 from collections import defaultdict
@@ -59,7 +59,7 @@ class Diff:
 
     @property
     def tables(self) -> list[tuple[str, list[TimeDiff], str]]:
-        """[(heading, rows, sentence on the rows left out)] for the table of parts and the table of kernels."""
+        """Tuples (heading, rows, sentence on the rows left out) for the table of parts and the table of kernels."""
         kernels, labelled = self.kernels, [TimeDiff(LABELS[row.name], row.a_ms, row.b_ms) for row in self.parts]
         rest = kernels[_MOST:]
         left_out = f"{len(rest)} more kernels: {_signed(sum(row.ms for row in rest))} together" if rest else ""

@@ -77,7 +77,7 @@ class ShownProfile:
 
     @property
     def columns(self) -> list[tuple[str, int]]:
-        """[(heading, index into `COLUMNS`)] for the columns of the table of kernels that have any value."""
+        """Pairs (heading, index into `COLUMNS`) for the columns that have any value in the table of kernels."""
         return [(heading, at) for at, (heading, *_) in enumerate(COLUMNS) if any(cells[at] for *_, cells in self.rows)]
 
     @property

@@ -49,7 +49,9 @@ class Recorded(NamedTuple):
 
 
 def sentences(region: Region) -> tuple[str, str]:
-    """Return two sentences: the parts that take most time, and the bottleneck (idle time or the longest kernel)."""
+    """Return two sentences: on the parts that take most time, and on the bottleneck (idle time or the longest
+    kernel).
+    """
     return _where(region), _why(region)
 
 
@@ -65,7 +67,7 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
 
 
 def _of_operators(region: Region) -> bool:
-    """Return whether the region ran PyTorch operators on a CPU."""
+    """Return whether the region ran on a CPU, where the profile has PyTorch operators instead of kernels."""
     return bool(region.kernels) and region.kernels[0].name.startswith("aten::")
 
 
