@@ -40,10 +40,9 @@ def with_sign(share: float, digits: int) -> str:
 
 
 def share_of(number: int, whole: int, thing: str) -> str:
-    """Return in words how many of `whole` things `number` is: `3 of the 12 points`, `all 12 points` or `the only
-    point`.
+    """Return in words how many of `whole` things `number` is, such as `3 of the 12 points` or `all 12 points`.
 
-    thing: the noun in the singular, such as `point`.
+    thing: the noun in the singular, such as `point`. If `whole` is 1: `the only point`.
     """
     if whole == 1:
         return f"the only {thing}"

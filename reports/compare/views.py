@@ -77,9 +77,7 @@ def _beyond(rows: Sequence[Row]) -> str:
 
 
 def _cause(row: Row) -> str:
-    """Return the row's first note in parentheses, without the words from ` in ` on, which name A or B; "" for
-    no note.
-    """
+    """Return the row's first note in parentheses, without the run that it names, such as ` in A`; "" without notes."""
     return f" ({row.notes[0].partition(' in ')[0]})" if row.notes else ""
 
 

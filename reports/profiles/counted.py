@@ -61,9 +61,7 @@ class Counted:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """Pairs (name, value in words) for the size, occupancy and resources of a launch; unknown values are
-        left out.
-        """
+        """Pairs (name, value in words) for size, occupancy and resources of a launch, without unknown values."""
         kernel, counters = self.kernel, self.counters
         return [
             (name, said)

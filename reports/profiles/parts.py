@@ -153,9 +153,7 @@ def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
 
 
 def is_fp32(kernel: Kernel) -> bool:
-    """Return whether the kernel's peak rate is that of FP32: it was counted, and the kernel leaves the tensor cores
-    idle.
-    """
+    """Return whether the kernel's peak is the FP32 rate: it was counted, and the kernel leaves tensor cores idle."""
     counters = kernel.counters
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 

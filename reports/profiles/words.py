@@ -49,9 +49,7 @@ class Recorded(NamedTuple):
 
 
 def sentences(region: Region) -> tuple[str, str]:
-    """Return two sentences: on the parts that take most time, and on the bottleneck (idle time or the longest
-    kernel).
-    """
+    """Return two sentences: on the parts that take most time, and on the bottleneck (idle time or one kernel)."""
     return _where(region), _why(region)
 
 
