@@ -78,8 +78,7 @@ Place = tuple[str, ...]  # the values of MACHINE_COLUMNS
 def frame(
     records: Iterable[Record], catalogue: Catalogue, ceilings: Mapping[str, Mapping[str, float]] | None = None
 ) -> pd.DataFrame:
-    """Return a table with a row for each case and each machine and commit that measured it, in the order of the
-    records.
+    """Return a table with one row per case, machine and commit, in the order of the records.
 
     Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `REPEAT_COLUMNS`, rates, metrics,
     `NOTES`, `MARKS`. Unknown numbers are NaN, unknown texts "".

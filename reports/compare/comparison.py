@@ -118,8 +118,9 @@ class Comparison:
 
     @property
     def regressions(self) -> int:
-        """The number of cases that are slower by more than `fail_on` or lost; 0 if every row compares two kinds of
-        device.
+        """The number of cases that are slower by more than `fail_on`, or lost.
+
+        0 if every row compares two kinds of device.
         """
         if self.elsewhere:
             return 0
@@ -220,9 +221,7 @@ class Pair:
 
     @property
     def elsewhere(self) -> str:
-        """How the device differs, such as "another GPU" or "another driver"; "" if both runs used the same kind of
-        device.
-        """
+        """How the device differs, such as "another GPU" or "another driver"; "" for the same kind of device."""
         a, b = _device_facts(self.a), _device_facts(self.b)
         what = next((what for what in (*a, *b) if a.get(what) != b.get(what)), "")
         return f"another {what.removesuffix(' cores')}" if what else ""
@@ -264,9 +263,7 @@ def _undecided(pair: Pair) -> Judged:
 
 
 def judged_stored(pair: Pair, fail_on: float = BAR) -> Judged:
-    """Return the outcome of a case in two stored runs. fail_on: the slowdown (0.01: 1%) beyond which the case
-    regressed.
-    """
+    """Return the outcome of a case in two stored runs. fail_on: the slowdown (0.01: 1%) beyond which it regressed."""
     middle, half = _stored_ratio(pair)
     verdict = pair.elsewhere or _stored_verdict(pair, middle, half)
     regressed = verdict == "slower" and middle > math.log1p(fail_on)

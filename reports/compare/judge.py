@@ -27,8 +27,8 @@ class Judged:
 
     ratio: the geometric mean over the rounds; for two stored runs, the ratio of their medians.
     low, high: the ratio's 95% interval. regressed: significantly slower by more than the requested limit.
-    decided_by: how many rounds would decide an undecided case with the same mean and variance; None if more than
-    `MOST_ROUNDS`.
+    decided_by: how many rounds would decide an undecided case with the same mean and variance. It is None if that is
+    more than `MOST_ROUNDS`.
     """
 
     verdict: str
@@ -41,12 +41,11 @@ class Judged:
 
 
 def judge(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[Judged]:
-    """Return the outcome of each case. cases: for each case the log ratios of its rounds. fail_on: the limit for
-    `regressed`.
+    """Return the outcome of each case in the order of `cases`.
 
+    cases: for each case the log ratios of its rounds. fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
     Slower or faster: a one-sided t test shows a change beyond `BAR`, at a false discovery rate of `ALPHA` over all
-    cases. The same: two t tests at level `ALPHA` show that the change is within `SAME`. Otherwise the case is
-    undecided.
+    cases. The same: two t tests at level `ALPHA` show that the change is within `SAME`. All other cases are undecided.
     Raises ValueError if a case has fewer than `LEAST_ROUNDS` rounds.
     """
     if not cases:
@@ -131,8 +130,7 @@ class _Estimates:
         return self.mean - half, self.mean + half
 
     def decided_by(self, at: int, level: float) -> int | None:
-        """Return the least number of rounds that would decide the case with index `at`, with the same mean and
-        variance.
+        """Return the least number of rounds that would decide case number `at` with the same mean and variance.
 
         None if that is more than `MOST_ROUNDS`. level: the p-value below which a case counts as slower or faster.
         """

@@ -153,8 +153,9 @@ def script() -> str:
 
 
 def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
-    """Return the HTML of the comparison without head and script. links: addresses of A's and B's pages, or "" for no
-    link.
+    """Return the HTML of the comparison without head and script.
+
+    links: the addresses of the pages of A and B; "" for a run without a link.
     """
     from reports.resources import environment
 
@@ -195,9 +196,7 @@ def _without(comparison: Comparison) -> list[str]:
 
 
 def _named(cases: list[Missing]) -> str:
-    """Return the labels of the cases as a list in words; more than `NAMED_CASES` are only counted by system and
-    backend.
-    """
+    """Return the labels of the cases in words; more than `NAMED_CASES` are only counted by system and backend."""
     if len(cases) <= NAMED_CASES:
         return ", ".join(case.label for case in cases)
     systems = Counter(case.name for case in cases)

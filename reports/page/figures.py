@@ -238,8 +238,9 @@ class _Panel:
             yield f"the GPU was power-capped or thermally throttled at {share_of(slowed, len(complete), 'point')}"
 
     def _at_first(self, lines: list[Line]) -> list[Line]:
-        """Return the lines that the figure shows before a reader selects others: primary ones with a result, or else
-        all.
+        """Return the lines that the figure shows before a reader selects others.
+
+        These are the primary lines with a result, or else all lines.
         """
         rows, y = self.panel.rows, self.panel.entry.y
         found = {*rows.index[(rows["status"] == "ok") & rows[y].notna()]}

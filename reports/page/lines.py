@@ -220,7 +220,7 @@ class FigurePanel:
         """Return {column: the systems whose line names show the column's value}.
 
         A column with several values in the figure appears in the names of all lines. State precision and options appear
-        only for systems that have several values.
+        only for systems with several values.
         """
         rows, own = self.rows, {"state_dtype", *option_columns(self.rows)}
         systems, found = set(rows["system"]), {}

@@ -162,9 +162,7 @@ def _program() -> str:
 
 
 def _held(out: Path, entry: Entry) -> RunCases | None:
-    """Return a run's cases from its data file in `out`; None if one of the run's files there is missing or
-    unreadable.
-    """
+    """Return a run's cases from its data file in `out`; None if the file or another file of the run is missing."""
     if not ID.fullmatch(entry.id) or not all(map(_OURS.fullmatch, entry.files)):
         return None
     try:

@@ -1,7 +1,7 @@
 """Choose which runs of a site to compare, and compare them.
 
-A run is compared with the previous and the newest run on its GPU model. The newest runs of two GPU models are compared
-with each other.
+A run is compared with the previous and the newest run on its GPU model. The newest run on each GPU model is compared
+with the newest run on each other model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

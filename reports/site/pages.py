@@ -27,8 +27,9 @@ _READY = 'startPage();\ndocument.documentElement.dataset.ready = "yes";\n'
 def shared_files(
     entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]
 ) -> dict[str, str]:
-    """Return {path in the site: text} of the files that do not belong to a single run. entries: the newest run
-    first.
+    """Return {path in the site: text} of the files that do not belong to a single run.
+
+    entries: the runs, the newest first.
     """
     shared = source(PAGE, "table.js") + source(PACKAGE, "start.js")
     found = {f"assets/{name}": shared + source(PACKAGE, script) for name, script in _SCRIPTS.items()}
