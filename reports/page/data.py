@@ -127,7 +127,7 @@ def profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, 
 def _other_settings(table: pd.DataFrame, names: Sequence[str], catalogue: Catalogue) -> list[str]:
     """Return for each row its values in the columns `names` as one text, without values at their default.
 
-    A column without a default in the catalogue, which every row sets, counts its most frequent value as the default.
+    If every row sets a column that has no default in the catalogue, the most frequent value counts as the default.
     """
     usual = {name: catalogue.axis(name).default for name in names}
     filled = [name for name in names if usual[name] is None and table[name].notna().all() and (table[name] != "").all()]
@@ -182,7 +182,7 @@ def constants(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, str]:
 def _names(
     table: pd.DataFrame, catalogue: Catalogue, failures: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, str]]:
-    """Return {"system", "backend" or "phase": {name: label}} for the names that occur in the table or in `failures`."""
+    """Return {"system": {name: label}, "backend": ..., "phase": ...} for names in the table or in `failures`."""
     labels: dict[str, Callable[[str], str | None]] = {
         "system": catalogue.system_label,
         "backend": catalogue.backend_label,

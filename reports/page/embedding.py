@@ -52,5 +52,5 @@ def plotly_source() -> str:
 
 @cache
 def packed_plotly() -> Markup:
-    """Return `plotly_source`, compressed by `packed`; later calls reuse the result."""
+    """Return the result of `plotly_source`, compressed by `packed`; later calls reuse it."""
     return packed(plotly_source())

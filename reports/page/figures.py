@@ -29,7 +29,8 @@ class Figure:
 
     id: the figure's name in URLs. caption: the settings that all lines share. remarks: how the points were measured.
     y_log: whether the y axis is logarithmic at first. headline: whether the figure answers the run's main question.
-    best, claims, along: as in `FigureEntry` of the catalogue.
+    best: whether to emphasize the x with the best y on each line. claims: the paper's claims to check on the lines.
+    along: the axis that varies along a line if `x` is a measured value; else "".
     """
 
     id: str
@@ -147,7 +148,9 @@ def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> 
 
 @dataclass(frozen=True)
 class _Panel:
-    """Builds the `Figure` of one panel (title, axes, caption, remarks), and a second one of the ratios of two forms."""
+    """Builds the `Figure` of one panel (title, axes, caption, remarks), and a second one of the ratios primal over
+    dual.
+    """
 
     panel: FigurePanel
     suite: str

@@ -90,7 +90,7 @@ def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogu
 def contended(table: pd.DataFrame) -> str:
     """Return the notice on CPU cases during which other programs used the CPU; "" for none.
 
-    Such cases do not appear in rankings.
+    Such cases are not ranked: they count as indistinguishable from all others.
     """
     measured = table[(table["status"] == "ok") & (table["device_id"] == "")]
     count = sum(LOADED in marks_in(cell) for cell in measured[MARKS]) if MARKS in measured else 0
@@ -165,7 +165,10 @@ def _span_words(who: str, xs: list[float], view: View) -> str:
 
 
 def _lead(last: Standing, view: View) -> str:
-    """Return the lead of the best line over the next one in words, at `last.x`."""
+    """Return the lead of the best line over the next one in words, with the x at which it holds.
+
+    last: the ranking at the largest x that has a single best line.
+    """
     (best, _), (after, next_who) = last.ranks[:2]
     at = said_x(last.x) if len(view.tried) > 1 else view.at(said_x(last.x))
     if not view.is_speed:
@@ -197,8 +200,9 @@ def flags(rows: pd.DataFrame) -> list[str]:
 
 
 def _checked(view: View, claim: PaperClaim) -> str:
-    """Return a sentence on whether and at which x a claim of the paper holds; "" if no x has results of both
-    systems.
+    """Return a sentence on whether and at which x a claim of the paper holds.
+
+    "" if no x has results of both systems of the claim.
     """
     own, other = view.of_system(claim.system), view.of_system(claim.other)
     due = [x for x in view.tried if x >= claim.at_least]

@@ -46,7 +46,7 @@ def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] 
 def reached(region: Region) -> dict[str, float | None]:
     """Return the region's measured peaks, each replaced by the rate of the fastest counted kernel if that is higher.
 
-    On a power-capped GPU, a GEMM of the case can exceed the peak that a benchmark measured by 15%.
+    On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak.
     """
     total = sum(kernel.time_us for kernel in region.kernels)
     long = [kernel for kernel in region.kernels if kernel.time_us > _LONG * total and _counted_alike(kernel)]

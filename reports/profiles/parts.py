@@ -169,7 +169,7 @@ def ceilings_of(kernel: Kernel, region: Region) -> dict[str, float | None]:
 
 
 def kernel_parts(region: Region) -> dict[str, str]:
-    """Return {name of the kernel: the part in which it takes most of its time}."""
+    """Return, by name, the part in which each kernel of the region takes most of its time."""
     found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for kernel, part, share in _shares(region):
         found[kernel.name][part] += share
