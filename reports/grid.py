@@ -32,7 +32,7 @@ def escaped(text: str) -> str:
 def text(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool], width: int | None = None) -> str:
     """Return a table as plain text. numeric: for each column whether it is right-aligned and never wrapped.
 
-    width: the most characters per line, to which other columns wrap; None for no limit.
+    width: the most characters per line; cells of other columns wrap to keep within it. None for no limit.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     for name, is_number in zip(head, numeric, strict=True):

@@ -142,7 +142,8 @@ def option_columns(table: pd.DataFrame) -> list[str]:
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
     """Return the names of the recorded metrics that get a column of their own.
 
-    Metrics in the catalogue come first, in the catalogue's order, then all others by name.
+    Metrics in the catalogue come first, in the catalogue's order, then others by name. Metrics that the page shows in
+    another form, such as a rate or a note, are left out.
     """
     taken = {*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken

@@ -148,7 +148,7 @@ def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> 
 
 @dataclass(frozen=True)
 class _Panel:
-    """Builds the `Figure` of one panel (title, axes, caption, remarks), and a second one of the ratios primal over
+    """Builds the `Figure` of one panel (title, axes, caption, remarks), and a second one of ratios, primal over
     dual.
     """
 

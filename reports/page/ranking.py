@@ -52,8 +52,8 @@ class Point:
     def hides(self, other: "Point") -> bool:
         """Return whether the measurements leave open which of the two points is better.
 
-        They do if the intervals overlap although the values differ by more than `LEVEL`, or if a flag makes the
-        difference doubtful.
+        They do if the intervals overlap although the values differ by more than `LEVEL`. A flag on either point also
+        does, unless the values differ by more than `doubt` and the intervals do not overlap.
         """
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
@@ -110,7 +110,7 @@ class View:
     def alike(self) -> list[Line]:
         """The largest set of ranked lines that agree in all settings except system and backend.
 
-        Size counts only lines with a result. Of equal sets, the one with more options at their defaults counts, then
+        Size counts only lines with a result. Among equal sets, the one with more options at their defaults wins, then
         the last. A line without a setting agrees with every value of that setting.
         """
         own = {line.name: self._settings(line) for line in self.ranked}

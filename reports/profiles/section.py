@@ -105,9 +105,9 @@ def section(
     catalogue: Catalogue,
     is_of: Callable[[Case], bool] = lambda _: True,
 ) -> Section | None:
-    """Return the section on the profiles of the cases that `is_of` selects; None if none of their profiles has a time.
+    """Return the section on the profiles of the cases that `is_of` selects; None if no such profile has a time.
 
-    records: the run's records, for the measured peaks and recorded latencies.
+    records: the run's records, from which measured peaks and recorded latencies come.
     """
     with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
     good = [profile for profile in with_common_ceilings(with_work, records) if is_of(profile.case)]
