@@ -1,1 +1,1 @@
-"""Tables and pages of saved records; nothing here runs a system."""
+"""Tables, pages and comparisons of saved runs; nothing here measures a system."""

@@ -1,4 +1,4 @@
-"""The recorded settings of each backend."""
+"""The settings that each backend recorded with its measurements, for the page's table of settings."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -14,7 +14,10 @@ _ELSEWHERE = {
 
 
 def backend_settings(records: Iterable[Record]) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """Return (system, backend, [(setting, its values in words), ...]) for each backend with recorded settings."""
+    """Return (system, backend, [(setting, its values in words), ...]) for each pair that recorded any setting.
+
+    Settings that the page shows elsewhere are left out. More than `_MOST` values of a setting are only counted.
+    """
     found: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for record in records:
         own = found.setdefault((record.case.system, record.case.backend), {})

@@ -17,9 +17,12 @@ _UNRECORDED = "not checked: its parameters are not recorded"
 
 @dataclass(frozen=True)
 class Model:
-    """A measured model: system, backend, size, requested dtype, and the options that change the model.
+    """A measured language model: system, backend, size, requested dtype, and the options that change the model.
 
-    Unknown texts are "", unknown numbers None. unlike: the differences from most other models, in words.
+    Unknown texts are "", unknown numbers None. weights_dtype: the dtype of the loaded weights.
+    head_rows_per_prompt: for how many tokens of a prompt the LM head runs; 1 suffices for the next token.
+    kept_between_samples: what the system reuses from one sample to the next, such as a cache.
+    unlike: why a comparison of this model with the others is unequal, in words.
     """
 
     system: str
@@ -36,16 +39,16 @@ class Model:
     unlike: tuple[str, ...] = ()
 
     def said(self, catalogue: Catalogue) -> str:
-        """Return the model's size and options in words, and the requested dtype if the weights have another."""
+        """Return the model's size and options in words; with the requested dtype if the weights have another one."""
         options = [said_setting(catalogue.axis(name), value) for name, value in self.options]
         asked = [] if self.weights_dtype in ("", self.dtype) else [f"{self.dtype} asked for"]
         return ", ".join([self.size, *options, *asked])
 
 
 def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
-    """Return the models of all measured cases, grouped by size and dtype; [] if no record has parameters.
+    """Return the models of all measured cases, grouped by size and dtype; the field `unlike` of each is filled in.
 
-    Cases of single layers are left out.
+    Cases of single layers are left out. [] if no record has a number of parameters.
     """
     timed = [each for each in records if each.status == "ok" and each.case.option("scope", "model") == "model"]
     models = list(dict.fromkeys(_model(record) for record in timed))
@@ -62,7 +65,10 @@ def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
 
 
 def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
-    """Return a sentence for each model that is unlike most others, and one that lists systems without parameters."""
+    """Return a sentence for each model that is unlike most others, and one that lists the unchecked systems.
+
+    A system is unchecked if the number of its parameters is not recorded.
+    """
     models = list(models)
     silent = dict.fromkeys(catalogue.system_label(model.system) for model in models if _UNRECORDED in model.unlike)
     unchecked = (
@@ -101,13 +107,16 @@ def _whole(value: float | None) -> int | None:
 
 
 def _checked(record: Record, name: str) -> float | None:
-    """Return the value of a record's correctness check `name`; None if the record lacks it."""
+    """Return the value that a record's correctness check named `name` measured; None if the record lacks this check."""
     checks = (record.check or {}).get("checks", [])
     return next((check["value"] for check in checks if check["name"] == name), None)
 
 
 def _voices(models: Iterable[Model]) -> list[Model]:
-    """Return the models to compare of each system and backend: those without options, or with the first options."""
+    """Return the models that count in comparisons: for each system and backend only those with one set of options.
+
+    That is the set without options or, if every model has some, the first set.
+    """
     ordered = sorted(models, key=lambda model: bool(model.options))
     first: dict[tuple[str, str], tuple[tuple[str, Scalar], ...]] = {}
     for model in ordered:
@@ -116,9 +125,9 @@ def _voices(models: Iterable[Model]) -> list[Model]:
 
 
 def _most(others: Iterable[Model], differs: Callable[[Model], bool | None]) -> list[Model]:
-    """Return the models known to differ if they outnumber those known to agree, else [].
+    """Return the models that differ if they are more than half of those for which this is known, else [].
 
-    differs: returns whether a model differs; None if that is unknown.
+    differs: returns whether a model differs, or None if that is unknown.
     """
     known = [(other, differing) for other in others if (differing := differs(other)) is not None]
     found = [other for other, differing in known if differing]
@@ -131,14 +140,14 @@ def _differ(a: str | int | None, b: str | int | None) -> bool | None:
 
 
 def _off(a: int | None, b: int | None) -> bool | None:
-    """Return whether two parameter counts differ by more than PARAMETERS_LIMIT; None if one is unknown."""
+    """Return whether two parameter counts differ by more than a factor of PARAMETERS_LIMIT; None if one is unknown."""
     return max(a, b) / min(a, b) > PARAMETERS_LIMIT if a and b else None
 
 
 def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> tuple[str, ...]:
-    """Return the reasons, in words, why a comparison with models of other systems and backends is unequal.
+    """Return the reasons, in words, why a comparison of `model` with models of other systems and backends is unequal.
 
-    Parameters, dtype and vocabulary count if they differ from more than half of the other models that have them.
+    A difference in parameters, dtype or vocabulary counts if more than half of the models with a known value differ.
     """
     own = (model.system, model.backend)
     others = _voices(other for other in models if (other.system, other.backend) != own)

@@ -13,21 +13,27 @@ _WHOLE = 100_000  # a width at which no line wraps
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool] = ()) -> str:
-    """Return a Markdown table. Cells are Markdown, except that bars are escaped; numeric columns are right-aligned."""
+    """Return a Markdown table. head: the column titles. numeric: for each column whether it is right-aligned.
+
+    Cells may contain Markdown; only vertical bars in them are escaped.
+    """
     rule = ["---:" if place < len(numeric) and numeric[place] else "---" for place in range(len(head))]
     lines = [_cells(head), rule, *map(_cells, rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def escaped(text: str) -> str:
-    """Escape text for Markdown and HTML."""
+    """Return the text with the special characters of Markdown and HTML escaped."""
     for sign in "\\|`*_<>[]":
         text = text.replace(sign, f"\\{sign}")
     return printable(text)
 
 
 def text(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool], width: int | None = None) -> str:
-    """Return a text table; cells of words wrap to keep within `width` characters, numbers never wrap."""
+    """Return a table as plain text. numeric: for each column whether it is right-aligned and never wrapped.
+
+    width: the most characters per line; cells of other columns wrap to keep within it. None for no limit.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     for name, is_number in zip(head, numeric, strict=True):
         column = Text(printable(name))

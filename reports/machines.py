@@ -1,4 +1,4 @@
-"""The machines and software that the records ran on."""
+"""The machines and software with which the records of a run were measured."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,9 +26,10 @@ _UNITS = {"_bytes": ("GB", 1e9), "_mhz": ("MHz", 1), "_c": ("°C", 1), "_w": ("W
 
 @dataclass
 class Machine:
-    """A group of records that agree in `facts`.
+    """Records that share the facts named in `facts`, such as one GPU model and driver, or one set of packages.
 
-    records: their number. systems: the (system, backend) pairs. seen: the values of each reading by its path.
+    records: their number. systems: their (system, backend) pairs.
+    seen: for each reading, such as a clock rate, the values seen; keys are paths into the recorded environment.
     """
 
     facts: dict[str, str]
@@ -38,16 +39,17 @@ class Machine:
 
     @property
     def readings(self) -> dict[str, str]:
-        """The readings before and after each case, such as clocks, by name: the range of numbers, or all texts."""
+        """The readings taken around the cases, such as clock rates, by name: the range of numbers, or all texts."""
         return {_name(path): _span(path[-1], values) for path, values in self.seen.items()}
 
 
 @dataclass
 class Machines:
-    """The environments of a run.
+    """The environments in which the records of a run were measured.
 
-    common: the facts that all records share, by group and name. `places`: the records grouped by machine and commit.
-    software: the records grouped by packages. Both groupings name only the facts that differ.
+    common: {group: {fact: value}} for the facts that all records share.
+    `places`: the records grouped by machine, commit and other facts that differ, except packages.
+    software: the records grouped by the packages that differ.
     versions: the values of the facts in `_VERSIONS`, by label.
     """
 
@@ -58,7 +60,10 @@ class Machines:
 
 
 def machines(records: Iterable[Record]) -> Machines:
-    """Return the environments of the records, in order of appearance; records without one are left out."""
+    """Return the environments of the records; records without a recorded environment are left out.
+
+    Groups are in the order in which the records first mention them.
+    """
     read = [(record.case, *_read(record.environment)) for record in records if record.environment]
     values: dict[Name, dict[str, None]] = {}
     for _, facts, _ in read:
@@ -88,9 +93,9 @@ def machines(records: Iterable[Record]) -> Machines:
 
 
 def _read(environment: dict) -> tuple[dict[Name, str], list[tuple[Path, Any]]]:
-    """Return (facts in words by group and name, [(path, value) of each reading]).
+    """Return ({(group, name): fact in words}, [(path, value) for each reading]) of a record's environment.
 
-    A reading before a case and the same reading after it have one path.
+    A reading before the case and the same reading after it have the same path.
     """
     facts: dict[Name, str] = {}
     readings = []
@@ -106,7 +111,10 @@ def _read(environment: dict) -> tuple[dict[Name, str], list[tuple[Path, Any]]]:
 
 
 def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tuple[Path, Any, bool]]:
-    """Yield (path, scalar, whether the scalar is a reading) for every value of nested objects and lists."""
+    """Yield (path, value, whether the value is a reading) for each scalar in a nested dict.
+
+    Each element of a list has the path of the list. changing: whether all of `value` are readings.
+    """
     for name, inner in value.items():
         here, changes = (*path, str(name)), changing or name in _CHANGING
         if isinstance(inner, dict):
@@ -117,13 +125,13 @@ def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tu
 
 
 def _name(path: Path) -> str:
-    """Return a path in words, without the suffix of its unit."""
+    """Return the path as words, without the suffix that stands for a unit, such as `_mhz`."""
     unit = next((unit for unit in _UNITS if path[-1].endswith(unit)), "")
     return " ".join((*path[:-1], path[-1].removesuffix(unit))).replace("_", " ")
 
 
 def _said(name: str, value: Any) -> str:
-    """Return a value in words, with the unit that the suffix of `name` stands for."""
+    """Return a value in words, with the unit that the suffix of `name` stands for, such as MHz for `_mhz`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, int | float):

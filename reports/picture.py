@@ -1,4 +1,4 @@
-"""Pictures of figures and pages, by Chromium and playwright (extra dev)."""
+"""Pictures (PNG, PDF) of a run's figures and page, drawn by Chromium and playwright (extra dev)."""
 
 import shutil
 import struct
@@ -33,10 +33,11 @@ _INCH, _DOTS = 96, 300  # CSS pixels and printed dots per inch
 def write_picture(
     run_folder: Path, out: Path, figures: str = "", systems: Sequence[str] = (), inches: float | None = None
 ) -> None:
-    """Write a PNG or PDF of the figures of a suite, by default the page's first one, or of the whole page.
+    """Write a PNG or PDF of a suite's figures or of the whole page of a run to `out`.
 
-    figures: the suite's name, or "all" for the whole page.
-    inches: draw figures for a paper, at this width, on white, without title and caption; a PDF has a sheet for each.
+    figures: the suite's name, "all" for the whole page, or "" for the page's first suite with figures.
+    systems: draw only these, each NAME or NAME/BACKEND. inches: draw figures for a paper at this width.
+    Figures for a paper are on white, without title and caption; a PDF has one sheet for each figure.
     Raises RecordError if the run is unreadable, the browser is missing, `figures` is unknown, or `out` is no picture.
     """
     from reports.publish import write_report
@@ -71,7 +72,10 @@ def _starts_with(path: Path, start: bytes) -> bool:
 
 
 def chromium_path() -> str:
-    """Return the path of Chromium or Chrome. Raises RecordError with what to install if there is none."""
+    """Return the path of Chromium or Chrome.
+
+    Raises RecordError with the names of suitable browsers if none is on the PATH.
+    """
     for name in CHROMIUM_NAMES:
         if path := shutil.which(name):
             return path
@@ -80,9 +84,9 @@ def chromium_path() -> str:
 
 @contextmanager
 def chromium(*arguments: str) -> Iterator[Any]:
-    """Start a headless browser (playwright's) that makes no connections of its own, and close it in the end.
+    """Yield a headless browser of playwright and close it at the end. arguments: further options of Chromium.
 
-    Raises RecordError if Chromium or playwright is missing.
+    The browser makes no network connections of its own. Raises RecordError if Chromium or playwright is missing.
     """
     path = chromium_path()
     try:
@@ -98,7 +102,10 @@ def chromium(*arguments: str) -> Iterator[Any]:
 
 
 def take(browser: Any, report: Path, figures: str = "") -> bytes:
-    """Return the bytes of a PNG of the page at `report`; arguments as in `write_picture`."""
+    """Return the bytes of a PNG of the page at `report`: of one suite's figures or, with "all", of the whole page.
+
+    figures: as in `write_picture`. A PNG of figures has their titles and captions as its Description.
+    """
     page = _opened(browser, report, _WIDTH, 2)
     if figures == WHOLE_PAGE:
         page.evaluate("drawAll(figures, true)")
@@ -113,14 +120,17 @@ def take(browser: Any, report: Path, figures: str = "") -> bytes:
 
 
 def _described(png: bytes, text: str) -> bytes:
-    """Return the PNG with `text` as its Description, for programs that search pictures."""
+    """Return the PNG with `text` in its metadata field "Description", which programs can search."""
     chunk = b"iTXtDescription\0\0\0\0\0" + " ".join(text.split()).encode()
     whole = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
     return png[:_HEADER_END] + whole + png[_HEADER_END:]
 
 
 def take_alone(browser: Any, report: Path, figures: str, inches: float, is_pdf: bool) -> bytes:
-    """Return the bytes of a PDF with a sheet for each figure, or of one PNG; arguments as in `write_picture`."""
+    """Return the bytes of a PDF with one sheet per figure of a suite or, unless `is_pdf`, of one PNG with all of them.
+
+    figures, inches: as in `write_picture`.
+    """
     page = _opened(browser, report, round(inches * _INCH), _DOTS / _INCH)
     section = _suite(page, figures)
     numbers = section.locator("figure").evaluate_all("all => all.map(each => Number(each.dataset.figure))")
@@ -137,7 +147,10 @@ def _opened(browser: Any, report: Path, width: int, device_scale_factor: float) 
 
 
 def _suite(page: Any, figures: str) -> Any:
-    """Find the section with a suite's figures, by default the first. Raises RecordError if there is none."""
+    """Return playwright's locator of the section with a suite's figures; "" selects the first suite.
+
+    Raises RecordError if the page has no such section.
+    """
     sections = page.locator("section.suite")
     names = [name.removeprefix("Figures of ") for name in sections.evaluate_all("all => all.map(e => e.ariaLabel)")]
     if not names or (figures and figures not in names):

@@ -1,4 +1,4 @@
-"""Write the page or the table of a run."""
+"""Write the page or the table of a run to a file."""
 
 import sys
 from collections.abc import Sequence
@@ -17,9 +17,10 @@ _PAGE_STARTS = (b"<!doctype html", b"<html")
 
 
 def write_report(run_folder: Path, out: Path, title: str | None = None, systems: Sequence[str] = ()) -> list[str]:
-    """Write the page of a run to `out`, whole or not at all; return the skipped backends (`words.left_out`).
+    """Write the page of a run to the file `out`, and return which backends were skipped and why (`words.left_out`).
 
-    systems: show only these, each NAME or NAME/BACKEND. title: by default the names of the run and its devices.
+    An existing page stays if this fails. systems: show only these, each NAME or NAME/BACKEND.
+    title: of the page; by default it names the run and its devices.
     Raises RecordError if the run is unreadable, a system has no records, the records are too many, or `out` is no page.
     """
     from reports.page.html import TITLE, render, run_title
@@ -47,9 +48,10 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
 def write_table(
     run_folder: Path, fmt: str, out: TextIO | None = None, systems: Sequence[str] = (), columns: Sequence[str] = ()
 ) -> None:
-    """Write one row per case to `out` (standard output), as "csv", "json", "markdown" or "text".
+    """Write a table with one row per case and machine to `out`, by default to standard output.
 
-    systems, columns: write only these; columns ("all",) are all of them.
+    fmt: "csv", "json", "markdown" or "text". systems: write only these, each NAME or NAME/BACKEND.
+    columns: write only these; ("all",) for all columns, () for those that `tables.write_frame` chooses.
     Raises RecordError if the run is unreadable, the format or a column is unknown, or a system has no records.
     """
     from reports.profiles.ceilings import common_ceilings
@@ -71,7 +73,10 @@ def _records(run: Run) -> list[Record]:
 
 
 def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record]:
-    """Return the records of these systems, each NAME or NAME/BACKEND. Raises RecordError if one has none."""
+    """Return the records of these systems, each NAME or NAME/BACKEND; all records if `systems` is empty.
+
+    Raises RecordError if one of the systems has no record.
+    """
     for system in systems:
         if not any(is_of(record.case, [system]) for record in records):
             there = ", ".join(dict.fromkeys(record.case.system_backend for record in records))
@@ -80,7 +85,7 @@ def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record
 
 
 def refuse_too_many(records: Sequence[Record], run_folder: Path) -> None:
-    """Raise RecordError if there are more than `MOST_ON_A_PAGE` records."""
+    """Raise RecordError if the run has more than `MOST_ON_A_PAGE` records, which are too many for one page."""
     if len(records) > MOST_ON_A_PAGE:
         raise RecordError(
             f"{run_folder}: {len(records):,} records, and a page holds at most {MOST_ON_A_PAGE:,}; "
@@ -90,7 +95,10 @@ def refuse_too_many(records: Sequence[Record], run_folder: Path) -> None:
 
 
 def refuse_what_is_no_page(out: Path, run_folder: Path) -> None:
-    """Raise RecordError if `out` is a folder, a file of the run, or an existing file other than an HTML page."""
+    """Raise RecordError if a page must not be written to `out`.
+
+    That is so if `out` is a folder, a file of the run, or an existing file other than an HTML page.
+    """
     place = out.resolve()
     if place.is_dir():
         raise RecordError(f"{out}: is a folder; name an HTML file, such as {out / 'report.html'}")

@@ -1,4 +1,4 @@
-"""Templates, styles and scripts, which lie next to the modules that use them."""
+"""Read the templates, styles and scripts, which lie next to the Python modules that use them."""
 
 from importlib.resources import files
 
@@ -6,14 +6,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
 def source(package: str, name: str) -> str:
-    """Return the text of a style or script of a package."""
+    """Return the text of the style or script with this file name in the folder of a package."""
     return files(package).joinpath(name).read_text("utf-8")
 
 
 def environment(package: str, tidy: bool = False) -> Environment:
-    """Return Jinja for the templates of a package; it escapes text and raises UndefinedError for unknown names.
+    """Return a Jinja environment for the templates in the folder of a package.
 
-    tidy: remove lines that hold only a statement.
+    It escapes text for HTML, and raises UndefinedError for unknown names in a template.
+    tidy: whether template lines with only a Jinja statement leave no empty line in the output.
     """
     return Environment(
         loader=PackageLoader(package, "."),

@@ -1,8 +1,8 @@
-"""The roofline of a case: its work against the measured peaks of the same GPU model in the same run.
+"""The roofline of a case: its work compared with the peaks measured in the same run on the same GPU model.
 
 The lower bound is the longer of two times: bytes at the bandwidth of a copy, FLOPs at the rate of a large bfloat16
-GEMM. Kernels that only read, or that run on a cool GPU, may exceed these peaks by a few percent. A case needs both
-times; a part or kernel needs one (`harness.schema.work.lower_bound_ms`).
+GEMM. Kernels that only read, or that run on a cool GPU, may exceed these peaks by a few percent.
+The lower bound of a case needs both times; that of a part or kernel needs one (`harness.schema.work.lower_bound_ms`).
 """
 
 import math
@@ -19,10 +19,11 @@ WORK_METRICS = ("flops", "bytes", *CEILINGS)
 
 
 def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: float) -> dict[str, Any]:
-    """Return the values of `RATE_COLUMNS`; unknown ones are NaN, or "" for `bound`.
+    """Return the values of `RATE_COLUMNS` for a case by column; unknown numbers are NaN, and an unknown `bound` is "".
 
-    metrics: the case's work and the measured peaks (`WORK_METRICS`). latency_ms may be NaN.
-    tflops: TFLOP/s. gbs: GB/s. bound: "memory" or "compute", whichever sets lower_bound_ms, the lower bound.
+    metrics: the case's work and the measured peaks (`WORK_METRICS`). latency_ms: NaN if unknown.
+    tflops: TFLOP/s. gbs: GB/s. lower_bound_ms: the lower bound of the latency.
+    bound: which of the two times is longer and sets the lower bound, "memory" or "compute".
     lower_bound_share: lower bound over latency. copy_share: gbs over the bandwidth of a copy.
     """
     # The work of a part of a layer is not counted.

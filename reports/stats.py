@@ -1,4 +1,4 @@
-"""Statistics of the raw samples: one row for each case and machine, over all processes of the case."""
+"""Statistics of the timed samples: a table with one row for each case and machine, over all processes of the case."""
 
 import math
 import re
@@ -78,13 +78,15 @@ Place = tuple[str, ...]  # the values of MACHINE_COLUMNS
 def frame(
     records: Iterable[Record], catalogue: Catalogue, ceilings: Mapping[str, Mapping[str, float]] | None = None
 ) -> pd.DataFrame:
-    """Return a row for each case and each machine and commit that measured the case, in the order of the records.
+    """Return a table with one row per case, machine and commit, in the order of the records.
+
     Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `REPEAT_COLUMNS`, rates, metrics,
     `NOTES`, `MARKS`. Unknown numbers are NaN, unknown texts "".
-    latency_ms: the median of the processes' medians, with the 95% interval within a process.
+    latency_ms: the median of the processes' medians; its ends are the 95% interval within a process.
     process_spread: the range of the processes' medians over their median.
-    processes: the number of processes with samples, or of all processes if none has.
-    `ceilings`: the whole run's measured peaks (`common_ceilings`), if `records` are a part of it or it has profiles.
+    processes: the number of processes with samples or, if none has samples, of all processes.
+    `ceilings`: measured peaks by device (`common_ceilings`); by default those of `records`. Pass them if `records` are
+    a part of the run, or if the run has profiles.
     """
     records = list(records)
     cases = by_case(records)
@@ -109,7 +111,7 @@ def frame(
 
 
 def case_statuses(table: pd.DataFrame) -> Counter[str]:
-    """Count the cases of a frame by status; a case that several machines measured counts once."""
+    """Return the number of cases by status. table: of `frame`; a case that several machines measured counts once."""
     columns = [*CASE_COLUMNS[1:], *SETTING_COLUMNS, *option_columns(table)]
     return Counter(table.drop_duplicates(columns)["status"])
 
@@ -120,25 +122,29 @@ def row_keys(records: Iterable[Record]) -> list[str]:
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
-    """Return the flags in a cell of the column `MARKS`; with `y`, only those that concern the column `y`."""
+    """Return the flags in a cell of the column `MARKS`; with `y`, only the flags that concern the column `y`."""
     marks = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
     return tuple(mark for mark in marks if not y or mark in marks_of(y))
 
 
 def marks_of(y: str) -> tuple[str, ...]:
-    """Return all flags that concern the column `y`, the gravest first."""
+    """Return all flags that can concern the column `y`, the gravest first."""
     if y in AMOUNTS:
         return (CACHE_FULL,)
     return CACHE_FULL, FEW_SAMPLES, LOADED, HOT, UNSTEADY_TIMES.get(y, UNSTEADY)
 
 
 def option_columns(table: pd.DataFrame) -> list[str]:
-    """Return the names of the option columns in a table of `frame`."""
+    """Return the names of the columns with options of cases. table: of `frame`."""
     return list(table.columns[len(COLUMNS) : table.columns.get_loc(SAMPLE_COLUMNS[0])])
 
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
-    """Return the recorded metrics that get a column: first in the catalogue's order, then the others by name."""
+    """Return the names of the recorded metrics that get a column of their own.
+
+    Metrics in the catalogue come first, in the catalogue's order, then others by name. Metrics that the page shows in
+    another form, such as a rate or a note, are left out.
+    """
     taken = {*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
@@ -151,7 +157,7 @@ def _place(record: Record) -> Place:
 
 
 def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
-    """Return the names of the suites that contain each case, by case key."""
+    """Return {case key: names of the suites that contain the case}."""
     found: dict[str, tuple[str, ...]] = {}
     for suite in catalogue.suites:
         for key in suite.cases:
@@ -160,10 +166,11 @@ def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 
 
 def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
-    """Return a column for each option that a case sets; an option named like another column gets a prefix.
+    """Return a table with a column for each option that any case sets; NA in rows without a value.
 
-    A case leaves out an option at its default. The default is filled in for a system and backend that also has another
-    value, or a case in a suite whose figure varies the option.
+    A case does not store an option that has its default. The default is filled in if the case's system and backend also
+    ran with another value, or if a figure of the case's suite varies the option.
+    An option named like another column gets a prefix.
     """
     names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
     varied = {(case.system_backend, name) for case in cases for name, _ in case.options}
@@ -193,7 +200,11 @@ def _row(
     metrics: Sequence[str],
     ceilings: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    """Return the row of a case on one machine. group: its records there. records: their number on all machines."""
+    """Return the row of a case on one machine. group: the case's records from this machine.
+
+    records: the number of the case's records from all machines. suites: the names of the suites with the case.
+    metrics: the metrics with a column. `ceilings`: as in `frame`.
+    """
     first = group[0]
     measured = [record for record in group if record.status == "ok"]
     found = merged_metrics(measured or group)
@@ -219,7 +230,10 @@ def _row(
 
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
-    """Return latency, intervals, rates and memory by column; without samples all except the memory are NaN."""
+    """Return latency, intervals, rates and memory by column; without samples all values except the memory are NaN.
+
+    measured: the records of `group` with status "ok".
+    """
     memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
     values: dict[str, Any] = dict.fromkeys((*STATISTIC_COLUMNS, *REPEAT_COLUMNS), math.nan)
     values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan
@@ -239,10 +253,11 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
 
 
 def _computed(case: Case, row: Mapping[str, Any], peak_tflops: float) -> dict[str, float]:
-    """Return the values of `COMPUTED_COLUMNS`; unknown ones are NaN.
+    """Return the values of `COMPUTED_COLUMNS` by column; unknown ones are NaN.
 
     model_size: millions of parameters, 1300 for 1.3b. flops_share: FLOP/s over those of a large GEMM, the model FLOPs
     utilization. tokens_per_s_each: generated tokens per second of one sequence, the interactivity.
+    row: the values computed so far. peak_tflops: the measured peak GEMM rate.
     """
     named = re.fullmatch(r"(\d+(?:\.\d+)?)([mb])", row["size"])
     latency_ms, is_model = positive(row["latency_ms"]), case.option("scope", "model") == "model"
@@ -256,7 +271,7 @@ def _computed(case: Case, row: Mapping[str, Any], peak_tflops: float) -> dict[st
 
 
 def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the notes that a reader needs to compare the row's latency with others."""
+    """Yield the row's notes: sentences that a reader needs to compare the row's latency with other latencies."""
     for record in group:
         yield from (record.settings[name] for name in NOTED_SETTINGS if name in record.settings)
     case = group[0].case
@@ -279,12 +294,12 @@ def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 
 
 def _result(record: Record) -> str:
-    """Return a record's median latency in words, or its status if it has no samples."""
+    """Return a record's median latency in words or, if the record has no samples, its status."""
     return f"{median(record.samples_ms):.4g} ms" if record.samples_ms else record.status
 
 
 def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield reasons to doubt the row's latency."""
+    """Yield notes on reasons to doubt the row's latency, such as throttling or a missing correctness check."""
     if 0 < row["samples"] < FEWEST:
         yield f"only {counted(row['samples'], 'sample')}: the bar is their range, no interval"
     yield from _unsteadiness(group, row)
@@ -302,7 +317,7 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unsteadiness(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on an unsteady latency, TTFT or ITL."""
+    """Yield a note for each of the row's latency, TTFT and ITL that is unsteady."""
     found = row[_QUALITY]
     if found.unsteady and row[_TIMING].over_processes:
         apart = f"{row['processes']} processes, {row['process_spread']:.1%} apart,"
@@ -323,7 +338,10 @@ def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 
 
 def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:
-    """Return whether fewer sequences than requested ran at once; never in forward, as prompts leave once read."""
+    """Return whether fewer sequences than the batch ran at once.
+
+    False in forward, where each prompt leaves the engine once it is read.
+    """
     return case.phase != "forward" and (metrics.get("sequences_at_once") or case.batch) < case.batch
 
 

@@ -1,4 +1,4 @@
-"""The results as CSV, JSON, Markdown or text."""
+"""Write the table of results as CSV, JSON, Markdown or text."""
 
 import json
 import math
@@ -24,10 +24,11 @@ _CASE = ("system", "backend", "phase", "batch", "context")
 def write_frame(
     table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue | None = None, columns: Sequence[str] = ()
 ) -> None:
-    """Write the rows of `stats.frame` to `out`. Raises RecordError if the format or a column is unknown.
+    """Write a table of `stats.frame` to `out`. fmt: one of `FORMATS`. columns: write only these; ("all",) for all.
 
-    columns: write only these; ("all",) for all. By default CSV and JSON have all columns; text and Markdown have those
-    that identify rows and some that fit, and print constant ones once. Both show numbers in the catalogue's units.
+    Without `columns`, CSV and JSON have all columns. Text and Markdown then have the columns that identify rows, and
+    further ones that fit; values that all rows share are printed once, above the table.
+    Text and Markdown show numbers in the catalogue's units. Raises RecordError if the format or a column is unknown.
     """
     if fmt not in FORMATS:
         raise RecordError(f"table format {fmt!r}: must be one of {', '.join(FORMATS)}")
@@ -42,7 +43,7 @@ def write_frame(
 
 
 def plain(value: Any) -> Any:
-    """Return a cell as a JSON value: numpy scalars unwrapped, suites as a list, NaN, NA and infinities as None."""
+    """Return a cell as a JSON value: numpy scalars as Python's, suites as a list, NaN, NA and infinities as None."""
     if isinstance(value, tuple):
         return list(value)
     if value is None or value is pd.NA:
@@ -52,7 +53,7 @@ def plain(value: Any) -> Any:
 
 
 def said(value: Any) -> str:
-    """Return a cell as text, unrounded; "" for an unknown value."""
+    """Return a cell as text, with all digits of a number; "" for an unknown value."""
     value = plain(value)
     if isinstance(value, list):
         return ", ".join(value)
@@ -95,15 +96,15 @@ def _escaped(cell: str) -> str:
 
 
 def _width() -> int:
-    """The terminal's width in characters, or the environment variable COLUMNS."""
+    """Return the terminal's width in characters, or the value of the environment variable COLUMNS if that is set."""
     return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
 def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int | None) -> tuple[list[str], list[str]]:
-    """Return (columns to show, columns without room in which rows differ).
+    """Return (columns to show, columns whose values differ between rows but that do not fit).
 
-    Chosen first are columns that identify cases, then status and reason, then others that fit. width: characters; None
-    for no limit, with which the settings that tell rows apart are always shown.
+    Columns that identify cases are chosen first, then status and reason, then others that fit.
+    width: in characters; None for no limit, in which case all settings that distinguish rows are shown.
     """
     names = [name for name in _CASE if name in ("system", "backend") or _varies(table, name)]
     settings = _settings(table)
@@ -129,7 +130,10 @@ def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int | None) -> tu
 
 
 def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
-    """Choose few settings that make rows of otherwise equal cases distinct: greedily, the most telling first."""
+    """Return few settings that distinguish rows with the same system, backend, phase, batch and context.
+
+    Each setting in turn is the one that leaves the fewest rows alike.
+    """
     found: list[str] = []
     while True:
         alike = table[table.duplicated([*_CASE, *found], keep=False)]
@@ -141,7 +145,7 @@ def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
 
 
 def _wanted(table: pd.DataFrame, catalogue: Catalogue, apart: Sequence[str]) -> list[str]:
-    """Return the columns to show if they fit, the most useful first. apart: settings that precede the others."""
+    """Return the columns to show as far as they fit, the most useful first. apart: settings to prefer to others."""
     settings = [*apart, *(name for name in _settings(table) if _varies(table, name))]
     numbers = [metric.name for metric in catalogue.metrics if metric.text]
     names = dict.fromkeys(["latency_ms", *settings, MARKS, *numbers, *CASE_COLUMNS[1:], "status", "samples"])
@@ -162,7 +166,7 @@ def _widest(table: pd.DataFrame, name: str, catalogue: Catalogue) -> int:
 
 
 def _same(table: pd.DataFrame, names: Sequence[str]) -> dict[str, str]:
-    """Return the text of each setting and machine column that is constant and not in `names`."""
+    """Return {column: value as text} for columns of settings and machine that are constant and not in `names`."""
     wanted = ("suites", "size", "phase", "batch", "context", "dtype", "timing", "device", "commit")
     columns = [name for name in wanted if name not in names and len(table) and table[name].nunique(dropna=False) == 1]
     found = {name: printable(said(table[name].iloc[0])) for name in columns}
@@ -170,13 +174,16 @@ def _same(table: pd.DataFrame, names: Sequence[str]) -> dict[str, str]:
 
 
 def _heading(name: str, catalogue: Catalogue) -> str:
-    """The column's name, with a unit if it is scaled."""
+    """Return the column's title: its name, with the unit in brackets if values are scaled to that unit."""
     metric = catalogue.metric(name)
     return printable(f"{name} [{metric.unit}]" if metric.scale != 1 else name)
 
 
 def shown(value: Any, scale: float) -> str:
-    """Return a cell as printable text. A number is divided by `scale`; it has four digits, or all before the point."""
+    """Return a cell as printable text. scale: the divisor of a number.
+
+    Numbers have four significant digits or, if larger, all digits before the decimal point.
+    """
     number = plain(value)
     if isinstance(number, int | float) and not isinstance(number, bool) and scale != 1:
         number = number / scale

@@ -1,4 +1,4 @@
-"""How the reports write numbers, settings, commits and lists."""
+"""How tables and pages write numbers, settings, commits and lists in words."""
 
 import re
 from collections import Counter
@@ -17,7 +17,7 @@ BETWEEN = " · "  # between the parts of the name of a line or case
 
 
 def said_x(value: float) -> str:
-    """Write 2048 as 2k, 1048576 as 1M, and 24.2139 as 24.2."""
+    """Return the number as text: 2048 as 2k, 1048576 as 1M, and 24.2139 as 24.2."""
     for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
         if value >= unit and value % unit == 0:
             return f"{value / unit:g}{letter}"
@@ -25,49 +25,59 @@ def said_x(value: float) -> str:
 
 
 def said_setting(axis: AxisEntry, value: Any) -> str:
-    """Return the axis's phrase with the value in it, such as `context 2k`."""
+    """Return a setting in words, such as `context 2k`: the axis's phrase from the catalogue, with the value in it."""
     return axis.phrase.replace("{}", said_x(int(value)) if isinstance(value, Integral) else str(value))
 
 
 def listed(words: Sequence[str]) -> str:
-    """Join words as in `a, b and c`."""
+    """Return the words joined as in `a, b and c`; "" for none."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def with_sign(share: float, digits: int) -> str:
-    """Write 0.012 as `+1.2%` and -0.012 as `−1.2%`."""
+    """Return a share as a signed percentage, such as `+1.2%` for 0.012. digits: of decimals."""
     return f"{share:+.{digits}%}".replace("-", "−")
 
 
 def share_of(number: int, whole: int, thing: str) -> str:
-    """Return `3 of the 12 points`, `all 12 points` or `the only point`. thing: the noun in the singular."""
+    """Return in words how many of `whole` things `number` is, such as `3 of the 12 points` or `all 12 points`.
+
+    thing: the noun in the singular, such as `point`. If `whole` is 1: `the only point`.
+    """
     if whole == 1:
         return f"the only {thing}"
     return f"all {whole:,} {thing}s" if number == whole else f"{number:,} of the {whole:,} {thing}s"
 
 
 def commit_said(environment: Mapping[str, Any]) -> str:
-    """Return the commit in a record's environment, with the suffix `DIRTY` for uncommitted changes; "" for none."""
+    """Return the commit in a record's environment; "" if none is recorded.
+
+    It ends in `DIRTY` if the checkout had uncommitted changes.
+    """
     commit = environment.get("commit")
     return f"{commit}{DIRTY}" if commit and environment.get("dirty") else str(commit or "")
 
 
 def short_commit(commit: str, digits: int = 10) -> str:
-    """Shorten a commit hash to its first `digits`; the suffix `DIRTY` stays, and other text is unchanged."""
+    """Return the commit with its hash shortened to `digits` characters; a suffix `DIRTY` stays.
+
+    A text that is no hash, or one of at most 10 characters, is returned unchanged.
+    """
     name, mark = commit.removesuffix(DIRTY), DIRTY if commit.endswith(DIRTY) else ""
     return (name[:digits] if re.fullmatch(r"[0-9a-f]{11,}", name) else name) + mark
 
 
 def commit_words(commit: str) -> str:
-    """Return `short_commit` for a sentence, with words instead of the suffix `DIRTY`."""
+    """Return the shortened commit for a sentence, with "with uncommitted changes" instead of the suffix `DIRTY`."""
     short = short_commit(commit)
     return f"{short.removesuffix(DIRTY)} with uncommitted changes" if short.endswith(DIRTY) else short
 
 
 def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Name the backends that skipped all cases for one reason: `no vLLM: its environment failed to install`.
+    """Return words on each backend that skipped all its cases for one reason.
 
-    rows: of `stats.frame`. If the systems of a backend differ in this, each skipped system is named with its backend.
+    For example: `no vLLM: its environment failed to install`. rows: of `stats.frame`.
+    If that does not hold for a backend as a whole, it is tested for each of the backend's systems.
     """
     found = []
     for backend, own in rows.groupby("backend", sort=False):
@@ -80,7 +90,7 @@ def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def _one_reason(rows: pd.DataFrame) -> str:
-    """Return the reason why all rows were skipped; "" if some were not, or for several reasons."""
+    """Return the reason if all rows were skipped for the same one, else ""."""
     one = set(rows["status"]) == {"skipped"} and rows["reason"].nunique() == 1
     return str(rows["reason"].iloc[0]).rstrip(".") if one else ""
 
@@ -88,7 +98,7 @@ def _one_reason(rows: pd.DataFrame) -> str:
 def counts_of_missing(
     missing: Iterable[Case], rows: pd.DataFrame, catalogue: Catalogue
 ) -> dict[tuple[str, str], tuple[str, int]]:
-    """Count the cases without a record: return (label, number of `missing` cases) by (system, backend).
+    """Return {(system, backend): (label, number of the cases in `missing`)} for planned cases without a record.
 
     rows: the rows of `stats.frame`. The label is the system's, with the backend's if the system has several backends.
     """

@@ -1,8 +1,8 @@
-"""Compare two runs case by case: the ratio B/A with its interval, the differences of the runs, and conclusions.
+"""Compare two runs case by case: the time ratio B/A with its interval, the differences in environment, and the outcome.
 
 Two stored runs of the same packages differ by 0.7% in the median and by 2% in 5% of the cases. So a case of two stored
-runs counts as slower or faster only beyond `STORED_BAR`. `reports.compare.judge` decides on the interleaved runs of
-`ttt-bench ab`. Cases on two GPU models have a ratio only.
+runs counts as slower or faster only beyond `STORED_BAR`. For the two runs of `ttt-bench ab`, which alternate their
+processes, `reports.compare.judge` decides. Cases measured on two GPU models get a ratio but no outcome.
 """
 
 import math
@@ -28,14 +28,15 @@ _UNFINISHED = "no record in {}, which is unfinished"
 
 
 class NotComparable(RecordError):
-    """Two runs have no case in common."""
+    """Raised for two runs that have no case in common."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A fact in which the two sides differ, such as a package.
+    """A recorded property in which the two runs differ, such as the version of a package.
 
-    what: its name. a, b: its value on each side; None if it depends on the case. where: the systems, empty for all.
+    what: the property's name. a, b: its value in each run; None if the values depend on the case.
+    where: the labels of the systems and backends that differ; empty if all do.
     """
 
     what: str
@@ -45,7 +46,7 @@ class Difference:
 
     @property
     def sentence(self) -> str:
-        """The difference in words."""
+        """The difference in words, such as `torch 2.7 → 2.8`."""
         where = f" ({', '.join(self.where)})" if self.where else ""
         if self.a is None:
             return f"{self.what}, from case to case{where}"
@@ -54,9 +55,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """A case with a result on both sides.
+    """A case with a result in both runs, as one row of the comparison's table.
 
-    name: the labels of system and backend. a_ms, b_ms: medians of the processes' medians.
+    name: the labels of system and backend. a_ms, b_ms: each run's latency, the median of its processes' medians.
+    judged: the outcome with the ratio. notes: remarks on the measurement, such as throttling.
     """
 
     key: str
@@ -70,17 +72,17 @@ class Row:
 
     @property
     def apart(self) -> float:
-        """The longer time over the shorter, less 1."""
+        """The relative difference of the two times: the longer over the shorter, less 1 (0.02 for 2%)."""
         ratio = max(self.judged.ratio, math.exp(-LOG_LIMIT))
         return max(ratio, 1 / ratio) - 1
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A case without a result on one side or both.
+    """A case without a result in at least one of the two runs.
 
-    name: the labels of its system and backend.
-    lost: both runs requested the case, but only A has a result. gained: only B has one.
+    name: the labels of its system and backend. reason: why the case has no result, in words.
+    lost: both runs requested the case, but only A has a result. gained: both requested the case, but only B has one.
     """
 
     label: str
@@ -92,10 +94,11 @@ class Missing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two compared runs; rows from the largest difference to the smallest.
+    """The result of comparing run A with run B; `rows` begin with the largest difference.
 
-    interleaved: whether the runs are the two sides of `ttt-bench ab`. fail_on: the slowdown (0.01: 1%) beyond which a
-    case regressed. near: the difference below which 95% of cases stay in two stored runs of the same packages.
+    interleaved: whether A and B are the two sides of one `ttt-bench ab`, which alternates their processes.
+    fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
+    near: the relative difference within which 95% of cases stay in two stored runs of the same packages.
     """
 
     a: Side
@@ -109,20 +112,23 @@ class Comparison:
 
     @property
     def elsewhere(self) -> str:
-        """`another GPU` or the like, if the devices differ in every row; else ""."""
+        """How the device differs, such as `another GPU`, if every row compares two kinds of device; else ""."""
         verdicts = [row.judged.verdict for row in self.rows]
         return verdicts[0] if verdicts and set(verdicts) <= {*ELSEWHERE} else ""
 
     @property
     def regressions(self) -> int:
-        """The number of cases that are slower by more than `fail_on`, or lost; 0 if the runs are on two devices."""
+        """The number of cases that are slower by more than `fail_on`, or lost.
+
+        0 if every row compares two kinds of device.
+        """
         if self.elsewhere:
             return 0
         return sum(row.judged.regressed for row in self.rows) + sum(each.lost for each in self.missing)
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of cases by outcome."""
+        """The number of cases by outcome, such as {"slower": 2, "same": 10}; outcomes without a case are left out."""
         verdicts = [row.judged.verdict for row in self.rows]
         if not self.elsewhere:
             verdicts += ["lost"] * sum(each.lost for each in self.missing)
@@ -131,9 +137,9 @@ class Comparison:
 
 
 def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
-    """Compare two runs. fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
+    """Return the comparison of runs A and B. fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
 
-    Raises NotComparable if no case is in both runs, RecordError if a run has no records or no timing.
+    Raises NotComparable if no case is in both runs, RecordError if a run has no records or did not measure time.
     """
     sides = (RunCases.of(a), RunCases.of(b))
     for run, side in zip((a, b), sides, strict=True):
@@ -147,7 +153,10 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
 
 
 def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
-    """Compare the cases of two runs. fail_on: the slowdown (0.01: 1%) beyond which a case regressed."""
+    """Return the comparison of two runs' cases. fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
+
+    For runs that are not interleaved, the comparison's `fail_on` is at least `STORED_BAR`.
+    """
     both = [pair for key in a.cases if key in b.cases and (pair := Pair(a.cases[key], b.cases[key])).has_result]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
     judged = _judged_rounds(both, fail_on) if interleaved else [judged_stored(pair, fail_on) for pair in both]
@@ -166,7 +175,7 @@ def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
 
 @dataclass(frozen=True)
 class Pair:
-    """A case in both runs."""
+    """One case as measured in run A and in run B."""
 
     a: CaseSide
     b: CaseSide
@@ -177,7 +186,7 @@ class Pair:
 
     @property
     def log_ratios(self) -> list[float]:
-        """log(B's / A's median time per token) of each round that both finished."""
+        """The log of (B's / A's median time per token) for each round in which both runs have a result."""
         a, b = self.a.log_ms, self.b.log_ms
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
@@ -212,7 +221,7 @@ class Pair:
 
     @property
     def elsewhere(self) -> str:
-        """Why the runs are not comparable, such as "another GPU"; "" on the same kind of device."""
+        """How the device differs, such as "another GPU" or "another driver"; "" for the same kind of device."""
         a, b = _device_facts(self.a), _device_facts(self.b)
         what = next((what for what in (*a, *b) if a.get(what) != b.get(what)), "")
         return f"another {what.removesuffix(' cores')}" if what else ""
@@ -223,22 +232,25 @@ class Pair:
 
     @property
     def on_other_gpus(self) -> bool:
-        """Whether the two sides ran on two GPUs."""
+        """Whether the two runs measured the case on different physical GPUs."""
         return self.a.facts.get(GPU_UNIT) != self.b.facts.get(GPU_UNIT)
 
     @property
     def on_other_hosts(self) -> bool:
-        """Whether the case is host-bound and ran on two GPUs, which suggest two hosts."""
+        """Whether the case is host-bound and ran on two different GPUs, which suggest two hosts."""
         return self.a.host_bound and self.on_other_gpus
 
     @property
     def is_sound(self) -> bool:
-        """Whether both sides are sound and, if the case is host-bound, ran on the same GPU."""
+        """Whether both measurements are sound and, if the case is host-bound, come from the same GPU."""
         return self.a.is_sound and self.b.is_sound and not self.on_other_hosts
 
 
 def _judged_rounds(pairs: Sequence[Pair], fail_on: float) -> list[Judged]:
-    """Return each pair's outcome from its interleaved rounds; undecided for fewer than two complete rounds."""
+    """Return each pair's outcome from its interleaved rounds.
+
+    The outcome is "undecided" for fewer than two complete rounds, and names the difference for two kinds of device.
+    """
     enough = [len(pair.log_ratios) >= LEAST_ROUNDS and not pair.elsewhere for pair in pairs]
     verdicts = iter(judge([pair.log_ratios for pair, has in zip(pairs, enough, strict=True) if has], fail_on))
     return [next(verdicts) if has else _undecided(pair) for pair, has in zip(pairs, enough, strict=True)]
@@ -274,13 +286,13 @@ def _judgement(verdict: str, middle: float, half: float, rounds: int, regressed:
 
 
 def _stored_ratio(pair: Pair) -> tuple[float, float]:
-    """Return log(B/A), and half the width of its 95% interval, which includes the spread between runs."""
+    """Return log(B/A) and half the width of its 95% interval; the width includes the usual spread between runs."""
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     return pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])
 
 
 def _device_facts(side: CaseSide) -> dict[str, str]:
-    """Return the GPU and its driver, or the CPU, by the name of the fact; values of several machines are joined."""
+    """Return GPU and driver, or the CPU's model and cores, by name; values of several machines are joined by "and"."""
     names = dict.fromkeys(name for device in side.devices for name in device)
     return {
         name: " and ".join(dict.fromkeys(device.get(name) or "not recorded" for device in side.devices))
@@ -289,7 +301,7 @@ def _device_facts(side: CaseSide) -> dict[str, str]:
 
 
 def differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
-    """Yield the differences between the sides: devices, commits, machines, packages and settings."""
+    """Yield the differences between runs A and B: devices, commits, machines, packages and settings."""
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for pair in pairs:
         a, b = (_device_facts(side) | dict(side.facts) for side in (pair.a, pair.b))
@@ -313,7 +325,10 @@ def _where(names: Sequence[str], everywhere: set[str]) -> tuple[str, ...]:
 def _missing(
     of_a: Mapping[str, CaseSide], of_b: Mapping[str, CaseSide], unmeasured_a: Set[str], unmeasured_b: Set[str]
 ) -> Iterator[Missing]:
-    """Yield the cases without a comparison, each with its reason. unmeasured: the keys of cases without a record."""
+    """Yield the cases that have no result in at least one run, each with the reason.
+
+    of_a, of_b: each run's cases by case key. unmeasured_a, unmeasured_b: the keys of planned cases without a record.
+    """
     for key in dict.fromkeys((*of_a, *of_b)):
         a, b = of_a.get(key), of_b.get(key)
         if a is None or b is None:

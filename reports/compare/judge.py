@@ -1,7 +1,7 @@
-"""Decide from paired rounds whether each case is slower in B than in A, faster, the same, or undecided.
+"""Decide from paired rounds whether each case is slower in run B than in run A, faster, the same, or undecided.
 
-A round is a fresh process per side, as samples of one process share memory layout, clocks and temperature. The numbers
-of a case are log(B's median / A's median), one per round.
+A round measures a case once per run, each time in a fresh process. Samples of one process share memory layout, clocks
+and temperature, so a process counts as one observation: log(B's median / A's median) of the round.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,12 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Judged:
-    """A case's outcome. ratio: B over A, the geometric mean of the rounds. low, high: the ratio's 95% interval.
+    """The outcome of a case, such as "slower" (`verdict`), and the ratio of B's time to A's.
 
-    regressed: significantly slower by more than the requested limit. decided_by: the number of rounds that would decide
-    an undecided case with the same mean and variance; None beyond `MOST_ROUNDS`.
+    ratio: the geometric mean over the rounds; for two stored runs, the ratio of their medians.
+    low, high: the ratio's 95% interval. regressed: significantly slower by more than the requested limit.
+    decided_by: how many rounds would decide an undecided case with the same mean and variance. It is None if that is
+    more than `MOST_ROUNDS`.
     """
 
     verdict: str
@@ -39,10 +41,11 @@ class Judged:
 
 
 def judge(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[Judged]:
-    """Return the outcome of each case. cases: the log ratios of each case's rounds. fail_on: the limit for `regressed`.
+    """Return the outcome of each case in the order of `cases`.
 
+    cases: for each case the log ratios of its rounds. fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
     Slower or faster: a one-sided t test shows a change beyond `BAR`, at a false discovery rate of `ALPHA` over all
-    cases. The same: two t tests at level `ALPHA` show a change within `SAME`.
+    cases. The same: two t tests at level `ALPHA` show that the change is within `SAME`. All other cases are undecided.
     Raises ValueError if a case has fewer than `LEAST_ROUNDS` rounds.
     """
     if not cases:
@@ -73,9 +76,10 @@ def judge(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[Judged
 
 @dataclass(frozen=True)
 class _Estimates:
-    """Mean, standard deviation, number of rounds and degrees of freedom of each case's log ratios.
+    """Statistics of each case's log ratios, one array element per case.
 
-    prior: the degrees of freedom that come from the variance of all cases.
+    deviation: the standard deviation after shrinkage. rounds: the number of rounds.
+    freedom: the degrees of freedom of the t tests. prior: the part of `freedom` that shrinkage adds.
     """
 
     mean: Numbers
@@ -86,10 +90,11 @@ class _Estimates:
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
-        """Shrink each variance towards the median of all: s² = (w·median(s²) + (k-1)·s²) / (w + k - 1).
+        """Estimate mean and variance per case, and shrink each variance towards the median variance of all cases.
 
-        w is the smaller of `PRIOR_ROUNDS` and the number of cases - 1, and k the number of rounds. w is 0 for a case
-        with a significantly larger variance, such as a host-bound one.
+        The shrunk variance is s² = (w·median(s²) + (k-1)·s²) / (w + k - 1), where k is the number of rounds.
+        The weight w is the smaller of `PRIOR_ROUNDS` and the number of cases - 1. It is 0 for a case with a
+        significantly larger variance, such as a host-bound one.
         """
         rounds = np.array([len(case) for case in cases], float)
         values = np.full((len(cases), int(rounds.max())), np.nan)
@@ -104,13 +109,19 @@ class _Estimates:
         return cls(np.nanmean(values, axis=1), np.sqrt(shrunk), rounds, freedom, prior)
 
     def p_values(self, bar: float, sign: int = 1) -> Numbers:
-        """Return each case's p-value of a slowdown (sign -1: speed-up) beyond `bar`; for bar < 0, of one below -bar."""
+        """Return each case's p-value for a slowdown of more than `bar`; sign -1: for a speed-up of more than `bar`.
+
+        A negative `bar` reverses the question: the p-value for a slowdown (speed-up) of less than -bar.
+        """
         if bar < 0:
             return self._tail(np.log1p(-bar) - sign * self.mean)
         return self._tail(sign * self.mean - np.log1p(bar))
 
     def discoveries(self, bar: float, sign: int = 1) -> NDArray[np.bool_]:
-        """Return which cases have a slowdown (sign -1: speed-up) beyond `bar`, at a false discovery rate of `ALPHA`."""
+        """Return for each case whether a slowdown beyond `bar` is significant (sign -1: a speed-up).
+
+        The false discovery rate over all cases is `ALPHA`.
+        """
         return stats.false_discovery_control(self.p_values(bar, sign)) <= ALPHA
 
     def interval(self) -> tuple[Numbers, Numbers]:
@@ -119,9 +130,9 @@ class _Estimates:
         return self.mean - half, self.mean + half
 
     def decided_by(self, at: int, level: float) -> int | None:
-        """Return the least number of rounds that would decide case `at` with the same mean and variance.
+        """Return the least number of rounds that would decide case number `at` with the same mean and variance.
 
-        None beyond `MOST_ROUNDS`. level: what the p-value of slower or faster must reach.
+        None if that is more than `MOST_ROUNDS`. level: the p-value below which a case counts as slower or faster.
         """
         size, deviation = abs(self.mean[at]), self.deviation[at]
         rounds = np.arange(self.rounds[at] + 1, MOST_ROUNDS + 1)

@@ -1,4 +1,4 @@
-"""The cases of one run, reduced to what a comparison needs."""
+"""One run's cases with the values that a comparison of two runs needs."""
 
 import json
 import math
@@ -31,7 +31,10 @@ FEW_SEQUENCES = 4  # up to so many, an engine's step is host-bound: another host
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs, in words. measured: the first and last day (UTC), and the number of missing cases."""
+    """One of the two compared runs, described in words.
+
+    measured: the first and last day (UTC) of its records, and how many cases or records are missing.
+    """
 
     name: str
     commit: str
@@ -41,16 +44,17 @@ class Side:
 
 @dataclass(frozen=True)
 class CaseSide:
-    """A case in one run.
+    """One case as measured in one run, over all processes ("repeats" or "rounds") of the case.
 
     system: its name in the catalogue. name: the labels of system and backend. label: the case in words.
-    medians: the median in ms by repeat; {} without a result, for which `why` has the reason.
-    tokens: the tokens per sample by repeat; an engine's vary with the sequences that fit into memory.
-    below, above: the distances from log(ms) to the ends of its 95% interval; infinite for an unknown end.
-    samples: their number in all rounds. timed: how many of the `rounds` have samples.
+    medians: the median in ms by repeat; {} without a result. why: the reason for that, else "".
+    tokens: the tokens per sample by repeat; an engine's number depends on how many sequences fit into memory.
+    below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite for an unknown end.
+    samples: the number of samples in all rounds. rounds: the planned rounds. timed: the rounds with samples.
     others: the largest share of the CPU that other programs used if the CPU was contended; else 0.
-    hot: thermally throttled. changed: the case has one process, and its samples drifted.
-    devices: the facts of each machine, which must agree on both sides. facts: other facts of all processes, by name.
+    hot: the GPU was thermally throttled. changed: the case has one process, and its samples drifted.
+    devices: GPU and driver, or CPU, of each machine; if the two runs differ in this, only a ratio is shown.
+    facts: other properties of the processes, such as package versions, by name.
     host_bound: whether CPU work of an engine limits the speed.
     """
 
@@ -79,17 +83,17 @@ class CaseSide:
 
     @cached_property
     def ms(self) -> float:
-        """The median of the processes' medians in ms; NaN without a result."""
+        """The latency in ms: the median of the processes' medians; NaN without a result."""
         return median(self.medians.values()) if self.medians else math.nan
 
     @property
     def half(self) -> float:
-        """The larger of `below` and `above`."""
+        """The larger of `below` and `above`, used as half the width of the interval."""
         return max(self.below, self.above)
 
     @property
     def is_sound(self) -> bool:
-        """Whether there are enough samples without drift, from a cool, uncontended machine."""
+        """Whether the case has enough samples, without drift, heat or a contended CPU."""
         return self.samples >= FEWEST and not (self.others or self.hot or self.changed)
 
     @property
@@ -99,26 +103,26 @@ class CaseSide:
 
     @cached_property
     def middle(self) -> float:
-        """The median of `log_ms`; NaN without a result."""
+        """The median over the repeats of log(ms per token); NaN without a result."""
         return median(self.log_ms.values()) if self.medians else math.nan
 
     @property
     def tokens_said(self) -> str:
-        """The distinct numbers of tokens per sample, in words."""
+        """The distinct numbers of tokens per sample in words, such as `16` or `12 or 16`."""
         return " or ".join(map(str, sorted(set(self.tokens.values()))))
 
     @cached_property
     def log_ms(self) -> dict[int, float]:
-        """log(ms per token) by repeat."""
+        """The log of the median time per token (ms) by repeat."""
         return {repeat: math.log(ms / self.tokens[repeat]) for repeat, ms in self.medians.items()}
 
 
 @dataclass(frozen=True)
 class RunCases:
-    """A run, reduced to what a comparison needs.
+    """One run with the values that a comparison needs.
 
     turns: the request, as JSON, that both runs of one `ttt-bench ab` share; "" for other runs.
-    cases: by case key. unmeasured: the keys of the planned cases without a record.
+    repeats: the planned processes per case. cases: by case key. unmeasured: the keys of planned cases without a record.
     """
 
     mode: str
@@ -130,7 +134,7 @@ class RunCases:
 
     @classmethod
     def of(cls, run: Run, records: Sequence[Record] | None = None) -> "RunCases":
-        """Reduce a run. records: the run's records, if already read."""
+        """Return the run's cases for a comparison. records: the run's records; read from its folder if None."""
         records = run.records() if records is None else records
         asked = run.file.requests[0] if run.file.requests else None
         return cls(
@@ -149,7 +153,10 @@ class RunCases:
 
 
 def run_side(run: Run, records: Sequence[Record]) -> Side:
-    """Return a run's name, commit, device and days, from the records with samples or else from the last request."""
+    """Return the run's name, commit, device and days in words.
+
+    Commit and device come from the records with samples or, if there are none, from the run's last request.
+    """
     measured = timed(records)
     unfinished = _unfinished(run, records)
     days = sorted({record.started_at[:10] for record in measured if record.started_at})
@@ -165,7 +172,7 @@ def run_side(run: Run, records: Sequence[Record]) -> Side:
 
 
 def _unfinished(run: Run, records: Sequence[Record]) -> str:
-    """Return the number of missing cases or records in words; "" for a finished run."""
+    """Return how many cases or records of the run are missing, in words; "" for a finished run."""
     missing = len(run.missing(records))
     if missing:
         return f"unfinished: {counted(missing, 'case')} without a record"
@@ -174,7 +181,7 @@ def _unfinished(run: Run, records: Sequence[Record]) -> str:
 
 
 def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) -> CaseSide:
-    """Reduce the records of a case. repeats: the number of rounds that the run planned."""
+    """Return one case of a run from its records. repeats: the number of rounds that the run planned."""
     case, measured = records[0].case, timed(records)
     name = printable(BETWEEN.join([catalogue.system_label(case.system), catalogue.backend_label(case.backend)]))
     medians = _medians(measured)
@@ -207,13 +214,17 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
 
 
 def _medians(measured: Iterable[Record]) -> dict[int, float]:
-    """Return the median in ms by repeat, without medians of 0 ms, which have no ratio."""
+    """Return the median in ms by repeat; medians of 0 ms or infinity are left out, as they have no ratio."""
     found = {record.repeat: median(record.samples_ms) for record in measured}
     return {repeat: middle for repeat, middle in found.items() if 0 < middle < math.inf}
 
 
 def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple[float, float]:
-    """Return (below, above) of `CaseSide`: from Student's interval over processes, or from that within a single one."""
+    """Return `below` and `above` of `CaseSide` for a case.
+
+    With several processes: Student's t interval of their medians. With one: the interval of the median of its samples.
+    medians: the median time per token by repeat.
+    """
     if len(medians) > 1:
         from scipy import stats
 
@@ -237,7 +248,7 @@ def _devices(measured: Iterable[Record]) -> tuple[dict[str, str], ...]:
 
 
 def _device(record: Record) -> dict[str, str]:
-    """Return the names of the GPU and its driver; for a CPU measurement the CPU's model and number of cores."""
+    """Return the names of the GPU and its driver; for a CPU measurement, the CPU's model and number of cores."""
     gpu, cpu = _object(record, "gpu"), _object(record, "cpu")
     if record.environment.get("device_kind") == "cpu":
         return {"GPU": NO_GPU, "CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
@@ -245,7 +256,7 @@ def _device(record: Record) -> dict[str, str]:
 
 
 def _facts(measured: Iterable[Record]) -> dict[str, str]:
-    """Return the facts of all processes by name; distinct values are sorted and joined."""
+    """Return commit, GPU unit, CPU, packages, variables and settings by name; distinct values are joined by "and"."""
     own = [_facts_of(record) for record in measured]
     found = {name: {facts.get(name, "") for facts in own} for facts in own for name in facts}
     return {

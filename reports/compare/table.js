@@ -1,4 +1,4 @@
-/* The table of a comparison: clicking a header sorts the rows; search words and a chosen verdict filter them. */
+/* The table of a comparison: clicking a header sorts the rows; search words and a chosen outcome filter them. */
 
 (() => {
   const table = document.getElementById("cases");

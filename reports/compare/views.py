@@ -35,7 +35,7 @@ WIDTH = 160  # pixels per plot
 
 
 def answer(comparison: Comparison) -> str:
-    """Sum up the comparison in one to three sentences."""
+    """Return one to three sentences that sum up the comparison."""
     rows = comparison.rows
     if not rows:
         return "Nothing was compared: no case has a result in both runs."
@@ -65,7 +65,10 @@ def _ratios(comparison: Comparison) -> str:
 
 
 def _beyond(rows: Sequence[Row]) -> str:
-    """Count rows beyond the limit by system, phase and first note, in a sentence; "" for no rows."""
+    """Return a sentence that counts the rows by system, phase and first note; "" for no rows.
+
+    rows: the rows whose difference is larger than `Comparison.near`.
+    """
     causes = [f"{row.name} {row.phase}{_cause(row)}" for row in rows]
     groups = Counter(causes).most_common()
     said = [f"{count} {cause}" for cause, count in groups[:NAMED_GROUPS]]
@@ -74,7 +77,7 @@ def _beyond(rows: Sequence[Row]) -> str:
 
 
 def _cause(row: Row) -> str:
-    """Return the row's first note in brackets, without the run that the note names; "" for no note."""
+    """Return the row's first note in parentheses, without the run that it names, such as ` in A`; "" without notes."""
     return f" ({row.notes[0].partition(' in ')[0]})" if row.notes else ""
 
 
@@ -88,7 +91,7 @@ def text(comparison: Comparison) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Return a comment for a pull request: the answer, then a folded table of the largest differences."""
+    """Return a Markdown comment for a pull request: the answer, then a collapsed table of the largest differences."""
     rows = [[grid.escaped(cell) for cell in _cells(row)] for row in comparison.rows[:MARKDOWN_ROWS]]
     left = len(comparison.rows) - len(rows)
     title = f"{counted(len(rows), 'case')}, the largest difference first{f'; {left} more differ less' if left else ''}"
@@ -101,7 +104,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def to_json(comparison: Comparison) -> str:
-    """Return the whole comparison as JSON, unrounded. Ratios are B/A; an infinite end of an interval is null."""
+    """Return the whole comparison as a JSON text, unrounded. Ratios are B/A; an infinite end of an interval is null."""
     rows = [_flat(row) for row in comparison.rows]
     values = {
         "tool": "ttt-bench",
@@ -120,7 +123,7 @@ def to_json(comparison: Comparison) -> str:
 
 
 def page(comparison: Comparison, profiles: str = "") -> str:
-    """Return a self-contained HTML page. profiles: HTML that compares the profiles of both runs."""
+    """Return a self-contained HTML page of the comparison. profiles: HTML of `diff_of_runs`, appended to the page."""
     from reports.page.embedding import script_hash
     from reports.resources import environment, source
 
@@ -143,14 +146,17 @@ def page(comparison: Comparison, profiles: str = "") -> str:
 
 
 def script() -> str:
-    """Return the script of a page with a comparison."""
+    """Return the JavaScript of a comparison's page, which sorts and filters the table."""
     from reports.resources import source
 
     return source("reports.compare", "table.js")
 
 
 def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
-    """Return the content of a page. links: the addresses of the two runs' pages, or "" for none."""
+    """Return the HTML of the comparison without head and script.
+
+    links: the addresses of the pages of A and B; "" for a run without a link.
+    """
     from reports.resources import environment
 
     reach = _reach(comparison.rows)
@@ -172,7 +178,7 @@ def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
 
 
 def _opening(comparison: Comparison) -> list[str]:
-    """Describe the two sides and their differences, one line each."""
+    """Return lines that describe runs A and B, and one line for each difference between them."""
     sides = [
         f"{letter}: {side.name}, commit {side.commit}, on {side.device}{f', {side.measured}' if side.measured else ''}"
         for letter, side in (("A", comparison.a), ("B", comparison.b))
@@ -182,7 +188,7 @@ def _opening(comparison: Comparison) -> list[str]:
 
 
 def _without(comparison: Comparison) -> list[str]:
-    """Return a line for each reason why cases are not compared, with the names of these cases."""
+    """Return a line for each reason why cases are not compared, followed by the names of these cases."""
     reasons: dict[str, list[Missing]] = {}
     for each in comparison.missing:
         reasons.setdefault(each.reason, []).append(each)
@@ -190,7 +196,7 @@ def _without(comparison: Comparison) -> list[str]:
 
 
 def _named(cases: list[Missing]) -> str:
-    """List the cases; count them by system if there are more than `NAMED_CASES`."""
+    """Return the labels of the cases in words; more than `NAMED_CASES` are only counted by system and backend."""
     if len(cases) <= NAMED_CASES:
         return ", ".join(case.label for case in cases)
     systems = Counter(case.name for case in cases)
@@ -198,7 +204,7 @@ def _named(cases: list[Missing]) -> str:
 
 
 def _closing(comparison: Comparison) -> list[str]:
-    """Return lines with the number of cases by outcome, and with the meaning of the outcomes."""
+    """Return lines with the number of cases by outcome, and with an explanation of the outcomes."""
     lines = [] if comparison.elsewhere else [_counts(comparison) or "No case has a result in both."]
     if comparison.interleaved:
         lines.append(
@@ -230,21 +236,21 @@ def _cells(row: Row) -> list[str]:
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    """Return a row as one flat dict that also has the fields of its outcome."""
+    """Return a row as one dict for JSON, in which the fields of `Judged` stand next to those of `Row`."""
     values = asdict(row)
     return values | values.pop("judged")
 
 
 def _reach(rows: Sequence[Row]) -> float:
-    """Return the half width of the plots' axis in log(B/A), with room for every ratio and 90% of the interval ends."""
+    """Return where the plots' axis ends, as |log(B/A)|: every ratio and 90% of the interval ends lie within."""
     ends = sorted(abs(math.log(end)) for row in rows for end in (row.judged.low, row.judged.high))
     return max(SCALE, *(math.log1p(row.apart) for row in rows), ends[int(0.9 * (len(ends) - 1))]) if rows else SCALE
 
 
 def _plot(row: Row, reach: float) -> dict[str, float]:
-    """Return the x in pixels of a row's ratio and interval ends on the logarithmic axis, clipped to its width.
+    """Return the x in pixels of the row's ratio, "low" and "high" on an axis that ends at ±`reach` in log(B/A).
 
-    left, right: whether the interval is clipped there.
+    Values outside the axis are moved to its end. "left", "right": whether the interval extends beyond that end.
     """
     ends = {"low": row.judged.low, "ratio": row.judged.ratio, "high": row.judged.high}
     places = {name: WIDTH / 2 * (1 + math.log(at) / reach) for name, at in ends.items()}

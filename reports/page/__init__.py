@@ -1,1 +1,1 @@
-"""The page of a run: its figures, lines and findings, and the scripts that draw them."""
+"""The HTML page of a run: its figures with their lines and findings, and the scripts that draw the figures."""

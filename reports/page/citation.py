@@ -21,7 +21,8 @@ def devices_of(table: pd.DataFrame) -> list[str]:
 def citation(title: str, table: pd.DataFrame, missing: int = 0, part: str = "") -> str:
     """Return a BibTeX entry for the run in `table`: project, version, commit, device and date.
 
-    missing: the number of planned cases without a record. part: the page's notice of `part_of`, or "".
+    missing: the number of planned cases without a record.
+    part: the notice of `part_of` that only some systems are shown, or "".
     """
     when = days(table["started_at"])
     commits = [short_commit(commit) for commit in table["commit"].unique() if commit]

@@ -1,4 +1,4 @@
-"""The JSON data of a page: the columns of the table, the figures, and their labels."""
+"""The JSON data of a page, which its scripts read: the columns of the table, the figures, and their labels."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -72,9 +72,10 @@ def page_data(
     failures: Sequence[Mapping[str, Any]],
     profiles: Mapping[int, str],
 ) -> dict[str, Any]:
-    """Return the JSON data that page.js reads.
+    """Return the page's data, which `page.js` reads as JSON. drawn: the page's figures.
 
-    failures: groups of cases without a result (`html.failures`). profiles: the anchors of profiles by row number.
+    failures: groups of cases without a result (`html.failures`).
+    profiles: for the number of each row with a profile, the anchor of the profile in the page.
     """
     settings = [*SETTING_COLUMNS, *option_columns(table)]
     apart = telling_apart(table, settings)
@@ -108,22 +109,25 @@ def page_data(
 
 
 def samples(records: list[Record]) -> str:
-    """Return the samples as JSON: for each row a list by process, in ms to four significant digits."""
+    """Return the timed samples as JSON: for each row of `stats.frame` a list per process, in ms to four digits."""
     groups = (group for case in by_case(records).values() for group in by_place(case))
     found = [[[rounded(ms, 4) for ms in record.samples_ms] for record in group] for group in groups]
     return json.dumps(found, separators=(",", ":"))
 
 
 def profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, str]:
-    """Return the anchors of profiles by row number, for the rows that have a profile."""
+    """Return {row number: anchor of the profile in the page} for the rows of `stats.frame` whose case has a profile.
+
+    profiled: the page's section on profiles; None if the run has no profiles.
+    """
     anchors = profiled.anchors if profiled else {}
     return {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
 
 
 def _other_settings(table: pd.DataFrame, names: Sequence[str], catalogue: Catalogue) -> list[str]:
-    """Return for each row its values in the columns `names`, in words and without defaults.
+    """Return for each row its values in the columns `names` as one text, without values at their default.
 
-    If a column is set in every row and has no default in the catalogue, the most frequent value is its default.
+    If every row sets a column that has no default in the catalogue, the most frequent value counts as the default.
     """
     usual = {name: catalogue.axis(name).default for name in names}
     filled = [name for name in names if usual[name] is None and table[name].notna().all() and (table[name] != "").all()]
@@ -137,7 +141,7 @@ def _other_settings(table: pd.DataFrame, names: Sequence[str], catalogue: Catalo
 
 
 def _label(name: str, catalogue: Catalogue) -> str:
-    """The label of a column, with its unit where it has one."""
+    """Return the label of a column, with the unit if the column is a metric that has one."""
     if name in LABELS:
         return LABELS[name]
     if any(metric.name == name for metric in catalogue.metrics):
@@ -146,12 +150,15 @@ def _label(name: str, catalogue: Catalogue) -> str:
 
 
 def _varied(table: pd.DataFrame) -> list[str]:
-    """The columns that are always shown or differ between rows."""
+    """Return the names of the columns whose values differ between rows, and of those in `_ALWAYS_SHOWN`."""
     return [name for name in table.columns if name in _ALWAYS_SHOWN or table[name].nunique(dropna=False) > 1]
 
 
 def _shown_columns(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return the columns that the results offer, in order: case and latency, rates and metrics, settings, others."""
+    """Return the columns that the table of results offers, in order.
+
+    First come case, outcome and latency, then rates and metrics, then settings, and last dates, devices and notes.
+    """
     case = set(CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS) - {"reason"}
     causes = {*RATE_COLUMNS, *COMPUTED_COLUMNS, *(metric.name for metric in catalogue.metrics)}
 
@@ -162,7 +169,10 @@ def _shown_columns(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def constants(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, str]:
-    """The values that all rows share, by the column's label."""
+    """Return {label of the column: value in words} for the values that all rows share.
+
+    Columns in `_ALWAYS_SHOWN` are left out.
+    """
     varied = _varied(table)
     values = {name: table[name].iloc[0] for name in table.columns if name not in varied and len(table)}
     words = {name: shown(value, catalogue.metric(name).scale) for name, value in values.items()}
@@ -172,7 +182,7 @@ def constants(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, str]:
 def _names(
     table: pd.DataFrame, catalogue: Catalogue, failures: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, str]]:
-    """Return the labels of systems, backends and phases by column and name, also of those only in `failures`."""
+    """Return {"system": {name: label}, "backend": ..., "phase": ...} for names in the table or in `failures`."""
     labels: dict[str, Callable[[str], str | None]] = {
         "system": catalogue.system_label,
         "backend": catalogue.backend_label,
@@ -191,7 +201,11 @@ def _holds_numbers(column: pd.Series) -> bool:
 
 
 def _column(name: str, column: pd.Series) -> dict[str, Any]:
-    """Return a column as JSON: numbers to `DIGITS` digits, or distinct values and each row's index into them."""
+    """Return a column as a dict for JSON.
+
+    A column of numbers has the list "numbers", to `DIGITS` significant digits. Any other column has its distinct
+    "values", and in "codes" each row's index into them.
+    """
     if _holds_numbers(column):
         return {"name": name, "numbers": [_number(value) for value in column.tolist()]}
     codes, found = pd.factorize(column, use_na_sentinel=False)
@@ -207,7 +221,10 @@ def _number(value: Any) -> float | int | None:
 
 
 def _word(value: Any) -> tuple[str, ...] | str | None:
-    """Return a cell without a number as text or None; suites stay a tuple, because the page filters by each."""
+    """Return a cell of a column without numbers as text; None for an unknown value.
+
+    The names of a case's suites stay a tuple, because the page's filter matches each name.
+    """
     if isinstance(value, tuple):
         return value
     value = plain(value)

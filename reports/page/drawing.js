@@ -51,7 +51,7 @@ function fitting(text, size, room, isEnd = true) {
   return shown;
 }
 
-/* The CSS variable with a line's color; a lower bound has the color of the axes. */
+/* The name of the CSS variable with a line's color; a lower bound has the color of the axes. */
 function tone(line) {
   return line.y ? "--muted" : `--tone-${line.tone}`;
 }
@@ -67,7 +67,7 @@ function tickAbove(value) {
   return decade * (TICKS.find((tick) => tick * decade >= value) ?? 10);
 }
 
-/* Join pieces to rows of at most `most` characters. */
+/* Join the pieces into lines of text of at most `most` characters. */
 function folded(pieces, most, gap) {
   const rows = [];
   for (const piece of pieces) {

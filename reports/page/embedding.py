@@ -1,4 +1,4 @@
-"""Embed data and scripts in a page that runs only its own scripts."""
+"""Embed data and scripts in an HTML page whose Content-Security-Policy allows only the page's own scripts."""
 
 import base64
 import gzip
@@ -16,7 +16,7 @@ _OTHER_CHARTS = re.compile(r"([\w$]+)\.register\(\[(?:[\w$]+\(\),?)+\]\);(?=[\w$
 
 
 def embedded_json(value: Any) -> Markup:
-    """Return JSON for a script element: no text in it can end the element or begin another.
+    """Return the value as JSON text for a script element, escaped so that no text in it can end the element.
 
     Raises ValueError if a number is not finite.
     """
@@ -27,29 +27,30 @@ def embedded_json(value: Any) -> Markup:
 
 
 def packed(text: str) -> Markup:
-    """Compress text and encode it in base 85, which adds a quarter to the bytes. load.js unpacks it.
+    """Return the text compressed and encoded in base 85, which `load.js` unpacks; base 85 adds a quarter to the size.
 
-    The characters <, > and & have a meaning in HTML. They become comma, full stop and colon.
+    The characters <, > and & have a meaning in HTML, so comma, full stop and colon replace them.
     """
     data = base64.b85encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
     return Markup(data.translate(str.maketrans("<>&", ",.:")))
 
 
 def script_hash(script: str) -> str:
-    """Return the hash that allows a script in the page's Content-Security-Policy."""
+    """Return the hash of a script, such as `sha256-...`, with which the Content-Security-Policy allows the script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 @cache
 def plotly_source() -> str:
-    """Return the source of plotly.js, reduced to its core, which draws scatter plots.
+    """Return the source of plotly.js that draws scatter plots only.
 
-    The code of other chart types stays but is not registered: that took most of the CPU time before the first figure.
+    The code of other chart types stays in the source but is not registered: registration took most of the CPU time
+    before the first figure.
     """
     return _OTHER_CHARTS.sub("", get_plotlyjs().replace("\r\n", "\n"))
 
 
 @cache
 def packed_plotly() -> Markup:
-    """Return the source of plotly.js, packed once per process."""
+    """Return the result of `plotly_source`, compressed by `packed`; later calls reuse it."""
     return packed(plotly_source())

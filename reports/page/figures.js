@@ -1,6 +1,6 @@
 /* A figure on the page: its lines and axes, its points by keyboard, its downloads and its address. */
 
-/* A name as it stands in addresses and file names. */
+/* A name in the form that addresses and file names use. */
 function slug(text) {
   return text.toLowerCase().replaceAll(/[^\p{L}\p{N}.]+/gu, "-").replaceAll(/^-|-$/g, "");
 }

@@ -1,6 +1,6 @@
-"""The figures of a page: the lines, axes, caption and remarks of each.
+"""The figures of a page: the lines, axes, caption and remarks of each figure.
 
-A figure refers to rows of `stats.frame` by number. So figures, tables and downloads share one copy of the numbers.
+A figure refers to rows of `stats.frame` by number, so that figures, tables and downloads share one copy of the values.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,11 +25,12 @@ LATENCIES, RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "g
 
 @dataclass(frozen=True)
 class Figure:
-    """The data of one figure in the page's JSON; `x` and `y` are columns of the table.
+    """The data of one figure, which the page holds as JSON; `x` and `y` are names of columns of the table.
 
     id: the figure's name in URLs. caption: the settings that all lines share. remarks: how the points were measured.
-    y_log: whether the y axis opens logarithmic. headline: whether the figure answers the run's question.
-    best, claims, along: as in `FigureEntry`.
+    y_log: whether the y axis is logarithmic at first. headline: whether the figure answers the run's main question.
+    best: whether to emphasize the x with the best y on each line. claims: the paper's claims to check on the lines.
+    along: the axis that varies along a line if `x` is a measured value; else "".
     """
 
     id: str
@@ -55,14 +56,14 @@ class Figure:
 
 
 def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
-    """Return the figures for a table of `stats.frame`; those with primary lines come first."""
+    """Return the figures for a table of `stats.frame`; those whose catalogue entry names primary lines come first."""
     looks, table = Looks(table, catalogue), _with_machine(table)
     plans = sorted(_plans(table, catalogue), key=lambda plan: not plan[1].primary)
     return _numbered([figure for plan in plans for figure in _drawn(looks, *plan)])
 
 
 def undrawn(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return a sentence for each figure that has results, none of them with the metric of its y axis."""
+    """Return a sentence for each figure whose cases have results, but none with the metric of the y axis."""
     return [
         f"{entry.title} is not drawn: no record has {catalogue.metric(entry.y).label}."
         for _, entry, rows in _plans(table, catalogue)
@@ -71,7 +72,7 @@ def undrawn(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def _numbered(drawn: list[Figure]) -> list[Figure]:
-    """Make the figures' ids unique: append a number to an id that an earlier figure has."""
+    """Return the figures with unique ids: a number is appended to an id that an earlier figure has."""
     seen: dict[str, int] = {}
     for number, figure in enumerate(drawn):
         seen[figure.id] = seen.get(figure.id, 0) + 1
@@ -81,12 +82,15 @@ def _numbered(drawn: list[Figure]) -> list[Figure]:
 
 
 def axis_title(entry: MetricEntry) -> str:
-    """The label of a metric with its unit."""
+    """Return the label of a metric with its unit in parentheses."""
     return f"{entry.label} ({entry.unit})" if entry.unit else entry.label
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Fill in a missing machine or commit of failed records if the run has only one."""
+    """Return the table with missing devices and commits of failed cases filled in.
+
+    Each column is filled in only if the run has a single value in the column.
+    """
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -97,9 +101,10 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
-    """Yield (suite, figure entry, rows) for the catalogue's figures, and for phases of a suite without a figure.
+    """Yield (suite, figure entry, rows) for each figure of the catalogue that has rows.
 
-    A suite with a question but no figures yields nothing: a table answers it. Rows in no suite have the suite "".
+    A phase of a suite for which the catalogue has no figure gets a default figure. Rows in no suite have the suite "".
+    A suite with a question but without figures yields nothing, because a table answers its question.
     """
     for suite in catalogue.suites:
         rows = table[[suite.name in names for names in table["suites"]]]
@@ -126,7 +131,7 @@ def _default_plans(
 
 
 def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> Iterator[Figure]:
-    """Yield the figures of one entry, one for each combination of values in the columns of `entry.split`."""
+    """Yield the figures of one catalogue entry, one for each combination of values in the columns `entry.split`."""
     if entry.x not in rows or entry.y not in rows:
         return
     rows = rows[pd.to_numeric(rows[entry.x], errors="coerce").notna()].sort_values(entry.x, kind="stable")
@@ -143,13 +148,18 @@ def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> 
 
 @dataclass(frozen=True)
 class _Panel:
-    """Builds the `Figure` (title, axes, caption, remarks) of one panel, and its figure of ratios."""
+    """Builds the `Figure` of one panel (title, axes, caption, remarks), and a second one of ratios, primal over
+    dual.
+    """
 
     panel: FigurePanel
     suite: str
 
     def figures(self) -> Iterator[Figure]:
-        """Yield the figure, then one of primal over dual if the entry requests it and both forms were measured."""
+        """Yield the figure, then a figure of the ratios of primal to dual form.
+
+        The second appears only if the catalogue entry requests it and both forms were measured.
+        """
         entry, rows, catalogue = self.panel.entry, self.panel.rows, self.panel.looks.catalogue
         lines = self.panel.lines()
         parts = [str(value) for name in entry.split if name in rows and pd.notna(value := rows[name].iloc[0])]
@@ -187,7 +197,7 @@ class _Panel:
             )
 
     def _caption(self) -> str:
-        """Return the settings that all lines share, in words."""
+        """Return the settings that all lines of the figure share, in words."""
         rows = self.panel.rows
         columns = ["device", "batch", "context", "size", "dtype", "l2", *option_columns(rows)]
         omitted = {
@@ -202,7 +212,7 @@ class _Panel:
         return ", ".join(filter(None, (self._common(name) for name in columns if name not in omitted)))
 
     def _common(self, column: str) -> str:
-        """The value of a column in words; "" where it has several or none."""
+        """Return the value of a column in words; "" if the column has several values or none."""
         values = self.panel.rows[column].dropna().unique()
         return self.panel.looks.words(column, values[0], self.panel.entry.phase) if len(values) == 1 else ""
 
@@ -231,15 +241,18 @@ class _Panel:
             yield f"the GPU was power-capped or thermally throttled at {share_of(slowed, len(complete), 'point')}"
 
     def _at_first(self, lines: list[Line]) -> list[Line]:
-        """Return the lines that the figure shows at first: the primary ones with a result, or else all."""
+        """Return the lines that the figure shows before a reader selects others.
+
+        These are the primary lines with a result, or else all lines.
+        """
         rows, y = self.panel.rows, self.panel.entry.y
         found = {*rows.index[(rows["status"] == "ok") & rows[y].notna()]}
         return [line for line in lines if line.primary and not found.isdisjoint(line.rows)] or lines
 
     def _states(self) -> str:
-        """List the systems by state precision, in words; "" if the figure has only one precision.
+        """Return the systems by state precision in words; "" if the figure has only one precision.
 
-        A system with several precisions is left out: the names of its lines have them.
+        A system with several precisions is left out, as the names of its lines show them.
         """
         rows = self.panel.rows[self.panel.rows["state_dtype"] != ""]
         own = rows.groupby("system", sort=False)["state_dtype"].unique()
@@ -253,12 +266,12 @@ class _Panel:
 
 
 def _points(line: Line) -> list[tuple[int, ...]]:
-    """Return the row numbers of each point of a line. A ratio has two: numerator and denominator."""
+    """Return for each point of the line the numbers of its rows: one row, or numerator and denominator of a ratio."""
     return list(zip(line.rows, line.base_rows, strict=True)) if line.base_rows else [(row,) for row in line.rows]
 
 
 def _either(found: list[str]) -> str:
-    """Join phrases as in `timed eagerly, in graphs or by the engine`; a first word that all share stands once."""
+    """Return the phrases joined, as in `timed eagerly, in graphs or by the engine`; a shared first word stands once."""
     first, *others = found
     if len({each.partition(" ")[0] for each in found}) == 1 and all(" " in each for each in found):
         others = [each.partition(" ")[2] for each in others]
@@ -270,12 +283,15 @@ def _primary_values(rows: pd.DataFrame, lines: list[Line], y: str) -> pd.Series:
 
 
 def _spans_wide(values: pd.Series) -> bool:
-    """Return whether values span more than `WIDE_RANGE`: the lowest lines would merge on a linear axis."""
+    """Return whether the largest value is more than `WIDE_RANGE` times the least.
+
+    On a linear axis, the lowest lines of such a figure would merge.
+    """
     return len(values) > 0 and bool(values.max() > WIDE_RANGE * values.min())
 
 
 def days(started: Iterable[str]) -> str:
-    """Return the first and last day (UTC) of ISO 8601 times, as one text; "" if none of them can be parsed."""
+    """Return the first and the last day (UTC) as one text; "" if no time can be parsed. started: times in ISO 8601."""
     found = sorted({day for text in started if (day := _day(text))})
     return span(found[0], found[-1]) if found else ""
 
@@ -294,18 +310,21 @@ def _x_title(entry: FigureEntry, catalogue: Catalogue) -> str:
 
 
 def _widest_axis(rows: pd.DataFrame) -> str:
-    """Return the axis with the most values, as x for a phase without a figure in the catalogue."""
+    """Return the axis with the most distinct values, used as x of a figure that the catalogue lacks."""
     axes = ["context", "batch", *(name for name in option_columns(rows) if pd.api.types.is_numeric_dtype(rows[name]))]
     return max(axes, key=lambda axis: rows[axis].nunique())
 
 
 def own_ends(y: str) -> tuple[str, str]:
-    """The names of the columns (low, high) of a metric's own interval, which few metrics have."""
+    """Return the names of the columns (low, high) of a metric's own interval; only a few metrics have these columns."""
     return f"{y}_low", f"{y}_high"
 
 
 def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
-    """Explain the points and error bars of a figure. y: the column of the metric."""
+    """Return words that explain the points and error bars of a figure. y: the column of the metric.
+
+    measured: the rows of the figure with samples. are_ratios: whether each point divides two medians.
+    """
     samples, processes = measured["samples"], measured["processes"]
     repeated, is_speed = processes.max() > 1, y in LATENCIES + RATES
     words = f"{'ratios of ' if are_ratios else ''}medians of {ends(samples)} samples"
@@ -323,5 +342,5 @@ def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
 
 
 def ends(values: pd.Series) -> str:
-    """The least and the largest value as `2–16`."""
+    """Return the least and the largest value as in `2–16`."""
     return span(values.min(), values.max(), "–")

@@ -24,7 +24,10 @@ _MOST_LETTERS = 110  # a longer ranking becomes one count: at how many x the mos
 
 
 def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> list[str]:
-    """Return sentences on the paper's claims, out-of-memory cases and missing backends, which no `finding` has."""
+    """Return sentences on the whole run that no `finding` of a figure has.
+
+    They state which claims of the paper hold, what ran out of memory, and which backends are missing.
+    """
     answering = [figure for figure in figures if figure.headline] or figures[:2]
     views = [View(table, catalogue, figure) for figure in answering]
     claims = chain.from_iterable((_checked(view, claim) for claim in view.figure.claims) for view in views)
@@ -33,7 +36,7 @@ def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure
 
 
 def finding(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
-    """Sum up a figure in one sentence: the best lines and their lead, or else the range of the values."""
+    """Return one sentence that sums up a figure: the best lines and their lead, or else the range of the values."""
     view = View(table, catalogue, figure)
     if figure.lines and figure.lines[0].base_rows:
         return _ratios(view)
@@ -63,7 +66,10 @@ def _span(values: Iterable[float]) -> str:
 
 
 def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
-    """Return the notice for a run on CPUs alone, or "". kinds: the records' device kinds, "cpu" or "cuda"."""
+    """Return the notice that the run measured small models on CPUs; "" if any record is of a GPU.
+
+    kinds: the records' device kinds, "cpu" or "cuda".
+    """
     if set(kinds) != {"cpu"}:
         return ""
     sizes = ", ".join(sorted(table["size"].unique()))
@@ -72,7 +78,7 @@ def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
 
 
 def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> str:
-    """Return the notice on planned cases without a record; "" if `missing` is empty."""
+    """Return the notice that planned cases have no record; "" if `missing`, the list of these cases, is empty."""
     if not missing:
         return ""
     counts = [f"{count} of {name}" for name, count in counts_of_missing(missing, table, catalogue).values()]
@@ -82,7 +88,10 @@ def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogu
 
 
 def contended(table: pd.DataFrame) -> str:
-    """Return the notice on CPU cases during which other programs used the CPU, or "". No ranking has such cases."""
+    """Return the notice on CPU cases during which other programs used the CPU; "" for none.
+
+    Such cases are not ranked: they count as indistinguishable from all others.
+    """
     measured = table[(table["status"] == "ok") & (table["device_id"] == "")]
     count = sum(LOADED in marks_in(cell) for cell in measured[MARKS]) if MARKS in measured else 0
     return (
@@ -93,7 +102,10 @@ def contended(table: pd.DataFrame) -> str:
 
 
 def _parts(view: View) -> str:
-    """Name the x at which the sum of a computation's parts is least; "" if no x has a result of every part."""
+    """Return words on the x at which the parts of a computation take the least time together.
+
+    "" if no x has a result of every part.
+    """
     parts = [{point.x: point.value for point in view.points(line)} for line in view.compared]
     totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
     if not totals:
@@ -104,7 +116,10 @@ def _parts(view: View) -> str:
 
 
 def _winners(view: View) -> str:
-    """Name the best lines at each x, and the lead at the largest x with one best line; "" for fewer than two lines."""
+    """Return words on the best lines at each x, and on the lead at the largest x that has a single best line.
+
+    "" if no x has results of two compared lines.
+    """
     found = standings(view)
     if not found:
         return ""
@@ -135,7 +150,10 @@ def _who(standing: Standing, view: View) -> str:
 
 
 def _span_words(who: str, xs: list[float], view: View) -> str:
-    """Append the values of x to `who`, relative to all that were tried: `at every batch`, `up to 8k`, `from 2k`, ..."""
+    """Return `who` followed by the values of x in words, as in `at every batch`, `up to 8k` or `from 2k`.
+
+    xs: the values of x at which `who` holds. The words depend on all values that were measured (`view.tried`).
+    """
     tried = view.tried
     if xs == tried:
         return f"{who} at every {view.axis}" if len(xs) > 1 else who
@@ -147,7 +165,10 @@ def _span_words(who: str, xs: list[float], view: View) -> str:
 
 
 def _lead(last: Standing, view: View) -> str:
-    """Return the lead of the best line over the next in words. last: at the largest x with one best line."""
+    """Return the lead of the best line over the next one in words, with the x at which it holds.
+
+    last: the ranking at the largest x that has a single best line.
+    """
     (best, _), (after, next_who) = last.ranks[:2]
     at = said_x(last.x) if len(view.tried) > 1 else view.at(said_x(last.x))
     if not view.is_speed:
@@ -157,7 +178,10 @@ def _lead(last: Standing, view: View) -> str:
 
 
 def _best(view: View) -> str:
-    """Name the line with the highest value over all x and its lead over the next; "" for fewer than two lines."""
+    """Return words on the line with the highest value over all x, and on its lead over the next line.
+
+    "" for fewer than two lines.
+    """
     found = best_standing(view)
     if not found:
         return ""
@@ -169,14 +193,17 @@ def _best(view: View) -> str:
 
 
 def flags(rows: pd.DataFrame) -> list[str]:
-    """Count the rows with each kind of flag, as in `3 unsteady`."""
+    """Return the number of rows with each kind of flag, as in `3 unsteady`; kinds without a row are left out."""
     found = [{_FLAGS[mark] for mark in marks_in(cell) if mark in _FLAGS} for cell in rows.get(MARKS, ())]
     counts = {words: sum(words in own for own in found) for words in _FLAGS.values()}
     return [f"{count} {words}" for words, count in counts.items() if count]
 
 
 def _checked(view: View, claim: PaperClaim) -> str:
-    """Say whether a claim of the paper holds, and at which x; "" if no x has results of both systems."""
+    """Return a sentence on whether and at which x a claim of the paper holds.
+
+    "" if no x has results of both systems of the claim.
+    """
     own, other = view.of_system(claim.system), view.of_system(claim.other)
     due = [x for x in view.tried if x >= claim.at_least]
     common = [x for x in due if x in own and x in other]
@@ -196,7 +223,7 @@ def _checked(view: View, claim: PaperClaim) -> str:
 
 
 def _out_of_memory(views: Iterable[View]) -> str:
-    """Name the ranked lines that ran out of memory, each with the smallest x at which it did; "" for none."""
+    """Return a sentence that names the ranked lines that ran out of memory, and the smallest x of each; "" for none."""
     found: dict[str, list[str]] = {}
     for view in views:
         labels = view.labels(view.ranked)
@@ -211,7 +238,10 @@ def _out_of_memory(views: Iterable[View]) -> str:
 
 
 def _among(xs: Sequence[float], tried: Sequence[float]) -> str:
-    """Return `xs` in words: as a span if no other tried x lies between them, else as a list."""
+    """Return the values `xs` in words: as a span if they are neighbors in `tried`, else as a list.
+
+    tried: all values of x to be considered, in order.
+    """
     words = [said_x(x) for x in xs]
     return span(words[0], words[-1]) if _are_neighbours(xs, tried) else listed(words)
 

@@ -1,4 +1,4 @@
-"""One HTML file from the records of a run; it opens from a disk, without a network."""
+"""Render the records of a run as one HTML file that can be opened from disk, without a network."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -50,9 +50,10 @@ UNTIMED = "No case was timed: the run only profiled or checked its cases. `ttt-b
 
 @dataclass(frozen=True)
 class Around:
-    """The site around a page, with addresses relative to the page.
+    """Addresses of the site's other files for a page that is part of a site, relative to the page.
 
-    plotly: the file that all pages share. links: (words, address) in the top bar. downloads: (words, address) of files.
+    plotly: the address of plotly.js, which all pages of the site share. links: (words, address) for the top bar.
+    downloads: (words, address) of each file to download.
     """
 
     plotly: str
@@ -70,11 +71,11 @@ def render(
     missing: Sequence[Case] = (),
     part: str = "",
 ) -> str:
-    """Return the page of `records` as HTML; its Content-Security-Policy forbids everything outside the page.
+    """Return the page of `records` as HTML; its Content-Security-Policy forbids loading anything from outside the page.
 
-    profiled: the section on the run's profiles. around: the site, if the page is part of one; the page then links to
-    Plotly and the downloads instead of embedding them. table: `stats.frame` of the records, if known. missing: planned
-    cases without a record. part: the notice of `part_of`, or "".
+    profiled: the section on the run's profiles. table: `stats.frame` of the records; computed if None.
+    around: set if the page is part of a site; then the page links to Plotly and downloads instead of embedding them.
+    missing: planned cases without a record. part: the notice of `part_of` that only some systems are shown, or "".
     """
     table = frame(records, catalogue) if table is None else table
     lost = failures(table, missing, catalogue)
@@ -127,7 +128,7 @@ def render(
 
 
 def run_title(name: str, table: pd.DataFrame) -> str:
-    """Return the title of a run's page: the name of the run's folder and the devices."""
+    """Return the title of a run's page: the name of the run's folder, then its devices. table: of `stats.frame`."""
     return ", ".join(filter(None, [printable(name), " and ".join(devices_of(table))]))
 
 
@@ -137,9 +138,10 @@ def _template() -> Template:
 
 
 def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:
-    """Group the cases without a result by status, system, backend, suites, reason, phase and L2.
+    """Return groups of cases without a result that agree in status, system, backend, suites, reason, phase and L2.
 
     Each dict has the first five, the number of `cases`, and `which`: phase, batches and contexts in words.
+    missing: the planned cases without a record.
     """
     keys, axes = ["status", "system", "backend", "suites", "reason"], ["phase", "l2", "batch", "context"]
     suites = suites_of_cases(catalogue)
@@ -163,7 +165,10 @@ def _which(rows: pd.DataFrame) -> str:
 
 
 def _filters(table: pd.DataFrame) -> dict[str, list[str]]:
-    """Return the choices of each filter of the results by column; a case matches by any of its suites."""
+    """Return for each column with a filter on the page the values that a reader can choose.
+
+    A case in several suites matches each of them.
+    """
     suites = sorted({suite for names in table["suites"] for suite in names})
     return {"suites": suites} | {name: sorted(table[name].unique()) for name in ("system", "status")}
 
@@ -173,7 +178,10 @@ def _has(system: str, figure: Figure) -> bool:
 
 
 def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]:
-    """Return (suite, [(figure's number, figure), ...]) of each suite; `a-forward` and `a-generate` count as one."""
+    """Return (suite, [(number of the figure, figure), ...]) for each suite.
+
+    The figures of `a-forward` and `a-generate` are grouped as those of the suite `a`.
+    """
     suites: dict[str, list[tuple[int, Figure]]] = {}
     for number, figure in enumerate(drawn):
         suite = figure.suite.removesuffix("-forward").removesuffix("-generate")
@@ -184,7 +192,10 @@ def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]
 def _facts(
     table: pd.DataFrame, counts: Counter[str], timed: bool, versions: dict[str, str]
 ) -> list[tuple[str, str, str]]:
-    """Return the facts under the page's title as (name, value, note): device, software, date, number of cases."""
+    """Return the facts below the page's title as (name, value, note), such as device, software, date and samples.
+
+    counts: the number of cases by status. timed: whether the run measured time. versions: of `Machines`.
+    """
     units = table["device_id"].replace("", None).nunique()
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())
     commits = [short_commit(commit) for commit in table["commit"].unique() if commit]

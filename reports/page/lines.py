@@ -25,7 +25,10 @@ _REQUEST_TIMINGS = _TIMINGS | {"eager": "timed by the host's clock"}  # a reques
 
 @dataclass(frozen=True)
 class Look:
-    """How a line is drawn: tone (the number of a color in style.css), marker, dash, and whether markers are hollow."""
+    """How a line is drawn.
+
+    tone: the number of a color in style.css. marker, dash: Plotly's names. hollow: whether markers are not filled.
+    """
 
     tone: int
     marker: str
@@ -37,10 +40,10 @@ class Look:
 class Line:
     """A line of a figure, for one machine, system, backend, size and set of options.
 
-    short: the value that color and marker show, in words, such as the system. tone, marker, dash, hollow: the `Look`.
+    short: what color and marker stand for, in words, such as the system. tone, marker, dash, hollow: as in `Look`.
     rows: row numbers in `stats.frame`, in order of x. base_rows: for a line of ratios, the rows of the denominators.
     primary: whether the line answers the figure's question. unnamed: whether `FigureEntry.primary` lacks its system.
-    y: the column of the values if it is not the figure's, such as that of the lower bound; else "".
+    y: the column of the line's values if it differs from the figure's y, as for the lower bound; else "".
     """
 
     name: str
@@ -59,7 +62,7 @@ class Line:
 
 
 def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
-    """Return the look of each system by name; one that the catalogue lacks gets an unused tone and marker."""
+    """Return the look of each system by name; a system that the catalogue lacks gets an unused tone and marker."""
     looks = {entry.name: Look(entry.tone % TONES, entry.marker) for entry in catalogue.systems}
     for name in sorted(set(table["system"]) - set(looks)):
         number = len(looks)
@@ -71,14 +74,14 @@ def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
 
 
 def _unused(looks: Iterable[Look]) -> tuple[list[int], list[str]]:
-    """Return (tones, markers): those that none of `looks` uses."""
+    """Return (tones, markers) that none of `looks` uses."""
     taken = [(look.tone, look.marker) for look in looks]
     tones, markers = {tone for tone, _ in taken}, {marker for _, marker in taken}
     return [each for each in range(TONES) if each not in tones], [each for each in MARKERS if each not in markers]
 
 
 class Looks:
-    """Looks, order and labels for the systems and backends of a table, the same in all figures of a page."""
+    """The look, order and label of each system and backend of a table, the same in all figures of a page."""
 
     def __init__(self, table: pd.DataFrame, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
@@ -91,9 +94,9 @@ class Looks:
         self.pairs = self._pair_looks(table)
 
     def _pair_looks(self, table: pd.DataFrame) -> dict[tuple[str, str], Look]:
-        """Return the look of each (system, backend): the system's tone and marker, the backend's dash.
+        """Return the look of each (system, backend): tone and marker are the system's, the dash is the backend's.
 
-        If two backends of a system share a dash in a phase, the second has hollow markers or else another dash.
+        If two backends of a system share a dash in a phase, the second gets hollow markers or else another dash.
         """
         dashes = {entry.name: entry.dash for entry in self.catalogue.backends}
         phases = table.groupby(["system", "backend"])["phase"].agg(set).to_dict()
@@ -108,9 +111,9 @@ class Looks:
         return found
 
     def of_one_system(self, system: str) -> Iterator[Look]:
-        """Yield looks without end for the lines of a figure of one system.
+        """Yield an endless series of looks for the lines of a figure that shows only `system`.
 
-        The system's own look comes first. Later ones also use tones and markers that no drawn system has.
+        The first is the system's own look. Later ones vary tone and marker, without those of the page's other systems.
         """
         own = self.systems[system]
         tones, markers = _unused(look for name, look in self.systems.items() if name in self.drawn)
@@ -121,9 +124,9 @@ class Looks:
             yield Look(tones[number % len(tones)], markers[(number + number // turn) % len(markers)])
 
     def words(self, column: str, value: Any, phase: str = "") -> str:
-        """Return a column's value in the words of legends and captions; "" for a missing value, except a device.
+        """Return a column's value in the words of legends and captions; "" for a missing value other than the device's.
 
-        phase: the figure's phase, on which the words for a timing depend.
+        phase: the figure's phase, which changes the words for the timing method.
         """
         if value is None or pd.isna(value) or value == "":
             return "device not recorded" if column == "device" else ""
@@ -142,17 +145,17 @@ class Looks:
 
 @dataclass(frozen=True)
 class FigurePanel:
-    """The rows of one figure, in order of x, and the figure's entry in the catalogue."""
+    """The rows of one figure in order of x, from which its lines are built. entry: the figure in the catalogue."""
 
     looks: Looks
     entry: FigureEntry
     rows: pd.DataFrame
 
     def identity(self) -> list[str]:
-        """Return the columns whose values separate the rows into lines.
+        """Return the columns whose values decide which rows form one line.
 
-        `device_id` and `timing` are among them only if two points of a line would share an x otherwise: a resumed run
-        may use several GPUs of a model.
+        `device_id` and `timing` are included only if a line would otherwise have two points at one x. A resumed run,
+        for example, may use several GPUs of one model.
         """
         case = ("system", "backend", "size", "batch", "context", *SETTING_COLUMNS, *option_columns(self.rows))
         x = self.entry.along or self.entry.x
@@ -182,15 +185,15 @@ class FigurePanel:
 
     @cached_property
     def _look_column(self) -> str:
-        """The column whose values color and marker show: "system", unless the figure has one system.
+        """The column whose values color and marker stand for: "system", unless the figure shows a single system.
 
-        A figure of one system uses "state_dtype" if that has several values, or else "backend" if that has.
+        For a single system: "state_dtype" if it has several values, else "backend" if it has several, else "system".
         """
         differing = (name for name in ("state_dtype", "backend") if self.rows[name].nunique() > 1)
         return next(differing, "system") if "system" in self.entry.split else "system"
 
     def _own_looks(self) -> dict[str, Look]:
-        """Return the look of each value of `_look_column`; {} if that is the system."""
+        """Return the look of each value of `_look_column`; {} if that is "system", whose looks are in `Looks.pairs`."""
         column = self._look_column
         if column == "system":
             return {}
@@ -214,10 +217,10 @@ class FigurePanel:
         )
 
     def _telling(self, columns: list[str]) -> dict[str, set[str]]:
-        """Return the columns that appear in names of lines, each with the systems whose lines show it.
+        """Return {column: the systems whose line names show the column's value}.
 
-        A column with several values in the figure appears for all systems. State precision and options appear only for
-        systems that have several values.
+        A column with several values in the figure appears in the names of all lines. State precision and options appear
+        only for systems with several values.
         """
         rows, own = self.rows, {"state_dtype", *option_columns(self.rows)}
         systems, found = set(rows["system"]), {}
@@ -230,18 +233,18 @@ class FigurePanel:
         return found
 
     def _filled(self, name: str) -> pd.Series:
-        """Return the column of an option, with the option's default in the rows of cases that leave it out."""
+        """Return the column of an option; rows whose case does not set the option get its default."""
         column, default = self.rows[name].astype(object), self.looks.catalogue.axis(name).default
         return column if default is None else column.where(column.notna(), default)
 
     def _rank(self, key: tuple[Any, ...]) -> tuple:
-        """Return a line's sort key: system, backend, then the other columns, numbers before words."""
+        """Return a key that sorts lines by system, backend, then the other columns; numbers come before words."""
         return self.looks.order[key[0]], self.looks.backends[key[1]], [sortable(value) for value in key[2:]]
 
     def bounds(self) -> list[Line]:
-        """Return the lines of lower bounds, one for each system, size, form and set of options; [] if none is known.
+        """Return the lines of roofline lower bounds, one for each system, size, form and set of options; [] for none.
 
-        If several state precisions share these, the one with the most values of x has the line.
+        Several state precisions share one line: that of the precision with the most values of x.
         """
         rows = self.rows
         if BOUND not in rows or rows[BOUND].isna().all():
@@ -262,7 +265,7 @@ class FigurePanel:
         return [self._bound(*bound, telling, dash) for bound, dash in zip(ordered, cycle(_BOUND_DASHES))]
 
     def _with_defaults(self) -> pd.DataFrame:
-        """Return the rows with a column "form", and with the defaults of the options that a case leaves out."""
+        """Return the rows with a column "form"; options that a case does not set have their defaults."""
         filled = {name: self._filled(name) for name in option_columns(self.rows)}
         forms = forms_of(self.rows)
         filled["form"] = forms.astype(object).where(forms.notna(), filled["form"]) if "form" in filled else forms
@@ -275,7 +278,7 @@ class FigurePanel:
         return Line(name, short, values["system"], "", 0, MARKERS[0], dash, False, rows, y=BOUND)
 
     def form_pairs(self) -> list[Line]:
-        """Return lines of ratios, primal over dual, from pairs of rows that differ only in the form; [] for none."""
+        """Return lines of ratios of primal to dual form; each point divides two rows that differ only in the form."""
         rows, x = self.rows, self.entry.x
         forms = forms_of(rows)
         if set(forms) < {"dual", "primal"}:
@@ -302,13 +305,13 @@ class FigurePanel:
         return lines
 
     def _shared_label(self, backends: Iterable[str]) -> str:
-        """Return the words that stand at the same position in the labels of all these backends."""
+        """Return the words that all labels of these backends have at the same position, joined by spaces."""
         labels = [self.looks.catalogue.backend_label(backend).split() for backend in backends]
         return " ".join(words[0] for words in zip(*labels, strict=False) if len(set(words)) == 1)
 
 
 def _grouped(rows: pd.DataFrame, columns: list[str]) -> dict[tuple[Any, ...], list[int]]:
-    """Group the row numbers by the rows' values in `columns`; a missing value is None in the key."""
+    """Return {values in `columns`: numbers of the rows with these values}; a missing value is None in the key."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     keys = rows[columns].astype(object).where(rows[columns].notna(), None)
     for number, key in zip(rows.index, keys.itertuples(index=False, name=None), strict=True):
@@ -317,7 +320,7 @@ def _grouped(rows: pd.DataFrame, columns: list[str]) -> dict[tuple[Any, ...], li
 
 
 def _free(look: Look, taken: set[tuple[str, bool]]) -> Look:
-    """Return the look with its own (dash, hollow), or if that is taken, with the next one that is not."""
+    """Return the look, with another dash or fill if its own (dash, hollow) is in `taken`."""
     first = DASHES.index(look.dash)
     dashes = [*DASHES[first:], *DASHES[:first]]
     options = [(dash, hollow) for dash in dashes for hollow in (look.hollow, not look.hollow)]
@@ -326,18 +329,18 @@ def _free(look: Look, taken: set[tuple[str, bool]]) -> Look:
 
 
 def _set_apart(line: Line, others: Sequence[Line]) -> Line:
-    """Return the line with a dash and fill that no other line of the same tone and marker has."""
+    """Return the line with a dash and fill that differ from those of `others` with the same tone and marker."""
     taken = {(other.dash, other.hollow) for other in others if (other.tone, other.marker) == (line.tone, line.marker)}
     look = _free(Look(line.tone, line.marker, line.dash, line.hollow), taken)
     return replace(line, dash=look.dash, hollow=look.hollow)
 
 
 def sortable(value: Any) -> tuple[int, float, str]:
-    """A sort key that puts numbers before words."""
+    """Return a sort key for a value; it puts numbers before words."""
     return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
 
 
 def forms_of(rows: pd.DataFrame) -> pd.Series:
-    """Return each row's form, "dual" or "primal": the option, or else the suffix of the backend's name, or NaN."""
+    """Return each row's form, "dual" or "primal": its option, else the suffix of the backend's name, else NaN."""
     suffix = rows["backend"].str.extract(r"-(dual|primal)$", expand=False)
     return rows["form"].astype(object).where(rows["form"].notna(), suffix) if "form" in rows else suffix

@@ -4,7 +4,7 @@ const page = JSON.parse(document.getElementById("page-data").textContent);
 const columns = new Map(page.columns.map(({ name, values, codes, numbers }) => [name, numbers ?? codes.map((code) => values[code])]));
 /* A value of the table; null for a column that no record fills. */
 const cell = (row, name) => columns.get(name)?.[row] ?? null;
-/* The anchor of a row's profile, or null. */
+/* The anchor of the profile of a row's case in the page; null without a profile. */
 const profileOf = (row) => page.profiles[row] ?? null;
 /* The GPU of a row, if the run has several. */
 const severalUnits = new Set((columns.get("device_id") ?? []).filter(Boolean)).size > 1;

@@ -1,4 +1,4 @@
-"""Pages that show only some systems of a run: which cases they show, and the notice about the others."""
+"""Pages that show only some systems of a run: which cases they show, and the notice about the hidden cases."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +14,7 @@ def is_of(case: Case, systems: Sequence[str]) -> bool:
 
 
 def part_of(cases: Iterable[Case], systems: Sequence[str], catalogue: Catalogue) -> str:
-    """Return the notice that a page shows only `systems` of a run with `cases`; "" if it shows every case."""
+    """Return the notice that a page shows only `systems`; "" if that hides none of the run's `cases`."""
     others = len({case.key for case in cases if not is_of(case, systems)})
     names = [_name(system, catalogue) for system in dict.fromkeys(systems)]
     shown = f"Only {listed(names)} {'is' if len(names) == 1 else 'are'} shown"

@@ -4,7 +4,7 @@
 const [CACHE_FULL, FEW_SAMPLES] = ["cache full", "few samples"];
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 
-/* The entries of `page.signs` for these flags, the gravest first. */
+/* The [flag, sign, meaning] of each of these flags, the gravest first. */
 function signsOf(marks) {
   return page.signs.filter(([mark]) => marks.includes(mark));
 }

@@ -1,4 +1,4 @@
-"""The ranking of a figure's lines: which are comparable, and which is best at each x."""
+"""The ranking of a figure's lines: which lines are comparable, and which is best at each x."""
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -35,9 +35,9 @@ _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that diffe
 
 @dataclass(frozen=True)
 class Point:
-    """A measured point in the figure's unit, with its interval.
+    """A measured point of a line in the figure's unit, with the ends (low, high) of its interval.
 
-    doubt: the share by which a flagged value may be off; 0 without a flag.
+    doubt: for a flagged point, the relative difference beyond which another point is still ranked apart; else 0.
     """
 
     x: float
@@ -50,9 +50,10 @@ class Point:
         return max(self.value, other.value) <= (1 + share) * min(self.value, other.value)
 
     def hides(self, other: "Point") -> bool:
-        """Return whether the run leaves open which point is better.
+        """Return whether the measurements leave open which of the two points is better.
 
-        It does if the intervals overlap and the values are not level, or if a flag makes the difference doubtful.
+        They do if the intervals overlap although the values differ by more than `LEVEL`. A flag on either point also
+        does, unless the values differ by more than `doubt` and the intervals do not overlap.
         """
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
@@ -62,10 +63,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Standing:
-    """The order of the lines at one x.
+    """The ranking of the compared lines at one x.
 
     ranks: (point, label of its line), the best first. level: labels of the lines that share the first rank.
-    tie: the word for several such lines, "level" or "indistinguishable".
+    tie: the word for lines that share the first rank, "level" or "indistinguishable".
     """
 
     x: float
@@ -76,7 +77,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class View:
-    """A figure with the table and catalogue that it was made from."""
+    """A figure with the table and catalogue that it was made from; selects and ranks the figure's lines."""
 
     table: pd.DataFrame
     catalogue: Catalogue
@@ -101,7 +102,7 @@ class View:
 
     @cached_property
     def ranked(self) -> list[Line]:
-        """The lines to rank: the primary ones, and those with results of systems without a primary line."""
+        """The lines to rank: the primary ones, and lines with results whose system has no primary line."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
         return [line for line in drawn if line.primary or (line.unnamed and self.points(line))]
 
@@ -109,8 +110,8 @@ class View:
     def alike(self) -> list[Line]:
         """The largest set of ranked lines that agree in all settings except system and backend.
 
-        The size is the number of lines with a result. The first tie-break is the number of options at their defaults,
-        the second prefers the last line. A line without a setting agrees with every value of it.
+        Size counts only lines with a result. Among equal sets, the one with more options at their defaults wins, then
+        the last. A line without a setting agrees with every value of that setting.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []
@@ -125,7 +126,7 @@ class View:
 
     @cached_property
     def compared(self) -> list[Line]:
-        """The lines of `alike` with a result."""
+        """The lines of `alike` that have a result."""
         return self._measured(self.alike)
 
     def _measured(self, lines: Iterable[Line]) -> list[Line]:
@@ -133,10 +134,10 @@ class View:
 
     @cached_property
     def _apart(self) -> list[str]:
-        """The columns in which compared lines must agree.
+        """The columns in which lines must agree to be compared.
 
-        They are the settings of a case with several values and, in a figure of several systems, the options of which
-        one system and backend has several values.
+        They are the settings of a case that have several values. In a figure of several systems, they are also the
+        options that have several values within one system and backend.
         """
         rows = self.rows(self.ranked)
         found = [name for name in _CASE_SETTINGS if rows[name].nunique() > 1]
@@ -151,21 +152,21 @@ class View:
 
     @cached_property
     def tried(self) -> list[float]:
-        """The values of x at which a line of `alike` ran, in order."""
+        """The values of x at which any line of `alike` was run, in ascending order."""
         rows = self.rows(self.alike)
         return sorted(rows[self.figure.x][~rows["status"].isin(UNTRIED)].unique())
 
     @cached_property
     def held(self) -> list[str]:
-        """The settings in which the compared lines agree and the ranked lines do not, in words such as `batch 16`."""
+        """The settings that the compared lines share but not all ranked lines have, in words such as `batch 16`."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
         return [said_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
     def labels(self, lines: Sequence[Line], omitted: Collection[str] = ()) -> dict[str, str]:
-        """Return a label for each line by its name.
+        """Return {name of the line: its label}, with the shortest label that is unique among `lines`.
 
-        It is the first of these that is unique: short name, name without the parts that all lines share, whole name.
-        omitted: more parts to leave out of the second, as the sentence states them elsewhere.
+        Tried in this order: short name, name without the parts that all lines share, whole name.
+        omitted: parts that the second of these also leaves out, as the sentence states them elsewhere.
         """
         names = [line.name.split(BETWEEN) for line in lines]
         shared = set(names[0]).intersection(*names[1:]) if len(names) > 1 else set()
@@ -178,15 +179,15 @@ class View:
 
     @property
     def axis(self) -> str:
-        """The name of x in a sentence: `batch`."""
+        """The name of the x axis in a sentence, such as `batch`."""
         return self.at("").strip() or self.figure.x
 
     def at(self, x: str) -> str:
-        """A value of x in words: `batch 16`."""
+        """Return a value of x in words, such as `batch 16`."""
         return self.catalogue.axis(self.figure.x).phrase.replace("{}", x)
 
     def points(self, line: Line) -> list[Point]:
-        """Return the points of a line that have a result."""
+        """Return the measured points of a line; cases without a result are left out."""
         if line.name not in self._points:
             self._points[line.name] = list(self._read(line))
         return self._points[line.name]
@@ -209,20 +210,23 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the largest x of a line that was tried, or skipped as a smaller one did not fit or took too long."""
+        """Return the largest x that a line reached, from measured, failed and skipped cases.
+
+        A case is skipped if a smaller one did not fit or took too long. If x is itself a result, the reach is infinite.
+        """
         if self.figure.along:  # x is a result, so no line stops at one
             return math.inf
         rows = self.rows([line])
         return max(rows[self.figure.x][rows["status"] != "unstarted"])
 
     def of_system(self, system: str) -> dict[float, Point]:
-        """Return the points of a system's compared lines by x."""
+        """Return {x: point} of the compared lines of a system."""
         return {point.x: point for line in self.compared if line.system == system for point in self.points(line)}
 
     def standing(self, x: float, ranks: Sequence[tuple[Point, str]]) -> Standing:
-        """Order the lines at `x` by value, the best first. ranks: (point, label) of each line.
+        """Return the ranking at `x` of the points in `ranks`, each given as (point, label of its line).
 
-        Every line that is level with the best, or that the run cannot tell from it, shares the first rank.
+        Lines that are level with the best, or that the measurements cannot tell from it, share the first rank.
         """
         ordered = sorted(ranks, key=lambda rank: rank[0].value if self.lower_is_better else -rank[0].value)
         best = ordered[0][0]
@@ -231,12 +235,15 @@ class View:
         return Standing(x, ordered, level, "indistinguishable" if is_hidden else "level")
 
     def rows(self, lines: Iterable[Line]) -> pd.DataFrame:
-        """Return the table's rows of these lines."""
+        """Return the rows of the table that belong to these lines."""
         return self.table.loc[[row for line in lines for row in line.rows]]
 
 
 def standings(view: View) -> list[Standing]:
-    """Return the standing at each x where at least two compared lines have a result, in order of x."""
+    """Return the ranking at each x where at least two compared lines have a result, in order of x.
+
+    [] if for the figure's metric neither high nor low values are better.
+    """
     at: dict[float, list[tuple[Point, str]]] = {}
     labels = view.labels(view.alike, view.held)
     for line in view.compared if view.metric.better else ():
@@ -246,9 +253,9 @@ def standings(view: View) -> list[Standing]:
 
 
 def best_standing(view: View) -> Standing | None:
-    """Rank the compared lines by their highest values; None for fewer than two lines.
+    """Return the ranking of the compared lines by their highest value over all x; None for fewer than two lines.
 
-    A line that was not tried up to the x of the highest value is left out.
+    A line is left out if it was not tried up to the x of the overall highest value.
     """
     labels = view.labels(view.alike, view.held)
     tops = [(max(view.points(line), key=lambda point: point.value), line) for line in view.compared]
@@ -258,9 +265,10 @@ def best_standing(view: View) -> Standing | None:
 
 
 def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
-    """Return the ends (low, high) of a point's error bar as multiples of its value; (1, 1) for no interval.
+    """Return the ends (low, high) of a point's error bar as multiples of its value; (1, 1) if no interval is known.
 
-    cells: a row of the table. y: the metric's column. Latencies, and rates without an interval, use the latency's.
+    cells: a row of the table. y: the metric's column.
+    Latencies use the interval of the latency; so do rates that have no interval of their own.
     """
     low, high = (cells.get(name, math.nan) for name in own_ends(y))
     if y not in LATENCIES and pd.notna(low) and pd.notna(high):

@@ -2,8 +2,8 @@
 
 const THEME = "ttt-bench theme"; // key in localStorage
 
-/* Store the theme if it is given, or remove the stored one for ""; then return the stored theme. Null if there is none
-   or if the browser refuses storage. */
+/* Store `theme` ("light" or "dark"); "" removes the stored theme, and no argument leaves it unchanged. Returns the
+   stored theme, or null if there is none or the browser refuses storage. */
 function chosenTheme(theme) {
   try {
     if (theme) localStorage.setItem(THEME, theme);

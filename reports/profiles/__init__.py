@@ -1,1 +1,1 @@
-"""The section on profiles of a run's page."""
+"""The section of a run's page that shows the run's profiles (kernel times and hardware counters)."""

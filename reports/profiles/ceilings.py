@@ -1,4 +1,4 @@
-"""Measured peaks of a run: the highest rates that a process measured or that a counted kernel reached."""
+"""Measured peaks of a run: the highest GB/s and TFLOP/s that a process measured or that a counted kernel reached."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,9 +14,9 @@ _LIKE = 0.15  # share of the mean time; counted launches that differ by more may
 
 
 def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ()) -> dict[str, dict[str, float]]:
-    """Return the measured peaks (`CEILINGS`) by device name: the highest of all processes and counted kernels.
+    """Return {device name: measured peaks (`CEILINGS`)}, each the highest of all processes and counted kernels.
 
-    Systems share one peak per device, as a power-capped GPU measures GEMM rates up to 20% apart.
+    All systems share the peaks of a device, as power-capped GPUs measure GEMM rates that differ by up to 20%.
     """
     highest: dict[str, dict[str, float]] = defaultdict(dict)
     seen = [(record.environment, record.metrics) for record in records]
@@ -30,7 +30,10 @@ def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ())
 
 
 def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] = ()) -> list[Profile]:
-    """Return the profiles with the `common_ceilings` of their devices; one without a device keeps its own peaks."""
+    """Return the profiles with the `common_ceilings` of their devices in the field `ceilings`.
+
+    A profile without a recorded device gets its own peaks (`reached`).
+    """
     highest = common_ceilings(records, profiles)
 
     def of(profile: Profile) -> dict[str, float | None]:
@@ -41,9 +44,9 @@ def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] 
 
 
 def reached(region: Region) -> dict[str, float | None]:
-    """Return a region's measured peaks, or the rate of its fastest kernel where that is higher.
+    """Return the region's measured peaks, each replaced by the rate of the fastest counted kernel if that is higher.
 
-    On a power-capped GPU, a GEMM of the case can exceed the measured peak by 15%.
+    On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak.
     """
     total = sum(kernel.time_us for kernel in region.kernels)
     long = [kernel for kernel in region.kernels if kernel.time_us > _LONG * total and _counted_alike(kernel)]

@@ -1,4 +1,4 @@
-"""Hardware counters of a kernel: speed of light, warp states, memory traffic, occupancy."""
+"""Hardware counters of a kernel as the page shows them: speed of light, warp states, memory traffic, occupancy."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ _LEVELS = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
 
 @dataclass(frozen=True)
 class Counted:
-    """A kernel with counters, as the page shows it.
+    """A kernel with hardware counters, as the page shows it.
 
-    share: of the time of all kernels. bound: the kernel's bottleneck in words.
+    share: the kernel's share of the time of all kernels. bound: the kernel's bottleneck in words.
     """
 
     kernel: Kernel
@@ -32,7 +32,7 @@ class Counted:
 
     @property
     def speed_of_light(self) -> list[tuple[str, float]]:
-        """(name, percent of peak) of compute and of memory."""
+        """Pairs (name, percent of peak) for compute and for memory, as far as they were counted."""
         use = self.counters.use
         memory = use.get("memory", max(use.get("l2", -1.0), use.get("dram", -1.0)))
         bars = [("Compute", use.get("sm", -1.0)), ("Memory", memory)]
@@ -40,7 +40,7 @@ class Counted:
 
     @property
     def warp_states(self) -> list[tuple[str, float, str]]:
-        """(state, percent of a warp's time, explanation), the longest first."""
+        """Tuples (state, percent of a warp's time, explanation), the longest first; states below 1% are left out."""
         found = sorted(self.counters.stalls.items(), key=lambda each: -each[1])
         words = WAITS | WORKING
         return [
@@ -51,7 +51,7 @@ class Counted:
 
     @property
     def memory(self) -> list[tuple[str, list[str]]]:
-        """(memory level, [MB read, MB written, both, GB/s, hit rate in %]) per launch; "" for unknown numbers."""
+        """Pairs (memory level, [MB read, MB written, both, GB/s, hit rate in %]) per launch, as text; "" if unknown."""
         levels = ((name, self._traffic(level)) for level, name in _LEVELS.items())
         return [
             (name, ["" if number is None else said_number(number) for number in numbers])
@@ -61,7 +61,7 @@ class Counted:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """(name, value in words) of the size, occupancy and resources of a launch."""
+        """Pairs (name, value in words) for size, occupancy and resources of a launch, without unknown values."""
         kernel, counters = self.kernel, self.counters
         return [
             (name, said)
@@ -99,7 +99,10 @@ class Counted:
 
 
 def counted_kernels(profile: Profile) -> list[Counted]:
-    """Return the `_MOST` longest kernels among those with counters and at least 1% of all kernels' time."""
+    """Return the profile's longest kernels with hardware counters, at most `_MOST`.
+
+    Each takes at least 1% of the time of all kernels.
+    """
     total = sum(kernel.time_us for kernel in profile.kernels)
     found = [
         Counted(kernel, kernel.counters, kernel.time_us / total, bound_of(kernel, profile))

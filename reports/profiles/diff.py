@@ -1,4 +1,4 @@
-"""Compare two profiles: parts and kernels side by side, the largest difference first."""
+"""Compare two profiles of the same work: parts and kernels next to each other, the largest difference first."""
 
 import math
 from collections import defaultdict
@@ -21,7 +21,7 @@ _MOST = 12  # kernels per table
 
 @dataclass(frozen=True)
 class TimeDiff:
-    """The time of a part or kernel, in ms per unit of work, in profiles `a` and `b`; None where it does not run."""
+    """The times of a part or kernel in profiles `a` and `b`, in ms per unit of work; None if a profile lacks it."""
 
     name: str
     a_ms: float | None
@@ -29,13 +29,13 @@ class TimeDiff:
 
     @property
     def ms(self) -> float:
-        """The additional time in `b`, in ms; negative if `a` takes longer."""
+        """How much longer `b` takes than `a`, in ms per unit of work; negative if `a` takes longer."""
         return (self.b_ms or 0.0) - (self.a_ms or 0.0)
 
 
 @dataclass(frozen=True)
 class Diff:
-    """Two profiles of the same unit of work, and their titles in the page."""
+    """Two profiles of the same unit of work to be compared, and the titles that the page gives them."""
 
     a: Profile
     b: Profile
@@ -44,22 +44,22 @@ class Diff:
 
     @property
     def parts(self) -> list[TimeDiff]:
-        """The parts, the largest difference first."""
+        """The times of each part in both profiles, the largest difference first."""
         return _rows(*map(_part_ms, (self.a, self.b)))
 
     @property
     def kernels(self) -> list[TimeDiff]:
-        """The kernels by their short names, the largest difference first."""
+        """The times of each kernel in both profiles by the kernel's short name, the largest difference first."""
         return _rows(*map(_kernel_ms, (self.a, self.b)))
 
     @property
     def digits(self) -> int:
-        """The number of decimals with which the time of `b` has four digits in all."""
+        """The number of decimals for times in ms, such that the time of `b` has four significant digits."""
         return max(0, 3 - math.floor(math.log10(self.b.unit_ms)))
 
     @property
     def tables(self) -> list[tuple[str, list[TimeDiff], str]]:
-        """(heading, rows, sentence on the rows left out) of each table."""
+        """Tuples (heading, rows, sentence on the rows left out) for the table of parts and the table of kernels."""
         kernels, labelled = self.kernels, [TimeDiff(LABELS[row.name], row.a_ms, row.b_ms) for row in self.parts]
         rest = kernels[_MOST:]
         left_out = f"{len(rest)} more kernels: {_signed(sum(row.ms for row in rest))} together" if rest else ""
@@ -67,7 +67,10 @@ class Diff:
 
     @property
     def sentence(self) -> str:
-        """The difference in time, the parts that cause it, and the bottleneck of the part that grew most."""
+        """The difference in time from `a` to `b`, the parts that cause it, and the bottleneck of one part.
+
+        The bottleneck is that of the part that grew most; it appears only if `b` is slower by more than `AGREES`.
+        """
         ms = self.b.unit_ms - self.a.unit_ms
         rows = self.parts
         whole = sum(abs(row.ms) for row in rows)
@@ -79,7 +82,11 @@ class Diff:
         return f"{head}{f': {said}' if said else ''}.{why and f' {why}'}"
 
     def _bottleneck(self, rows: list[TimeDiff]) -> str:
-        """Name the bottleneck of the kernel that grew most in the part that grew most; "" without counters."""
+        """Return a sentence on the bottleneck of the part that grew most. rows: the times of all parts.
+
+        The sentence is on the kernel that grew most in that part, or on the cause of idle time if that grew most.
+        "" if the kernel has no counters.
+        """
         longer = max(rows, key=lambda row: row.ms)
         if longer.name == GAPS:
             return f"Idle time is {cause(self.b)}."
@@ -114,7 +121,10 @@ def _signed(ms: float) -> str:
 
 
 def diff_of_runs(a: Run, b: Run, names: tuple[str, str]) -> Markup:
-    """Return HTML that compares the cases which both runs profiled, the largest ratio first; "" for none."""
+    """Return HTML that compares the profiles of each case which both runs profiled, the largest ratio of times first.
+
+    names: the titles of the two runs. Empty if the runs share no profiled case.
+    """
     profiles = (with_common_ceilings([*run.profiles().values()], run.records()) for run in (a, b))
     before, after = ({each.case.key: each for each in side if each.region_us} for side in profiles)
     pairs = [Diff(each, after[key], *names) for key, each in before.items() if key in after]

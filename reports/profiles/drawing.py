@@ -1,4 +1,4 @@
-"""A profiled case as JSON values for the page's scripts: its roofline and the timeline of one step."""
+"""The JSON values from which the page's scripts draw a profiled case: its roofline and the timeline of one step."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,9 +11,10 @@ NAMED = 100  # kernels per case that have a row in the page's table
 
 
 def drawing(profile: Profile) -> dict[str, Any]:
-    """Return the values that `section.js` draws. A part is an index into `LABELS`.
+    """Return the values that `section.js` draws. A part of the computation is given as its index in `LABELS`.
 
-    kernels: the part of each kernel that has a row in the table. timeline: None without launch times.
+    kernels: the part of each kernel that has a row in the page's table.
+    timeline: of `timeline`, or None if the profiler did not report each launch.
     """
     by_name = kernel_parts(profile)
     return {
@@ -24,10 +25,10 @@ def drawing(profile: Profile) -> dict[str, Any]:
 
 
 def roofline(profile: Profile) -> dict[str, Any]:
-    """Return the measured peaks in GB/s and TFLOP/s, and the points under them.
+    """Return the measured peaks in GB/s and TFLOP/s, and the points to draw under them.
 
-    points: (kernel's row, FLOPs per byte, TFLOP/s, ms per unit, FLOPs per byte of the L2, whether FP32 is the peak).
-    parts: (part, FLOPs per byte, TFLOP/s, ms per unit), from the adapter's count of work.
+    points: (kernel's row, FLOPs per DRAM byte, TFLOP/s, ms per unit, FLOPs per L2 byte, whether FP32 is the peak).
+    parts: (part, FLOPs per byte, TFLOP/s, ms per unit), from the adapter's count of the work.
     """
     counters = [kernel.counters for kernel in profile.kernels if kernel.counters]
     peaks = {
@@ -47,10 +48,10 @@ def roofline(profile: Profile) -> dict[str, Any]:
 
 
 def timeline(profile: Profile) -> dict[str, Any]:
-    """Return the launches of a step as columns of integers, and the paths of their ranges.
+    """Return the launches of one step as columns of integers, one element per launch, and the paths of all ranges.
 
-    range: index into paths, -1 for none. kernel: row in the table, `NAMED` for none. part: index into `LABELS`.
-    wait: ns since the end of the previous launch. time: duration in ns.
+    range: index into `paths`, -1 for none. kernel: row in the page's table, `NAMED` for a kernel without a row.
+    part: index into `LABELS`. wait: ns since the end of the previous launch. time: the launch's duration in ns.
     """
     found = profile.timeline
     return {
@@ -64,7 +65,7 @@ def timeline(profile: Profile) -> dict[str, Any]:
 
 
 def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
-    """Return (GB/s, TFLOP/s, FLOPs per byte) of a kernel, each None if it was not counted."""
+    """Return a kernel's (GB/s, TFLOP/s, FLOPs per byte) from its hardware counters; None for each uncounted value."""
     if not kernel.mean_us:
         return None, None, None
     moved, computed = kernel.dram_bytes, kernel.operations
@@ -76,20 +77,23 @@ def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
 
 
 def l2_intensity(kernel: Kernel) -> float | None:
-    """Return a kernel's FLOPs per byte of L2 traffic; None if either was not counted."""
+    """Return a kernel's FLOPs per byte of L2 traffic; None if FLOPs or traffic were not counted."""
     counted = kernel.counters
     return counted.operations / counted.l2_bytes if counted and counted.operations and counted.l2_bytes else None
 
 
 def unplaced(region: Region) -> float:
-    """Return the share of all kernels' time that has no point in the roofline; 0 if no kernel has a point."""
+    """Return the share of the kernels' time spent in kernels without a point in the roofline; 0 if none has a point."""
     total = sum(kernel.time_us for kernel in region.kernels)
     placed = sum(kernel.time_us for _, kernel, *_ in _placed(region))
     return 1 - placed / total if placed else 0.0
 
 
 def _placed(region: Region) -> Iterator[tuple[int, Kernel, float, float]]:
-    """Yield (row, kernel, FLOPs per byte, TFLOP/s) of the kernels that a logarithmic roofline can show."""
+    """Yield (row, kernel, FLOPs per byte, TFLOP/s) for kernels with a point in the roofline.
+
+    They have a row in the page's table and counts above 0, as the axes are logarithmic.
+    """
     for place, kernel in enumerate(region.kernels[:NAMED]):
         _, tflops, intensity = rates(kernel)
         if tflops and intensity:

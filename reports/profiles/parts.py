@@ -1,7 +1,8 @@
-"""The parts of a profiled case (GEMMs, TTT kernel, attention or scan, ...), and their lower bounds.
+"""The parts of a profiled case (GEMMs, TTT kernel, attention or scan, ...) and their lower bounds.
 
-The range around a kernel's launch decides its part, or else the kernel's name. A part's lower bound is its work at the
-region's measured peaks. The adapter counts the work (`Region.work`), or else the hardware counters do.
+A kernel's part follows from the profiler range around its launch, or else from the kernel's name. A part's lower bound
+is the time of its work at the region's measured peaks. The work is the adapter's count (`Region.work`) or else comes
+from hardware counters.
 """
 
 import re
@@ -58,11 +59,11 @@ _NAMES = (
 
 @dataclass(frozen=True)
 class ProfilePart:
-    """A part of a region's time.
+    """One part of a region's computation, such as the GEMMs, with its time.
 
-    lower_bound_us: the part's lower bound; None if unknown.
-    of_model: whether the bound is from the adapter's count of work.
-    with_head: whether the part includes the LM head's GEMM, as no range separates that from other GEMMs.
+    time_us: the part's share of the region's time, in µs. lower_bound_us: the part's lower bound; None if unknown.
+    of_model: whether the lower bound comes from the adapter's count of the work.
+    with_head: whether the part includes the LM head's GEMM, because no range separates it from other GEMMs.
     """
 
     name: str
@@ -74,18 +75,21 @@ class ProfilePart:
 
     @property
     def label(self) -> str:
-        """The part in words."""
+        """The part's name in words, such as `TTT kernel`."""
         return LABELS[self.name] + (", with the head" if self.with_head else "")
 
 
 def spoken(part: str) -> str:
-    """Return a part's label as it is written within a sentence."""
+    """Return a part's label as written within a sentence: in lower case, except for abbreviations."""
     label = LABELS[part]
     return label if label[1].isupper() else label[0].lower() + label[1:]
 
 
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
-    """Return the part of a kernel. path: the ranges around its launch. has_layers: whether any range is a layer's."""
+    """Return the part that a kernel belongs to. name: the kernel's name. path: the ranges around its launch.
+
+    has_layers: whether ranges mark the layers; then a GEMM in ranges that are outside all layers is the head's.
+    """
     if OPERATOR in path:
         return TTT
     part = next((part for part, pattern in _NAMES if pattern.search(name)), OTHER)
@@ -94,9 +98,9 @@ def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> 
 
 
 def parts(region: Region) -> list[ProfilePart]:
-    """Return the parts that take time, in the order of `LABELS`; their times add up to the region's.
+    """Return the parts of the region that take time, in the order of `LABELS`; their times add up to the region's time.
 
-    Kernels that overlap share the time in which any ran.
+    If kernels overlap, all times are scaled down so that the parts other than idle add up to the busy time.
     """
     times: dict[str, float] = defaultdict(float)
     launches: dict[str, float] = defaultdict(float)
@@ -124,9 +128,9 @@ def parts(region: Region) -> list[ProfilePart]:
 
 
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
-    """Return the work of one unit by part; the head's is added to the GEMMs' unless `present` has the head.
+    """Return the least work of one unit by part. present: the parts with kernels.
 
-    present: the parts with kernels.
+    If no kernel belongs to the head, the head's work is added to that of the GEMMs.
     """
     work = dict(region.work)
     if HEAD in work and HEAD not in present and PRODUCTS in work:
@@ -140,29 +144,32 @@ def _model_lower_bound_us(work: Work | None, region: Region) -> float | None:
 
 
 def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
-    """Return the lower bound of all launches of a kernel in µs; None if unknown.
+    """Return the lower bound of all launches of a kernel together in µs; None if unknown.
 
-    It is the longer of two times: the bytes at copy bandwidth, and the FLOPs at the peak rate.
+    It is the longer of two times: the kernel's bytes at copy bandwidth, and its FLOPs at the peak rate.
     """
     each = lower_bound_ms(kernel.operations, kernel.dram_bytes, ceilings_of(kernel, region))
     return None if each is None else 1e3 * each * kernel.launches
 
 
 def is_fp32(kernel: Kernel) -> bool:
-    """Return whether FP32 is the kernel's peak: the FP32 peak was counted, and the tensor cores are idle."""
+    """Return whether the kernel's peak is the FP32 rate: it was counted, and the kernel leaves tensor cores idle."""
     counters = kernel.counters
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 
 
 def ceilings_of(kernel: Kernel, region: Region) -> dict[str, float | None]:
-    """Return the region's measured peaks; if the kernel leaves tensor cores idle, FP32 replaces the GEMM rate."""
+    """Return the measured peaks that apply to a kernel of the region.
+
+    They are the region's; for a kernel that leaves the tensor cores idle, the FP32 peak replaces the GEMM rate.
+    """
     if kernel.counters is None or not is_fp32(kernel):
         return region.ceilings
     return {**region.ceilings, "product_tflops": kernel.counters.fp32_peak_tflops}
 
 
 def kernel_parts(region: Region) -> dict[str, str]:
-    """Return the part in which each kernel takes most of its time, by the kernel's name."""
+    """Return, by name, the part in which each kernel of the region takes most of its time."""
     found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for kernel, part, share in _shares(region):
         found[kernel.name][part] += share
@@ -170,7 +177,7 @@ def kernel_parts(region: Region) -> dict[str, str]:
 
 
 def launch_parts(region: Region) -> list[str]:
-    """Return the part of each launch of the region's timeline."""
+    """Return the part that each launch of the region's timeline belongs to."""
     told, by_name = _Told(region), kernel_parts(region)
     pairs = zip(region.timeline.kernel, region.timeline.range, strict=True)
     names = ((region.kernels[kernel].name, place) for kernel, place in pairs)
@@ -178,7 +185,7 @@ def launch_parts(region: Region) -> list[str]:
 
 
 class _Told:
-    """A callable that returns the part of a kernel of a region by its name and the path of its range."""
+    """A callable that returns the part of a kernel from its name and the path of the range around its launch."""
 
     def __init__(self, region: Region) -> None:
         self._only = next(iter(region.work)) if len(region.work) == 1 else ""  # the whole region is one part
@@ -189,14 +196,17 @@ class _Told:
 
 
 def _tell_heads(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether GEMMs outside of layers are the head's; false for a replayed graph, which has no layers."""
+    """Return whether a GEMM in a range outside all layers belongs to the LM head. paths: of all ranges of the region.
+
+    False if no range is a layer's, as in a replayed CUDA graph, or if a range outside the layers does not enclose one.
+    """
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """Yield (kernel, part, share): the share of the kernel's time that belongs to the part."""
+    """Yield (kernel, part, share): the share of the kernel's time spent in the part, according to the ranges."""
     told = _Told(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:

@@ -1,4 +1,4 @@
-/* The section of profiles: opening a case draws its pictures, and a link to a case opens it. */
+/* The section of profiles: opening a case draws its roofline and timeline, and a link to a case opens it. */
 
 const PARTS = ["products", "ttt", "scan", "edges", "head", "other", "gaps"];
 const SVG = "http://www.w3.org/2000/svg";

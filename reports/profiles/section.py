@@ -1,6 +1,6 @@
 """The page's section on profiles: for each profiled case a bar of its parts, its bottleneck, kernels and counters.
 
-The page embeds the section's HTML, style and script; the script draws the roofline and the timeline.
+The page embeds the section's HTML, style and script; the script draws rooflines and timelines.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ _MOST_OPEN = 8  # up to so many groups of cases, all are open
 
 @dataclass(frozen=True)
 class Section:
-    """The section's HTML, and the anchor of each profiled case by case key."""
+    """The section on profiles. html: its HTML. anchors: the HTML id of each profiled case by case key."""
 
     html: Markup
     anchors: dict[str, str]
@@ -40,9 +40,10 @@ class Section:
 
 @dataclass(frozen=True)
 class BarPiece:
-    """The piece of a bar that stands for a part, from `x` on; lengths are in units of `_BAR`.
+    """A part's piece of the bar that shows a profiled case; lengths are in units of `_BAR`.
 
-    `lower_bound`: the width of the part's lower bound; None if unknown. share: of the region's time.
+    x: where the piece starts. lower_bound: the width for the part's lower bound; None if unknown.
+    share: the part's share of the region's time.
     """
 
     part: ProfilePart
@@ -56,8 +57,9 @@ class BarPiece:
 class ShownProfile:
     """A profiled case as the page shows it.
 
-    agreement: of the profiled and the recorded time, in words. slower_than: a `Diff` to each faster case of the group.
-    rows: the table of kernels (`_rows`). drawn: the values for the scripts (`drawing`).
+    pieces: the bar's pieces, one for each part. agreement: how well profiled and recorded time agree, in words.
+    slower_than: a `Diff` to each faster case of the group. rows: the table of kernels (`_rows`).
+    drawn: the values for the scripts (`drawing`).
     """
 
     profile: Profile
@@ -70,12 +72,12 @@ class ShownProfile:
 
     @property
     def anchor(self) -> str:
-        """The id of the case in the page."""
+        """The HTML id of the case in the page."""
         return f"profile-{self.profile.case.key}"
 
     @property
     def columns(self) -> list[tuple[str, int]]:
-        """(heading, index into `COLUMNS`) of the columns that are not empty in the table of kernels."""
+        """Pairs (heading, index into `COLUMNS`) for the columns that have any value in the table of kernels."""
         return [(heading, at) for at, (heading, *_) in enumerate(COLUMNS) if any(cells[at] for *_, cells in self.rows)]
 
     @property
@@ -85,13 +87,13 @@ class ShownProfile:
 
     @property
     def roofs(self) -> str:
-        """The measured peaks in words; "" where one is unknown."""
+        """The measured peaks in words, such as `700 TFLOP/s and 3.90 TB/s`; "" unless both are known."""
         bandwidth, product = (self.profile.ceilings.get(name) for name in ("copy_gbs", "product_tflops"))
         return f"{product:.0f} TFLOP/s and {bandwidth / 1e3:.2f} TB/s" if bandwidth and product else ""
 
     @property
     def lower_bound_ms(self) -> float | None:
-        """The sum of the parts' lower bounds, in ms per unit of work; None if one is unknown."""
+        """The sum of the parts' lower bounds, in ms per unit of work; None if any of them is unknown."""
         lower_bounds = [piece.part.lower_bound_us for piece in self.pieces]
         known = [lower_bound for lower_bound in lower_bounds if lower_bound is not None]
         return sum(known) / self.profile.units / 1e3 if len(known) == len(lower_bounds) else None
@@ -103,7 +105,10 @@ def section(
     catalogue: Catalogue,
     is_of: Callable[[Case], bool] = lambda _: True,
 ) -> Section | None:
-    """Return the section on the profiles of the cases that `is_of` selects; None without a usable profile."""
+    """Return the section on the profiles of the cases that `is_of` selects; None if no such profile has a time.
+
+    records: the run's records, from which measured peaks and recorded latencies come.
+    """
     with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
     good = [profile for profile in with_common_ceilings(with_work, records) if is_of(profile.case)]
     if not good:
@@ -133,13 +138,13 @@ def section(
 
 
 def script() -> str:
-    """Return the section's script, in a scope of its own."""
+    """Return the section's JavaScript, in a block so that its names do not clash with others."""
     sources = "\n".join(source(PACKAGE, name) for name in SCRIPTS)
     return f"{{\n{sources}}}\n"
 
 
 def style() -> str:
-    """Return the section's style, whose colors are variables of the page's style."""
+    """Return the section's CSS, which uses the colors that the page's CSS defines as variables."""
     return source(PACKAGE, "section.css")
 
 
@@ -162,7 +167,10 @@ def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
 
 
 def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
-    """Group profiles of the same work: phase, size, batch, sequences at once and context; keys are titles."""
+    """Return {title: profiles of the same work}: same phase, size, batch, sequences at once and context.
+
+    latencies: by case key, with the number of sequences that ran at once.
+    """
     groups: dict[str, list[Profile]] = {}
     for profile in profiles:
         case = profile.case
@@ -175,7 +183,7 @@ def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> d
 
 
 def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str, Recorded]) -> list[ShownProfile]:
-    """Return the cases of a group as the page shows them, with their bars on one scale."""
+    """Return one group's profiles as the page shows them; the longest time sets the scale of all bars."""
     widest = max(profile.unit_ms for profile in profiles)
     cases = [profile.case for profile in profiles]
     titles = [_title(catalogue, case, cases) for case in cases]
@@ -196,9 +204,9 @@ def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str
 
 
 def _title(catalogue: Catalogue, case: Case, group: Sequence[Case]) -> str:
-    """Return the case in words, with the settings that differ within the group.
+    """Return the case in words, with the settings in which the group's cases differ.
 
-    State dtype and timing appear only if they differ within the case's system.
+    State dtype and timing method appear only if cases of the same system differ in them.
     """
     own = [each for each in group if each.system == case.system]
     compared = {"dtype": group, "state_dtype": own, "timing": own, "l2": group}
@@ -222,7 +230,7 @@ def _pieces(profile: Profile, widest_ms: float) -> Iterable[BarPiece]:
 
 
 def _rows(profile: Profile) -> list[tuple[str, str, str, list[str]]]:
-    """Return (short name, full name, part, cells of `COLUMNS`) of each kernel in the table."""
+    """Return (short name, full name, part, cells of `COLUMNS`) for each kernel in the page's table."""
     names = kernel_parts(profile)
     return [
         (short(kernel.name), short_name(kernel.name, _NAME_LIMIT), LABELS[names[kernel.name]], _cells(kernel, profile))

@@ -1,9 +1,9 @@
-"""A report of Nsight Compute (.ncu-rep) without the names of its host, programs and folders.
+"""Removes the names of host, programs and folders from a report of Nsight Compute (.ncu-rep), so that it can be shared.
 
 The file is `NVR`, then a header and blocks: a size in four bytes, a protobuf message of that size, and a payload.
-Source: ProfilerReport.proto, which NVIDIA ships with Nsight Compute (extras/FileFormat). Texts are overwritten by as
-many characters, so that all sizes stay valid. A report of Nsight Systems holds the environment of its processes and
-compresses parts of it, so it is not shared.
+Source: ProfilerReport.proto, which NVIDIA ships with Nsight Compute (extras/FileFormat).
+Each text is overwritten by as many characters, so that all sizes stay valid.
+A report of Nsight Systems holds the environment of its processes, partly compressed, so it is not shared.
 """
 
 import re
@@ -21,7 +21,10 @@ _FOLDERS = re.compile(rb"(?:/[\w.+@~-]{2,}){2,}/|/(?:[\w.+@~-]{6,}|root|home|Use
 
 
 def without_names(report: bytes) -> bytes:
-    """Return a report of the same size without names. Raises ValueError if it is no such report, or a name stays."""
+    """Return the report with all names of host, programs and folders overwritten, at the same size.
+
+    Raises ValueError if the file is no report of Nsight Compute, or if a name remains in an unknown part of the file.
+    """
     if not report.startswith(_START):
         raise ValueError("no report of Nsight Compute")
     found, names = bytearray(report), set[bytes]()
@@ -40,7 +43,10 @@ def without_names(report: bytes) -> bytes:
 
 
 def _overwrite(report: bytearray, start: int, end: int, kept: Mapping[int, Any]) -> Iterator[bytes]:
-    """Overwrite the texts of a message except those in `kept`; yield each text."""
+    """Overwrite the texts of the message in report[start:end], and yield each original text.
+
+    kept: field numbers to keep; the value None keeps the whole field, a mapping says what to keep within it.
+    """
     for number, _, first, last in list(_fields(report, start, end)):
         if number not in kept:
             yield bytes(report[first:last])
@@ -50,7 +56,10 @@ def _overwrite(report: bytearray, start: int, end: int, kept: Mapping[int, Any])
 
 
 def _fields(report: bytes | bytearray, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (number, value, start, end) of a message's fields: numbers have no extent, texts and messages no value."""
+    """Yield (field number, value, start, end) for the fields of the protobuf message in report[at:end].
+
+    An integer has its value and the extent (0, 0); a text or message has the value 0 and its extent.
+    """
     while at < end:
         tag, at = _varint(report, at)
         value = first = last = 0
@@ -67,7 +76,7 @@ def _fields(report: bytes | bytearray, at: int, end: int) -> Iterator[tuple[int,
 
 
 def _varint(report: bytes | bytearray, at: int) -> tuple[int, int]:
-    """Return a protobuf number of any length, and the position after it."""
+    """Return (the protobuf integer of variable length at position `at`, the position after it)."""
     value = shift = 0
     while True:
         byte, at = report[at], at + 1
@@ -77,6 +86,6 @@ def _varint(report: bytes | bytearray, at: int) -> tuple[int, int]:
 
 
 def _sized(report: bytes, at: int) -> tuple[int, int]:
-    """Return (start, end) of the message whose size stands at a position."""
+    """Return (start, end) of the message whose size stands in the four bytes at position `at`."""
     start = at + 4
     return start, start + int.from_bytes(report[at:start], "little")

@@ -1,4 +1,4 @@
-"""The bottleneck of a profiled case, in two sentences from its numbers."""
+"""Words on a profiled case, from its numbers: where the time goes, and the bottleneck."""
 
 import re
 from collections.abc import Iterable
@@ -42,19 +42,19 @@ WORKING = {"selected": "issuing", "not_selected": "ready, another warp issues"}
 
 
 class Recorded(NamedTuple):
-    """A case's recorded latency in ms. at_once: the number of sequences that ran at once; 0 for the whole batch."""
+    """A case's latency in the run's records, in ms. at_once: how many sequences ran at once; 0 for the whole batch."""
 
     ms: float
     at_once: int = 0
 
 
 def sentences(region: Region) -> tuple[str, str]:
-    """Return two sentences: the parts that take most time, and the bottleneck (idle time or the longest kernel)."""
+    """Return two sentences: on the parts that take most time, and on the bottleneck (idle time or one kernel)."""
     return _where(region), _why(region)
 
 
 def agreement(region: Region, recorded: Recorded | None) -> str:
-    """Compare the profiled time per unit of work with the recorded latency, in words."""
+    """Return the profiled time per unit of work and the recorded latency in words, with a note if they disagree."""
     said = f"{said_number(region.unit_ms, 4)} ms of kernels and idle time"
     if not (recorded and recorded.ms):
         return f"{said}; the run has no recorded latency of this case"
@@ -65,12 +65,12 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
 
 
 def _of_operators(region: Region) -> bool:
-    """Return whether the region ran PyTorch operators on a CPU."""
+    """Return whether the region ran on a CPU, where the profile has PyTorch operators instead of kernels."""
     return bool(region.kernels) and region.kernels[0].name.startswith("aten::")
 
 
 def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
-    """Return the recorded latency of each case by case key: the median of the processes' medians."""
+    """Return each case's recorded latency by case key: the median of its processes' medians."""
     return {
         key: Recorded(median(median(each.samples_ms) for each in found), min(map(_at_once, found)))
         for key, found in by_case(timed(records)).items()
@@ -78,7 +78,10 @@ def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
 
 
 def _at_once(record: Record) -> int:
-    """Return how many sequences ran at once; in forward always the batch, as each prompt leaves once it is read."""
+    """Return how many sequences of the batch ran at once.
+
+    In forward it is always the batch, as each prompt leaves the engine once it is read.
+    """
     case = record.case
     held = record.metrics.get("sequences_at_once") if case.phase != "forward" else None
     return min(case.batch, int(held or case.batch))
@@ -111,15 +114,15 @@ def _why(region: Region) -> str:
 
 
 def longest(region: Region) -> str:
-    """Name the longest kernel, its share of the time and its bottleneck, in Markdown."""
+    """Return the longest kernel's name, its share of the time and its bottleneck, as Markdown."""
     kernel = max(region.kernels, key=lambda each: each.time_us)
     return f"`{short(kernel.name)}`, {_share_of_time(kernel, region):.0%}: {bound_of(kernel, region)}"
 
 
 def _share_of_time(kernel: Kernel, region: Region) -> float:
-    """Return the kernel's share of the region's time, idle included.
+    """Return the kernel's share of the region's time, which includes idle time.
 
-    Kernels may overlap: the busy time is divided in proportion to the kernels' times.
+    If kernels overlap, the busy time is divided in proportion to the kernels' times.
     """
     return _share_of_kernels(kernel, region) * region.busy_us / region.region_us
 
@@ -129,7 +132,7 @@ def _share_of_kernels(kernel: Kernel, region: Region) -> float:
 
 
 def _idle(region: Region) -> str:
-    """Describe the idle time: one wait that is longer than all others together, or many."""
+    """Return words on the idle time: one wait longer than all others together, or the mean wait and its cause."""
     if region.longest_gap_us > region.gaps_us / 2:
         return f"most of it one wait of {said_number(region.longest_gap_us / 1e3, 2)} ms"
     launches = max(1, sum(kernel.launches for kernel in region.kernels))
@@ -138,7 +141,7 @@ def _idle(region: Region) -> str:
 
 
 def cause(region: Region) -> str:
-    """Name the cause of the region's idle time."""
+    """Return the cause of the region's idle time in words, such as `CPU launch overhead`."""
     if region.longest_gap_us > region.gaps_us / 2:
         return "one long wait for the host"
     if _between_steps(region):
@@ -150,14 +153,14 @@ def cause(region: Region) -> str:
 
 
 def _between_steps(region: Region) -> TypeGuard[Profile]:
-    """Return whether most of the idle time lies between the steps of an engine."""
+    """Return whether the region is an engine's and most of its idle time lies between steps."""
     if not isinstance(region, Profile) or (region.case.timing, region.case.phase) != ("engine", "generate"):
         return False
     return region.longest_gap_us * region.units > region.gaps_us / 2
 
 
 def bound_of(kernel: Kernel, region: Region) -> str:
-    """Describe the bottleneck of a kernel, without a full stop."""
+    """Return the bottleneck of a kernel in words, without a full stop; region: where the kernel ran."""
     counters = kernel.counters
     if counters is None:
         return "bottleneck not counted"
@@ -185,7 +188,7 @@ def bound_of(kernel: Kernel, region: Region) -> str:
 
 
 def _of_which(kernel: Kernel) -> str:
-    """Return a note if the launches with hardware counters differ from the mean launch; else ""."""
+    """Return a note if the launches with hardware counters took another time than the mean launch; else ""."""
     if not (kernel.counters and kernel.is_counted_unlike):
         return ""
     counted, mean = map(said_number, (kernel.counters.time_us, kernel.mean_us))
@@ -193,7 +196,7 @@ def _of_which(kernel: Kernel) -> str:
 
 
 def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
-    """Return a kernel's (share of the peak bandwidth, share of the peak FLOP rate), each None if unknown."""
+    """Return (share of the peak bandwidth, share of the peak FLOP rate) that a kernel reaches, each None if unknown."""
     ceilings = ceilings_of(kernel, region)
     copied, multiplied = ceilings.get("copy_gbs"), ceilings.get("product_tflops")
     by_copy = _share(kernel.dram_bytes, kernel.mean_us * 1e3, copied)
@@ -201,9 +204,9 @@ def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
 
 
 def short(name: str) -> str:
-    """Shorten a kernel's name to its last two scopes, without templates and arguments, in 80 characters.
+    """Return a kernel's name shortened to its last two scopes, without templates and arguments, at most 80 characters.
 
-    CUTLASS's generic entry point takes the name of the kernel in its template argument.
+    CUTLASS kernels share one generic entry point; they get the name that is in its template argument.
     """
     if name.startswith(("Memcpy", "Memset")):
         return name

@@ -1,1 +1,1 @@
-"""A static site of many runs."""
+"""A static web site of many runs."""

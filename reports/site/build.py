@@ -1,7 +1,7 @@
-"""Build a static site of runs: an index, a page per run, systems over time, comparisons.
+"""Build a static site of runs: an index, a page for each run, each system over time, and comparisons of runs.
 
-A run is drawn again if its files or the program changed, or if one of its pages is missing. Other files are written if
-they changed. The site needs no network and opens from a disk.
+The pages of a run are drawn again if the run's files or this program changed, or if a page is missing. All other files
+of the site are rewritten if their text changed. The site needs no network and can be opened from disk.
 """
 
 import hashlib
@@ -36,7 +36,10 @@ _ENTRY = TypeAdapter(Entry)
 
 @dataclass(frozen=True)
 class SiteBuild:
-    """The numbers of runs, of runs drawn again and of removed files. notes: sentences on runs that left the site."""
+    """The result of building a site: the number of all runs, of runs drawn in this build, and of removed files.
+
+    notes: sentences on runs that are no longer on the site.
+    """
 
     runs: int
     drawn: int
@@ -46,7 +49,11 @@ class SiteBuild:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A run whose pages are in the site. digest: of the run's folder and the program. held: the data file's content."""
+    """A run whose files in the site are up to date.
+
+    digest: of the run's files and the program. folder: the run's folder. entry: the run in the index.
+    held: the run's cases for comparisons, from its data file in the site.
+    """
 
     digest: str
     folder: Path
@@ -55,9 +62,9 @@ class _Drawn:
 
 
 def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] = lambda text: None) -> SiteBuild:
-    """Write the site of `runs` to the folder `out`, or update the site there.
+    """Write the site of `runs`, given by their folders, to the folder `out`, or update the site there.
 
-    on_run: called with a line of progress for each drawn run.
+    on_run: called with a line of progress for each run that is drawn.
     Raises RecordError if a folder is no run, a run is repeated, or `out` is neither new, empty nor a site.
     Raises OSError if `out` cannot be written.
     """
@@ -82,14 +89,20 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
 
 
 def _unchanged(out: Path, digests: Mapping[str, Path]) -> dict[str, _Drawn]:
-    """Return the runs whose files in `out` are up to date by digest, in the order of `digests`."""
+    """Return {digest: run} for the runs whose files in `out` are up to date, in the order of `digests`.
+
+    digests: {digest: folder} of all runs that the site is to show.
+    """
     known = _known(out)
     held = {digest: _held(out, known[digest]) for digest in digests if digest in known}
     return {digest: _Drawn(digest, digests[digest], known[digest], found) for digest, found in held.items() if found}
 
 
 def _known(out: Path) -> dict[str, Entry]:
-    """Return the entries in the marker file of `out` by digest; {} if it is missing or another version wrote it."""
+    """Return {digest: index entry} of the runs in the marker file of `out`.
+
+    {} if the file is missing or another version of the program wrote it.
+    """
     if not (out / MARKER).exists():
         return {}
     try:
@@ -103,8 +116,9 @@ def _write_marker(out: Path, drawn: Iterable[_Drawn]) -> None:
 
 
 def _draw(out: Path, changed: Mapping[str, Path], folders: dict[str, Path]) -> Iterator[_Drawn]:
-    """Write the files of the changed runs and yield each run. folders: of all runs by id; the drawn ones are added.
+    """Write the site's files of each changed run, then yield the run. changed: {digest: folder}.
 
+    folders: {run id: folder} of the site's other runs; the drawn runs are added to this dict.
     Raises RecordError if two folders hold the same run.
     """
     for digest, folder in changed.items():
@@ -118,9 +132,9 @@ def _draw(out: Path, changed: Mapping[str, Path], folders: dict[str, Path]) -> I
 
 
 def _digests(runs: Sequence[Path]) -> dict[str, Path]:
-    """Return the folders of the runs by the digest of their files and the program.
+    """Return {digest of the run's files and the program: folder} for the runs in these folders.
 
-    Raises RecordError if a folder is no run, or if two hold the same run.
+    Raises RecordError if a folder is no run, or if two folders hold the same run.
     """
     program = _program()
     found: dict[str, Path] = {}
@@ -136,7 +150,7 @@ def _digests(runs: Sequence[Path]) -> dict[str, Path]:
 
 
 def _program() -> str:
-    """Return the digest of the code and packages that draw a run."""
+    """Return a digest of the code and package versions that affect a run's page."""
     total = hashlib.sha256()
     for package in ("harness", "reports"):
         for source in sorted(Path(str(files(package))).rglob("*")):
@@ -148,7 +162,7 @@ def _program() -> str:
 
 
 def _held(out: Path, entry: Entry) -> RunCases | None:
-    """Read the data file of a run that was drawn before; None if one of the run's files in `out` is missing."""
+    """Return a run's cases from its data file in `out`; None if the file or another file of the run is missing."""
     if not ID.fullmatch(entry.id) or not all(map(_OURS.fullmatch, entry.files)):
         return None
     try:
@@ -160,7 +174,7 @@ def _held(out: Path, entry: Entry) -> RunCases | None:
 
 
 def _write_shared(out: Path, drawn: Sequence[_Drawn]) -> set[str]:
-    """Write the shared files, and return the paths of all files of the site."""
+    """Write the files that do not belong to a single run, and return the paths of all files of the site."""
     entries = sorted((each.entry for each in drawn), key=lambda entry: (entry.updated, entry.id), reverse=True)
     held = {each.entry.id: each.held for each in drawn}
     pairs = comparisons(entries, held, {each.entry.id: each.folder for each in drawn})
@@ -171,13 +185,16 @@ def _write_shared(out: Path, drawn: Sequence[_Drawn]) -> set[str]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file if its text changed."""
+    """Write the text to the file, unless the file has this text already."""
     if path.is_symlink() or not path.is_file() or path.read_bytes() != text.encode("utf-8", "replace"):
         write_atomically(path, text)
 
 
 def _remove_others(out: Path, expected: set[str]) -> int:
-    """Remove the files of runs and systems that left the site, but no foreign files; return their number."""
+    """Remove the site's files of runs and systems that it no longer shows, and return how many were removed.
+
+    expected: the paths to keep. Files that the site did not write are kept, too.
+    """
     others: list[Path] = []
     for name in FOLDERS:
         there = {f"{name}/{path.name}" for path in (out / name).iterdir()}

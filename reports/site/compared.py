@@ -1,4 +1,8 @@
-"""Choose and compare pairs of a site's runs: the previous and the newest run, and two GPU models."""
+"""Choose which runs of a site to compare, and compare them.
+
+A run is compared with the previous and the newest run on its GPU model. The newest run on each GPU model is compared
+with the newest run on each other model.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +22,9 @@ _SHARED = 0.5  # two runs are compared if they share this part of the measured c
 
 @dataclass(frozen=True)
 class Compared:
-    """Two compared runs. If both ran on one GPU model, `a` is the older run.
+    """Two runs of a site and their comparison. If both ran on one GPU model, `a` is the older run.
 
-    profiles: HTML that compares the profiles of the cases that both profiled; "" for none.
+    profiles: HTML that compares the profiles of the cases that both runs profiled; "" for none.
     """
 
     a: Entry
@@ -40,9 +44,9 @@ class Compared:
 
 
 def comparisons(entries: Sequence[Entry], held: Mapping[str, RunCases], folders: Mapping[str, Path]) -> list[Compared]:
-    """Return the comparisons of a site, the newest first.
+    """Return the comparisons for a site's runs, those of the newest runs first.
 
-    entries: the newest first. held, folders: the cases and the folder of each run, by run id.
+    entries: the runs, the newest first. held, folders: each run's cases and folder by run id.
     """
     timed = [entry for entry in entries if entry.mode == "measure" and held[entry.id].measured]
     pairs = {(a.id, b.id): (a, b) for a, b in _pairs(timed, held)}
@@ -50,9 +54,11 @@ def comparisons(entries: Sequence[Entry], held: Mapping[str, RunCases], folders:
 
 
 def _pairs(entries: Sequence[Entry], held: Mapping[str, RunCases]) -> Iterator[tuple[Entry, Entry]]:
-    """Yield the pairs (older, newer) to compare: each run with the newest and the previous one on its GPU model.
+    """Yield the pairs (older, newer) of runs to compare; two runs must share enough measured cases.
 
-    The newest run on each GPU model is also paired with the newest on each other model.
+    A run is paired with the newest and the previous run on its GPU model. The newest run on a GPU model is also paired
+    with the newest run on each other model, if that is older.
+    entries: the runs, the newest first. held: each run's cases by run id.
     """
     for at, entry in enumerate(entries):
         alike = [each for each in entries if each.devices == entry.devices and _share(entry, each, held)]

@@ -1,6 +1,6 @@
 """One run of a site: its page, its downloads, its entry in the index, and its cases for comparisons.
 
-The site stores the entry and the cases, and reads them back if the run has not changed.
+The site stores index entry and cases, and reads them back as long as the run does not change.
 """
 
 import hashlib
@@ -44,12 +44,13 @@ _CASES = TypeAdapter(RunCases)
 
 @dataclass(frozen=True)
 class Entry:
-    """A run in the index.
+    """A run as the site's index shows it.
 
-    day: the day of the first record. updated: the start of the last case. Both are in UTC, and "" without records.
-    systems: (name, label, tone, marker). result: of `_result`. note: of `note_of`. profiles: their number.
+    day: the day of the first record. updated: the start of the last record. Both are in UTC, and "" without records.
+    systems: (name, label, tone, marker) of each. result: a sentence on the first figure (`_result`).
+    note: the author's note on the run (`note_of`). profiles: the number of profiles.
     measured, cases, missing: the numbers of cases with a result, planned cases, and planned cases without a record.
-    files: paths in the site.
+    files: the paths of the run's files in the site.
     """
 
     id: str
@@ -72,12 +73,12 @@ class Entry:
 
     @property
     def last_day(self) -> str:
-        """The UTC date of the run's last record; "" without records."""
+        """The day (UTC) of the run's last record; "" without records."""
         return self.updated.partition("T")[0]
 
     @property
     def days(self) -> str:
-        """The days of the run's first and last record; "" without records."""
+        """The days of the run's first and last record as one text; "" without records."""
         return span(self.day, self.last_day)
 
     @property
@@ -87,12 +88,12 @@ class Entry:
 
 
 def slug(name: str) -> str:
-    """Turn any name into a file name: lower-case letters, digits and single hyphens, never empty."""
+    """Return the name as a file name: lower-case letters, digits and single hyphens, never empty."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower())[:_SLUG_LIMIT].strip("-") or "x"
 
 
 def run_id(run: Run, records: Iterable[Record]) -> str:
-    """Return a run's id: its name and a digest of its first request, both constant while the run continues."""
+    """Return a run's id: its name and a digest of its first request, which do not change while the run continues."""
     name = run.folder.resolve().name
     asked = run.file.requests[0] if run.file.requests else None
     begun = [asked.at, *asked.arguments] if asked else [min((each.started_at for each in records), default="")]
@@ -100,12 +101,15 @@ def run_id(run: Run, records: Iterable[Record]) -> str:
 
 
 def system_id(name: str) -> str:
-    """Return a file name, without ending, for any system: its name as a `slug`, and a digest."""
+    """Return a unique file name without suffix for a system: `slug` of its name, and a digest."""
     return f"{slug(name)}-{_digest([name])}"
 
 
 def run_digest(folder: Path, program: str) -> str:
-    """Return the digest of a run's files and of `program`. Raises OSError if a file cannot be read."""
+    """Return a digest of the run's files, name and note, and of `program`, the digest of the drawing code.
+
+    The site draws the run again if this digest changes. Raises OSError if a file cannot be read.
+    """
     total = hashlib.sha256(f"{program}\n{folder.resolve().name}\n{note_of(folder)}".encode("utf-8", "replace"))
     parts = [
         folder / FILE,
@@ -121,7 +125,7 @@ def run_digest(folder: Path, program: str) -> str:
 
 
 def note_of(folder: Path) -> str:
-    """Return the note on a run in the section `[runs]` of a tables.toml next to the run's folder; "" for none."""
+    """Return the note on a run from section `[runs]` of the file tables.toml next to the run's folder; "" for none."""
     place = folder.resolve()
     try:
         rows = tomllib.loads((place.parent / "tables.toml").read_text("utf-8"))["runs"]["runs"]
@@ -131,7 +135,10 @@ def note_of(folder: Path) -> str:
 
 
 def files_of(run: Run) -> tuple[Entry, dict[str, str | bytes]]:
-    """Return (a run's entry, the contents of its files by path). Raises RecordError if the run is unreadable."""
+    """Return a run's index entry and the files that the site needs of it, as {path in the site: content}.
+
+    Raises RecordError if the run is unreadable or has too many records for a page.
+    """
     records, by_key = run.records(), run.profiles()
     profiles = list(by_key.values())
     refuse_too_many(records, run.folder)
@@ -148,12 +155,12 @@ def files_of(run: Run) -> tuple[Entry, dict[str, str | bytes]]:
 
 
 def read_cases(path: Path) -> RunCases:
-    """Read a run's data file. Raises OSError if it is unreadable, ValueError if it is no such file."""
+    """Return a run's cases from its data file in the site. Raises OSError or, if the content is invalid, ValueError."""
     return _CASES.validate_json(read_regular(path))
 
 
 def moment(text: str) -> datetime | None:
-    """Parse a record's time and return it in UTC; a time without zone is UTC, other text gives None."""
+    """Return a time in ISO 8601 as a datetime in UTC; None for other text. A time without a zone counts as UTC."""
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
@@ -197,7 +204,10 @@ def _entry(
 
 
 def _result(table: pd.DataFrame, catalogue: Catalogue) -> str:
-    """Describe the first figure's primary lines at its least x, such as Figure 15's four systems; "" for none."""
+    """Return a sentence with the values of a figure's primary lines at the figure's least x; "" for none.
+
+    The figure is the catalogue's first with such values, such as the paper's Figure 15 with its four systems.
+    """
     measured = table[table["status"] == "ok"]
     pairs = measured["system"] + "/" + measured["backend"]
     for suite in catalogue.suites:
@@ -241,9 +251,10 @@ def _page(
 def _downloads(
     table: pd.DataFrame, records: Iterable[Record], run: Run, found: str, profiles: Mapping[str, Profile]
 ) -> Iterator[tuple[str, str, str | bytes]]:
-    """Yield (label, path in the site, content) of the table, the records, and Nsight Compute's reports that are there.
+    """Yield (label, path in the site, content) of each download of a run.
 
-    found: the run's id. profiles: by key. A report of unknown format is left out.
+    These are the table, the records and the reports of Nsight Compute without names of host and folders.
+    found: the run's id. profiles: by key. A missing report, or one with a name that cannot be removed, is left out.
     """
     text = io.StringIO()
     write_frame(table, "csv", text, run.catalogue)

@@ -1,4 +1,4 @@
-"""The folder of a site, and the marker file that identifies it and lists its runs."""
+"""Checks of a site's folder, and the marker file that identifies the folder as a site and lists the site's runs."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _TOOL = "ttt-bench site"
 
 
 def refuse_what_is_no_site(folder: Path) -> None:
-    """Raise RecordError if `folder` is not the folder of a site."""
+    """Raise RecordError if `folder` is missing or holds no site."""
     if not folder.is_dir():
         why = "is not a folder" if folder.exists() else "no such folder"
         raise RecordError(f"{folder}: {why}; name that of a site")
@@ -23,7 +23,10 @@ def refuse_what_is_no_site(folder: Path) -> None:
 
 
 def refuse_what_belongs_to_others(out: Path, runs: Sequence[Path]) -> None:
-    """Raise RecordError if `out` lies in a run, is neither new, empty nor a site, or has links as subfolders."""
+    """Raise RecordError if a site must not be written to the folder `out`.
+
+    That is so if `out` lies in a run, is neither new, empty nor a site, or has links or files in place of subfolders.
+    """
     place = out.resolve()
     for run in runs:
         if run.resolve() in (place, *place.parents) and Run.exists(run):
@@ -40,7 +43,7 @@ def refuse_what_belongs_to_others(out: Path, runs: Sequence[Path]) -> None:
 
 
 def read_marker(out: Path) -> list[Any]:
-    """Return the JSON value of each run of the site in `out`. Raises RecordError if there is no site."""
+    """Return the JSON value of each run in the marker file of `out`. Raises RecordError if `out` holds no site."""
     try:
         values = json.loads(read_regular(out / MARKER))
         if values["tool"] != _TOOL:
@@ -51,5 +54,5 @@ def read_marker(out: Path) -> list[Any]:
 
 
 def marker_text(runs: Sequence[Any]) -> str:
-    """Return the text of a marker file with a JSON value for each run."""
+    """Return the text of a marker file. runs: a JSON value for each run."""
     return json.dumps({"tool": _TOOL, "runs": list(runs)}, separators=(",", ":")) + "\n"

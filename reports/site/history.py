@@ -1,4 +1,4 @@
-"""Systems over time: each case through the runs of a site, by date."""
+"""Systems over time: the latency of each case through the runs of a site, by date."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from reports.site.entry import Entry, moment, system_id
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """A case in one run. run: the run's id. at: the time of the case's first record."""
+    """A case as measured in one run. run: the run's id. at: the time of the case's first record in the run."""
 
     run: str
     at: datetime
@@ -25,9 +25,10 @@ class HistoryPoint:
 
 @dataclass(frozen=True)
 class Change:
-    """Two runs on one kind of machine, between which a case became slower or faster.
+    """A slowdown or speed-up of a case between two runs on one kind of machine.
 
-    before: the previous sound run, or if many small steps add up, the first run since the last change.
+    case: the case's key. label: the case in words. judged: the ratio of the times.
+    before: the previous sound run; if many small steps add up, the first run since the last change.
     differs: the differences between the runs in words.
     """
 
@@ -41,7 +42,7 @@ class Change:
 
 @dataclass(frozen=True)
 class HistoryLine:
-    """A case on one kind of machine: the GPU and its driver, or the CPU and its cores."""
+    """The history of a case on one kind of machine, such as a GPU model with one driver; `place` names the machine."""
 
     place: str
     points: tuple[HistoryPoint, ...]
@@ -50,9 +51,9 @@ class HistoryLine:
 
 @dataclass(frozen=True)
 class HistoryCase:
-    """A case of a system, with a line for each kind of machine. name: the label without phase and batch.
+    """The history of one case of a system, with a line for each kind of machine.
 
-    group: phase and batch.
+    label: the case in words. name: the label without phase and batch. group: phase and batch in words.
     """
 
     key: str
@@ -63,19 +64,25 @@ class HistoryCase:
 
     @property
     def changes(self) -> list[Change]:
-        """The changes on all machines."""
+        """The changes on all kinds of machine."""
         return [change for line in self.lines for change in line.changes]
 
     @property
     def is_by_token(self) -> bool:
-        """Whether the points are in ms per token, as an engine ran different numbers of sequences at once."""
+        """Whether latencies are given per token, because the numbers of tokens per sample differ between the points.
+
+        They differ if an engine ran different numbers of sequences at once.
+        """
         tokens = {each for line in self.lines for point in line.points for each in point.side.tokens.values()}
         return len(tokens) > 1
 
 
 @dataclass
 class History:
-    """A system over the runs of a site. cases: in order of their number of changes, the most first, then by label."""
+    """The history of one system through the runs of a site; tone, marker: its color and marker.
+
+    cases: those with most changes first, then by label.
+    """
 
     name: str
     label: str
@@ -85,7 +92,7 @@ class History:
 
     @property
     def page(self) -> str:
-        """The path of the system's page in the site."""
+        """The path in the site of the page with the system's history."""
         return f"over-time/{system_id(self.name)}.html"
 
     @property
@@ -96,18 +103,18 @@ class History:
 
     @property
     def runs(self) -> set[str]:
-        """The ids of the runs with the system."""
+        """The ids of the runs that measured the system."""
         return {point.run for case in self.cases for line in case.lines for point in line.points}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON data of the system's page: the points of each line as columns."""
+        """Return the JSON data of the page with the system's history: each line has its points as columns."""
         return {"tone": self.tone, "marker": self.marker, "cases": [_drawn(case) for case in self.cases]}
 
 
 def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[History]:
-    """Return the systems of the runs with all timed and dated cases. held: each run's cases by run id.
+    """Return the history of each system, from all cases with a latency and a date.
 
-    A system has the label, tone and marker of its newest run.
+    entries: the runs. held: each run's cases by run id. A system has the label, tone and marker of its newest run.
     """
     looks: dict[str, tuple[str, int, str]] = {}
     for entry in sorted(entries, key=lambda entry: entry.updated):
@@ -129,7 +136,7 @@ def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[Hi
 
 
 def _by_numbers(label: str) -> list[str | int]:
-    """A sort key that puts `B=2` before `B=16`."""
+    """Return a sort key that orders the numbers in a label by value: `B=2` before `B=16`."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", label)]
 
 
@@ -190,7 +197,10 @@ def _drawn(case: HistoryCase) -> dict[str, Any]:
 
 
 def _line_drawn(line: HistoryLine, is_by_token: bool) -> dict[str, Any]:
-    """Return a line's points as columns. sequences: how many ran at once at each point; [] if all numbers are equal."""
+    """Return a line's points as columns for JSON. is_by_token: whether latencies are per token.
+
+    sequences: the tokens per sample at each point, in words; [] unless `is_by_token`.
+    """
     sides = [point.side for point in line.points]
     times = [math.exp(side.middle) if is_by_token else side.ms for side in sides]
     return {

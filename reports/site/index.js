@@ -1,4 +1,4 @@
-/* The search of the index: a run is shown if its entry contains all words of the search. */
+/* The search of the index: a run is shown if its text in the index contains all words of the search. */
 
 const runs = [...document.querySelectorAll("#runs > li")].map((host) => {
   const own = [...host.querySelectorAll(":scope > :not(.answer)")]; // the answers of comparisons name other runs

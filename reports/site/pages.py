@@ -1,4 +1,4 @@
-"""The shared files of a site: index, systems over time, comparisons, scripts and styles."""
+"""The files of a site that do not belong to a single run: index, histories, comparisons, scripts and styles."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -27,7 +27,10 @@ _READY = 'startPage();\ndocument.documentElement.dataset.ready = "yes";\n'
 def shared_files(
     entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]
 ) -> dict[str, str]:
-    """Return the texts of the shared files by path. entries: the newest first."""
+    """Return {path in the site: text} of the files that do not belong to a single run.
+
+    entries: the runs, the newest first.
+    """
     shared = source(PAGE, "table.js") + source(PACKAGE, "start.js")
     found = {f"assets/{name}": shared + source(PACKAGE, script) for name, script in _SCRIPTS.items()}
     found["assets/theme.js"] = source(PAGE, "theme.js")
@@ -46,7 +49,7 @@ def _environment() -> Environment:
 
 
 def _drawn(template: str, up: str = "", **values: Any) -> str:
-    """Render a template. up: the path from the page to the site's root."""
+    """Return the HTML of a template, rendered with `values`. up: the path from the page to the site's root."""
     return _environment().get_template(template).render(up=up, plotly=PLOTLY, **values)
 
 
@@ -87,6 +90,6 @@ def _over_time(history: History, entries: Sequence[Entry], pages: Mapping[tuple[
 
 
 def short(entry: Entry) -> str:
-    """Return the commits of a run in a few words."""
+    """Return the run's commit in a few words, with the number of further commits if the run has several."""
     first = commit_words(entry.commits[0]) if entry.commits else "not recorded"
     return f"commit {first} and {len(entry.commits) - 1} more" if len(entry.commits) > 1 else f"commit {first}"

@@ -87,7 +87,7 @@ def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, c
     said = capsys.readouterr()
     found = json.loads(said.out)
     assert "harness/ differs" not in said.err
-    assert status == commands.REGRESSION
+    assert status == commands.REGRESSION, found
     forward, generate = found["cases"]
     assert (forward["verdict"], forward["regressed"], forward["rounds"]) == ("slower", True, 3)
     assert forward["ratio"] == pytest.approx(1.05, abs=0.01)
