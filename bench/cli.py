@@ -144,7 +144,7 @@ def run(
 
 
 def _folder(request: RunRequest) -> Path:
-    """Return OUT, or a new folder named after the current time. Raises UserError for --resume without OUT."""
+    """Return the requested run folder, or out/ and the current time. Raises UserError for --resume without --out."""
     if request.out is None and request.resume:
         raise UserError("--resume: name the run by --out")
     return request.out or Path("out") / f"{datetime.now():%Y%m%d-%H%M%S}"

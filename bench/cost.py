@@ -2,7 +2,7 @@
 
 FLOPs, two per multiply-add:
 - Each weight multiplies each token once (Kaplan et al., arXiv 2001.08361, section 2.1).
-- The head multiplies the last token of a prompt. The embedding and a learner's initial weights multiply nothing.
+- The head multiplies the last token of a prompt. The embedding and TTT's initial weights W1, b1, ... multiply nothing.
 - Causal attention: two GEMMs over T^2 / 2 pairs.
 - Mamba's scan: 6 per token and element of the state (arXiv 2312.00752, equation 2).
 - Delta rules: 7 per token and element for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).

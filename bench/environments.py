@@ -48,9 +48,9 @@ def systems_of_file() -> list[str]:
 
 
 def launches(device: str = "") -> dict[tuple[str, str], Launch]:
-    """Return how to start the worker of each (system, backend). device: "cpu" hides the GPU from the workers.
+    """Return how to start the worker of each (system, backend): as systems.toml defines, or with this interpreter.
 
-    Raises UserError if systems.toml cannot be read or has a mistake.
+    device: "cpu" hides the GPU from the workers. Raises UserError if systems.toml cannot be read or has a mistake.
     """
     entries = _read(SYSTEMS_FILE)
     own = Launch(command=[sys.executable])

@@ -63,7 +63,7 @@ def _runs_in(folder: Path) -> set[Path]:
 
 
 def _timed(folder: Path) -> tuple[_Timed, ...]:
-    """Return the timed cases of a run of mode "measure"; () if the folder holds no such run that can be read."""
+    """Return the measured and skipped cases of the run in `folder`; () without a readable run of mode "measure"."""
     try:
         run = Run.open(folder) if Run.exists(folder) else None
         records = run.records() if run and run.mode == "measure" else []
@@ -86,7 +86,7 @@ _published = cache(_timed)  # published runs do not change, and take a second to
 
 
 def job_time(cases: Sequence[Planned], past: Durations) -> JobTime:
-    """Estimate the time of a job's cases. past: seconds by case key."""
+    """Return the estimated time of a job's cases. past: seconds by case key."""
     known = [past[planned.case.key] for planned in cases if planned.case.key in past]
     return JobTime(sum(known), len(cases) - len(known))
 

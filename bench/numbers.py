@@ -11,7 +11,7 @@ A section of the TOML file defines one table. The command writes it between `<!-
     rows = [{ label = "B=1", batch = 1 }, { label = "B=16", batch = 16 }]
 
 `run` is a folder next to the TOML file. `where`, the row and the column select one case by columns of `ttt-bench
-table`; "a|b" matches either. A cell is the case's `value` times `scale`. A row or column may have its own of each.
+table`; "a|b" matches either. A cell is the case's `value` times `scale`. A row or column can override these keys.
 
 `profile` reads the case's profile instead: "ms", "longest" (kernel), or a list of parts (`reports.profiles.parts`).
 Parts are shares of the time, or milliseconds with `unit = "ms"`.

@@ -144,7 +144,7 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
 
 @contextmanager
 def _checkout(name: str) -> Iterator[Path]:
-    """Yield the root of a side's code: the folder of a checkout, or a temporary worktree of a revision.
+    """Yield the root folder of the code called `name`: a checkout's folder, or a temporary worktree of a revision.
 
     Raises UserError if `name` is neither, or if a working tree has uncommitted changes.
     """

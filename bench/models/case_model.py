@@ -91,7 +91,7 @@ def offer(checkpoint: Checkpoint) -> None:
 def checkpoint_folder(case: Case) -> Path | None:
     """Return the folder of a case's checkpoint; None for a case without one.
 
-    Raises CheckpointError for a checkpoint that no `offer` published, or whose files have changed since.
+    Raises CheckpointError for a checkpoint that `offer` has not published, or whose files have changed since then.
     """
     name = str(case.option("checkpoint", ""))
     if not name:

@@ -146,7 +146,7 @@ class MambaConfig:
 
     @property
     def state_numbers(self) -> int:
-        """Elements of the state per layer and sequence."""
+        """Number of elements of the recurrent state per layer and sequence."""
         return self.inner_width * self.state_dim
 
     @property
@@ -174,7 +174,7 @@ class DeltaRuleConfig:
 
     @property
     def state_numbers(self) -> int:
-        """Elements of the state per layer and sequence."""
+        """Number of elements of the recurrent state per layer and sequence."""
         return self.heads * self.key_dim * self.value_dim
 
 

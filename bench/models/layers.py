@@ -47,7 +47,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 class _Unfilled(nn.Linear):
     def reset_parameters(self) -> None:
-        """Leave the weight unfilled, because it is filled later and filling 1.3B parameters takes seconds."""
+        """Do nothing: the weight is filled later, and filling 1.3B parameters twice takes seconds."""
 
 
 def linear(inputs: int, outputs: int, device: torch.device, dtype: torch.dtype) -> nn.Linear:
@@ -104,7 +104,7 @@ class CausalConv(nn.Module):
 
 
 def slide(cache: Tensor, x: Tensor) -> Tensor:
-    """Concatenate cache [B, 3, C] and x [B, T, C], and store the last three tokens in the cache."""
+    """Return cache [B, 3, C] and x [B, T, C] concatenated; store the last three tokens in the cache."""
     window = torch.cat((cache, x), dim=1)
     cache.copy_(window[:, -cache.shape[1] :])
     return window
@@ -158,7 +158,7 @@ _CONVOLUTION = re.compile(r"conv(_q|_k)?\.(weight|bias)$")
 def fill_with_initial_weights(module: nn.Module, generator: torch.Generator) -> None:
     """Fill every parameter from the authors' initial distribution, in the order of named_parameters().
 
-    Norm weights are one. Norm biases, `learnable_token_idx`, and the biases b1, b2 and of the learning rate are zero.
+    Norm weights are one. Norm biases, b1, b2, `learnable_token_idx` and `learnable_ttt_lr_bias` are zero.
     Convolutions are uniform within 1/sqrt(4), PyTorch's default. All other weights are normal with deviation 0.02.
     Values are drawn in float32 and rounded, so a seed gives the same weights in every dtype.
     """

@@ -52,16 +52,17 @@ class LayerState:
     sequences: Packed | None = None
 
     def rows(self, rows: slice) -> "LayerState":
-        """Return the state of the sequences `rows`, as views."""
+        """Return the state of the sequences in the slice `rows`, as views."""
         block_conv, qk_conv = (None if cache is None else cache[rows] for cache in (self.block_conv, self.qk_conv))
         return LayerState(block_conv, qk_conv, rows_of(self.inner, rows))
 
 
 @dataclass
 class WholeState:
-    """One tensor for all layers: convolution caches [2, layers, B, 3, C] (blocks, then Q and K) and operator states.
+    """The state tensors of all layers together.
 
-    caches: None with the Transformer backbone.
+    caches: convolution caches [2, layers, B, 3, C], of blocks, then of Q and K; None with the Transformer backbone.
+    inner: the operator's states, tensors with a leading axis of layers.
     """
 
     caches: Tensor | None
@@ -82,7 +83,7 @@ class TTTState:
     whole: WholeState | None = None
 
     def rows(self, rows: slice) -> "TTTState":
-        """Return the state of the sequences `rows`, as views."""
+        """Return the state of the sequences in the slice `rows`, as views."""
         return TTTState(len(range(self.batch)[rows]), [layer.rows(rows) for layer in self.layers], self.length)
 
 
