@@ -84,7 +84,7 @@ class RunRequest(BaseModel):
         return not any(getattr(self, name) for name in _LISTS)
 
     def words(self) -> list[str]:
-        """Return the request as command-line arguments: the command, its suites, and options that are not default."""
+        """Return the request's command line without the program: command, arguments, and non-default options."""
         found = [self.command, *self.sides, *self.suites]
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)

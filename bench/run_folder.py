@@ -30,7 +30,7 @@ def resumed(request: RunRequest, out: Path) -> Run | None:
 
 
 def open_run(work: Plan, out: Path, before: Run | None) -> Run:
-    """Return a new run in `out`, or the run `before` with the plan added.
+    """Create and return a run in `out`, or return the run `before` with the plan added.
 
     Raises UserError if the plan does not fit `before`, and RunError if another process works on it.
     """

@@ -103,7 +103,8 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
     """Print the comparison of the runs in `a` and `b`, write its page if requested, and return it.
 
     fail_on: the slowdown that counts as a regression, as a fraction; None takes the default.
-    Exits with status 3 if no case can be compared. Raises UserError if `fail_on` is finer than the runs allow.
+    Exits with status 3 if no case can be compared, or for `fail_on` if all cases are from another device.
+    Raises UserError if `fail_on` is finer than the runs allow.
     """
     from reports.compare import comparison as comparing
     from reports.compare import views
@@ -254,7 +255,7 @@ def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
 
 @dataclass
 class _Display:
-    """Show one progress display for all calls of `run_jobs`, each of which would count its own cases from 0.
+    """Callback that shows the events of all calls of `run_jobs` in one display; each call counts its own cases from 0.
 
     show: the display. total, done: counts of all rounds and sides.
     turn: the round and side of the next records, as text.

@@ -126,6 +126,7 @@ class TransformerConfig:
 class MambaConfig:
     """The configuration of a Mamba (arXiv 2312.00752) or Mamba-2; defaults are Mamba's as published.
 
+    The rank of the time step is width / 16, rounded up.
     groups: number of B and C pairs in a Mamba-2, whose convolution includes B and C; 0 for a Mamba.
     """
 
