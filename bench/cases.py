@@ -16,9 +16,10 @@ from harness.schema.run_file import Job, Planned
 
 
 def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Checkpoint | None = None) -> list[Planned]:
-    """Return the suite's cases that the request selects, each once; within a system, small cases first.
+    """Return the suite's cases that the request selects, without duplicates; in a panel, contexts and batches ascend.
 
-    A checkpoint runs as a whole model only, because the inputs of a layer's case are random.
+    device: "cpu" or "cuda". A checkpoint sets system and size, and leaves out panels of single layers, whose inputs are
+    random.
     """
     adapters = adapters_of(request.systems, device, checkpoint)
     found = (
@@ -33,9 +34,10 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
 
 
 def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None = None) -> tuple[Adapter, ...]:
-    """Return the adapters for names as SYSTEM or SYSTEM/BACKEND; without names, all adapters for the device.
+    """Return the adapters for `names`, each SYSTEM or SYSTEM/BACKEND.
 
-    Raises UserError for an unknown name, or for a system other than the checkpoint's.
+    Without names, return those that run on the device by default; a checkpoint restricts them to its system.
+    Raises UserError for an unknown name, or for a name of a system other than the checkpoint's.
     """
     if not names and not checkpoint:
         return tuple(adapter for adapter in ADAPTERS if device in adapter.devices)
@@ -51,9 +53,9 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """Return the adapters of a name: one for SYSTEM/BACKEND; for SYSTEM its backends for the device.
+    """Return the one adapter called SYSTEM/BACKEND, or all adapters of SYSTEM that run on the device by default.
 
-    If a system has no backend for the device, return all its backends. Raises UserError for an unknown name.
+    If no adapter of SYSTEM runs there by default, return all of them. Raises UserError for an unknown name.
     """
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
@@ -101,16 +103,20 @@ def _panel_cases(
 
 
 def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str, Scalar], ...]]:
-    """Return every combination of options as (name, value) pairs, without options at their default."""
+    """Return every combination of option values, each as (name, value) pairs without the options at their default.
+
+    axes: the values of each option, by its name.
+    """
     names = sorted(axes)
     pairs = [tuple(zip(names, values, strict=True)) for values in product(*(axes[name] for name in names))]
     return [tuple((name, value) for name, value in each if OPTION_DEFAULTS.get(name) != value) for each in pairs]
 
 
 def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
-    """Return how a case is timed: "engine" (by itself), "graph" (replays of a CUDA graph) or "eager".
+    """Return how a case is timed: "engine" (the engine times itself), "graph" (replays of a CUDA graph) or "eager".
 
-    On a GPU the panel may set it; otherwise generate steps and launch-bound forwards of the model take "graph".
+    On a GPU, `panel.timing` decides if it is set. Otherwise "graph" is for generate steps, and for launch-bound
+    forwards of whole models if the adapter has `replays`.
     """
     if adapter.engine:
         return "engine"
@@ -123,7 +129,10 @@ def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: 
 
 
 def jobs_of(planned: Iterable[Planned]) -> tuple[Job, ...]:
-    """Make one job per system and backend, headline systems first; cases that several suites share are merged."""
+    """Group planned cases into one job per system and backend, in the order of ADAPTERS: headline systems first.
+
+    A case that several suites plan appears once, with the largest `min_samples`.
+    """
     merged: dict[str, Planned] = {}
     for each in planned:
         merged[each.case.key] = merged.get(each.case.key, each).merged(each)
@@ -137,7 +146,10 @@ def jobs_of(planned: Iterable[Planned]) -> tuple[Job, ...]:
 
 
 def _by_model(cases: list[Planned]) -> list[Planned]:
-    """Sort cases by model, in order of appearance; an engine's also by phase, because a change restarts the engine."""
+    """Reorder cases so that those of one model follow each other, in order of the models' first appearance.
+
+    Cases of an engine are also grouped by phase, because a change of phase restarts the engine.
+    """
     engine = any(each.case.timing == "engine" for each in cases)
     groups: dict[tuple, list[Planned]] = {}
     for each in cases:
@@ -148,6 +160,6 @@ def _by_model(cases: list[Planned]) -> list[Planned]:
 
 
 def with_keys(jobs: Iterable[Job], keys: Container[str]) -> list[Job]:
-    """Return the jobs with only the cases that have these keys, without jobs that have none."""
+    """Return copies of the jobs with only the cases whose key is in `keys`; drop jobs without such a case."""
     found = [replace(job, cases=tuple(each for each in job.cases if each.case.key in keys)) for job in jobs]
     return [job for job in found if job.cases]

@@ -82,9 +82,9 @@ def build(
 ) -> None:
     """Compile the CUDA kernels and print their registers and spills.
 
-    Needs nvcc, but no GPU. --tune needs a GPU; by default it measures every
-    learner. It prints sections to add to tk_kernels/generate/tuning.toml or to
-    the file that TTT_BENCH_TUNING names.
+    Needs nvcc, but no GPU. --tune needs a GPU and measures TTT-Linear and TTT-MLP
+    unless LEARNER names one. It prints sections to add to
+    tk_kernels/generate/tuning.toml or to the file that TTT_BENCH_TUNING names.
     """
     if tune:
         from bench.commands.tune import tune as measure_settings
@@ -144,7 +144,7 @@ def run(
 
 
 def _folder(request: RunRequest) -> Path:
-    """Return OUT, or a new folder named after the current time. Raises UserError for --resume without OUT."""
+    """Return the requested run folder, or out/ and the current time. Raises UserError for --resume without --out."""
     if request.out is None and request.resume:
         raise UserError("--resume: name the run by --out")
     return request.out or Path("out") / f"{datetime.now():%Y%m%d-%H%M%S}"
@@ -181,7 +181,7 @@ def verify(
     time_limit: TimeLimit = 600,
     device: Device = "auto",
 ) -> None:
-    """Check outputs without timing.
+    """Check each case's outputs against a reference, without timing.
 
     Exit status 1 if a case is incorrect or fails, or if all cases are skipped.
     """
@@ -371,7 +371,7 @@ def profile(
 
 
 def main() -> None:
-    """Run the command line; a user error is one sentence on stderr and exit status 2."""
+    """Run the command line and exit; print a user error as one sentence on stderr, with exit status 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without µ shows a question mark

@@ -2,7 +2,7 @@
 
 FLOPs, two per multiply-add:
 - Each weight multiplies each token once (Kaplan et al., arXiv 2001.08361, section 2.1).
-- The head multiplies the last token of a prompt. The embedding and a learner's initial weights multiply nothing.
+- The head multiplies the last token of a prompt. The embedding and TTT's initial weights W1, b1, ... multiply nothing.
 - Causal attention: two GEMMs over T^2 / 2 pairs.
 - Mamba's scan: 6 per token and element of the state (arXiv 2312.00752, equation 2).
 - Delta rules: 7 per token and element for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).
@@ -27,11 +27,12 @@ LEARNER_BYTES = 4  # a learner's initial weights are float32 in a model of any d
 
 
 def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> dict[str, Work]:
-    """Return the work of each part of a profile, for one forward, one generate step of the batch, or one request.
+    """Return the FLOPs and bytes of one forward, one generate step of the batch, or one request, by part of a profile.
 
-    config: of a class in `bench.models.config`. Another object with `width` and `vocabulary` is counted without its
-    attention, scan or inner loop. parameters: their number. form: that of TTT's generate step, "dual" or "primal".
-    The parts between GEMMs count only the last inputs of convolutions, because all else there is activations.
+    config: an object of a class in `bench.models.config`. For another object with `width` and `vocabulary`, the result
+    lacks the part of attention, scan or inner loop.
+    parameters: the model's number of parameters. form: of TTT's generate step, "dual" or "primal".
+    The part EDGES, between the GEMMs, counts only the stored inputs of convolutions, because activations do not count.
     """
     if case.phase == "forward":
         return _forward(config, parameters, case)
@@ -44,7 +45,7 @@ def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> 
 
 
 def total(parts: Mapping[str, Work]) -> Work:
-    """Sum the work of all parts."""
+    """Return the sum of the work of all parts."""
     return sum(parts.values(), Work(0, 0))
 
 
@@ -61,9 +62,9 @@ def _step(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work
 
 
 def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens: int) -> dict[str, Work]:
-    """Return the work by part of a call that reads `tokens` tokens and returns one token's logits per sequence.
+    """Return the work, by part, of a call that reads `tokens` tokens and returns one token's logits per sequence.
 
-    mixed: the work of attention, scan or inner loop; None if unknown.
+    mixed: the work of attention, scan or inner loop; None leaves this part out.
     """
     table, tables = config.vocabulary * config.width, 1 if getattr(config, "tied", True) else 2
     weights, element = parameters - tables * table - _learner(config), ELEMENT_BYTES[case.dtype]
@@ -79,9 +80,9 @@ def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens:
 
 
 def _windows(config: Any, case: Case, read: bool = False) -> Work:
-    """Return the bytes that a call moves for the last inputs of convolutions.
+    """Return the bytes that a call reads and writes of the convolutions' stored last inputs, as work without FLOPs.
 
-    A prompt writes them all; a step (read=True) reads them all and writes one per channel.
+    read: False for a prompt, which writes all of them; True for a step, which reads all and writes one per channel.
     """
     if not isinstance(config, MambaConfig | DeltaRuleConfig | TTTConfig):
         return Work(0, 0)
@@ -90,21 +91,24 @@ def _windows(config: Any, case: Case, read: bool = False) -> Work:
 
 
 def _learner(config: Any) -> int:
-    """Return the number of the learners' initial weights in all layers; 0 for other models than TTT."""
+    """Return the number of elements of TTT's initial weights (W1, b1, ...) in all layers; 0 for other models."""
     if not isinstance(config, TTTConfig):
         return 0
     return config.layers * sum(heads * rows * columns for heads, rows, columns in config.weight_shapes.values())
 
 
 def _decays(config: Any) -> int:
-    """Return the number of Mamba's decays in all layers, which count with the scan; 0 for other models."""
+    """Return the number of elements of Mamba's decays A in all layers; 0 for other models, also for Mamba-2.
+
+    The decays are weights, but their work counts with the scan and not with the GEMMs.
+    """
     return config.layers * config.state_numbers if isinstance(config, MambaConfig) and not config.groups else 0
 
 
 def _mixed_prompt(config: Any, case: Case) -> Work | None:
     """Return the work of a prompt's attention, scan or inner loop in all layers; None for an unknown config.
 
-    Its bytes are those of the state that the prompt writes.
+    Counted bytes: the state or KV cache that the prompt writes, and the initial weights that TTT reads.
     """
     batch, tokens = case.batch, case.context
     if isinstance(config, TransformerConfig):
@@ -130,7 +134,7 @@ def _mixed_prompt(config: Any, case: Case) -> Work | None:
 def _mixed_step(config: Any, case: Case, form: str) -> Work | None:
     """Return the work of a step's attention, scan or inner loop in all layers; None for an unknown config.
 
-    Its bytes are those of the state or KV cache that the step reads and writes.
+    Counted bytes: the KV cache that the step reads, or the state that it reads and writes. form: "dual" or "primal".
     """
     batch, context = case.batch, case.context
     if isinstance(config, TransformerConfig):

@@ -19,8 +19,8 @@ _PATHS = ("--out", "--output", "-o")
 def refuse_arguments(words: Sequence[str], group: Any) -> None:
     """Raise UserError if an option is given twice, or if a path is empty.
 
-    words: the arguments. group: the click group with their command.
-    Typer would take the last of two values, and the current folder for an empty path.
+    words: the command-line arguments. group: the click group that has their command.
+    Otherwise Typer would take the last of two values, and the current folder for an empty path.
     """
     command = group.commands.get(next((word for word in words if not word.startswith("-")), ""))
     given = [word.partition("=")[0] for word in words]
@@ -72,7 +72,10 @@ def _usage(error: Any) -> str:
 
 
 def _end_of_stdout(message: str) -> int:
-    """Redirect a broken stdout to /dev/null, so that its flush at exit succeeds; return the exit status."""
+    """Redirect a broken stdout to /dev/null, so that Python's flush at exit succeeds; return exit status 1.
+
+    message: an error to print on stderr; "" prints nothing.
+    """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     return _print_error(message, 1) if message else 1

@@ -1,11 +1,11 @@
-"""How to start each system's worker: this interpreter, or an entry of the current folder's systems.toml.
+"""How to start each system's worker: with this Python interpreter, or as the current folder's systems.toml defines.
 
 ["transformer/vllm"]
 python = "~/.venvs/vllm/bin/python"       # or: command = ["docker", "run", "-i", "IMAGE", "python"]
 env = { VLLM_USE_FLASHINFER_SAMPLER = "0" }
 
-With --gpus, a container needs the GPU of its job: ["docker", "run", "-i", "--gpus", "all", "--env",
-"CUDA_VISIBLE_DEVICES", "--env", "CUDA_DEVICE_ORDER", "IMAGE", "python"]. A record of another GPU is refused.
+With --gpus, a worker in a container must see the GPU of its job: ["docker", "run", "-i", "--gpus", "all", "--env",
+"CUDA_VISIBLE_DEVICES", "--env", "CUDA_DEVICE_ORDER", "IMAGE", "python"]. Otherwise its records are refused.
 """
 
 import os
@@ -43,14 +43,14 @@ class _Entry(BaseModel):
 
 
 def systems_of_file() -> list[str]:
-    """Return the systems, as SYSTEM/BACKEND, in the current folder's systems.toml; [] without the file."""
+    """Return the labels SYSTEM/BACKEND that the current folder's systems.toml defines; [] without the file."""
     return list(_read(SYSTEMS_FILE))
 
 
 def launches(device: str = "") -> dict[tuple[str, str], Launch]:
-    """Return how to start the worker of each (system, backend). device: "cpu" hides the GPU from the workers.
+    """Return how to start the worker of each (system, backend): as systems.toml defines, or with this interpreter.
 
-    Raises UserError if systems.toml cannot be read or has a mistake.
+    device: "cpu" hides the GPU from the workers. Raises UserError if systems.toml cannot be read or has a mistake.
     """
     entries = _read(SYSTEMS_FILE)
     own = Launch(command=[sys.executable])
@@ -62,7 +62,10 @@ def launches(device: str = "") -> dict[tuple[str, str], Launch]:
 
 
 def failed_install(launch: Launch) -> str:
-    """Return a sentence if `make baselines` left a log of the launch's environment but no environment, else ""."""
+    """Return why the worker's environment is missing if `make baselines` failed to install it; otherwise return "".
+
+    A failed install leaves the log ENVIRONMENT.log, but no file ENVIRONMENT/.installed.
+    """
     folder = Path(launch.command[0]).parent.parent
     log = Path(f"{folder}.log")
     left = log.exists() and not (folder / ".installed").exists()

@@ -13,7 +13,10 @@ class UserError(ValueError):
 
 
 def unknown(what: str, word: str, known: Iterable[str], short: str = "") -> UserError:
-    """Make the error for an unknown name. It suggests a similar known name, or lists all of them (or `short`)."""
+    """Return the error for an unknown name; its message suggests the most similar known name, or else lists all.
+
+    what: the start of the message, such as "--systems x". word: the unknown name. short: a text instead of the list.
+    """
     names = list(known)
     near = get_close_matches(word, names, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {short or ', '.join(names)}"

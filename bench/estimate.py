@@ -28,17 +28,22 @@ class _Timed(NamedTuple):
 
 
 class JobTime(NamedTuple):
-    """The estimated seconds of a job's cases, without the `untimed` ones, which no earlier run has."""
+    """The estimated time of a job.
+
+    seconds: the sum over the cases that an earlier run has timed. untimed: how many other cases the job has.
+    """
 
     seconds: float
     untimed: int = 0
 
 
 def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
-    """Return seconds by case key: the median over the runs in and next to `out` and the published runs.
+    """Return the seconds that a case takes, by case key: the median over earlier runs of the case.
 
-    machine: a snapshot. If runs on its device have the case, only they count; else runs on its kind of device count.
-    Without a snapshot, runs on any GPU count. A case that every run skipped gets the time of the skip.
+    Earlier runs are the one in `out`, those in folders in and next to `out`, and the published ones.
+    machine: a snapshot. Only runs on its GPU or CPU model count; for a case that they lack, runs on its kind of device
+    ("cpu", "cuda"). None counts runs on any GPU.
+    For a case that every run skipped, the seconds are those of the skip.
     """
     device, kind = (machine.get("device"), machine.get("device_kind")) if machine else (None, "cuda")
     here: dict[str, list[float]] = {}
@@ -58,7 +63,7 @@ def _runs_in(folder: Path) -> set[Path]:
 
 
 def _timed(folder: Path) -> tuple[_Timed, ...]:
-    """Return the timed cases of a run of mode "measure"; () if the folder holds no such run that can be read."""
+    """Return the measured and skipped cases of the run in `folder`; () without a readable run of mode "measure"."""
     try:
         run = Run.open(folder) if Run.exists(folder) else None
         records = run.records() if run and run.mode == "measure" else []
@@ -81,13 +86,16 @@ _published = cache(_timed)  # published runs do not change, and take a second to
 
 
 def job_time(cases: Sequence[Planned], past: Durations) -> JobTime:
-    """Estimate the time of a job's cases. past: seconds by case key."""
+    """Return the estimated time of a job's cases. past: seconds by case key."""
     known = [past[planned.case.key] for planned in cases if planned.case.key in past]
     return JobTime(sum(known), len(cases) - len(known))
 
 
 def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:
-    """Sort jobs by estimated time, the longest first; an untimed case counts as the median of `past`."""
+    """Sort jobs by estimated time, the longest first. past: seconds by case key.
+
+    A case that no earlier run has timed counts as the median of `past`.
+    """
     typical = median(past.values()) if past else 1.0
 
     def seconds(job: Job) -> float:
@@ -98,7 +106,10 @@ def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:
 
 
 def side_by_side(seconds_of_jobs: Sequence[float], slots: int) -> float:
-    """Return the seconds until all jobs end, if the longest start first, each in the first free one of `slots`."""
+    """Return the seconds until all jobs end, if `slots` of them run at a time.
+
+    A slot that becomes free takes the longest job that has not started.
+    """
     busy = [0.0] * slots
     for seconds in sorted(seconds_of_jobs, reverse=True):
         heapreplace(busy, busy[0] + seconds)
@@ -106,7 +117,7 @@ def side_by_side(seconds_of_jobs: Sequence[float], slots: int) -> float:
 
 
 def in_words(seconds: float | None) -> str:
-    """Format a duration as `40 s`, `3 min` or `2.0 h`."""
+    """Format a duration as `40 s`, `3 min` or `2.0 h`; None as `not known`."""
     if seconds is None:
         return "not known"
     if seconds < 90:

@@ -11,10 +11,10 @@ _PRECISIONS = {"float32-planes": "planes"}
 
 
 def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
-    """Return the bytes of one sequence's state after the case's `context` tokens.
+    """Return the bytes of one sequence's state in all layers after the case's `context` tokens.
 
-    form: that of TTT's generate state, "dual" or "primal". A forward counts as whole mini-batches, which leave TTT's
-    weights and no cached rows.
+    form: that of TTT's generate state, "dual" or "primal". A forward counts TTT's weights alone: it ends with a
+    whole mini-batch, so no tokens are cached.
     """
     size, windows = state_element_bytes(case), window_bytes(config, ELEMENT_BYTES[case.dtype])
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer
@@ -30,16 +30,16 @@ def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
 
 
 def generate_precision(case: Case) -> str:
-    """Return the precision of a case's generate state, as `tk_kernels.cost` names it."""
+    """Return the precision of a TTT state as `tk_kernels.cost` names it."""
     dtype = case.state_dtype or "float32"
     return _PRECISIONS.get(dtype, dtype)
 
 
 def state_element_bytes(case: Case) -> int:
-    """Return the bytes per element of the state; an element in two 16-bit planes has four."""
+    """Return the bytes per element of a case's recurrent state or KV cache; 4 for float32 in two 16-bit planes."""
     return ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]
 
 
 def window_bytes(config: Any, element_bytes: int) -> int:
-    """Return the bytes of one sequence's stored inputs of the convolutions in all layers."""
+    """Return the bytes of the last inputs that one sequence stores for the short convolutions of all layers."""
     return config.layers * convolved_channels(config) * (CONV_KERNEL - 1) * element_bytes

@@ -16,9 +16,10 @@ from tk_kernels.cost import COSTS
 
 
 def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> None:
-    """Raise UserError for a requested batch and context that no selected system can hold.
+    """Raise UserError if no selected system can hold a requested batch and context in the machine's memory.
 
-    A batch and context that fit at least one system run in all: the figure marks the systems that run out of memory.
+    If at least one system can, all of them run: the figure shows which systems run out of memory.
+    machine: a snapshot.
     """
     total = total_memory_bytes(machine)
     least: dict[tuple[str, int, int], int] = {}
@@ -31,10 +32,11 @@ def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> N
 
 
 def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int | None) -> str:
-    """Return why a case need not be tried, or "".
+    """Return why the scheduler skips a case, or "" to run it.
 
-    earlier: the records of the job so far. memory_bytes: the device's, None if unknown.
-    If a model's batch or context grows, its first case beyond the memory is tried: the figure shows where memory ends.
+    earlier: the records of the job so far. memory_bytes: the device's memory; None if unknown.
+    In a series of growing cases of a whole model, the first case that cannot fit runs, so that the figure shows where
+    memory ends.
     """
     if missing := checkpoint_missing(planned.case):
         return missing
@@ -45,7 +47,10 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return which smaller batch or context did not fit or took too long; "" if none did."""
+    """Return how a smaller case of the series failed: out of memory, over the time limit, or not all sequences at once.
+
+    Return "" if none failed so, or if the case is in no series of growing batch or context.
+    """
     if not planned.grows:
         return ""
     for record in earlier:
@@ -62,9 +67,9 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """Return the axis, "batch" or "context", in which `smaller` is below `case`; "" if they differ in anything else.
+    """Return "batch" or "context" if `smaller` is below `case` in this axis and equal to it otherwise; else return "".
 
-    Only their timing may differ too (graph or eager), because it does not change the work.
+    The timing (graph or eager) is allowed to differ, because it does not change the work.
     """
     for axis in ("batch", "context"):
         if getattr(smaller, axis) < getattr(case, axis):
@@ -74,7 +79,7 @@ def _smaller_axis(smaller: Case, case: Case) -> str:
 
 
 def beyond_memory_of(case: Case, total: int) -> str:
-    """Return why a case cannot fit into `total` bytes, or "".
+    """Return why a case cannot fit into `total` bytes; "" if it can.
 
     An engine's case counts one sequence, because an engine runs only as many at once as fit.
     """
@@ -94,16 +99,16 @@ def _size(count: int) -> str:
 
 
 def sequences_that_fit(config: TTTConfig, state_bytes: float, dtype: str, total: int) -> int:
-    """Return how many sequences a model can generate at once in `total` bytes, next to its weights.
+    """Return for how many sequences a TTT model can generate at once in `total` bytes, which also hold its weights.
 
-    state_bytes: one layer's state per sequence, without the inputs of its convolutions.
+    state_bytes: one layer's state per sequence, without the inputs of its convolutions. dtype: that of the weights.
     """
     left = total - parameter_count(config) * ELEMENT_BYTES[dtype]
     return max(0, int(left // (config.layers * state_bytes + window_bytes(config, ELEMENT_BYTES[dtype]))))
 
 
 def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:
-    """Return the memory of the GPU in a snapshot, None if unknown; without a GPU, the RAM of this machine."""
+    """Return the memory of a machine snapshot's GPU, None if unknown; without a GPU, the RAM of this machine."""
     gpu = machine.get("gpu")
     return gpu["memory_bytes"] if gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -111,7 +116,8 @@ def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:
 def least_bytes(case: Case) -> int:
     """Return the fewest bytes that a case must hold: token ids (8 bytes each), weights and one sequence's state.
 
-    A layer's case holds its inputs, outputs and state instead.
+    A case of one layer counts the layer's inputs, outputs and state instead. A model that is not in MODELS counts only
+    token ids.
     """
     ids = 8 * case.batch * (case.context if case.phase != "generate" else 1)
     if case.system not in MODELS:  # only the adapter knows the size of such a model
@@ -124,7 +130,10 @@ def least_bytes(case: Case) -> int:
 
 
 def _layer_bytes(config: Any, case: Case) -> int:
-    """Return the bytes of a layer's case: all sequences' states; for forward also q, k, v, out, lr and new states."""
+    """Return the bytes of a case of one TTT layer.
+
+    They are all sequences' states and, for forward, also q, k, v, out, the learning rates and the new states.
+    """
     cost = COSTS[config.learner]
     shape = (config.heads, config.head_dim)
     state = cost.state_bytes(case.batch, *shape, state_element_bytes(case))

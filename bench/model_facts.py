@@ -14,11 +14,12 @@ PARAMETERS_OFF_LIMIT = 0.08  # Mamba's 48 blocks are within 8% of the Transforme
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a model. parameters: their number. vocabulary: the number of token ids.
+    """Facts about the model that a worker built, from which `checks` decides whether it is comparable.
 
-    dtype: that of most weights; learners, decays and norms may be wider.
-    kept: state that a sample leaves for the next, such as an engine's prefix cache.
-    head_rows: rows of activations that the LM head multiplies per prompt of a forward; None if not counted.
+    parameters: number of parameters. vocabulary: number of token ids.
+    dtype: that of most weights; TTT's learned weights, decays and norms are allowed a wider one.
+    kept: what a sample leaves for the next one, such as an engine's prefix cache; "nothing" passes the check.
+    head_rows: tokens for which the LM head computes logits, per prompt of a forward; None if not counted.
     """
 
     parameters: int
@@ -28,19 +29,19 @@ class Facts:
     head_rows: float | None = None
 
     def metrics(self) -> dict[str, float | None]:
-        """The numbers, for `Record.metrics`."""
+        """Return the facts that a record stores as numbers, in `Record.metrics`."""
         return {"parameters": self.parameters, "vocabulary": self.vocabulary}
 
     def settings(self) -> dict[str, str]:
-        """The texts, for `Record.settings`."""
+        """Return the facts that a record stores as text, in `Record.settings`."""
         token_ids = "uniform over the vocabulary, new for each sample"
         return {"weights_dtype": self.dtype, "token_ids": token_ids, "kept_between_samples": self.kept}
 
 
 def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
-    """Count the parameters of named weights and find the dtype of most elements.
+    """Return a model's facts: count the parameters of its weights, and find the dtype of most elements.
 
-    weights: tensors by name, tied ones once. rest: the other fields of `Facts`.
+    weights: tensors by name; a tied weight appears once. rest: the other fields of `Facts`.
     """
     counts: dict[str, int] = {}
     for weight in weights.values():
@@ -50,7 +51,7 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 
 
 def checks(facts: Facts, case: Case) -> list[Check]:
-    """Return the checks that a model is comparable; a case that fails one is not timed."""
+    """Return the checks that a model is comparable with the other systems; a case that fails one is not timed."""
     found = [] if case.option("checkpoint") else _of_one_size(facts, case)
     found += [
         Check.at_most("weights_of_another_dtype", float(facts.dtype != case.dtype), 0),
@@ -63,7 +64,7 @@ def checks(facts: Facts, case: Case) -> list[Check]:
 
 
 def _of_one_size(facts: Facts, case: Case) -> list[Check]:
-    """Check the model's parameters and vocabulary against those of the Transformer at the case's size."""
+    """Return the checks of parameter count and vocabulary against the Transformer at the case's size."""
     transformer = model_config("transformer", case.size)
     parameters_off = abs(facts.parameters / parameter_count(transformer) - 1)
     return [
@@ -73,7 +74,7 @@ def _of_one_size(facts: Facts, case: Case) -> list[Check]:
 
 
 def count_head_rows(call: Callable[[], Any], head: Any) -> tuple[Any, int]:
-    """Run `call`; return (its result, the number of rows that it multiplied by the LM head's weight `head`)."""
+    """Run `call`; return its result, and how many rows (tokens) it multiplied by the LM head's weight `head`."""
     import torch.nn.functional as F
     from torch.overrides import TorchFunctionMode
 

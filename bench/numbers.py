@@ -11,7 +11,7 @@ A section of the TOML file defines one table. The command writes it between `<!-
     rows = [{ label = "B=1", batch = 1 }, { label = "B=16", batch = 16 }]
 
 `run` is a folder next to the TOML file. `where`, the row and the column select one case by columns of `ttt-bench
-table`; "a|b" matches either. A cell is the case's `value` times `scale`. A row or column may have its own of each.
+table`; "a|b" matches either. A cell is the case's `value` times `scale`. A row or column can override these keys.
 
 `profile` reads the case's profile instead: "ms", "longest" (kernel), or a list of parts (`reports.profiles.parts`).
 Parts are shares of the time, or milliseconds with `unit = "ms"`.
@@ -73,7 +73,7 @@ Definition = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """A run's rows (`reports.stats.frame`) and its profiles by case key."""
+    """The data of a run that tables read. rows: one per case, from `reports.stats.frame`. profiles: by case key."""
 
     rows: pd.DataFrame
     profiles: Mapping[str, Profile] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Source:
 
     @classmethod
     def of(cls, run: Run) -> "Source":
-        """Read a run; its profiles share the highest measured peaks of their device, as on the run's page."""
+        """Return a run's data; its profiles share the highest measured peaks of their device, as on the run's page."""
         records, profiles = run.records(), run.profiles()
         ceilings = common_ceilings(records, profiles.values())
         rows = frame(records, run.catalogue, ceilings).assign(**{KEY: row_keys(records)})
@@ -94,7 +94,8 @@ SourceOf = Callable[[str], Source]
 class Number(NamedTuple):
     """The content of a table's cell.
 
-    value: the number; None for words or an empty cell. text: the formatted number with its signs, or the words, or "".
+    value: the number; None for words or an empty cell.
+    text: the formatted number with the signs of its flags, such as †; or the words, or "".
     """
 
     value: float | None = None
@@ -104,7 +105,7 @@ class Number(NamedTuple):
 def with_numbers(text: str, definitions: Mapping[str, Definition], source_of: SourceOf) -> str:
     """Return the text of a Markdown file with its tables rewritten.
 
-    definitions: by table name. source_of: reads the run in a folder, named as in `run`.
+    definitions: sections of the TOML file, by table name. source_of: returns a run's data, given its folder's name.
     Raises UserError for a missing table, definition or case.
     """
     begun, whole = text.count(BEGINNING), len(BLOCK.findall(text))
@@ -136,7 +137,10 @@ def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf
 
 
 def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return the lines of a table of cases as lists of cells, the head first."""
+    """Return a table of measured cases as lines of formatted cells; the first line is the head.
+
+    Raises UserError if a row or a column has no value.
+    """
     columns, source = definition["columns"], source_of(definition["run"])
     shared = {name: definition[name] for name in OPTIONS if name in definition} | definition.get("where", {})
     lines = [[definition.get("head", ""), *(str(column["label"]) for column in columns)]]
@@ -180,7 +184,10 @@ def _cell(options: Mapping[str, Any], source: Source) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the rows whose columns have the requested values; a cell with several suites matches by any of them."""
+    """Return the rows whose columns have the requested values.
+
+    where: a value by column; "a|b" matches either. One match is enough in a cell with several values, such as suites.
+    """
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
         cells = _column(rows, name).map(lambda cell: cell if isinstance(cell, tuple) else (cell,))
@@ -210,7 +217,7 @@ def _from_profile(profile: Profile, wanted: str | list[str], unit: str) -> Numbe
 
 
 def _runs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return the head, and a row per run: its name, GPU, time, commit, cases with a result, and note."""
+    """Return the table's head, and a row per run: its name, GPU, time, commit, cases with a result, and note."""
     lines = [["run", "GPU", "measured, UTC", "commit", "results", "what is in it"]]
     for each in definition["runs"]:
         lines.append([f"`{each['run']}`", *_facts(source_of(each["run"])), each.get("note", "")])
@@ -245,7 +252,7 @@ def _period(first: str, last: str) -> str:
 
 
 def _run_pairs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return the head, and a row per pair of runs: how much b's times per token differ from a's."""
+    """Return the table's head, and a row per pair of runs: how run b's times per token differ from run a's."""
     lines = [["b over a, time per token", "points", "median", *(f"within {bar:.0%}" for bar in NEAR), "farthest"]]
     for each in definition["apart"]:
         a, b = (source_of(each[side]).run for side in "ab")

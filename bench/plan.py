@@ -33,7 +33,11 @@ _GPU = re.compile(r"0|[1-9][0-9]*|(GPU|MIG)-.+")  # a number or UUID, as in CUDA
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs of a command. machine: a snapshot of this machine."""
+    """The jobs of a request, as `plan` makes them.
+
+    device: the device to measure. machine: a snapshot of this machine, which need not have that device.
+    catalogue: the suites, and the names and labels that the run stores with its records.
+    """
 
     request: RunRequest
     device: Device
@@ -43,11 +47,11 @@ class Plan:
 
     @property
     def here(self) -> bool:
-        """Whether this machine has the device."""
+        """Whether this machine has the device to measure."""
         return self.machine["device_kind"] == self.device
 
     def refuse_elsewhere(self) -> None:
-        """Raise UserError if this machine lacks the device."""
+        """Raise UserError if this machine lacks the device to measure."""
         if not self.here:
             raise UserError(
                 "--device cuda: no CUDA GPU was found on this machine; `ttt-bench run SUITE --device cuda --dry-run` "
@@ -56,12 +60,15 @@ class Plan:
 
     @cached_property
     def launches(self) -> dict[tuple[str, str], Launch]:
-        """How to start each system's worker."""
+        """How to start the worker of each (system, backend)."""
         return launches(device=self.device)
 
     @cached_property
     def policy(self) -> Policy:
-        """When sampling stops: the request's budget, or else the suites' largest, divided by the number of rounds."""
+        """The rule that ends the sampling of a case, with a budget of seconds per round.
+
+        The budget is the request's, or else the largest of the suites', divided by the number of rounds.
+        """
         names = {suite.name for suite in self.catalogue.suites}
         own = (suite.budget_s or BUDGETS_S[self.device] for suite in SUITES if suite.name in names)
         budget_s = self.request.budget_s or max(own, default=BUDGETS_S[self.device])
@@ -69,7 +76,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on planned systems that systems.toml starts, or whose environment is missing."""
+        """Sentences to print about planned systems that systems.toml starts, or whose environment is missing."""
         planned = {"/".join(job.pair): self.launches[job.pair] for job in self.jobs}
         own = [label for label in planned if label in systems_of_file()]
         notes = [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
@@ -83,7 +90,7 @@ class Plan:
 
     @cached_property
     def skip(self) -> SkipReason:
-        """The function that gives the scheduler the reason to skip a case, or ""."""
+        """The function that the scheduler calls before each case; it returns the reason to skip the case, or ""."""
         return skips(self.launches, total_memory_bytes(self.machine) if self.here else None)
 
     @cached_property
@@ -92,13 +99,13 @@ class Plan:
         return frozenset(planned.case.key for job in self.jobs for planned in job.cases)
 
     def requested(self, jobs: Iterable[Job]) -> list[Job]:
-        """Return a run's jobs with only the cases of this request, without those of earlier requests."""
+        """Return a run's jobs with only the cases of this plan, without cases of the run's earlier requests."""
         return with_keys(jobs, self.keys)
 
     def gpus(self, *, here: bool = True) -> list[str]:
         """Return the GPUs of --gpus, named as in CUDA_VISIBLE_DEVICES; [] without the option.
 
-        here: False plans for another machine, so this one may lack the GPUs.
+        here: whether the run is for this machine; False accepts GPUs that this machine lacks.
         Raises UserError for a word that names no GPU, a repeated or missing GPU, or a device other than "cuda".
         """
         if (option := self.request.gpus) is None:
@@ -121,14 +128,14 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """The number of cases."""
+        """The number of planned cases."""
         return sum(len(job.cases) for job in self.jobs)
 
 
 def skips(launches: Mapping[tuple[str, str], Launch], memory_bytes: int | None) -> SkipReason:
-    """Make the function that returns why to skip a case, or "": a failed install, or a reason of `skip_reason`.
+    """Return the function that the scheduler calls before each case; it returns the reason to skip the case, or "".
 
-    memory_bytes: the device's, None if unknown.
+    Reasons: a failed install, or what `skip_reason` returns. memory_bytes: the device's memory, None if unknown.
     """
     return lambda planned, earlier: (
         failed_install(launches[planned.case.system, planned.case.backend])
@@ -137,9 +144,10 @@ def skips(launches: Mapping[tuple[str, str], Launch], memory_bytes: int | None) 
 
 
 def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
-    """Plan the request; raises UserError for a mistake in it.
+    """Turn a request into jobs. Raises UserError for a mistake in the request.
 
-    of_run: a run to continue. If the request names no suites, systems or axes, all cases of that run are planned.
+    of_run: the run that the request continues, or None. If the request names no suites, systems or axes (batch,
+    context, phase), all cases of that run are planned.
     """
     machine = snapshot()
     wanted = of_run.file.device if of_run and request.device == "auto" else request.device
@@ -174,7 +182,10 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
 
 
 def open_checkpoint(folder: Path | None) -> Checkpoint | None:
-    """Read the folder of `--checkpoint` and offer it to workers; raises UserError if it is no checkpoint."""
+    """Read the folder of `--checkpoint` and publish its path to workers; return None without a folder.
+
+    Raises UserError if the folder holds no supported checkpoint.
+    """
     if folder is None:
         return None
     try:
@@ -186,7 +197,10 @@ def open_checkpoint(folder: Path | None) -> Checkpoint | None:
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Adapt labels (SYSTEM/BACKEND) to the machine's GPU: if it is not Hopper, Triton replaces ThunderKittens."""
+    """Return labels SYSTEM/BACKEND that the machine can run: ThunderKittens needs a Hopper GPU.
+
+    On another GPU the backend `triton` replaces `thunderkittens`; without a GPU the labels stay.
+    """
     capability = (machine["gpu"] or {}).get("compute_capability")
     if not hidden() and capability in (None, "9.0"):
         return tuple(labels)
@@ -196,9 +210,10 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the labels of systems by suite: the request's, or else those of the suite's group.
+    """Return the suites to run: name -> labels SYSTEM/BACKEND of the systems; () stands for all systems.
 
-    () stands for all systems. A suite that is requested by its own name has all, even next to its group.
+    The labels are the request's, or else those of the requested group. A suite that is requested by its own name has
+    all systems, even if its group is requested too.
     """
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (default_suite(device),):

@@ -26,10 +26,10 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`. Raises UserError for a value out of range.
 
-    Lists may be comma-separated text; an empty list takes the suite's own values. None takes the default.
+    suites, systems, batch, context, phase: also accepted as comma-separated text; () takes the suite's own values.
     sides: the two revisions or folders of `ab`. rounds: its processes per case and side. way: the profiler (`--with`).
     budget_s: seconds of sampling per case, None for the suite's or the device's default.
-    retry: finished cases to measure again; any value resumes the run.
+    retry: which finished cases to measure again; a given value also sets `resume`. None stands for the default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -70,12 +70,12 @@ class RunRequest(BaseModel):
 
     @classmethod
     def stored(cls, request: Mapping[str, Any]) -> "RunRequest":
-        """Read a request of a run.json; fields that this version lacks are dropped."""
+        """Return the request that a run.json stores, without fields that this version lacks."""
         return cls(**{name: value for name, value in request.items() if name in cls.model_fields})
 
     @property
     def limits(self) -> Limits:
-        """How long a case and the start of a worker may take."""
+        """The time limits of a case and of a worker's start."""
         return Limits(self.time_limit_s, max(LEAST_START_S, self.time_limit_s))
 
     @property
@@ -84,7 +84,7 @@ class RunRequest(BaseModel):
         return not any(getattr(self, name) for name in _LISTS)
 
     def words(self) -> list[str]:
-        """Return the arguments of the request's command line, from the command on."""
+        """Return the request's command line without the program: command, arguments, and non-default options."""
         found = [self.command, *self.sides, *self.suites]
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
@@ -93,7 +93,10 @@ class RunRequest(BaseModel):
         return found
 
     def published(self) -> "RunRequest":
-        """Return the request as run.json stores it: without absolute paths, and without persons and hosts of Slurm."""
+        """Return the request as run.json stores it.
+
+        It has no absolute paths, and no values of Slurm options that name persons or hosts.
+        """
         return self.model_copy(
             update={
                 "sides": tuple(map(_public_path, self.sides)),
@@ -104,7 +107,7 @@ class RunRequest(BaseModel):
         )
 
     def to_continue(self, out: Path, retry: str = "lost") -> str:
-        """Return the command that continues the run in `out`. retry: finished cases to measure again."""
+        """Return the shell command that continues the run in `out`. retry: which finished cases it measures again."""
         again: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
         if self.command == "run":  # run.json has the cases, device and budget
             again |= dict.fromkeys(_LISTS, ()) | {"device": "auto", "budget_s": None}
@@ -123,7 +126,7 @@ def _written(value: Any) -> str:
 
 
 def _public_path(path: str) -> str:
-    """Return a relative path as it is, and an absolute one relative to the current folder, or else its last part."""
+    """Return a relative path as it is; of an absolute one, the part in the current folder, or else the last part."""
     absolute, here = Path(path), Path.cwd()
     if not absolute.is_absolute():
         return path
@@ -131,7 +134,10 @@ def _public_path(path: str) -> str:
 
 
 def words(option: str, text: str | None) -> tuple[str, ...]:
-    """Split a comma-separated option, each word once; None gives (). Raises UserError for an empty list."""
+    """Split comma-separated text into its words, each once; None gives ().
+
+    option: the name for an error. Raises UserError for text without a word.
+    """
     if text is None:
         return ()
     found = [word.strip() for word in text.split(",") if word.strip()]

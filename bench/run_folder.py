@@ -20,7 +20,7 @@ from harness.workers.task import refuse_submitted
 def resumed(request: RunRequest, out: Path) -> Run | None:
     """Open the run in `out` that the request continues; return None if the request begins a run.
 
-    Raises RunError if an unfinished Slurm job holds `out`, or if a new run finds a run or other files there.
+    Raises RunError if an unfinished Slurm job holds `out`, or if `out` of a new run already holds a run or other files.
     """
     refuse_submitted(out)
     if request.resume and Run.exists(out):
@@ -30,7 +30,10 @@ def resumed(request: RunRequest, out: Path) -> Run | None:
 
 
 def open_run(work: Plan, out: Path, before: Run | None) -> Run:
-    """Create a run in `out`, or add the plan to the run `before`. Raises RunError if another process works on it."""
+    """Create and return a run in `out`, or return the run `before` with the plan added.
+
+    Raises UserError if the plan does not fit `before`, and RunError if another process works on it.
+    """
     if not work.machine["commit"] and (refusal := refusal_of_git()):
         print(f"ttt-bench: no record of this run will name its commit: {refusal}", file=sys.stderr)
     if before:
@@ -55,7 +58,7 @@ def file_of(work: Plan, mode: str) -> RunFile:
 
 
 def request_of(work: Plan) -> PastRequest:
-    """Return the request as run.json stores it, with time, commit and machine."""
+    """Return the plan's request as run.json stores it, with time, commit and machine."""
     machine, published = work.machine, work.request.published()
     constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
     at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -73,7 +76,10 @@ def extended(work: Plan, out: Path) -> Run:
 
 
 def retry_of(run: Run, retry: str) -> Retry:
-    """Return the function that selects, by their records, finished cases to measure again. retry: see `RunRequest`."""
+    """Return the function that decides, from a finished case's record, whether to measure the case again.
+
+    retry: "lost" (none is), "failed" (all whose status is not ok) or "flagged" (contended, hot or unsteady).
+    """
     if retry != "flagged":
         return not_ok if retry == "failed" else nothing
     keys = disturbed(run.records())
@@ -94,9 +100,9 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 
 
 def refuse_another_device(current: Run, work: Plan) -> None:
-    """Raise UserError if the run is from another kind of device, or another GPU or CPU model.
+    """Raise UserError if the run is from another kind of device, or another GPU or CPU model, than the plan.
 
-    A machine that only submits the run, and has no such device itself, may have another model.
+    On a machine without the run's kind of device, which only submits the run, models are not compared.
     """
     if current.jobs and work.device != current.file.device:
         kinds = f"is a run on {current.file.device}, and these cases are for {work.device}"

@@ -6,5 +6,5 @@ from harness.schema.catalogue import Catalogue, SuiteEntry
 
 
 def catalogue(suites: tuple[SuiteEntry, ...]) -> Catalogue:
-    """Return the catalogue that a run of these suites stores."""
+    """Return the catalogue that run.json stores: all names and labels, and these suites."""
     return Catalogue(SYSTEMS, BACKENDS, METRICS, AXES, PHASE_LABELS, suites)

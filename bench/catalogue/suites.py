@@ -12,7 +12,7 @@ from harness.schema.catalogue import PaperClaim as Claim
 
 @dataclass(frozen=True)
 class Panel:
-    """Cases of one phase: every combination of systems, sizes, batches, contexts and options."""
+    """Cases of one phase: every combination of systems, their backends, sizes, batches, contexts and options."""
 
     phase: str
     systems: tuple[str, ...]
@@ -32,11 +32,12 @@ class Panel:
 
 @dataclass(frozen=True)
 class Suite:
-    """Panels of cases, the question that they answer, and its figures.
+    """A suite, as `ttt-bench run NAME` measures it: panels of cases, the question that they answer, and its figures.
 
-    device: "cuda" for a suite that needs a GPU, "" for any.
-    min_samples: fewest samples per case, whatever the budget.
-    trial: whether it runs only by name, because it searches a system's default settings or its cases take minutes.
+    device: "cuda" for a suite that needs a GPU, "" for any device.
+    min_samples: fewest samples per case, whatever the time budget.
+    trial: whether the group `all` leaves the suite out, because the suite searches for a system's default settings or
+        its cases take minutes.
     budget_s: seconds of sampling per case, 0 for `BUDGETS_S`; a run of several suites takes the highest of theirs.
     """
 
@@ -68,10 +69,10 @@ def doubling(first: int, last: int) -> tuple[int, ...]:
 
 
 def _setting(phase: str, batch: int | None = None, system: str = "transformer", **options: str | int) -> Panel:
-    """Make a panel of Figure 15's cases at a few contexts, in vLLM with the settings `options`.
+    """Return a panel of Figure 15's cases at a few contexts, in vLLM with the settings `options`.
 
-    batch: None for Figure 15's. At 1,024 tokens 335 sequences fit at once, which is no power of two, so the batch sizes
-    for which vLLM captures CUDA graphs can matter.
+    batch: None for Figure 15's. vLLM captures CUDA graphs for certain batch sizes only, which matters at 1,024 tokens:
+    335 sequences fit at once there, no power of two.
     """
     usual_batch, contexts = {"forward": (16, (2048, 8192)), "generate": (512, (512, 1024, 2048))}[phase]
     chosen: dict[str, tuple[str | int, ...]] = {
@@ -81,7 +82,7 @@ def _setting(phase: str, batch: int | None = None, system: str = "transformer", 
 
 
 def _request(systems: tuple[str, ...], *backends: str, state_dtypes: tuple[str, ...] = ()) -> Panel:
-    """Make a panel of requests with prompts of 2k to 32k tokens and 128 output tokens, one or 16 at once."""
+    """Return a panel of requests with prompts of 2k to 32k tokens and 128 output tokens, at batch 1 and 16."""
     contexts = doubling(2048, 32768)
     options: dict[str, tuple[str | int, ...]] = {"steps": (128,)}
     return Panel(
@@ -90,7 +91,7 @@ def _request(systems: tuple[str, ...], *backends: str, state_dtypes: tuple[str, 
 
 
 def _layers(systems: tuple[str, ...], *backends: str) -> Panel:
-    """Make a panel of one layer's forward at batch 16, timed as a CUDA graph with a cold L2."""
+    """Return a panel of one layer's forward at batch 16, timed as a CUDA graph with a cold L2 cache."""
     how = {"scope": "layer", "l2": "cold", "timing": "graph"}
     return Panel("forward", systems, ("1.3b",), (16,), CONTEXTS, backends=backends, **how)  # type: ignore[arg-type]
 
@@ -110,7 +111,10 @@ def _axis(
     options: dict[str, tuple[str | int, ...]],
     **how: str,
 ) -> Panel:
-    """Make a panel of both TTT systems on one backend, over the values in `options`. how: scope, l2 and timing."""
+    """Return a panel of TTT-Linear and TTT-MLP on one backend, over all combinations of the values in `options`.
+
+    how: further fields of `Panel`: scope, l2 and timing.
+    """
     return Panel(phase, TTT, ("1.3b",), batches, contexts, options, backends=(backend,), **how)  # type: ignore[arg-type]
 
 
@@ -514,7 +518,10 @@ def find_suite(name: str) -> Suite:
 
 @dataclass(frozen=True)
 class Group:
-    """Suites under one name. systems: labels SYSTEM/BACKEND of those that run; () for all."""
+    """Suites that `ttt-bench run NAME` measures together.
+
+    systems: labels SYSTEM/BACKEND of the systems that run; () for all.
+    """
 
     name: str
     question: str
@@ -552,5 +559,5 @@ def find_group(name: str) -> Group | None:
 
 
 def default_suite(device: str) -> str:
-    """Return the suite or group that `ttt-bench run` measures without a name."""
+    """Return the name of the suite or group that `ttt-bench run` measures if none is named. device: "cpu" or "cuda"."""
     return "paper" if device == "cuda" else "quick"

@@ -18,15 +18,15 @@ LAUNCH_BOUND_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Adapter:
-    """The adapter of a system on one backend.
+    """How to load and run a system on one backend: one row of the catalogue.
 
-    entry: MODULE:CLASS, then arguments of the class (see `harness.measure.system.SystemAdapter`).
+    entry: MODULE:CLASS, then arguments of the class, separated by colons (see `harness.measure.system.SystemAdapter`).
     scopes: "model" for the whole language model, "layer" for one layer.
     state_dtype: of the recurrent state or KV cache, "" for the dtype of the weights.
     install: the command that installs its packages.
     devices: where it runs by default; on other devices it runs only if --systems names it.
     replays: whether a launch-bound forward is timed as replays of a CUDA graph.
-    engine: whether it is an engine that times itself.
+    engine: whether it is a serving engine, such as vLLM, that times itself.
     headline: whether figures of the paper's results open with this backend of its system.
     slow: whether it is a slow reference, whose jobs run last.
     """
@@ -77,7 +77,7 @@ SYSTEMS: tuple[SystemEntry, ...] = (
 
 
 def _ttt(learner: str) -> tuple[Adapter, ...]:
-    """Return the adapters that TTT-Linear and TTT-MLP share; those of kernels get their learner."""
+    """Return the adapters that both TTT-Linear and TTT-MLP have. learner: "linear" or "mlp", for the kernels."""
     kernels, planes = f"bench.systems.ttt.kernels:TTTKernels:{learner}", "float32-planes"
     return (
         Adapter("thunderkittens", f"{kernels}:dual:thunderkittens", BOTH, "float32", phases=PREFILL, replays=True,

@@ -7,7 +7,7 @@ from bench.terminal import print_rows
 
 
 def build_kernels() -> None:
-    """Compile each CUDA kernel that is not cached and print its resources; clone ThunderKittens if needed."""
+    """Compile each CUDA kernel that is not cached and print registers and spills; clone ThunderKittens if needed."""
     from tk_kernels import build
 
     try:
@@ -25,6 +25,6 @@ def build_kernels() -> None:
 
 
 def _plain(name: str) -> str:
-    """Shorten a kernel's name: keep template arguments, drop the return type, namespaces and parameters."""
+    """Return a kernel's name without return type, namespaces and parameters; template arguments stay."""
     name = name.removeprefix("void ").replace("(anonymous namespace)::", "").partition("(")[0]
     return re.sub(r"\w+::", "", name).replace("> >", ">>").strip()

@@ -30,16 +30,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Shown:
-    """How to show a comparison. fmt: "text", "markdown" or "json" on stdout. html: the file of a page, or None."""
+    """How to show a comparison. fmt: "text", "markdown" or "json", on stdout. html: also write a page to this file."""
 
     fmt: str
     html: Path | None
 
 
 def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
-    """Compare two stored runs; exit status 1 for a regression beyond `fail_on`, 3 if nothing can be compared.
+    """Compare the run in `b` with the run in `a`; exit status 1 for a regression, 3 if nothing can be compared.
 
-    Stored runs are judged only beyond 5%, except the two sides of one `ab`.
+    fail_on: the slowdown that counts as a regression, such as "5%"; None never gives status 1.
+    Differences below 5% do not count, except between the two sides of one `ab`.
     """
     bar = None if fail_on is None else percentage(fail_on)
     if a.resolve() == b.resolve():
@@ -52,6 +53,7 @@ def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
 def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> None:
     """Measure two commits in turns into OUT/old and OUT/new, and compare them.
 
+    fail_on: the slowdown that counts as a regression, such as "5%"; None takes the default.
     Exit status 1 for a regression, 3 if nothing can be compared.
     """
     from reports.compare.judge import LEAST_ROUNDS, MOST_ROUNDS
@@ -82,7 +84,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> Non
 
 
 def percentage(text: str) -> float:
-    """Parse `5%` as 0.05. Raises UserError outside of the range that can be judged."""
+    """Parse a percentage: `5%` gives 0.05. Raises UserError if it is above 1000% or below what `ab` can find."""
     from reports.compare.comparison import STORED_BAR
     from reports.compare.judge import BAR
 
@@ -98,7 +100,12 @@ def percentage(text: str) -> float:
 
 
 def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison":
-    """Print the comparison of two runs and return it; exit status 3 if nothing can be compared or judged."""
+    """Print the comparison of the runs in `a` and `b`, write its page if requested, and return it.
+
+    fail_on: the slowdown that counts as a regression, as a fraction; None takes the default.
+    Exits with status 3 if no case can be compared, or for `fail_on` if all cases are from another device.
+    Raises UserError if `fail_on` is finer than the runs allow.
+    """
     from reports.compare import comparison as comparing
     from reports.compare import views
     from reports.profiles.diff import diff_of_runs
@@ -138,7 +145,7 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
 
 @contextmanager
 def _checkout(name: str) -> Iterator[Path]:
-    """Yield the root of a side's code: the folder of a checkout, or a temporary worktree of a revision.
+    """Yield the root folder of the code called `name`: a checkout's folder, or a temporary worktree of a revision.
 
     Raises UserError if `name` is neither, or if a working tree has uncommitted changes.
     """
@@ -174,7 +181,10 @@ def _harness_files(root: Path) -> dict[str, bytes]:
 
 
 def _refuse_changes(root: Path, name: str) -> None:
-    """Raise UserError if the working tree differs from its commit, because records name the commit."""
+    """Raise UserError if the working tree differs from its commit; otherwise records would name code that did not run.
+
+    name: the tree's name in the message.
+    """
     if refusal := refusal_of_git(root):
         raise UserError(f"{name}: git does not report its commit: {refusal}")
     if commit_and_dirty(root)[1]:
@@ -184,7 +194,10 @@ def _refuse_changes(root: Path, name: str) -> None:
 
 @dataclass
 class _Side:
-    """One side of `ab`: its run, its workers' launches, and its commit's hash, "" if git reports none."""
+    """One side of `ab`, the old or the new code.
+
+    run: its run folder. launches: how to start its workers. commit: its code's hash, "" if git reports none.
+    """
 
     run: Run
     launches: Mapping[tuple[str, str], Launch]
@@ -199,7 +212,7 @@ class _Side:
         return cls(Run.create(folder, file), launches, commit)
 
     def measure(self, job: Job, number: int, work: Plan, show: "_Display") -> set[str]:
-        """Run one round of a job in a fresh process; return the keys of its cases that have a result."""
+        """Run round `number` of a job in a fresh process; return the keys of its cases that have a result."""
         show.turn = " ".join(filter(None, (f"round {number + 1},", self.run.folder.name, self.commit[:10])))
         options = Options(jobs=[job], repeats=[number], limits=work.request.limits, on_event=show, skip=work.skip)
         records = run_jobs(self.run, self.launches, options)
@@ -210,9 +223,9 @@ class _Side:
         return {record.case.key for record in ok}
 
     def _refuse_other_code(self, record: Record) -> None:
-        """Raise UserError if the worker ran another commit.
+        """Raise UserError if the worker ran another commit than this side's.
 
-        A container that ignores PYTHONPATH runs the code of its image.
+        That happens in a container that ignores PYTHONPATH: it runs the code of its image.
         """
         ran = str(record.environment.get("commit") or "")
         if self.commit and ran != self.commit:
@@ -223,7 +236,7 @@ class _Side:
 
 
 def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
-    """Measure A B, B A, A B, ...: each job on one side and then the other, so that drift affects both.
+    """Measure each job on both sides in every round, in the order A B, B A, A B, ..., so that drift affects both.
 
     A case without a result on one side is dropped from later rounds.
     """
@@ -242,7 +255,11 @@ def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
 
 @dataclass
 class _Display:
-    """Show the events of many calls of `run_jobs` as those of one. turn: the next records' round and side, as text."""
+    """Callback that shows the events of all calls of `run_jobs` in one display; each call counts its own cases from 0.
+
+    show: the display. total, done: counts of all rounds and sides.
+    turn: the round and side of the next records, as text.
+    """
 
     show: Progress
     total: int

@@ -12,7 +12,10 @@ from tk_kernels.build import NO_GPU, OTHER_GPU
 
 
 def list_systems() -> None:
-    """Print whether each system can run here; an interpreter that several systems share starts once."""
+    """Print whether each system can run here, with the versions of its packages or the reason why it cannot.
+
+    Systems that share an interpreter are probed in one process.
+    """
     print("importing each system's packages takes a few seconds", file=sys.stderr)
     if named := systems_of_file():
         print(f"{SYSTEMS_FILE} of this folder starts {', '.join(named)}", file=sys.stderr)

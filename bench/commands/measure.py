@@ -23,7 +23,7 @@ from harness.workers.scheduler import Options, Todo, run_jobs
 
 
 def run(request: RunRequest, out: Path) -> None:
-    """Measure into the run folder `out`; exit status 1 if no case has a result."""
+    """Measure the request's cases into the run folder `out`; exit status 1 if no case has a result."""
     before = resumed(request, out)
     work = plan(request, before)
     work.refuse_elsewhere()
@@ -46,7 +46,10 @@ def run(request: RunRequest, out: Path) -> None:
 
 
 def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
-    """Print the outcome and the next command; exit status 1 if no case has a result."""
+    """Print how many cases have which status, and commands that measure flagged or failed cases again.
+
+    Exits with status 1 if no case has a result.
+    """
     print(summary(records))
     if loaded := sum(record.status == "ok" and is_loaded(record.environment) for record in records):
         command = request.to_continue(out, "flagged")
@@ -65,7 +68,7 @@ def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
 
 
 def dry_run(request: RunRequest, out: Path) -> None:
-    """Print a run's cases, jobs and estimated time without measuring; leave out a resumed run's finished cases."""
+    """Print a run's cases, jobs and estimated time without measuring; a resumed run's finished cases are left out."""
     tasks = 0
     if request.slurm is not None:
         wanted, request = slurm_options(request)
@@ -105,7 +108,10 @@ def dry_run(request: RunRequest, out: Path) -> None:
 
 
 def _time_in_words(times: Sequence[estimate.JobTime], total: int, at_once: int) -> str:
-    """Format the estimated time of jobs with `total` cases, if `at_once` jobs run at a time."""
+    """Return the estimated time of jobs as words, and how many cases no earlier run has timed.
+
+    times: one per job. total: the number of all cases. at_once: how many jobs run at a time.
+    """
     untimed, words = sum(time.untimed for time in times), []
     if untimed < total:
         words += [estimate.in_words(estimate.side_by_side([time.seconds for time in times], at_once))]
@@ -114,7 +120,7 @@ def _time_in_words(times: Sequence[estimate.JobTime], total: int, at_once: int) 
 
 
 def summary(records: Sequence[Record]) -> str:
-    """Count statuses as `34 ok, 2 skipped`, the most frequent first."""
+    """Count the records by status as `34 ok, 2 skipped`, the most frequent status first."""
     counts = Counter(record.status for record in records)
     return ", ".join(f"{count} {status}" for status, count in counts.most_common())
 

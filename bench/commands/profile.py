@@ -31,7 +31,7 @@ COUNTED_LAYERS = COUNTED + 1  # up to the layer whose kernels are counted
 
 
 def profile(request: RunRequest, out: Path) -> None:
-    """Profile cases into `out`, a new run or an earlier one; exit status 1 if every profile failed."""
+    """Profile the request's cases into `out`, a new run or an earlier one; exit status 1 if every profile failed."""
     refuse_submitted(out)
     if request.retry == "flagged":
         raise UserError("--retry flagged: profiles have no flags; use lost or failed")
@@ -74,9 +74,10 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Open the run in `out`, or create one of mode "profile".
+    """Return the run that gets the profiles: a new one of mode "profile" in `out`, or `before`, the run found there.
 
-    Raises UserError if the run is of another device, or if it has profiles and the request does not resume it.
+    The plan extends an earlier run of mode "profile"; other runs stay as they are.
+    Raises UserError if `before` is of another device, or has mode "profile" and the request does not resume it.
     """
     if before is None:
         return Run.create(out, file_of(work, "profile"))
@@ -89,7 +90,7 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
 
 
 def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs with only the cases that the run has. Raises UserError if there are none."""
+    """Return the jobs with only the cases that the run plans. Raises UserError if it plans none of them."""
     known = {planned.case.key for job in run.jobs for planned in job.cases}
     kept = with_keys(jobs, known)
     if not kept:
@@ -98,9 +99,10 @@ def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
 
 
 def of_few_layers(planned: Planned) -> Planned:
-    """Give the case's model fewer layers, so that Nsight Compute can save and restore its memory between passes.
+    """Return the case with fewer layers, so that Nsight Compute can save and restore the GPU's memory between passes.
 
-    Cases of one layer, checkpoints and small models stay as they are. A few layers of a small model would fit in L2.
+    Cases of one layer, of checkpoints and of small models stay as they are. A few layers of a small model would fit in
+    the L2 cache.
     """
     case = planned.case
     if case.option("scope", "model") != "model" or case.option("checkpoint", ""):
@@ -111,7 +113,10 @@ def of_few_layers(planned: Planned) -> Planned:
 
 
 class _Printer:
-    """Print each finished profile: its time next to the latency in the run's record, and its bottleneck."""
+    """Callback that prints each finished profile: its time next to the recorded latency, and its bottleneck.
+
+    total: how many profiles are to come. latencies: the run's records, by case key.
+    """
 
     def __init__(self, total: int, latencies: Mapping[str, Recorded]) -> None:
         self._total, self._done, self._latencies = total, 0, latencies

@@ -15,7 +15,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def site(runs: Sequence[Path], output: Path) -> None:
-    """Write or update the site of `runs`."""
+    """Write the static site of the run folders `runs` into `output`, or update the site there."""
     from reports.site.build import write_site
 
     with refusing(output, "written", UserError):

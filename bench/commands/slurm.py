@@ -62,14 +62,20 @@ def submit(request: RunRequest, out: Path) -> None:
 
 
 def slurm_options(request: RunRequest) -> tuple[slurm.SlurmRequest, RunRequest]:
-    """Return the parsed `--slurm`, and the request; if the tasks have GPUs, its device "auto" becomes "cuda"."""
+    """Return the parsed options of `--slurm`, and the request with its device for the tasks.
+
+    If the options request GPUs, the device "auto" becomes "cuda", because this machine may have none.
+    """
     wanted = slurm.parsed(request.slurm or "")
     on_gpus = wanted.gpu and request.device == "auto"
     return wanted, request.model_copy(update={"device": "cuda"}) if on_gpus else request
 
 
 def _command(request: RunRequest, out: Path) -> list[str]:
-    """Return the command of a task; with -P it runs this code, not code in the task's working folder."""
+    """Return the command that a Slurm task runs: `ttt-bench work` with this process's code and interpreter.
+
+    Python's option -P keeps code in the task's working folder from replacing it.
+    """
     here = [f"{name}={value}" for name, value in path_of_code(os.environ).items()]
     command = ["env", *here, sys.executable, "-P", "-m", "bench", "work", str(out), "--keys", str(out / KEYS)]
     if request.checkpoint:
@@ -78,10 +84,10 @@ def _command(request: RunRequest, out: Path) -> list[str]:
 
 
 def work(out: Path, keys: Path | None, checkpoint: Path | None) -> None:
-    """Run jobs of the run in `out` that no other Slurm task has, one after another, until none is left.
+    """Run, as one Slurm task, jobs of the run in `out` that no other task has, until none is left.
 
-    keys: a file with the keys of the requested cases; None for all. checkpoint: its folder, which run.json leaves out.
-    Raises UserError outside of a Slurm task.
+    keys: a file with the keys of the cases to run, one per line; None for all cases.
+    checkpoint: its folder, which run.json does not store. Raises UserError outside of a Slurm task.
     """
     open_checkpoint(checkpoint)
     holder = Holder.here()

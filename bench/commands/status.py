@@ -45,9 +45,9 @@ def status(out: Path) -> None:
 
 
 def _to_continue(run: Run, out: Path) -> str:
-    """Return the command that continues the last request; "" for a run that cannot continue, such as a side of `ab`.
+    """Return the command that continues the run's last request; "" if the run cannot continue, such as a side of `ab`.
 
-    If run.json has no request, as in version 0.1, the command continues all cases.
+    If run.json stores no request, as in version 0.1, the command continues all cases.
     """
     last = run.file.requests[-1] if run.file.requests else None
     if run.mode == "verify" or (last and last.arguments[:1] == ("ab",)):
@@ -78,7 +78,10 @@ def _state(
 
 
 def _states(submitted: Holder | None) -> tuple[dict[str, str] | None, str]:
-    """Return the states of unfinished Slurm tasks by index, and ""; or None and the reason why Slurm reports none."""
+    """Return (states, "") with the state of each unfinished Slurm task by its index, or (None, why Slurm reports none).
+
+    submitted: the run's Slurm array; None gives no states.
+    """
     if submitted is None:
         return {}, ""
     try:

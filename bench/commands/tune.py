@@ -14,7 +14,11 @@ LEARNERS = tuple(BASE_LR)
 
 
 def tune(learners: Sequence[str]) -> None:
-    """Measure launch settings; print a TOML section per learner and form, and a log to stderr. learners: () for all."""
+    """Measure launch settings; print a TOML section per learner and form, and a log to stderr.
+
+    learners: "linear" (TTT-Linear) and "mlp" (TTT-MLP); () for both.
+    Raises UserError for another word, or without a GPU.
+    """
     for word in learners:
         if word not in LEARNERS:
             raise UserError(f"LEARNER {word}: unknown; there are {', '.join(LEARNERS)}")
@@ -29,7 +33,11 @@ def tune(learners: Sequence[str]) -> None:
 
 
 def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
-    """Measure and return the fastest settings: name of a section -> row of its table -> settings."""
+    """Return the fastest measured launch settings: TOML section -> row of its table -> settings.
+
+    learner: "linear" or "mlp". form: "dual", "primal", or FORWARD.
+    The row is a precision of the generate state or, for FORWARD, one of FORWARD_ROWS.
+    """
     from bench.systems.ttt.trial import fastest_forward, fastest_step
     from tk_kernels.generate.common import PRECISIONS
 

@@ -18,7 +18,10 @@ from harness.workers.scheduler import Options, run_jobs
 
 
 def verify(request: RunRequest) -> None:
-    """Check the cases; exit status 1 if one is incorrect, fails or has no reference, or if none is ok."""
+    """Check the outputs of the request's cases, and print a line per case.
+
+    Exit status 1 if a case is incorrect, fails or has no reference, or if none is ok.
+    """
     work = plan(request)
     work.refuse_elsewhere()
     for note in work.notes:
@@ -43,7 +46,10 @@ def verify(request: RunRequest) -> None:
 
 
 def _checks(record: Record) -> str:
-    """Describe the failed checks, or else the one nearest to its limit; without checks, return the record's reason."""
+    """Return a description of the failed checks, or else of the check whose value is nearest to its limit.
+
+    Without checks, or if a case with passed checks is not ok, return the record's reason.
+    """
     checks = (record.check or {}).get("checks", [])
     failed = [check for check in checks if not check["passed"]]
     if failed:
@@ -62,5 +68,5 @@ def _checks(record: Record) -> str:
 
 
 def _distance(value: float | None) -> str:
-    """Format a check's value or limit with two digits; None stands for a value that was not finite."""
+    """Format a check's value or limit with two digits; None, which stands for NaN or infinity, as `not finite`."""
     return "not finite" if value is None else f"{value:.2g}"

@@ -15,49 +15,55 @@ PREFILL_TOKENS = 32768
 
 
 class CausalLM(nn.Module):
-    """Compute the next token's logits from token ids and a state, which is updated in place.
+    """A language model: it computes the next token's logits from token ids and a state, which it updates in place.
 
-    A state's tensors never move, so a CUDA graph of generate_step serves every later step and prompt.
+    A state's tensors stay at their addresses, so a CUDA graph of generate_step serves every later step and prompt.
     After replays of a graph, set `state.length = None` before `prefill`, unless reset_state comes first.
     """
 
     @classmethod
     def from_seed(cls, config: Any, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any) -> Self:
-        """Build a model with random initial weights; a seed gives other weights on a CPU than on a GPU."""
+        """Build a model with random initial weights. options: further arguments of the class.
+
+        The same seed gives other weights on a CPU than on a GPU.
+        """
         model = cls(config, device, dtype, **options)
         model.fill(seed)
         return model
 
     def init_state(self, batch: int, context: int) -> Any:
-        """Return the empty state of `batch` sequences, with room for `context` tokens."""
+        """Return the state of `batch` sequences before any token, with room for `context` tokens each."""
         raise NotImplementedError
 
     def reset_state(self, state: Any) -> None:
-        """Reset a state in place."""
+        """Reset a state in place to that before any token."""
         raise NotImplementedError
 
     def generate_state(self, state: Any, into: Any = None) -> Any:
-        """Convert a state of `prefill` for `generate_step`; by default both are the same object.
+        """Return a state of `prefill` in the form that `generate_step` takes; by default, the same object.
 
-        into: an earlier result to overwrite and return.
+        into: an earlier result to overwrite and return, so that its CUDA graph stays valid; None returns a new one.
         """
         return state
 
     def init_generate_state(self, batch: int, context: int) -> Any:
-        """Return an empty state for generate_step."""
+        """Return the state that generate_step takes before any token."""
         return self.generate_state(self.init_state(batch, context))
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read ids [B, T], the next T tokens of each sequence; return (logits [B, V] after the last, state)."""
+        """Read ids [B, T], the next T tokens of each sequence; return (logits [B, V] after the last one, state)."""
         raise NotImplementedError
 
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read ids [B], the next token of each sequence, without a host sync; return (logits [B, V], state)."""
+        """Read ids [B], the next token of each sequence; return (logits [B, V], state), without a host sync."""
         raise NotImplementedError
 
     @torch.no_grad()
     def logits(self, ids: Tensor, last: int) -> Tensor:
-        """Run ids [B, T] of new sequences in one forward; return logits [B, last, V] after each of the last tokens."""
+        """Run ids [B, T] of new sequences in one forward; return logits [B, last, V] after each of the last tokens.
+
+        last: the number of these tokens.
+        """
         return self._logits(self._hidden(ids, self.init_state(*ids.shape))[:, -last:])
 
     def _hidden(self, ids: Tensor, state: Any) -> Tensor:
@@ -65,7 +71,7 @@ class CausalLM(nn.Module):
         raise NotImplementedError
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Apply the last norm and the head: [..., C] -> [..., V]."""
+        """Apply the last norm and the LM head to the residual stream [..., C]; return logits [..., V]."""
         raise NotImplementedError
 
     def fill(self, seed: int) -> None:
@@ -77,7 +83,7 @@ class CausalLM(nn.Module):
         return {name: weight.detach() for name, weight in self.named_parameters()}
 
     def copy_weights(self, other: "CausalLM") -> None:
-        """Copy the weights of `other` by name, in this model's dtype."""
+        """Copy the weights of `other` into this model, by name, converted to this model's dtype."""
         given = other.weights()
         for name, weight in self.weights().items():
             weight.copy_(given[name])
@@ -89,12 +95,12 @@ class CausalLM(nn.Module):
 
     @property
     def tied(self) -> dict[str, str]:
-        """Further names that a checkpoint may hold, each with the name of the weight that it repeats."""
+        """Weight names that a checkpoint may hold in addition: name -> name of this model's weight that it repeats."""
         return {}
 
 
 class Decoder(nn.Module):
-    """Embedding, blocks and last norm: the modules whose names in a checkpoint begin with `model.`."""
+    """The embedding, blocks and last norm of a model: the modules whose names in a checkpoint begin with `model.`."""
 
     def __init__(
         self,
@@ -112,10 +118,11 @@ class Decoder(nn.Module):
 
 
 class ChunkedModel(CausalLM):
-    """A model that runs prompts in chunks. Its head is the embedding unless it has an `lm_head`.
+    """A model that runs long prompts in parts, which bounds the memory of activations.
 
-    Groups of sequences run one after another. A group has as few sequences as fill a chunk, because each chunk reads
-    and writes the state once.
+    It splits the batch into groups of sequences, which run one after another, and a group's tokens into chunks. A group
+    has as few sequences as fill a chunk, because each chunk reads and writes the state once.
+    The LM head is the embedding, unless the model has an `lm_head`.
     """
 
     model: Decoder
@@ -128,7 +135,10 @@ class ChunkedModel(CausalLM):
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Run a prompt in groups and chunks. Raises ValueError if it is empty or its batch is not the state's."""
+        """Run a prompt in groups and chunks; arguments and result are those of `CausalLM.prefill`.
+
+        Raises ValueError if the prompt is empty or its batch is not the state's.
+        """
         check_ids(ids, 2, state.batch)
         groups = self._groups(*ids.shape)
         if len(groups) == 1:
@@ -140,7 +150,10 @@ class ChunkedModel(CausalLM):
 
     @torch.no_grad()
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Run one token of each sequence. Raises ValueError if the batch is empty or not the state's."""
+        """Run one token of each sequence; arguments and result are those of `CausalLM.generate_step`.
+
+        Raises ValueError if the batch is empty or not the state's.
+        """
         check_ids(ids, 1, state.batch)
         return self._logits(self._hidden_step(ids[:, None], state)[:, 0]), state
 
@@ -162,7 +175,7 @@ class ChunkedModel(CausalLM):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of tokens and projections."""
+        """The dtype of embedding, activations and projections."""
         return self.model.embed_tokens.weight.dtype
 
     def _hidden_step(self, ids: Tensor, state: Any) -> Tensor:
@@ -170,7 +183,7 @@ class ChunkedModel(CausalLM):
         raise NotImplementedError
 
     def _groups(self, batch: int, tokens: int) -> list[slice]:
-        """Split the batch into slices of equal size, one per group; the last may be smaller."""
+        """Split the batch into groups, as slices of equal size; the last may be smaller. tokens: per sequence."""
         most = max(self.least_group, self.prefill_tokens // tokens)
         size = ceil(batch / ceil(batch / most))
         return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]

@@ -22,7 +22,10 @@ DIGITS = 16  # hexadecimal digits of DIGEST
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder. name: NAME@DIGEST. states: its files' sizes and modification times when it was digested."""
+    """A checkpoint folder. name: NAME@DIGEST.
+
+    states: sizes and modification times of its files when DIGEST was computed.
+    """
 
     name: str
     folder: Path
@@ -31,19 +34,19 @@ class Checkpoint:
 
     @property
     def system(self) -> str:
-        """The TTT system of the model."""
+        """The system that runs the model, "ttt-linear" or "ttt-mlp"."""
         return f"ttt-{self.config.learner}"
 
     @property
     def size(self) -> str:
-        """The name of the size, or LAYERSxWIDTH if SIZES lacks it."""
+        """The name of the model's size in SIZES, or LAYERSxWIDTH if SIZES lacks it."""
         tables = {name: model_config(self.system, name) for name in SIZES}
         own = f"{self.config.layers}x{self.config.width}"
         return next((name for name, each in tables.items() if _shape(each) == _shape(self.config)), own)
 
     @property
     def options(self) -> dict[str, tuple[Scalar, ...]]:
-        """Options of the checkpoint's cases: name -> a tuple of one value."""
+        """The options of all cases of the checkpoint: name -> a tuple with the option's one value."""
         config = self.config
         return {"checkpoint": (self.name,), "mini_batch": (config.mini_batch,), "backbone": (config.backbone,)}
 
@@ -54,9 +57,9 @@ def _shape(config: ModelConfig) -> tuple[int, ...]:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read and digest a checkpoint folder.
+    """Read a checkpoint folder's config.json, and compute the digest of its files.
 
-    Raises CheckpointError for an unsupported config.json or an unreadable file, such as a Git LFS pointer.
+    Raises CheckpointError for an unsupported config.json or an unreadable file.
     """
     states = _states(folder)
     config = read_config(folder)
@@ -75,7 +78,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _states(folder: Path) -> str:
-    """Return the files' sizes and modification times as text; it changes when a training job writes a file."""
+    """Return the sizes and modification times of a checkpoint's files as text; it changes if a file is written."""
     states = [(file.name, file.stat()) for file in _files(folder)]
     return " ".join(f"{name}:{state.st_size}:{state.st_mtime_ns}" for name, state in states)
 
@@ -88,7 +91,7 @@ def offer(checkpoint: Checkpoint) -> None:
 def checkpoint_folder(case: Case) -> Path | None:
     """Return the folder of a case's checkpoint; None for a case without one.
 
-    Raises CheckpointError for a checkpoint that no `offer` published, or whose files have changed since.
+    Raises CheckpointError for a checkpoint that `offer` has not published, or whose files have changed since then.
     """
     name = str(case.option("checkpoint", ""))
     if not name:
@@ -120,7 +123,7 @@ def config_of(case: Case) -> ModelConfig:
 
 
 def ttt_config_of(case: Case) -> TTTConfig:
-    """The configuration of a TTT system's case."""
+    """Return the configuration of a case's TTT model. Raises ConfigError for an unknown model or size."""
     config = config_of(case)
     assert isinstance(config, TTTConfig)
     return config

@@ -26,7 +26,7 @@ NAMED_AT_MOST = 5  # wrong keys in a message
 
 
 class _Entry(NamedTuple):
-    """Where a weight is stored, as a file's header says: the file, and the weight's shape and safetensors dtype."""
+    """Where a file stores a weight, and its shape and dtype (safetensors' name), as in the file's header."""
 
     file: Path
     shape: tuple[int, ...]
@@ -34,13 +34,13 @@ class _Entry(NamedTuple):
 
 
 def save(model: CausalLM, path: str | Path) -> None:
-    """Write all weights to a .safetensors file in their own dtypes; a tied weight is stored once."""
+    """Write all weights of a model to a .safetensors file, each in its own dtype; a tied weight is stored once."""
     path = _safetensors(Path(path))
     save_file({name: weight.contiguous() for name, weight in model.weights().items()}, path, {"format": "pt"})
 
 
 def load(folder: str | Path, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any) -> CausalLM:
-    """Load a TTT model from config.json and model.safetensors, or shards with model.safetensors.index.json.
+    """Load a TTT model from a folder with config.json and model.safetensors, or with shards and their index.
 
     dtype, options: as in `load_weights`. Raises CheckpointError for an unsupported setting or wrong weights.
     """
@@ -57,11 +57,11 @@ def load_weights(
     """Build a model of `config` with the weights of a .safetensors file or a folder; config.json is not read.
 
     dtype: of projections, by default bfloat16 on a GPU and float32 on a CPU.
-    TTT learners and Mamba's decays are at least float32.
+    Parameters of TTT's inner loop and Mamba's decays are at least float32.
     options: arguments of the model's class (operator, block).
-    A tied head may be stored next to the embedding or instead of it.
+    The file may store a tied head next to the embedding or instead of the embedding.
     Raises CheckpointError for a pickle, a truncated file, a missing or unknown key, or a wrong shape or dtype, before
-    any weight is read. After that, raises it for NaN, infinity, or a tied head that differs from the embedding.
+    any weight is read. While it reads, raises CheckpointError for NaN, infinity, or a tied head unlike the embedding.
     """
     path = Path(path)
     entries = _entries(path)
@@ -76,7 +76,10 @@ def load_weights(
 
 
 def _entries(path: Path) -> dict[str, _Entry]:
-    """Return the entries by key of a file or of a folder's files. Raises CheckpointError if there is no such file."""
+    """Return where each weight is stored, by its key in the file; a folder has one file, or an index of shards.
+
+    Raises CheckpointError if there is no such file, or several without an index.
+    """
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
     if not path.is_dir():
@@ -93,7 +96,10 @@ def _entries(path: Path) -> dict[str, _Entry]:
 
 
 def _indexed(index: Path) -> dict[str, _Entry]:
-    """Return an index's keys, each with its entry in a shard. Raises CheckpointError if index and shards disagree."""
+    """Return where each weight in an index of shards is stored, by key.
+
+    Raises CheckpointError if the index and the shards disagree.
+    """
     shard_of = read_json(index).get("weight_map")
     if not isinstance(shard_of, dict) or not shard_of:
         raise CheckpointError(f"{index}: has no weight_map from keys to files")
@@ -155,7 +161,10 @@ def _check_entries(path: Path, entries: dict[str, _Entry], weights: dict[str, Te
 
 
 def _copy(file: Path, key: str, weight: Tensor) -> None:
-    """Read a key into `weight`, converted to its dtype. Raises CheckpointError for a value that is not finite."""
+    """Copy the weight stored under `key` into `weight`, converted to the dtype of `weight`.
+
+    Raises CheckpointError for a value that is not finite after the conversion.
+    """
     with _opened(file) as opened:
         stored = opened.get_tensor(key)
     weight.copy_(stored)
@@ -166,7 +175,10 @@ def _copy(file: Path, key: str, weight: Tensor) -> None:
 
 
 def _check_tied(entries: dict[str, _Entry], weights: dict[str, Tensor], tied: dict[str, str]) -> None:
-    """Raise CheckpointError if a stored tied head differs from the embedding."""
+    """Raise CheckpointError if a stored tied head differs from the embedding.
+
+    entries: where weights are stored, by key. weights: the loaded ones, by name. tied: head's key -> embedding's name.
+    """
     for alias, name in tied.items():
         if alias not in entries:
             continue

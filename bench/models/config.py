@@ -11,16 +11,16 @@ NORM_EPS = 1e-6
 
 
 class ConfigError(ValueError):
-    """A model that does not exist or cannot be built; the message names the value and the known ones."""
+    """A model that does not exist or cannot be built. The message names the wrong value and the known ones."""
 
 
 class CheckpointError(ValueError):
-    """A file or folder that is no checkpoint of the model; the message names the file, the key and the expectation."""
+    """A file or folder that is no supported checkpoint. The message names the file, the key, and what was expected."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A model size, in the table SIZES."""
+    """A model size: one row of the table SIZES."""
 
     width: int
     ffn_width: int
@@ -52,8 +52,9 @@ _CUT = "/"  # between the name of a size and its number of layers
 class TTTConfig:
     """The configuration of a TTT language model.
 
-    learner: "linear" or "mlp". backbone: "mamba" (M) or "transformer" (T).
-    base_lr: the inner learning rate before the sigmoid and 1/D.
+    learner: the model inside the hidden state, "linear" (TTT-Linear) or "mlp" (TTT-MLP).
+    backbone: "mamba" (M) or "transformer" (T).
+    base_lr: the inner learning rate before it is multiplied by a sigmoid and 1/D.
     norm_eps: epsilon of the RMSNorms; the LayerNorms of the TTT layer have 1e-6.
     tied: whether the LM head is the embedding.
     """
@@ -86,7 +87,7 @@ class TTTConfig:
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, int, int]]:
-        """The shapes [H, ...] of the initial weights of the hidden state, by name, such as "W1" and "b1"."""
+        """Shapes [H, ...] of the hidden state's initial weights, by name: W1 and b1, for TTT-MLP also W2 and b2."""
         heads, dim = self.heads, self.head_dim
         if self.learner == "linear":
             return {"W1": (heads, dim, dim), "b1": (heads, 1, dim)}
@@ -97,7 +98,10 @@ class TTTConfig:
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """A Llama-like Transformer with a tied LM head; grouped-query attention (arXiv 2305.13245) if kv_heads < heads."""
+    """The configuration of a Llama-like Transformer with a tied LM head.
+
+    If kv_heads < heads, it has grouped-query attention (arXiv 2305.13245).
+    """
 
     width: int
     ffn_width: int
@@ -120,8 +124,9 @@ class TransformerConfig:
 
 @dataclass(frozen=True)
 class MambaConfig:
-    """A Mamba (arXiv 2312.00752); defaults as published, with time-step rank width / 16.
+    """The configuration of a Mamba (arXiv 2312.00752) or Mamba-2; defaults are Mamba's as published.
 
+    The rank of the time step is width / 16, rounded up.
     groups: number of B and C pairs in a Mamba-2, whose convolution includes B and C; 0 for a Mamba.
     """
 
@@ -142,20 +147,21 @@ class MambaConfig:
 
     @property
     def state_numbers(self) -> int:
-        """Elements of the state per layer and sequence."""
+        """Number of elements of the recurrent state per layer and sequence."""
         return self.inner_width * self.state_dim
 
     @property
     def token_flops(self) -> int:
-        """FLOPs per token and element of the state: the new state and its output (equation 2)."""
+        """FLOPs per token and element of the state, for the new state and its output (equation 2 of the paper)."""
         return 6
 
 
 @dataclass(frozen=True)
 class DeltaRuleConfig:
-    """A linear RNN of another package with state [key_dim, value_dim] per head and a delta rule.
+    """The configuration of a linear RNN with a delta rule and a state [key_dim, value_dim] per head.
 
-    token_flops: FLOPs per token and element of the state. convolved: channels of a layer's short convolution.
+    Its implementation is in flash-linear-attention.
+    token_flops: FLOPs per token and element of the state. convolved: channels of a layer's short convolutions.
     """
 
     width: int
@@ -169,7 +175,7 @@ class DeltaRuleConfig:
 
     @property
     def state_numbers(self) -> int:
-        """Elements of the state per layer and sequence."""
+        """Number of elements of the recurrent state per layer and sequence."""
         return self.heads * self.key_dim * self.value_dim
 
 
@@ -177,9 +183,10 @@ ModelConfig = TTTConfig | TransformerConfig | MambaConfig
 
 
 def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: int = 16) -> ModelConfig:
-    """Return the configuration of a model in MODELS at a size in SIZES, or at a size that `cut` truncated.
+    """Return the configuration of a model in MODELS at a size in SIZES, or at a size with fewer layers, named by `cut`.
 
-    backbone, mini_batch: options of the TTT models. Raises ConfigError for an unknown name or a mini-batch below 1.
+    backbone, mini_batch: options of the TTT models; other models ignore them.
+    Raises ConfigError for an unknown name or a mini-batch below 1.
     """
     name, layers = uncut(size)
     _require_one_of("model", model, MODELS)
@@ -205,18 +212,18 @@ def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: 
 
 
 def cut(size: str, layers: int) -> str:
-    """Return the name of a size truncated to `layers` layers."""
+    """Return the name of a size that has only `layers` layers, such as `1.3b/2`."""
     return f"{size}{_CUT}{layers}"
 
 
 def uncut(size: str) -> tuple[str, int]:
-    """Split a name of `cut` into the size and the number of layers; 0 for a whole size."""
+    """Split a size's name into size and layers: `1.3b/2` gives ("1.3b", 2), and `1.3b` gives ("1.3b", 0)."""
     name, _, layers = size.partition(_CUT)
     return (name, int(layers)) if layers.isdecimal() and int(layers) else (size, 0)
 
 
 def convolved_channels(config: ModelConfig | DeltaRuleConfig) -> int:
-    """Count the channels of a layer's short convolutions; each stores its last CONV_KERNEL - 1 inputs."""
+    """Count the channels of a layer's short convolutions, each of which stores its last CONV_KERNEL - 1 inputs."""
     if isinstance(config, MambaConfig):
         return config.inner_width + 2 * config.groups * config.state_dim
     if isinstance(config, DeltaRuleConfig):
@@ -227,7 +234,7 @@ def convolved_channels(config: ModelConfig | DeltaRuleConfig) -> int:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Count the parameters; a tied head and the embedding count once."""
+    """Count a model's parameters; a tied head and the embedding count once."""
     tables = 2 if isinstance(config, TTTConfig) and not config.tied else 1  # embedding, head
     return tables * config.vocabulary * config.width + config.layers * _layer_parameters(config) + config.width
 

@@ -1,7 +1,8 @@
 """`ttt.TTTBlock` with fused kernels around the inner loop: ten launches on a GPU, or seven to nine for few rows.
 
-Projections that share an input are one GEMM, and kernels read the columns of its output in place. The output GEMMs add
-to the residual stream. A pass is one read or write of a tensor [B, T, C].
+Rows are the tokens of a call, over all sequences. Projections that share an input are one GEMM, and kernels read the
+columns of its output in place. The output GEMMs add to the residual stream. A pass is one read or write of a tensor
+[B, T, C].
 """
 
 from collections.abc import Sequence
@@ -25,11 +26,11 @@ ALIGNED = 8  # columns of 2 bytes per 16-byte load
 
 
 class FusedBlock(TTTBlock):
-    """`TTTBlock` with elementwise steps in Triton; same parameters, names and state; no gradients.
+    """`TTTBlock` with elementwise steps in Triton; parameters, names and state are the same; there are no gradients.
 
     A call adds to the residual stream in place; with the Transformer backbone this overwrites the caller's tensor.
-    Parameters may be changed, moved or replaced between calls. Exception: the learning rates and the token scale miss
-    a change through `.data`, because PyTorch does not count it.
+    Parameters may be changed, moved or replaced between calls. Exception: after a change through `.data`, which PyTorch
+    does not count, the block still uses the old learning-rate weights and token scale.
     """
 
     dependent_launches = True
@@ -40,7 +41,10 @@ class FusedBlock(TTTBlock):
         self._learner: Learner
 
     def forward_packed(self, h: Tensor, rope: Rotation, state: LayerState, operator: KernelOperator) -> Tensor:
-        """Run the block on the residual stream h [1, N, C] of `state.sequences`; advance their slots of `state`."""
+        """Run the block on h [1, N, C], the residual stream of packed tokens, and return the new residual stream.
+
+        `state.sequences` names the sequences and their slots in the state's tensors, which are updated in place.
+        """
 
         def learn(projections: Projections, learner: Learner) -> Tensor:
             assert state.sequences is not None
@@ -69,14 +73,17 @@ class FusedBlock(TTTBlock):
         return add_product_(h, hidden, self.mlp.down_proj.weight, pdl)
 
     def _opened(self, h: Tensor, pdl: bool) -> Tensor:
-        """Return the hidden values [B, T, F] of the feed-forward layer: SwiGLU of the normed residual stream h."""
+        """Return the feed-forward layer's hidden values [B, T, F]: SwiGLU of the normed residual stream h [B, T, C]."""
         norm = Norm(self.ffn_norm.weight, self.ffn_norm.eps)
         if fits(h, self._gate_up, swiglu=True):
             return few_rows_product(h, self._gate_up, norm, swiglu=True, pdl=pdl)
         return swiglu_product(norm(h), self._gate_up, beside_others=beside_another_chunk())
 
     def _enter(self, h: Tensor, state: LayerState, pdl: bool) -> tuple[Tensor, Tensor]:
-        """Add the block's convolution, if it has one, to h; return the sum and its norm: one launch, three passes."""
+        """Add the output of the block's convolution, if it has one, to h; return the sum and its RMSNorm.
+
+        With a convolution this is one launch of three passes.
+        """
         if state.block_conv is None:
             return h, self.seq_norm(h)
         first, conv = self.conv.norm, self.conv.conv
@@ -86,9 +93,10 @@ class FusedBlock(TTTBlock):
         )
 
     def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
-        """Make Q, K, V and learning rates from the GEMM's columns in three passes.
+        """Return Q, K, V and learning rates from the columns of the shared GEMM's output, in three passes.
 
         Columns: [input of Q's and K's convolutions, v, output gate, lr], or [q, v, k, lr] without convolutions.
+        Without convolutions, the operator still applies RoPE and the sigmoid of the learning rates.
         """
         layer = self.seq_modeling_block
         logits, bias = projected[..., self._rate_rows()], layer.learnable_ttt_lr_bias[:, 0]
@@ -111,12 +119,12 @@ class FusedBlock(TTTBlock):
         return x.unflatten(-1, (config.heads, config.head_dim))
 
     def _rate_rows(self) -> slice:
-        """Return where the learning rates are: rows of the packed weight, and columns of the GEMM's output."""
+        """Return where the learning rates are: rows of the packed weight, and so columns of the GEMM's output."""
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 
     def _pack(self) -> None:
-        """Make weights that share an input views of one matrix."""
+        """Move weights that share an input into one matrix, and make the parameters views of it."""
         config, layer = self.seq_modeling_block.config, self.seq_modeling_block
         third = layer.g_proj if config.backbone == "mamba" else layer.k_proj
         # Spare rows hold the learning rate's weights, and zeros that pad them to a 16-byte load.
@@ -133,9 +141,10 @@ class FusedBlock(TTTBlock):
         return [linear.weight.data_ptr() for linear in self._packed]
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Repack weights that moved; compute the learning-rate rows and the learner again if their parameters changed.
+        """Follow parameters changed since the last call; return whether those of learning rates or token scale changed.
 
-        Return whether they were computed again.
+        If weights have moved in memory, pack them again. If those of learning rates or token scale changed, compute
+        their rows of the packed weight and the operator's `Learner` again.
         """
         if self._data_pointers() != self._addresses:
             self._pack()
@@ -151,7 +160,10 @@ class FusedBlock(TTTBlock):
 
 
 def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
-    """Make the projections' weights views of one matrix [sum of outputs + spare_rows, C]; spare rows are zero."""
+    """Copy the projections' weights into one matrix and make the weights views of it; return the matrix.
+
+    Its shape is [sum of outputs + spare_rows, C]; the spare rows, at the end, are zero.
+    """
     weights = [projection.weight for projection in projections]
     inputs = weights[0].shape[1]
     packed = weights[0].data.new_empty(sum(len(weight) for weight in weights) + spare_rows, inputs)
@@ -163,19 +175,23 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
 
 
 def taps_apart(weight: Tensor) -> Tensor:
-    """Return a convolution's weight [C, 1, 4] with contiguous channels in memory, as the kernels read it."""
+    """Return a convolution's weight [C, 1, 4] with channels contiguous in memory, as the kernels read it."""
     return weight.permute(2, 1, 0).contiguous().permute(2, 1, 0)
 
 
 def product(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
-    """Return x @ weight^T [B, T, N]: x [B, T, F], weight [N, F]. pdl: as in `few_rows_product`, for few rows only."""
+    """Return x @ weight^T [B, T, N] for x [B, T, F] and weight [N, F].
+
+    pdl: launch the kernel for few rows as a dependent launch; a GEMM of many rows ignores it.
+    """
     return few_rows_product(x, weight, pdl=pdl) if fits(x, weight) else F.linear(x, weight)
 
 
 def add_product_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: NormGate | None = None) -> Tensor:
-    """Add before(x) @ weight^T to `total` in place, rounded once, and return it.
+    """Add before(x) @ weight^T to `total` in place, rounded once, and return `total`.
 
-    total [B, T, C], x [B, T, F], weight [C, F]. before: the norm and output gate of x, or None. pdl: as in `product`.
+    total [B, T, C], x [B, T, F], weight [C, F]. before: the norm and output gate to apply to x, or None for x itself.
+    pdl: as in `product`.
     """
     if fits(x, weight):
         return few_rows_product(x, weight, before, out=total, pdl=pdl)

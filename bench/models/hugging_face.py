@@ -73,7 +73,10 @@ class _Settings(BaseModel):
 
 
 def read_config(folder: str | Path) -> TTTConfig:
-    """Read the folder's config.json. Raises CheckpointError if it is missing or has an unsupported key or value."""
+    """Return the configuration of the TTT model whose config.json is in `folder`.
+
+    Raises CheckpointError if the file is missing, or has an unsupported key or value.
+    """
     file = Path(folder) / CONFIG_FILE
     values = _values(file)
     try:
@@ -104,7 +107,7 @@ def read_config(folder: str | Path) -> TTTConfig:
 
 
 def config_values(config: TTTConfig) -> dict[str, Any]:
-    """Return the content of a model's config.json; `read_config` inverts it."""
+    """Return the content of config.json for a model; `read_config` returns the model's configuration from it."""
     return {
         "model_type": "ttt",
         "architectures": ["TTTForCausalLM"],
@@ -124,7 +127,7 @@ def config_values(config: TTTConfig) -> dict[str, Any]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises CheckpointError if the file holds none."""
+    """Read a JSON object. Raises CheckpointError if the file cannot be read or holds anything else."""
     try:
         values = json.loads(read_regular(file).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
@@ -136,7 +139,10 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _values(file: Path) -> dict[str, Any]:
-    """Read the keys that may have an effect, with their values; an unknown key that is null has none."""
+    """Return the keys of config.json that can affect the logits, with their values.
+
+    An unknown key counts unless it is null. Raises CheckpointError if the folder or the file is missing.
+    """
     folder = file.parent
     if not folder.is_dir():
         hint = f"give its folder, {folder.parent}" if folder.exists() else "no such folder"

@@ -1,4 +1,4 @@
-"""Convert a checkpoint of the authors' JAX code to a folder in Hugging Face's layout, exactly.
+"""Convert a checkpoint of the authors' JAX code to a folder in Hugging Face's layout, without rounding.
 
 The file is `streaming_params`, or `streaming_train_state` with the optimizer (ttt/infra/checkpoint.py of
 github.com/test-time-training/ttt-lm-jax). It is a stream of msgpack pairs (path, bytes). The bytes are one array in
@@ -52,7 +52,7 @@ _RENAMED = (
 
 
 def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
-    """Write config.json and model.safetensors of a JAX checkpoint into a new folder, in the file's dtype.
+    """Convert a JAX checkpoint `file` to a new folder with config.json and model.safetensors, in the file's dtype.
 
     base_lr: the training run's `ttt_base_lr`; None for the paper's. The new folder is loaded once to check it.
     Raises CheckpointError for a file of another format or model, or an existing folder; ImportError without msgpack.
@@ -79,7 +79,7 @@ def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
 
 
 def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield (path, tensor) for each weight of a file, without the optimizer's arrays.
+    """Yield (path, tensor) for each weight of a JAX checkpoint; the optimizer's arrays are left out.
 
     Raises CheckpointError if the file cannot be read or has another format.
     """
@@ -121,7 +121,7 @@ def _array(path: tuple[str, ...], value: Any) -> Tensor:
 
 
 def renamed(path: tuple[str, ...]) -> str:
-    """Return the name that a path of the JAX code has in the authors' PyTorch state dict."""
+    """Return the PyTorch name (in the authors' state dict) of the weight with this path in the JAX code."""
     name = ".".join(path)
     for jax, torch_name in _RENAMED:
         name = re.sub(jax, torch_name, name)
@@ -129,8 +129,9 @@ def renamed(path: tuple[str, ...]) -> str:
 
 
 def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
-    """Transpose an array to PyTorch's layout: [in, out] to [out, in], [4, 1, C] to [C, 1, 4], [H, C, 1] to [H, 1, C].
+    """Return a weight's array in PyTorch's layout: a kernel with its dimensions reversed, any other array unchanged.
 
+    [in, out] becomes [out, in], and [4, 1, C] becomes [C, 1, 4]; the learning rate's [H, C, 1] becomes [H, 1, C].
     RoPE pairs are interleaved in both codes, so Q and K are not permuted.
     """
     if path[-1:] != ("kernel",) or array.ndim < 2:
@@ -141,7 +142,11 @@ def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
 
 
 def config_of_weights(file: Path, weights: dict[str, Tensor], base_lr: float | None) -> dict[str, Any]:
-    """Derive config.json's content from weights by PyTorch name. Raises CheckpointError if they are no TTT model."""
+    """Return the content of config.json that follows from the weights, which are given by PyTorch name.
+
+    file: the checkpoint, for messages. base_lr: None for the paper's.
+    Raises CheckpointError if the weights are no TTT model.
+    """
     block = "model.layers.0.seq_modeling_block."
     inner = (f"{block}W1", f"{block}learnable_token_idx")
     needed = ("model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight", *inner)

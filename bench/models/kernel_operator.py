@@ -29,7 +29,7 @@ from tk_kernels.packed import Packed
 
 
 class KernelOperator(TorchOperator):
-    """Run the kernels for a learner ("linear", "mlp").
+    """The inner loop on the project's kernels. learner: "linear" or "mlp".
 
     form, precision: those of the generate state; see `tk_kernels.ttt_linear.generate`.
     prefill_on_reference: whether forward runs in PyTorch, for systems that only measure generate.
@@ -54,7 +54,10 @@ class KernelOperator(TorchOperator):
         self._table_of: Tensor | None = None
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
-        """Run forward in a kernel, or in PyTorch with `prefill_on_reference`. Given `start`, there is no host sync."""
+        """Return out [B, T, H, D] and advance `state`, in a kernel, or in PyTorch with `prefill_on_reference`.
+
+        start: the position in the mini-batch; None reads it from the device, which costs a host sync.
+        """
         if self._forward is None:
             return super().forward(projections, learner, state, start)
         rope = not projections.ready and learner.rope_theta == ROPE_THETA  # the kernel's own RoPE has this theta only
@@ -74,9 +77,10 @@ class KernelOperator(TorchOperator):
         initial: Sequence[Tensor],
         sequences: Packed,
     ) -> Tensor:
-        """Return out [1, N, H, D] of packed tokens; advance the slots of `state`, one of `generate_state`, in place.
+        """Return out [1, N, H, D] for the N packed tokens of `sequences`, and update their slots of `state` in place.
 
-        initial: the learner's weights, with which new sequences begin.
+        state: as `generate_state` returns it.
+        initial: the initial weights (W1, b1, ...), with which new sequences begin.
         """
         mini_batch = len(learner.token_scale)
         if not projections.ready:
@@ -95,7 +99,10 @@ class KernelOperator(TorchOperator):
         initial: Sequence[Tensor],
         sequences: Packed,
     ) -> Tensor:
-        """Run sequences of one length as a batch, in `forward`'s kernel for Hopper, on copies of their slots."""
+        """Do the work of `forward_packed` for sequences of equal length, as a batch in the forward kernel for Hopper.
+
+        The kernel runs on copies of the sequences' slots, which are then written back to `state`.
+        """
         batch, heads = len(sequences.slots), projections.q.shape[2]
         position = sequences.start.new_zeros(batch, heads)
         names = [field.name for field in fields(state) if field.name not in ("position", "slots")]
@@ -114,20 +121,29 @@ class KernelOperator(TorchOperator):
         return out.flatten(0, 1)[None]
 
     def generate_state(self, state: Any) -> Any:
-        """Copy forward's state into the generate kernel's form and precision; return a generate state as it is."""
+        """Return a copy of forward's state in the generate kernel's form and precision.
+
+        If `state` is already a generate state, return it as it is.
+        """
         if isinstance(state, self._generate.GenerateState):
             return state
         return self._generate.GenerateState.from_state(state, self._generate_form, self._precision)
 
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
-        """Run one step in a kernel, which also computes RoPE and learning rates unless the projections are `ready`."""
+        """Return out [B, H, D] and advance `state` by one token, in one kernel.
+
+        The kernel also computes RoPE and the learning rates, unless the projections are `ready`.
+        """
         inputs = *projections[:4], *outer_parameters(learner), state
         if projections.ready:
             return self._generate.generate_step(*inputs, pdl=projections.pdl)
         return self._generate.generate_step(*inputs, rope=self._rope_table(learner.rope), base_lr=learner.base_lr)
 
     def _rope_table(self, rope: Rotation) -> Tensor:
-        """Return the rotation in the generate kernel's layout [m, 2, D], cached for all layers and steps."""
+        """Return RoPE's cos and sin [m, D/2] as one table in the generate kernel's layout [m, 2, D].
+
+        The table is cached, so all layers and steps share it.
+        """
         if self._table_of is not rope[0]:
             self._table, self._table_of = rope_table(*rope), rope[0]
         return self._table

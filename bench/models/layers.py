@@ -15,28 +15,28 @@ INITIALIZER_RANGE = 0.02
 
 
 def round_up(count: int, multiple: int) -> int:
-    """Round `count` up to a multiple."""
+    """Return the smallest multiple of `multiple` that is at least `count`."""
     return -(-count // multiple) * multiple
 
 
 class _Ranges:
-    """The switch of the NVTX ranges: off by default, because ranges slow eager runs."""
+    """The process-wide switch of the NVTX ranges; it is off by default, because ranges slow eager runs."""
 
     enabled = False
 
 
 def mark_layers(enabled: bool) -> None:
-    """Switch the NVTX ranges "layer 0", ... on or off, for all models of this process."""
+    """Switch the NVTX ranges of layers ("layer 0", ...) and inner loops on or off, for all models of this process."""
     _Ranges.enabled = enabled
 
 
 def layer_range(index: int) -> AbstractContextManager[object]:
-    """Return the NVTX range of a layer, or an empty context if ranges are off."""
+    """Return a context manager: the NVTX range of layer `index`, or an empty context if ranges are off."""
     return nvtx_range(layer_name(index)) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def operator_range() -> AbstractContextManager[object]:
-    """Return the NVTX range of a layer's inner loop, or an empty context if ranges are off."""
+    """Return a context manager: the NVTX range of a layer's inner loop, or an empty context if ranges are off."""
     return nvtx_range(OPERATOR) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
@@ -47,26 +47,26 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 class _Unfilled(nn.Linear):
     def reset_parameters(self) -> None:
-        """Leave the weight unfilled: filling 1.3B parameters twice takes seconds."""
+        """Do nothing: the weight is filled later, and filling 1.3B parameters twice takes seconds."""
 
 
 def linear(inputs: int, outputs: int, device: torch.device, dtype: torch.dtype) -> nn.Linear:
-    """Make a projection without bias and with an uninitialized weight."""
+    """Return a projection without bias and with an uninitialized weight."""
     return _Unfilled(inputs, outputs, bias=False, device=device, dtype=dtype)
 
 
 def embedding(vocabulary: int, width: int, device: torch.device, dtype: torch.dtype) -> nn.Embedding:
-    """Make an embedding with an uninitialized weight."""
+    """Return an embedding with an uninitialized weight."""
     return nn.Embedding.from_pretrained(torch.empty(vocabulary, width, device=device, dtype=dtype), freeze=False)
 
 
 def parameter(shape: Iterable[int], device: torch.device, dtype: torch.dtype) -> nn.Parameter:
-    """Make an uninitialized parameter."""
+    """Return an uninitialized parameter."""
     return nn.Parameter(torch.empty(tuple(shape), device=device, dtype=dtype))
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension; the mean square is in float32 or wider."""
+    """RMSNorm: x / rms(x) * weight over the last dimension; the mean square is in float32 or wider."""
 
     def __init__(self, width: int, device: torch.device, dtype: torch.dtype, eps: float = NORM_EPS) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class RMSNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """`down(silu(gate(x)) * up(x))`, without biases."""
+    """The feed-forward layer `down(silu(gate(x)) * up(x))`, without biases."""
 
     def __init__(self, width: int, ffn_width: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class SwiGLU(nn.Module):
 
 
 class CausalConv(nn.Module):
-    """Depthwise convolution over the last four tokens, with bias; weight [C, 1, 4] as in nn.Conv1d."""
+    """Depthwise convolution over a token and the three before it, with bias; weight [C, 1, 4] as in nn.Conv1d."""
 
     def __init__(self, width: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -99,19 +99,19 @@ class CausalConv(nn.Module):
         self.bias = parameter((width,), device, dtype)
 
     def forward(self, window: Tensor) -> Tensor:
-        """Convolve window [B, T + 3, C], which begins with the three previous tokens; return [B, T, C]."""
+        """Convolve window [B, T + 3, C], which begins with the three tokens before the T; return [B, T, C]."""
         return F.conv1d(window.transpose(1, 2), self.weight, self.bias, groups=self.bias.shape[0]).transpose(1, 2)
 
 
 def slide(cache: Tensor, x: Tensor) -> Tensor:
-    """Return cache [B, 3, C] and x [B, T, C] concatenated, and store the last three tokens in the cache."""
+    """Return cache [B, 3, C] and x [B, T, C] concatenated; store the last three tokens in the cache."""
     window = torch.cat((cache, x), dim=1)
     cache.copy_(window[:, -cache.shape[1] :])
     return window
 
 
 def empty_conv_cache(batch: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the cache before any token: zeros [B, 3, C]."""
+    """Return a convolution's cache of its last three inputs before any token: zeros [B, 3, C]."""
     return torch.zeros(batch, CONV_KERNEL - 1, width, device=device, dtype=dtype)
 
 
@@ -119,7 +119,10 @@ Rotation = tuple[Tensor, Tensor]
 
 
 def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float = ROPE_THETA) -> Rotation:
-    """Return cos and sin of position * theta^(-2i/D), each [*position.shape, 1 (heads), D/2], in at least float32."""
+    """Return RoPE's cos and sin of position * theta^(-2i/D), in at least float32.
+
+    Each has shape [*position.shape, 1, D/2]; the 1 stands for heads. dtype: that of the tokens.
+    """
     dtype = at_least_float32(dtype)
     exponent = torch.arange(0, head_dim, 2, device=position.device, dtype=dtype) / head_dim
     angle = position[..., None, None] * theta**-exponent
@@ -127,14 +130,20 @@ def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float =
 
 
 def rotate_interleaved(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Rotate the pairs (2i, 2i+1) of x [B, T, H, D] in the rotation's dtype; the result has x's dtype."""
+    """Apply RoPE to the pairs (2i, 2i+1) of x [B, T, H, D], in the dtype of cos and sin; the result has x's dtype.
+
+    rotated_by: cos and sin, as from `rotation`.
+    """
     cos, sin = rotated_by
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
 
 
 def rotate_halves(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Rotate the pairs (i, i + D/2) of x [B, T, H, D], as Llama does, in the rotation's dtype."""
+    """Apply RoPE to the pairs (i, i + D/2) of x [B, T, H, D], as Llama does; the result has x's dtype.
+
+    rotated_by: cos and sin, as from `rotation`; their dtype is that of the computation.
+    """
     cos, sin = rotated_by
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
@@ -147,9 +156,9 @@ _CONVOLUTION = re.compile(r"conv(_q|_k)?\.(weight|bias)$")
 
 @torch.no_grad()
 def fill_with_initial_weights(module: nn.Module, generator: torch.Generator) -> None:
-    """Fill every parameter with the authors' initial distribution, in the order of named_parameters().
+    """Fill every parameter from the authors' initial distribution, in the order of named_parameters().
 
-    Norm weights are one. Norm biases, `learnable_token_idx` and the learner's biases are zero.
+    Norm weights are one. Norm biases, b1, b2, `learnable_token_idx` and `learnable_ttt_lr_bias` are zero.
     Convolutions are uniform within 1/sqrt(4), PyTorch's default. All other weights are normal with deviation 0.02.
     Values are drawn in float32 and rounded, so a seed gives the same weights in every dtype.
     """

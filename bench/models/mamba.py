@@ -1,4 +1,4 @@
-"""The Mamba baseline: the implementation in Hugging Face transformers."""
+"""The Mamba baseline: its implementation in Hugging Face's package transformers."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -17,7 +17,10 @@ MEMORY = 96  # standard deviation of x_proj's rows for B and C, times the width;
 
 @dataclass
 class MambaState:
-    """The cache of transformers: per layer the convolution's last inputs [B, E, 4] and the float32 state [B, E, N]."""
+    """Mamba's state in the cache class of transformers.
+
+    Per layer: the convolution's last inputs [B, E, 4] and the float32 state [B, E, N].
+    """
 
     batch: int
     cache: DynamicCache
@@ -26,8 +29,8 @@ class MambaState:
 class Mamba(CausalLM):
     """Mamba in the plain PyTorch code of transformers (its slow path), with the parameter names of transformers.
 
-    The scan always starts from a zero state, so only the first prompt of a state is scanned. Later tokens run one by
-    one. The scan holds a float32 tensor [B, E, T, N], so its memory grows with T.
+    The scan always starts from a zero state, so only a state's first prompt is scanned. Later prompts run token by
+    token. The scan holds a float32 tensor [B, E, T, N], so its memory grows with T.
     """
 
     def __init__(self, config: MambaConfig, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> None:
@@ -44,7 +47,10 @@ class Mamba(CausalLM):
     def from_seed(
         cls, config: MambaConfig, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any
     ) -> Self:
-        """Draw weights as Hugging Face transformers does, except for the projections to B and C."""
+        """Build a model with random initial weights, drawn as transformers does, except for the projections to B and C.
+
+        `remember` scales these projections.
+        """
         return cls(config, device, dtype, seed=seed, **options)
 
     def init_state(self, batch: int, context: int = 0) -> MambaState:
@@ -65,7 +71,10 @@ class Mamba(CausalLM):
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
-        """Scan the first prompt of a state; run later prompts token by token."""
+        """Read ids [B, T] and return (logits [B, V] after the last token, state).
+
+        The first prompt of a state is scanned; later prompts run token by token.
+        """
         check_ids(ids, 2, state.batch)
         chunks = ids.split(1, dim=1) if state.cache.has_previous_state() else (ids,)
         for chunk in chunks:
@@ -105,7 +114,7 @@ class Mamba(CausalLM):
 def remember(model: nn.Module, config: MambaConfig) -> None:
     """Scale x_proj's random rows for B and C until B and C are near one, so that logits depend on the state.
 
-    Without this the state adds only 1e-4 of a tiny model's output, and bfloat16 would hide a wrong scan.
+    Otherwise the state would add only 1e-4 of a tiny model's output, and bfloat16 would hide a wrong scan.
     """
     for name, weight in model.named_parameters():
         if name.endswith("x_proj.weight"):

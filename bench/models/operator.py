@@ -1,4 +1,4 @@
-"""The inner loop of a TTT layer: its inputs and its PyTorch reference, whose interface kernels share."""
+"""The inner loop of a TTT layer: its inputs, and a PyTorch reference whose interface the kernels' operator shares."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -17,11 +17,11 @@ from tk_kernels.ttt_mlp import reference as ttt_mlp
 
 
 class Projections(NamedTuple):
-    """A layer's projections: q, k (before RoPE), v [B, T, H, D]; lr_logits x_j . w_h + c_h [B, T, H], at least float32.
+    """The inputs of a layer's inner loop: q, k (before RoPE), v [B, T, H, D], and lr_logits [B, T, H].
 
-    In a generate step the tensors have no dimension T.
+    lr_logits: x_j . w_h + c_h, at least float32. In a generate step the tensors have no dimension T.
     ready: whether q and k already have RoPE, and lr_logits holds the learning rates lr_j.
-    pdl: whether the step may be a dependent launch (`tk_kernels.generate.common`).
+    pdl: whether kernels of the step are allowed to be dependent launches (`tk_kernels.generate.common`).
     """
 
     q: Tensor
@@ -32,15 +32,16 @@ class Projections(NamedTuple):
     pdl: bool = False
 
     def first(self) -> "Projections":
-        """Return the projections of token 0, without the dimension T."""
+        """Return the projections of token 0, without the dimension T, as a generate step takes them."""
         q, k, v, lr_logits = (each[:, 0] for each in self[:4])
         return Projections(q, k, v, lr_logits, self.ready, self.pdl)
 
 
 @dataclass(frozen=True)
 class Learner:
-    """A layer's parameters outside the state: token_scale s_i [m], LayerNorm [H, D], base_lr, RoPE.
+    """The parameters of a layer's inner loop that are outside its state.
 
+    token_scale: s_i [m]. ln_weight, ln_bias: LayerNorm [H, D]. base_lr: the inner learning rate before sigmoid and 1/D.
     rope: cos and sin [m, D/2] of position * rope_theta^(-2i/D).
     """
 
@@ -55,9 +56,9 @@ class Learner:
 class TorchOperator:
     """The inner loop, including RoPE and the learning rate, in PyTorch; subclasses run it on kernels.
 
-    learner: "linear" or "mlp". form: "dual" or "primal". In both forms `forward` takes a state of the dual form. A
-    primal step takes the accumulators of `generate_state`.
-    The state is a named tuple or dataclass of tensors. Calls update it in place, so a CUDA graph stays valid.
+    learner: "linear" or "mlp". form: "dual" or "primal". `forward` takes a state of the dual form whatever `form` is. A
+    primal `generate_step` takes the accumulators that `generate_state` returns.
+    A state is a named tuple or dataclass of tensors. Calls update it in place, so a CUDA graph stays valid.
     block_a_head: whether `forward` is one kernel with one thread block per head and sequence.
     """
 
@@ -74,14 +75,20 @@ class TorchOperator:
         return self._reference.init_state(*weights, batch, mini_batch=mini_batch, dtype=dtype)
 
     def init_states(self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
-        """Return the initial states of all layers in few launches; each tensor has a leading axis of layers."""
+        """Return the initial states of all layers in few launches; each tensor has a leading axis of layers.
+
+        layers: each layer's weights, as in `init_state`.
+        """
         one = self.init_state(layers[0], 1, mini_batch, dtype)
         states = type(one)(*(x.new_empty(len(layers), batch, *x.shape[1:]) for x in one))
         self.restart_states(states, layers)
         return states
 
     def restart_states(self, states: Any, layers: Sequence[Sequence[Tensor]]) -> None:
-        """Reset the states of `init_states` in place: the weights into the first tensors, zeros into the others."""
+        """Reset states of `init_states` in place: the weights into their first tensors, zeros into the others.
+
+        layers: each layer's weights, as in `init_state`.
+        """
         parameters = list(zip(*layers, strict=True))
         for each, weights in zip(states, parameters, strict=False):
             each.copy_(torch.stack([weight.detach() for weight in weights]).view(len(layers), 1, *each.shape[2:]))
@@ -89,10 +96,10 @@ class TorchOperator:
             each.zero_()
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
-        """Return out [B, T, H, D] in q's dtype and advance `state` by T tokens.
+        """Return the inner loop's output [B, T, H, D] in q's dtype, and advance `state` by T tokens in place.
 
         start: the position inside the mini-batch; None reads it from the device.
-        Raises ValueError for primal accumulators, which lack the rows of the mini-batch.
+        Raises ValueError for a primal state, which lacks the tokens of the current mini-batch.
         """
         if _is_primal(state):
             raise ValueError("prefill: needs a state of init_state or prefill, not of generate_state")
@@ -103,14 +110,14 @@ class TorchOperator:
         return out
 
     def generate_state(self, state: Any) -> Any:
-        """Return the accumulators of the primal form; in the dual form, `state` itself."""
+        """Return the state for `generate_step`: accumulators in the primal form, `state` itself in the dual form."""
         return self._reference.primal_state(state) if self.form == "primal" and not _is_primal(state) else state
 
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
-        """Return out [B, H, D] and advance `state` by one token, without a host sync.
+        """Return the inner loop's output [B, H, D] for one token, and advance `state` by it, without a host sync.
 
-        The sequences may be at different positions in their mini-batches.
-        Raises ValueError for a state of the other form.
+        The sequences are allowed to be at different positions in their mini-batches.
+        Raises ValueError for a state of the other form (dual, primal).
         """
         if _is_primal(state) != (self.form == "primal"):
             raise ValueError(f"generate_step: a state of another form than {self.form}; make one with generate_state")
@@ -123,13 +130,19 @@ def _is_primal(state: Any) -> bool:
 
 
 def ready_for_prefill(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Apply RoPE and learning rates to T tokens; position [B]: where the first one is in its mini-batch."""
+    """Return the projections of T tokens as `ready` ones: with RoPE and learning rates.
+
+    position [B]: where token 0 of each sequence is in its mini-batch.
+    """
     ahead = torch.arange(projections.q.shape[1], device=position.device)
     return ready_at(projections, learner, (position[:, None] + ahead) % learner.token_scale.shape[0])
 
 
 def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Apply RoPE and learning rates; position [B, T], or [B] for a step: where each token is in its mini-batch."""
+    """Return the projections as `ready` ones: with RoPE and learning rates; return `ready` ones as they are.
+
+    position [B, T], or [B] for a generate step: where each token is in its mini-batch.
+    """
     if projections.ready:
         return projections
     cos, sin = (table[position].unsqueeze(-2) for table in learner.rope)
@@ -138,7 +151,7 @@ def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Pr
 
 
 def learning_rates(projections: Projections, learner: Learner) -> Tensor:
-    """Return lr_j = base_lr * sigmoid(logit_j) / D; `ready` projections hold it already."""
+    """Return the learning rates lr_j = base_lr * sigmoid(lr_logits_j) / D; `ready` projections already hold lr_j."""
     if projections.ready:
         return projections.lr_logits
     return torch.sigmoid(projections.lr_logits) * (learner.base_lr / projections.q.shape[-1])

@@ -1,4 +1,4 @@
-"""Overlap two chunks of a prompt on two CUDA streams: the inner loop of one and the GEMMs of the other.
+"""Overlap two chunks of a prompt on two CUDA streams: the inner loop of one runs while the GEMMs of the other run.
 
 A TTT kernel has one thread block per head and sequence, so few sequences leave most SMs idle. A chunk may enter a layer
 once the previous chunk has left it, because only the layer's state connects them.
@@ -15,15 +15,15 @@ _within: ContextVar[bool] = ContextVar("within", default=False)
 
 
 def beside_another_chunk() -> bool:
-    """Whether current launches overlap with another chunk's kernels."""
+    """Return whether the caller is within `Overlap.chunk`: its kernels then overlap with another chunk's."""
     return _within.get()
 
 
 class Overlap:
-    """Run the chunks of a prompt on two streams in turn; a layer waits until the previous chunk has left it.
+    """Two CUDA streams that run a prompt's chunks in turn; a chunk enters a layer once the previous one has left it.
 
     Both streams first wait for the current stream. Memory allocated in a chunk belongs to the chunk's stream; `join`
-    lets the calling stream reuse it.
+    lets the calling stream reuse that memory.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -36,7 +36,7 @@ class Overlap:
 
     @contextmanager
     def chunk(self) -> Iterator[None]:
-        """Run the enclosed launches as the next chunk, on that chunk's stream."""
+        """Run the launches in this context as the next chunk, on that chunk's stream."""
         within = _within.set(True)
         try:
             with torch.cuda.stream(self._streams[self._chunks % 2]):
@@ -47,7 +47,7 @@ class Overlap:
 
     @contextmanager
     def layer(self, index: int) -> Iterator[None]:
-        """Run the enclosed launches, within `chunk`, after the previous chunk has left layer `index`."""
+        """Run the launches in this context, within `chunk`, after the previous chunk has left layer `index`."""
         stream = self._streams[self._chunks % 2]
         if index in self._left:
             stream.wait_event(self._left[index])
@@ -55,7 +55,7 @@ class Overlap:
         self._left[index] = stream.record_event()
 
     def join(self) -> None:
-        """Make the calling stream wait for all chunks."""
+        """Make the calling stream wait for the kernels of all chunks."""
         for stream in self._streams:
             self._caller.wait_stream(stream)
 

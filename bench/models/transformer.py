@@ -18,9 +18,10 @@ CAPACITY_MULTIPLE = 64
 
 @dataclass
 class TransformerState:
-    """The KV cache [layers, 2, B, KV heads, capacity, D] and the number of its tokens, `position` [1] int64.
+    """The KV cache [layers, 2, B, KV heads, capacity, D], and the number of its tokens, `position` [1] int64.
 
-    length: the host's copy of position; None after generate_step, or after a replay of its CUDA graph.
+    length: the same number on the host; None after generate_step, or after a replay of its CUDA graph, when only
+    `position` has it.
     """
 
     cache: Tensor
@@ -36,20 +37,23 @@ class TransformerState:
         return self.cache.shape[4]
 
     def rows(self, rows: slice) -> "TransformerState":
-        """Return the state of the sequences `rows`: views of the cache and the position, and a separate `length`."""
+        """Return the state of the sequences `rows`, as views of the cache and the position; `length` is a copy."""
         if self.length is None:
             self.length = int(self.position)
         return TransformerState(self.cache[:, :, rows], self.position, self.length)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
-    """Attend from q [B, H, T, D] to k, v [B, KV heads, T, D]; with a causal `mask`, k and v may be longer than q."""
+    """Return causal attention [B, H, T, D] of q [B, H, T, D] over k, v [B, KV heads, S, D].
+
+    mask: a causal mask for S > T; None needs S = T.
+    """
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
 
 class Sdpa:
-    """Attention of whole prompts and of steps by scaled_dot_product_attention; other kernels override both.
+    """Attention of whole prompts and of generate steps by PyTorch's SDPA; subclasses run both on other kernels.
 
     whole_prompts: whether `prefill` needs a prompt in one chunk.
     """
@@ -57,24 +61,24 @@ class Sdpa:
     whole_prompts = False
 
     def prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return causal attention over whole prompts, [B, H, T, D]."""
+        """Return causal attention [B, H, T, D] of q over k and v [B, KV heads, T, D], which hold whole prompts."""
         return causal_attention(q, k, v)
 
     def mask(self, position: Tensor, capacity: int) -> Any:
-        """Return what all layers' steps share: the mask [1, capacity] of the rows 0 to `position` [1]."""
+        """Return the mask that all layers' `step` takes: here [1, capacity], true up to the token at `position`."""
         return (torch.arange(capacity, device=position.device) <= position)[None]
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, position: Tensor, mask: Any) -> Tensor:
-        """Return attention of q [B, H, 1, D] over the rows 0 to `position` of caches [B, KV heads, capacity, D].
+        """Return attention of q [B, H, 1, D] over the tokens 0 to `position` [1] of k, v [B, KV heads, capacity, D].
 
-        The query heads of one KV head are rows of one query: SDPA's masked kernels know no groups.
+        SDPA's masked kernels have no grouped-query attention, so query heads of one KV head become rows of one query.
         """
         rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
         return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).flatten(1, 2).unsqueeze(2)
 
 
 class Attention(nn.Module):
-    """Causal attention with RoPE and without biases, on the kernels of `attend`."""
+    """A Llama attention layer: causal, with RoPE, without biases. attend: the kernels that compute the attention."""
 
     def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype, attend: Sdpa) -> None:
         super().__init__()
@@ -85,9 +89,9 @@ class Attention(nn.Module):
         self.o_proj = linear(config.width, config.width, device, dtype)
 
     def forward(self, x: Tensor, rope: Rotation, cache: Tensor, start: int) -> Tensor:
-        """Attend from x [B, T, C] to all tokens so far; return [B, T, C].
+        """Return the layer's output [B, T, C] for x [B, T, C], the tokens from `start` on; they attend to all so far.
 
-        cache [2, B, KV heads, capacity, D] gets the T new keys and values, from row `start` on.
+        The T new keys and values are written to cache [2, B, KV heads, capacity, D], from token `start` on.
         """
         q, k, v = self._project(x, rope)
         end = start + x.shape[1]
@@ -102,14 +106,17 @@ class Attention(nn.Module):
         return self._merge(out)
 
     def generate_step(self, x: Tensor, rope: Rotation, cache: Tensor, position: Tensor, mask: Any) -> Tensor:
-        """Cache the key and value of x [B, 1, C] at `position`, attend under the mask, and return [B, 1, C]."""
+        """Store the key and value of x [B, 1, C] in the cache at `position` [1]; return the layer's output [B, 1, C].
+
+        mask: as `Sdpa.mask` returns it.
+        """
         q, k, v = self._project(x, rope)
         cache[0].index_copy_(2, position, k)
         cache[1].index_copy_(2, position, v)
         return self._merge(self.attend.step(q, cache[0], cache[1], position, mask))
 
     def _project(self, x: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [B, H, T, D], and k and v [B, KV heads, T, D]; q and k have RoPE."""
+        """Return q [B, H, T, D], k and v [B, KV heads, T, D] of x [B, T, C]; q and k have RoPE."""
         head_dim = self.config.head_dim
         q, k, v = (p(x).unflatten(-1, (-1, head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
         return rotate_halves(q, rope).transpose(1, 2), rotate_halves(k, rope).transpose(1, 2), v.transpose(1, 2)
@@ -138,10 +145,11 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(ChunkedModel):
-    """A Llama-shaped Transformer with the parameter names of Hugging Face's Llama.
+    """A Llama-like Transformer with the parameter names of Hugging Face's Llama.
 
-    All sequences of a batch have the same position. A step attends to the whole capacity under a mask, so that its
-    shapes are static; give init_state no more context than needed. attend: the attention's kernels, by default SDPA's.
+    All sequences of a batch have the same position. A step attends to the whole capacity of the cache under a mask, so
+    that its shapes are static: a longer context in `init_state` makes every step slower.
+    attend: the attention's kernels, by default SDPA's.
     """
 
     def __init__(
@@ -162,7 +170,7 @@ class Transformer(ChunkedModel):
         return TransformerState(cache, torch.zeros(1, device=self.device, dtype=torch.int64))
 
     def reset_state(self, state: TransformerState) -> None:
-        """Reset the position to 0; old rows of the cache stay and are masked."""
+        """Reset the position to 0 in place; old tokens stay in the cache, and the mask hides them."""
         state.position.zero_()
         state.length = 0
 

@@ -1,7 +1,7 @@
 """TTT language models: arXiv 2407.04620, section 2 (the layer) and appendix (backbones).
 
-A block is a convolution (only with the Mamba backbone), a TTT layer and SwiGLU. A TTT layer is projections, an inner
-loop (`TorchOperator`) and an output projection.
+A block is a convolution (only with the Mamba backbone), a TTT layer and SwiGLU. A TTT layer consists of projections, an
+inner loop (`TorchOperator`) and an output projection.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,12 +37,12 @@ from tk_kernels.reference.token_rows import overwrite
 
 @dataclass
 class LayerState:
-    """The state of a block: the operator's state `inner`, and the convolutions' last inputs [B, 3, C].
+    """The state of one block: the operator's state `inner`, and the last inputs [B, 3, C] of the convolutions.
 
-    block_conv: inputs of the block's convolution. qk_conv: inputs that the convolutions of Q and K share.
+    block_conv: of the block's convolution. qk_conv: of the convolutions of Q and K, which share their input.
     Both are None with the Transformer backbone.
-    slots [B]: for `FusedBlock.generate_step`, indices of the B sequences in state tensors that hold more.
-    sequences: for `FusedBlock.forward_packed`, where its tokens and their slots are.
+    slots [B]: for `FusedBlock.generate_step`, where the B sequences are in state tensors that hold more sequences.
+    sequences: for `FusedBlock.forward_packed`, where the tokens of each sequence and its slot are.
     """
 
     block_conv: Tensor | None
@@ -52,14 +52,18 @@ class LayerState:
     sequences: Packed | None = None
 
     def rows(self, rows: slice) -> "LayerState":
-        """Return the state of the sequences `rows`, as views."""
+        """Return the state of the sequences in the slice `rows`, as views."""
         block_conv, qk_conv = (None if cache is None else cache[rows] for cache in (self.block_conv, self.qk_conv))
         return LayerState(block_conv, qk_conv, rows_of(self.inner, rows))
 
 
 @dataclass
 class WholeState:
-    """All layers' convolution caches in one tensor [2, layers, B, 3, C], and the states of the operator."""
+    """The state tensors of all layers together.
+
+    caches: convolution caches [2, layers, B, 3, C], of blocks, then of Q and K; None with the Transformer backbone.
+    inner: the operator's states, tensors with a leading axis of layers.
+    """
 
     caches: Tensor | None
     inner: Any
@@ -67,10 +71,10 @@ class WholeState:
 
 @dataclass
 class TTTState:
-    """The state of `batch` sequences, of any length.
+    """The state of `batch` sequences; its size does not depend on their length.
 
-    length: tokens per sequence; None after generate_step, or after a replay of its CUDA graph.
-    whole: the tensors that the layers are views of, if any.
+    length: tokens read so far per sequence; None after generate_step, or after a replay of its CUDA graph.
+    whole: tensors of all layers, of which `layers` are views; None if each layer has its own.
     """
 
     batch: int
@@ -79,7 +83,7 @@ class TTTState:
     whole: WholeState | None = None
 
     def rows(self, rows: slice) -> "TTTState":
-        """Return the state of the sequences `rows`, as views."""
+        """Return the state of the sequences in the slice `rows`, as views."""
         return TTTState(len(range(self.batch)[rows]), [layer.rows(rows) for layer in self.layers], self.length)
 
 
@@ -98,8 +102,8 @@ class BlockConv(nn.Module):
 class TTTLayer(nn.Module):
     """The TTT layer except its inner loop: projections, convolutions, learning rate, norm, output gate, projection.
 
-    Projections and norms are in `dtype`. The learner's parameters (W1, b1, ..., learnable_*, ttt_norm_*) have at least
-    float32, because a mini-batch changes them by less than half an ulp of bfloat16.
+    Projections and norms are in `dtype`. The inner loop's parameters (W1, b1, ..., learnable_*, ttt_norm_*) are at
+    least in float32, because a mini-batch changes them by less than half an ulp of bfloat16.
     """
 
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -130,11 +134,11 @@ class TTTLayer(nn.Module):
         self.register_buffer("token_idx", 1.0 / index, persistent=False)
 
     def learner_weights(self) -> list[Tensor]:
-        """Return the learner's initial weights: W1, b1 and, for TTT-MLP, W2, b2."""
+        """Return the initial weights of the hidden state: W1, b1 and, for TTT-MLP, W2, b2."""
         return [self.get_parameter(name) for name in self.config.weight_shapes]
 
     def project(self, x: Tensor, state: LayerState) -> Projections:
-        """Compute the operator's inputs from x [B, T, C], and advance the convolution inputs in `state`."""
+        """Return the inner loop's inputs for x [B, T, C], and update the stored convolution inputs in `state`."""
         q, k = self._query_and_key(x, state)
         return Projections(self._heads(q), self._heads(k), self._heads(self.v_proj(x)), self._lr_logits(x))
 
@@ -152,14 +156,17 @@ class TTTLayer(nn.Module):
         return logits + self.learnable_ttt_lr_bias[:, 0]  # the sum has the bias's dtype
 
     def learner(self, rope: Rotation) -> Learner:
-        """Return the operator's parameters outside its state. rope: cos and sin, from `rope_tables`."""
+        """Return the inner loop's parameters outside its state. rope: cos and sin, from `rope_tables`."""
         # s_i = max(0, 1/(i+1) + learnable_i)
         token_scale = torch.clamp_min(self.get_buffer("token_idx") + self.learnable_token_idx, 0.0)
         base_lr, theta = self.config.base_lr, self.config.rope_theta
         return Learner(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
 
     def output(self, x: Tensor, out: Tensor) -> Tensor:
-        """Apply norm, output gate (from the layer's input x) and projection to out [B, T, H, D]; return [B, T, C]."""
+        """Return the layer's output [B, T, C]: norm, output gate and projection of the inner loop's out [B, T, H, D].
+
+        x [B, T, C]: the layer's input, from which the output gate is computed.
+        """
         out = self.post_norm(out.flatten(-2))
         if self.config.backbone == "mamba":
             out = F.gelu(self.g_proj(x), approximate="tanh") * out
@@ -205,7 +212,10 @@ class TTTBlock(nn.Module):
         return self._through(h, rope, state, learn)
 
     def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
-        """Run the block with the inner loop `learn`; `bench.models.fused` overrides this method."""
+        """Run the block on h with `learn` as inner loop, and return the new residual stream.
+
+        `bench.models.fused` overrides this method.
+        """
         if state.block_conv is not None:
             h = h + self.conv(h, state.block_conv)
         layer, x = self.seq_modeling_block, self.seq_norm(h)
@@ -214,15 +224,16 @@ class TTTBlock(nn.Module):
 
 
 def rope_tables(config: TTTConfig, device: torch.device, dtype: torch.dtype) -> Rotation:
-    """Return cos and sin [m, D/2] for the positions in a mini-batch, in at least float32."""
+    """Return RoPE's cos and sin [m, D/2] for the positions in a mini-batch, in at least float32."""
     positions = torch.arange(config.mini_batch, device=device)
     cos, sin = (table.squeeze(-2) for table in rotation(positions, config.head_dim, dtype, config.rope_theta))
     return cos, sin
 
 
 class TTTModel(ChunkedModel):
-    """TTT-Linear or TTT-MLP with the Mamba (M) or Transformer (T) backbone and the authors' parameter names.
+    """A TTT-Linear or TTT-MLP language model with the authors' parameter names.
 
+    The configuration sets the Mamba (M) or Transformer (T) backbone.
     operator: the inner loop, by default the dual form in PyTorch. block: `TTTBlock` or `fused.FusedBlock`.
     """
 
@@ -252,7 +263,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_state(self, batch: int, context: int = 0) -> TTTState:
-        """Return the initial state; it has the same size for any context."""
+        """Return the state before any token; its size does not depend on `context`."""
         dtype, caches = at_least_float32(self.dtype), self._conv_caches(batch)
         inner = self.operator.init_states(self._learner_weights, batch, self.config.mini_batch, dtype)
         states = (type(inner)(*(each[layer] for each in inner)) for layer in range(self.config.layers))
@@ -261,7 +272,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def reset_state(self, state: TTTState) -> None:
-        """Reset a state in place; a state from generate_state keeps its form."""
+        """Reset a state in place to that before any token; a state from generate_state keeps its form."""
         state.length = 0
         if state.whole is not None:
             if state.whole.caches is not None:
@@ -278,9 +289,9 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
-        """Convert a state for generate_step; the result shares the convolution caches of `state`.
+        """Return the state that generate_step takes; it shares the convolution caches of `state`.
 
-        into: an earlier result for this `state`, updated in place so that its CUDA graph stays valid.
+        into: an earlier result for this `state`, updated in place and returned, so that its CUDA graph stays valid.
         """
         if into is None:
             made = [replace(layer, inner=self.operator.generate_state(layer.inner)) for layer in state.layers]
@@ -292,13 +303,19 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """Return an initial state for generate_step; layers are converted one at a time, which bounds the memory."""
+        """Return the state that generate_step takes before any token.
+
+        Layers are converted one at a time, so forward's states of all layers are never in memory at once.
+        """
         inner = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         caches = self._by_layer(self._conv_caches(batch))
         return TTTState(batch, [LayerState(*each) for each in zip(*caches, inner, strict=True)])
 
     def _conv_caches(self, batch: int) -> Tensor | None:
-        """Return empty caches [2, layers, B, 3, C] for the convolutions of blocks and of Q and K; None without them."""
+        """Return zeros [2, layers, B, 3, C]: the convolution caches of all blocks, then those of Q and K.
+
+        Return None with the Transformer backbone, which has no convolutions.
+        """
         if self.config.backbone == "transformer":
             return None
         caches = empty_conv_cache(2 * self.config.layers * batch, self.config.width, self.device, self.dtype)
@@ -312,7 +329,7 @@ class TTTModel(ChunkedModel):
         return [block.seq_modeling_block.learner_weights() for block in self.blocks]
 
     def layer_state(self, block: TTTBlock, batch: int) -> LayerState:
-        """Return one block's empty state, on the block's device."""
+        """Return the state of one block before any token, on the block's device."""
         inner = self._inner_state(block, batch)
         if self.config.backbone == "transformer":
             return LayerState(None, None, inner)
@@ -329,7 +346,10 @@ class TTTModel(ChunkedModel):
         return cast(list[TTTBlock], list(self.model.layers))
 
     def _through_prompt(self, ids: Tensor, state: TTTState) -> Tensor:
-        """Run a group's prompt in chunks, two of them overlapped if the operator leaves SMs idle."""
+        """Run a group's prompt ids [B, T] in chunks; return the residual stream [B, C] at the last token.
+
+        If the operator leaves SMs idle, two chunks at a time overlap on two CUDA streams.
+        """
         length = self._chunk_length(len(ids))
         if ids.shape[1] <= length or not self._leaves_idle(len(ids)):
             return super()._through_prompt(ids, state)
@@ -375,6 +395,6 @@ class TTTModel(ChunkedModel):
         return self.get_buffer("rope_cos"), self.get_buffer("rope_sin")
 
     def _chunk_length(self, batch: int) -> int:
-        """Return the tokens of a chunk per sequence: whole mini-batches, at least one."""
+        """Return how many tokens of each sequence a chunk has: whole mini-batches, at least one."""
         tokens = self.overlapped_tokens // batch if self._leaves_idle(batch) else super()._chunk_length(batch)
         return max(self.config.mini_batch, tokens // self.config.mini_batch * self.config.mini_batch)

@@ -31,9 +31,9 @@ OF_CUDA = re.compile(r"^(?:nvidia-(?!ml-py)|cuda-)")
 
 
 def compiled(*arguments: str, requirements: str = "") -> str:
-    """Run `uv pip compile` and return its pins; if it fails, exit with its message.
+    """Run `uv pip compile` and return the pinned requirements; if it fails, exit with its message.
 
-    requirements: the text that an argument "-" stands for.
+    arguments: of the command. requirements: the text that uv reads for the argument "-".
     """
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-emit-index-url"]
     command += ["--no-emit-find-links", "--config-file", str(FOLDER / "uv.toml"), *arguments]
@@ -46,7 +46,7 @@ def compiled(*arguments: str, requirements: str = "") -> str:
 
 
 def lock(name: str) -> str:
-    """Return the content of the lock file called `name`."""
+    """Return the content of the lock file for `name`, a key of LOCKS."""
     what, arguments = LOCKS[name]
     text = compiled(*arguments, str((FOLDER / f"{name}.in").relative_to(PYPROJECT.parent)))
     blocks = re.split(r"^(?=[\w.-]+(?:\[[\w,-]+\])?==)", text, flags=re.MULTILINE)
@@ -60,7 +60,10 @@ def lock(name: str) -> str:
 
 
 def noted(block: str, newest: dict[str, str]) -> str:
-    """Return a package's lines, after a comment if `newest`, releases by name, has a newer release."""
+    """Return a package's lines of a lock file, after a comment if the package has a newer release.
+
+    newest: the newest release by package name.
+    """
     match = PACKAGE.match(block)
     if match is None or newest[match[1]] == match[2]:
         return block
