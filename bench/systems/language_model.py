@@ -94,15 +94,19 @@ class LanguageModel:
         return model.config
 
     def kept(self, model: Any, case: Case) -> dict[str, float | None]:
-        """Return the metric `state_bytes`, the size of all sequences' states or caches; {} for a system not in MODELS."""
+        """Return the metric `state_bytes`, the size of all sequences' states or KV caches.
+
+        Returns {} for a system that is not in MODELS.
+        """
         if case.system not in MODELS:
             return {}
         return {"state_bytes": case.batch * kept_bytes(model.config, case, self.form)}
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return the reference for the check: a model with the same weights in `dtype`. By default it has the same class.
+        """Return the reference for the check: a model with the same weights in `dtype`.
 
-        The check calls its `prefill` and `logits`, which behave as those of `CausalLM`.
+        By default it has the same class. The check calls its `prefill` and `logits`, which behave as those of
+        `CausalLM`.
         """
         reference = type(model)(model.config, device(), dtype)
         reference.copy_weights(model)

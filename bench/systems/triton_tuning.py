@@ -89,7 +89,10 @@ def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
 
 @contextmanager
 def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
-    """Make autotuners choose the configuration of least cost(tuner, config, ...) inside the context; undo this after it."""
+    """Make autotuners choose the configuration of least cost(tuner, config, ...) inside the context.
+
+    After the context, the choices are removed from the autotuners' caches.
+    """
     from triton import knobs
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.cache import FileCacheManager
