@@ -135,7 +135,7 @@ def whole_chunks(piece: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
 
 
 def chunked_scan(chunks: tuple[Tensor, ...], state: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Scan c chunks of L tokens from `state` [B, H, P, N]; return outputs [B, c * L, H, P] and the state after the last.
+    """Scan c chunks of L tokens from `state` [B, H, P, N]; return outputs [B, c * L, H, P] and the final state.
 
     chunks: inputs [B, c, L, H, P], log_decay [B, c, L, H], B and C [B, c, L, groups * N].
     """
