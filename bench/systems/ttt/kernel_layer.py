@@ -176,7 +176,10 @@ class GenerateSet:
 
     @classmethod
     def of(cls, generate: Any, inputs: dict[str, Any], form: str, precision: str) -> "GenerateSet":
-        """Make a set with the state and the first mini-batch of tokens of `inputs`, arguments of a reference's `forward`."""
+        """Make a set with the state and the first mini-batch of tokens of a `forward`'s arguments.
+
+        inputs: arguments of a reference's `forward`, by name. form, precision: of the state.
+        """
         state = generate.GenerateState.from_state(inputs["state"], form, precision)
         outer = [inputs[name] for name in OUTER]
         mini_batch = slice(len(inputs["token_scale"]))
