@@ -240,9 +240,9 @@ def gpu_memory() -> int:
 
 
 class _Work:
-    """The timed work of a case in the engine: batches of prompts of `context` tokens, `new_tokens` generated after each.
+    """The timed work of a case in the engine: batches of prompts of `context` tokens, each followed by an answer.
 
-    This base class serves all phases; a subclass implements one phase.
+    new_tokens: number of tokens generated after each prompt. A subclass implements one phase.
     """
 
     timed: str
