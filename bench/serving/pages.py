@@ -1,7 +1,7 @@
 """States of sequences in vLLM's cache: one page of bytes per layer and sequence. A slot is the index of a page.
 
-A page holds the convolutions' windows, then what the operator's `generate_state` makes, except the position: that
-follows from the number of tokens that vLLM has computed.
+A page contains the convolutions' windows, then the tensors that the operator's `generate_state` makes, except the
+position: that follows from the number of tokens that vLLM has computed.
 """
 
 from collections.abc import Callable, Sequence

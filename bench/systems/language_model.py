@@ -27,7 +27,7 @@ class LanguageModel:
     """Base class of adapters (`harness.measure.system.SystemAdapter`) that run one language model in PyTorch.
 
     A subclass implements `load` and overrides the methods in which its system differs from the defaults.
-    The model has the interface of `bench.models.base.CausalLM`; its reference has the same random weights.
+    The model has the interface of `bench.models.base.CausalLM`; its reference has the same weights.
     """
 
     packages: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class LanguageModel:
         )
 
     def work(self, model: Any, case: Case) -> PhaseWork:
-        """Return the timed work of a case: an object of the class for the case's phase."""
+        """Return the timed work of a case: a `Forward`, a `Generate` or a `Request`, by the case's phase."""
         return {"forward": Forward, "generate": Generate, "request": Request}[case.phase](self, model, case)
 
     def make_ready(self, work: PhaseWork) -> None:

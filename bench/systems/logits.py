@@ -27,7 +27,7 @@ CHOICE_LIMITS = 4
 
 
 def check_logits(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wider: float = 1.0) -> Checks:
-    """Check a model's logits [..., V] against the reference's: their error, and which token has the largest logit.
+    """Check a model's logits [..., V] against the reference's: their distance, and which token has the largest logit.
 
     dtype: selects the LOGIT_LIMITS. wider: factor on these limits.
     """

@@ -1,4 +1,7 @@
-"""Record when a request's tokens reach the host, and compute TTFT and ITL from these times."""
+"""Record when a request's tokens reach the host, and compute latencies from these times.
+
+TTFT is the time to first token, ITL the inter-token latency.
+"""
 
 import time
 from collections.abc import Sequence

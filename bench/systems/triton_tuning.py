@@ -22,7 +22,7 @@ CHOICE = ".autotune.json"  # suffix of Triton's files of tuning results
 
 
 def keep_choices() -> None:
-    """Let Triton cache tuning results on disk; call it before importing the packages."""
+    """Let Triton cache tuning results on disk. Call it before importing a package that has Triton kernels."""
     os.environ.setdefault(KEEP, "1")
 
 
@@ -64,7 +64,8 @@ def untuned(ahead: Callable[[], object]) -> Iterator[None]:
 def chosen_anew() -> Iterator[None]:
     """Tune kernels again at their first call inside the context, and keep the new choices in memory, not on disk.
 
-    Use it for packages that cache one choice for all shapes: otherwise the choice for one sequence would serve sixteen.
+    Use it for packages that cache one choice for all shapes: otherwise a batch of sixteen would reuse the choice for
+    one.
     """
     from triton.runtime.autotuner import Autotuner
 

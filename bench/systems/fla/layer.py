@@ -49,7 +49,7 @@ class FlaTTTLinear:
     def unavailable(self) -> str:
         """Return that the GPU or flash-linear-attention is missing; "" if both are there.
 
-        The package is found without its import, which takes ten seconds. The first case imports it.
+        This does not import the package, which takes ten seconds; the first case does.
         """
         keep_choices()
         return no_gpu() or cannot_find("fla")
@@ -57,7 +57,7 @@ class FlaTTTLinear:
     def build(self, case: Case) -> Workload:
         """Build the workload of the chunked forward of `batch` sequences of `context` tokens.
 
-        Raises Skip for options that the package does not support, or if it cannot be imported.
+        Raises Skip for options that flash-linear-attention does not support, or if it cannot be imported.
         """
         mini_batch = int(case.option("mini_batch", 16))
         self._refuse(case, mini_batch)
@@ -112,9 +112,8 @@ def package_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
 def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any], str]:
     """Time the functions PACKAGE_FORMS on these inputs; return the fastest and a text with the time of each.
 
-    Each function is tuned for these inputs. The package caches one tuning per mini-batch size, so otherwise a tuning
-    for
-    one sequence would be reused for sixteen. If no function runs, raises the error of the first.
+    Each function is tuned for these inputs. Otherwise a tuning for one sequence would be reused for sixteen, as the
+    package caches one tuning per mini-batch size. If no function runs, raises the error of the first.
     """
     from fla.ops import ttt
 

@@ -99,8 +99,7 @@ class _Config:
 class Fla(TunedLanguageModel):
     """Base class of the adapters of flash-linear-attention's language models.
 
-    A subclass sets `classes`, the package's configuration and model class, and `sizes`, the configuration for each
-    size.
+    A subclass sets `classes`, the package's configuration and model class, and `sizes`, a configuration for each size.
     """
 
     packages = ("flash-linear-attention", "triton")
@@ -112,7 +111,7 @@ class Fla(TunedLanguageModel):
     def unavailable(self) -> str:
         """Return that the GPU or flash-linear-attention is missing; "" if both are there.
 
-        The package is found without its import, which takes ten seconds. The first case imports it.
+        This does not import the package, which takes ten seconds; the first case does.
         """
         return no_gpu() or cannot_find("fla")
 
@@ -124,7 +123,7 @@ class Fla(TunedLanguageModel):
     def build(self, case: Case) -> Workload:
         """Build the workload of the whole model, or of one layer with the option scope=layer.
 
-        Raises Skip for the phase request: its steps replay one graph, but the package's cache gets new tensors at every
+        Raises Skip for the phase request: its steps replay one graph, but the package's cache gets new tensors each
         step.
         """
         if case.option("scope", "model") == "layer":
@@ -169,9 +168,9 @@ class Fla(TunedLanguageModel):
         """Return None, because `check_rounding` derives the limits."""
 
     def _judge(self, model: FlaModel, ids: Tensor, got: Tensor, expected: Tensor, case: Case) -> Checks:
-        """Check logits `got` against `expected`, both [CHECK_STEPS + 1, B, V], within limits from `check_rounding`.
+        """Check logits `got` against `expected`, both [CHECK_STEPS + 1, B, V], by `check_rounding`.
 
-        Its `rounded` logits come from the same weights and dtype on the recurrent kernels.
+        The logits whose rounding sets the limits come from the recurrent kernels, with the same weights and dtype.
         """
         rounded = prefill_then_generate(FlaModel(model.inner, recurrent=True), ids, self.check_prompt)
         return check_rounding(got, rounded, expected, case.dtype)
@@ -197,9 +196,8 @@ class FlaForward(Forward):
     def timed_check(self, chance: Random) -> Callable[[Tensor, int], Checks]:
         """Return a check of the logits of one drawn prompt.
 
-        A prompt of up to RECURRENT_CHECKED_TOKENS is compared with the recurrent kernels. A longer one is compared with
-        the
-        timed kernels, which then read the prompt in other pieces.
+        Up to RECURRENT_CHECKED_TOKENS, the logits are compared with those of the recurrent kernels.
+        For longer prompts, they are compared with those of the timed kernels on other pieces of the prompt.
         """
         row = chance.randrange(self.case.batch)
         long = self.case.context > RECURRENT_CHECKED_TOKENS
@@ -237,8 +235,7 @@ class FlaGenerate(Generate):
     """The generate phase: greedy steps. Each call starts at the state after one token.
 
     The cache replaces its tensors at every step, so each call ends by restoring the tensors of the starting state.
-    Steps
-    update a convolution's last inputs in place, so each call begins by copying these inputs.
+    Steps update a convolution's last inputs in place, so each call begins by copying these inputs.
     """
 
     renews_past = False  # each call starts at the tensors that are captured

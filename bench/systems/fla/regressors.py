@@ -79,7 +79,7 @@ class Regressor:
     def unavailable(self) -> str:
         """Return that the GPU or flash-linear-attention is missing; "" if both are there.
 
-        The package is found without its import, which takes ten seconds. The first case imports it.
+        This does not import the package, which takes ten seconds; the first case does.
         """
         keep_choices()
         return no_gpu() or cannot_find("fla")
@@ -87,7 +87,7 @@ class Regressor:
     def build(self, case: Case) -> Workload:
         """Build the workload of the forward of `batch` sequences of `context` tokens through one layer.
 
-        The outputs are checked against `naive`. Raises Skip for a size other than SIZE, or if the kernel cannot be
+        The outputs are checked against `naive`. Raises Skip for sizes other than SIZE, or if the kernel cannot be
         imported.
         """
         if case.size != SIZE:
@@ -185,7 +185,7 @@ def _check(rule: Rule, kernel: Any, more: dict[str, int], inputs: dict[str, Tens
 def _timed_check(rule: Rule, inputs: dict[str, Tensor], case: Case) -> TimedCheck:
     """Return a timed check (see `Workload`) of drawn sequences against `naive`.
 
-    It compares the outputs of the first CHECKED_TOKENS tokens, and the final states of sequences that are no longer.
+    It compares the outputs of the first CHECKED_TOKENS tokens, and the final states if the context has no more tokens.
     """
 
     def timed_check(chance: Random) -> Callable[[Any, int], Checks]:

@@ -1,6 +1,6 @@
 """Mamba and Mamba-2 in plain PyTorch, vectorised over chunks of a prompt: the reference for prompts of any length.
 
-transformers scans Mamba token by token, and for Mamba-2 holds every pair of a chunk's tokens for all heads. Here a
+transformers scans Mamba token by token, and for Mamba-2 stores every pair of a chunk's tokens for all heads. Here a
 prompt is split into pieces, and a piece into chunks. All chunks of a piece are scanned in parallel from a zero state;
 then the state is carried from chunk to chunk and its contribution added. A piece of n tokens takes about 2 sqrt(n)
 steps.

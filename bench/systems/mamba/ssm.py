@@ -51,9 +51,8 @@ class MambaSSMModel(CausalLM):
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Read ids [B, T] into an empty state; return (logits [B, V] after the last token, state).
 
-        A large batch is split into calls of at most PREFILL_TOKENS tokens, or of one prompt. Prompts are not split,
-        because
-        the package's scan starts from an empty state only.
+        A large batch is split into calls of at most PREFILL_TOKENS tokens, or of one prompt. Prompts are not split: the
+        package's scan starts from an empty state only.
         """
         check_ids(ids, 2, state.max_batch_size)
         rows = max(1, PREFILL_TOKENS // ids.shape[1])
@@ -117,9 +116,8 @@ class MambaSSM(TunedLanguageModel):
     def settings(self, case: Case) -> dict[str, str]:
         """Return settings for the record: the residual stream's dtype, and whether causal-conv1d is present.
 
-        Without causal-conv1d, the package silently uses other code. The residual stream is float32 by the package's
-        default;
-        other models use the activations' dtype.
+        Without causal-conv1d, the package silently uses other code. By the package's default, the residual stream is
+        float32; other models use the activations' dtype.
         """
         absent = cannot_import("causal_conv1d")
         prefill = {"prefill": "with state, the last token's logits"} if case.phase != "generate" else {}

@@ -105,7 +105,10 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _steps(model: Any, exact: Exact) -> list[tuple[Tensor, Tensor]]:
-    """Return for each step the distances [B], NaN for NaN probabilities, and whether the best token differs [B]."""
+    """Return two tensors for each step: the distances [B], and whether the most probable token differs [B].
+
+    Distances are NaN for NaN probabilities.
+    """
     ids, found = exact.ids[0].clone(), []
     step = _Stepper(model, ids, len(exact.ids))
     for read, probabilities in zip(exact.ids, exact.probabilities, strict=True):

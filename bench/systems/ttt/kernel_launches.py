@@ -16,7 +16,7 @@ from tk_kernels.build import demangle
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One kernel launch.
+    """A kernel launch in a captured CUDA graph: the kernel's name, its grid and its resources.
 
     registers, local_bytes (spills and stack): per thread. shared_bytes (static and dynamic): per block.
     """
@@ -49,7 +49,7 @@ def kernel_launches(run: Callable[[], object]) -> list[KernelLaunch]:
 
 
 def metrics_of(found: Iterable[KernelLaunch]) -> dict[str, float | None]:
-    """Return the maximum over the launches of registers, spilled_bytes (local memory) and shared_bytes."""
+    """Return the metrics registers, spilled_bytes (local memory) and shared_bytes, each the maximum over the launches."""
     found = list(found)
     return {
         "registers": max(launch.registers for launch in found),
@@ -109,5 +109,5 @@ def _launch_of(node: Any) -> KernelLaunch | None:
 
 @functools.cache
 def _named(function: int) -> str:
-    """Return a function's demangled name, cached because a graph may launch it thousands of times."""
+    """Return a function's demangled name, cached because a graph can launch it thousands of times."""
     return demangle(_call("cuFuncGetName", _driver().CUfunction(function)).decode())

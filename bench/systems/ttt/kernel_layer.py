@@ -194,8 +194,8 @@ class GenerateSet:
     def advance(self, step: int, **options: Any) -> None:
         """Run one generate step of every sequence on the tokens of index `step`.
 
-        `step` only selects tokens: the state has each sequence's position in the mini-batch. options: for the kernel's
-        call.
+        `step` only selects tokens: the state has each sequence's position in the mini-batch.
+        options: further arguments of the kernel's `generate_step`.
         """
         token = [each[step] for each in self.tokens]
         self.generate.generate_step(*token, *self.outer, self.state, out=self.out[step], launch=self.launch, **options)
@@ -339,7 +339,8 @@ def check_generate(
 ) -> Checks:
     """Check the generate steps of a few sequences at different positions, over two mini-batches, against float64.
 
-    Cached for all cases with these arguments: the sequences of a batch are independent, so its size does not matter.
+    Cached for all cases with these arguments. Their batch does not matter, because the sequences of a batch are
+    independent.
     launch: launch settings instead of those in `tuning.toml`.
     """
     operator = f"tk_kernels.ttt_{config.learner}"

@@ -146,7 +146,7 @@ def _part(
 def forward_timed_check(reference: Any, inputs: dict[str, Any], dtype: str, with_out: bool = True) -> TimedCheck:
     """Return a timed check (see `Workload`) of drawn sequences against the dual form in float64.
 
-    It compares the first LAYER_CHECKED_TOKENS tokens, and the final weights of sequences that are no longer.
+    It compares the first LAYER_CHECKED_TOKENS tokens, and the final weights if the context has no more tokens.
     with_out: whether the timed results begin with the outputs [B, T, H, D]; else they are the final weights alone.
     """
     batch, context = inputs["q"].shape[:2]

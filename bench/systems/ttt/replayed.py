@@ -21,11 +21,10 @@ PIECE_TOKENS = 512  # tokens per replay: little memory, and copies in and out ar
 
 
 class ReplayedOperator(TorchOperator):
-    """`TorchOperator` in the dual form that replays CUDA graphs for whole pieces of PIECE_TOKENS tokens.
+    """`TorchOperator` in the dual form that replays CUDA graphs for whole pieces of about PIECE_TOKENS tokens.
 
-    Without a graph, Python is slow at the up to 16 launches that a mini-batch takes per layer. Tokens after the last
-    whole
-    piece, and prompts that begin inside a mini-batch, run without a graph.
+    A mini-batch takes up to 16 launches per layer, which are slow from Python. Tokens after the last whole piece, and
+    prompts that begin inside a mini-batch, run without a graph.
     """
 
     def __init__(self, learner: str) -> None:

@@ -42,7 +42,10 @@ SPARE_BLOCKS = 0.01  # share of the cache's blocks left free; the engine preempt
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of an engine, from which `arguments` makes vLLM's; one engine serves all cases with equal settings."""
+    """The settings of an engine; `arguments` converts them to vLLM's.
+
+    One engine serves all cases with equal settings.
+    """
 
     size: str
     dtype: str

@@ -216,9 +216,8 @@ class VllmSystem:
     def _sequences(self, case: Case) -> int:
         """Return the maximum of sequences at once for which the engine is configured.
 
-        It is SEQUENCES if batch and memory allow no more than that; else a power of two, at least MANY_SEQUENCES. All
-        batches
-        of a figure then share one or two engines, because a start takes as long as all cases of a figure.
+        It is SEQUENCES if batch and memory allow no more than that; else a power of two, at least MANY_SEQUENCES.
+        All batches of a figure then share one or two engines, because a start takes as long as all cases of a figure.
         """
         each = self._kept_bytes(replace(case, size=uncut(case.size)[0]))
         possible = min(case.batch, gpu_memory() // each)
