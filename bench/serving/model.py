@@ -100,7 +100,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
     def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[list[Tensor]]]:
         """Return a step with one prompt of `tokens` tokens, and one page of states that all layers share.
 
-        vLLM measures its memory with this step, before it allocates the cache.
+        vLLM runs this step to measure how much memory a step takes.
         """
         ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
         none = ends.new_empty(0)

@@ -131,7 +131,7 @@ class LanguageModel:
         """
 
     def restart(self, model: Any, state: Any) -> None:
-        """Reset a generate state in place to the state at the start of its case. Called before each checked call."""
+        """Reset a generate state in place to the state at the start of its case, for example before a checked call."""
         model.reset_state(state)
 
     def rows_of_state(self, state: Any, rows: list[int]) -> Any:

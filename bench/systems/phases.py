@@ -59,7 +59,10 @@ class PhaseWork:
         raise NotImplementedError
 
     def capture(self) -> None:
-        """Capture the CUDA graphs that `run` replays. Called after the adapter compiled its kernels."""
+        """Capture the CUDA graphs that `run` replays. By default, do nothing.
+
+        Called after the adapter compiled its kernels.
+        """
 
     def restart(self) -> None:
         """Reset the state in place, if each call continues from the one before. By default, do nothing."""

@@ -49,7 +49,7 @@ def kernel_launches(run: Callable[[], object]) -> list[KernelLaunch]:
 
 
 def metrics_of(found: Iterable[KernelLaunch]) -> dict[str, float | None]:
-    """Return the metrics registers, spilled_bytes (local memory) and shared_bytes, each the maximum over the launches."""
+    """Return the metrics registers, spilled_bytes (local memory) and shared_bytes: each the maximum of the launches."""
     found = list(found)
     return {
         "registers": max(launch.registers for launch in found),
