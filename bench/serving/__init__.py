@@ -1,10 +1,10 @@
-"""TTT models in vLLM: a plug-in, loaded by the entry point `vllm.general_plugins`. See README.md."""
+"""TTT models in vLLM: a plug-in that vLLM loads by the entry point `vllm.general_plugins`. See README.md."""
 
 
 def register() -> None:
-    """Register TTT checkpoints in vLLM, which calls this in each of its processes; repeated calls are safe.
+    """Register TTT models in vLLM, which calls this function in each of its processes; repeated calls are safe.
 
-    In a release of vLLM that was not tried, opening a TTT checkpoint raises ValueError.
+    If the plug-in was not tried with the installed release of vLLM, opening a TTT checkpoint raises ValueError.
     """
     import vllm
     from transformers.models.auto.configuration_auto import AutoConfig

@@ -23,7 +23,10 @@ from bench.serving.hugging_face import HuggingFaceConfig
 
 
 class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
-    """A TTT model for greedy search and sampling from prompts of equal length; on a CPU, the PyTorch reference."""
+    """A TTT model as a model of transformers, for greedy search and sampling from prompts of equal length.
+
+    On a GPU it runs on the project's kernels, on a CPU in plain PyTorch.
+    """
 
     config_class = HuggingFaceConfig
     _is_stateful = True
@@ -68,16 +71,19 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, cache: Any = None, attention_mask: Tensor | None = None, **rest: Any
     ) -> dict[str, Any]:
-        """Return the arguments of `forward`: first the prompt, later the last token with the state.
+        """Return the arguments of `forward`: without a state the whole prompt, otherwise the last token and the state.
 
-        Raises ValueError if prompts are padded, because the state would read the padding.
+        cache: the state. Raises ValueError if prompts are padded, because the state would read the padding.
         """
         if attention_mask is not None and not attention_mask.all():
             raise ValueError("attention_mask with zeros: prompts must have one length; call generate() for each length")
         return {"input_ids": input_ids if cache is None else input_ids[:, -1:], "cache": cache}
 
     def forward(self, input_ids: Tensor, cache: Any = None, **rest: Any) -> MambaCausalLMOutput:
-        """Return the logits [B, 1, V] after the last token. cache: the state, updated in place; None for a prompt."""
+        """Return the logits [B, 1, V] after the last token, and the state as `cache`.
+
+        cache: the state, updated in place by one token; None to read input_ids as a prompt from an empty state.
+        """
         if cache is None:
             logits, state = self.ttt.prefill(input_ids, self.ttt.init_state(len(input_ids)))
             cache = self.ttt.generate_state(state)
@@ -87,6 +93,9 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
 
 
 def register() -> None:
-    """Register TTT checkpoints in `AutoConfig` and `AutoModelForCausalLM`; repeated calls are safe."""
+    """Register TTT models in transformers, so that `AutoConfig` and `AutoModelForCausalLM` load their checkpoints.
+
+    Repeated calls are safe.
+    """
     AutoConfig.register(HuggingFaceConfig.model_type, HuggingFaceConfig, exist_ok=True)
     AutoModelForCausalLM.register(HuggingFaceConfig, HuggingFaceTTT, exist_ok=True)

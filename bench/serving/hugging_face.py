@@ -8,7 +8,10 @@ ARCHITECTURE = "TTTForCausalLM"
 
 
 class HuggingFaceConfig(PretrainedConfig):
-    """The values of config.json; `bench.models.hugging_face.read_config` checks them."""
+    """transformers' configuration of a TTT model, with the values of config.json as attributes.
+
+    It does not check the values: `bench.models.hugging_face.read_config` does.
+    """
 
     model_type = "ttt"
 
@@ -19,7 +22,7 @@ class HuggingFaceConfig(PretrainedConfig):
 
 
 def refusing(why: str) -> type[HuggingFaceConfig]:
-    """Return a configuration class that raises ValueError(why) for any TTT checkpoint."""
+    """Return a configuration class whose constructor raises ValueError(why), so that no TTT checkpoint opens."""
 
     class Refusing(HuggingFaceConfig):
         def __init__(self, **values: Any) -> None:

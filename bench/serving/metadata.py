@@ -14,13 +14,16 @@ from tk_kernels.packed import Packed, packed
 
 @dataclass
 class TTTMetadata(BaseMambaAttentionMetadata):
-    """vLLM's metadata of a step of a state-space model, with the same step in the form that the TTT model takes."""
+    """vLLM's metadata of one step of a state-space model, and the same step in the form that the TTT model reads."""
 
     step: Step | None = None
 
 
 class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
-    """Builds TTTMetadata: adds slots as int64, positions in the mini-batch, and where the prompts are."""
+    """Builds the TTTMetadata of each step, in buffers that CUDA graphs read. vLLM creates it and calls `build`.
+
+    To vLLM's metadata it adds slots as int64, positions in the mini-batch, and where the prompts' tokens begin.
+    """
 
     metadata_cls = TTTMetadata
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
@@ -55,7 +58,10 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
         return found
 
     def _prompts(self, common: CommonAttentionMetadata, found: TTTMetadata) -> Packed:
-        """Return where the prompts' tokens and slots are. Only the host's copies of the lengths are read here."""
+        """Return the step's prompts: where each one's tokens begin, how many it read before, and its cache slot.
+
+        To avoid waiting for the GPU, the lengths are read from the copies that vLLM has on the host.
+        """
         count, requests = found.num_decodes, found.num_reqs
         computed, starts = self._prefill_cpu_metadata(common, requests, found.num_prefills, count)
         lengths = (starts[1:] - starts[:-1]).tolist()
@@ -67,7 +73,7 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
 
 
 class TTTBackend(AttentionBackend):
-    """The attention backend through which vLLM finds the metadata builder of TTT layers."""
+    """The attention backend that vLLM asks for the metadata builder of TTT layers."""
 
     @staticmethod
     def get_name() -> str:

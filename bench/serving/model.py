@@ -23,13 +23,16 @@ from tk_kernels.packed import packed
 
 
 class ServedBlock(FusedBlock):
-    """A fused block without dependent launches, because the launch before the block writes the state that it reads."""
+    """A fused block without programmatic dependent launches, with which its kernels would start early.
+
+    In vLLM, the launch before a block writes the state that the block reads.
+    """
 
     dependent_launches = False
 
 
 class States(MambaBase):
-    """One layer's states in vLLM's cache. vLLM sees pages of bytes and knows only their size."""
+    """vLLM's view of one layer's states: pages of bytes in its cache, of which vLLM knows only the size."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -37,7 +40,7 @@ class States(MambaBase):
         self.views: list[Tensor] = []
 
     def bind_kv_cache(self, kv_cache: Tensor) -> None:
-        """Take the layer's pages [slots, 1, 1, bytes] from vLLM, and make views of the states in them."""
+        """Store the layer's pages [slots, 1, 1, bytes] that vLLM allocated, and make views of the states in them."""
         self.kv_cache = (kv_cache.squeeze(dim=(1, 2)),)
         self.views = self.layout.views(self.kv_cache[0])
 
@@ -53,7 +56,10 @@ class States(MambaBase):
 
 
 class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPrefixCaching):
-    """vLLM's class for `bench.models.ttt.TTTModel`, whose parameters have the prefix `ttt.` here."""
+    """The model class that vLLM loads: a `bench.models.ttt.TTTModel`, with states in vLLM's cache.
+
+    Parameter names have the prefix `ttt.` here.
+    """
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()
@@ -78,7 +84,10 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         inputs_embeds: Tensor | None = None,
         **rest: Any,
     ) -> Tensor:
-        """Return the normed residual stream [N, C] of the step's tokens; zeros for padding tokens."""
+        """Return the residual stream [N, C] of the step's N tokens after the last norm; zeros for padding tokens.
+
+        The requests come from vLLM's forward context. positions and the arguments after it are not used.
+        """
         assert input_ids is not None
         metadata = get_forward_context().attn_metadata
         if metadata is None:  # vLLM measures how much memory a step takes
@@ -89,7 +98,10 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
 
     def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[list[Tensor]]]:
-        """Return a step of one prompt, and for all layers one page."""
+        """Return a step with one prompt of `tokens` tokens, and one page of states that all layers share.
+
+        vLLM runs this step to measure how much memory a step takes.
+        """
         ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
         none = ends.new_empty(0)
         page = self.layout.views(torch.zeros(1, self.layout.page_bytes, dtype=torch.int8, device=device))

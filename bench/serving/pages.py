@@ -1,7 +1,7 @@
 """States of sequences in vLLM's cache: one page of bytes per layer and sequence. A slot is the index of a page.
 
-A page holds the convolutions' windows, then what the operator's `generate_state` makes, except the position: that
-follows from the number of tokens that vLLM has computed.
+A page contains the convolutions' windows, then the tensors that the operator's `generate_state` makes, except the
+position: that follows from the number of tokens that vLLM has computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ ALIGNED = 64  # bytes; makes offsets and strides multiples of 16 float32 numbers
 
 
 class Layout:
-    """Shapes and dtypes of one layer's state for one sequence, and where each tensor begins in a page."""
+    """Shapes and dtypes of one layer's state for one sequence, and the offset of each tensor in a page."""
 
     def __init__(self, config: TTTConfig, operator: TorchOperator, dtype: torch.dtype) -> None:
         device, inner = torch.device("meta"), at_least_float32(dtype)
@@ -45,7 +45,7 @@ class Layout:
             self.page_bytes += -(-x.numel() * x.element_size() // ALIGNED) * ALIGNED
 
     def views(self, pages: Tensor) -> list[Tensor]:
-        """Return the state's tensors [slots, ...] as views of pages [slots, bytes] int8."""
+        """Return the state's tensors [slots, ...] as views of a layer's pages [slots, bytes] of int8."""
         spans = zip(self.offsets, self.shapes, self.dtypes, strict=True)
         return [
             pages[:, offset : offset + prod(shape) * dtype.itemsize].view(dtype).unflatten(1, shape)
@@ -53,15 +53,18 @@ class Layout:
         ]
 
     def of_steps(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
-        """Return the state for a generate step that updates the slots [B] in place.
+        """Return a layer's state for a generate step; the step updates the slots [B] in place.
 
-        views: result of `views`. positions [B, H]: in the mini-batch.
+        views: result of `views`. positions [B, H]: positions of the sequences in their mini-batches, repeated per head.
         """
         state = _mapped(self._empty, iter(views).__next__, positions)
         return replace(state, inner=replace(state.inner, slots=slots), slots=slots)
 
     def of_prompts(self, views: Sequence[Tensor], prompts: Packed) -> LayerState:
-        """Return the state for a forward over prompts that updates their slots in place."""
+        """Return a layer's state for a forward over prompts; the forward updates the prompts' slots in place.
+
+        views: result of `views`.
+        """
         state = _mapped(self._empty, iter(views).__next__, prompts.start)
         return replace(state, sequences=prompts)
 
@@ -69,7 +72,8 @@ class Layout:
 def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], ids: Tensor, step: Step) -> Tensor:
     """Return the residual stream [N, C] after the last block for a step's tokens ids [N]; update the slots' states.
 
-    layers: each layer's `Layout.views`. The model's blocks are `FusedBlock`, its operator is a `KernelOperator`.
+    layers: for each layer, the result of `Layout.views`. The model's blocks are `FusedBlock`, its operator is a
+    `KernelOperator`.
     """
     operator = model.operator
     assert isinstance(operator, KernelOperator)
@@ -107,7 +111,10 @@ def _tensors(state: LayerState) -> list[Tensor]:
 
 
 def _mapped(state: Any, tensor: Callable[[], Tensor], positions: Tensor) -> Any:
-    """Return `state` with `positions` and with each other tensor replaced by `tensor()`, in the order of `_tensors`."""
+    """Return a copy of `state` in which `positions` is the position, and results of `tensor()` are all other tensors.
+
+    `tensor` is called once for each of these tensors, in the order of `_tensors`.
+    """
     if isinstance(state, Tensor):
         return tensor()
     if isinstance(state, tuple):

@@ -1,10 +1,10 @@
-"""Settings that the plug-in refuses, each in one sentence. Imports neither torch nor vLLM."""
+"""Say which of vLLM's settings the plug-in refuses, each in one sentence. Imports neither torch nor vLLM."""
 
 VERSIONS = ("0.33",)  # major and minor of the vLLM releases that were tried
 
 
 def untried(version: str) -> str:
-    """Return why this version of vLLM is refused; "" for a version that was tried."""
+    """Return why this version of vLLM is refused; "" if the plug-in was tried with its release."""
     if version.split("+")[0].rpartition(".")[0] in VERSIONS:
         return ""
     return f"vLLM {version}: TTT models were tried with {', '.join(f'{v}.x' for v in VERSIONS)}; install one of these"
@@ -21,7 +21,10 @@ def refused(
     quantization: str | None = None,
     dtype: str = "bfloat16",
 ) -> str:
-    """Return why these settings are refused; "" if they are supported. block_size: of the prefix cache; None: off."""
+    """Return why an engine with these settings is refused; "" if all are supported.
+
+    mini_batch: tokens of the model's mini-batch. block_size: tokens of a prefix cache's block; None without that cache.
+    """
     if tensor_parallel > 1:
         return f"--tensor-parallel-size {tensor_parallel}: a TTT model is served on one GPU; give 1"
     if pipeline_parallel > 1:

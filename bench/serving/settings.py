@@ -1,4 +1,4 @@
-"""vLLM's settings for TTT models: the model's class, its backend, and which settings are refused."""
+"""Register TTT models in vLLM: the model's class, its backend, and the check of an engine's settings."""
 
 from typing import Any
 
@@ -12,11 +12,14 @@ from bench.serving.refusals import refused
 
 
 class TTTSettings(MambaModelConfig):
-    """The check of vLLM's settings, which vLLM calls once before it starts."""
+    """The check of an engine's settings, which vLLM calls once for a TTT model before the engine starts."""
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: Any) -> None:
-        """Raise ValueError if the checkpoint folder or a setting is not supported."""
+        """Update the settings as vLLM does for Mamba.
+
+        Raises ValueError if the checkpoint folder or a setting is not supported.
+        """
         super().verify_and_update_config(vllm_config)
         model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
         why = refused(
@@ -34,7 +37,7 @@ class TTTSettings(MambaModelConfig):
 
 
 def register_model() -> None:
-    """Register the model's class, its backend and its check of settings in vLLM."""
+    """Register the model's class, its backend and the check of its settings in vLLM."""
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():  # a process may have registered the class itself
         ModelRegistry.register_model(ARCHITECTURE, f"bench.serving.model:{ARCHITECTURE}")
     backend = "bench.serving.metadata.TTTBackend"

@@ -11,10 +11,10 @@ MOST_SEQUENCES = 64  # most prompts that run as a batch: it copies their states,
 
 
 class Step(NamedTuple):
-    """The requests of a vLLM step. Its tokens are one for each of D generating requests, then those of the prompts.
+    """The requests of a vLLM step: D requests that generate a token each, then prompts.
 
     slots [D], positions [D]: cache slots of the generating requests, and their positions in the mini-batch.
-    prompts: None without prompts.
+    prompts: the step's prompts, whose tokens follow those of the generating requests; None without prompts.
     """
 
     slots: Tensor
@@ -23,9 +23,10 @@ class Step(NamedTuple):
 
 
 def common_length(lengths: Sequence[int], computed: Sequence[int], mini_batch: int) -> int:
-    """Return the tokens of each prompt if they can run as a batch: one length, at a mini-batch's start; else 0.
+    """Return the common length of the prompts in tokens if they can run as one batch, otherwise 0.
 
-    lengths, computed: each prompt's tokens in this step and in earlier ones.
+    They can if there are at most MOST_SEQUENCES, all have one length, and each begins at the start of a mini-batch.
+    lengths: each prompt's tokens in this step. computed: its tokens in earlier steps.
     """
     alike = len(set(lengths)) == 1 and not any(before % mini_batch for before in computed)
     return lengths[0] if alike and len(lengths) <= MOST_SEQUENCES else 0

@@ -1,4 +1,4 @@
-"""Load a checkpoint's tensors by name, as vLLM hands them over."""
+"""Load a checkpoint's tensors into a model by name, in the form in which vLLM passes them."""
 
 from collections.abc import Iterable
 
@@ -9,10 +9,10 @@ from bench.models.config import CheckpointError
 
 
 def load(model: CausalLM, given: Iterable[tuple[str, Tensor]]) -> set[str]:
-    """Copy tensors into the model's weights of the same names; return the names.
+    """Copy named tensors into the model's weights of the same names; return the names of the loaded weights.
 
-    A tied head may be given next to the embedding or instead of it. Raises CheckpointError if a name is unknown or
-    missing, or a shape differs.
+    A head that is tied to the embedding can be given next to it or instead of it.
+    Raises CheckpointError if a name is unknown or missing, or a shape differs.
     """
     weights, loaded = model.weights(), set()
     for key, tensor in given:

@@ -1,1 +1,4 @@
-"""Adapters by engine: what runs each system, as `bench.catalogue.systems` lists them, and what adapters share."""
+"""Adapters, in a folder per engine or model: each runs and checks systems that `bench.catalogue.systems` lists.
+
+The modules directly in this package are shared by the adapters.
+"""

@@ -15,7 +15,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def to_host(model: Model) -> Model:
-    """Move the weights to the host and return the model; pinned if there is a GPU, as each forward copies them all."""
+    """Move a model's weights to host memory and return the model.
+
+    If there is a GPU, the memory is pinned, because each later forward copies all weights to the GPU.
+    """
     pinned = torch.cuda.is_available()
     model.to("cpu")
     for weight in model.parameters() if pinned else ():
@@ -25,7 +28,7 @@ def to_host(model: Model) -> Model:
 
 @contextmanager
 def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
-    """Copy a block's weights and buffers to `device` for the time of the context, then restore the originals."""
+    """Copy a block's weights and buffers to `device` inside the context, then restore the originals."""
     held = (*block.parameters(), *block.buffers())
     away = [(weight, weight.data) for weight in held if weight.device.type != device.type]
     try:
@@ -39,7 +42,10 @@ def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
 
 @torch.no_grad()
 def transformer_logits(model: Transformer, ids: Tensor, last: int, device: torch.device) -> Tensor:
-    """Return logits [B, last, V] after the last tokens of ids [B, T]. Only one layer's KV cache exists at a time."""
+    """Return logits [B, last, V] after each of the last `last` tokens of ids [B, T], computed on `device`.
+
+    The model's weights can be on the host. Only one layer's KV cache exists at a time.
+    """
     batch, tokens = ids.shape
     ids = ids.to(device)
     table = model.model.embed_tokens.weight.to(device)
@@ -54,7 +60,10 @@ def transformer_logits(model: Transformer, ids: Tensor, last: int, device: torch
 
 @torch.no_grad()
 def ttt_logits(model: TTTModel, ids: Tensor, last: int, device: torch.device) -> Tensor:
-    """Return logits [B, last, V] after the last tokens of ids [B, T]. Only one layer's state exists at a time."""
+    """Return logits [B, last, V] after each of the last `last` tokens of ids [B, T], computed on `device`.
+
+    The model's weights can be on the host. Only one layer's state exists at a time.
+    """
     h = F.embedding(ids.to(device), model.model.embed_tokens.weight.to(device))
     rope = model.rope_cos.to(device), model.rope_sin.to(device)
     for block in model.blocks:

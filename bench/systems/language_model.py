@@ -24,9 +24,10 @@ WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the mod
 
 
 class LanguageModel:
-    """An adapter (`harness.SystemAdapter`) of a model with the interface of `bench.models.base.CausalLM`.
+    """Base class of adapters (`harness.measure.system.SystemAdapter`) that run one language model in PyTorch.
 
-    A subclass loads its model; the model and its reference have the same random weights.
+    A subclass implements `load` and overrides the methods in which its system differs from the defaults.
+    The model has the interface of `bench.models.base.CausalLM`; its reference has the same weights.
     """
 
     packages: tuple[str, ...] = ()
@@ -44,7 +45,7 @@ class LanguageModel:
         return ""
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings of a case for its record, such as wider limits."""
+        """Return the settings that the record of a case shows, such as wider limits of the check."""
         return widened(case)
 
     def load(self, case: Case) -> Any:
@@ -52,7 +53,7 @@ class LanguageModel:
         raise NotImplementedError
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of a case: a forward, a mini-batch of generate steps, or a request."""
+        """Return the workload of a case, after loading its model: a forward, a call of generate steps, or a request."""
         peaks = peaks_of(device())  # measured while the GPU's memory is still empty
         model = self._model(case)
         mark_layers(device() == "cuda")  # NVTX ranges cost a microsecond per layer
@@ -78,11 +79,11 @@ class LanguageModel:
         )
 
     def work(self, model: Any, case: Case) -> PhaseWork:
-        """Return the timed work of a case, by its phase."""
+        """Return the timed work of a case: a `Forward`, a `Generate` or a `Request`, by the case's phase."""
         return {"forward": Forward, "generate": Generate, "request": Request}[case.phase](self, model, case)
 
     def make_ready(self, work: PhaseWork) -> None:
-        """Compile or tune the kernels of the work, then reset it to the start of the case. By default, do nothing."""
+        """Compile or tune the kernels that `work` runs, then reset its state. By default, do nothing."""
 
     def cost(self, model: Any, case: Case) -> dict[str, Work]:
         """Return FLOPs and bytes of one unit of a case (see `Workload`), by part of the model."""
@@ -93,47 +94,69 @@ class LanguageModel:
         return model.config
 
     def kept(self, model: Any, case: Case) -> dict[str, float | None]:
-        """Return the metric `state_bytes`, for the state of all sequences; {} for a system that MODELS lacks."""
+        """Return the metric `state_bytes`, the size of all sequences' states or KV caches.
+
+        Returns {} for a system that is not in MODELS.
+        """
         if case.system not in MODELS:
             return {}
         return {"state_bytes": case.batch * kept_bytes(model.config, case, self.form)}
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return the same weights in `dtype`, with `prefill` and `logits` of `CausalLM`. By default the same class."""
+        """Return the reference for the check: a model with the same weights in `dtype`.
+
+        By default it has the same class. The check calls its `prefill` and `logits`, which behave as those of
+        `CausalLM`.
+        """
         reference = type(model)(model.config, device(), dtype)
         reference.copy_weights(model)
         return reference
 
     def place(self, state: Any, context: int) -> None:
-        """Move a KV cache to position `context` without reading tokens. A recurrent state needs no move."""
+        """Set the position of a KV cache to `context` without reading tokens.
+
+        By default do nothing, for recurrent states.
+        """
 
     def fill_past(self, state: Any) -> None:
-        """Fill a KV cache with random numbers as its past. Recurrent states read random tokens instead."""
+        """Fill a KV cache with random numbers in the role of past tokens.
+
+        By default do nothing: a recurrent state gets its past by reading random tokens.
+        """
 
     def repeat_past(self, state: Any, sources: list[int]) -> None:
-        """Copy the past of sequence sources[i] to sequence i."""
+        """Copy the KV cache of sequence sources[i] to sequence i, for each i.
+
+        By default do nothing, for recurrent states.
+        """
 
     def restart(self, model: Any, state: Any) -> None:
-        """Reset a generate state in place to the start of its case, for the checked call."""
+        """Reset a generate state in place to the state at the start of its case, for example before a checked call."""
         model.reset_state(state)
 
     def rows_of_state(self, state: Any, rows: list[int]) -> Any:
-        """Return the past of the sequences `rows` for `expected_logits`; None if they start at the initial state."""
+        """Return a copy of the KV cache of the sequences `rows`, which `expected_logits` takes as `begun`.
+
+        By default return None, because recurrent models start at the initial state.
+        """
         return None
 
     def expected_logits(self, reference: Any, begun: Any, calls: list[torch.Tensor], case: Case) -> torch.Tensor:
-        """Return the reference's logits [rows, V] after the calls since a restart.
+        """Return the reference's logits [rows, V] after the tokens that were read since a restart.
 
-        begun: result of `rows_of_state` at the restart. calls: tokens [steps, rows] that each call read.
+        begun: result of `rows_of_state` at the restart. calls: for each call, the tokens [steps, rows] that it read.
         """
         return last_logits(reference, torch.cat(calls).T)
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a reference as exact as `reference` and fast enough for thousands of tokens."""
+        """Return the reference for timed outputs: as exact as `reference`, and fast for thousands of tokens."""
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype, whose rounding sets the limits; None for fixed limits."""
+        """Return a reference in the case's dtype; its rounding error sets the check's limits.
+
+        None if the limits are fixed.
+        """
         return self.timed_check_reference(model, getattr(torch, case.dtype))
 
     def _model(self, case: Case) -> Any:
@@ -147,14 +170,17 @@ class LanguageModel:
 
     @property
     def loaded(self) -> Any:
-        """The key of the loaded model: (size, dtype, state dtype, options). None before the first load."""
+        """The key of the loaded model: (size, dtype, state dtype, options). None before `load` was called."""
         return self._loaded and self._loaded[0]
 
     def _facts(self, model: Any, **counted: float) -> model_facts.Facts:
         return model_facts.facts_of(model.weights(), model.head.shape[0], **counted)
 
     def _check(self, model: Any, case: Case) -> Checks:
-        """Check the loaded model against its reference and for a fair comparison, once per loaded model."""
+        """Check the model's outputs, and that the comparison with other systems is fair; run once per loaded model.
+
+        The outputs are compared with the reference; `bench.model_facts` checks fairness.
+        """
         if self._checked is None:
             fair = model_facts.checks(self._facts(model, **self._counted(model)), case)
             self._checked = self._compare(model, case) + Checks(fair)
@@ -162,14 +188,14 @@ class LanguageModel:
 
     @torch.inference_mode()
     def _counted(self, model: Any) -> dict[str, float]:
-        """Run a forward and return {"head_rows": rows that pass the LM head per prompt}."""
+        """Run a forward and return {"head_rows": positions per prompt for which the LM head computes logits}."""
         ids = random_ids(model, CHECK_BATCH, self.check_prompt)
         _, rows = model_facts.count_head_rows(lambda: last_logits(model, ids), model.head)
         return {"head_rows": rows / CHECK_BATCH}
 
     @torch.inference_mode()
     def _compare(self, model: Any, case: Case) -> Checks:
-        """Compare the logits of a forward and of generate steps with those of one forward of the reference."""
+        """Check the logits of a forward and of the generate steps after it against one forward of the reference."""
         reference = self.reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
         prompt = self.check_prompt
         ids = random_ids(model, CHECK_BATCH, prompt + CHECK_STEPS)
@@ -178,9 +204,9 @@ class LanguageModel:
         return self._judge(model, ids, got, expected, case)
 
     def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, case: Case) -> Checks:
-        """Check logits against the expected ones, both [CHECK_STEPS + 1, B, V].
+        """Check logits `got` against `expected`, both [CHECK_STEPS + 1, B, V].
 
-        The first follow the prompt, ids [B, T] without its last CHECK_STEPS tokens; the others follow these tokens.
+        ids [B, T]: a prompt and CHECK_STEPS further tokens. got[0] follows the prompt, got[i] the i-th further token.
         """
         rounded = self.rounded_reference(model, case)
         wider = widening(case) if rounded is None else limits_by_rounding(last_logits(rounded, ids), expected[-1], case)

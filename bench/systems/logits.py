@@ -27,7 +27,10 @@ CHOICE_LIMITS = 4
 
 
 def check_logits(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wider: float = 1.0) -> Checks:
-    """Check logits [..., V] in `dtype` against those of the reference. wider: factor on the limits."""
+    """Check a model's logits [..., V] against the reference's: their distance, and which token has the largest logit.
+
+    dtype: selects the LOGIT_LIMITS. wider: factor on these limits.
+    """
     error_limit, distance_limit = (wider * limit for limit in LOGIT_LIMITS[dtype])
     return Checks(
         [
@@ -39,26 +42,27 @@ def check_logits(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wide
 
 
 def rounding_of(case: Case) -> str:
-    """Return the coarser dtype of a case's activations and state, whose LOGIT_LIMITS apply."""
+    """Return the less precise dtype of a case's activations and its state; the LOGIT_LIMITS of this dtype apply."""
     roundings = (case.dtype, STATE_ROUNDING.get(case.state_dtype, case.state_dtype))
     return max(filter(None, roundings), key=LOGIT_LIMITS.__getitem__)
 
 
 def widening(case: Case) -> float:
-    """Return the factor on the limits of a case: 1, or more for the models in WIDER."""
+    """Return the factor on a case's LOGIT_LIMITS: more than 1 for the models in WIDER, otherwise 1."""
     return WIDER.get((case.system, str(case.option("backbone", "")), case.dtype), 1.0)
 
 
 def widened(case: Case) -> dict[str, str]:
-    """The setting that tells a reader of wider limits; empty for the usual limits."""
+    """Return the setting `check_limits`, which records a case's wider limits; {} if its limits are the usual ones."""
     wider = widening(case)
     return {} if wider == 1 else {"check_limits": f"{wider:g} times those of other models, as it rounds more"}
 
 
 def limits_by_rounding(rounded: torch.Tensor, reference: torch.Tensor, case: Case) -> float:
-    """Return the factor on the limits that allows ROUNDINGS times the error of the case's dtype, at most `widening`.
+    """Return the factor on LOGIT_LIMITS that allows ROUNDINGS times the rounding error of the case's dtype.
 
-    rounded: logits of the reference's code in that dtype. For float32, return `widening`.
+    rounded: logits of the reference's code run in that dtype. reference: exact logits.
+    The factor is at most `widening(case)`; for float32 it is always `widening(case)`.
     """
     wider = widening(case)
     if case.dtype == "float32":
@@ -69,9 +73,10 @@ def limits_by_rounding(rounded: torch.Tensor, reference: torch.Tensor, case: Cas
 def check_response(
     got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], width: int
 ) -> Checks:
-    """Check that logits change with the past as the reference's do: the slope of change against change is near 1.
+    """Check that logits respond to another past as the reference's do; compare nothing if rounding hides the response.
 
-    got, expected: logits [rows, V] with one past and with another. width: of the model.
+    got, expected: logits [rows, V] with one past and with another. width: the model's width.
+    The slope of the change in `got` against the change in `expected` must be near 1.
     The slope averages rounding over rows and `width`, so it finds errors below the limit of a single logit.
     """
     change, truth = (after.double() - before.double() for before, after in (got, expected))
@@ -83,7 +88,10 @@ def check_response(
 
 
 def choice_check(name: str, logits: torch.Tensor, chosen: torch.Tensor, dtype: str, wider: float = 1.0) -> Check:
-    """Check that `chosen` [...] are the tokens of the reference's largest logits [..., V], up to rounding."""
+    """Check that the tokens `chosen` [...] have the reference's largest logits, up to rounding.
+
+    name: the check's name. logits: the reference's logits [..., V]. dtype, wider: set the limit, as in `check_logits`.
+    """
     below = logits.amax(-1) - logits.gather(-1, chosen[..., None])[..., 0]
     limit = CHOICE_LIMITS * wider * LOGIT_LIMITS[dtype][0]
     return Check.at_most(name, float((below / logits.std(-1)).amax()), limit)

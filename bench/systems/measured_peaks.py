@@ -19,13 +19,16 @@ GEMMS, REST_S = 100, 0.003
 
 
 def peaks_of(device: str) -> dict[str, float | None]:
-    """Return the GPU's measured peaks by metric, cached; {} for a CPU."""
+    """Return the GPU's measured peaks by metric, as `measured_peaks` does; {} if `device` is "cpu"."""
     return measured_peaks() if device == "cuda" else {}
 
 
 @lru_cache(maxsize=1)
 def measured_peaks() -> dict[str, float | None]:
-    """Measure copy_gbs (10^9 bytes per second, read plus written) and product_tflops (bfloat16 in, float32 sums)."""
+    """Measure the GPU once per process; return copy_gbs (10^9 bytes per second, read plus written) and product_tflops.
+
+    product_tflops: 10^12 FLOPs per second of a GEMM with bfloat16 inputs and float32 sums.
+    """
     found: dict[str, float | None] = {"copy_gbs": _copy_gbs(), "product_tflops": _gemm_tflops()}
     torch.cuda.empty_cache()  # an engine that starts next needs the free memory
     return found

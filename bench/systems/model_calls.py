@@ -1,4 +1,4 @@
-"""Calls of a language model with the interface of `bench.models.base.CausalLM`."""
+"""Functions that call a language model with the interface of `bench.models.base.CausalLM`."""
 
 from typing import Any
 
@@ -10,12 +10,15 @@ STEPS = 16  # generate steps per call; see `steps_of`
 
 
 def random_ids(model: Any, *shape: int) -> torch.Tensor:
-    """Draw token ids by PyTorch's default generator."""
+    """Return random token ids of the given shape from the model's vocabulary, by PyTorch's default generator."""
     return torch.randint(0, model.config.vocabulary, shape, device=device())
 
 
 def prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.Tensor:
-    """Return logits [T - prompt + 1, B, V]: after the first `prompt` tokens of ids [B, T] and after each later one."""
+    """Read the first `prompt` tokens of ids [B, T] as a prompt and each later one by a generate step.
+
+    Returns logits [T - prompt + 1, B, V]: after the prompt, then after each later token.
+    """
     logits, state = model.prefill(ids[:, :prompt], model.init_state(*ids.shape))
     rows, state = [logits.clone()], model.generate_state(state)
     for column in range(prompt, ids.shape[1]):
@@ -24,14 +27,14 @@ def prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.T
 
 
 def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Return the logits [B, V] after the last token of ids [B, T]."""
+    """Return the logits [B, V] after the last token of ids [B, T], which is read as a prompt from an empty state."""
     return model.prefill(ids, model.init_state(*ids.shape))[0]
 
 
 def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run greedy steps; return logits [B, V] of the last step and the tokens [steps, B] that the steps read.
+    """Run greedy generate steps; return logits [B, V] of the last step and the tokens [steps, B] that the steps read.
 
-    The first step reads ids [B], each later one the most probable token after the step before.
+    The first step reads ids [B]. Each later step reads the most probable token according to the step before it.
     """
     read = []
     for _ in range(steps):
@@ -42,6 +45,9 @@ def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> tuple
 
 
 def steps_of(model: Any) -> int:
-    """Return the steps per generate call: whole mini-batches, so that each call rewrites W."""
+    """Return the number of generate steps per timed call: STEPS, or a mini-batch if STEPS is not a multiple of it.
+
+    Each call then covers whole mini-batches and includes the rewrite of a TTT model's weights W.
+    """
     mini_batch = getattr(model.config, "mini_batch", 1)
     return STEPS if STEPS % mini_batch == 0 else mini_batch

@@ -1,4 +1,4 @@
-"""Report packages of a system that are missing, broken or of another release."""
+"""Functions that return why a system's packages cannot be used: missing, broken or of an unsupported release."""
 
 import importlib
 import importlib.util
@@ -11,9 +11,9 @@ from tk_kernels.build import NO_GPU
 
 
 def cannot_import(*modules: str) -> str:
-    """Name the first of `modules` that cannot be imported, and why; "" if all can.
+    """Return which of `modules` cannot be imported, and why, for the first such module; "" if all can be imported.
 
-    Every exception counts: an extension built for another torch or CUDA may raise any.
+    Any exception counts as a failure, because an extension built for another torch or CUDA can raise any.
     """
     for name in modules:
         try:
@@ -24,15 +24,18 @@ def cannot_import(*modules: str) -> str:
 
 
 def cannot_find(package: str) -> str:
-    """Report a missing package without importing it; "" if it is installed.
+    """Return that a package is missing, found without importing it; "" if it is installed.
 
-    For packages that take seconds to import and have no extension of their own.
+    Use it for packages that take seconds to import and have no compiled extension of their own.
     """
     return "" if importlib.util.find_spec(package) else f"{package} {CANNOT_IMPORT}: No module named {package!r}"
 
 
 def other_release(package: str, oldest: str, newest: str) -> str:
-    """Report an installed minor release older than `oldest` or newer than `newest`; "" if it is supported."""
+    """Return why the installed release of `package` is not supported; "" if it is supported or not installed.
+
+    Supported are the minor releases from `oldest` to `newest`, such as "0.22" to "0.33".
+    """
     version = versions_of((package,)).get(package, newest)
     if _minor(oldest) <= _minor(version) <= _minor(newest):
         return ""
@@ -40,13 +43,13 @@ def other_release(package: str, oldest: str, newest: str) -> str:
 
 
 def import_or_skip(*modules: str) -> None:
-    """Import modules that a case needs; raise Skip if one cannot be imported."""
+    """Import the modules that a case needs. Raises Skip if one cannot be imported."""
     if why := cannot_import(*modules):
         raise Skip(why)
 
 
 def no_gpu() -> str:
-    """Report a missing CUDA GPU; "" if there is one."""
+    """Return that PyTorch finds no CUDA GPU; "" if it finds one."""
     import torch
 
     return "" if torch.cuda.is_available() else NO_GPU

@@ -13,7 +13,10 @@ def device() -> str:
 
 
 def repeatable(step: Callable[[], object]) -> Callable[[], object]:
-    """Run the step to warm up, capture it as a CUDA graph and return the replay; on a CPU return the step itself."""
+    """Run `step` once as a warm-up, capture it as a CUDA graph, and return a function that replays the graph.
+
+    On a CPU, return `step` itself without running it.
+    """
     if device() == "cpu":
         return step
     with torch.inference_mode():

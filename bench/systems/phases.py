@@ -30,9 +30,10 @@ TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 
 
 class PhaseWork:
-    """One phase of a case: the timed callable, the token ids that the harness renews, and the check of its outputs.
+    """Base class of the timed work of one case; a subclass implements one phase.
 
-    adapter: the `LanguageModel`, whose hooks set the past of a generate state and make references.
+    It has the timed call `run`, the token ids `ids`, which the harness renews, and the check of the outputs.
+    adapter: the `LanguageModel`; its methods set the past of a generate state and make references.
     """
 
     units = 1
@@ -50,7 +51,7 @@ class PhaseWork:
         self.prepare()
 
     def prepare(self) -> None:
-        """Make the inputs and the state."""
+        """Allocate the token ids and the state. Called by the constructor."""
         raise NotImplementedError
 
     def run(self) -> Any:
@@ -58,29 +59,35 @@ class PhaseWork:
         raise NotImplementedError
 
     def capture(self) -> None:
-        """Capture the graphs that `run` replays, after the adapter compiled its kernels."""
+        """Capture the CUDA graphs that `run` replays. By default, do nothing.
+
+        Called after the adapter compiled its kernels.
+        """
 
     def restart(self) -> None:
-        """Reset in place the state that each call leaves to the next."""
+        """Reset the state in place, if each call continues from the one before. By default, do nothing."""
 
     def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
         raise NotImplementedError
 
     @property
     def tokens(self) -> int:
-        """Tokens of one unit."""
+        """Number of tokens that one unit of the work processes (see `Workload`)."""
         return self.case.batch * self.case.context
 
     def measured(self, calls: int) -> dict[str, float | None]:
         return {}
 
     def reference(self) -> Any:
-        """Return the reference in float64 for a float32 case, else in float32."""
+        """Return the reference for timed outputs: in float64 for a float32 case, otherwise in float32."""
         exact = torch.float64 if self.case.dtype == "float32" else torch.float32
         return self.adapter.timed_check_reference(self.model, exact)
 
     def drawn(self, chance: Random, tokens: int) -> list[int]:
-        """Draw the sequences that the reference reads, as sorted indices; all checked calls get the same ones."""
+        """Draw the sequences that the reference reads, once for all checked calls; return their sorted indices.
+
+        If sequences are staggered, draw one for each position in the mini-batch. tokens: length of one sequence.
+        """
         if not self._rows:
             at: dict[int, list[int]] = {}
             for row, ahead in enumerate(self._ahead):
@@ -90,9 +97,10 @@ class PhaseWork:
         return self._rows
 
     def repeat(self, chance: Random, rows: list[int]) -> list[int]:
-        """Give each sequence outside `rows` the input of a random one of `rows` at its position in the mini-batch.
+        """Copy to each sequence outside `rows` the ids of a random sequence in `rows` at the same mini-batch position.
 
-        So its output can be compared. Return for each sequence the index of the one whose input it has, [B].
+        Every output can then be compared with that of a checked sequence.
+        Returns for each of the B sequences the index of the sequence whose ids it has.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
         sources = [row if row in rows else chance.choice(like) for row, like in enumerate(alike)]
@@ -107,10 +115,11 @@ class PhaseWork:
         expected: Callable[[Any, list[int], int], torch.Tensor],
         tokens: torch.Tensor | None = None,
     ) -> Checks:
-        """Check logits [B, V] of the sequences `rows` and, for each of them, of the copy that differs most from it.
+        """Check logits [B, V] of the sequences `rows`, and for each of these of the copy whose logits differ most.
 
-        sources: result of `repeat`. tokens [steps, B]: what the steps read; those at `choices` are checked too.
-        expected: takes a reference, sequences and a number of steps; returns logits [sequences, V] after the steps.
+        sources: result of `repeat`. tokens [steps, B]: tokens that the steps read; those at `choices` are checked too.
+        expected: called with a reference, sequences and a number of steps; returns logits [sequences, V] after these
+        steps.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
         repeated = torch.tensor(sources, device=off.device)
@@ -134,9 +143,10 @@ class PhaseWork:
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _wider(self, answered: Callable[[Any], torch.Tensor], expected: torch.Tensor) -> float:
-        """Return the factor on the limits. answered: callable that returns a reference's logits [rows, V].
+        """Return the factor on LOGIT_LIMITS for this case.
 
-        expected: logits [rows, V] of the exact reference.
+        answered: called with a reference, returns its logits [rows, V]. expected: logits [rows, V] of the exact
+        reference.
         """
         rounded = self.adapter.rounded_reference(self.model, self.case)
         return widening(self.case) if rounded is None else limits_by_rounding(answered(rounded), expected, self.case)
@@ -146,7 +156,10 @@ class PhaseWork:
         return choice_check("timed_token_below_best", expected, tokens, rounding_of(self.case), wider)
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """Check that logits [rows, V] changed with the past since the previous checked call, if there is one."""
+        """Check that logits [rows, V] differ from those of the previous checked call as the reference's do.
+
+        The two calls have different pasts. At the first checked call, there is nothing to compare.
+        """
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Checks([])
@@ -155,7 +168,7 @@ class PhaseWork:
 
 
 class Forward(PhaseWork):
-    """The forward phase: a prompt of `context` tokens from an empty state. The LM head reads the last token only."""
+    """The forward phase: prompts of `context` tokens from an empty state. The LM head reads the last token only."""
 
     def prepare(self) -> None:
         self.ids = random_ids(self.model, self.case.batch, self.case.context)
@@ -169,7 +182,7 @@ class Forward(PhaseWork):
         return self.model.prefill(self.ids, self._state)[0]
 
     def timed_check(self, chance: Random) -> Callable[[torch.Tensor, int], Checks]:
-        """Return a function that checks a few whole prompts."""
+        """Draw a few prompts, copy them to the other sequences, and return a function that checks a call's logits."""
         if self.case.context > LONGEST_CHECKED:
             return not_compared(self.case.context, LONGEST_CHECKED)
         rows = self.drawn(chance, self.case.context)
@@ -185,8 +198,8 @@ class Forward(PhaseWork):
 class Generate(PhaseWork):
     """The generate phase: each call runs whole mini-batches of greedy steps.
 
-    A KV cache starts each call at the case's context. A recurrent state starts at the initial state, and each call
-    continues it: the cost of a step does not depend on the past.
+    A KV cache starts each call at the case's context. A recurrent state starts at the initial state once, and each call
+    continues from the call before: the cost of a step does not depend on the past.
     With the option `positions`, single steps are timed too. "staggered" spreads the sequences evenly over the positions
     of a mini-batch, as in serving.
     """
@@ -197,7 +210,7 @@ class Generate(PhaseWork):
 
     @property
     def units(self) -> int:  # type: ignore[override]
-        """Steps per call."""
+        """Number of generate steps per call."""
         return steps_of(self.model)
 
     def prepare(self) -> None:
@@ -219,7 +232,7 @@ class Generate(PhaseWork):
 
     @property
     def tokens(self) -> int:
-        """One token per sequence."""
+        """Number of tokens of one step: one per sequence."""
         return self.case.batch
 
     @torch.inference_mode()
@@ -234,7 +247,7 @@ class Generate(PhaseWork):
         self._stagger()
 
     def _stagger(self) -> None:
-        """Let sequence i read the last `_ahead[i]` tokens in column i of `_before` [most, B]."""
+        """Advance sequence i by `_ahead[i]` generate steps, over the last tokens in column i of `_before` [most, B]."""
         for ahead, rows in groupby(range(self.case.batch), key=self._ahead.__getitem__):
             if ahead:
                 first, *rest = rows
@@ -248,9 +261,9 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return percentiles of the ITL over TIMED_MINI_BATCHES mini-batches of single steps, as tokens reach the host.
+        """Time single steps over TIMED_MINI_BATCHES mini-batches and return percentiles of the ITL.
 
-        Empty without the option `positions`.
+        A step ends when its tokens reach the host. Returns {} without the option `positions`.
         """
         if not self._times_steps:
             return {}
@@ -265,7 +278,7 @@ class Generate(PhaseWork):
         return token_times.percentiles([(later - earlier) * 1e3 for earlier, later in pairwise(moments)])
 
     def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
-        """Give drawn sequences new random pasts, copy them to the others, and return a function that checks a call."""
+        """Give drawn sequences random pasts, copy these to the others, and return a function that checks a call."""
         rows = self.drawn(chance, self.case.context)
         sources = self.repeat(chance, rows)
         with torch.inference_mode():
@@ -293,7 +306,8 @@ class Generate(PhaseWork):
     def _new_past(self, sources: list[int]) -> torch.Tensor:
         """Overwrite the state with a new random past, and return the past's tokens [most + units, B].
 
-        A recurrent state reads all of them: those of `_stagger`, then `units` more. A KV cache gets random numbers.
+        A recurrent model reads all these tokens: those of `_stagger`, then `units` more. A KV cache gets random numbers
+        instead. sources: result of `repeat`; sequences with the same source get the same past.
         """
         self._before = random_ids(self.model, *self._before.shape)[:, sources]
         self.restart()
@@ -306,9 +320,10 @@ class Generate(PhaseWork):
 
 
 class Request(PhaseWork):
-    """The request phase: a prompt, then `steps` greedy tokens. On a GPU, steps and short prompts replay graphs.
+    """The request phase: a prompt, then `steps` greedy tokens. On a GPU, steps and short prompts replay CUDA graphs.
 
-    The host takes the times, as in an engine: it launches each step, then waits for the token that the step reads.
+    The host measures TTFT and ITL as a serving engine does: it launches each step, then waits for the token that the
+    step reads.
     """
 
     def prepare(self) -> None:
@@ -338,7 +353,7 @@ class Request(PhaseWork):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the prompts and the steps, of all sequences."""
+        """Number of tokens of all prompts and all steps, over all sequences."""
         return self.case.batch * (self.case.context + self.steps)
 
     def _prefill(self) -> None:
@@ -374,7 +389,7 @@ class Request(PhaseWork):
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
     def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
-        """Return a function that checks a few whole requests."""
+        """Draw a few requests, copy their prompts to the other sequences, and return a function that checks a call."""
         tokens = self.case.context + self.steps
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
@@ -393,5 +408,5 @@ class Request(PhaseWork):
         return compare
 
     def choices(self, steps: int) -> list[int]:
-        """Return the indices of the token after the prompt and of the last one that a step read."""
+        """Return the indices of two tokens to compare: the one after the prompt and the last one that a step read."""
         return sorted({0, steps - 1})

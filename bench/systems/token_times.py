@@ -1,4 +1,7 @@
-"""Times at which a request's tokens reach the host, and the TTFT and ITL that follow."""
+"""Record when a request's tokens reach the host, and compute latencies from these times.
+
+TTFT is the time to first token, ITL the inter-token latency.
+"""
 
 import time
 from collections.abc import Sequence
@@ -36,9 +39,11 @@ def percentiles(steps_ms: Sequence[float]) -> dict[str, float | None]:
 
 
 def of_arrivals(requests: Sequence[tuple[float, Sequence[float]]], seconds: float) -> dict[str, float | None]:
-    """Return percentiles of ITL and TTFT, and the goodput: requests per second within both limits.
+    """Return percentiles of ITL and TTFT, and the goodput.
 
-    requests: (TTFT, ITLs) of each in ms. seconds: from the first arrival to the last token, of all batches together.
+    Goodput is the number of requests per second with TTFT and mean ITL within TTFT_LIMIT_MS and ITL_LIMIT_MS.
+    requests: (TTFT, ITLs) of each request in ms.
+    seconds: time from a batch's first arrival to its last token, summed over all batches.
     """
     good = sum(first <= TTFT_LIMIT_MS and fmean(steps) <= ITL_LIMIT_MS for first, steps in requests)
     first = _p99([first for first, _ in requests])

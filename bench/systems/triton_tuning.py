@@ -1,11 +1,11 @@
 """Compile a package's Triton kernels in parallel, and tune them on the timed shapes.
 
-Triton compiles kernels and their candidates one by one, which takes minutes for a language model. Here a dry run
-without launches lists the kernels, and all are compiled in parallel. The package's own candidates are then measured on
-the timed work, because the work of the correctness check is too small.
+Triton compiles kernels and all configurations of its autotuner one by one, which takes minutes for a language model.
+Here a dry run without launches lists the kernels, and all are compiled in parallel. The autotuner then measures the
+package's configurations on the timed work, because the work of the correctness check is too small.
 
 JITFunction.run and Autotuner._bench are replaced temporarily: no knob of Triton compiles a call without a launch, or
-chooses a candidate without measuring it.
+chooses a configuration without measuring it.
 """
 
 import gc
@@ -22,21 +22,21 @@ CHOICE = ".autotune.json"  # suffix of Triton's files of tuning results
 
 
 def keep_choices() -> None:
-    """Let Triton cache tuning results on disk; call it before importing the packages."""
+    """Let Triton cache tuning results on disk. Call it before importing a package that has Triton kernels."""
     os.environ.setdefault(KEEP, "1")
 
 
 def prepare(run: Callable[[], object]) -> None:
-    """Compile the kernels of `run` in parallel, then call it, so that Triton measures the candidates on this work."""
+    """Compile the Triton kernels of `run` in parallel, then call `run` once, so that Triton tunes them on this work."""
     compile_ahead(run)
     run()
 
 
 def compile_ahead(call: Callable[[], object]) -> None:
-    """Compile the Triton kernels of `call` and all their candidates in parallel; measure none.
+    """Compile the Triton kernels of `call`, in all configurations of the autotuner, in parallel; measure none.
 
-    `call` runs, but its Triton kernels do not. Its result is meaningless, and its other kernels read uninitialised
-    memory.
+    `call` runs, but its Triton kernels are not launched. Its result is meaningless, and its other kernels read
+    uninitialised memory.
     """
 
     def compiled(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
@@ -49,10 +49,10 @@ def compile_ahead(call: Callable[[], object]) -> None:
 
 @contextmanager
 def untuned(ahead: Callable[[], object]) -> Iterator[None]:
-    """Choose the smallest candidate without measuring inside the context, and forget the choice after it.
+    """Let Triton use each kernel's smallest configuration, unmeasured, inside the context; undo the choice after it.
 
-    ahead: a call whose kernels are compiled first. Use it for references: their speed does not matter, and large
-    candidates may exceed shared memory.
+    ahead: a call whose kernels are compiled before the context begins. Use the context for references: their speed does
+    not matter, and large configurations can exceed shared memory.
     """
     with _chosen_by(_size):
         with _compiling_only():
@@ -62,9 +62,10 @@ def untuned(ahead: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def chosen_anew() -> Iterator[None]:
-    """Tune kernels again at their first call inside the context, and keep the new choices in memory.
+    """Tune kernels again at their first call inside the context, and keep the new choices in memory, not on disk.
 
-    Use it for packages that cache one choice for all shapes: the choice for one sequence would be reused for sixteen.
+    Use it for packages that cache one choice for all shapes: otherwise a batch of sixteen would reuse the choice for
+    one.
     """
     from triton.runtime.autotuner import Autotuner
 
@@ -81,7 +82,7 @@ def chosen_anew() -> Iterator[None]:
 
 
 def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
-    """Return stages times block size, a proxy for the shared memory of a candidate."""
+    """Return stages times block size, a proxy for the shared memory that a kernel configuration needs."""
     return config.num_stages * math.prod(
         extent for extent in config.kwargs.values() if isinstance(extent, int) and extent
     )
@@ -89,7 +90,10 @@ def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
 
 @contextmanager
 def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
-    """Make tuners choose the candidate of least cost(tuner, config, ...) inside the context, then undo the choices."""
+    """Make autotuners choose the configuration of least cost(tuner, config, ...) inside the context.
+
+    After the context, the choices are removed from the autotuners' caches.
+    """
     from triton import knobs
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.cache import FileCacheManager
@@ -116,7 +120,7 @@ def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
 
 @contextmanager
 def _compiling_only() -> Iterator[None]:
-    """Compile kernels instead of launching them inside the context."""
+    """Compile Triton kernels instead of launching them inside the context."""
     from triton.runtime.jit import JITFunction
 
     launch = JITFunction.run
@@ -130,7 +134,7 @@ def _compiling_only() -> Iterator[None]:
 
 @contextmanager
 def _instead(owner: type, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Replace a function of a class inside the context."""
+    """Replace the method `name` of the class `owner` by `function` inside the context."""
     own = getattr(owner, name)
     setattr(owner, name, function)
     try:

@@ -14,10 +14,10 @@ SPAN_BITS = 4  # one tuning serves work within a factor of 16 in tokens at once
 
 
 class TunedLanguageModel(LanguageModel):
-    """A LanguageModel that is compiled and tuned on the timed work before its correctness check.
+    """Base class of adapters that compile and tune their package's Triton kernels on the timed work, before the check.
 
     The packages' tuners ignore batch and length, so work of another size is tuned again. Work of a similar size is not,
-    because measuring every candidate takes 20 s.
+    because timing every kernel configuration takes 20 s.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,10 @@ class TunedLanguageModel(LanguageModel):
         self._tuned: tuple[Any, str, int] | None = None
 
     def make_ready(self, work: PhaseWork) -> None:
-        """Compile and tune the kernels, then reset the state, which the dry run filled with meaningless values."""
+        """Compile the kernels of `work`, tune them unless work of a similar size was tuned, and reset the state.
+
+        The reset is needed because compiling runs the work without its Triton kernels, which leaves meaningless values.
+        """
         at_once = work.case.batch * (1 if work.case.phase == "generate" else work.case.context)
         phase, span = work.case.phase, (at_once.bit_length() - 1) // SPAN_BITS
         wanted = (self.loaded, phase, span)

@@ -1,1 +1,1 @@
-"""flash-linear-attention: its TTT-Linear layer, Gated DeltaNet and RWKV-7."""
+"""Adapters of flash-linear-attention: its TTT-Linear layer, Gated DeltaNet, RWKV-7, and layers of related models."""

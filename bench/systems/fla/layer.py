@@ -1,6 +1,7 @@
-"""Measure flash-linear-attention's TTT-Linear layer. Compare only its speed: its function is not the paper's.
+"""Measure flash-linear-attention's TTT-Linear layer. Only its speed is comparable: its function is not the paper's.
 
-The learning rate scales the query's row instead of the key's column, the output is o + LN(o), and q is scaled.
+In the package, the learning rate scales the query's row instead of the key's column, the output is o + LN(o), and q
+is scaled.
 """
 
 from collections.abc import Callable
@@ -41,17 +42,23 @@ MINI_BATCHES = (16, 32, 64)  # sizes that the package's Triton kernels and the r
 
 
 class FlaTTTLinear:
-    """Adapter of ttt-linear/fla: the layer's forward, checked against the package's own PyTorch version."""
+    """Adapter of ttt-linear/fla: the layer's forward, checked against flash-linear-attention's own PyTorch version."""
 
     packages: tuple[str, ...] = ("flash-linear-attention", "triton")
 
     def unavailable(self) -> str:
-        """Report a missing GPU or package, or "". The import, which takes ten seconds, is left to the first case."""
+        """Return that the GPU or flash-linear-attention is missing; "" if both are there.
+
+        This does not import the package, which takes ten seconds; the first case does.
+        """
         keep_choices()
         return no_gpu() or cannot_find("fla")
 
     def build(self, case: Case) -> Workload:
-        """Build the chunked forward of `batch` sequences of `context` tokens. Raises Skip for unsupported options."""
+        """Build the workload of the chunked forward of `batch` sequences of `context` tokens.
+
+        Raises Skip for options that flash-linear-attention does not support, or if it cannot be imported.
+        """
         mini_batch = int(case.option("mini_batch", 16))
         self._refuse(case, mini_batch)
         import_or_skip("fla.ops.ttt")
@@ -85,9 +92,9 @@ class FlaTTTLinear:
 
 
 def package_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return our operator's arguments under the package's names and in its shapes.
+    """Return the arguments of a reference's `forward` (`layer_inputs`) under the package's names and in its shapes.
 
-    The learning rate gets the tokens' dtype: the package's GEMMs take no other.
+    The learning rate is converted to the tokens' dtype, because the package's GEMMs take no other dtype.
     """
     state = inputs["state"]
     return {
@@ -103,10 +110,10 @@ def package_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any], str]:
-    """Time the package's forms on this work; return the fastest and a sentence with all times.
+    """Time the functions PACKAGE_FORMS on these inputs; return the fastest and a text with the time of each.
 
-    Each form is tuned anew. The package caches one tuning per mini-batch size, so a tuning for one sequence would be
-    reused for sixteen.
+    Each function is tuned for these inputs. Otherwise a tuning for one sequence would be reused for sixteen, as the
+    package caches one tuning per mini-batch size. If no function runs, raises the error of the first.
     """
     from fla.ops import ttt
 
@@ -133,7 +140,7 @@ def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any
 
 
 def _check(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_batch: int) -> Checks:
-    """Check the first tokens of one sequence against the package's float32 version in PyTorch."""
+    """Check `form` on the first tokens of one sequence against the package's float32 version in PyTorch."""
     tokens = max(LAYER_CHECK_TOKENS, mini_batch)
     piece = sequences_of(inputs, [0], tokens)
     out, state, _ = form(**piece, chunk_size=mini_batch, output_final_state=True)
@@ -148,7 +155,7 @@ def _check(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_ba
 
 
 def _timed_check(inputs: dict[str, Any], case: Case, mini_batch: int) -> TimedCheck:
-    """Return a check of whole drawn sequences against the package's float32 version in PyTorch."""
+    """Return a timed check (see `Workload`) of drawn sequences against the package's float32 version in PyTorch."""
 
     def timed_check(chance: Random) -> Callable[[Any, int], Checks]:
         rows = drawn(chance, case.batch, case.context, LAYER_CHECKED_TOKENS)
@@ -164,13 +171,16 @@ def _timed_check(inputs: dict[str, Any], case: Case, mini_batch: int) -> TimedCh
 
 
 def sequences_of(inputs: dict[str, Any], rows: list[int], tokens: int) -> dict[str, Any]:
-    """Return the arguments for the first `tokens` tokens of the sequences `rows`."""
+    """Return the package's arguments `inputs` for the first `tokens` tokens of the sequences `rows`."""
     piece = {name: value[rows] if name not in ("w", "b") else value for name, value in inputs.items()}
     return piece | {name: inputs[name][rows, :tokens] for name in PER_TOKEN}
 
 
 def _exact(piece: dict[str, Any], mini_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs and final state of the package's PyTorch version, on copies because it scales q in place."""
+    """Return outputs and final state of the package's PyTorch version in float32, for the package's arguments `piece`.
+
+    It runs on copies, because that version scales q in place.
+    """
     from fla.ops.ttt.naive import chunk_ttt_linear_ref
 
     exact = {name: value.float().clone() for name, value in piece.items()}

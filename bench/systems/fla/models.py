@@ -1,4 +1,4 @@
-"""Run Gated DeltaNet and RWKV-7 in flash-linear-attention, at the paper's size."""
+"""Run Gated DeltaNet and RWKV-7 in flash-linear-attention, at the size 1.3b of the TTT paper."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,9 +33,10 @@ ROUNDINGS = 1.5  # see `check_rounding`
 
 
 class FlaModel(CausalLM):
-    """A causal language model of the package with the interface of `CausalLM`.
+    """A language model of flash-linear-attention with the interface of `CausalLM`.
 
-    recurrent: read prompts in pieces that run on the recurrent kernels.
+    inner: the package's model. recurrent: read prompts in pieces so short that the package uses its recurrent kernels;
+    otherwise it uses its chunked kernels.
     """
 
     def __init__(self, inner: Any, recurrent: bool = False) -> None:
@@ -44,13 +45,16 @@ class FlaModel(CausalLM):
         self.config = _Config(inner.config.vocab_size, inner.config.hidden_size)
 
     def init_state(self, batch: int, context: int = 0) -> Any:
-        """Return an empty cache of the package."""
+        """Return an empty cache of the package, to which the first call adds states. The arguments have no effect."""
         from fla.models.utils import Cache
 
         return Cache()
 
     def reset_state(self, state: Any) -> None:
-        """Empty the cache by its constructor, because before release 0.5.1 the package's `reset` left the states."""
+        """Empty the cache by calling its constructor again.
+
+        The package's own `reset` left the states in the cache before release 0.5.1.
+        """
         state.__init__()
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -68,7 +72,10 @@ class FlaModel(CausalLM):
         return torch.cat(logits, dim=1)[:, -last:]
 
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read ids [B]; return (logits [B, V], state). The cache gets new tensors for the recurrent states."""
+        """Read ids [B]; return (logits [B, V], state).
+
+        In the cache, the step replaces the recurrent states by new tensors.
+        """
         out = self.inner(ids[:, None], past_key_values=state, use_cache=True, logits_to_keep=1)
         return out.logits[:, -1], state
 
@@ -90,7 +97,10 @@ class _Config:
 
 
 class Fla(TunedLanguageModel):
-    """Adapter of one of the package's models; a subclass names the package's classes and the sizes."""
+    """Base class of the adapters of flash-linear-attention's language models.
+
+    A subclass sets `classes`, the package's configuration and model class, and `sizes`, a configuration for each size.
+    """
 
     packages = ("flash-linear-attention", "triton")
     prompt_tokens = 1
@@ -99,16 +109,23 @@ class Fla(TunedLanguageModel):
     sizes: ClassVar[dict[str, dict[str, Any]]]
 
     def unavailable(self) -> str:
-        """Report a missing GPU or package, or "". The import, which takes ten seconds, is left to the first case."""
+        """Return that the GPU or flash-linear-attention is missing; "" if both are there.
+
+        This does not import the package, which takes ten seconds; the first case does.
+        """
         return no_gpu() or cannot_find("fla")
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Record the package's kernels and the limits of its correctness check."""
+        """Return settings for the record: which of the package's kernels run, and the limits of the check."""
         kernels = "recurrent" if case.phase == "generate" else "chunked"
         return {"kernels": kernels, "check_limits": f"{ROUNDINGS:g} times the model's own rounding, at most twice ours"}
 
     def build(self, case: Case) -> Workload:
-        """Build a case of the model or of one layer. Raises Skip for requests, because their steps replay one graph."""
+        """Build the workload of the whole model, or of one layer with the option scope=layer.
+
+        Raises Skip for the phase request: its steps replay one graph, but the package's cache gets new tensors each
+        step.
+        """
         if case.option("scope", "model") == "layer":
             return Regressor().build(case)
         if case.phase == "request":
@@ -116,8 +133,9 @@ class Fla(TunedLanguageModel):
         return super().build(case)
 
     def load(self, case: Case) -> FlaModel:
-        """Load the model with the package's random weights from a fixed seed, also where the package starts at zero.
+        """Load the model with the package's random initialisation from a fixed seed.
 
+        Matrices that the package initialises with zeros get random values too.
         Raises Skip for a size that is not in `sizes`, or if the package cannot be imported.
         """
         import_or_skip("fla.models")
@@ -138,7 +156,7 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner.to(getattr(torch, case.dtype)).eval())
 
     def reference(self, model: FlaModel, dtype: torch.dtype) -> FlaModel:
-        """Return the same weights in `dtype` on the recurrent kernels, which use no GEMM."""
+        """Return a model with the same weights in `dtype` on the package's recurrent kernels, which use no GEMM."""
         config = type(model.inner.config).from_dict(model.inner.config.to_dict())
         with torch.device(device()):
             inner = type(model.inner)(config).to(dtype).eval()
@@ -150,16 +168,22 @@ class Fla(TunedLanguageModel):
         """Return None, because `check_rounding` derives the limits."""
 
     def _judge(self, model: FlaModel, ids: Tensor, got: Tensor, expected: Tensor, case: Case) -> Checks:
-        """Check logits within limits set by the rounding of the same weights on the recurrent kernels."""
+        """Check logits `got` against `expected`, both [CHECK_STEPS + 1, B, V], by `check_rounding`.
+
+        The logits whose rounding sets the limits come from the recurrent kernels, with the same weights and dtype.
+        """
         rounded = prefill_then_generate(FlaModel(model.inner, recurrent=True), ids, self.check_prompt)
         return check_rounding(got, rounded, expected, case.dtype)
 
     def shape(self, config: Any) -> DeltaRuleConfig:
-        """Return the state's shape and the FLOPs per token, from the package's configuration."""
+        """Return the state's shape and the FLOPs per token, from the package's configuration `config`."""
         raise NotImplementedError
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """Return the package's shape without the stored inputs of a token shift, a hundredth of the state."""
+        """Return the configuration from which FLOPs and bytes are counted.
+
+        It leaves out the inputs that RWKV-7's token shift stores, a hundredth of the state.
+        """
         return self.shape(model.inner.config)
 
     def work(self, model: FlaModel, case: Case) -> PhaseWork:
@@ -167,10 +191,14 @@ class Fla(TunedLanguageModel):
 
 
 class FlaForward(Forward):
-    """Forward from an empty state, with limits for the rounding of these models."""
+    """The forward phase from an empty state, with limits for the larger rounding error of the package's models."""
 
     def timed_check(self, chance: Random) -> Callable[[Tensor, int], Checks]:
-        """Return a check of one drawn prompt: on the recurrent kernels if it is short enough, else in other pieces."""
+        """Return a check of the logits of one drawn prompt.
+
+        Up to RECURRENT_CHECKED_TOKENS, the logits are compared with those of the recurrent kernels.
+        For longer prompts, they are compared with those of the timed kernels on other pieces of the prompt.
+        """
         row = chance.randrange(self.case.batch)
         long = self.case.context > RECURRENT_CHECKED_TOKENS
 
@@ -184,7 +212,7 @@ class FlaForward(Forward):
         return compare
 
     def _by_other_pieces(self, logits: Tensor, ids: Tensor) -> Checks:
-        """Check logits [1, V] against the same kernels and weights, with the prompt in a batch of one and in pieces."""
+        """Check logits [1, V] of a prompt, ids [1, T], against the same model, which reads it alone and in pieces."""
 
         def read() -> Tensor:
             state = self.model.init_state(1)
@@ -206,8 +234,8 @@ class FlaForward(Forward):
 class FlaGenerate(Generate):
     """The generate phase: greedy steps. Each call starts at the state after one token.
 
-    The cache replaces its tensors at every step, so each call restores the first ones. Steps update a convolution's
-    last inputs in place, so each call copies those.
+    The cache replaces its tensors at every step, so each call ends by restoring the tensors of the starting state.
+    Steps update a convolution's last inputs in place, so each call begins by copying these inputs.
     """
 
     renews_past = False  # each call starts at the tensors that are captured
@@ -237,7 +265,10 @@ class FlaGenerate(Generate):
         return found
 
     def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
-        """Return a check of drawn sequences through the steps of a call."""
+        """Return a check of the last step's logits of drawn sequences.
+
+        It compares them with the recurrent kernels' logits after the same tokens.
+        """
         rows = drawn(chance, self.case.batch, STEPS)
 
         @torch.inference_mode()
@@ -250,14 +281,17 @@ class FlaGenerate(Generate):
 
 
 def _copied(kept: Any) -> Any:
-    """Copy a tensor or a tuple of tensors; None stays None."""
+    """Return a copy of a tensor or of a tuple of tensors; None for None."""
     if isinstance(kept, Tensor):
         return kept.clone()
     return None if kept is None else tuple(map(_copied, kept))
 
 
 def check_timed_rounding(adapter: Any, model: FlaModel, logits: Tensor, ids: Tensor, dtype: str) -> Checks:
-    """Check timed logits [B, V] after ids [B, T] against the recurrent kernels in a wider dtype."""
+    """Check timed logits [B, V] after ids [B, T] against the recurrent kernels in a wider dtype, by `check_rounding`.
+
+    dtype: of the timed model.
+    """
     reference = adapter.reference(model, torch.float64 if dtype == "float32" else torch.float32)
 
     def both(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -269,7 +303,7 @@ def check_timed_rounding(adapter: Any, model: FlaModel, logits: Tensor, ids: Ten
 
 
 def check_rounding(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: str) -> Checks:
-    """Check logits [..., V] of a model that rounds more than ours against the reference's.
+    """Check logits [..., V] of a model that rounds more than this repository's models against the reference's.
 
     rounded: logits of the same weights in `dtype` without the measured kernels.
     A limit is the larger of LOGIT_LIMITS and ROUNDINGS times the error of `rounded`, at most twice LOGIT_LIMITS.
@@ -283,7 +317,7 @@ def check_rounding(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: st
 
 
 class GatedDeltaNet(Fla):
-    """Adapter of gated-deltanet/fla: 21 blocks with the package's heads (6 with keys of 256 and values of 512)."""
+    """Adapter of gated-deltanet/fla: 21 blocks with the package's default of 6 heads, keys of 256 and values of 512."""
 
     classes = ("GatedDeltaNetConfig", "GatedDeltaNetForCausalLM")
     sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 21}}
@@ -308,7 +342,10 @@ class GatedDeltaNet(Fla):
 
 
 class RWKV7(Fla):
-    """Adapter of rwkv7/fla: 24 blocks, heads of 64, and the low ranks of RWKV-7 World 1.5B, above the package's own."""
+    """Adapter of rwkv7/fla: 24 blocks with heads of 64 channels.
+
+    The low-rank dimensions are those of RWKV-7 World 1.5B, which are larger than the package's defaults.
+    """
 
     classes = ("RWKV7Config", "RWKV7ForCausalLM")
     sizes: ClassVar[dict[str, dict[str, Any]]] = {
@@ -338,6 +375,9 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Record the package's own warning, because the correctness check compares only with the same package."""
+        """Return settings for the record, with the package's warning that its RWKV-7 can be incorrect.
+
+        The correctness check does not rule this out, because its reference runs in the same package.
+        """
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

@@ -1,6 +1,7 @@
-"""Measure one layer of Gated DeltaNet and its relatives with the chunked kernels of flash-linear-attention.
+"""Measure one layer of Gated DeltaNet, Kimi Delta Attention or Gated DeltaProduct with chunked kernels.
 
-A layer is its sequence mixer alone, as in TTT's layers: projections, convolutions and output gating are left out.
+The kernels are those of flash-linear-attention. A layer is its sequence mixer alone, as in TTT's layers: projections,
+convolutions and output gating are left out.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ CHECKED_TOKENS = 4096  # a token of the naive form takes ten launches
 
 @dataclass(frozen=True)
 class Rule:
-    """One layer: its chunked kernel (MODULE:FUNCTION), its heads, and how its state changes.
+    """A layer in RULES: its chunked kernel (MODULE:FUNCTION), its heads, and how its state changes.
 
     vector_decay: one decay per key channel instead of one per head. householder: delta-rule updates per token.
     """
@@ -49,7 +50,10 @@ class Rule:
         return self.heads * self.key_dim * self.value_dim
 
     def work(self, case: Case) -> Work:
-        """Count FLOPs and bytes. FLOPs per state element: decay 1, each delta-rule update 4, output 2."""
+        """Return FLOPs and least bytes of a case.
+
+        FLOPs per state element and token: decay 1, delta-rule update 4, output 2.
+        """
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         decays = self.key_dim if self.vector_decay else 1
         pairs = self.householder * (self.key_dim + self.value_dim + 1)
@@ -73,14 +77,18 @@ class Regressor:
     packages: tuple[str, ...] = ("flash-linear-attention", "triton")
 
     def unavailable(self) -> str:
-        """Report a missing GPU or package, or "". The import, which takes ten seconds, is left to the first case."""
+        """Return that the GPU or flash-linear-attention is missing; "" if both are there.
+
+        This does not import the package, which takes ten seconds; the first case does.
+        """
         keep_choices()
         return no_gpu() or cannot_find("fla")
 
     def build(self, case: Case) -> Workload:
-        """Build the forward of `batch` sequences of `context` tokens through one layer, checked against `naive`.
+        """Build the workload of the forward of `batch` sequences of `context` tokens through one layer.
 
-        Raises Skip for another size than SIZE, or if the kernel cannot be imported.
+        The outputs are checked against `naive`. Raises Skip for sizes other than SIZE, or if the kernel cannot be
+        imported.
         """
         if case.size != SIZE:
             raise Skip(f"{case.system} is set up for the size {SIZE} only")
@@ -137,6 +145,7 @@ def random_inputs(rule: Rule, case: Case) -> dict[str, Tensor]:
 def naive(rule: Rule, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Run a layer token by token in float32; return outputs [B, T, H, V] and the final state [B, H, K, V].
 
+    The arguments are those of `random_inputs`.
     S = Diag(exp g) S; S += beta k (v - S^T k)^T for each of the token's (k, v); o = S^T q / sqrt(K).
     """
     q, k, v, beta, decay = q.float() * rule.key_dim**-0.5, k.float(), v.float(), beta.float(), g.float().exp()
@@ -160,7 +169,10 @@ def _some(rule: Rule, inputs: dict[str, Tensor], rows: list[int], tokens: int) -
 
 
 def _check(rule: Rule, kernel: Any, more: dict[str, int], inputs: dict[str, Tensor], case: Case) -> Checks:
-    """Check output and final state of the first tokens of one sequence against `naive`."""
+    """Check a kernel's output and final state for the first tokens of one sequence against `naive`.
+
+    more: further arguments of the kernel.
+    """
     piece = _some(rule, inputs, [0], min(LAYER_CHECK_TOKENS + 1, case.context))  # past a chunk's end
     with torch.inference_mode():
         got = kernel(**piece, **more, output_final_state=True)
@@ -171,7 +183,10 @@ def _check(rule: Rule, kernel: Any, more: dict[str, int], inputs: dict[str, Tens
 
 
 def _timed_check(rule: Rule, inputs: dict[str, Tensor], case: Case) -> TimedCheck:
-    """Return a check of the first CHECKED_TOKENS of drawn sequences, and of final states if no token is left out."""
+    """Return a timed check (see `Workload`) of drawn sequences against `naive`.
+
+    It compares the outputs of the first CHECKED_TOKENS tokens, and the final states if the context has no more tokens.
+    """
 
     def timed_check(chance: Random) -> Callable[[Any, int], Checks]:
         rows = drawn(chance, case.batch, case.context, CHECKED_TOKENS)

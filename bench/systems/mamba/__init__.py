@@ -1,1 +1,1 @@
-"""Mamba and Mamba-2: the package mamba-ssm, plain PyTorch, and a scan that both are checked against."""
+"""Adapters of Mamba and Mamba-2: in mamba-ssm and in plain PyTorch, and the scan that is their reference."""

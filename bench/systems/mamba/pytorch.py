@@ -13,12 +13,12 @@ from harness.schema.case import Case
 
 
 class TorchMamba(LanguageModel):
-    """Adapter of mamba/torch."""
+    """Adapter of mamba/torch, which runs on a CPU only: transformers' Mamba in plain PyTorch."""
 
     packages = ("transformers",)
 
     def unavailable(self) -> str:
-        """Report on a GPU that mamba/mamba-ssm is the one to use there; "" on a CPU."""
+        """Return, if there is a GPU, that mamba/mamba-ssm is to be used instead; "" on a CPU."""
         if device() == "cuda":
             return f"transformers' Mamba is {FOR_A_CPU}: use mamba/mamba-ssm there"
         return ""
@@ -32,9 +32,9 @@ class TorchMamba(LanguageModel):
         return Mamba.from_seed(config, 0, device(), getattr(torch, case.dtype))
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return the same weights with a scan in chunks, which shares no code with the timed model's scan."""
+        """Return a `ScannedMamba` with the same weights, whose scan shares no code with the timed model's."""
         return ScannedMamba(self.reference(model, dtype).inner, device())
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return transformers' own path in the case's dtype, which rounds only its activations."""
+        """Return transformers' Mamba with the same weights in the case's dtype, which rounds only its activations."""
         return self.reference(model, getattr(torch, case.dtype))

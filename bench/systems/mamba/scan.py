@@ -1,6 +1,6 @@
 """Mamba and Mamba-2 in plain PyTorch, vectorised over chunks of a prompt: the reference for prompts of any length.
 
-transformers scans Mamba token by token, and for Mamba-2 holds every pair of a chunk's tokens for all heads. Here a
+transformers scans Mamba token by token, and for Mamba-2 stores every pair of a chunk's tokens for all heads. Here a
 prompt is split into pieces, and a piece into chunks. All chunks of a piece are scanned in parallel from a zero state;
 then the state is carried from chunk to chunk and its contribution added. A piece of n tokens takes about 2 sqrt(n)
 steps.
@@ -43,7 +43,7 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
 
 
 class ScannedMamba:
-    """transformers' Mamba (`inner`: MambaForCausalLM) with this module's scan, for whole prompts.
+    """A reference that runs transformers' Mamba (`inner`: MambaForCausalLM) with this module's scan, for whole prompts.
 
     If the weights are on another device than `device`, each block is copied there while it runs.
     """
@@ -60,7 +60,7 @@ class ScannedMamba:
 
     @torch.no_grad()
     def logits(self, ids: Tensor, last: int) -> Tensor:
-        """Return logits [B, last, V] after the last tokens of ids [B, T]."""
+        """Return logits [B, last, V] after each of the last `last` tokens of ids [B, T]."""
         backbone = self.inner.backbone
         h = F.embedding(ids.to(self.device), backbone.embeddings.weight.to(self.device))
         for layer in backbone.layers:
@@ -70,7 +70,10 @@ class ScannedMamba:
             return F.linear(_normed(h[:, -last:], backbone.norm_f), self.inner.lm_head.weight.to(self.device))
 
     def _mix(self, mixer: Any, x: Tensor) -> Tensor:
-        """Apply a block's mixer, arXiv 2312.00752, algorithm 2 and figure 3: x [B, T, C] -> [B, T, C]."""
+        """Apply the sequence mixer of a Mamba block to x [B, T, C]; return [B, T, C].
+
+        Source: arXiv 2312.00752, algorithm 2 and figure 3.
+        """
         u, gate = mixer.in_proj(x).chunk(2, -1)
         u = _convolved(u, mixer.conv1d)
         step, B, C = mixer.x_proj(u).split((mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size), -1)
@@ -88,10 +91,16 @@ class ScannedMamba:
 
 
 class ScannedMamba2(ScannedMamba):
-    """transformers' Mamba-2 (`inner`: Mamba2ForCausalLM). A head's channels share a decay: a chunk is a few GEMMs."""
+    """A reference that runs transformers' Mamba-2 (`inner`: Mamba2ForCausalLM) with this module's scan.
+
+    All channels of a head share a decay, so the scan of a chunk is a few GEMMs.
+    """
 
     def _mix(self, mixer: Any, x: Tensor) -> Tensor:
-        """Apply a block's mixer, arXiv 2405.21060, listing 1: x [B, T, C] -> [B, T, C]."""
+        """Apply the sequence mixer of a Mamba-2 block to x [B, T, C]; return [B, T, C].
+
+        Source: arXiv 2405.21060, listing 1.
+        """
         groups, size = mixer.n_groups, mixer.ssm_state_size
         gate, mixed, step = mixer.in_proj(x).split((mixer.intermediate_size, mixer.conv_dim, mixer.num_heads), -1)
         mixed = _convolved(mixed, mixer.conv1d)
@@ -115,7 +124,10 @@ CHUNK = 64  # tokens of a Mamba-2 chunk, for which all pairs are computed
 
 
 def whole_chunks(piece: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the whole chunks of a piece together, [B, c, CHUNK, ...], then the rest as one short chunk."""
+    """Split a piece's tensors [B, T, ...] into chunks: yield all whole chunks together, then the rest as a shorter one.
+
+    Whole chunks are tensors [B, c, CHUNK, ...], the rest [B, 1, T % CHUNK, ...]. An empty part is not yielded.
+    """
     whole = piece[0].shape[1] // CHUNK * CHUNK
     for part, length in (([x[:, :whole] for x in piece], CHUNK), ([x[:, whole:] for x in piece], 0)):
         if part[0].shape[1]:
@@ -123,7 +135,7 @@ def whole_chunks(piece: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
 
 
 def chunked_scan(chunks: tuple[Tensor, ...], state: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Return the outputs [B, T, H, P] and the state [B, H, P, N] after chunks of L tokens.
+    """Scan c chunks of L tokens from `state` [B, H, P, N]; return outputs [B, c * L, H, P] and the final state.
 
     chunks: inputs [B, c, L, H, P], log_decay [B, c, L, H], B and C [B, c, L, groups * N].
     """

@@ -19,7 +19,7 @@ PREFILL_TOKENS = 131_072  # tokens of all sequences per call; enough for any GPU
 
 
 class MambaSSMModel(CausalLM):
-    """MambaLMHeadModel with the interface of `CausalLM`.
+    """mamba-ssm's MambaLMHeadModel with the interface of `CausalLM`.
 
     layer: "Mamba1" or "Mamba2". The state is the package's InferenceParams; its tensors are updated in place.
     """
@@ -36,14 +36,14 @@ class MambaSSMModel(CausalLM):
         self.inner: Any = MambaLMHeadModel(package_config, device=device, dtype=dtype).eval()
 
     def init_state(self, batch: int, context: int = 0) -> Any:
-        """Allocate the initial state; `context` does not matter."""
+        """Return a new initial state for `batch` sequences. Its size does not depend on `context`."""
         from mamba_ssm.utils.generation import InferenceParams
 
         states = self.inner.allocate_inference_cache(batch, context, dtype=self.dtype)
         return InferenceParams(max_seqlen=context, max_batch_size=batch, key_value_memory_dict=states)
 
     def reset_state(self, state: Any) -> None:
-        """Reset the state in place."""
+        """Set the state in place to the initial state."""
         state.seqlen_offset = 0
         # One launch instead of 96 separate fills, because every prompt begins with this.
         torch._foreach_zero_([tensor for tensors in state.key_value_memory_dict.values() for tensor in tensors])
@@ -51,7 +51,8 @@ class MambaSSMModel(CausalLM):
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Read ids [B, T] into an empty state; return (logits [B, V] after the last token, state).
 
-        Reads whole prompts, up to PREFILL_TOKENS at a time: the package's scan starts from an empty state only.
+        A large batch is split into calls of at most PREFILL_TOKENS tokens, or of one prompt. Prompts are not split: the
+        package's scan starts from an empty state only.
         """
         check_ids(ids, 2, state.max_batch_size)
         rows = max(1, PREFILL_TOKENS // ids.shape[1])
@@ -82,17 +83,20 @@ class MambaSSMModel(CausalLM):
 
 
 class MambaSSM(TunedLanguageModel):
-    """Adapter of mamba/mamba-ssm."""
+    """Adapter of mamba/mamba-ssm, which runs Mamba on the kernels of its authors."""
 
     packages = ("mamba-ssm", "causal-conv1d")
     layer: ClassVar[str] = "Mamba1"
 
     def unavailable(self) -> str:
-        """Report a missing GPU or package; "" if both are there."""
+        """Return that there is no GPU or why mamba-ssm cannot be imported; "" if both can be used."""
         return no_gpu() or cannot_import("mamba_ssm")
 
     def build(self, case: Case) -> Workload:
-        """Build a workload. Raises Skip for a prompt that the package's kernels cannot index."""
+        """Build the workload of a case.
+
+        Raises Skip for a prompt that is too long for the indices of the package's kernels.
+        """
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
         if case.phase != "generate" and case.context > (longest := self.longest(config)):
@@ -110,16 +114,20 @@ class MambaSSM(TunedLanguageModel):
         return (1 << 32) // config.inner_width
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Record the residual's dtype and whether causal-conv1d is present: without it the package falls back silently.
+        """Return settings for the record: the residual stream's dtype, and whether causal-conv1d is present.
 
-        The residual stream is float32 by the package's default; other models use the activations' dtype.
+        Without causal-conv1d, the package silently uses other code. By the package's default, the residual stream is
+        float32; other models use the activations' dtype.
         """
         absent = cannot_import("causal_conv1d")
         prefill = {"prefill": "with state, the last token's logits"} if case.phase != "generate" else {}
         return {"causal_conv1d": f"absent ({absent})" if absent else "present", "residual": "float32", **prefill}
 
     def load(self, case: Case) -> MambaSSMModel:
-        """Load the model with random weights from a fixed seed, in the package's own distributions."""
+        """Load the model with random weights from a fixed seed, drawn by the package.
+
+        Mamba's random weights are then scaled so that its logits depend on the state (`bench.models.mamba.remember`).
+        """
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
         from bench.models.mamba import remember
@@ -131,7 +139,10 @@ class MambaSSM(TunedLanguageModel):
         return model
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba:
-        """Return the same weights on a scan in plain PyTorch, because transformers would use this package's kernels."""
+        """Return a `ScannedMamba` with the same weights in `dtype`.
+
+        transformers' own Mamba cannot be the reference, because it would use the kernels of mamba-ssm.
+        """
         from bench.models.mamba import Mamba
 
         transformers = Mamba(model.config, device(), dtype)
@@ -143,14 +154,14 @@ class MambaSSM(TunedLanguageModel):
 
 
 class Mamba2SSM(MambaSSM):
-    """Adapter of mamba2/mamba-ssm: as wide and deep as Mamba, which gives it as many parameters."""
+    """Adapter of mamba2/mamba-ssm: Mamba-2 with Mamba's width and depth, so that it has as many parameters."""
 
     layer = "Mamba2"
 
     def longest(self, config: MambaConfig) -> int:
         """Return the longest prompt in tokens that Triton's signed 32-bit indices of [token, channel] can hold.
 
-        Channels of a token: inputs and z; B and C, 128 each; and a time step for each head of 64 channels.
+        The channels of a token are: inputs and z, B and C with 128 each, and one time step per head of 64 channels.
         """
         return (1 << 31) // (2 * config.inner_width + 2 * 128 + config.inner_width // 64)
 
@@ -160,7 +171,7 @@ class Mamba2SSM(MambaSSM):
         return replace(model.config, state_dim=mixer.d_state, groups=mixer.ngroups)
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba2:
-        """Return a chunked scan in plain PyTorch, with the weights in modules of transformers' Mamba-2."""
+        """Return a `ScannedMamba2` with the same weights in `dtype`."""
         from transformers import Mamba2Config, Mamba2ForCausalLM
 
         mixer = model.inner.backbone.layers[0].mixer
@@ -184,7 +195,7 @@ class Mamba2SSM(MambaSSM):
 
 @torch.no_grad()
 def copy_weights(source: dict[str, Tensor], target: torch.nn.Module) -> None:
-    """Copy weights under mamba-ssm's names into a model of transformers. Raises KeyError if one is missing."""
+    """Copy weights with the names of mamba-ssm into a model of transformers. Raises KeyError if one is missing."""
     named = dict(target.named_parameters())
     renamed = {name.replace("backbone.embedding.", "backbone.embeddings."): weight for name, weight in source.items()}
     if missing := set(named) - set(renamed):

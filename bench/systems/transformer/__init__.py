@@ -1,1 +1,1 @@
-"""The Transformer: plain PyTorch, and PyTorch with one attention kernel."""
+"""Adapters of the Transformer: in plain PyTorch, and in PyTorch with FlashAttention."""

@@ -1,4 +1,4 @@
-"""Run this repository's Transformer on the FlashAttention 3 in vLLM's wheel."""
+"""Run this repository's Transformer on FlashAttention 3 from vLLM's wheel."""
 
 import importlib
 from collections.abc import Callable
@@ -18,9 +18,10 @@ PACKAGE, VERSION = "vllm.vllm_flash_attn", 3
 
 
 class FlashAttention(Sdpa):
-    """Attention in the model's layout, [B, heads, T, D], by flash_attn_varlen_func, the package's only function.
+    """The attention of a `Transformer`, computed by flash_attn_varlen_func, the package's only function.
 
-    Prompts are concatenated; in a step each sequence's cache is one page of its block table.
+    Tensors have the model's layout, [B, heads, T, D]. Prompts are concatenated for that function. In a generate step,
+    each sequence's KV cache is one page of the function's block table.
     """
 
     whole_prompts = True
@@ -36,7 +37,7 @@ class FlashAttention(Sdpa):
         return out.unflatten(0, (batch, tokens)).transpose(1, 2)
 
     def mask(self, position: Tensor, capacity: int) -> None:
-        """Return None: steps pass the lengths instead."""
+        """Return None: generate steps pass the lengths to the kernel instead of a mask."""
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, position: Tensor, mask: None) -> Tensor:
         sequences = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
@@ -53,26 +54,26 @@ class FlashAttention(Sdpa):
         return out[:, :, None]
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:
-        """Return the output without the log-sum-exp, which some versions add to it."""
+        """Call FlashAttention and return the output without the log-sum-exp, which some versions also return."""
         out = self._varlen(q, k, v, causal=True, fa_version=VERSION, **arguments)
         return out[0] if isinstance(out, tuple) else out
 
 
 class FlashAttn(TorchTransformer):
-    """Adapter of both Transformers on FlashAttention; their reference is the Transformer on SDPA."""
+    """Adapter of transformer/flash-attn and transformer-gqa/flash-attn; the reference is the Transformer on SDPA."""
 
     packages = ("vllm",)
 
     def unavailable(self) -> str:
-        """Report a missing GPU, or why the package cannot be imported; "" if neither."""
+        """Return that there is no GPU or why the package cannot be imported; "" if both can be used."""
         return no_gpu() or cannot_import(PACKAGE)
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Record the attention."""
+        """Return settings for the record: the package and version of the attention."""
         return {"attention": f"{PACKAGE} {VERSION}"}
 
     def attend(self) -> FlashAttention:
-        """Load the package's attention."""
+        """Import the package and return its attention."""
         return FlashAttention(importlib.import_module(PACKAGE).flash_attn_varlen_func)
 
     def load(self, case: Case) -> Transformer:

@@ -17,7 +17,7 @@ class TorchTransformer(LanguageModel):
     prompt_tokens = None
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Record which attention runs."""
+        """Return settings for the record, with the attention: PyTorch's SDPA, which chooses its own kernel."""
         return {**super().settings(case), "attention": "SDPA's choice"}
 
     def load(self, case: Case) -> Any:
@@ -27,15 +27,18 @@ class TorchTransformer(LanguageModel):
         return Transformer.from_seed(config, 0, device(), getattr(torch, case.dtype))
 
     def place(self, state: TransformerState, context: int) -> None:
-        """Set the position to `context`; the cache rows before it are the past."""
+        """Set the position to `context` in place; whatever the KV cache contains before it is the past."""
         state.position.fill_(context)
 
     def fill_past(self, state: TransformerState) -> None:
-        """Fill the cache with normal numbers, as projections of normalised activations have."""
+        """Fill the KV cache with standard normal numbers, like projections of normalised activations."""
         state.cache.normal_()
 
     def repeat_past(self, state: TransformerState, sources: list[int]) -> None:
-        """Copy the past of sequence sources[i] to sequence i, one at a time: a cache may fill half of the memory."""
+        """Copy the KV cache of sequence sources[i] to sequence i, for each i.
+
+        Sequences are copied one at a time, because a cache can fill half of the memory.
+        """
         for row, source in enumerate(sources):
             state.cache[:, :, row] = state.cache[:, :, source]
 
@@ -43,13 +46,16 @@ class TorchTransformer(LanguageModel):
         """Do nothing, because `place` starts every call at the context."""
 
     def rows_of_state(self, state: TransformerState, rows: list[int]) -> torch.Tensor:
-        """Copy the KV cache of the sequences `rows`: [layers, 2, rows, KV heads, capacity, D]."""
+        """Return a copy of the KV cache of the sequences `rows`: [layers, 2, rows, KV heads, capacity, D]."""
         return state.cache[:, :, rows].clone()
 
     def expected_logits(
         self, reference: Any, begun: torch.Tensor, calls: list[torch.Tensor], case: Case
     ) -> torch.Tensor:
-        """Return the reference's logits [rows, V] after the last call only, as each call starts at the context."""
+        """Return the reference's logits [rows, V] after the tokens of the last call.
+
+        Earlier calls do not matter, because each call starts at the context again. begun: result of `rows_of_state`.
+        """
         state = reference.init_state(begun.shape[2], begun.shape[4])
         state.cache[..., : begun.shape[4], :] = begun
         self.place(state, case.context)

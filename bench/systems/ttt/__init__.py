@@ -1,1 +1,1 @@
-"""TTT-Linear and TTT-MLP: the project's kernels, plain PyTorch and torch.compile."""
+"""Adapters of TTT-Linear and TTT-MLP: on the project's kernels, in plain PyTorch and by torch.compile."""

@@ -1,4 +1,4 @@
-"""Run the PyTorch dual form of a TTT layer by torch.compile, piece by piece."""
+"""Run the PyTorch dual form of a TTT layer by torch.compile, in pieces of a few mini-batches."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -27,10 +27,10 @@ TOGETHER = 4  # mini-batches per piece
 
 
 class CompiledLayer:
-    """Adapter of torch-compile: a layer's forward over whole mini-batches.
+    """Adapter of the backend torch-compile: a layer's forward over whole mini-batches.
 
-    The compiler unrolls the mini-batches of a piece; Python loops over the pieces. Pieces are short: with 32
-    mini-batches TTT-Linear is slower than without the compiler.
+    The compiler unrolls the TOGETHER mini-batches of a piece; Python loops over the pieces. Pieces are short, because
+    with 32 mini-batches TTT-Linear is slower than without the compiler.
     """
 
     packages: tuple[str, ...] = ("triton",)
@@ -40,7 +40,7 @@ class CompiledLayer:
         return ""
 
     def build(self, case: Case) -> Workload:
-        """Build the forward of `batch` sequences of `context` tokens.
+        """Build the workload of the forward of `batch` sequences of `context` tokens.
 
         Raises Skip for other phases, forms and parts, and for a context that ends inside a mini-batch.
         """
@@ -64,7 +64,10 @@ class CompiledLayer:
 
 
 def compiled_forward(reference: Any, piece: int) -> Callable[..., Any]:
-    """Return `reference.forward` in the dual form, compiled for pieces of `piece` tokens."""
+    """Return a function like `reference.forward` in the dual form, compiled for pieces of `piece` tokens.
+
+    reference: a module `tk_kernels.ttt_*.reference`.
+    """
     torch.compiler.reset()  # shapes of earlier cases count towards the recompilation limit
     states = torch.compile(reference.states, dynamic=False, fullgraph=True)
     outputs = torch.compile(reference.outputs, dynamic=False, fullgraph=True)
@@ -92,7 +95,10 @@ def _refuse(case: Case, config: TTTConfig) -> None:
 
 
 def _check(forward: Callable[..., Any], reference: Any, inputs: dict[str, Any], piece: int) -> Checks:
-    """Check the first piece of the first sequence. All sequences run, because a batch of one would be compiled anew."""
+    """Check the first piece of the first sequence against the primal form.
+
+    The whole batch runs, because a batch of one would be compiled anew.
+    """
     first = slice(0, 1)
     every = inputs_of(inputs, slice(None), piece)
 

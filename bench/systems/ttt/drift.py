@@ -1,7 +1,7 @@
-"""Measure how far a generating model drifts from the exact one: next-token probabilities, token by token.
+"""Measure how far a generating model drifts from an exact one: distance of next-token probabilities, token by token.
 
-Both read the same tokens (teacher forcing). The exact model, in float64, draws them once from its own probabilities.
-Every state precision of the model is compared with that run.
+Both models read the same tokens (teacher forcing). The exact model, in float64, draws these tokens once from its own
+probabilities. Runs of the measured model with different state precisions are compared with the same exact run.
 """
 
 from dataclasses import dataclass, replace
@@ -38,7 +38,10 @@ _LAST_EXACT: WeakKeyDictionary[LanguageModel, tuple[object, Exact]] = WeakKeyDic
 
 
 def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case) -> Workload:
-    """Add to the workload's check a comparison with the exact model over `context` tokens, which adds metrics."""
+    """Return the workload with a check that also compares the model with the exact one, over `context` tokens.
+
+    The check limits the mean distance, and adds the metrics of `drift` to the workload.
+    """
     own = workload.check
     assert own is not None
 
@@ -62,7 +65,10 @@ def _exact_of(adapter: LanguageModel, model: Any, case: Case) -> Exact:
 
 @torch.inference_mode()
 def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
-    """Run the exact model on `sequences` sequences of `tokens` tokens: a random first one, then its own samples."""
+    """Generate `tokens` tokens in `sequences` sequences with the exact model; return what it read and predicted.
+
+    It starts at a random token and reads samples from its own probabilities after that.
+    """
     device, vocabulary = reference.device, reference.config.vocabulary
     chance = torch.Generator(device).manual_seed(SEED)
     ids = torch.randint(0, vocabulary, (sequences,), device=device, generator=chance)
@@ -80,9 +86,10 @@ def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
 
 @torch.inference_mode()
 def drift(model: Any, exact: Exact) -> dict[str, float]:
-    """Return the total variation distance of next-token probabilities, and how often the most probable token differs.
+    """Run a model on the tokens of an exact run; return metrics of how its next-token probabilities differ.
 
-    The distance is given as mean, maximum, and mean over the first and the last eighth of the tokens.
+    total_variation_*: mean and maximum distance, and the mean over the run's first and last eighth.
+    argmax_disagreement: share of positions at which the two models' most probable tokens differ.
     """
     distances, differs = (torch.stack(rows).cpu() for rows in zip(*_steps(model, exact), strict=True))
     tokens = len(exact.ids)
@@ -98,7 +105,10 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _steps(model: Any, exact: Exact) -> list[tuple[Tensor, Tensor]]:
-    """Return for each step the distances [B], NaN for NaN probabilities, and whether the best token differs [B]."""
+    """Return two tensors for each step: the distances [B], and whether the most probable token differs [B].
+
+    Distances are NaN for NaN probabilities.
+    """
     ids, found = exact.ids[0].clone(), []
     step = _Stepper(model, ids, len(exact.ids))
     for read, probabilities in zip(exact.ids, exact.probabilities, strict=True):
@@ -110,7 +120,10 @@ def _steps(model: Any, exact: Exact) -> list[tuple[Tensor, Tensor]]:
 
 
 class _Stepper:
-    """Runs generate steps from an empty state. Each step reads the buffer `ids`; on a GPU it is a graph replay."""
+    """Runs generate steps of a model from an empty state, for sequences of up to `tokens` tokens.
+
+    Each step reads the token ids in the buffer `ids` [B]; on a GPU it is a graph replay.
+    """
 
     def __init__(self, model: Any, ids: Tensor, tokens: int) -> None:
         self._model, self._ids = model, ids

@@ -19,7 +19,10 @@ Call = tuple[Projections, Tensor]  # inputs of one layer's operator in float64, 
 
 
 class RecordedOperator:
-    """An operator that records its calls in order: all layers for the prompt, then all layers for each step."""
+    """A TTT operator that calls another one and records inputs and outputs of each call in `calls`.
+
+    `calls` is in order of time: all layers for the prompt, then all layers for each step.
+    """
 
     def __init__(self, operator: TorchOperator) -> None:
         self.calls: list[Call] = []
@@ -81,13 +84,13 @@ def _errors(layer: TTTLayer, calls: list[Call]) -> tuple[float, float]:
 
 
 def _exact_learner(layer: TTTLayer) -> Learner:
-    """Return a layer's learner in float64."""
+    """Return the parameters of a layer's inner loop in float64."""
     learner = layer.learner(rope_tables(layer.config, layer.ttt_norm_weight.device, torch.float64))
     scale, weight, bias = (each.double() for each in outer_parameters(learner))
     return replace(learner, token_scale=scale, ln_weight=weight, ln_bias=bias)
 
 
 def _exact(projections: Projections) -> Projections:
-    """Copy projections to float64."""
+    """Return a copy of the projections in float64."""
     q, k, v, lr_logits = (each.to(torch.float64, copy=True) for each in projections[:4])
     return Projections(q, k, v, lr_logits, ready=projections.ready)

@@ -16,7 +16,7 @@ from tk_kernels.build import demangle
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One kernel launch.
+    """A kernel launch in a captured CUDA graph: the kernel's name, its grid and its resources.
 
     registers, local_bytes (spills and stack): per thread. shared_bytes (static and dynamic): per block.
     """
@@ -36,7 +36,10 @@ class KernelLaunch:
 
 
 def kernel_launches(run: Callable[[], object]) -> list[KernelLaunch]:
-    """List the kernel launches of one call, unordered; `run` must be capturable. Raises RuntimeError on CUDA errors."""
+    """Return the kernel launches of one call, unordered; CUDA graphs must be able to capture `run`.
+
+    Raises RuntimeError on CUDA errors.
+    """
     run()  # compile and load outside the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -46,7 +49,7 @@ def kernel_launches(run: Callable[[], object]) -> list[KernelLaunch]:
 
 
 def metrics_of(found: Iterable[KernelLaunch]) -> dict[str, float | None]:
-    """Return the largest registers, spilled_bytes (local memory) and shared_bytes among the launches."""
+    """Return the metrics registers, spilled_bytes (local memory) and shared_bytes: each the maximum of the launches."""
     found = list(found)
     return {
         "registers": max(launch.registers for launch in found),
@@ -61,14 +64,17 @@ def settings_of(found: Iterable[KernelLaunch]) -> dict[str, str]:
 
 
 def _driver() -> Any:
-    """Import cuda.bindings, which only CUDA builds of torch install."""
+    """Return the module cuda.bindings.driver, which only CUDA builds of torch install."""
     from cuda.bindings import driver
 
     return driver
 
 
 def _call(name: str, *arguments: Any) -> Any:
-    """Return a driver call's values without its status; raise RuntimeError for an error status."""
+    """Call the driver function `name` and return its results without the status.
+
+    Raises RuntimeError for an error status.
+    """
     status, *values = getattr(_driver(), name)(*arguments)
     if int(status):
         raise RuntimeError(f"{name} failed with {status.name}")
@@ -103,5 +109,5 @@ def _launch_of(node: Any) -> KernelLaunch | None:
 
 @functools.cache
 def _named(function: int) -> str:
-    """Return a function's demangled name, cached because a graph may launch it thousands of times."""
+    """Return a function's demangled name, cached because a graph can launch it thousands of times."""
     return demangle(_call("cuFuncGetName", _driver().CUfunction(function)).decode())

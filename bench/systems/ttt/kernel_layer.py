@@ -1,4 +1,4 @@
-"""Measure and check one of the project's kernels: one layer of a model on random activations."""
+"""Measure and check one of the project's kernels: one TTT layer on random activations."""
 
 import math
 from collections.abc import Callable
@@ -51,7 +51,10 @@ STREAMED = 20  # a state of so many times the L2 is evicted before its next step
 
 
 def build(case: Case, form: str, precision: str, backend: str) -> Workload:
-    """Build a layer's forward on `backend`, or a mini-batch of generate steps in `form` and `precision`."""
+    """Build the workload of a layer: a forward on `backend`, or a mini-batch of generate steps.
+
+    form, precision: form of the generate steps and precision of their state.
+    """
     config = ttt_config_of(case)
     return _forward(case, config, backend) if case.phase == "forward" else _generate(case, config, form, precision)
 
@@ -91,7 +94,10 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
 
 
 def _compiled_metrics(found: list[KernelLaunch], built: Built) -> dict[str, float | None]:
-    """Return the metrics of the launches whose kernels `built` compiled; spilled bytes are the compiler's count."""
+    """Return `metrics_of` for the launches of kernels that the compiled module `built` contains.
+
+    spilled_bytes is the compiler's count.
+    """
     compiled = {kernel.name: kernel for kernel in built.resources}
     own = [launch for launch in found if launch.name in compiled]
     return metrics_of(own) | {"spilled_bytes": max(compiled[launch.name].spilled_bytes for launch in own)}
@@ -104,13 +110,16 @@ def _made_of(built: Built) -> dict[str, str]:
 
 
 def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
-    """Check that two runs agree bitwise, in at most KERNEL_CHECK_SEQUENCES sequences of the batch to save memory."""
+    """Check that two calls of `run` agree bitwise.
+
+    Only KERNEL_CHECK_SEQUENCES of the batch's `sequences` are compared, to save memory.
+    """
     first, second = (run()[:: -(-sequences // KERNEL_CHECK_SEQUENCES)].clone() for _ in range(2))
     return Check.at_most("elements_that_differ_between_runs", float((first != second).sum()), 0.0)
 
 
 def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workload:
-    """Build a mini-batch of generate steps, in a form and a precision of the state."""
+    """Build the workload of a mini-batch of generate steps, in a form and with a precision of the state."""
     cost = COSTS[config.learner]
     _compile_steps(config, getattr(torch, case.dtype), form)
     first = generate_set(config, case.batch, case.dtype, form, precision)
@@ -147,7 +156,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
 
 @dataclass
 class GenerateSet:
-    """Sequences that generate together: their state, and inputs and outputs for a mini-batch of steps.
+    """A batch of sequences that generate together: their state, and inputs and outputs for a mini-batch of steps.
 
     generate: module of the kernels. outer: the arguments OUTER. tokens: q, k, v and lr, each [steps, B, ...].
     out: [steps, B, H, D]. launch: launch settings instead of those in `tuning.toml`.
@@ -162,12 +171,15 @@ class GenerateSet:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the state."""
+        """Size of the state of all sequences in bytes."""
         return sum(x.numel() * x.element_size() for x in self.state.tensors())
 
     @classmethod
     def of(cls, generate: Any, inputs: dict[str, Any], form: str, precision: str) -> "GenerateSet":
-        """Make a set from the arguments of a reference's `forward`: their state and first mini-batch of tokens."""
+        """Make a set with the state and the first mini-batch of tokens of a `forward`'s arguments.
+
+        inputs: arguments of a reference's `forward`, by name. form, precision: of the state.
+        """
         state = generate.GenerateState.from_state(inputs["state"], form, precision)
         outer = [inputs[name] for name in OUTER]
         mini_batch = slice(len(inputs["token_scale"]))
@@ -175,18 +187,22 @@ class GenerateSet:
         return cls(generate, state, outer, tokens, torch.empty_like(tokens[0]))
 
     def copy(self, steps: int) -> "GenerateSet":
-        """Copy the set, with the tokens of its first `steps` steps."""
+        """Return a copy of the set with its own state and with the tokens of its first `steps` steps."""
         tokens = [each[:steps].clone() for each in self.tokens]
         return replace(self, state=deepcopy(self.state), tokens=tokens, out=self.out[:steps].clone())
 
     def advance(self, step: int, **options: Any) -> None:
-        """Run step `step` for every sequence, whatever its position in the mini-batch."""
+        """Run one generate step of every sequence on the tokens of index `step`.
+
+        `step` only selects tokens: the state has each sequence's position in the mini-batch.
+        options: further arguments of the kernel's `generate_step`.
+        """
         token = [each[step] for each in self.tokens]
         self.generate.generate_step(*token, *self.outer, self.state, out=self.out[step], launch=self.launch, **options)
 
 
 class Steps:
-    """The timed work: `rounds` generate steps of each set, alternating between the sets; at least a mini-batch in all.
+    """The timed generate steps: `rounds` steps of each set, alternating between the sets; at least a mini-batch in all.
 
     q, k, v, lr and the outputs are one tensor each for all sets: [sets, rounds, B, ...].
     """
@@ -202,7 +218,7 @@ class Steps:
 
     @property
     def units(self) -> int:
-        """Steps per call."""
+        """Number of steps per call."""
         return self.rounds * len(self.sets)
 
     def inputs(self) -> dict[str, Input]:
@@ -220,7 +236,10 @@ class Steps:
         return self._out.flatten(0, 1)
 
     def timed_check(self, chance: Random) -> Callable[[torch.Tensor, int], Checks]:
-        """Draw sequences of one set, store their state, and return a check of their last step from there."""
+        """Draw sequences of one set, copy their state, and return a check of the outputs of their last step.
+
+        The reference runs all steps since then from the copied state; more than CHECKED_STEPS steps are not compared.
+        """
         drawn_set = chance.randrange(len(self.sets))
         some = self.sets[drawn_set]
         batch = some.out.shape[1]
@@ -239,7 +258,7 @@ class Steps:
 
 
 def rows_of(state: Any, rows: list[int]) -> Any:
-    """Copy the sequences `rows` of a `GenerateState`."""
+    """Return a copy of a `GenerateState` that has the sequences `rows` only."""
 
     def taken(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -253,7 +272,7 @@ def rows_of(state: Any, rows: list[int]) -> Any:
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
     """Run `calls` times `rounds` steps in float64 from the state `begun`; return the last outputs [rows, H, D].
 
-    Weights of a 16-bit state are rounded after each step, because that drift is not the kernel's.
+    Weights of a 16-bit state are rounded after each step, so that the check does not count this rounding as an error.
     """
     reference = import_module(some.generate.__name__.rpartition(".")[0] + ".reference")
     precision = PRECISIONS[some.state.precision]
@@ -320,7 +339,8 @@ def check_generate(
 ) -> Checks:
     """Check the generate steps of a few sequences at different positions, over two mini-batches, against float64.
 
-    Cached for all cases with these arguments: the sequences of a batch are independent, so its size does not matter.
+    Cached for all cases with these arguments. Their batch does not matter, because the sequences of a batch are
+    independent.
     launch: launch settings instead of those in `tuning.toml`.
     """
     operator = f"tk_kernels.ttt_{config.learner}"

@@ -18,9 +18,10 @@ from tk_kernels.forward.operator import HEAD_DIM, HEAD_DIMS, THUNDERKITTENS, TRI
 
 
 class TTTKernels(TTTLanguageModel):
-    """Adapter of the kernels for a learner.
+    """Adapter of TTT-Linear or TTT-MLP on this repository's kernels.
 
-    form: that of generate, "dual" or "primal". `prefill`: backend of the forward kernel; "" for a forward in PyTorch.
+    learner: "linear" or "mlp". form: form of the generate steps, "dual" or "primal".
+    `prefill`: backend of the forward kernel, THUNDERKITTENS or TRITON; "" for a forward in PyTorch.
     """
 
     packages = ("triton", "apache-tvm-ffi")
@@ -30,26 +31,29 @@ class TTTKernels(TTTLanguageModel):
         self.learner, self.form, self.prefill = learner, form, prefill
 
     def unavailable(self) -> str:
-        """Report what the kernels lack (a supported GPU, nvcc or a build, ThunderKittens, Triton); "" if nothing."""
+        """Return what the kernels lack: a supported GPU, nvcc or a build, ThunderKittens or Triton; "" if nothing."""
         modules = [*{THUNDERKITTENS: ["ops"], TRITON: ["forward"], "": []}[self.prefill], "generate"]
         reasons = (import_module(f"tk_kernels.ttt_{self.learner}.{module}").available() for module in modules)
         return next(filter(None, reasons), "")
 
     def build(self, case: Case) -> Workload:
-        """Build the whole model, or with scope=layer the kernel alone. Raises Skip for unsupported options."""
+        """Build the workload of the whole model, or with the option scope=layer of one kernel.
+
+        Raises Skip for options that the kernels do not support.
+        """
         self._refuse_other_functions(case)
         if case.option("scope", "model") == "layer":
             return kernel_layer.build(case, self.form, generate_precision(case), self.prefill)
         return super().build(case)
 
     def load(self, case: Case) -> Any:
-        """Load the model with fused blocks."""
+        """Load the model with fused blocks, whose inner loop runs on this repository's kernels."""
         precision = generate_precision(case)
         operator = KernelOperator(self.learner, self.form, precision, not self.prefill, self.prefill)
         return model_of(case, operator=operator, block=FusedBlock)
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Record which GEMMs run on this repository's kernels instead of cuBLAS."""
+        """Return settings for the record, with the GEMMs that run on this repository's kernels instead of cuBLAS."""
         few, many = few_rows.MOST_ROWS_FEW_OUTPUTS, few_rows.MOST_ROWS
         fused = f" and from {swiglu_product.LEAST_ROWS} rows on"
         return super().settings(case) | {
@@ -58,7 +62,10 @@ class TTTKernels(TTTLanguageModel):
         }
 
     def _refuse_other_functions(self, case: Case) -> None:
-        """Raise Skip for options and shapes that the kernels lack: a record would name a function that did not run."""
+        """Raise Skip for options and shapes that the kernels lack.
+
+        Otherwise the record would claim a variant that did not run.
+        """
         config = ttt_config_of(case)
         refused = [f"{name}={value}" for name in ("form", "part") if (value := case.option(name))]
         mini_batches, head_dims = self._taken()

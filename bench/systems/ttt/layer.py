@@ -29,7 +29,7 @@ PER_TOKEN = ("q", "k", "v", "lr")  # arguments of a reference's `forward`
 
 
 def build(case: Case) -> Workload:
-    """Build a layer's forward on `batch` sequences of `context` tokens.
+    """Build the workload of a layer's forward on `batch` sequences of `context` tokens.
 
     Option form: dual (default) or primal.
     Option part: one half of the dual form, "w" (states at the mini-batches' ends) or "z" (outputs), as in figure 8 of
@@ -67,12 +67,15 @@ def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
 
 
 def layer_metrics(work: dict[str, Work]) -> dict[str, float | None]:
-    """Return the metrics of the result of `layer_work` and, on a GPU, the measured peaks; {} without work."""
+    """Return the metrics of a layer's record: FLOPs and bytes of `work` and, on a GPU, the measured peaks.
+
+    work: result of `layer_work`. Returns {} if `work` is empty.
+    """
     return total(work).metrics() | peaks_of(device()) if work else {}
 
 
 def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Return random arguments for a reference's `forward`, by name.
+    """Return random arguments, by name, for `forward` of a reference (module `tk_kernels.ttt_*.reference`).
 
     q, k, v [B, T, H, D] are standard normal, like normalised projections; lr [B, T, H] is uniform up to base_lr / D.
     """
@@ -97,7 +100,10 @@ def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype)
 
 
 def renewed(inputs: dict[str, Any], config: TTTConfig, names: tuple[str, ...] = PER_TOKEN) -> dict[str, Input]:
-    """Return the arguments `names` of a forward as inputs that the harness renews."""
+    """Return the arguments of a `forward` that the harness renews, as `Input`s by name.
+
+    inputs: all arguments of the `forward`. names: those that the timed call reads and that are renewed.
+    """
     rates = Input(inputs["lr"], "uniform", config.base_lr / config.head_dim, 0, 1)
     return {name: rates if name == "lr" else Input(inputs[name], "normal", 1.0, 0, 1) for name in names}
 
@@ -119,7 +125,10 @@ TimedCheck = Callable[[Random], Callable[[Any, int], Checks]]
 def _part(
     reference: Any, case: Case, inputs: dict[str, Any]
 ) -> tuple[Callable[[], list[torch.Tensor]], tuple[str, ...], TimedCheck]:
-    """Return the timed callable, the names of the inputs that it reads, and the check of its outputs."""
+    """Return the timed callable, the names of the inputs that it reads, and the check of its outputs.
+
+    The case's options `part` and `form` choose what is timed.
+    """
     part = case.option("part", "")
     without_q = {name: value for name, value in inputs.items() if name != "q"}
     if part == "w":
@@ -135,8 +144,9 @@ def _part(
 
 
 def forward_timed_check(reference: Any, inputs: dict[str, Any], dtype: str, with_out: bool = True) -> TimedCheck:
-    """Return a check of the first LAYER_CHECKED_TOKENS of drawn sequences against the dual form in float64.
+    """Return a timed check (see `Workload`) of drawn sequences against the dual form in float64.
 
+    It compares the first LAYER_CHECKED_TOKENS tokens, and the final weights if the context has no more tokens.
     with_out: whether the timed results begin with the outputs [B, T, H, D]; else they are the final weights alone.
     """
     batch, context = inputs["q"].shape[:2]
@@ -161,7 +171,10 @@ def forward_timed_check(reference: Any, inputs: dict[str, Any], dtype: str, with
 
 
 def check_timed(found: list[tuple[str, torch.Tensor, torch.Tensor]], dtype: str, unchecked: str = "") -> Checks:
-    """Check timed results. found: triples (name, timed result, reference). unchecked: see `Checks`."""
+    """Check timed results against the reference, within LAYER_LIMITS.
+
+    found: triples (name, timed result, reference's result). dtype: of the timed work. unchecked: see `Checks`.
+    """
     limit = LAYER_LIMITS[dtype]
     checks = [
         Check.at_most(f"timed_{name}_relative_error", relative_error(got, exact), limit) for name, got, exact in found
@@ -186,7 +199,10 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
 
 
 def _outputs_timed_check(reference: Any, arguments: dict[str, Any], trace: Any, dtype: str) -> TimedCheck:
-    """Return a check of one drawn sequence's first outputs against float64, from the same states `trace`."""
+    """Return a timed check of one drawn sequence's first outputs against float64, for the part "z".
+
+    trace: states of the mini-batches, from which both the timed work and the reference compute outputs.
+    """
     batch, context, heads = arguments["q"].shape[:3]
     mini_batches = max(1, min(context, CHECKED_PIECE) // len(arguments["token_scale"]))
     tokens = mini_batches * len(arguments["token_scale"])
@@ -210,7 +226,7 @@ def _outputs_timed_check(reference: Any, arguments: dict[str, Any], trace: Any, 
 
 
 def check_forward(run: Callable[[dict[str, Any]], Any], reference: Any, form: str, piece: dict[str, Any]) -> Checks:
-    """Check outputs and final weights of run(piece) against the float64 reference in `form`.
+    """Check outputs and final weights of run(piece) against the reference in float64 and `form`.
 
     piece: arguments of a `forward`, by name.
     """
@@ -232,14 +248,14 @@ def inputs_of(inputs: dict[str, Any], sequences: slice, tokens: int) -> dict[str
 
 
 def check_layer(forward: Callable[..., Any], reference: Any, case: Case, inputs: dict[str, Any]) -> Checks:
-    """Check the first tokens of one sequence against the primal form, which materialises every W_t."""
+    """Check `forward` on the first tokens of one sequence against the primal form, which materialises every W_t."""
     piece = inputs_of(inputs, slice(0, 1), max(LAYER_CHECK_TOKENS, int(case.option("mini_batch", 16))))
     form = case.option("form", "dual")
     return check_forward(lambda some: forward(**some, form=form), reference, "primal", piece)
 
 
 def to_float64(value: Any) -> Any:
-    """Convert floating tensors, alone or in a state, to float64."""
+    """Return a tensor, or a state with all its tensors, in float64. Integer tensors are returned unchanged."""
     if isinstance(value, tuple):
         return type(value)(*(to_float64(tensor) for tensor in value))
     return value.double() if value.is_floating_point() else value

@@ -1,4 +1,4 @@
-"""The TTT model of a case, with random or checkpoint weights, its comparison with the reference, and the adapter."""
+"""Run a whole TTT model, with random or checkpoint weights, in PyTorch, and check it against the reference."""
 
 from typing import Any
 
@@ -25,21 +25,27 @@ CHECKPOINT_TOKENS = 128  # compared tokens that a checkpoint generates
 
 
 class TTTLanguageModel(LanguageModel):
-    """A whole TTT model; its references run in plain PyTorch."""
+    """Base class of adapters that run a whole TTT model; its references run in plain PyTorch."""
 
     def build(self, case: Case) -> Workload:
-        """Build a workload. With the option `compare`, its check includes the drift from the exact model."""
+        """Build the workload of a case.
+
+        With the option `compare`, its check includes the drift from the exact model.
+        """
         workload = super().build(case)
         return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return the same weights on the primal form, which materialises every gradient and W_t."""
+        """Return a model with the same weights in the primal form, which materialises every gradient and every W_t."""
         reference = super().reference(model, dtype)
         reference.operator = TorchOperator(reference.config.learner, form="primal")
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return the same weights on the dual form in graph replays; the primal form is slow, with one W per token."""
+        """Return a model with the same weights in the dual form, which replays CUDA graphs.
+
+        The primal form is too slow for timed outputs, because it computes one W per token.
+        """
         reference = super().reference(model, dtype)
         reference.operator = ReplayedOperator(reference.config.learner)
         return reference
@@ -49,14 +55,17 @@ class TTTLanguageModel(LanguageModel):
         return None if case.state_dtype in ("bfloat16", "float16") else super().rounded_reference(model, case)
 
     def _compare(self, model: Any, case: Case) -> Checks:
-        """Also check each layer's inner loop and, for a checkpoint, its generated tokens."""
+        """Check the logits, each layer's inner loop and, for a checkpoint, the tokens that it generates."""
         checked = super()._compare(model, case)
         checked += Checks(inner_loop_checks(model, case, self.check_prompt))
         return checked + Checks(self._token_for_token(model, case)) if case.option("checkpoint") else checked
 
     @torch.inference_mode()
     def _token_for_token(self, model: Any, case: Case) -> list[Check]:
-        """Check the logits after a random prompt and after each token that the reference generates from there."""
+        """Check the logits after a random prompt and after each token that the reference generates from this prompt.
+
+        Also check that the model chooses the reference's tokens, up to rounding.
+        """
         dtype, wider = case.dtype, widening(case)
         reference = self.timed_check_reference(model, torch.float64 if dtype == "float32" else torch.float32)
         prompt = random_ids(model, CHECK_BATCH, self.check_prompt)
@@ -72,10 +81,10 @@ class TTTLanguageModel(LanguageModel):
 
 
 class TTTTorch(TTTLanguageModel):
-    """Adapter of ttt-linear/torch and ttt-mlp/torch, in the dual form; a generate step computes one of its rows."""
+    """Adapter of ttt-linear/torch and ttt-mlp/torch: the dual form, of which a generate step computes one row."""
 
     def build(self, case: Case) -> Workload:
-        """Build the whole model, or with scope=layer its inner operator alone."""
+        """Build the workload of the whole model, or with the option scope=layer of one layer's inner operator."""
         return layer.build(case) if case.option("scope", "model") == "layer" else super().build(case)
 
     def load(self, case: Case) -> Any:

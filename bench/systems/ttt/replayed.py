@@ -1,4 +1,4 @@
-"""Reference for long prompts: the PyTorch operator on one piece of a prompt, as a graph that each piece replays."""
+"""Reference for long prompts: the PyTorch operator as a CUDA graph that is replayed for each piece of a prompt."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,10 +21,10 @@ PIECE_TOKENS = 512  # tokens per replay: little memory, and copies in and out ar
 
 
 class ReplayedOperator(TorchOperator):
-    """`TorchOperator` in the dual form, with graph replays for whole pieces.
+    """`TorchOperator` in the dual form that replays CUDA graphs for whole pieces of about PIECE_TOKENS tokens.
 
-    A mini-batch takes up to 16 launches per layer, which Python makes slowly. Tokens after the last whole piece, and
-    prompts from inside a mini-batch, run in `TorchOperator`.
+    A mini-batch takes up to 16 launches per layer, which are slow from Python. Tokens after the last whole piece, and
+    prompts that begin inside a mini-batch, run without a graph.
     """
 
     def __init__(self, learner: str) -> None:
@@ -50,7 +50,7 @@ class ReplayedOperator(TorchOperator):
         return out
 
     def _piece(self, ready: Projections, outer: Sequence[Tensor], state: Any) -> "_Piece":
-        """Return the graph for pieces of this shape, made at first use and shared by all layers."""
+        """Return the graph for pieces with the shape of `ready`, made at first use and shared by all layers."""
         shape = ready.q.shape
         if shape not in self._pieces:
             self._pieces[shape] = _Piece(self._reference, ready, outer, state)
@@ -58,7 +58,10 @@ class ReplayedOperator(TorchOperator):
 
 
 class _Piece:
-    """A graph of the operator over one piece from a mini-batch's start; it reads and writes tensors of its own."""
+    """A CUDA graph of the operator over one piece that begins at a mini-batch's start.
+
+    The graph reads and writes its own tensors, so callers copy inputs and state into them.
+    """
 
     def __init__(self, reference: Any, ready: Projections, outer: Sequence[Tensor], state: Any) -> None:
         self._tokens = [x.clone() for x in ready[:4]]
@@ -80,7 +83,7 @@ class _Piece:
         overwrite(self.state, state)
 
     def through(self, ready: Projections) -> Tensor:
-        """Run the next piece and return its outputs, which the next call overwrites."""
+        """Run the graph on the next piece and return its outputs, which the next call overwrites."""
         for mine, given in zip(self._tokens, ready[:4], strict=True):
             mine.copy_(given)
         self._advance()

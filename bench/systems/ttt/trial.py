@@ -1,4 +1,4 @@
-"""Find the fastest launch settings of a Triton kernel on this GPU: check, then time, one layer."""
+"""Find the fastest launch settings of a Triton kernel on this GPU: check and time each setting on one layer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,14 +36,17 @@ Log = Callable[[str], object]  # takes a line for each candidate, with its time 
 
 
 def replays() -> Clock:
-    """Return the clock of the generate figures, which times graph replays."""
+    """Return a clock that times graph replays, as the figures of the generate phase do."""
     return CudaEventClock("graph")
 
 
 def fastest_step(
     learner: str, form: str, precision: str, log: Log, clock: Callable[[], Clock] = replays
 ) -> tuple[str, Tuning | None]:
-    """Return this GPU's section of `tuning.toml` and the fastest correct settings of a generate step, or None."""
+    """Return the name of this GPU's section in `tuning.toml` and the fastest correct settings of a generate step.
+
+    The settings are None if none are correct. log: gets a line for each setting. clock: makes the clock that times it.
+    """
     config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
     some = generate_set(config, BATCH, dtype, form, precision)
     name = some.state.tuned_as()
@@ -65,7 +68,11 @@ def fastest_step(
 def fastest_forward(
     learner: str, row: str, log: Log, clock: Callable[[], Clock] = replays
 ) -> tuple[str, Tuning | None]:
-    """Return the section of `tuning.toml` and the fastest correct settings of the portable forward for a row of it."""
+    """Return the name of a section in `tuning.toml` and the fastest correct settings of the Triton forward.
+
+    row: key in that section, which chooses the model size and the batch. The settings are None if none are correct.
+    log: gets a line for each setting. clock: makes the clock that times it.
+    """
     config = _config(learner, FORWARD_SIZES.get(row, SIZE))
     kernel, reference = (import_module(f"tk_kernels.ttt_{learner}.{part}") for part in ("forward", "reference"))
     inputs = layer_inputs(config, FORWARD_BATCHES.get(row, 16), FORWARD_TOKENS, torch.bfloat16)

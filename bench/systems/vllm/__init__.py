@@ -1,1 +1,1 @@
-"""Transformer and Mamba in vLLM, which times its own steps."""
+"""Adapters of the Transformer, Mamba and TTT models in vLLM, whose engine's own steps are timed."""

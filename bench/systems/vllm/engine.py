@@ -42,7 +42,10 @@ SPARE_BLOCKS = 0.01  # share of the cache's blocks left free; the engine preempt
 
 @dataclass(frozen=True)
 class Settings:
-    """Arguments of an engine; one engine serves all cases with equal settings."""
+    """The settings of an engine; `arguments` converts them to vLLM's.
+
+    One engine serves all cases with equal settings.
+    """
 
     size: str
     dtype: str
@@ -62,7 +65,7 @@ class Settings:
             raise ValueError(f"graphs {self.graphs!r}: must be one of {', '.join(GRAPHS)}")
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of vllm.LLM. Those for log-probabilities only serve the correctness check."""
+        """Return the arguments of vllm.LLM. The arguments for log-probabilities serve only the correctness check."""
         graphs: dict[str, Any] = {"cudagraph_capture_sizes": sizes} if (sizes := self.graph_sizes()) else {}
         graphs |= {"cudagraph_mode": self.cuda_graphs} if self.cuda_graphs else {}
         attention: dict[str, Any] = {}
@@ -91,7 +94,7 @@ class Settings:
         }
 
     def graph_sizes(self) -> list[int]:
-        """Return the sizes of steps, in tokens, that get a CUDA graph; empty for vLLM's own list."""
+        """Return the step sizes, in tokens, that get a CUDA graph; [] for vLLM's own list."""
         if self.graphs == "doubling":
             return [2**power for power in range(self.max_num_seqs.bit_length())]
         prompts = range(PROMPT_STEP, LAUNCH_BOUND_TOKENS + 1, PROMPT_STEP) if self.graphs == "prompts" else ()
@@ -106,8 +109,10 @@ class Batch:
     """Times of one finished batch, in seconds of the host's monotonic clock.
 
     steps: (end, number of new tokens) of each step, which ends when its tokens are on the host and the GPU is idle.
-    tokens_at: by request id, the core's timestamp of each token, as in vLLM's `first_token_ts` and `last_token_ts`.
-    due: when each request arrived; empty if all were there at the start.
+    outputs: vLLM's output of each request, in order of arrival.
+    tokens_at: by request id, the engine core's timestamp of each token, as in vLLM's `first_token_ts` and
+    `last_token_ts`.
+    due: arrival time of each request; empty if all requests arrived before the first step.
     """
 
     started: float
@@ -130,7 +135,7 @@ class Batch:
         ]
 
     def steady_ms(self, sequences: int) -> list[float]:
-        """Return the times in ms of the steps in which all sequences generated, as they did in the step before.
+        """Return the times in ms of the steps in which every sequence generated, as in the step before.
 
         sequences: number of all sequences. Raises RuntimeError if there is no such step.
         """
@@ -165,7 +170,7 @@ class Engine:
         self._tokens_of_step, self._tokens_at = _watch(self.llm.llm_engine.engine_core)
 
     def prompts(self, batch: int, tokens: int) -> list[list[int]]:
-        """Draw prompts of random token ids, [batch][tokens], that are new to this engine, which may cache prompts.
+        """Draw prompts of random token ids, [batch][tokens], that this engine never read, because it can cache prompts.
 
         Raises RuntimeError if a prompt was drawn twice.
         """
@@ -231,11 +236,14 @@ class Engine:
         self.llm.enqueue(prompts, params, use_tqdm=False)
 
     def cache_blocks(self) -> int:
-        """Count the blocks of the cache; `described` gives their tokens."""
+        """Return the number of blocks of the engine's KV or state cache; `described` gives the tokens of one block."""
         return self.core.scheduler.kv_cache_config.num_blocks
 
     def sequences_that_fit(self, tokens: int) -> int:
-        """Count the sequences of `tokens` that the cache holds at once, with a few spare blocks."""
+        """Return how many sequences of `tokens` tokens run at once: as many as the cache holds, at most `max_num_seqs`.
+
+        A share SPARE_BLOCKS of the cache's blocks stays free.
+        """
         blocks_each = sum(-(-tokens // size) for size in self._block_sizes())
         return min(int(self.cache_blocks() * (1 - SPARE_BLOCKS)) // blocks_each, self.settings.max_num_seqs)
 
@@ -261,7 +269,7 @@ class Engine:
         }
 
     def attention(self) -> tuple[str, str]:
-        """Return name and version of the attention in the model's layers; ("none", "") if there is none."""
+        """Return name and version of the attention kernel in the model's layers; ("none", "") if there is none."""
         found = {_attention_of(layer) for model in self.llm.apply_model(_modules) for layer in model} - {None}
         if not found:
             return "none", ""
@@ -269,7 +277,10 @@ class Engine:
         return ", ".join(dict.fromkeys(names)), ", ".join(dict.fromkeys(versions))
 
     def facts(self, head_rows: float | None = None) -> model_facts.Facts:
-        """Return facts about the engine's model and settings, which a fair comparison needs (`bench.model_facts`)."""
+        """Return the facts about model and engine that `bench.model_facts` needs to check a fair comparison.
+
+        head_rows: positions per prompt for which the LM head computed logits; None if they were not counted.
+        """
         (weights,) = self.llm.apply_model(lambda model: dict(model.named_parameters()))
         cached = self.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
         return model_facts.facts_of(
@@ -280,7 +291,10 @@ class Engine:
         )
 
     def check(self, case: Case) -> Checks:
-        """Compare the logits after a prompt and after each greedy step with the repository's model in float32."""
+        """Check the logits after a prompt and after each greedy step against the repository's model in float32.
+
+        Also check that the comparison is fair (`bench.model_facts`).
+        """
         with _HeadRows(self.llm) as head:
             prompts = self.prompts(CHECK_BATCH, CHECK_PROMPT)
             first = self.run(prompts, [1] * CHECK_BATCH)
@@ -293,7 +307,10 @@ class Engine:
         return check_logits(got, expected, case.dtype, widening(case)) + Checks(fair)
 
     def reference(self) -> CausalLM:
-        """Return the repository's model with these weights in float32, on the host: the cache fills the GPU."""
+        """Return the repository's model with the engine's weights in float32, loaded once.
+
+        Its weights are on the host, because the engine's cache fills the GPU.
+        """
         return self._moved_to_host(self._loaded()) if self._reference is None else self._reference
 
     def _loaded(self) -> CausalLM:
@@ -323,7 +340,10 @@ class Engine:
 
 
 def write_model(folder: Path, model: Callable[[], CausalLM], hugging_face: dict[str, Any]) -> None:
-    """Write a model's weights and configuration as a checkpoint for vLLM, and free the model."""
+    """Build a model, write its weights and its configuration as a checkpoint for vLLM, and free the model.
+
+    hugging_face: the contents of config.json.
+    """
     checkpoint.save(model(), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(hugging_face))
     gc.collect()
@@ -343,7 +363,7 @@ def _start(folder: str, settings: Settings) -> Any:
 
 
 def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
-    """Record the outputs of the engine's core; return the list and the dictionary that each step extends.
+    """Record the outputs of the engine's core; return a list and a dictionary that each later step extends.
 
     The list gets the number of sequences with a new token; the dictionary maps a request id to its tokens' timestamps.
     """
@@ -363,12 +383,12 @@ def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
 
 
 def _number(request_id: str) -> int:
-    """Return a request's number in the order of arrival, to which vLLM may append random digits."""
+    """Return a request's number in order of arrival, from its id, to which vLLM can append random digits."""
     return int(request_id.partition("-")[0])
 
 
 def _cache_dtype(spec: Any) -> str:
-    """Return as text the dtype of keys and values, or those of a recurrent model's convolution window and state."""
+    """Return the dtype of keys and values as text, or those of a recurrent model's convolution window and state."""
     dtypes = getattr(spec, "dtypes", None) or [getattr(spec, "dtype", "")]
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
@@ -391,7 +411,7 @@ def _logits(output: Any, vocabulary: int) -> torch.Tensor:
 
 
 class _HeadRows:
-    """Count the rows that pass the LM head inside a `with` block."""
+    """A context manager that counts in `rows` for how many positions the engine's LM head computes logits."""
 
     def __init__(self, llm: Any) -> None:
         self.rows = 0

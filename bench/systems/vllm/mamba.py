@@ -25,7 +25,7 @@ class VllmMamba(VllmSystem):
         return config
 
     def hugging_face(self, config: MambaConfig, length: int) -> dict[str, Any]:
-        """Return transformers' configuration of the same model."""
+        """Return the config.json of the same model for transformers' Mamba."""
         return {
             "architectures": [self.architecture],
             "model_type": "mamba",

@@ -1,4 +1,4 @@
-"""Reuse one folder name for the models of successive engines, as vLLM's compile cache depends on it."""
+"""Give the models of successive engines the same folder name, because vLLM's compile cache depends on it."""
 
 import fcntl
 import os
@@ -12,10 +12,10 @@ from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 
 
 class ModelFolder:
-    """An empty folder, `path`, which this process alone uses and empties at its end.
+    """An empty folder, `path`, which this process alone uses and empties when it ends.
 
-    vLLM's compile cache is keyed by the model's path, so a new name compiles everything again. Each GPU has one name;
-    what a killed process left there is removed. If the folder cannot be locked, it has a new name.
+    vLLM's compile cache is keyed by the model's path, so a new name compiles everything again. Each GPU has one folder
+    name; files that a killed process left there are removed. If the folder cannot be locked, a new name is used.
     Raises OSError if no folder can be created.
     """
 

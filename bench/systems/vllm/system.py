@@ -1,4 +1,4 @@
-"""Run a case in vLLM: its engine, its samples in each phase, and the check of timed outputs."""
+"""Run a case in vLLM: start its engine, take samples in each phase, and check the timed outputs."""
 
 import importlib
 import os
@@ -53,7 +53,10 @@ MODEL_OPTIONS = ("backbone", "checkpoint", "mini_batch")  # options of a case th
 
 
 class VllmSystem:
-    """An adapter (`harness.measure.system.SystemAdapter`) of one architecture in vLLM, with one engine per process."""
+    """Base class of adapters (`harness.measure.system.SystemAdapter`) that run one architecture in vLLM.
+
+    A process has one engine. A subclass defines the model and its engine's settings.
+    """
 
     packages: tuple[str, ...] = ("vllm",)
     implementation: ClassVar[str]  # the class that vLLM runs, MODULE:CLASS
@@ -71,7 +74,7 @@ class VllmSystem:
         self._checked: Checks | None = None
 
     def unavailable(self) -> str:
-        """Report a missing GPU, another release of vLLM, or an import error; "" if vLLM can run.
+        """Return why vLLM cannot run: no GPU, an unsupported release, or an import error; "" if it can.
 
         vllm.platforms.cuda imports the CUDA kernels; starting an engine imports the rest.
         """
@@ -86,7 +89,10 @@ class VllmSystem:
         return from_seed(self.config(case), 0, device(), getattr(torch, case.dtype))
 
     def register(self) -> None:
-        """Register the model's class in vLLM. Given only a name, vLLM would start a process to inspect the class."""
+        """Register the model's class in vLLM.
+
+        vLLM gets the class itself: given only its name, it would start a process to inspect the class.
+        """
         from vllm import ModelRegistry
 
         module = importlib.import_module(self.implementation.partition(":")[0])
@@ -94,34 +100,37 @@ class VllmSystem:
 
     @property
     def architecture(self) -> str:
-        """The model's name in config.json."""
+        """The name of the model's class, which config.json gives as the architecture."""
         return self.implementation.partition(":")[2]
 
     def hugging_face(self, config: Any, length: int) -> dict[str, Any]:
-        """Return the Hugging Face config.json for sequences of up to `length` tokens."""
+        """Return the contents of config.json for sequences of up to `length` tokens."""
         raise NotImplementedError
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings for the record that the engine does not know."""
+        """Return settings for the record that `Engine.described` lacks, such as wider limits of the check."""
         return widened(case)
 
     def check(self, engine: Engine, case: Case) -> None:
-        """Raise RuntimeError if the engine runs with other kernels than this system names."""
+        """Raise RuntimeError if the engine runs other kernels than this system names. By default, do nothing."""
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """Return logits [B, last, V] after the last tokens of ids [B, T].
+        """Return logits [B, last, V] after each of the last `last` tokens of ids [B, T].
 
         reference: this repository's model, with its weights on the host.
         """
         raise NotImplementedError
 
     def prompt_tokens(self, case: Case) -> int:
-        """Return the prompt length: at most GENERATE_PROMPT if a recurrent model generates, else the context."""
+        """Return the prompt length: the context, or at most GENERATE_PROMPT tokens if a recurrent model generates."""
         short = case.phase == "generate" and not self.steps_grow
         return min(case.context, GENERATE_PROMPT) if short else case.context
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of a case. Its samples are the times of the engine's own steps."""
+        """Start the engine if needed and build the workload of a case.
+
+        Its samples are the times of the engine's own steps.
+        """
         peaks = peaks_of(device())  # measured before the engine takes the GPU's memory
         engine = self.engine(case)
         read = replace(case, context=self.prompt_tokens(case))
@@ -153,9 +162,10 @@ class VllmSystem:
         )
 
     def engine(self, case: Case) -> Engine:
-        """Return the engine of this process, started for the first case.
+        """Return this process's engine, which the first call starts.
 
-        Raises NeedsFreshProcess if the case needs other settings, and Skip if a part of vLLM cannot be imported.
+        Raises NeedsFreshProcess if the case needs other settings than that engine has, and Skip if vLLM cannot be
+        imported.
         """
         settings = self._settings(case)
         if self._engine is None:
@@ -191,7 +201,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return the bytes of the engine's cache; None lets the engine use the memory that is left.
+        """Return how many bytes the engine's cache gets; None lets the engine use all memory that is left.
 
         A truncated model gets its layers' share, so that as many sequences fit as in the whole model.
         """
@@ -204,17 +214,17 @@ class VllmSystem:
         return cache * part.layers // config.layers
 
     def _sequences(self, case: Case) -> int:
-        """Return the most sequences at once for which the engine is configured.
+        """Return the maximum of sequences at once for which the engine is configured.
 
-        SEQUENCES if batch or memory allow no more; else a power of two, at least MANY_SEQUENCES. The batches of a
-        figure then share one or two engines, because a start takes as long as all cases of a figure.
+        It is SEQUENCES if batch and memory allow no more than that; else a power of two, at least MANY_SEQUENCES.
+        All batches of a figure then share one or two engines, because a start takes as long as all cases of a figure.
         """
         each = self._kept_bytes(replace(case, size=uncut(case.size)[0]))
         possible = min(case.batch, gpu_memory() // each)
         return SEQUENCES if possible <= SEQUENCES else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
 
     def _kept_bytes(self, case: Case) -> int:
-        """Return the cache bytes of one sequence, in the form that generate reads."""
+        """Return the bytes that one sequence needs in the engine's cache during generate."""
         return kept_bytes(self.config(case), replace(case, phase="generate", context=max(1, case.context)))
 
     def _check(self, engine: Engine, case: Case) -> Checks:
@@ -229,7 +239,10 @@ def gpu_memory() -> int:
 
 
 class _Work:
-    """One phase in the engine: batches of prompts of `context` tokens, with `new_tokens` generated after each."""
+    """The timed work of a case in the engine: batches of prompts of `context` tokens, each followed by an answer.
+
+    new_tokens: number of tokens generated after each prompt. A subclass implements one phase.
+    """
 
     timed: str
 
@@ -248,7 +261,7 @@ class _Work:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one sample."""
+        """Number of tokens that one sample processes."""
         return self.batch * self.context
 
     def samples_of(self, batch: Batch) -> list[float]:
@@ -256,20 +269,20 @@ class _Work:
         return [batch.total_ms()]
 
     def metrics(self) -> dict[str, float | None]:
-        """Return metrics: the sequences that run at once, at most the batch, and the blocks of the cache."""
+        """Return metrics for the record: sequences that run at once, at most the batch, and blocks of the cache."""
         return {"sequences_at_once": self.at_once, "cache_blocks": self.engine.cache_blocks()}
 
     def measured(self, calls: int) -> dict[str, float | None]:
         return {}
 
     def once(self) -> Batch:
-        """Run one batch of fresh prompts; `timed_check` checks the last one."""
+        """Run one batch of new prompts and return it; `timed_check` checks the batch of the last call."""
         self._prompts = self.prompts()
         self._ran = self.ran(self._prompts)
         return self._ran
 
     def prompts(self) -> list[list[int]]:
-        """Draw fresh prompts for a batch."""
+        """Draw new prompts for a batch, as lists of token ids."""
         return self.engine.prompts(self.batch, self.context)
 
     def answers(self) -> list[int]:
@@ -277,7 +290,7 @@ class _Work:
         return [self.new_tokens] * self.batch
 
     def ran(self, prompts: list[list[int]], **how: Any) -> Batch:
-        """Run the engine on prompts. how: further arguments of `Engine.run`."""
+        """Run the engine on prompts and return the batch. how: further arguments of `Engine.run`."""
         return self.engine.run(prompts, self.answers(), **how)
 
     def inside(self, around: AbstractContextManager[object]) -> int:
@@ -285,12 +298,15 @@ class _Work:
         return 1
 
     def samples(self, policy: Policy) -> Iterator[list[float]]:
-        """Yield the samples of batch after batch, without end."""
+        """Run batch after batch, without end, and yield the samples of each in ms."""
         while True:
             yield self.samples_of(self.once())
 
     def timed_check(self, chance: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
-        """Return a check of drawn sequences of the last batch: their last tokens must be the reference's choice."""
+        """Return a check of drawn sequences of the last batch: the tokens at their end must be the reference's choice.
+
+        last_logits: `VllmSystem.last_logits`.
+        """
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
@@ -317,7 +333,10 @@ class _Work:
 
 
 class Prefill(_Work):
-    """The forward phase. A prompt ends with one token and frees its cache, so the cache holds prompts of two steps."""
+    """The forward phase. Each prompt generates one token and then frees its blocks of the cache.
+
+    So at most the prompts of two steps are in the cache at once.
+    """
 
     timed = "all prompts, from the first step to the last prompt's first token"
 
@@ -330,7 +349,10 @@ class Prefill(_Work):
 
 
 class EngineGenerate(_Work):
-    """The generate phase, with as many sequences as the cache holds. A sample is a step in which all generate."""
+    """The generate phase, with as many sequences as the cache holds, at most the case's batch.
+
+    A sample is a step in which every sequence generates; for a TTT model, the mean of a mini-batch of such steps.
+    """
 
     timed = "each step in which every sequence in flight generates"
 
@@ -348,7 +370,10 @@ class EngineGenerate(_Work):
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
     def wanted_tokens(self, case: Case) -> int:
-        """Return enough tokens for a sample's steps, at least STEADY_STEPS, after the last prompt is read."""
+        """Return how many tokens each sequence generates: enough for a sample after the last prompt is read.
+
+        After that, there are at least STEADY_STEPS steps in which every sequence generates.
+        """
         limit, steady = self.engine.settings.max_num_batched_tokens, max(STEADY_STEPS, self._steps + 1)
         sequences = min(case.batch, self.engine.sequences_that_fit(case.context + steady))
         reading = -(-sequences * case.context // max(1, limit - sequences))
@@ -356,7 +381,7 @@ class EngineGenerate(_Work):
 
     @property
     def tokens(self) -> int:
-        """One token per sequence in flight."""
+        """Number of tokens of one step: one per sequence in flight."""
         return self.batch
 
     def inside(self, around: AbstractContextManager[object]) -> int:
@@ -384,12 +409,15 @@ class EngineRequest(_Work):
         self._requests: deque[list[tuple[float, list[float]]]] = deque(maxlen=token_times.TIMED_REQUESTS)
 
     def samples_of(self, batch: Batch) -> list[float]:
-        """Return the time of the whole batch in ms, and store its requests' times for `measured`."""
+        """Return the time of the whole batch in ms, and store its requests' TTFT and ITLs for `measured`."""
         self._requests.append(batch.requests_ms())
         return super().samples_of(batch)
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return TTFT and ITL of the last `calls` batches. TTFT includes the time to read earlier prompts."""
+        """Return TTFT and ITL over the last `calls` batches.
+
+        A request's TTFT includes the reading of earlier prompts.
+        """
         return token_times.metrics(list(self._requests)[-calls:])
 
     def wanted_tokens(self, case: Case) -> int:
@@ -402,10 +430,11 @@ class EngineRequest(_Work):
 
 
 class EngineArrivals(EngineRequest):
-    """Requests that arrive over time: Poisson arrivals, and lengths from half to one and a half of the case's.
+    """The request phase with the option `rate`: requests arrive over time, at `rate` requests per second.
 
-    `rate` is requests per second. Arrivals and lengths are drawn from one seed, so every system gets the same; the
-    lengths' means are the case's. The engine runs in this process, so times exclude HTTP.
+    Arrivals are a Poisson process, and lengths are drawn from half to one and a half of the case's, with the case's as
+    mean. All are drawn from one seed, so every system gets the same requests. The engine runs in this process, so times
+    exclude HTTP.
     """
 
     timed = "from the first arrival to the last token; a request's TTFT includes its wait"
@@ -440,7 +469,10 @@ class EngineArrivals(EngineRequest):
 
 
 def _around(chance: Random, mean: int, count: int) -> list[int]:
-    """Draw `count` lengths from half to one and a half of `mean`, in pairs around it, so that their mean is exact."""
+    """Return `count` random lengths from half to one and a half of `mean`.
+
+    Lengths are drawn in pairs at the same distance below and above `mean`, so that their mean is exact.
+    """
     away = [chance.randint(0, mean // 2) for _ in range(count // 2)]
     lengths = [mean] * (count % 2) + [mean + sign * each for each in away for sign in (-1, 1)]
     chance.shuffle(lengths)

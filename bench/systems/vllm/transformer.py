@@ -18,7 +18,10 @@ BEST_VERSION = {9: "3", 10: "4"}
 
 
 class VllmTransformer(VllmSystem):
-    """Adapter of both Transformers; the option `attention` chooses another attention, such as FLASH_ATTN-2."""
+    """Adapter of transformer/vllm and transformer-gqa/vllm.
+
+    The option `attention` chooses an attention other than the GPU's best, such as FLASH_ATTN-2.
+    """
 
     implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"
     # Fastest in the suite vllm-settings on one H100. Graphs of prompts help where the host is slow. A request runs
@@ -33,7 +36,7 @@ class VllmTransformer(VllmSystem):
         return config
 
     def hugging_face(self, config: TransformerConfig, length: int) -> dict[str, Any]:
-        """Return transformers' Llama configuration of the same model."""
+        """Return the config.json of the same model for transformers' Llama, for sequences of up to `length` tokens."""
         return {
             "architectures": [self.architecture],
             "model_type": "llama",
@@ -58,7 +61,7 @@ class VllmTransformer(VllmSystem):
         return transformer_logits(reference, ids, last, torch.device(device()))
 
     def check(self, engine: Engine, case: Case) -> None:
-        """Raise RuntimeError unless the engine runs the attention that the case requests, or else this GPU's best."""
+        """Raise RuntimeError unless the engine runs the attention that the case requests, by default the GPU's best."""
         found = "-".join(engine.attention()).rstrip("-")
         asked = str(case.option("attention", ""))
         expected = asked or f"FLASH_ATTN-{BEST_VERSION.get(compute_capability(), '2')}"

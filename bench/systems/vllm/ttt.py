@@ -22,7 +22,10 @@ from tk_kernels.generate import common
 
 
 class VllmTTT(VllmSystem):
-    """Adapter of ttt-linear/vllm and ttt-mlp/vllm; the plug-in need not be installed."""
+    """Adapter of ttt-linear/vllm and ttt-mlp/vllm, which registers the plug-in `bench.serving` itself.
+
+    The plug-in need not be installed.
+    """
 
     packages = ("vllm", "triton", "apache-tvm-ffi")
     implementation = "bench.serving.model:TTTForCausalLM"
@@ -44,19 +47,25 @@ class VllmTTT(VllmSystem):
         return config_values(config)
 
     def register(self) -> None:
-        """Register the plug-in too. An installed one, which vLLM loads later, does not replace the model's class."""
+        """Register the plug-in and the model's class in vLLM.
+
+        If the plug-in is installed too, vLLM loads it later, which does not replace the model's class.
+        """
         serving.register()
         super().register()
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Name the backend of the forward kernel."""
+        """Return settings for the record, with the backend of the forward kernel."""
         config = ttt_config_of(case)
         kernels = import_module(f"tk_kernels.ttt_{config.learner}.ops").KERNELS
         q = torch.empty(1, 1, 1, config.head_dim, dtype=getattr(torch, case.dtype), device=device())
         return super().settings(case) | {"forward_kernel": chosen(q, config.mini_batch, kernels)}
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """Return logits [B, last, V] from a forward in graph replays, as in the other TTT systems' reference."""
+        """Return logits [B, last, V] after each of the last `last` tokens of ids [B, T].
+
+        The forward replays CUDA graphs, as in the reference of the other TTT systems.
+        """
         if not isinstance(reference.operator, ReplayedOperator):
             reference.operator = ReplayedOperator(reference.config.learner)
         return ttt_logits(reference, ids, last, torch.device(device()))
