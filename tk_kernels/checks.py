@@ -14,19 +14,19 @@ def check_choice(name: str, value: object, supported: tuple[object, ...]) -> Non
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless the tensor has this shape; `name` is the argument's, for the message."""
+    """Raise ValueError unless the tensor has this shape; `name` is for the message."""
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}: expected {shape}")
 
 
 def check_parameter(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless the tensor has this shape and is contiguous; `name` is the argument's, for the message."""
+    """Raise ValueError unless the tensor has this shape and is contiguous; `name` is for the message."""
     check_shape(name, tensor, shape)
     check_contiguous(name, tensor)
 
 
 def check_contiguous(name: str, tensor: Tensor) -> None:
-    """Raise ValueError unless the tensor is contiguous; `name` is the argument's, for the message."""
+    """Raise ValueError unless the tensor is contiguous; `name` is for the message."""
     if not tensor.is_contiguous():
         raise ValueError(f"{name} has strides {tensor.stride()}: must be contiguous")
 

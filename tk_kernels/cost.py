@@ -67,7 +67,7 @@ class Cost:
         return 4 * batch * tokens * heads * head_dim * element_bytes
 
     def forward_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Least bytes that a fused forward moves: q, k, v, z and lr once, and weights and biases twice (read and written).
+        """Least bytes that a fused forward moves: q, k, v, z and lr once; weights and biases twice, read and written.
 
         element_bytes: bytes per element of q, k, v and z; lr, weights and biases are float32.
         """

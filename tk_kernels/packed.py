@@ -27,7 +27,7 @@ class Packed(NamedTuple):
     length: int = 0
 
     def positions(self) -> Tensor:
-        """Return [N]: how many tokens of its sequence precede each token, including the earlier ones that `start` counts."""
+        """Return [N]: how many tokens of its sequence precede each token, including those that `start` counts."""
         lengths = self.cu_seqlens.diff()
         moved = (self.start - self.cu_seqlens[:-1]).repeat_interleave(lengths, output_size=self.tokens)
         return moved + torch.arange(self.tokens, device=moved.device)

@@ -144,7 +144,7 @@ def _compiled(name: str, wanted: Mapping[str, str | None]) -> Built:
 
 
 def _dotted(name: str) -> str:
-    """Return the kernel's name with dots, such as `ttt_linear.forward_sm90`, which begins its file names in the cache."""
+    """Return the kernel's name with dots, such as `ttt_linear.forward_sm90`: the start of its cached files' names."""
     return name.replace("/", ".")
 
 
