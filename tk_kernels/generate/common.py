@@ -95,7 +95,7 @@ def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
 
 
 def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return float32 weights x in a precision, a key of PRECISIONS: the tensor that every token reads, and the low plane.
+    """Return float32 weights x in a precision, a key of PRECISIONS: the tensor that tokens read, and the low plane.
 
     The low plane is None for precisions without planes.
     """
@@ -110,8 +110,7 @@ PIECE_BYTES = 1 << 28
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
     """Apply `function` to tensors [B, ...], a few sequences at a time, to limit the arguments of a call to PIECE_BYTES.
 
-    One call takes at least one sequence. Returns a tuple of whole outputs [B, ...], with None where `function` returns
-    None.
+    One call takes at least one sequence. Returns a tuple of whole outputs [B, ...]; None where `function` returns None.
     """
     batch, size = len(given[0]), sum(x.numel() * x.element_size() for x in given)
     step = max(1, batch * PIECE_BYTES // max(1, size))
@@ -131,7 +130,7 @@ def float_copy(x: torch.Tensor) -> torch.Tensor:
 
 
 def restore(weights: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
-    """Return the float32 weights that `store` converted to `weights` and `low`, as a new tensor."""
+    """Return new float32 weights from the two results of `store`."""
     return weights.to(torch.float32, copy=True) if low is None else join_planes(weights, low)
 
 

@@ -54,7 +54,7 @@ class StepState:
     sm90_widths: ClassVar[tuple[int, ...]]  # of the layers' outputs, that `generate_sm90.py` takes
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
-        """Return the kernel that `launch` selects, and the compile-time arguments that only this operator's kernel takes."""
+        """Return the kernel that `launch` selects, and its compile-time arguments, such as `portable_constants`."""
         raise NotImplementedError
 
     @classmethod
@@ -129,7 +129,7 @@ class StepState:
         return in_16_bits and widths == self.sm90_widths and self.mini_batch <= 16
 
     def tuned_as(self) -> str:
-        """Return the name by which `tuning.toml` finds a section for this state's kernel and GPU, from `section_name`."""
+        """Return the name by which `tuning.toml` finds a section for this state's kernel and GPU (`section_name`)."""
         return section_name(self.suits_sm90(), self.position.device)
 
     def default_launch(self) -> Tuning:

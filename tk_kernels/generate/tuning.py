@@ -1,4 +1,4 @@
-"""Launch settings of the Triton kernels: the table for known GPUs, the user's own, and settings to try on other GPUs."""
+"""Launch settings of the Triton kernels: the table for known GPUs, the user's own, and settings to try on others."""
 
 from __future__ import annotations
 
