@@ -246,10 +246,10 @@ class Learner(Generic[State, PrimalState]):
         *,
         start: int | None = None,
     ) -> tuple[Trace, State]:
-        """Run the sequential part of `forward` over whole mini-batches; return the trace for `outputs`, and the state.
+        """Run the sequential part of `forward` over whole mini-batches; return a trace for `outputs`, and a state.
 
-        start: the state's position, if known. The state is that after the tokens. The trace is one tuple of tensors in
-        the tokens' dtype, for N mini-batches:
+        The state is the one after the tokens. start: the given state's position, if known.
+        The trace is one tuple of tensors in the tokens' dtype, for N mini-batches:
         W [N, B*H, in + 8, out] of each layer at each mini-batch's start, with the bias and 7 zero rows below the
         weight; inputs [N, B*H, m, in + 8] of each layer except the first; gradients without lr [N, B*H, m, out] of each
         layer.
@@ -343,7 +343,7 @@ def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Tra
 
 
 def _parts(trace: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
-    """Return a trace's three parts: all layers' weights, inputs of all layers but the first, and all layers' gradients."""
+    """Return three parts of a trace: all layers' weights, inputs of layers after the first, all layers' gradients."""
     layers = (len(trace) + 1) // 3
     return trace[:layers], trace[layers:-layers], trace[-layers:]
 

@@ -52,7 +52,7 @@ def untiled(x: Tensor, batch: int) -> Tensor:
 
 
 def with_bias_input(x: Tensor) -> Tensor:
-    """Return x [..., D] padded to [..., D + 8] with a one and seven zeros: one matmul then serves weights and biases."""
+    """Return x [..., D] padded to [..., D + 8] with a one and seven zeros, so that a matmul also adds the bias."""
     x = F.pad(x, (0, BIAS_INPUTS))
     x[..., -BIAS_INPUTS] = 1.0
     return x

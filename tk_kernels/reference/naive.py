@@ -30,7 +30,7 @@ Loss = Callable[[Weights, Tensor, Tensor], Tensor]  # weights, k, v -> a scalar
 
 
 class State(NamedTuple):
-    """The state of one head of one sequence: the model's weights at the mini-batch's start, and gradient sums since then."""
+    """State of one head of one sequence: weights of the model at the mini-batch's start, and gradient sums since."""
 
     weights: Weights
     sums: Weights  # of lr_j * d loss_j / d weight over the tokens of this mini-batch so far

@@ -15,7 +15,10 @@ State = TypeVar("State", bound=tuple)
 
 
 def positions_of(position: Tensor, tokens: int) -> Tensor:
-    """Positions [B, n] of the next `tokens` tokens n, all inside one mini-batch; position [B] is that of the first."""
+    """Return the positions [B, n] of the next n = `tokens` tokens, which must lie inside one mini-batch.
+
+    position [B]: the position of the first of them in each sequence.
+    """
     return position.long()[:, None] + torch.arange(tokens, device=position.device)
 
 
@@ -82,7 +85,7 @@ def stepped_affine(
 
 
 def completion_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """Return [B, 1, 1, 1]: s_{m-1} for each sequence whose mini-batch ends with the last of `positions`, otherwise 0."""
+    """Return [B, 1, 1, 1]: s_{m-1} for each sequence whose last position is the end of a mini-batch, otherwise 0."""
     return torch.where(positions[:, -1] == len(token_scale) - 1, token_scale[-1], 0)[:, None, None, None]
 
 

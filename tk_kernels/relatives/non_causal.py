@@ -18,5 +18,8 @@ def gated(layer: Layer, alpha: Tensor) -> Layer:
 
 
 def reversed_time(layer: Layer) -> Layer:
-    """Return the layer x -> flip(layer(flip(x))), which runs `layer` on x [B, T, C] from the last token to the first."""
+    """Return the layer x -> flip(layer(flip(x))) for x [B, T, C], flipped along T.
+
+    RoPE positions and states inside `layer` follow the reversed order.
+    """
     return lambda x: layer(x.flip(1)).flip(1)
