@@ -126,7 +126,7 @@ def dual(
 
 @gluon.constexpr_function
 def permuted_columns():
-    """Return a layout [16, 64] in shared memory with permuted columns: bits 5, 2, 1, 4, 3, 0 of a column are d's 5 to 0.
+    """Return a layout [16, 64] in shared memory with permuted columns: bits 5, 2, 1, 4, 3, 0 of one are d's 5 to 0.
 
     If the right operand of a matmul has these columns, each thread gets results that are neighbours in d.
     """
