@@ -1,11 +1,11 @@
 """GEMMs y = x W^T with few rows of x, as in steps of few sequences, fused with the norm before or SwiGLU after.
 
 Reading the weights takes all the time of such a GEMM. SwiGLU or a residual addition after the GEMM costs nothing in
-the same kernel and saves a launch. There are two kernels:
-With one or two rows, each program loads whole rows of W at once and sums without tensor cores. The norm before the
-GEMM is then fused too. Its scale and mean commute with the GEMM, so no load of a weight waits for them. A dependent
-launch reads the first weights before x is ready.
-With more rows, tensor cores multiply tiles.
+the same kernel and saves a launch. There are two kernels.
+With one or two rows of x, each program loads whole rows of W at once and sums without tensor cores. The norm before
+the GEMM is then fused too: the norm's scale and mean commute with the GEMM, so no load of a weight waits for them.
+A dependent launch reads the first weights before x is ready.
+With more rows of x, tensor cores multiply tiles.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels and knows no type except tl.constexpr)
@@ -74,9 +74,9 @@ class NormGate:
 
 
 def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether `few_rows_product` should run x [..., K] and weights [N, K] (SwiGLU: [2 N, K]) on their GPU.
+    """Whether `few_rows_product` should be used for x [..., K] and weights [N, K] (SwiGLU: [2 N, K]) on x's GPU.
 
-    It should if `suits` is true and a block of the GPU has enough shared memory.
+    It should if `suits` is true and the GPU has enough shared memory per block.
     """
     return x.is_cuda and suits(x, weights, swiglu=swiglu) and shared_bytes(x.device) >= SHARED_BYTES
 

@@ -27,7 +27,7 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
     """Return LayerNorm(z) * gelu_tanh(`gate`), [..., C] in z's dtype, for z and the output gate `gate` [..., C].
 
     ttt_layer.md, "Inside TTT", step 6. weight and bias [C] are those of the LayerNorm. A z that is not contiguous is
-    copied. `gate` may be a slice of columns of a wider tensor.
+    copied. `gate` can be a slice of columns of a wider tensor.
     pdl: a dependent launch (`dependent_launch`) reads `weight` and `bias` early.
     Arithmetic is float32, rounded once. Raises ValueError on a wrong shape, stride or device.
     """

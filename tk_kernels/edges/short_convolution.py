@@ -50,7 +50,7 @@ def residual_convolution(
     """Return h + conv(RMSNorm(h)) and the RMSNorm of that sum, both [B, T, C] in h's dtype; reads h once.
 
     h [B, T, C] contiguous. cache [B, 3, C]: the last three inputs of the convolution, replaced in place.
-    slots [B], only with T = 1: sequence b uses cache[slots[b]]. The cache may then hold more than B sequences, with any
+    slots [B], only with T = 1: sequence b uses cache[slots[b]]. The cache can then hold more than B sequences, with any
     stride between sequences.
     sequences, only with B = 1: the T tokens are packed sequences, each of which uses its slot of the cache.
     norm, next_norm [C]: weights of the first and second RMSNorm. weight [C, 1, 4], bias [C]: those of the convolution.
@@ -101,8 +101,9 @@ def query_key(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return q and k [B, T, H, D] with RoPE, contiguous in x's dtype, and lr [B, T, H] float32; reads x once.
 
-    x [B, T, C]: input of both convolutions. lr_logits [B, T, H], lr_bias [H]: lr = base_lr * sigmoid(logits + bias) /
-    D. x and lr_logits may be slices of columns of one wider tensor.
+    x [B, T, C]: input of both convolutions.
+    lr_logits [B, T, H], lr_bias [H]: lr = base_lr * sigmoid(lr_logits + lr_bias) / D.
+    x and lr_logits can be slices of columns of one wider tensor.
     cache [B, 3, C]: the last three x of each sequence, replaced in place.
     slots, sequences: see `residual_convolution`.
     conv_q, conv_k: weight [C, 1, 4] and bias [C] of each convolution.
@@ -185,7 +186,7 @@ def _caches(cache: Tensor, tokens: int, sequences: Packed | None) -> tuple[Tenso
 def _slots(sequences: Packed | None, slots: Tensor | None, after: Tensor) -> dict[str, Any]:
     """Return a kernel's arguments by name: the slots, and for packed sequences also their layout.
 
-    after: the tensor of slots to which the kernel writes the last three inputs of packed sequences, for its stride.
+    after: the cache to which the kernel writes; packed sequences need its stride between slots.
     """
     if sequences is None:
         return {"slots": slots}

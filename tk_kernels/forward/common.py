@@ -103,9 +103,9 @@ def _rotate(
 
 @jit
 def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
-    """Return where the tokens of packed sequence `seq` begin, and how many there are; then three values of its state.
+    """Return where the tokens of packed sequence `seq` begin in the packed tensors, their number, and three integers.
 
-    These are: the number of earlier tokens, the position in the mini-batch at which the tokens begin, and the slot.
+    The three are: the number of earlier tokens, the mini-batch position at which the tokens begin, and the slot.
     """
     token = tl.load(cu_seqlens + seq)
     count = tl.load(cu_seqlens + seq + 1) - token
@@ -127,13 +127,13 @@ def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.
 
 @jit
 def add_two(a1, a2, b1, b2):
-    """Add two pairs of numbers: the function for one reduction that yields two sums with one exchange between warps."""
+    """Return a1 + b1 and a2 + b2, to reduce two sums at once, with one exchange between warps."""
     return a1 + b1, a2 + b2
 
 
 @jit
 def add_six(a1, a2, a3, a4, a5, a6, b1, b2, b3, b4, b5, b6):
-    """Add six pairs of numbers: the function for one reduction that yields six sums with one exchange between warps."""
+    """Return a1 + b1 to a6 + b6, to reduce six sums at once, with one exchange between warps."""
     return a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6
 
 
@@ -148,10 +148,9 @@ def normalization(s0, s1, D: tl.constexpr):
 def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
     """Return mean, 1/std, mean(g) and mean(g * xhat) / std of rows z [D]: the coefficients of `ln_l2_grad`.
 
-    xhat is the normalised z. With o = weight (bias - R) and c = z - mean, g = weight^2 c / std + o. The arguments are
-    sums
-    over a row: s0 of z, s1 of z^2, s2 of u = weight^2 z, s3 of u z, s4 of o z, s5 of o. weight_squared: sum of
-    weight^2.
+    xhat is the normalised z. With o = weight (bias - R) and c = z - mean, g = weight^2 c / std + o.
+    The arguments are sums over a row: s0 of z, s1 of z^2, s2 of u = weight^2 z, s3 of u z, s4 of o z, s5 of o.
+    weight_squared: the sum of weight^2.
     """
     mean, rstd = normalization(s0, s1, D)
     u = s2 - mean * weight_squared  # the sums of weight^2 c, and of weight^2 c^2

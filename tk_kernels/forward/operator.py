@@ -117,11 +117,9 @@ class ForwardOperator:
         token_scale [m], none below 0; its length is the mini-batch, 4 to 64. ln_weight, ln_bias [H, D].
         state: float32, all sequences at the same position, F = 4 D for TTT-MLP. If the position is inside a mini-batch,
         the tokens up to the end of that mini-batch run in the reference.
-        rope: apply RoPE to q and k (theta 10000, position in the mini-batch, interleaved pairs). False: they already
-        have it.
+        rope: apply RoPE to q and k (theta 10000, position in the mini-batch, interleaved pairs). False: they have RoPE.
         start: the state's position, 0 to m - 1, if known. None reads it from the device, which waits for the GPU.
-        inplace: write the state after the tokens to the tensors of `state`, and return it. False: leave `state`
-        unchanged.
+        inplace: write the next state to the tensors of `state`, and return `state`. False: do not change `state`.
         backend: one of BACKENDS; "" selects by `choice`.
         Raises ValueError for unsupported arguments.
         """
@@ -290,7 +288,7 @@ def _check_addresses(tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def to_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return contiguous float32 tensors, copied only if needed; the kernels take all arguments except q, k and v so."""
+    """Return the tensors as contiguous float32, copied only if needed; kernels need it for all but q, k and v."""
     return tuple(x.float().contiguous() for x in tensors)
 
 
