@@ -137,7 +137,7 @@ def restore(weights: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
 def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Return the table [m, 2, D] float32 that the kernels read for RoPE, from cos and sin [m, D/2].
 
-    Each value stands twice in a row of D; in the rows of sin, the even columns are negated.
+    Columns 2i and 2i+1 both hold value i; in the rows of sin, column 2i holds it negated.
     """
     return torch.stack((cos.repeat_interleave(2, 1), torch.stack((-sin, sin), 2).flatten(1)), 1).float()
 
@@ -337,7 +337,7 @@ def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
 
 @jit
 def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
-    """Expand x [N] to [N, 16] of dtype DOT, so that one matmul multiplies it almost exactly.
+    """Expand x [N] to [N, 16] of dtype DOT, so that a matmul on tensor cores loses almost no precision of x.
 
     Column FIRST holds x rounded to DOT, the next column the remainders; all other columns are zeros.
     """
@@ -377,12 +377,12 @@ def to_float32_again(x):
 
 @jit
 def gelu(x):
-    """GELU in its tanh form, as x * sigmoid(2u): (1 + tanh(u)) / 2 = sigmoid(2u)."""
+    """Return GELU(x) in its tanh form, as x * sigmoid(2u): (1 + tanh(u)) / 2 = sigmoid(2u)."""
     return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 
 @jit
 def gelu_grad(x):
-    """Derivative of `gelu`, GELU in its tanh form, at x."""
+    """Return the derivative of `gelu` at x."""
     p = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     return p + x * p * (1.0 - p) * (1.5957691216057308 * (1.0 + 0.134145 * x * x))

@@ -34,10 +34,11 @@ class StepState:
     """State of `generate_step`, updated in place at every token. Subclasses, named `GenerateState`, add the weights.
 
     position [B, H] int32: tokens so far in the current mini-batch, the same for all heads of a sequence.
-    gathered: data of the current mini-batch. Dual form: cached rows of each layer's inputs, then of each layer's lr *
-    G, [B, H, m, width] in the precision's row type. Primal form: of each layer, the gradient sums dW and db in float32.
-    slots [B], int32 or int64, dual form only: sequence b uses index slots[b] of the weights, biases and gathered, which
-    may hold more than B sequences, at any stride. The step then reads `position` [B, H] without advancing it.
+    gathered: data of the current mini-batch. In the dual form these are cached rows [B, H, m, width] of each layer's
+    inputs, then of each layer's lr * G, in the precision's row type. In the primal form they are each layer's gradient
+    sums dW, in the layout of the weight, and db, in float32.
+    slots [B], int32 or int64, dual form only: sequence b uses index slots[b] of the weights, biases and gathered. These
+    can hold more than B sequences, at any stride. The step then reads `position` [B, H] without advancing it.
     """
 
     form: str
@@ -54,7 +55,7 @@ class StepState:
     sm90_widths: ClassVar[tuple[int, ...]]  # of the layers' outputs, that `generate_sm90.py` takes
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
-        """Return the kernel that `launch` selects, and its compile-time arguments, such as `portable_constants`."""
+        """Return the kernel that `launch` selects, and those of its compile-time arguments that depend on the operator."""
         raise NotImplementedError
 
     @classmethod
@@ -108,7 +109,7 @@ class StepState:
         return primal(*weights, *sums, position)
 
     def parameters(self) -> list[Any]:
-        """List each layer's weight, its low plane or None, and its bias, layer by layer."""
+        """List each layer's weight, its low plane or None, and its bias: three items per layer."""
         return [getattr(self, name) for names in self.layers for name in names]
 
     def tensors(self) -> list[Tensor]:
@@ -138,7 +139,7 @@ class StepState:
 
 
 def _running_sums(*rows: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradient sums of each layer: dW, transposed where the state transposes the weight, and db, in float32.
+    """Return dW and db of each layer, the gradient sums, in float32; dW has the layout of the state's weight.
 
     rows: each layer's inputs, then each layer's lr * G, [B, H, m, width]. They are summed in float64.
     """
@@ -151,11 +152,10 @@ def _running_sums(*rows: Tensor) -> tuple[Tensor, ...]:
 
 
 def portable_constants(state: StepState, block: int, rows: int) -> dict[str, Any]:
-    """Return compile-time arguments of the portable kernels.
+    """Return compile-time arguments of the portable kernels, by name.
 
-    block: rows of a weight to rewrite at a time. rows: rows of each weight, which limit BLOCK.
-    The arguments: D, the head dimension; DP and MP, D and the mini-batch padded to powers of two; BLOCK; and DOT, the
-    dtype of matmul operands.
+    block: how many rows of a weight a kernel rewrites at a time, at most `rows`, the number of rows of a weight.
+    D: the head dimension. DP, MP: D and the mini-batch, padded to powers of two. DOT: dtype of matmul operands.
     """
     D = state.biases()[-1].shape[2]
     return {
@@ -190,13 +190,12 @@ def generate_step(
     q, k, v [B, H, D] of one dtype, contiguous except in B. lr [B, H] float32 or of q's dtype.
     token_scale [m]; ln_weight, ln_bias [H, D]. gstate: updated in place.
     out: the tensor to write and return, of any floating dtype; by default a new one of q's dtype.
-    rope: the result of `rope_table`, to apply RoPE to q and k. None: they already have it.
+    rope: the result of `rope_table`, to apply RoPE to q and k. None: they already have RoPE.
     base_lr: if given, lr holds the logits x · w_h + c_h, and the learning rate is base_lr * sigmoid(lr) / D.
     launch: settings instead of those of `tuning.toml`.
     pdl: a dependent launch (`dependent_launch`) reads gstate early. Only kernels for Hopper use it.
     compile_only: compile the kernel as the first launch does, and compute nothing (see `build/parallel.py`).
-    Raises ValueError on a wrong shape, dtype, stride or device, and if the kernel of `launch` does not support the
-    state.
+    Raises ValueError on a wrong shape, dtype, stride or device, and for a `launch` that does not suit the state.
     """
     s, biases, parameters = gstate, gstate.biases(), gstate.parameters()
     B, (_, H, D) = len(s.position), biases[-1].shape
