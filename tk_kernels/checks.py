@@ -8,7 +8,7 @@ STATE_DTYPE = {torch.float64: torch.float64, torch.float32: torch.float32, torch
 
 
 def check_choice(name: str, value: object, supported: tuple[object, ...]) -> None:
-    """Raise ValueError, which gives the argument's `name` and the supported values, unless `value` is one of them."""
+    """Raise ValueError unless `value` is in `supported`; the message gives the argument's `name`."""
     if value not in supported:
         raise ValueError(f"{name} is {value!r}: supported are {', '.join(map(repr, supported))}")
 
@@ -44,8 +44,8 @@ def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
     """Raise ValueError unless the tensors `tokens`, by name, have one shape and one dtype, and lr fits both.
 
     layout: the token tensors' shape in letters, "[B, T, H, D]" or "[B, H, D]"; the number of dimensions must match.
-    The dtype must be a key of STATE_DTYPE. lr must have the tokens' shape without D, and dtype STATE_DTYPE[their
-    dtype].
+    The tokens' dtype must be a key of STATE_DTYPE, and its value the dtype of lr. lr must have the tokens' shape
+    without D.
     """
     first, *others = tokens
     x = tokens[first]

@@ -56,7 +56,7 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """The ingredients recorded at compilation, perhaps on another machine."""
+        """The ingredients that the cache recorded when the kernel was compiled, perhaps on another machine."""
         return json.loads((self.library.parent / NOTE).read_text())["ingredients"]
 
 

@@ -97,7 +97,7 @@ def hidden() -> str:
 
 
 def missing_to_compile() -> str:
-    """Return one sentence on the first requirement for compiling that is missing here; an empty string if none is."""
+    """Return one sentence on the first requirement for compiling kernels that this machine lacks; otherwise ""."""
     if importlib.util.find_spec("tvm_ffi") is None:
         return NO_TVM_FFI
     if find_nvcc() is None:

@@ -219,12 +219,10 @@ class Learner(Generic[State, PrimalState]):
     ) -> tuple[Tensor, State | PrimalState]:
         """Run one token of each sequence; return the outputs [B, H, D] and the state after the token.
 
-        q, k, v [B, H, D], lr [B, H]. Sequences may have different positions in their mini-batches. The class of the
-        state
-        selects the form: with rows dual, with gradient sums primal.
-        inplace: update the tensors of the given state; otherwise return new ones.
-        There is no host sync and no data-dependent control flow, so a CUDA graph can capture the call; it needs
-        inplace=True.
+        q, k, v [B, H, D], lr [B, H]. Sequences can have different positions in their mini-batches.
+        state: its class selects the form, dual with rows, primal with gradient sums.
+        inplace: update the tensors of the given state; otherwise return new tensors.
+        There is no host sync and no data-dependent control flow, so a CUDA graph can capture a call with inplace=True.
         """
         outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, TOKENS, state)
         state = state if inplace else clone(state)
@@ -250,9 +248,9 @@ class Learner(Generic[State, PrimalState]):
 
         The state is the one after the tokens. start: the given state's position, if known.
         The trace is one tuple of tensors in the tokens' dtype, for N mini-batches:
-        W [N, B*H, in + 8, out] of each layer at each mini-batch's start, with the bias and 7 zero rows below the
-        weight; inputs [N, B*H, m, in + 8] of each layer except the first; gradients without lr [N, B*H, m, out] of each
-        layer.
+        W [N, B*H, in + 8, out] of each layer at each mini-batch's start, with the bias and 7 zero rows below it;
+        inputs [N, B*H, m, in + 8] of each layer except the first;
+        gradients without lr [N, B*H, m, out] of each layer.
         Raises ValueError unless the tokens are whole mini-batches.
         """
         outer = self._checked({"k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES, state)
@@ -412,9 +410,10 @@ def _advance_sums_(q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, st
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[Layer]
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return q, q @ W1 + b1, and a list of each layer's input for k and its lr * G, at the mini-batch's first weights.
+    """Return q, q @ W1 + b1, and a list with two tensors per layer: the layer's input for the keys, and lr * G.
 
-    Each tensor is [B, H, n, width] in the state's dtype. W1 is read once for q and k.
+    All use the weights of the mini-batch's start. Each tensor is [B, H, n, width] in the state's dtype; W1 is read
+    once.
     """
     first, *others = layers
     q, k, offset = (x.to(first.weight.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))

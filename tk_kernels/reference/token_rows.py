@@ -73,9 +73,8 @@ def stepped_affine(
 ) -> Tensor:
     """Return x_t @ W_t + b_t, [B, H, n, F], for n tokens from position `start`, in the primal form.
 
-    W_t and b_t are the weight and bias after token t. This computes every gradient x_j^T g_j, [B, H, m, D, F], and
-    every
-    W_t = W - s_t * sum_{j <= t} x_j^T g_j.
+    W_t and b_t are the weight and bias after token t. This computes every gradient x_j^T g_j, [B, H, m, D, F].
+    It also computes every W_t = W - s_t * sum_{j <= t} x_j^T g_j.
     """
     now = slice(start, start + x.shape[2])
     sums = (x_rows.unsqueeze(-1) * g_rows.unsqueeze(-2)).cumsum(2)[:, :, now]
@@ -116,7 +115,7 @@ def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions:
 
 
 def rows_before(rows: Tensor, position: Tensor) -> Tensor:
-    """Return rows [B, H, m, D] with zeros from each sequence's position [B] on."""
+    """Return a copy of rows [B, H, m, D], with zeros in the rows at and after each sequence's position [B]."""
     index = torch.arange(rows.shape[2], device=rows.device)
     return torch.where((index < position[:, None])[:, None, :, None], rows, 0)
 
