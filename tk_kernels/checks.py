@@ -44,8 +44,8 @@ def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
     """Raise ValueError unless the tensors `tokens`, by name, have one shape and one dtype, and lr fits both.
 
     layout: the token tensors' shape in letters, "[B, T, H, D]" or "[B, H, D]"; the number of dimensions must match.
-    The tokens' dtype must be a key of STATE_DTYPE, and its value the dtype of lr. lr must have the tokens' shape
-    without D.
+    The tokens' dtype must be a key of STATE_DTYPE, and its value the dtype of lr.
+    lr must have the tokens' shape without D.
     """
     first, *others = tokens
     x = tokens[first]

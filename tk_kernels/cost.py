@@ -54,16 +54,19 @@ class Cost:
     def forward_flops(self, batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
         """FLOPs of the dual form over `batch` sequences of `tokens` tokens each.
 
-        For each token and each layer with `in` inputs and `out` outputs, X @ W, Xbar @ W and X^T @ G take 2 in out
-        each.
-        In all layers except the first, G @ W^T takes as many. Xbar @ X^T takes 2 m in, and (eta * ..) @ G takes 2 m
-        out: both count whole m x m matrices, although causality makes about half of each zero.
+        Per token and per layer with `in` inputs and `out` outputs, these matmuls are counted:
+        X @ W, Xbar @ W, X^T @ G and, except in the first layer, G @ W^T: 2 * in * out each.
+        Xbar @ X^T: 2 * m * in. (eta * ..) @ G: 2 * m * out. Both are counted in full, although causality makes about
+        half of these m x m matrices zero.
         """
         products = 2 * (3 * self._weights + self._backward) * head_dim**2
         return batch * tokens * heads * (products + 2 * mini_batch * self._row * head_dim)
 
     def token_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Bytes of q, k and v, which are read, and of the outputs z, which are written: [B, T, H, D] each."""
+        """Bytes of q, k and v, which are read, and of the outputs z, which are written: [B, T, H, D] each.
+
+        element_bytes: bytes per element of these tensors.
+        """
         return 4 * batch * tokens * heads * head_dim * element_bytes
 
     def forward_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
@@ -81,8 +84,9 @@ class Cost:
         """FLOPs to generate one token in each of `batch` sequences, averaged over a mini-batch.
 
         form "dual": the matmuls with the weights as in `forward_flops`. Two more matmuls per layer use the cached rows,
-        (m+1)/2 rows on average: one takes 2 in per row, the other 2 out.
-        form "primal": X @ W, Xbar @ W_t, dW += X^T G and W - s dW take 2 in out each, G @ W^T is as in `forward_flops`.
+        (m+1)/2 rows on average: one takes 2 * in FLOPs per row, the other 2 * out.
+        form "primal": X @ W, Xbar @ W_t, dW += X^T G and W - s dW take 2 * in * out each. G @ W^T is as in
+        `forward_flops`.
         """
         _check("form", form, FORMS)
         times = 3 if form == "dual" else 4

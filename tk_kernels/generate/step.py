@@ -55,7 +55,7 @@ class StepState:
     sm90_widths: ClassVar[tuple[int, ...]]  # of the layers' outputs, that `generate_sm90.py` takes
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
-        """Return the kernel that `launch` selects, and those of its compile-time arguments that depend on the operator."""
+        """Return the kernel that `launch` selects, and the compile-time arguments that depend on the operator."""
         raise NotImplementedError
 
     @classmethod

@@ -366,8 +366,8 @@ def _advance_(
 ) -> Tensor:
     """Return the outputs [B, n, H, D] of n tokens inside one mini-batch; advance `state`, which holds rows, in place.
 
-    In the dual form, sequences may have different positions. In the primal form, all are at position `start`, which the
-    dual form ignores.
+    In the dual form, sequences can have different positions, and `start` is ignored.
+    In the primal form, all sequences are at position `start`.
     """
     layers, token_scale = layers_of(state), outer.token_scale
     positions = positions_of(state.position, q.shape[1])

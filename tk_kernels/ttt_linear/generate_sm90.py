@@ -136,10 +136,9 @@ def permuted_columns():
 
 @gluon.jit
 def apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES: gl.constexpr):
-    """Update W -= s K^T g with the rows of a mini-batch, and store W; 16 rows of W at a time.
+    """Update W -= s K^T g with the rows of a mini-batch, and store W; 16 rows of W at a time. scale: s.
 
-    w_shared [D, D]: W, or its high plane. k_shared, g_shared [16, D]: K and g. weights, low: where W is stored. scale:
-    s.
+    w_shared [D, D]: W, or its high plane. k_shared, g_shared [16, D]: K and g. weights, low: where W is stored.
     """
     D: gl.constexpr = 64
     product: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])

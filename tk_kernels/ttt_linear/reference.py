@@ -11,9 +11,9 @@ from tk_kernels.reference.learner import Learner
 class LinearState(NamedTuple):
     """State with rows: weights at the start of the current mini-batch, and a row for each of its tokens so far.
 
-    W [B, H, D, D] and b [B, H, D]: master weights, float32 or float64. position [B] int32: number of valid rows,
-    0..m-1.
+    W [B, H, D, D] and b [B, H, D]: master weights, float32 or float64.
     k_rows, g_rows [B, H, m, D]: inputs k_j and lr_j * G_j. Rows from position on hold any finite values.
+    position [B] int32: number of valid rows, 0..m-1.
     """
 
     W: Tensor

@@ -244,9 +244,9 @@ def apply_rows(
     """Update one weight, W -= s rows_f^T rows_d, and store it, 16 hidden units of each warp at a time. scale: s.
 
     rows_f, rows_d: a mini-batch's cached rows of F and D columns. With BIAS, also update bias -= s sum(rows_f).
-    high: W, or its high plane, in shared memory, [G, FW, D]. weights, low: where W is stored. The matmul's columns are
-    permuted, so that a thread has neighbours in memory: bits 5, 4-3, 2-1, 0 of a column's number are bits 5, 2-1, 4-3,
-    0 of d.
+    high: W, or its high plane, in shared memory, [G, FW, D]. weights, low: where W is stored.
+    Columns of the matmul are permuted, so that a thread has neighbours in memory: bits 5, 4-3, 2-1, 0 of a column's
+    number are bits 5, 2-1, 4-3, 0 of d.
     """
     D: gl.constexpr = 64
     F: gl.constexpr = G * FW
