@@ -95,9 +95,9 @@ def causal_eta(lr: Tensor, token_scale: Tensor) -> Tensor:
 
 
 def read_layer(x: Tensor, weights: Tensor, rows: Tensor, gradients: Tensor, eta: Tensor) -> Tensor:
-    """Return the output of one layer in the dual form: x @ weights - (eta * (x @ rows^T)) @ gradients, all [N*B*H, ...].
+    """Return the output of one layer in the dual form: x @ W - (eta * (x @ rows^T)) @ gradients, all [N*B*H, ...].
 
-    x: the layer's input for queries. rows: its input for keys. Both come from `with_bias_input`, `weights` from
-    `packed`.
+    x: the layer's input for queries. rows: its input for keys. Both come from `with_bias_input`.
+    weights: W, from `packed`.
     """
     return subtract_matmul_(matmul(x, weights), (matmul(x, rows.mT) * eta).to(x.dtype), gradients)
