@@ -1,6 +1,6 @@
 """The two-layer operator of "Implementating Test-Time Training - Part 1": no LayerNorm, ReLU, and a residual inside f.
 
-f(x) = x + relu(x @ W1 + b1) @ W2 + b2 learns v from k, and the output is f(q). Its inner gradient needs no LayerNorm
+f(x) = x + relu(x @ W1 + b1) @ W2 + b2 learns v from k, and the output is f(q). The gradient of f needs no LayerNorm
 backward.
 
 The text has no biases. This operator trains b1 and b2 too, so its outputs differ.
