@@ -10,12 +10,12 @@ from tk_kernels.ttt_linear.reference import LINEAR
 KERNELS = dict.fromkeys((16, 32), "ttt_linear/forward_sm90")  # for Hopper, by mini-batch
 
 
-def schedule(sequences: int, mini_batch: int, processors: int) -> tuple[int, int]:
+def schedule(heads: int, mini_batch: int, processors: int) -> tuple[int, int]:
     """Return the Hopper kernel's (warps per head, heads per block), for a GPU with `processors` SMs.
 
-    sequences: number of heads in all sequences together. Few heads are split over more warps; many heads share an SM.
+    heads: number of heads in all sequences together. Few heads are split over more warps; many heads share an SM.
     """
-    return (4, 1) if sequences <= 2 * processors or mini_batch > 16 else (2, 4)
+    return (4, 1) if heads <= 2 * processors or mini_batch > 16 else (2, 4)
 
 
 def _plan(q: Tensor, mini_batch: int) -> tuple[int, int]:
