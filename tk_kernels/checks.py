@@ -8,31 +8,31 @@ STATE_DTYPE = {torch.float64: torch.float64, torch.float32: torch.float32, torch
 
 
 def check_choice(name: str, value: object, supported: tuple[object, ...]) -> None:
-    """Raise ValueError unless value is in `supported`."""
+    """Raise ValueError unless `value` is in `supported`; the message gives the argument's `name`."""
     if value not in supported:
         raise ValueError(f"{name} is {value!r}: supported are {', '.join(map(repr, supported))}")
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless the tensor has this shape."""
+    """Raise ValueError unless the tensor has this shape; `name` is for the message."""
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}: expected {shape}")
 
 
 def check_parameter(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless the tensor has this shape and is contiguous."""
+    """Raise ValueError unless the tensor has this shape and is contiguous; `name` is for the message."""
     check_shape(name, tensor, shape)
     check_contiguous(name, tensor)
 
 
 def check_contiguous(name: str, tensor: Tensor) -> None:
-    """Raise ValueError unless the tensor is contiguous."""
+    """Raise ValueError unless the tensor is contiguous; `name` is for the message."""
     if not tensor.is_contiguous():
         raise ValueError(f"{name} has strides {tensor.stride()}: must be contiguous")
 
 
 def check_devices(**tensors: Tensor | None) -> None:
-    """Raise ValueError unless all tensors are on the device of the first one; None values are ignored."""
+    """Raise ValueError unless all tensors, passed by name, are on one device; None values are ignored."""
     given = [(name, x) for name, x in tensors.items() if x is not None]
     (first, x), *others = given
     for name, other in others:
@@ -41,9 +41,11 @@ def check_devices(**tensors: Tensor | None) -> None:
 
 
 def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
-    """Raise ValueError unless all tensors of `tokens` have one shape and one dtype of STATE_DTYPE, and lr fits them.
+    """Raise ValueError unless the tensors `tokens`, by name, have one shape and one dtype, and lr fits both.
 
-    layout: the shape of a token tensor, "[B, T, H, D]" or "[B, H, D]". lr has that shape without D.
+    layout: the token tensors' shape in letters, "[B, T, H, D]" or "[B, H, D]"; the number of dimensions must match.
+    The tokens' dtype must be a key of STATE_DTYPE, and its value the dtype of lr.
+    lr must have the tokens' shape without D.
     """
     first, *others = tokens
     x = tokens[first]
@@ -58,7 +60,7 @@ def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
 
 
 def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: int, head_dim: int) -> None:
-    """Raise ValueError unless token_scale is [m] with m >= 1, and ln_weight and ln_bias are [H, D]."""
+    """Raise ValueError unless token_scale is [m] with m >= 1, and ln_weight and ln_bias are [heads, head_dim]."""
     if token_scale.ndim != 1 or not len(token_scale):
         raise ValueError(f"token_scale has shape {tuple(token_scale.shape)}: expected [mini_batch], at least 1")
     check_shape("ln_weight", ln_weight, (heads, head_dim))
@@ -66,9 +68,9 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Raise ValueError unless each tensor of `state` that `shapes` names has its shape and dtype.
+    """Raise ValueError unless each tensor of `state` named in `shapes` has the shape given there and a supported dtype.
 
-    dtype: that of the tokens. position must be int32, the other tensors STATE_DTYPE[dtype].
+    dtype: the dtype of the tokens. state.position must be int32, and every other tensor STATE_DTYPE[dtype].
     """
     for name, shape in shapes.items():
         tensor = getattr(state, name)
@@ -78,9 +80,10 @@ def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.d
 
 
 def common_position(position: Tensor, start: int | None, mini_batch: int) -> int:
-    """Return the position inside the mini-batch that all sequences share, 0 to mini_batch - 1.
+    """Return the one position inside the mini-batch that all sequences share, 0 to mini_batch - 1.
 
-    position [B] is the state's tensor. A caller that knows the number passes `start`, which avoids reading the device.
+    position [B]: the state's tensor, which may be on a GPU; reading it waits for the GPU.
+    start: the shared position, if the caller knows it; `position` is then not read.
     Raises ValueError if the position is outside the mini-batch or sequences have different positions.
     """
     values = sorted(set(position.tolist())) if start is None else [start]
@@ -94,6 +97,6 @@ def common_position(position: Tensor, start: int | None, mini_batch: int) -> int
 
 
 def check_aligned(tokens: int, start: int, mini_batch: int) -> None:
-    """Raise ValueError unless `tokens` tokens from position `start` are whole mini-batches."""
+    """Raise ValueError unless `tokens` tokens are whole mini-batches, the first at position `start` of a mini-batch."""
     if start or tokens % mini_batch:
         raise ValueError(f"{tokens} tokens from position {start}: expected whole mini-batches of {mini_batch}")

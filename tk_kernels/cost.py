@@ -1,4 +1,4 @@
-"""FLOPs and bytes of one layer without its projections; a multiply-add is two FLOPs. No imports: works without torch.
+"""Count the FLOPs and bytes of one TTT layer without its projections; a multiply-add is two FLOPs. Needs no torch.
 
 D head dimension, F = 4D hidden units of TTT-MLP, m mini-batch size. LayerNorm, GELU and other elementwise parts are
 O(F) per token and not counted.
@@ -11,9 +11,11 @@ from tk_kernels import FORMS
 
 
 class StatePrecision(NamedTuple):
-    """Bytes per weight: stored, read at every token, and moved in addition by a token that rewrites the weights.
+    """Bytes per element of a generate state in one precision.
 
-    rows: bytes per element of the cached rows.
+    kept: bytes stored per weight. read: bytes per weight that every token reads.
+    rewrite: bytes per weight that the last token of a mini-batch moves in addition, because it rewrites the weights.
+    rows: bytes per element of the cached rows, which are the layer inputs and gradients of a mini-batch's tokens.
     """
 
     kept: int
@@ -33,7 +35,10 @@ SUM_BYTES = BIAS_BYTES = 4  # per element of the primal form's gradient sums, an
 
 
 class Cost:
-    """The cost of one operator. widths: those of its layers' inputs and of the output, in head dimensions."""
+    """FLOPs and bytes of one operator, TTT-Linear or TTT-MLP; the methods take the sizes of a problem.
+
+    widths: the width of each layer's input, then of the output, as multiples of D: (1, 1) or (1, 4, 1).
+    """
 
     def __init__(self, *widths: int) -> None:
         pairs = list(pairwise(widths))
@@ -43,24 +48,32 @@ class Cost:
         self._row = sum(inputs + outputs for inputs, outputs in pairs)  # a token's inputs and gradients, times D
 
     def state_bytes(self, batch: int, heads: int, head_dim: int, element_bytes: int = 4) -> int:
-        """Bytes of the weights and biases of all sequences and heads."""
+        """Bytes of the weights and biases of all sequences and heads, at `element_bytes` per number."""
         return batch * heads * (self._weights * head_dim + self._biases) * head_dim * element_bytes
 
     def forward_flops(self, batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
-        """FLOPs of the dual form over `batch` sequences of `tokens` tokens.
+        """FLOPs of the dual form over `batch` sequences of `tokens` tokens each.
 
-        Per token and layer, with in x out weights: X @ W, Xbar @ W, X^T @ G and, except in the first layer, G @ W^T are
-        2 in out each. Xbar @ X^T is 2 m in and (eta * ..) @ G is 2 m out, without a discount for causality.
+        Per token and per layer with `in` inputs and `out` outputs, these matmuls are counted:
+        X @ W, Xbar @ W, X^T @ G and, except in the first layer, G @ W^T: 2 * in * out each.
+        Xbar @ X^T: 2 * m * in. (eta * ..) @ G: 2 * m * out. Both are counted in full, although causality makes about
+        half of these m x m matrices zero.
         """
         products = 2 * (3 * self._weights + self._backward) * head_dim**2
         return batch * tokens * heads * (products + 2 * mini_batch * self._row * head_dim)
 
     def token_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Bytes of q, k, v (read) and z (written), [B, T, H, D] each."""
+        """Bytes of q, k and v, which are read, and of the outputs z, which are written: [B, T, H, D] each.
+
+        element_bytes: bytes per element of these tensors.
+        """
         return 4 * batch * tokens * heads * head_dim * element_bytes
 
     def forward_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Least bytes of a fused forward: q, k, v, z; lr in float32; weights and biases read and written in float32."""
+        """Least bytes that a fused forward moves: q, k, v, z and lr once; weights and biases twice, read and written.
+
+        element_bytes: bytes per element of q, k, v and z; lr, weights and biases are float32.
+        """
         return (
             self.token_bytes(batch, tokens, heads, head_dim, element_bytes)
             + 4 * batch * tokens * heads
@@ -68,10 +81,12 @@ class Cost:
         )
 
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
-        """FLOPs of one token per sequence, averaged over a mini-batch.
+        """FLOPs to generate one token in each of `batch` sequences, averaged over a mini-batch.
 
-        dual: the matmuls of forward with the weights; two matmuls per layer with (m+1)/2 rows, 2 in or 2 out per row.
-        primal: X @ W, Xbar @ W_t, dW += X^T G and W - s dW, and G @ W^T as in forward.
+        form "dual": the matmuls with the weights as in `forward_flops`. Two more matmuls per layer use the cached rows,
+        (m+1)/2 rows on average: one takes 2 * in FLOPs per row, the other 2 * out.
+        form "primal": X @ W, Xbar @ W_t, dW += X^T G and W - s dW take 2 * in * out each. G @ W^T is as in
+        `forward_flops`.
         """
         _check("form", form, FORMS)
         times = 3 if form == "dual" else 4
@@ -82,9 +97,10 @@ class Cost:
     def generate_state_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> int:
-        """Bytes of the generate state of all sequences: weights in the precision `state`, biases in float32.
+        """Bytes of the generate state of `batch` sequences: weights in the precision `state`, biases in float32.
 
-        The dual form adds m rows, the primal form the gradient sums.
+        In the dual form the state also holds m cached rows per layer, in the primal form the gradient sums.
+        state: a key of STATE_PRECISIONS. Raises ValueError for an unknown form or state.
         """
         precision = _precision(form, state)
         weights, biases = self._weights * head_dim**2, self._biases * head_dim
@@ -95,10 +111,11 @@ class Cost:
     def generate_state_traffic(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Least state bytes that one token per sequence moves, averaged over a mini-batch.
+        """Least bytes of state moved to generate one token in each of `batch` sequences, averaged over a mini-batch.
 
-        Every token reads weights and biases, and one in m rewrites the weights. Dual form: a token reads (m-1)/2
-        earlier rows and writes one. Primal form: a mini-batch reads and writes the gradient sums m-1 times.
+        Every token reads the weights and biases; the last of the m tokens also rewrites the weights.
+        Dual form: a token reads the cached rows of (m-1)/2 earlier tokens on average, and writes its own.
+        Primal form: per mini-batch, the gradient sums are read m-1 times and written m-1 times.
         """
         precision = _precision(form, state)
         weights, biases = self._weights * head_dim**2, self._biases * head_dim
@@ -110,13 +127,16 @@ class Cost:
     def generate_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Least bytes that one token per sequence moves: `generate_state_traffic`, and q, k, v and z in 16 bits."""
+        """Least bytes moved to generate one token in each of `batch` sequences, averaged over a mini-batch.
+
+        They are those of `generate_state_traffic`, and q, k, v and z at 2 bytes per element.
+        """
         traffic = self.generate_state_traffic(batch, heads, head_dim, mini_batch, form, state)
         return traffic + batch * heads * 8 * head_dim
 
 
 def _precision(form: str, state: str) -> StatePrecision:
-    """Return the precision with the name `state`. Raises ValueError for an unknown form or name."""
+    """Return STATE_PRECISIONS[state]. Raises ValueError for an unknown form or state."""
     _check("form", form, FORMS)
     _check("state", state, tuple(STATE_PRECISIONS))
     return STATE_PRECISIONS[state]

@@ -1,4 +1,4 @@
-"""Sequences of different lengths, one after the other in tensors [N, ...] of tokens: FlashAttention's `varlen` form."""
+"""The layout of sequences of different lengths, packed into tensors [N, ...] as in FlashAttention's `varlen`."""
 
 from typing import NamedTuple
 
@@ -9,13 +9,14 @@ CHUNK = 16  # tokens of a chunk: a program of `edges/short_convolution.py` compu
 
 
 class Packed(NamedTuple):
-    """Where the tokens and the states of S sequences are.
+    """Where S packed sequences have their tokens in tensors [N, ...], and their states in tensors of states.
 
     cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, possibly none.
-    start [S] int32: tokens of each sequence before these. A sequence with 0 begins with the learner's initial weights.
-    slots [S] int64: index of each sequence in tensors of states, at most once each.
-    chunks [least N // CHUNK + S, 2] int32: sequence of each chunk and offset in it; rows past the last are empty.
-    tokens: N. length: tokens of each sequence if all have as many and start at a mini-batch; otherwise 0.
+    start [S] int32: number of earlier tokens of each sequence; one without any starts from the learned initial weights.
+    slots [S] int64: index of each sequence's state in the tensors of states; no two sequences share an index.
+    chunks [at least N // CHUNK + S, 2] int32: a chunk is up to CHUNK tokens of one sequence. Each row has the index of
+    the sequence and the offset of the chunk in it. In surplus rows the offset is not before the sequence's end.
+    tokens: N. length: tokens per sequence, if all have the same number and start at a mini-batch; otherwise 0.
     """
 
     cu_seqlens: Tensor
@@ -26,14 +27,14 @@ class Packed(NamedTuple):
     length: int = 0
 
     def positions(self) -> Tensor:
-        """Return the number of tokens [N] before each token in its sequence."""
+        """Return [N]: how many tokens of its sequence precede each token, including those that `start` counts."""
         lengths = self.cu_seqlens.diff()
         moved = (self.start - self.cu_seqlens[:-1]).repeat_interleave(lengths, output_size=self.tokens)
         return moved + torch.arange(self.tokens, device=moved.device)
 
 
 def packed(cu_seqlens: Tensor, start: Tensor, slots: Tensor, tokens: int, length: int = 0) -> Packed:
-    """Return the layout of `tokens` tokens; computes `chunks` without a host sync."""
+    """Return the `Packed` with these fields; its `chunks` are computed on the tensors' device, without a host sync."""
     sequences = len(slots)
     counts = -(-cu_seqlens.diff() // CHUNK)
     ends = counts.cumsum(0)

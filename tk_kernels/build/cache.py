@@ -1,7 +1,7 @@
 """Cache compiled kernels by their ingredients, and find them again.
 
 A build's ingredients are its sources, flags, GPU and host architectures, compiler, tvm-ffi and ThunderKittens commit.
-Ingredients that a machine lacks are not compared. A cache folder thus works on a GPU machine without nvcc.
+A look-up ignores ingredients that the machine lacks, so a GPU machine without nvcc can use a cache made elsewhere.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHARED_HEADERS = "forward/*.cuh"  # in addition to headers in a kernel's own fol
 
 @dataclass(frozen=True)
 class Built:
-    """One compiled module: its library (.so), the compiler's log and the resources of each kernel."""
+    """One compiled kernel file: its library (.so), the compiler's log and the resources of each kernel in it."""
 
     name: str
     library: Path
@@ -56,7 +56,7 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """The ingredients recorded at compilation, perhaps on another machine."""
+        """The ingredients that the cache recorded when the kernel was compiled, perhaps on another machine."""
         return json.loads((self.library.parent / NOTE).read_text())["ingredients"]
 
 
@@ -69,7 +69,7 @@ def source_path(name: str) -> Path:
 
 
 def source_digest(name: str) -> str:
-    """Return the SHA-256 digest of a kernel's `.cu` file, every `.cuh` in its folder, and the shared headers."""
+    """Return the SHA-256 digest of a kernel's `.cu` file, every `.cuh` in its folder, and the headers in `forward/`."""
     source = source_path(name)
     files = [source, *sorted(SOURCE_ROOT.glob(SHARED_HEADERS)), *sorted(source.parent.glob("*.cuh"))]
     digest = hashlib.sha256()
@@ -79,7 +79,11 @@ def source_digest(name: str) -> str:
 
 
 def ingredients(name: str) -> dict[str, str | None]:
-    """Return all that determines the machine code, by name; None for a part that this machine lacks, such as nvcc."""
+    """Return everything that determines the machine code of kernel `name`, by the name of the ingredient.
+
+    The value is None for an ingredient that this machine lacks, such as nvcc.
+    Raises BuildError if there is no such kernel.
+    """
     return {
         "name": name,
         "sources": source_digest(name),
@@ -101,7 +105,10 @@ def _tvm_ffi_version() -> str | None:
 
 
 def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
-    """Return the newest undamaged build that matches every ingredient that is not None; None if there is no build."""
+    """Return the newest undamaged build of kernel `wanted["name"]` with these ingredients; None if there is none.
+
+    wanted: the result of `ingredients`; a value of None matches every build.
+    """
     name = str(wanted["name"])
     times = {folder: _built_at(folder, wanted) for folder in _builds().glob(f"{_dotted(name)}-*")}
     folder = max((folder for folder in times if times[folder]), key=times.__getitem__, default=None)
@@ -109,9 +116,11 @@ def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
 
 
 def compile_into_cache(wanted: Mapping[str, str | None]) -> Built:
-    """Compile a module into a folder of the cache, which gets its final name when the build is complete.
+    """Compile kernel `wanted["name"]` into a folder of the cache; return the build. Raises BuildError if nvcc fails.
 
-    Another process that needs the same module waits and uses this build. Leftovers of killed builds are removed.
+    wanted: the result of `ingredients`. The folder gets its final name when the build is complete.
+    If another process is compiling the same kernel, this one waits and returns that process's build.
+    Leftovers of killed builds are removed.
     """
     name = str(wanted["name"])
     _builds().mkdir(parents=True, exist_ok=True)
@@ -135,7 +144,7 @@ def _compiled(name: str, wanted: Mapping[str, str | None]) -> Built:
 
 
 def _dotted(name: str) -> str:
-    """Return the prefix of a kernel's file names in the cache, such as `ttt_linear.forward_sm90`."""
+    """Return the kernel's name with dots, such as `ttt_linear.forward_sm90`: the start of its cached files' names."""
     return name.replace("/", ".")
 
 

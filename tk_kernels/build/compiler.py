@@ -34,7 +34,7 @@ FLAGS = (
 
 @dataclass(frozen=True)
 class KernelResources:
-    """ptxas report of one kernel: registers, and bytes of spill stores and loads, per thread."""
+    """Resources of one kernel, per thread, as ptxas reports them: registers, and bytes of spill stores and loads."""
 
     name: str
     registers: int
@@ -63,7 +63,10 @@ def compiler_version(nvcc: Path | None) -> str | None:
 
 
 def run_nvcc(source: Path, include: Path, library: Path) -> tuple[int, str]:
-    """Compile `source` into the .so file `library`. Returns nvcc's exit status and log (command line and output)."""
+    """Compile `source` into the .so file `library`; nvcc also looks for headers in the folder `include`.
+
+    Returns nvcc's exit status and a log, which is the command line and then nvcc's output.
+    """
     from tvm_ffi import libinfo
 
     root = find_thunderkittens()
@@ -85,13 +88,16 @@ def run_nvcc(source: Path, include: Path, library: Path) -> tuple[int, str]:
 
 
 def compile_error(name: str, log: str, kept_in: Path) -> BuildError:
-    """Return the error to raise: the first error line of a failed compilation, and the path of its full output."""
+    """Return the error to raise after nvcc failed on kernel `name`.
+
+    Its message quotes the first error line of `log`, and names the file `kept_in` with the whole log.
+    """
     first = next((line for line in log.splitlines()[1:] if "error" in line.lower()), "nvcc gave no error line")
     return BuildError(f"{name}: nvcc failed: {first.strip()} (full output: {kept_in})")
 
 
 def parse_resources(log: str) -> list[KernelResources]:
-    """Parse the `ptxas -v` lines of a compiler log, one result per kernel; c++filt, if installed, demangles names."""
+    """Return the resources of each kernel in a compiler log, from its `ptxas -v` lines, with demangled names."""
     pattern = re.compile(
         r"Compiling entry function '(?P<name>[^']+)'.*?"
         r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
@@ -104,7 +110,7 @@ def parse_resources(log: str) -> list[KernelResources]:
 
 
 def demangle(name: str) -> str:
-    """Demangle a C++ symbol by c++filt; return the symbol unchanged if c++filt is not installed."""
+    """Return the demangled C++ symbol, from c++filt; the symbol unchanged if c++filt is not installed."""
     tool = shutil.which("c++filt")
     if tool is None:
         return name

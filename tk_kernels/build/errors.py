@@ -1,4 +1,4 @@
-"""The error that this package raises, and a context manager that turns an OSError into it."""
+"""BuildError, which the functions in this folder raise, and a context manager that turns an OSError into one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ class BuildError(RuntimeError):
 
 @contextmanager
 def os_errors(what: str) -> Iterator[None]:
-    """Turn an OSError into a BuildError with `what`, the path and the reason."""
+    """Turn an OSError in the block into a BuildError, whose message has `what`, the path and the system's reason."""
     try:
         yield
     except OSError as error:

@@ -30,7 +30,10 @@ NO_TVM_FFI = "apache-tvm-ffi is not installed (pip install apache-tvm-ffi)"
 
 
 def build(name: str) -> Built:
-    """Find the build of one kernel file in the cache, or compile the file. Raises BuildError if that is impossible."""
+    """Return the build of kernel `name`, such as `ttt_linear/forward_sm90`: from the cache, otherwise compiled now.
+
+    Raises BuildError if the cache lacks a build and the kernel cannot be compiled here.
+    """
     with os_errors(f"{name} cannot be built into {cache_directory()} ({ANOTHER_CACHE})"):
         wanted = ingredients(name)
         cached = find_cached(wanted)
@@ -43,12 +46,15 @@ def build(name: str) -> Built:
 
 
 def build_all() -> list[Built]:
-    """Compile every kernel file of the package. Needs nvcc and the headers, no GPU."""
+    """Return a build of every kernel in KERNELS; compile those that the cache lacks, with nvcc but without a GPU."""
     return [build(name) for name in KERNELS]
 
 
 def unavailable(name: str) -> str:
-    """Return why kernel `name` cannot run here, in one sentence; an empty string if it can, perhaps once compiled."""
+    """Return why kernel `name` cannot run here, in one sentence; an empty string if it can.
+
+    A kernel that is not in the cache counts as available if this machine can compile it.
+    """
     if reason := hidden():
         return reason
     reason = NO_TVM_FFI if importlib.util.find_spec("tvm_ffi") is None else _no_hopper_gpu()
@@ -65,7 +71,10 @@ def unavailable(name: str) -> str:
 
 @functools.cache
 def load(name: str) -> Any:
-    """Load the module of kernel `name`; its attributes are launchers. Raises BuildError if it is unavailable."""
+    """Return the module of kernel `name`, compiled first if needed; its functions, such as `forward`, launch kernels.
+
+    Raises BuildError if the kernel is unavailable.
+    """
     reason = unavailable(name)
     if reason:
         raise BuildError(reason)
@@ -77,7 +86,10 @@ def load(name: str) -> Any:
 
 
 def hidden() -> str:
-    """Return why TTT_BENCH_ARCH hides the kernels for Hopper, in one sentence; an empty string if it does not."""
+    """Return why TTT_BENCH_ARCH hides the Hopper kernels, in one sentence; an empty string if the variable is unset.
+
+    The value "portable" hides them; so does any unknown value.
+    """
     arch = os.environ.get("TTT_BENCH_ARCH", "")
     if arch in ("", PORTABLE):
         return f"TTT_BENCH_ARCH={arch} hides the kernels for Hopper" if arch else ""
@@ -85,7 +97,7 @@ def hidden() -> str:
 
 
 def missing_to_compile() -> str:
-    """Return the first missing requirement to compile a kernel here, in one sentence; an empty string without one."""
+    """Return one sentence on the first requirement for compiling kernels that this machine lacks; otherwise ""."""
     if importlib.util.find_spec("tvm_ffi") is None:
         return NO_TVM_FFI
     if find_nvcc() is None:
@@ -111,7 +123,10 @@ def _no_hopper_gpu() -> str:
 
 
 def _load_driver() -> None:
-    """Load the driver's library: modules call its `cuTensorMapEncodeTiled` to make TMA descriptors."""
+    """Load libcuda.so.1, the driver's library: kernel modules call `cuTensorMapEncodeTiled` to make TMA descriptors.
+
+    Raises BuildError if the library cannot be loaded.
+    """
     try:
         ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
     except OSError as error:

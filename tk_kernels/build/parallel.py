@@ -10,9 +10,9 @@ from typing import Any
 
 
 def compile_all(calls: Iterable[Callable[[], object]]) -> None:
-    """Compile the kernels that `calls` request by launches with `warmup=True`, in one process per CPU core.
+    """Compile the Triton kernels that `calls` launch with `warmup=True`, in one process per CPU core.
 
-    A failed compilation raises no error here: the first launch of its kernel reports it.
+    A failed compilation raises no error here: the first real launch of the kernel reports it.
     """
     from triton import AsyncCompileMode
 
@@ -26,9 +26,10 @@ def compile_all(calls: Iterable[Callable[[], object]]) -> None:
 
 
 class ForkedProcesses(Executor):
-    """Run each task in a forked process, then again here, where it finds its result in the cache on disk.
+    """An executor that compiles Triton kernels in forked processes; threads would wait for Python's lock.
 
-    Compilation mostly holds Python's lock, so threads would wait for one another. The children touch no GPU.
+    Each task runs in a child, which writes its result to Triton's cache on disk. Then it runs again in this process,
+    which reads the result from there. The children touch no GPU.
     """
 
     def __init__(self, processes: int) -> None:
@@ -36,13 +37,13 @@ class ForkedProcesses(Executor):
         self._tasks: list[tuple[Future[Any], Callable[[], Any]]] = []
 
     def submit(self, task: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
-        """Queue a task for `work`."""
+        """Queue a task, and return the future that `work` will set."""
         future: Future[Any] = Future()
         self._tasks.append((future, task))
         return future
 
     def work(self) -> None:
-        """Run all queued tasks and set their futures."""
+        """Run all queued tasks in children, then again here; set each future to its task's result or exception."""
         tasks = [task for _, task in self._tasks]
         count, children = min(self._processes, len(tasks)), []
         with suppress(OSError):  # no memory for another process: the tasks run below
@@ -58,7 +59,7 @@ class ForkedProcesses(Executor):
 
 
 def _fork(tasks: list[Callable[[], Any]]) -> int:
-    """Fork a child that runs `tasks`, ignores their exceptions and exits. Returns its process id."""
+    """Fork a child that runs `tasks`, ignores their exceptions and exits. Returns the child's process id."""
     child = os.fork()
     if child:
         return child

@@ -21,21 +21,25 @@ _ASIDE = ".fetching-"  # prefix of an incomplete clone
 
 
 def cache_directory() -> Path:
-    """The folder of builds and of the ThunderKittens checkout: `TTT_BENCH_CACHE`, or `~/.cache/ttt-bench`."""
+    """The folder of compiled kernels and of the ThunderKittens clone: `TTT_BENCH_CACHE`, or `~/.cache/ttt-bench`."""
     return Path(os.environ.get("TTT_BENCH_CACHE") or Path.home() / ".cache" / "ttt-bench")
 
 
 def find_thunderkittens() -> Path | None:
-    """Path of the ThunderKittens checkout: `THUNDERKITTENS_ROOT`, else the clone in the cache, else None."""
+    """Path of the ThunderKittens checkout: `THUNDERKITTENS_ROOT` if set, otherwise the clone in the cache.
+
+    None if that folder has no `include/kittens.cuh`.
+    """
     named = os.environ.get("THUNDERKITTENS_ROOT")
     root = Path(named) if named else _clone_path()
     return root if (root / "include" / "kittens.cuh").is_file() else None
 
 
 def fetch_thunderkittens() -> Path:
-    """Clone ThunderKittens at the pinned commit into the cache, once. Raises BuildError if git or the network fails.
+    """Return the path of the cache's ThunderKittens clone at the pinned commit; clone it if it is missing or changed.
 
     The folder gets its final name when the clone is complete; an interrupted clone is repeated.
+    Raises BuildError if git or the network fails.
     """
     target = _clone_path()
     with os_errors(f"ThunderKittens cannot be kept in {cache_directory()} ({ANOTHER_CACHE})"):
@@ -55,7 +59,10 @@ def fetch_thunderkittens() -> Path:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Let one process at a time run the block, by a lock file at `path`. Without file locks, no process waits."""
+    """Let one process at a time run the block, by a lock on the file `path`.
+
+    On a file system without locks, the block runs without waiting.
+    """
     with open(path, "w") as lock:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -64,9 +71,10 @@ def alone(path: Path) -> Iterator[None]:
 
 @contextmanager
 def named_when_whole(target: Path, prefix: str) -> Iterator[Path]:
-    """Yield a new folder, which replaces `target` if the block succeeds and is removed otherwise.
+    """Yield a new folder for the block to fill; it becomes `target` if the block succeeds and is removed otherwise.
 
-    Call it inside `alone`: folders with the same prefix are leftovers of killed processes and are removed.
+    prefix: the start of the new folder's temporary name. An existing `target` is replaced. Call this inside `alone`:
+    other folders with the prefix count as leftovers of killed processes and are removed.
     """
     for killed in target.parent.glob(f"{prefix}*"):
         shutil.rmtree(killed, ignore_errors=True)
@@ -101,7 +109,7 @@ def thunderkittens_version(root: Path | None) -> str | None:
 
 
 def _git_status(root: Path, folder: str) -> list[str]:
-    """Return the lines in which git reports a checkout's commit and changes in `folder`; [] if git fails.
+    """Return the lines of `git status` that give a checkout's commit and the changes in `folder`; [] if git fails.
 
     git takes no optional locks here: a killed `git status` would leave the checkout locked.
     """

@@ -1,1 +1,1 @@
-"""Kernels around the operators, each one pass over memory: short convolutions, norms, output gates."""
+"""Kernels for the parts of a TTT block around its learner: short convolutions, norms, output gates, SwiGLU, GEMMs."""

@@ -1,9 +1,11 @@
-"""GEMMs with few rows, for steps of few sequences, fused with their neighbours: y = x W^T.
+"""GEMMs y = x W^T with few rows of x, as in steps of few sequences, fused with the norm before or SwiGLU after.
 
-Reading the weights takes all the time of such a GEMM. SwiGLU or the residual after it is free in the same kernel and
-saves a launch. With one or two rows each program loads whole rows of the weights at once and sums without tensor cores.
-The norm before the GEMM is then fused too: its scale and mean commute with the GEMM, so no load of a weight waits for
-them. A dependent launch reads the first weights before x is ready. With more rows tensor cores multiply tiles.
+Reading the weights takes all the time of such a GEMM. SwiGLU or a residual addition after the GEMM costs nothing in
+the same kernel and saves a launch. There are two kernels.
+With one or two rows of x, each program loads whole rows of W at once and sums without tensor cores. The norm before
+the GEMM is then fused too: the norm's scale and mean commute with the GEMM, so no load of a weight waits for them.
+A dependent launch reads the first weights before x is ready.
+With more rows of x, tensor cores multiply tiles.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels and knows no type except tl.constexpr)
@@ -43,21 +45,22 @@ SHARED_BYTES = 196_608  # shared memory that the largest tiles need
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm of the rows before the GEMM; weight [K]."""
+    """RMSNorm of the rows of x before the GEMM, for the argument `before` of `few_rows_product`; weight [K]."""
 
     weight: Tensor
     eps: float
 
     def __call__(self, x: Tensor, *, pdl: bool = False) -> Tensor:
-        """Normalize rows x [..., K] in a separate kernel."""
+        """Return RMSNorm of the rows x [..., K], from a separate kernel."""
         return rms_norm(x, self.weight, self.eps, pdl=pdl)
 
 
 @dataclass(frozen=True)
 class NormGate:
-    """LayerNorm of the rows times gelu_tanh(output gate), before the GEMM; `gate` [..., K], weight and bias [K].
+    """LayerNorm of x's rows times gelu_tanh(`gate`), for the argument `before` of `few_rows_product`.
 
-    With one row, the GEMM's kernel computes both, and float32 rounding errors grow by the factor mean / deviation.
+    `gate` [..., K]: the output gate. weight and bias [K]: those of the LayerNorm.
+    With one row of x, the GEMM's kernel computes both, and float32 rounding errors grow by the factor mean / deviation.
     """
 
     gate: Tensor
@@ -66,17 +69,20 @@ class NormGate:
     eps: float
 
     def __call__(self, x: Tensor, *, pdl: bool = False) -> Tensor:
-        """Apply the norm and the output gate to rows x [..., K] in a separate kernel."""
+        """Return LayerNorm of the rows x [..., K] times gelu_tanh(`gate`), from a separate kernel."""
         return norm_gate(x, self.gate, self.weight, self.bias, self.eps, pdl=pdl)
 
 
 def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether to use these kernels for rows x [..., K] and weights [N, K] (SwiGLU: [2 N, K]) on this GPU."""
+    """Whether `few_rows_product` should be used for x [..., K] and weights [N, K] (SwiGLU: [2 N, K]) on x's GPU.
+
+    It should if `suits` is true and the GPU has enough shared memory per block.
+    """
     return x.is_cuda and suits(x, weights, swiglu=swiglu) and shared_bytes(x.device) >= SHARED_BYTES
 
 
 def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether the shapes, strides and dtypes suit these kernels, on any GPU."""
+    """Whether `few_rows_product` supports the arguments on some GPU, and is as fast as cuBLAS for so few rows."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
     laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _is_near(x)
@@ -84,7 +90,7 @@ def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
 
 
 def _is_near(x: Tensor) -> bool:
-    """Whether int32 offsets reach all elements of x."""
+    """Whether every element of x is within the reach of an int32 offset from the first."""
     return sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) < 1 << 31
 
 
@@ -105,13 +111,14 @@ def few_rows_product(
     out: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """Return before(x) W^T, [..., N] in x's dtype, for x [..., K] and weights W [N, K].
+    """Return before(x) W^T, [..., N] in x's dtype, for x [..., K] and weights W [N, K]; without `before`, return x W^T.
 
-    out [..., N]: the result is added to `out` in place; it must share no memory with the inputs.
-    swiglu: W is [2 N, K], Wg's rows before Wu's; the result is silu(x Wg^T) * (x Wu^T). Excludes `out` and a NormGate.
+    out [..., N]: the result is added to this tensor in place. It must share no memory with the inputs.
+    swiglu: W is [2 N, K], Wg's rows before Wu's, and the result is silu(x Wg^T) * (x Wu^T), with before(x) for x.
+    It excludes `out` and a NormGate.
     pdl: a dependent launch (`dependent_launch`) reads W and the norm's weight and bias early.
-    Arithmetic is float32, rounded once. A norm that is not fused rounds once more: with more than MOST_SUMMED rows, or
-    two rows and a NormGate. Raises ValueError on a wrong shape, dtype, stride or device.
+    Arithmetic is float32, and the result is rounded once. A norm in a separate kernel rounds its output too: with more
+    than MOST_SUMMED rows, or two rows and a NormGate. Raises ValueError on a wrong shape, dtype, stride or device.
     """
     rows, N = _checked(x, weights, before, swiglu, out)
     R, K = rows.shape
@@ -187,7 +194,10 @@ def _few_rows_product(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute, per program, OUTPUTS outputs of all R rows, padded to ROWS, from INPUTS inputs at a time."""
+    """Compute OUTPUTS outputs of all R rows of x per program, on tensor cores, from INPUTS inputs at a time.
+
+    ROWS: R padded to a tile of tensor cores.
+    """
     let_next_begin(PDL)
     wait_for_previous(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -220,7 +230,10 @@ def _few_rows_summed(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute, per program, OUTPUTS outputs of all R rows (a power of two) from INPUTS inputs at a time."""
+    """Compute OUTPUTS outputs of all R rows of x per program, without tensor cores, from INPUTS inputs at a time.
+
+    R is a power of two. NORMED: the norm before the GEMM is computed here. GATED: so is the output gate, with R = 1.
+    """
     let_next_begin(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, R)

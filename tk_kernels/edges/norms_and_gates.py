@@ -1,4 +1,4 @@
-"""Norm and output gate after the heads, RMSNorm, and SwiGLU after its GEMM, each one pass over memory."""
+"""The output norm and output gate of a TTT layer, RMSNorm, and SwiGLU's elementwise part, each one pass over memory."""
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
@@ -24,10 +24,10 @@ COLUMNS = 2048  # columns of a SwiGLU row per program
 
 @on_its_device
 def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
-    """Return LayerNorm(z) * gelu_tanh(output gate), [..., C] in z's dtype, for z and `gate` [..., C].
+    """Return LayerNorm(z) * gelu_tanh(`gate`), [..., C] in z's dtype, for z and the output gate `gate` [..., C].
 
-    ttt_layer.md, "Inside TTT", step 6. weight and bias [C]. A z that is not contiguous is copied. The output gate may
-    be columns of a wider projection.
+    ttt_layer.md, "Inside TTT", step 6. weight and bias [C] are those of the LayerNorm. A z that is not contiguous is
+    copied. `gate` can be a slice of columns of a wider tensor.
     pdl: a dependent launch (`dependent_launch`) reads `weight` and `bias` early.
     Arithmetic is float32, rounded once. Raises ValueError on a wrong shape, stride or device.
     """
@@ -65,9 +65,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Ten
 
 @on_its_device
 def swiglu(x: Tensor) -> Tensor:
-    """Return silu(a) * b, [..., F] in x's dtype, for x = [a, b] [..., 2 F]; float32 arithmetic, rounded once.
+    """Return silu(a) * b, [..., F] in x's dtype, where a and b are the first and last F columns of x [..., 2 F].
 
-    Raises ValueError on an odd number of columns or a wrong stride.
+    Arithmetic is float32, rounded once. Raises ValueError on an odd number of columns or a wrong stride.
     """
     if x.shape[-1] % 2:
         raise ValueError(f"x has {x.shape[-1]} columns: must be even")
@@ -79,7 +79,10 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Flatten x to [N, C], copied only if rows have no common stride. Raises ValueError if a row is not contiguous."""
+    """Return x as a tensor [N, C], copied only if one stride cannot reach all rows.
+
+    Raises ValueError if the elements of a row are not contiguous.
+    """
     if x.stride(-1) != 1:
         raise ValueError(f"strides {x.stride()}: the last must be 1")
     return x.view(-1, x.shape[-1]) if x.is_contiguous() else x.flatten(0, -2)
@@ -105,7 +108,7 @@ def _norm_gate(
 
 @jit
 def rms_normed(row, weight, C: tl.constexpr, eps):
-    """Return row / rms(row) * weight over C channels, float32; padding stays 0."""
+    """Return row / rms(row) * weight in float32, for a row of C channels that is padded with zeros, which stay 0."""
     return row * (1.0 / tl.sqrt(tl.sum(row * row, 0) / C + eps)) * weight
 
 

@@ -1,7 +1,8 @@
-"""The causal depthwise convolutions of a TTT block, fused with their neighbours, each one pass over memory.
+"""The causal depthwise convolutions of a TTT block, each fused with the operations around it into one pass over memory.
 
 `residual_convolution` is step 1 of a block in ttt_layer.md with the norms before and after it. `query_key` is the two
-convolutions of Q and K with RoPE and the learning rate. Both take any T >= 1 and cache the last three inputs.
+convolutions for Q and K, followed by RoPE, and the learning rate. Both take any number of tokens T >= 1, and cache the
+last three inputs of each channel for the next call.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels and knows no type except tl.constexpr)
@@ -49,12 +50,13 @@ def residual_convolution(
     """Return h + conv(RMSNorm(h)) and the RMSNorm of that sum, both [B, T, C] in h's dtype; reads h once.
 
     h [B, T, C] contiguous. cache [B, 3, C]: the last three inputs of the convolution, replaced in place.
-    slots [B], with T = 1: sequence b uses cache[slots[b]]; the cache may hold more than B sequences, at any stride.
-    sequences, with B = 1: the T tokens are those of packed sequences, which use their slots of the cache.
-    norm, next_norm [C]: the weights of the two norms. weight [C, 1, 4], bias [C].
+    slots [B], only with T = 1: sequence b uses cache[slots[b]]. The cache can then hold more than B sequences, with any
+    stride between sequences.
+    sequences, only with B = 1: the T tokens are packed sequences, each of which uses its slot of the cache.
+    norm, next_norm [C]: weights of the first and second RMSNorm. weight [C, 1, 4], bias [C]: those of the convolution.
     pdl: a dependent launch (`dependent_launch`) reads cache, norms, weight and bias early.
-    Sums are float32. Inputs of the convolution and the residual stream are rounded to h's dtype.
-    Raises ValueError on a wrong shape, stride or device, and for sequences of more than 2^31 numbers.
+    Sums are float32. Inputs of the convolution and the sum with h are rounded to h's dtype.
+    Raises ValueError on a wrong shape, stride or device, and if T * C exceeds 2^31.
     """
     B, T, C = h.shape
     if T * C > 1 << 31:
@@ -99,11 +101,13 @@ def query_key(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return q and k [B, T, H, D] with RoPE, contiguous in x's dtype, and lr [B, T, H] float32; reads x once.
 
-    x [B, T, C] and lr_logits [B, T, H] (without their bias [H]) may be columns of one wider projection.
-    cache [B, 3, C]: the last three inputs, replaced in place. slots, sequences: see `residual_convolution`.
-    conv_q, conv_k: weight [C, 1, 4] and bias [C].
+    x [B, T, C]: input of both convolutions.
+    lr_logits [B, T, H], lr_bias [H]: lr = base_lr * sigmoid(lr_logits + lr_bias) / D.
+    x and lr_logits can be slices of columns of one wider tensor.
+    cache [B, 3, C]: the last three x of each sequence, replaced in place.
+    slots, sequences: see `residual_convolution`.
+    conv_q, conv_k: weight [C, 1, 4] and bias [C] of each convolution.
     rope: cos and sin [m, D/2] float32. position [B] or [B, H]: position of each sequence, modulo the mini-batch m.
-    lr = base_lr * sigmoid(lr_logits + lr_bias) / D.
     pdl: a dependent launch (`dependent_launch`) reads cache, position, conv_q and conv_k early.
     Sums are float32, rounded once after RoPE. Raises ValueError on a wrong shape, dtype, stride or device.
     """
@@ -149,7 +153,10 @@ def query_key(
 
 
 def _check_cache(cache: Tensor, slots: Tensor | None, sequences: Packed | None, shape: tuple[int, int, int]) -> None:
-    """Raise ValueError unless the cache fits `shape`, which is (B, T, C). Slots take T = 1, packed sequences B = 1."""
+    """Raise ValueError unless the cache fits tokens of `shape` (B, T, C).
+
+    With slots T must be 1, with packed sequences B must be 1 and `slots` None.
+    """
     B, T, C = shape
     if sequences is not None:
         check_parameter("cache[0]", cache[0], (TAPS - 1, C))
@@ -166,9 +173,10 @@ def _check_cache(cache: Tensor, slots: Tensor | None, sequences: Packed | None, 
 
 
 def _caches(cache: Tensor, tokens: int, sequences: Packed | None) -> tuple[Tensor, Tensor]:
-    """Return the tensor that a kernel reads windows from and the one that it writes them to.
+    """Return two tensors: a kernel reads the last three inputs from the first and writes the new ones to the second.
 
-    A single token takes one tensor, because one program handles each element. Packed sequences read a copy.
+    For a single token both are `cache`, because one program reads and writes each element. Packed sequences read a copy
+    of their slots and write to `cache`. Otherwise the second tensor is new; `_store_cache` copies it to `cache`.
     """
     if sequences is not None:
         return cache.index_select(0, sequences.slots), cache
@@ -176,7 +184,10 @@ def _caches(cache: Tensor, tokens: int, sequences: Packed | None) -> tuple[Tenso
 
 
 def _slots(sequences: Packed | None, slots: Tensor | None, after: Tensor) -> dict[str, Any]:
-    """Return a kernel's arguments for slots, or for packed sequences, whose slots are in `after`."""
+    """Return a kernel's arguments by name: the slots, and for packed sequences also their layout.
+
+    after: the cache to which the kernel writes; packed sequences need its stride between slots.
+    """
     if sequences is None:
         return {"slots": slots}
     names = {"cu_seqlens": sequences.cu_seqlens, "starts": sequences.start, "chunks": sequences.chunks}
@@ -189,7 +200,7 @@ def _store_cache(cache: Tensor, after: Tensor) -> None:
 
 
 def _check_rows(**tensors: Tensor) -> None:
-    """Raise ValueError unless each tensor [B, T, N] is columns of a contiguous one: its rows then have one stride."""
+    """Raise ValueError unless one stride reaches all rows of each tensor [B, T, N], and each row is contiguous."""
     for name, x in tensors.items():
         in_rows = x.shape[0] <= 1 or x.stride(0) == x.shape[1] * x.stride(1)
         if x.numel() and not (in_rows and x.stride(2) == 1):
@@ -198,13 +209,13 @@ def _check_rows(**tensors: Tensor) -> None:
 
 @jit
 def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
-    """Return RMSNorm of a row as float32, rounded to the row's dtype, because the cache stores it so."""
+    """Return RMSNorm of a row, rounded to the row's dtype as in the cache, and then converted to float32."""
     return rms_normed(row.to(tl.float32), weight, C, eps).to(row.dtype).to(tl.float32)
 
 
 @jit
 def _taps(weight, channel, valid, weight_stride, tap_stride):
-    """Load the weights of the inputs 0, 1, 2 and 3 tokens back for these channels, float32."""
+    """Load four weights per channel as float32: for the inputs 0, 1, 2 and 3 tokens back."""
     at = weight + channel * weight_stride
     w3 = tl.load(at, mask=valid, other=0).to(tl.float32)
     w2 = tl.load(at + tap_stride, mask=valid, other=0).to(tl.float32)
@@ -215,7 +226,7 @@ def _taps(weight, channel, valid, weight_stride, tap_stride):
 
 @jit
 def _cached(at, valid, C: tl.constexpr):
-    """Load the last three inputs from the cache, oldest first. They bypass the L1, because they are read once."""
+    """Load the last three inputs, oldest first, from the address `at` of the cache; they bypass L1, being read once."""
     r3 = tl.load(at, mask=valid, other=0, cache_modifier=".cg")
     r2 = tl.load(at + C, mask=valid, other=0, cache_modifier=".cg")
     r1 = tl.load(at + 2 * C, mask=valid, other=0, cache_modifier=".cg")
@@ -224,7 +235,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return a chunk's sequence and offset in it, and where that sequence's tokens begin and how many there are."""
+    """Return a chunk's sequence and its offset there, and where that sequence's tokens begin and how many there are."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)
@@ -238,7 +249,7 @@ def _residual_convolution(
     C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute, per program, a chunk of tokens in order, all channels; registers hold the last three inputs."""
+    """Compute a chunk of tokens in order and all channels per program; registers hold the last three inputs."""
     let_next_begin(PDL)
     rc = tl.arange(0, CP)
     valid = rc < C
@@ -295,7 +306,7 @@ def _residual_convolution(
 
 @jit
 def _rotate(y, cos, sin, BLOCK: tl.constexpr):
-    """Rotate the pairs (2i, 2i+1) of y [BLOCK] by angles [BLOCK / 2] (ttt_layer.md, "Inside TTT", step 2)."""
+    """Return y [BLOCK] with its pairs (2i, 2i+1) rotated by angles [BLOCK / 2] (ttt_layer.md, "Inside TTT", step 2)."""
     even, odd = tl.split(tl.reshape(y, (BLOCK // 2, 2)))
     return tl.reshape(tl.join(even * cos - odd * sin, odd * cos + even * sin), (BLOCK,))
 
@@ -308,7 +319,7 @@ def _query_key(
     SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute, per program, a chunk of tokens in order, BLOCK channels; registers hold the last three inputs."""
+    """Compute a chunk of tokens in order and BLOCK channels per program; registers hold the last three inputs."""
     let_next_begin(PDL)
     C: tl.constexpr = H * D
     BLOCKS: tl.constexpr = (C + BLOCK - 1) // BLOCK

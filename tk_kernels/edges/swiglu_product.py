@@ -1,4 +1,4 @@
-"""SwiGLU with its GEMM: silu(x Wg^T) * (x Wu^T) in one kernel on Hopper, in two launches elsewhere."""
+"""SwiGLU with its GEMM, silu(x Wg^T) * (x Wu^T): one kernel on Hopper, elsewhere cuBLAS and an elementwise kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ MULTIPLE = 64  # outputs and inputs must be multiples of this
 
 @functools.cache
 def available(device: torch.device | None = None) -> str:
-    """Return why the kernel cannot run on `device` (None: the current GPU), one sentence; an empty string if it can."""
+    """Return why the Hopper kernel cannot run on `device`, in one sentence; an empty string if it can.
+
+    device: None is the current GPU.
+    """
     if device is None:
         return build.unavailable(KERNEL)
     with torch.cuda.device(device):
@@ -28,8 +31,10 @@ def available(device: torch.device | None = None) -> str:
 def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -> Tensor:
     """Return silu(x Wg^T) * (x Wu^T), [..., F] in x's dtype: x [..., C], weights [2 F, C], Wg's rows before Wu's.
 
-    Arithmetic is float32. If `fits`, one kernel rounds once. Otherwise a GEMM rounds first, and `swiglu` follows.
-    beside_others: other kernels occupy some SMs meanwhile, so blocks take tiles from a counter, not in fixed turns.
+    Arithmetic is float32. If `fits`, one kernel rounds once. Otherwise a GEMM rounds its result, and `swiglu` rounds
+    again.
+    beside_others: whether other kernels occupy some SMs meanwhile. Blocks of the Hopper kernel then take tiles from a
+    shared counter; otherwise each block has a fixed share.
     """
     rows = x.flatten(0, -2)
     if not fits(rows, weights):
@@ -41,7 +46,7 @@ def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -
 
 
 def fits(rows: Tensor, weights: Tensor) -> bool:
-    """Whether the kernel can run here and supports rows [M, C] and weights [2 F, C]."""
+    """Whether the Hopper kernel can run on the GPU of `rows` [M, C] and supports them with weights [2 F, C]."""
     outputs, inputs = len(weights) // 2, weights.shape[1]
     return (
         rows.is_cuda

@@ -1,1 +1,1 @@
-"""Shared code of the forward kernels of both operators: argument checks, and common.cuh for the .cu files."""
+"""Shared code of both operators' forward kernels: argument checks, helpers in Triton, and headers for .cu files."""

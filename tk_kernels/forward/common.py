@@ -1,4 +1,4 @@
-"""Shared by the portable forward kernels: where Triton runs them, launch shapes, RoPE, LayerNorm sums, GELU.
+"""Shared code of the portable forward kernels: where Triton can run them, launch arguments, RoPE, LayerNorm sums, GELU.
 
 The kernels run on CUDA GPUs of compute capability 8.0 or higher, and in Triton's interpreter.
 """
@@ -44,9 +44,11 @@ def processors(q: Tensor) -> int:
 
 
 def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
-    """Return the compile-time arguments of a forward kernel for q [..., H, D] and the mini-batch m.
+    """Return the compile-time arguments that every forward kernel takes, for q [..., H, D] and the mini-batch m.
 
-    M, DP: m and D, padded to powers of two. DOT: dtype of matmul operands. UP: factor of the stored gradients.
+    M, DP: m and D, padded to powers of two of at least 16. DOT: dtype of matmul operands.
+    UP: the factor by which gradients are scaled as matmul operands, so that float16 can represent small ones.
+    INTERPRETED: whether Triton's interpreter runs the kernel.
     """
     head_dim = q.shape[-1]
     return {
@@ -61,13 +63,16 @@ def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
 
 
 def packed_arguments(sequences: Packed, planes: bool) -> dict[str, Any]:
-    """Return the arguments of a forward kernel for packed sequences. planes: whether their weights have low planes."""
+    """Return the arguments that a forward kernel takes only for packed sequences.
+
+    planes: whether the weights of the state have low planes (`split_planes`).
+    """
     where = {"cu_seqlens": sequences.cu_seqlens, "start": sequences.start, "slots": sequences.slots}
     return where | {"PACKED": True, "PLANES": planes}
 
 
 def rotated(x: Tensor, mini_batch: int) -> Tensor:
-    """Apply RoPE (theta 10000, position in the mini-batch) to x [B, T, H, D], from the start of a mini-batch."""
+    """Return x [B, T, H, D] with RoPE, theta 10000; token t has position t mod m, where m is `mini_batch`."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     batch, tokens, heads, head_dim = x.shape
     rows, pairs = 16, triton.next_power_of_2(head_dim // 2)
@@ -81,7 +86,7 @@ def _rotate(
     x, out, T, H, x_batch, x_token, x_head,
     m: tl.constexpr, D: tl.constexpr, P: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """Rotate R tokens of one head: pairs (2i, 2i+1) by position * 10000^(-2i/D)."""
+    """Rotate R tokens of one head per program: pairs (2i, 2i+1) by position * 10000^(-2i/D)."""
     t = (tl.program_id(0) * R + tl.arange(0, R)[:, None]).to(tl.int64)  # times a stride, it can exceed 32 bits
     seq, head = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
     pair = tl.arange(0, P)[None, :]
@@ -98,7 +103,10 @@ def _rotate(
 
 @jit
 def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
-    """Return where a sequence's tokens begin, their count, the tokens before, position in the mini-batch, and slot."""
+    """Return where the tokens of packed sequence `seq` begin in the packed tensors, their number, and three integers.
+
+    The three are: the number of earlier tokens, the mini-batch position at which the tokens begin, and the slot.
+    """
     token = tl.load(cu_seqlens + seq)
     count = tl.load(cu_seqlens + seq + 1) - token
     before = tl.load(start + seq)
@@ -107,9 +115,10 @@ def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
 
 @jit
 def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.constexpr):
-    """Return the addresses of K's elements at a token and a column; tokens below 0 are in the state's rows.
+    """Return the addresses of the elements of K at `token` and `column`.
 
-    A mini-batch that began before these tokens has its first `begin` rows there.
+    If a call begins inside a mini-batch, the `begin` earlier tokens of that mini-batch have negative indices; their
+    keys are in the state's `rows`.
     """
     if PACKED:
         return tl.where(token < 0, rows + (token + begin) * D, k + token * k_token) + column
@@ -118,13 +127,13 @@ def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.
 
 @jit
 def add_two(a1, a2, b1, b2):
-    """Add two pairs of numbers, so that one reduction, with one exchange between warps, yields two sums."""
+    """Return a1 + b1 and a2 + b2, to reduce two sums at once, with one exchange between warps."""
     return a1 + b1, a2 + b2
 
 
 @jit
 def add_six(a1, a2, a3, a4, a5, a6, b1, b2, b3, b4, b5, b6):
-    """Add six pairs of numbers, so that one reduction, with one exchange between warps, yields six sums."""
+    """Return a1 + b1 to a6 + b6, to reduce six sums at once, with one exchange between warps."""
     return a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6
 
 
@@ -137,10 +146,11 @@ def normalization(s0, s1, D: tl.constexpr):
 
 @jit
 def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
-    """Return mean, 1/std, mean(g) and mean(g * xhat) / std of rows z [D], from sums over each row.
+    """Return mean, 1/std, mean(g) and mean(g * xhat) / std of rows z [D]: the coefficients of `ln_l2_grad`.
 
-    With u = weight^2 z, offset o = weight (bias - R) and c = z - mean: g = weight^2 c / std + o. The sums: s0 of z,
-    s1 of z^2, s2 of u, s3 of u z, s4 of o z, s5 of o. weight_squared: the sum of weight^2.
+    xhat is the normalised z. With o = weight (bias - R) and c = z - mean, g = weight^2 c / std + o.
+    The arguments are sums over a row: s0 of z, s1 of z^2, s2 of u = weight^2 z, s3 of u z, s4 of o z, s5 of o.
+    weight_squared: the sum of weight^2.
     """
     mean, rstd = normalization(s0, s1, D)
     u = s2 - mean * weight_squared  # the sums of weight^2 c, and of weight^2 c^2
@@ -158,7 +168,7 @@ def tanh(x, INTERPRETED: tl.constexpr):
 
 @jit
 def gelu_tanh(x, INTERPRETED: tl.constexpr):
-    """Return GELU(x) in its tanh form, and that tanh for `gelu_slope`."""
+    """Return GELU(x) in its tanh form, and the value of the tanh in it, which `gelu_slope` takes."""
     th = tanh(x * (0.7978845608028654 + 0.035677408136300125 * x * x), INTERPRETED)
     half = 0.5 * x
     return half + half * th, th
@@ -166,5 +176,5 @@ def gelu_tanh(x, INTERPRETED: tl.constexpr):
 
 @jit
 def gelu_slope(x, th):
-    """Derivative of GELU at x; th: the tanh from `gelu_tanh`."""
+    """Derivative of GELU at x; th: the second result of `gelu_tanh`."""
     return 0.5 + 0.5 * th + 0.5 * x * (1.0 - th * th) * (0.7978845608028654 + 0.10703222440890037 * x * x)

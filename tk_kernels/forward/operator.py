@@ -1,4 +1,4 @@
-"""The forward of an operator as a PyTorch operator: Hopper kernel, Triton kernel or reference, by the GPU."""
+"""The forward of TTT-Linear or TTT-MLP as a PyTorch operator that selects a Hopper kernel, Triton or the reference."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -37,13 +37,13 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
     """Return why this Hopper kernel cannot run here, in one sentence; an empty string if it can.
 
-    arch: the value of TTT_BENCH_ARCH, so that the cache notices a change.
+    arch: the value of TTT_BENCH_ARCH. It only keys the cached result, which thus follows a change of the variable.
     """
     return build.unavailable(kernel)
 
 
 def chosen(q: Tensor, mini_batch: int, kernels: dict[int, str]) -> str:
-    """Choose the backend for tokens like q: the Hopper kernel if it can run, else Triton, else the reference.
+    """Return the backend for tokens like q: the Hopper kernel if it can run, else Triton if it can, else the reference.
 
     kernels: names of the Hopper kernels, by mini-batch.
     """
@@ -57,12 +57,12 @@ def chosen(q: Tensor, mini_batch: int, kernels: dict[int, str]) -> str:
 
 
 class ForwardOperator:
-    """The forward of one operator.
+    """The forward of TTT-Linear or of TTT-MLP: checks the arguments, then runs one of three backends.
 
-    name: "linear" or "mlp". learner: its reference.
-    widths: those of its layers' inputs and of the output, in head dimensions.
-    kernels: names of the Hopper kernels, by mini-batch. portable: launches the Triton kernel.
-    plan: returns further arguments of the Hopper kernel, for tokens like q [B, T, H, D] and the mini-batch.
+    name: "linear" or "mlp". learner: the PyTorch reference. portable: function that launches the Triton kernel.
+    widths: the width of each layer's input, then of the output, as multiples of the head dimension.
+    kernels: names of the Hopper kernels, by mini-batch.
+    plan: function of q [B, T, H, D] and the mini-batch that returns further arguments of the Hopper kernel.
     """
 
     def __init__(
@@ -79,11 +79,14 @@ class ForwardOperator:
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Names of the state's weights and biases."""
+        """Names of the weights and biases among the fields of the state."""
         return self.learner.state._fields[: 2 * len(self.widths) - 2]
 
     def available(self, mini_batch: int = 16) -> str:
-        """Return why the Hopper kernel for this mini-batch cannot run here, one sentence; an empty string if it can."""
+        """Return why the Hopper kernel for this mini-batch cannot run here, in one sentence; an empty string if it can.
+
+        Raises ValueError for a mini-batch without a Hopper kernel.
+        """
         check_choice("mini_batch", mini_batch, tuple(self.kernels))
         return build.unavailable(self.kernels[mini_batch])
 
@@ -107,15 +110,16 @@ class ForwardOperator:
         inplace: bool = False,
         backend: str = "",
     ) -> tuple[Tensor, State]:
-        """Return the outputs [B, T, H, D] of T tokens and the state after them; `inplace` updates the given state.
+        """Return the outputs [B, T, H, D] of T tokens and the state after them.
 
         q, k, v [B, T, H, D] of one of DTYPES, the last dimension contiguous, D one of HEAD_DIMS.
         lr [B, T, H] = base_lr * sigmoid(...) / D.
         token_scale [m], none below 0; its length is the mini-batch, 4 to 64. ln_weight, ln_bias [H, D].
-        state: float32, for TTT-MLP F = 4 D, all sequences at the same position. Inside a mini-batch, tokens up to its
-        end run in the reference.
-        rope: apply RoPE (theta 10000, position in the mini-batch, interleaved pairs). Without it, q and k have RoPE.
-        start: the state's position, 0 to m - 1. None reads it from the device, which waits for the GPU.
+        state: float32, all sequences at the same position, F = 4 D for TTT-MLP. If the position is inside a mini-batch,
+        the tokens up to the end of that mini-batch run in the reference.
+        rope: apply RoPE to q and k (theta 10000, position in the mini-batch, interleaved pairs). False: they have RoPE.
+        start: the state's position, 0 to m - 1, if known. None reads it from the device, which waits for the GPU.
+        inplace: write the next state to the tensors of `state`, and return `state`. False: do not change `state`.
         backend: one of BACKENDS; "" selects by `choice`.
         Raises ValueError for unsupported arguments.
         """
@@ -131,9 +135,9 @@ class ForwardOperator:
         return out, state
 
     def _checked(self, tokens: Tokens, outer: Outer, state: tuple, inplace: bool) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the state's tensors, by name.
+        """Check the arguments of `forward`; return the shapes of the state's tensors, by name.
 
-        Raises ValueError that names the first unsupported argument and the supported values.
+        Raises ValueError, which names an unsupported argument and the supported values.
         """
         (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
         if q.ndim != 4 or q.shape[3] not in HEAD_DIMS:
@@ -168,7 +172,10 @@ class ForwardOperator:
         state: State,
         rope: bool,
     ) -> tuple[Tensor, State]:
-        """Run tokens that start at a mini-batch's first position. shapes: those of the state's tensors."""
+        """Return the outputs and the next state for tokens that start at a mini-batch's first position.
+
+        shapes: those of the state's tensors, by name. inplace: write the next state to the tensors of `state`.
+        """
         q, k, v, lr = tokens
         weights = to_float32(*(getattr(state, name) for name in self.weights))
         after = state
@@ -189,7 +196,11 @@ class ForwardOperator:
         rope: bool,
         backend: str,
     ) -> None:
-        """Run `backend` and write `outputs`: out, weights, rows. For an update in place they hold the given weights."""
+        """Run `backend`, or `choice` if it is "", and write the results to `outputs`.
+
+        outputs: the tokens' outputs, then the next state's weights and biases, then its rows. For an update in place,
+        the tensors of the next weights are those of `weights`.
+        """
         q, mini_batch = tokens[0], len(outer[0])
         backend = backend or self.choice(q, mini_batch)
         if backend == THUNDERKITTENS:
@@ -218,12 +229,13 @@ def forward_packed(
     state: Any,
     sequences: Packed,
 ) -> Tensor:
-    """Check the arguments of a portable kernel's `launch_packed` and run it: out [N, H, D] in q's dtype.
+    """Check the arguments of `launch`, run it, and return the outputs [N, H, D] of packed sequences in q's dtype.
 
+    launch: the `launch_packed` of a portable kernel. sequences: the layout of the N tokens.
     tokens: q, k, v [N, H, D] with RoPE in the dtype of the state's rows, lr [N, H]. outer: as in `ops.forward`.
-    initial: the learner's weights [H, ...], with which sequences of `start` 0 begin.
+    initial: the learned initial weights and biases [H, ...], from which sequences with `start` 0 begin.
     state: a `GenerateState` in the dual form, whose slots are updated in place; its position is not read.
-    Raises ValueError for unsupported arguments, and where the portable kernels cannot run.
+    Raises ValueError for unsupported arguments, and if the portable kernels cannot run here.
     """
     (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
     if why := common.available():
@@ -256,7 +268,7 @@ def _check_mini_batch(token_scale: Tensor) -> None:
 
 
 def _check_strides(name: str, x: Tensor) -> None:
-    """Raise ValueError unless D is contiguous and other strides are multiples of 8: kernels read 16 bytes at once."""
+    """Raise ValueError unless D is contiguous and other strides are multiples of 8: a kernel reads 16 bytes at once."""
     if x.stride(-1) != 1 or any(stride % 8 for stride in x.stride()[:-1]):
         raise ValueError(
             f"{name} has strides {x.stride()}: the kernel takes D contiguous (stride 1), the others multiples of 8"
@@ -264,7 +276,10 @@ def _check_strides(name: str, x: Tensor) -> None:
 
 
 def _check_addresses(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ValueError unless addresses are multiples of 16 bytes. Call at run time: tracing has no addresses."""
+    """Raise ValueError unless the addresses of the named tensors are multiples of 16 bytes.
+
+    Call this inside the custom operator: while torch.compile traces, tensors have no addresses.
+    """
     for name, x in tensors:
         if x.data_ptr() % 16:
             whole = 16 // x.element_size()
@@ -273,7 +288,7 @@ def _check_addresses(tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def to_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return contiguous float32 tensors, copied where needed: kernels read all except q, k and v in this form."""
+    """Return the tensors as contiguous float32, copied only if needed; kernels need it for all but q, k and v."""
     return tuple(x.float().contiguous() for x in tensors)
 
 
@@ -288,7 +303,7 @@ def forward_from(
 ) -> tuple[Tensor, State]:
     """Return the outputs of tokens that start at position `start` of a mini-batch, and the state after them.
 
-    Tokens up to the end of that mini-batch run in `reference` in float32, the tokens after them in `aligned`.
+    Tokens up to the end of that mini-batch run in `reference`, in float32; the tokens after it run in `aligned`.
     """
     count = tokens[0].shape[1]
     begun = min(-start % len(outer[0]), count)
@@ -317,7 +332,10 @@ def by_reference(
     start: int,
     rope: bool,
 ) -> tuple[Tensor, State]:
-    """Run `reference` in float32 on tokens from position `start`; outputs have the tokens' dtype."""
+    """Return the outputs, in the tokens' dtype, and the next state of `reference`, which computes in float32.
+
+    start: position of the tokens in a mini-batch. rope: first apply RoPE to q and k.
+    """
     q, k, v, lr = tokens
     if rope:
         position = torch.arange(start, start + q.shape[1], device=q.device) % len(outer[0])

@@ -1,1 +1,1 @@
-"""Shared code of the generate kernels: precisions, kernel helpers, launch settings and their tuning."""
+"""Shared code of both operators' generate kernels: state precisions, Triton helpers, launch settings."""

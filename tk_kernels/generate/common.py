@@ -26,7 +26,10 @@ SM90 = "sm_90"  # prefix of `section_name` for kernels in Gluon (generate_sm90.p
 
 
 class Precision(NamedTuple):
-    """Storage of a generate state: dtypes of W and of the cached rows; planes: W has a low plane (`split_planes`)."""
+    """How a generate state stores numbers: dtypes of its weights and of its cached rows.
+
+    planes: whether a second tensor holds the low 16 bits of each weight (`split_planes`).
+    """
 
     weights: torch.dtype
     rows: torch.dtype
@@ -42,12 +45,12 @@ PRECISIONS = {
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Apply `triton.jit`, or without Triton return the function itself, so that its module can be imported."""
+    """Apply `triton.jit` to a kernel; without Triton return the function itself, so that its module can be imported."""
     return triton.jit(function) if triton else function
 
 
 def on_its_device(launch: Launch) -> Launch:
-    """Decorate a function to run with its first argument's GPU as the current one, on which Triton launches."""
+    """Decorate a function that launches Triton kernels: while it runs, its first argument's GPU is the current GPU."""
     first = next(iter(signature(launch).parameters))
 
     @wraps(launch)
@@ -73,10 +76,11 @@ def available() -> str:
 
 
 def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split float32 into the nearest bfloat16 and an int16 remainder of the bits; `join_planes` restores every bit.
+    """Split float32 x into two tensors of its shape, from which `join_planes` restores every bit.
 
-    Ties round away from zero, so the remainder always fits 16 signed bits. All NaNs become 0x7FC00000, because a GPU's
-    NaN, 0x7FFFFFFF, would round to -0.
+    The high plane, bfloat16, is x rounded to nearest; the low plane, int16, is the remainder of the bits. Ties round
+    away from zero, so the remainder always fits 16 signed bits. All NaNs become 0x7FC00000, because a GPU's NaN,
+    0x7FFFFFFF, would round to -0.
     """
     x = x.float().contiguous()
     bits = x.view(torch.int32).masked_fill(x.isnan(), 0x7FC00000)
@@ -85,13 +89,16 @@ def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """Return the float32 tensor of both planes, bit for bit."""
+    """Return the float32 tensor whose planes are `high` and `low`, bit for bit: the inverse of `split_planes`."""
     bits = (high.view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)
     return bits.view(torch.float32)
 
 
 def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Convert a master weight to a precision; return the tensor that every token reads, and the low plane or None."""
+    """Return float32 weights x in a precision, a key of PRECISIONS: the tensor that tokens read, and the low plane.
+
+    The low plane is None for precisions without planes.
+    """
     if PRECISIONS[precision].planes:
         return split_planes(x)
     return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None
@@ -101,9 +108,9 @@ PIECE_BYTES = 1 << 28
 
 
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
-    """Apply `function` to tensors [B, ...], a few sequences at a time, to bound its temporaries to about PIECE_BYTES.
+    """Apply `function` to tensors [B, ...], a few sequences at a time, to limit the arguments of a call to PIECE_BYTES.
 
-    Returns a tuple of outputs [B, ...], with None where `function` returns None.
+    One call takes at least one sequence. Returns a tuple of whole outputs [B, ...]; None where `function` returns None.
     """
     batch, size = len(given[0]), sum(x.numel() * x.element_size() for x in given)
     step = max(1, batch * PIECE_BYTES // max(1, size))
@@ -123,23 +130,26 @@ def float_copy(x: torch.Tensor) -> torch.Tensor:
 
 
 def restore(weights: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
-    """Invert `store`: return a new float32 master weight."""
+    """Return new float32 weights from the two results of `store`."""
     return weights.to(torch.float32, copy=True) if low is None else join_planes(weights, low)
 
 
 def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Return a table [m, 2, D] float32 of cos and sin [m, D/2]: each value twice in a row, sin negated at column 2i."""
+    """Return the table [m, 2, D] float32 that the kernels read for RoPE, from cos and sin [m, D/2].
+
+    Columns 2i and 2i+1 both hold value i; in the rows of sin, column 2i holds it negated.
+    """
     return torch.stack((cos.repeat_interleave(2, 1), torch.stack((-sin, sin), 2).flatten(1)), 1).float()
 
 
 def check_form(form: str, precision: str) -> None:
-    """Raise ValueError for an unknown form or precision; the message lists the supported ones."""
+    """Raise ValueError for an unknown form or precision; the message lists the supported values."""
     check_choice("form", form, FORMS)
     check_choice("precision", precision, tuple(PRECISIONS))
 
 
 def check_token(name: str, x: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless x has this shape and is contiguous after its first dimension."""
+    """Raise ValueError, which gives `name`, unless x has this shape and is contiguous after its first dimension."""
     if tuple(x.shape) != shape:
         raise ValueError(f"{name}: shape {tuple(x.shape)}, must be {shape}")
     if x[:1].numel() and not x[0].is_contiguous():
@@ -155,10 +165,10 @@ def check_step(
     mini_batch: int,
     kept: torch.Tensor,
 ) -> None:
-    """Raise ValueError unless the arguments of `generate_step` fit a state of these sizes.
+    """Raise ValueError unless the arguments of `generate_step` fit a state of these sizes and are on its device.
 
     tokens: q, k, v and out, each of `shape` [B, H, D]. parameters: token_scale [m], ln_weight and ln_bias [H, D].
-    kept: any tensor of the state, for its device.
+    mini_batch: m. kept: any tensor of the state, for its device.
     """
     dtype = tokens["q"].dtype
     for name, x in tokens.items():
@@ -175,13 +185,13 @@ def check_step(
 
 
 def check_slots(slots: torch.Tensor | None, form: str, batch: int) -> None:
-    """Raise ValueError unless slots is None, or has one slot per sequence and the form is dual."""
+    """Raise ValueError unless slots is None, or is [batch] and the form is dual."""
     if slots is not None and (form, tuple(slots.shape)) != ("dual", (batch,)):
         raise ValueError(f"slots of shape {tuple(slots.shape)}, form {form!r}: must be ({batch},) and 'dual'")
 
 
 def dot_type(rows: torch.Tensor) -> Any:
-    """Return Triton's dtype of matmul operands: that of the cached rows, or float32 in the interpreter."""
+    """Return Triton's dtype for matmul operands: the dtype of `rows`, or float32 in Triton's interpreter."""
     if triton.knobs.runtime.interpret:
         return tl.float32
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[rows.dtype]
@@ -196,11 +206,12 @@ def runs_sm90(device: torch.device) -> bool:
 
 
 def dependent_launch(pdl: bool) -> dict[str, bool]:
-    """Return launch arguments of a kernel with a PDL parameter: a dependent launch with `pdl`, else a plain launch.
+    """Return launch arguments for a kernel with a PDL parameter: a dependent launch if `pdl`, otherwise a plain launch.
 
     Programmatic dependent launch (PDL): the kernel starts as soon as the launch before it allows it. It reads its
     parameters and state, then waits for the end of all earlier launches. The caller guarantees that parameters and
-    state were written before the last plain launch started. Below 9.0 and in the interpreter, launches are plain.
+    state were written before the last plain launch started. On a GPU below compute capability 9.0 and in the
+    interpreter, launches are plain even if `pdl`.
     """
     dependent = pdl and not triton.knobs.runtime.interpret and not _before_hopper()
     return {"PDL": True, "launch_pdl": True} if dependent else {"PDL": False}
@@ -212,9 +223,10 @@ def _before_hopper() -> bool:
 
 
 def section_name(suits_sm90: bool, device: torch.device) -> str:
-    """Return the GPU's name, by which `tuning.toml` finds a section, with the prefix SM90 for a kernel in Gluon.
+    """Return the name by which `tuning.toml` finds a section: the GPU's, with the prefix SM90 for a kernel in Gluon.
 
-    suits_sm90: whether a kernel in Gluon supports the state.
+    suits_sm90: whether a kernel in Gluon supports the state; the prefix also needs a GPU that runs it. A CPU's name is
+    "cpu".
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return f"{SM90} {gpu}" if suits_sm90 and runs_sm90(device) else gpu
@@ -234,7 +246,7 @@ def let_next_begin(PDL: tl.constexpr):
 def wait_for_previous(PDL: tl.constexpr):
     """With PDL, wait for the end of all earlier launches.
 
-    Every program calls this before it reads outputs of earlier launches and before it writes.
+    Every program must call this before it reads outputs of earlier launches and before it writes.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -242,7 +254,7 @@ def wait_for_previous(PDL: tl.constexpr):
 
 @jit
 def slot_of(slots, seq, SLOTS: tl.constexpr):
-    """Return the index of a sequence's state: its slot, or without SLOTS its own number."""
+    """Return the index of sequence `seq` in the tensors of the state: slots[seq] with SLOTS, otherwise `seq`."""
     if SLOTS:
         seq = tl.load(slots + seq).to(tl.int64)
     return seq
@@ -250,14 +262,17 @@ def slot_of(slots, seq, SLOTS: tl.constexpr):
 
 @jit
 def join(high, low):
-    """Join bfloat16 and int16 planes to the exact float32."""
+    """Return the float32 number with a bfloat16 high plane and an int16 low plane, exactly (see `split_planes`)."""
     bits = (high.to(tl.int16, bitcast=True).to(tl.int32) << 16) + low.to(tl.int32)
     return bits.to(tl.float32, bitcast=True)
 
 
 @jit
 def store_weights(weights, low, at, x, mask, PLANES: tl.constexpr):
-    """Write the float32 tile x in the state's precision; with planes, all NaNs become 0x7FC00000."""
+    """Write the float32 tile x to `weights` at the offsets `at`, in the dtype of `weights`.
+
+    With PLANES, write the planes of `split_planes` to `weights` and `low`; all NaNs become 0x7FC00000.
+    """
     if PLANES:
         bits = tl.where(x == x, x.to(tl.int32, bitcast=True), 0x7FC00000)
         high = ((bits + 0x8000) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
@@ -269,7 +284,7 @@ def store_weights(weights, low, at, x, mask, PLANES: tl.constexpr):
 
 @jit
 def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
-    """Load a tile of the master weights as float32."""
+    """Load a tile of `weights` at the offsets `at` as float32; with PLANES, join it with the same tile of `low`."""
     x = tl.load(weights + at, mask=mask, other=0)
     if PLANES:
         x = join(x, tl.load(low + at, mask=mask, other=0))
@@ -278,7 +293,7 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """Load one row of Q or K [D], and with ROPE the same row with both elements of each pair swapped.
+    """Load one row of Q or K [D]. With ROPE, also load the row with both elements of each pair swapped, for `rotate`.
 
     Kernels load everything before the first use: a use moves registers between threads behind a barrier, and no load
     passes a barrier. All loads together take one memory latency instead of one per vector.
@@ -292,7 +307,7 @@ def load_token(x, at, rd, valid, ROPE: tl.constexpr):
 
 @jit
 def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
-    """Load cos and sin [D] of `rope_table` at this position; zeros without ROPE."""
+    """Load the rows [D] of cos and sin at this position from `rope_table`; without ROPE return two zeros."""
     cos, sin = 0.0, 0.0
     if ROPE:
         cos = tl.load(rope + position * (2 * D) + rd, mask=valid, other=0)
@@ -302,7 +317,10 @@ def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
 
 @jit
 def rotate(row, pair, cos, sin, ROPE: tl.constexpr):
-    """Return a row as float32; with ROPE, first rotate it (ttt_layer.md, step 2) and round it to its dtype."""
+    """Return a row of Q or K as float32. With ROPE, rotate it first (ttt_layer.md, step 2) and round it to its dtype.
+
+    pair: the second result of `load_token`. cos, sin: the results of `load_angles`.
+    """
     if ROPE:
         row = (row.to(tl.float32) * cos + pair.to(tl.float32) * sin).to(row.dtype)
     return row.to(tl.float32)
@@ -310,7 +328,7 @@ def rotate(row, pair, cos, sin, ROPE: tl.constexpr):
 
 @jit
 def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
-    """Return lr_j in float32: `rate`, or with LOGITS base_lr * sigmoid(rate) / D."""
+    """Return a token's learning rate in float32: `rate`, or with LOGITS base_lr * sigmoid(rate) / D."""
     rate = rate.to(tl.float32)
     if LOGITS:
         rate = base_lr * tl.sigmoid(rate) / D
@@ -319,7 +337,10 @@ def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
 
 @jit
 def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
-    """Expand x [N] to [N, 16] of dtype DOT: rounded values in column FIRST, remainders in the next, zeros elsewhere."""
+    """Expand x [N] to [N, 16] of dtype DOT, so that a matmul on tensor cores loses almost no precision of x.
+
+    Column FIRST holds x rounded to DOT, the next column the remainders; all other columns are zeros.
+    """
     high = x.to(DOT)
     rest = (x - high.to(tl.float32)).to(DOT)
     column = tl.arange(0, 16)[None, :]
@@ -328,7 +349,7 @@ def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def normalise(z, valid, D: tl.constexpr):
-    """Return xhat and 1/std of a row z [D], with eps 1e-6 and the biased variance."""
+    """Return the normalised row xhat and 1/std of a row z [D], with the biased variance and eps 1e-6."""
     centred = tl.where(valid, z - tl.sum(z, 0) / D, 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / D + 1e-6)
     return centred * rstd, rstd
@@ -336,7 +357,7 @@ def normalise(z, valid, D: tl.constexpr):
 
 @jit
 def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
-    """Gradient [D] of 1/2 |LN(z) - target|^2 with respect to z (ttt_layer.md, step 5)."""
+    """Return the gradient [D] of 1/2 |LN(z) - target|^2 with respect to z (ttt_layer.md, step 5)."""
     xhat, rstd = normalise(z, valid, D)
     g = (weight * xhat + bias - target) * weight
     grad = (g - tl.sum(g, 0) / D - xhat * (tl.sum(g * xhat, 0) / D)) * rstd
@@ -345,10 +366,9 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert a 16-bit tile to float32 for a second use.
+    """Convert a 16-bit tile to float32 for a second use; bfloat16 is converted by shifts.
 
-    After a second `.to(tl.float32)` the compiler would keep the first result in registers, twice as many as 16 bits
-    take; so bfloat16 is converted by shifts.
+    The compiler would merge two equal conversions, and keep the float32 result, which takes twice as many registers.
     """
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
@@ -357,12 +377,12 @@ def to_float32_again(x):
 
 @jit
 def gelu(x):
-    """GELU in its tanh form, as x * sigmoid(2u): (1 + tanh(u)) / 2 = sigmoid(2u)."""
+    """Return GELU(x) in its tanh form, as x * sigmoid(2u): (1 + tanh(u)) / 2 = sigmoid(2u)."""
     return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 
 @jit
 def gelu_grad(x):
-    """Derivative of the tanh-approximated GELU."""
+    """Return the derivative of `gelu` at x."""
     p = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     return p + x * p * (1.0 - p) * (1.5957691216057308 * (1.0 + 0.134145 * x * x))

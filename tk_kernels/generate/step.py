@@ -1,4 +1,4 @@
-"""The generate step of both operators: its state, checks of its arguments, and the launch of a kernel."""
+"""The generate step of both operators: its state, the checks of its arguments, and the launch of its kernel."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from tk_kernels.reference.token_rows import rows_before
 
 @dataclass(kw_only=True)
 class StepState:
-    """State of `generate_step`, updated in place at every token; an operator's `GenerateState` adds its weights.
+    """State of `generate_step`, updated in place at every token. Subclasses, named `GenerateState`, add the weights.
 
-    position [B, H] int32, the same for all heads of a sequence.
-    gathered: data of the current mini-batch. Dual form: rows of each layer's inputs, then of each layer's lr * G,
-    [B, H, m, width] in the precision's row type. Primal form: float32 dW, like the weights, and db of each layer.
-    slots [B], int32 or int64, dual form only: sequence b uses index slots[b] of the weights, biases and gathered, which
-    may hold more than B sequences, at any stride. position [B, H] is then only read.
+    position [B, H] int32: tokens so far in the current mini-batch, the same for all heads of a sequence.
+    gathered: data of the current mini-batch. In the dual form these are cached rows [B, H, m, width] of each layer's
+    inputs, then of each layer's lr * G, in the precision's row type. In the primal form they are each layer's gradient
+    sums dW, in the layout of the weight, and db, in float32.
+    slots [B], int32 or int64, dual form only: sequence b uses index slots[b] of the weights, biases and gathered. These
+    can hold more than B sequences, at any stride. The step then reads `position` [B, H] without advancing it.
     """
 
     form: str
@@ -54,12 +55,16 @@ class StepState:
     sm90_widths: ClassVar[tuple[int, ...]]  # of the layers' outputs, that `generate_sm90.py` takes
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
-        """Return the kernel for these settings, and the constants that only this operator's kernels take."""
+        """Return the kernel that `launch` selects, and the compile-time arguments that depend on the operator."""
         raise NotImplementedError
 
     @classmethod
     def from_state(cls, state: Any, form: str = "dual", precision: str = "planes") -> Any:
-        """Convert the reference's state with rows, at any position, to a form and precision. Copies all tensors."""
+        """Return a copy of the reference's `state` in a form and a precision, a key of PRECISIONS.
+
+        state: a `LinearState` or `MLPState`, at any position of a mini-batch.
+        Raises ValueError for an unknown form or precision.
+        """
         check_form(form, precision)
         layers = layers_of(state)
         kept: dict[str, Any] = {}
@@ -84,7 +89,10 @@ class StepState:
         )
 
     def to_state(self) -> Any:
-        """Convert to the reference's state: rows for the dual form, gradient sums for the primal. Float32 copies."""
+        """Return a copy of this state as a state of the reference, in float32.
+
+        The dual form gives a state with rows, such as `LinearState`; the primal form one with gradient sums.
+        """
         dual, primal = self.kinds
         position, last = self.position[:, 0].clone(), self.layers[-1]
         weights: list[Tensor] = []
@@ -101,11 +109,11 @@ class StepState:
         return primal(*weights, *sums, position)
 
     def parameters(self) -> list[Any]:
-        """List each layer's weight, its low plane or None, and its bias."""
+        """List each layer's weight, its low plane or None, and its bias: three items per layer."""
         return [getattr(self, name) for names in self.layers for name in names]
 
     def tensors(self) -> list[Tensor]:
-        """List the state's tensors, without slots, to snapshot them or to sum their bytes."""
+        """List all tensors of the state except `slots`, for snapshots and for counting bytes."""
         return [x for x in (*self.parameters(), self.position, *self.gathered) if x is not None]
 
     def biases(self) -> list[Tensor]:
@@ -113,22 +121,28 @@ class StepState:
         return [getattr(self, bias) for _, _, bias in self.layers]
 
     def suits_sm90(self) -> bool:
-        """Whether the kernel of `generate_sm90.py` takes this state: dual form, 16-bit rows, D = 64, m at most 16."""
+        """Whether the operator's kernel in `generate_sm90.py` supports this state.
+
+        It supports the dual form with 16-bit rows, D = 64, for TTT-MLP F = 256, and mini-batches of at most 16 tokens.
+        """
         in_16_bits = self.form == "dual" and self.precision != "float32"
         widths = tuple(bias.shape[2] for bias in self.biases())
         return in_16_bits and widths == self.sm90_widths and self.mini_batch <= 16
 
     def tuned_as(self) -> str:
-        """Return the name of the section of `tuning.toml` for this state's kernel and GPU."""
+        """Return the name by which `tuning.toml` finds a section for this state's kernel and GPU (`section_name`)."""
         return section_name(self.suits_sm90(), self.position.device)
 
     def default_launch(self) -> Tuning:
-        """Return the row of `tuning.toml` for this state; its field `sm90` selects the kernel."""
+        """Return the launch settings for this state from `tuning.toml`; their field `sm90` selects the kernel."""
         return tuning(self.operator, self.form, self.precision, self.tuned_as())
 
 
 def _running_sums(*rows: Tensor) -> tuple[Tensor, ...]:
-    """Return dW, like the weights, and db of each layer, summed in float64 over rows of all inputs and all lr * G."""
+    """Return dW and db of each layer, the gradient sums, in float32; dW has the layout of the state's weight.
+
+    rows: each layer's inputs, then each layer's lr * G, [B, H, m, width]. They are summed in float64.
+    """
     wide = [x.double() for x in rows]
     layers = len(wide) // 2
     sums: list[Tensor] = []
@@ -138,9 +152,10 @@ def _running_sums(*rows: Tensor) -> tuple[Tensor, ...]:
 
 
 def portable_constants(state: StepState, block: int, rows: int) -> dict[str, Any]:
-    """Return constants of the portable kernels, whose weights have `rows` rows, rewritten `block` at a time.
+    """Return compile-time arguments of the portable kernels, by name.
 
-    D: the head dimension. DP, MP: D and the mini-batch, padded. DOT: dtype of matmul operands.
+    block: how many rows of a weight a kernel rewrites at a time, at most `rows`, the number of rows of a weight.
+    D: the head dimension. DP, MP: D and the mini-batch, padded to powers of two. DOT: dtype of matmul operands.
     """
     D = state.biases()[-1].shape[2]
     return {
@@ -170,15 +185,17 @@ def generate_step(
     pdl: bool = False,
     compile_only: bool = False,
 ) -> Tensor:
-    """Return `q + LN(f(q))` [B, H, D] of one token per sequence, after its gradient step; advance `gstate` in place.
+    """Return q + LN(f(q)) [B, H, D] of one token per sequence, after the token's gradient step on f; advance `gstate`.
 
-    q, k, v [B, H, D] in one type, out in any; only B may be strided. lr [B, H] float32 or in q's type.
-    token_scale [m]; ln_weight, ln_bias [H, D].
-    rope: the table of `rope_table`, if q and k lack RoPE. base_lr: if given, lr holds the logits x · w_h + c_h.
-    launch: settings instead of the row of `tuning.toml`.
+    q, k, v [B, H, D] of one dtype, contiguous except in B. lr [B, H] float32 or of q's dtype.
+    token_scale [m]; ln_weight, ln_bias [H, D]. gstate: updated in place.
+    out: the tensor to write and return, of any floating dtype; by default a new one of q's dtype.
+    rope: the result of `rope_table`, to apply RoPE to q and k. None: they already have RoPE.
+    base_lr: if given, lr holds the logits x · w_h + c_h, and the learning rate is base_lr * sigmoid(lr) / D.
+    launch: settings instead of those of `tuning.toml`.
     pdl: a dependent launch (`dependent_launch`) reads gstate early. Only kernels for Hopper use it.
-    compile_only: compile like a first launch and compute nothing (see `build/parallel.py`).
-    Raises ValueError on a wrong shape, dtype, stride or device, and for a launch that does not suit the state.
+    compile_only: compile the kernel as the first launch does, and compute nothing (see `build/parallel.py`).
+    Raises ValueError on a wrong shape, dtype, stride or device, and for a `launch` that does not suit the state.
     """
     s, biases, parameters = gstate, gstate.biases(), gstate.parameters()
     B, (_, H, D) = len(s.position), biases[-1].shape

@@ -1,4 +1,4 @@
-"""Launch settings of the Triton kernels: the table for known GPUs, the user's own, and candidates for other GPUs."""
+"""Launch settings of the Triton kernels: the table for known GPUs, the user's own, and settings to try on others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORWARD_ROWS = {"ttt_linear": ("few", "crowded", "wide"), "ttt_mlp": ("narrow", 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Launch settings of one kernel; the fields are the keys of `tuning.toml`."""
+    """Launch settings of one kernel: a row of `tuning.toml`, whose keys are these fields."""
 
     warps: int  # warps of the program that owns one head of one sequence
     block: int  # rows (Linear) or hidden units (MLP) of the state rewritten at a time; forward: 0 without blocks
@@ -32,12 +32,12 @@ class Tuning:
 
 @cache
 def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
-    """Look up settings in the section whose name is the longest prefix of `name`, else in "default".
+    """Return the settings for `name` from the user's file, otherwise from the repository's table `tuning.toml`.
 
-    Both sections of the user's file come before those of the repository's table.
-    row: the state's precision; for the form "forward" one of FORWARD_ROWS.
-    name: a GPU, or the result of `generate.common.section_name`. Raises KeyError with the table's path if the default
-    has no such row either, and ValueError if the user's file cannot be read.
+    In each file, the section whose name is the longest prefix of `name` comes first, then the section "default".
+    form: "dual", "primal" or "forward". row: the state's precision; for the form "forward" one of FORWARD_ROWS.
+    name: a GPU's name, or the result of `generate.common.section_name`.
+    Raises KeyError if no section has the row, and ValueError if the user's file cannot be read.
     """
     for table in _tables():
         own = sorted((section for section in table if name.startswith(section)), key=len, reverse=True)
@@ -50,7 +50,10 @@ def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
 
 @cache
 def _tables() -> list[dict[str, Any]]:
-    """Read the tables in the order of lookup: the user's file, if any, then the repository's."""
+    """Return the tables in the order of lookup: the user's file, if TTT_BENCH_TUNING names one, then the repository's.
+
+    Raises ValueError if the user's file cannot be read.
+    """
     tables = [tomllib.loads(TABLE.read_text())]
     if path := os.environ.get(VARIABLE):
         try:
@@ -62,7 +65,10 @@ def _tables() -> list[dict[str, Any]]:
 
 
 def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterator[Tuning]:
-    """Yield settings to try for one kernel. sm90: for the kernel in `generate_sm90.py`, whose layouts fix the warps."""
+    """Yield the settings to measure when a kernel is tuned; the arguments are those of `tuning`.
+
+    sm90: for the kernel in `generate_sm90.py`, whose layouts fix the number of warps.
+    """
     linear, dual = operator == "ttt_linear", form == "dual"
     if form == FORWARD:
         blocks = (0,) if linear or row == "narrow" else (32, 64, 128)
@@ -81,7 +87,7 @@ def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterat
 
 
 def section(gpu: str, operator: str, form: str, rows: Mapping[str, Tuning]) -> str:
-    """Format a section of `tuning.toml`, without fields that have their default."""
+    """Return a section of `tuning.toml` as text: the settings in `rows`, by row, without fields at their default."""
     lines = [f'["{gpu}".{operator}.{form}]']
     for row, chosen in rows.items():
         kept = [(f.name, getattr(chosen, f.name)) for f in fields(chosen) if getattr(chosen, f.name) != f.default]

@@ -1,1 +1,1 @@
-"""Shared code of the PyTorch references: the layer around the learner, and the learner in all forms."""
+"""Both operators in PyTorch: `naive` defines them, `learner` has all their forms, `layer` has the parts around f."""

@@ -1,4 +1,4 @@
-"""The layer around the learner f: RoPE, LayerNorm loss and output (ttt_layer.md, "Inside TTT", steps 2 and 5).
+"""The parts of a layer around the learner f: RoPE, loss, output (ttt_layer.md, "Inside TTT", steps 2 and 5).
 
 Shapes: B batch, T tokens, H heads, D head dimension, m mini-batch size.
 """
@@ -23,7 +23,7 @@ class Outer(NamedTuple):
 
 
 def rope(x: Tensor, position: Tensor, theta: float = 10000.0) -> Tensor:
-    """Rotate the interleaved pairs (2i, 2i+1) of x by position * theta^(-2i/D).
+    """Return x with its interleaved pairs (2i, 2i+1) rotated by position * theta^(-2i/D).
 
     x [B, T, H, D] with position [T] or [B, T], or x [B, H, D] with position [B]; in the layer, position is t mod m.
     """
@@ -36,7 +36,7 @@ def rope(x: Tensor, position: Tensor, theta: float = 10000.0) -> Tensor:
 
 
 def gradient_offset(k: Tensor, v: Tensor, outer: Outer) -> Tensor:
-    """Return the part of g in `ln_l2_grad` that does not depend on z: (bias - R) * weight with R = v - k.
+    """Return the term of g in `ln_l2_grad` that does not depend on z: (ln_bias - R) * ln_weight with R = v - k.
 
     k, v [B, n, H, D] -> the same shape, in the state's dtype.
     """
@@ -47,8 +47,8 @@ def gradient_offset(k: Tensor, v: Tensor, outer: Outer) -> Tensor:
 def ln_l2_grad(z: Tensor, offset: Tensor, weight_squared: Tensor) -> Tensor:
     """Return the gradient of 1/2 |LN(z) - R|^2 with respect to z [..., D], in three launches on a GPU.
 
-    offset: the result of `gradient_offset`. weight_squared: ln_weight^2. With xhat the normalised z,
-    g = weight_squared * xhat + offset, and the gradient is (g - mean(g) - xhat * mean(g * xhat)) / std.
+    offset: the result of `gradient_offset`, in z's shape. weight_squared: ln_weight^2. With xhat the normalised z and
+    g = weight_squared * xhat + offset, the gradient is (g - mean(g) - xhat * mean(g * xhat)) / std.
     """
     shape = z.shape[-1:]
     xhat, mean, rstd = torch.native_layer_norm(z, shape, None, None, EPS)
@@ -57,6 +57,6 @@ def ln_l2_grad(z: Tensor, offset: Tensor, weight_squared: Tensor) -> Tensor:
 
 
 def output(z: Tensor, q: Tensor, outer: Outer) -> Tensor:
-    """Return q + LN(z), [B, n, H, D], in q's dtype."""
+    """Return the layer's output q + LN(z), [B, n, H, D], in q's dtype."""
     normed = torch.addcmul(outer.ln_bias, F.layer_norm(z, z.shape[-1:], eps=EPS), outer.ln_weight)
     return (normed + q).to(q.dtype)

@@ -2,7 +2,7 @@
 
     Z1 = K @ W1 + b1, Z2 = gelu(Z1) @ W2 + b2      arXiv 2407.04620, Sections 2.3 to 2.7; inference only, no autograd
 
-Three forms of one function: dual and primal for sequences, generate for one token per sequence. `naive.py`
+There are three forms of one function: dual and primal for sequences, generate for one token per sequence. `naive.py`
 defines the function.
 
 Precision: the state's dtype, float64 for float64 tokens, else float32. Whole mini-batches of the dual form with
@@ -71,10 +71,10 @@ Trace = tuple[Tensor, ...]
 
 
 class Layer(NamedTuple):
-    """One layer's part of a state: weight [B, H, in, out], bias [B, H, out], and the mini-batch's gradients so far.
+    """One layer's tensors in a state: weight [B, H, in, out], bias [B, H, out], and the mini-batch's gradients so far.
 
-    In a state with rows, x holds the inputs [B, H, m, in] and g holds lr_j * G_j [B, H, m, out]. In a state with sums,
-    x is dW, shaped like the weight, and g is db.
+    In a state with rows, x holds the inputs [B, H, m, in] and g holds lr_j * G_j [B, H, m, out]. In a state with
+    gradient sums, x is dW, shaped like the weight, and g is db, shaped like the bias.
     """
 
     weight: Any
@@ -84,10 +84,11 @@ class Layer(NamedTuple):
 
 
 def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
-    """Return the layers of a state's tensors, or of its field names. rows: whether it holds rows or sums.
+    """Return the layers of a state; `state` is the tuple of its tensors, or of its field names.
 
-    The order is: each layer's weight and bias; then each layer's input rows and each layer's gradient rows, or each
-    layer's dW and db; then the position.
+    rows: whether the state holds cached rows; otherwise it holds gradient sums. The order of the tuple is: each layer's
+    weight and bias; then each layer's input rows and each layer's gradient rows, or each layer's dW and db; then the
+    position.
     """
     n = len(state) // 4
     weights, biases, rest = state[: 2 * n : 2], state[1 : 2 * n : 2], state[2 * n : 4 * n]
@@ -108,11 +109,11 @@ def _in_its_dtypes(method: Method) -> Method:
 
 
 class Learner(Generic[State, PrimalState]):
-    """The reference of one learner; its methods check the arguments and split sequences at mini-batch boundaries.
+    """The reference of TTT-Linear or TTT-MLP. Its methods check the arguments and split sequences into mini-batches.
 
-    state, primal: named tuples for rows and for sums, in the order of `layers_of`. Without `inplace`, no method changes
-    the caller's state.
-    together: most mini-batches per piece; fewer if they have more than 16 tokens.
+    state, primal: the classes of states with rows and with gradient sums, named tuples in the order of `layers_of`.
+    together: most mini-batches to compute at once; fewer if they have more than 16 tokens.
+    No method changes the caller's state, except `generate_step` with `inplace`.
     """
 
     def __init__(self, state: type[State], primal: type[PrimalState], together: int) -> None:
@@ -126,7 +127,8 @@ class Learner(Generic[State, PrimalState]):
     ) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of a state, by name.
 
-        widths: of each layer's input, and of the output. sequences: (B, H). rows: whether the state has rows or sums.
+        widths: the width of each layer's input, then of the output. sequences: (B, H).
+        rows: whether the state holds cached rows; otherwise it holds gradient sums.
         """
         shapes: dict[str, tuple[int, ...]] = {"position": sequences[:1]}
         for name, (inputs, outputs) in zip(self._names[0 if rows else 1], pairwise(widths), strict=True):
@@ -136,7 +138,10 @@ class Learner(Generic[State, PrimalState]):
         return shapes
 
     def init_state(self, parameters: Sequence[Tensor], batch: int, mini_batch: int, dtype: torch.dtype) -> State:
-        """Return the state of `batch` new sequences. parameters: W [H, in, out] and b [H, 1, out] of each layer."""
+        """Return the state of `batch` new sequences, with weights and biases in `dtype` and empty rows.
+
+        parameters: W [H, in, out] and b [H, 1, out] of each layer. Raises ValueError on a wrong shape.
+        """
         names = self.state._fields
         weights, biases = parameters[::2], parameters[1::2]
         heads, head_dim = weights[0].shape[:2]
@@ -150,7 +155,7 @@ class Learner(Generic[State, PrimalState]):
         return self.state(*kept, *rows, torch.zeros(batch, dtype=torch.int32, device=kept[0].device))
 
     def primal_state(self, state: State) -> PrimalState:
-        """Return a copy of the state with gradient sums instead of rows."""
+        """Return a copy of the state in which gradient sums replace the rows."""
         *tensors, position = clone(state)
         layers = layers_of(state)
         sums = [x for layer in layers for x in summed_rows(layer.x, layer.g, position)]
@@ -176,8 +181,9 @@ class Learner(Generic[State, PrimalState]):
 
         q, k, v [B, T, H, D]: float64, float32 or bfloat16. lr [B, T, H] = base_lr * sigmoid(...) / D.
         token_scale [m]; ln_weight, ln_bias [H, D]. form: "primal" computes W_t of every token, "dual" does not.
-        state.position: any position inside the mini-batch, the same for all sequences. A caller that knows it passes
-        `start`, which avoids reading the device. Raises ValueError for unsupported shapes, dtypes and forms.
+        state.position: any position inside the mini-batch, the same for all sequences.
+        start: that position, if known. None reads it from the device, which waits for a GPU.
+        Raises ValueError for unsupported shapes, dtypes and forms.
         """
         outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES, state)
         check_choice("form", form, FORMS)
@@ -211,11 +217,12 @@ class Learner(Generic[State, PrimalState]):
         *,
         inplace: bool = False,
     ) -> tuple[Tensor, State | PrimalState]:
-        """Run one token of each sequence, at any mix of positions; return out [B, H, D] and the state after the token.
+        """Run one token of each sequence; return the outputs [B, H, D] and the state after the token.
 
-        q, k, v [B, H, D], lr [B, H]. The type of the state selects the form: rows (dual) or gradient sums (primal).
-        There is no host sync and no data-dependent control flow, so a CUDA graph can capture the call. A graph needs
-        inplace=True, which updates the tensors of the given state.
+        q, k, v [B, H, D], lr [B, H]. Sequences can have different positions in their mini-batches.
+        state: its class selects the form, dual with rows, primal with gradient sums.
+        inplace: update the tensors of the given state; otherwise return new tensors.
+        There is no host sync and no data-dependent control flow, so a CUDA graph can capture a call with inplace=True.
         """
         outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, TOKENS, state)
         state = state if inplace else clone(state)
@@ -237,11 +244,14 @@ class Learner(Generic[State, PrimalState]):
         *,
         start: int | None = None,
     ) -> tuple[Trace, State]:
-        """Run forward's sequential part over whole mini-batches; return the trace for `outputs` and the next state.
+        """Run the sequential part of `forward` over whole mini-batches; return a trace for `outputs`, and a state.
 
-        The trace, for N mini-batches and in the tokens' dtype: W [N, B*H, in + 8, out] of each layer, at each
-        mini-batch's start, with the bias and 7 zero rows below it; inputs [N, B*H, m, in + 8] of each layer except the
-        first; gradients without lr [N, B*H, m, out] of each layer.
+        The state is the one after the tokens. start: the given state's position, if known.
+        The trace is one tuple of tensors in the tokens' dtype, for N mini-batches:
+        W [N, B*H, in + 8, out] of each layer at each mini-batch's start, with the bias and 7 zero rows below it;
+        inputs [N, B*H, m, in + 8] of each layer except the first;
+        gradients without lr [N, B*H, m, out] of each layer.
+        Raises ValueError unless the tokens are whole mini-batches.
         """
         outer = self._checked({"k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES, state)
         mini_batch = len(token_scale)
@@ -262,7 +272,10 @@ class Learner(Generic[State, PrimalState]):
         ln_bias: Tensor,
         trace: Trace,
     ) -> Tensor:
-        """Run forward's parallel part over whole mini-batches: return out [B, T, H, D] from the trace of `states`."""
+        """Run the parallel part of `forward` over whole mini-batches: return the outputs [B, T, H, D].
+
+        trace: the first result of `states` for the same tokens. Raises ValueError unless they are whole mini-batches.
+        """
         outer = self._checked({"q": q, "k": k}, lr, token_scale, ln_weight, ln_bias, SEQUENCES)
         check_aligned(q.shape[1], 0, len(token_scale))
         return _read(q, k, lr, outer, trace)
@@ -277,7 +290,10 @@ class Learner(Generic[State, PrimalState]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """Check all arguments; return the outer parameters in the state's dtype. Raises ValueError if one is wrong."""
+        """Return the outer parameters in the state's dtype. Raises ValueError if an argument is not supported.
+
+        tokens: q, k or v by name. layout: SEQUENCES or TOKENS, their shape.
+        """
         check_tokens(tokens, lr, layout)
         x = next(iter(tokens.values()))
         heads, head_dim = x.shape[-2:]
@@ -290,9 +306,9 @@ class Learner(Generic[State, PrimalState]):
 
 
 def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Trace:
-    """Train on whole mini-batches in order: advance `state`'s weights in place, return the trace for `_read`.
+    """Train on whole mini-batches in order; advance the weights and biases of `state` in place, and return the trace.
 
-    Seven launches per mini-batch with one layer, 16 with two.
+    On a GPU it takes seven launches per mini-batch with one layer, 16 with two. `Learner.states` describes the trace.
     """
     layers, mini_batch = layers_of(state), len(outer.token_scale)
     keys = with_bias_input(tiled(k, mini_batch))
@@ -325,15 +341,15 @@ def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Tra
 
 
 def _parts(trace: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
-    """Return a trace's weights of each layer, inputs of each layer except the first, and gradients of each layer."""
+    """Return three parts of a trace: all layers' weights, inputs of layers after the first, all layers' gradients."""
     layers = (len(trace) + 1) // 3
     return trace[:layers], trace[layers:-layers], trace[-layers:]
 
 
 def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tensor:
-    """Return the outputs [B, T, H, D] of whole mini-batches, all at once, from the trace of `_train_`.
+    """Return the outputs [B, T, H, D] of whole mini-batches, computed all at once from the trace of `_train_`.
 
-    Each layer: Zbar = Xbar @ W + b - tril(eta * (Xbar @ X^T + 1)) @ G. Then out = Q + LN(Zbar).
+    For each layer: Zbar = Xbar @ W + b - tril(eta * (Xbar @ X^T + 1)) @ G. Then out = Q + LN(Zbar).
     """
     mini_batch = len(outer.token_scale)
     queries, keys = (with_bias_input(tiled(x, mini_batch).flatten(0, 1)) for x in (q, k))
@@ -348,9 +364,10 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
 def _advance_(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", start: int = 0
 ) -> Tensor:
-    """Return the outputs [B, n, H, D] of n tokens inside one mini-batch; advance `state` (with rows) in place.
+    """Return the outputs [B, n, H, D] of n tokens inside one mini-batch; advance `state`, which holds rows, in place.
 
-    In the dual form sequences may have different positions. In the primal form all are at position `start`.
+    In the dual form, sequences can have different positions, and `start` is ignored.
+    In the primal form, all sequences are at position `start`.
     """
     layers, token_scale = layers_of(state), outer.token_scale
     positions = positions_of(state.position, q.shape[1])
@@ -374,7 +391,7 @@ def _advance_(
 
 
 def _advance_sums_(q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any) -> Tensor:
-    """Return the outputs [B, 1, H, D] of one token per sequence; advance `state` (with gradient sums) in place."""
+    """Return the outputs [B, 1, H, D] of one token per sequence; advance `state`, with gradient sums, in place."""
     layers, positions = layers_of(state, rows=False), positions_of(state.position, 1)
     x, z, new = _gradients(q, k, v, lr, outer, layers)
     scale = outer.token_scale[positions][:, None, :, None]
@@ -393,9 +410,10 @@ def _advance_sums_(q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, st
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[Layer]
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return q and q @ W1 + b1, and each layer's input and lr * G, at the weights of the mini-batch's start.
+    """Return q, q @ W1 + b1, and a list with two tensors per layer: the layer's input for the keys, and lr * G.
 
-    All [B, H, n, width] in the state's dtype; W1 is read once.
+    All use the weights of the mini-batch's start. Each tensor is [B, H, n, width] in the state's dtype; W1 is read
+    once.
     """
     first, *others = layers
     q, k, offset = (x.to(first.weight.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
@@ -412,10 +430,10 @@ def _gradients(
 
 
 def gelu(z: Tensor) -> Tensor:
-    """GELU in its tanh form."""
+    """Return GELU(z) in its tanh form."""
     return F.gelu(z, approximate="tanh")
 
 
 def gelu_backward(grad: Tensor, z: Tensor) -> Tensor:
-    """Return grad * gelu'(z)."""
+    """Return grad * gelu'(z), the gradient before a GELU from the gradient after it."""
     return torch.ops.aten.gelu_backward(grad, z, approximate="tanh")

@@ -1,6 +1,6 @@
 """Lay out and multiply whole mini-batches with few launches and bounded memory.
 
-Shapes: N mini-batches of m tokens; batch and heads are one dimension B*H of torch.bmm.
+Shapes: N mini-batches of m tokens; batch B and heads H are one dimension B*H, as torch.bmm needs.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,10 @@ BIAS_INPUTS = 8  # one input that is always 1, and seven zeros that keep bfloat1
 
 
 class Piece(NamedTuple):
-    """Tokens low to high - 1 of a forward. whole: they are complete mini-batches; otherwise they are part of one."""
+    """A range of tokens that a forward computes at once: the tokens from `low` to `high` - 1.
+
+    whole: whether they are complete mini-batches; otherwise they are part of one.
+    """
 
     low: int
     high: int
@@ -22,7 +25,7 @@ class Piece(NamedTuple):
 
 
 def pieces(tokens: int, start: int, mini_batch: int, together: int) -> Iterator[Piece]:
-    """Yield T tokens from position `start` in pieces: up to `together` whole mini-batches, or a part of one."""
+    """Yield pieces of `tokens` tokens from position `start`: up to `together` whole mini-batches, or a part of one."""
     low = 0
     while low < tokens:
         first = (start + low) % mini_batch
@@ -33,43 +36,43 @@ def pieces(tokens: int, start: int, mini_batch: int, together: int) -> Iterator[
 
 
 def mini_batches_together(mini_batch: int, limit: int) -> int:
-    """Return how many mini-batches to train at once: `limit`, or fewer (at least 1) if longer than 16 tokens."""
+    """Return how many mini-batches to compute at once: `limit`, or fewer (at least 1) above 16 tokens each."""
     return max(1, min(limit, 16 * limit // mini_batch))
 
 
 def tiled(x: Tensor, mini_batch: int) -> Tensor:
-    """Rearrange x from [B, N*m, H, ...] to [N, B*H, m, ...]."""
+    """Return x [B, N*m, H, ...], rearranged to [N, B*H, m, ...]; `mini_batch` is m."""
     x = x.unflatten(1, (-1, mini_batch)).movedim(1, 0).transpose(2, 3)
     return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
 def untiled(x: Tensor, batch: int) -> Tensor:
-    """Rearrange x from [N, B*H, m, D] to [B, N*m, H, D], the inverse of `tiled`."""
+    """Return x [N, B*H, m, D], rearranged to [B, N*m, H, D]: the inverse of `tiled`; `batch` is B."""
     return x.unflatten(1, (batch, -1)).transpose(2, 3).movedim(0, 1).flatten(1, 2)
 
 
 def with_bias_input(x: Tensor) -> Tensor:
-    """Pad x [..., D] to [..., D + 8] with an input 1 and seven zeros: one matmul then serves weights and biases."""
+    """Return x [..., D] padded to [..., D + 8] with a one and seven zeros, so that a matmul also adds the bias."""
     x = F.pad(x, (0, BIAS_INPUTS))
     x[..., -BIAS_INPUTS] = 1.0
     return x
 
 
 def packed(weight: Tensor, bias: Tensor) -> Tensor:
-    """Pack weight [B, H, D, F] and bias [B, H, F] into one matrix [B*H, D + 8, F], for inputs of `with_bias_input`."""
+    """Return weight [B, H, D, F] and bias [B, H, F] as one matrix [B*H, D + 8, F], for inputs of `with_bias_input`."""
     rows = torch.cat((weight, bias.unsqueeze(2)), 2).flatten(0, 1)
     return F.pad(rows, (0, 0, 0, BIAS_INPUTS - 1))
 
 
 def unpack_(matrix: Tensor, weight: Tensor, bias: Tensor) -> None:
-    """Copy a matrix of `packed` back into weight and bias, in place."""
+    """Copy `matrix`, a result of `packed`, back into weight and bias, in place."""
     inputs = weight.shape[2]
     weight.copy_(matrix[:, :inputs].unflatten(0, weight.shape[:2]))
     bias.copy_(matrix[:, inputs].unflatten(0, bias.shape[:2]))
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b in batches. bfloat16 inputs give float32 sums and a float32 result; a CPU first converts them."""
+    """Return a @ b for each matrix of a batch. bfloat16 inputs are summed in float32 and give a float32 result."""
     if a.dtype != torch.bfloat16:
         return torch.bmm(a, b)
     if a.is_cuda:
@@ -78,7 +81,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def subtract_matmul_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Subtract a @ b from `total` in batches and in place, with the dtypes of `matmul`; return `total`."""
+    """Subtract a @ b, computed as by `matmul`, from the batch of matrices `total` in place; return `total`."""
     if torch.compiler.is_compiling():  # tracing does not support baddbmm with an out_dtype
         return total.sub_(matmul(a, b))
     if a.dtype == torch.bfloat16 and a.is_cuda:
@@ -87,13 +90,14 @@ def subtract_matmul_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def causal_eta(lr: Tensor, token_scale: Tensor) -> Tensor:
-    """Return eta [..., m, m] of lr [..., m]: eta_ij = s_i * lr_j for j <= i, else 0."""
+    """Return eta [..., m, m] for lr [..., m] and s = token_scale [m]: eta_ij = s_i * lr_j for j <= i, otherwise 0."""
     return lr.unsqueeze(-2) * token_scale[:, None].expand(-1, len(token_scale)).tril()
 
 
 def read_layer(x: Tensor, weights: Tensor, rows: Tensor, gradients: Tensor, eta: Tensor) -> Tensor:
-    """Return one layer of f in the dual form: x @ W - (eta * (x @ rows^T)) @ G, all [N*B*H, ...].
+    """Return the output of one layer in the dual form: x @ W - (eta * (x @ rows^T)) @ gradients, all [N*B*H, ...].
 
-    x and rows come from `with_bias_input`, weights from `packed`.
+    x: the layer's input for queries. rows: its input for keys. Both come from `with_bias_input`.
+    weights: W, from `packed`.
     """
     return subtract_matmul_(matmul(x, weights), (matmul(x, rows.mT) * eta).to(x.dtype), gradients)

@@ -30,7 +30,7 @@ Loss = Callable[[Weights, Tensor, Tensor], Tensor]  # weights, k, v -> a scalar
 
 
 class State(NamedTuple):
-    """The model of one head of one sequence: its weights at the mini-batch's start, and gradient sums since."""
+    """State of one head of one sequence: weights of the model at the mini-batch's start, and gradient sums since."""
 
     weights: Weights
     sums: Weights  # of lr_j * d loss_j / d weight over the tokens of this mini-batch so far
@@ -43,19 +43,19 @@ def fresh_state(*weights: Tensor) -> State:
 
 
 def linear(x: Tensor, weights: Weights) -> Tensor:
-    """Return f(x) of TTT-Linear; weights W [D, D], b [D]."""
+    """Return f(x) of TTT-Linear, [..., D] for x [..., D] and weights W [D, D], b [D]."""
     W, b = weights
     return x @ W + b
 
 
 def mlp(x: Tensor, weights: Weights) -> Tensor:
-    """Return f(x) of TTT-MLP; weights W1 [D, F], b1 [F], W2 [F, D], b2 [D] with F = 4D."""
+    """Return f(x) of TTT-MLP, [..., D] for x [..., D] and weights W1 [D, F], b1 [F], W2 [F, D], b2 [D] with F = 4D."""
     W1, b1, W2, b2 = weights
     return gelu(x @ W1 + b1, approximate="tanh") @ W2 + b2
 
 
 def layer_norm(z: Tensor, ln_weight: Tensor, ln_bias: Tensor) -> Tensor:
-    """Apply LayerNorm over the last dimension, with the biased variance."""
+    """Return LayerNorm of z over its last dimension, with the biased variance."""
     centred = z - z.mean(-1, keepdim=True)
     return ln_weight * centred / (centred.square().mean(-1, keepdim=True) + EPS).sqrt() + ln_bias
 
@@ -72,9 +72,10 @@ def train(
     *,
     read_updated: bool = True,
 ) -> tuple[Tensor, State]:
-    """Train f on every token t in order, then read f(q_t); return f(q) [T, D] and the state after the tokens.
+    """Train f on every token t in order and then evaluate it at q_t; return the values [T, D] and the state afterwards.
 
-    q, k, v [T, D], lr [T], token_scale [m]. f(q_t) is at theta_t, with read_updated=False at theta.
+    loss: function of weights, k_t and v_t. q, k, v [T, D], lr [T], token_scale [m].
+    read_updated: evaluate with the weights theta_t after token t; False: with the weights of the mini-batch's start.
     """
     outputs = [q[:0]]
     for t in range(len(q)):
@@ -101,7 +102,7 @@ def forward(
     *,
     read_updated: bool = True,
 ) -> tuple[Tensor, State]:
-    """Run T tokens of one head in order: return out [T, D] and the state after them.
+    """Run T tokens of one head in order; return the outputs [T, D] and the state after the tokens.
 
     model: `linear` or `mlp`. q, k, v [T, D], lr [T], token_scale [m], ln_weight, ln_bias [D].
     read_updated: see `train`.

@@ -1,6 +1,7 @@
-"""Advance one layer of a learner by tokens at any position of a mini-batch, from rows or from gradient sums.
+"""Advance one layer of a learner by tokens at any position of a mini-batch, from cached rows or from gradient sums.
 
-x_rows has the input x_j and g_rows has lr_j * G_j of each token j of the mini-batch so far. W changes only at its end.
+The arguments x_rows and g_rows hold a row for each token j of the mini-batch so far: its input x_j, and lr_j * G_j. The
+weight and bias change only at the mini-batch's end.
 Shapes: x [B, H, n, D] for n tokens, rows [B, H, m, D], weight [B, H, D, F], bias [B, H, F], positions [B, n] int64.
 """
 
@@ -14,12 +15,15 @@ State = TypeVar("State", bound=tuple)
 
 
 def positions_of(position: Tensor, tokens: int) -> Tensor:
-    """Positions [B, n] of the next n tokens, all inside one mini-batch; position [B] is that of the first."""
+    """Return the positions [B, n] of the next n = `tokens` tokens, which must lie inside one mini-batch.
+
+    position [B]: the position of the first of them in each sequence.
+    """
     return position.long()[:, None] + torch.arange(tokens, device=position.device)
 
 
 def advance_position_(position: Tensor, tokens: int, mini_batch: int) -> None:
-    """Set position to (position + n) mod m, in place."""
+    """Set position to (position + tokens) mod mini_batch, in place."""
     position.add_(tokens).remainder_(mini_batch)
 
 
@@ -29,23 +33,32 @@ def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
 
 
 def causal_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """Return the coefficients [B, 1, n, m] of m rows for tokens at positions [B, n]: s_p for row j <= p, else 0."""
+    """Return the factors [B, 1, n, m] of m rows for n tokens: for a token at position p, s_p for rows j <= p, else 0.
+
+    positions [B, n]. token_scale [m] holds s.
+    """
     rows = torch.arange(len(token_scale), device=token_scale.device)
     return torch.where(rows <= positions[..., None], token_scale[positions][..., None], 0)[:, None]
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return x @ W + b, [B, H, n, F]."""
+    """Return x @ weight + bias, [B, H, n, F]."""
     return x @ weight + bias.unsqueeze(-2)
 
 
 def row_correction(x: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
-    """Return the dual form's correction, to subtract from x @ W + b: (scale * (x @ x_rows^T + 1)) @ g_rows."""
+    """Return what the dual form subtracts from x @ W + b, from rows: (scale * (x @ x_rows^T + 1)) @ g_rows.
+
+    scale: the result of `causal_scale`.
+    """
     return (scale * (x @ x_rows.mT + 1)) @ g_rows
 
 
 def sum_correction(x: Tensor, dW: Tensor, db: Tensor, scale: Tensor) -> Tensor:
-    """Return the same correction from gradient sums: scale * (x @ dW + db); scale [B, 1, 1, 1]."""
+    """Return what the primal form subtracts from x @ W + b, from gradient sums: scale * (x @ dW + db).
+
+    It equals `row_correction` of the same tokens. scale [B, 1, 1, 1]: s at each sequence's position.
+    """
     return scale * affine(x, dW, db)
 
 
@@ -58,9 +71,10 @@ def stepped_affine(
     token_scale: Tensor,
     start: int,
 ) -> Tensor:
-    """Return x_t @ W_t + b_t, [B, H, n, F], for n tokens from position `start` (primal form).
+    """Return x_t @ W_t + b_t, [B, H, n, F], for n tokens from position `start`, in the primal form.
 
-    This computes every gradient x_j^T g_j, [B, H, m, D, F], and every W_t = W - s_t * sum_{j <= t} x_j^T g_j.
+    W_t and b_t are the weight and bias after token t. This computes every gradient x_j^T g_j, [B, H, m, D, F].
+    It also computes every W_t = W - s_t * sum_{j <= t} x_j^T g_j.
     """
     now = slice(start, start + x.shape[2])
     sums = (x_rows.unsqueeze(-1) * g_rows.unsqueeze(-2)).cumsum(2)[:, :, now]
@@ -70,12 +84,12 @@ def stepped_affine(
 
 
 def completion_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """Return [B, 1, 1, 1]: s_{m-1} for each sequence whose mini-batch ends with these tokens, else 0."""
+    """Return [B, 1, 1, 1]: s_{m-1} for each sequence whose last position is the end of a mini-batch, otherwise 0."""
     return torch.where(positions[:, -1] == len(token_scale) - 1, token_scale[-1], 0)[:, None, None, None]
 
 
 def apply_rows_(weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> None:
-    """Update in place W -= scale * x_rows^T @ g_rows and b -= scale * sum(g_rows); scale [B, 1, 1, 1]."""
+    """Update W -= scale * x_rows^T @ g_rows and b -= scale * sum(g_rows) in place; scale [B, 1, 1, 1]."""
     steps = (scale * x_rows).flatten(0, 1).mT
     weight.view(-1, *weight.shape[2:]).baddbmm_(steps, g_rows.flatten(0, 1), alpha=-1)
     bias.addcmul_(scale[..., 0], g_rows.sum(2), value=-1)
@@ -88,9 +102,9 @@ def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
 
 
 def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions: Tensor, token_scale: Tensor) -> None:
-    """Apply and reset, in place, the gradient sums of each sequence whose mini-batch ends at `positions`.
+    """Update the weight and bias of each sequence whose mini-batch ends at `positions`, in place, and reset its sums.
 
-    W -= s_{m-1} * dW, b -= s_{m-1} * db, then dW = 0, db = 0.
+    W -= s_{m-1} * dW, b -= s_{m-1} * db, then dW = 0, db = 0. Other sequences do not change.
     """
     scale = completion_scale(positions, token_scale)
     weight.addcmul_(scale, dW, value=-1)
@@ -101,13 +115,13 @@ def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions:
 
 
 def rows_before(rows: Tensor, position: Tensor) -> Tensor:
-    """Return rows [B, H, m, D] with zeros at and after each sequence's position [B]."""
+    """Return a copy of rows [B, H, m, D], with zeros in the rows at and after each sequence's position [B]."""
     index = torch.arange(rows.shape[2], device=rows.device)
     return torch.where((index < position[:, None])[:, None, :, None], rows, 0)
 
 
 def summed_rows(x_rows: Tensor, g_rows: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient sums dW [B, H, D, F] and db [B, H, F] of the rows before position [B]."""
+    """Return the gradient sums dW [B, H, D, F] and db [B, H, F] over the rows before each sequence's position [B]."""
     g = rows_before(g_rows, position)
     return rows_before(x_rows, position).mT @ g, g.sum(2)
 
@@ -118,7 +132,7 @@ def clone(state: State) -> State:
 
 
 def overwrite(state: Any, after: Any) -> None:
-    """Copy the tensors of `after` into those of `state`, except where both are the same tensor."""
+    """Copy the tensors of state `after` into those of `state`, except where both are the same tensor."""
     for old, new in zip(_tensors(state), _tensors(after), strict=True):
         if old is not new:
             old.copy_(new)

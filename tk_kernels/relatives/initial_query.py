@@ -1,7 +1,7 @@
-"""TTT-Linear whose queries read the weights of their mini-batch's start, the simplification in titans-pytorch.
+"""TTT-Linear whose queries use the weights of their mini-batch's start, the simplification in titans-pytorch.
 
 out_t = q_t + LN(q_t @ W + b) with W and b of the mini-batch's start. Unlike TTT-Linear it has no matmul of queries
-and keys, and a token does not see its own mini-batch.
+and keys, and a token's output does not depend on the keys and values of its mini-batch.
 """
 
 from functools import partial

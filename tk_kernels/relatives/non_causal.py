@@ -1,7 +1,7 @@
-"""Output gate and reversed pass for a causal TTT layer in a non-causal model (video, arXiv 2504.05298).
+"""A residual output gate, and a pass over the reversed sequence, that make a causal TTT layer fit a non-causal model.
 
-A block runs h = gated(layer)(x), then gated(reversed_time(layer))(h). With an output gate near 0, an added TTT layer
-hardly changes the output of a pretrained model.
+They are from a video model, arXiv 2504.05298: a block runs h = gated(layer)(x), then gated(reversed_time(layer))(h).
+With an output gate near 0, an added TTT layer hardly changes the output of a pretrained model.
 """
 
 from collections.abc import Callable
@@ -18,5 +18,8 @@ def gated(layer: Layer, alpha: Tensor) -> Layer:
 
 
 def reversed_time(layer: Layer) -> Layer:
-    """Return the layer x -> flip(layer(flip(x))) along T; its RoPE and state follow the reversed order."""
+    """Return the layer x -> flip(layer(flip(x))) for x [B, T, C], flipped along T.
+
+    RoPE positions and states inside `layer` follow the reversed order.
+    """
     return lambda x: layer(x.flip(1)).flip(1)

@@ -11,10 +11,10 @@ from tk_kernels.reference.naive import Weights, fresh_state, train
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return linear attention of one head (Theorem 1): q, k, v [T, D] -> out_t = sum over j <= t of (q_t . k_j) v_j.
+    """Return linear attention of one head, out_t = sum over j <= t of (q_t . k_j) v_j, for q, k, v [T, D] (Theorem 1).
 
-    The learner is f(x) = x @ W without LayerNorm or bias, W_0 = 0, loss |f(k) - v|^2, and eta = 1/2. All T tokens are
-    one mini-batch.
+    It is computed as a TTT layer: the learner is f(x) = x @ W without LayerNorm or bias, W_0 = 0, the loss |f(k) -
+    v|^2, and eta = 1/2. All T tokens are one mini-batch.
     """
 
     def f(x: Tensor, weights: Weights) -> Tensor:
@@ -47,10 +47,12 @@ def nadaraya_watson(
     seen: TrainingSet | None = None,
     log_kernel: Callable[[Tensor, Tensor], Tensor] = exponential_kernel,
 ) -> tuple[Tensor, TrainingSet]:
-    """Return the outputs [B, T, H, D] and the training set after T tokens (Theorem 2).
+    """Return the outputs [B, T, H, D] of a Nadaraya-Watson learner and its training set after T tokens (Theorem 2).
 
-    Token t adds (k_t, v_t) to the training set, `seen` at the start, then predicts for q_t.
-    f(q) = sum_j kernel(q, k_j) v_j / sum_j kernel(q, k_j); with the exponential kernel this is softmax attention.
+    Token t adds (k_t, v_t) to the training set, then the output is the prediction for q_t:
+    f(q) = sum_j kernel(q, k_j) v_j / sum_j kernel(q, k_j). With the exponential kernel this is softmax attention.
+    seen: the training set of earlier tokens; None: there are none. log_kernel: takes q and k as `exponential_kernel`
+    does.
     """
     before = 0 if seen is None else seen.k.shape[1]
     if seen is not None:

@@ -1,1 +1,1 @@
-"""TTT-Linear: reference is the fast PyTorch form for tests, ops and generate run the kernels."""
+"""TTT-Linear: `reference` is the fast PyTorch form for tests; `ops` (forward) and `generate` run the kernels."""

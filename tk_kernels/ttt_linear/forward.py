@@ -1,7 +1,7 @@
 """TTT-Linear forward in Triton, for any CUDA GPU of compute capability 8.0 or higher: the dual form (ttt_layer.md).
 
-One program owns one head of one sequence. W^T stays in registers as a float32 accumulator, its rows (outputs) split
-over the N warps by a leading dimension, so that no matmul moves it between warps.
+One program owns one head of one sequence. W^T stays in registers as a float32 accumulator. The rows of W^T (outputs)
+are split over the N warps by a leading dimension, so that no matmul moves W^T between warps.
 
     Z = K W + b, Y = Q W + b       right operand: W, rounded
     W^T <- W^T + (-s lr G)^T K     into the accumulator
@@ -42,7 +42,7 @@ CROWDED = 3  # programs per SM from which two warps per program are faster than 
 
 
 def tuned_as(q: Tensor, mini_batch: int) -> str:
-    """Return the name of the row of `tuning.toml` for tokens like q [B, T, H, D]."""
+    """Return the name of the row of `tuning.toml` that sets the launch for tokens like q [B, T, H, D]."""
     return _tuned_as(q, len(q), mini_batch)
 
 
@@ -62,11 +62,12 @@ def launch(
     launch: Tuning | None = None,
     compile_only: bool = False,
 ) -> None:
-    """Run T tokens that start at a mini-batch and write `outputs`; output weights may be the input weights.
+    """Run T tokens that start at a mini-batch's first position, and write the results to `outputs`.
 
-    tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W, b. outputs: out, W, b, k_rows, g_rows.
-    Shapes as in `ops.forward`. launch: settings instead of the row of `tuning.toml`; each warp computes D / warps
-    columns of W.
+    tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W, b. Shapes are those of `ops.forward`.
+    outputs: out, W, b, k_rows, g_rows. Its W and b are allowed to be those of `weights`, for an update in place.
+    rope: first apply RoPE to q and k.
+    launch: settings instead of those of `tuning.toml`. Each warp computes D / warps columns of W.
     compile_only: compile the kernel and compute nothing.
     """
     q, k, v, lr = tokens
@@ -91,10 +92,11 @@ def launch_packed(
     state: Any,
     sequences: Packed,
 ) -> Tensor:
-    """Return the outputs [N, H, D] of sequences of different lengths; advance their slots of `state` in place.
+    """Return the outputs [N, H, D] of packed sequences, and advance their slots of `state` in place.
 
     tokens: q, k, v [N, H, D] with RoPE, lr [N, H]; q has the dtype of the state's rows.
-    initial: W [H, D, D], b [H, D] of new sequences. state: a `GenerateState` in the dual form.
+    outer: token_scale, ln_weight, ln_bias. initial: W [H, D, D], b [H, D], from which new sequences start.
+    state: a `GenerateState` in the dual form. sequences: the layout of the N tokens.
     """
     q, k, v, lr = tokens
     heads = q.shape[1]

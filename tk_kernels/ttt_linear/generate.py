@@ -1,4 +1,4 @@
-"""TTT-Linear generate in Triton: one token for each sequence of a large batch, one launch that a CUDA graph can hold.
+"""TTT-Linear generate in Triton: one token for each sequence of a large batch, in one launch, also in a CUDA graph.
 
 Two forms of the function in `reference.py` (ttt_layer.md, "Three forms"):
 
@@ -45,8 +45,9 @@ __all__ = ["GenerateState", "available", "generate_step"]
 class GenerateState(StepState):
     """State of TTT-Linear's `generate_step`.
 
-    weights [B, H, D, D] in the precision's type (for "planes" the high one). low [B, H, D, D] int16 or None.
-    b [B, H, D] float32. gathered: rows of K and lr * G; in the primal form dW and db.
+    weights [B, H, D, D]: W in the precision's dtype; in the precision "planes", W's high plane.
+    low [B, H, D, D] int16: W's low plane, or None in other precisions. b [B, H, D] float32.
+    gathered: cached rows of K and of lr * G, [B, H, m, D] each; in the primal form the gradient sums dW and db.
     """
 
     weights: Tensor

@@ -126,9 +126,9 @@ def dual(
 
 @gluon.constexpr_function
 def permuted_columns():
-    """Return a shared layout [16, 64] with permuted columns: bits 5, 2, 1, 4, 3, 0 of a column are d's 5 to 0.
+    """Return a layout [16, 64] in shared memory with permuted columns: bits 5, 2, 1, 4, 3, 0 of one are d's 5 to 0.
 
-    With these columns in the right operand of a matmul, each thread gets neighbours in d.
+    If the right operand of a matmul has these columns, each thread gets results that are neighbours in d.
     """
     columns = [[0, 1], [0, 8], [0, 16], [0, 2], [0, 4], [0, 32]]
     return gl.SharedLinearLayout([*columns, [1, 0], [2, 0], [4, 0], [8, 0]])
@@ -136,7 +136,10 @@ def permuted_columns():
 
 @gluon.jit
 def apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES: gl.constexpr):
-    """Update W -= s K^T g, 16 rows of W at a time. w_shared [D, D]: W's high plane; k_shared, g_shared [16, D]."""
+    """Update W -= s K^T g with the rows of a mini-batch, and store W; 16 rows of W at a time. scale: s.
+
+    w_shared [D, D]: W, or its high plane. k_shared, g_shared [16, D]: K and g. weights, low: where W is stored.
+    """
     D: gl.constexpr = 64
     product: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
     tile: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0])

@@ -1,4 +1,4 @@
-"""The TTT-Linear forward: Hopper kernel, Triton kernel or reference, by the GPU; see `ForwardOperator.forward`."""
+"""The TTT-Linear forward, in a Hopper kernel, a Triton kernel or the reference; see `ForwardOperator.forward`."""
 
 from torch import Tensor
 
@@ -10,13 +10,16 @@ from tk_kernels.ttt_linear.reference import LINEAR
 KERNELS = dict.fromkeys((16, 32), "ttt_linear/forward_sm90")  # for Hopper, by mini-batch
 
 
-def schedule(sequences: int, mini_batch: int, processors: int) -> tuple[int, int]:
-    """Return (warps per head, heads per block): few heads are split over more warps, many heads share an SM."""
-    return (4, 1) if sequences <= 2 * processors or mini_batch > 16 else (2, 4)
+def schedule(heads: int, mini_batch: int, processors: int) -> tuple[int, int]:
+    """Return the Hopper kernel's (warps per head, heads per block), for a GPU with `processors` SMs.
+
+    heads: number of heads in all sequences together. Few heads are split over more warps; many heads share an SM.
+    """
+    return (4, 1) if heads <= 2 * processors or mini_batch > 16 else (2, 4)
 
 
 def _plan(q: Tensor, mini_batch: int) -> tuple[int, int]:
-    """Return the schedule for tokens like q [B, T, H, D]."""
+    """Return the result of `schedule` for tokens like q [B, T, H, D] on q's GPU."""
     return schedule(q.shape[0] * q.shape[2], mini_batch, processors(q))
 
 

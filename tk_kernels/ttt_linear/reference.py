@@ -1,4 +1,4 @@
-"""The reference of TTT-Linear in PyTorch, f(k) = k @ W + b; `tk_kernels.reference.learner` has the arithmetic."""
+"""The PyTorch reference of TTT-Linear, f(k) = k @ W + b; `tk_kernels.reference.learner` has the arithmetic."""
 
 from typing import NamedTuple
 
@@ -9,10 +9,11 @@ from tk_kernels.reference.learner import Learner
 
 
 class LinearState(NamedTuple):
-    """Weights at the start of the current mini-batch, and the rows of its tokens so far.
+    """State with rows: weights at the start of the current mini-batch, and a row for each of its tokens so far.
 
-    W [B, H, D, D] and b [B, H, D]: master, float32 or float64. k_rows, g_rows [B, H, m, D]: inputs and lr_j * G_j;
-    rows at or beyond position hold any finite values. position [B] int32: number of valid rows, 0..m-1.
+    W [B, H, D, D] and b [B, H, D]: master weights, float32 or float64.
+    k_rows, g_rows [B, H, m, D]: inputs k_j and lr_j * G_j. Rows from position on hold any finite values.
+    position [B] int32: number of valid rows, 0..m-1.
     """
 
     W: Tensor
@@ -23,7 +24,10 @@ class LinearState(NamedTuple):
 
 
 class LinearPrimalState(NamedTuple):
-    """Weights at the start of the current mini-batch, and dW, db: sums of lr_j k_j^T G_j and lr_j G_j so far."""
+    """State with gradient sums: weights at the start of the current mini-batch, and sums over its tokens so far.
+
+    dW [B, H, D, D] is the sum of lr_j k_j^T G_j, db [B, H, D] that of lr_j G_j. W, b and position: as in `LinearState`.
+    """
 
     W: Tensor
     b: Tensor
@@ -40,5 +44,5 @@ primal_state = LINEAR.primal_state
 def init_state(
     W: Tensor, b: Tensor, batch: int, mini_batch: int = 16, dtype: torch.dtype = torch.float32
 ) -> LinearState:
-    """Return the state of `batch` new sequences, from the parameters W [H, D, D] and b [H, 1, D]."""
+    """Return the state of `batch` new sequences in `dtype`, from the parameters W [H, D, D] and b [H, 1, D]."""
     return LINEAR.init_state((W, b), batch, mini_batch, dtype)

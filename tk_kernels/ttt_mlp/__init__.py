@@ -1,1 +1,1 @@
-"""TTT-MLP: reference is the fast PyTorch form for tests, ops and generate run the kernels."""
+"""TTT-MLP: `reference` is the fast PyTorch form for tests; `ops` (forward) and `generate` run the kernels."""

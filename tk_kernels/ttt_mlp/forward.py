@@ -1,8 +1,8 @@
 """TTT-MLP forward in Triton, for any CUDA GPU of compute capability 8.0 or higher: the dual form (ttt_layer.md).
 
 One program owns one head of one sequence and keeps W1^T and W2 in float32 accumulators in registers. A leading
-dimension splits both over the N warps, by hidden units: Z1, Y1 and both updates never leave a warp. W2 passes rounded
-through shared memory once per mini-batch, and its three matmuls read it there.
+dimension splits both over the N warps, by hidden units, so that Z1, Y1 and both updates never leave a warp. Once per
+mini-batch, W2 is rounded and written to shared memory, where its three matmuls read it.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
@@ -42,7 +42,7 @@ IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers 
 
 
 def tuned_as(q: Tensor, mini_batch: int) -> str:
-    """Return the name of the row of `tuning.toml` for tokens like q [B, T, H, D]."""
+    """Return the name of the row of `tuning.toml` that sets the launch for tokens like q [B, T, H, D]."""
     return "wide" if q.shape[-1] > IN_REGISTERS else "narrow"
 
 
@@ -55,11 +55,13 @@ def launch(
     launch: Tuning | None = None,
     compile_only: bool = False,
 ) -> None:
-    """Run T tokens that start at a mini-batch and write `outputs`; output weights may be the input weights.
+    """Run T tokens that start at a mini-batch's first position, and write the results to `outputs`.
 
-    tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W1, b1, W2, b2.
-    outputs: out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows. Shapes as in `ops.forward`.
-    launch: settings of the Triton kernels instead of the row of `tuning.toml`.
+    tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W1, b1, W2, b2. Shapes: as in `ops.forward`.
+    outputs: out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows. Its weights and biases are allowed to be those of
+    `weights`, for an update in place.
+    rope: first apply RoPE to q and k.
+    launch: settings of the Triton kernels instead of those of `tuning.toml`; None also allows the kernel in Gluon.
     compile_only: compile the kernel and compute nothing.
     """
     q, k, v, lr = tokens
@@ -95,10 +97,11 @@ def launch_packed(
     state: Any,
     sequences: Packed,
 ) -> Tensor:
-    """Return the outputs [N, H, D] of sequences of different lengths; advance their slots of `state` in place.
+    """Return the outputs [N, H, D] of packed sequences, and advance their slots of `state` in place.
 
     tokens: q, k, v [N, H, D] with RoPE, lr [N, H]; q has the dtype of the state's rows.
-    initial: W1 [H, D, F], b1 [H, F], W2 [H, F, D], b2 [H, D] of new sequences. state: a `GenerateState`, dual form.
+    outer: token_scale, ln_weight, ln_bias. initial: W1 [H, D, F], b1 [H, F], W2 [H, F, D], b2 [H, D], from which new
+    sequences start. state: a `GenerateState` in the dual form. sequences: the layout of the N tokens.
     """
     q, k, v, lr = tokens
     heads = q.shape[1]
@@ -127,9 +130,9 @@ def launch_packed(
 
 
 def takes_gluon(q: Tensor, mini_batch: int, hidden: int) -> bool:
-    """Whether `forward_gluon` supports q [..., H, D] and this mini-batch, and q's GPU has enough shared memory.
+    """Whether the kernel of `forward_gluon` supports q [..., H, D], this mini-batch and `hidden` units on q's GPU.
 
-    It takes bfloat16 only: its scaled gradients need that type's range of exponents.
+    The kernel takes bfloat16 only: its scaled gradients need that dtype's range of exponents.
     """
     fits = (q.shape[-1], hidden, q.dtype) == (*GLUON_SHAPE, torch.bfloat16) and mini_batch <= GLUON_ROWS
     runs = q.is_cuda and not triton.knobs.runtime.interpret

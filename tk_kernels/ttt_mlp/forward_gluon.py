@@ -247,5 +247,5 @@ def forward(
 
 @gluon.jit
 def all_warps(x, N: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """Broadcast an operand [ROWS, COLUMNS] to all warps: [N, ROWS, COLUMNS]."""
+    """Return x [ROWS, COLUMNS] as a matmul operand [N, ROWS, COLUMNS] that is the same for each of N warps."""
     return x.expand_dims(0).broadcast_to([N, ROWS, COLUMNS])

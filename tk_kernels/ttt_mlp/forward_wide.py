@@ -33,10 +33,10 @@ def forward(
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    """Run all tokens of one head of one sequence.
+    """Run all tokens of one head of one sequence per program.
 
     M, DP: m and D, padded. UP: factor of the gradients. BLOCK: hidden units per block, divides F. S: load stages.
-    With PACKED, the output tensors are the slots, which hold W1^T.
+    With PACKED, the output weights are the slots of a generate state, which hold W1 transposed.
     """
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H

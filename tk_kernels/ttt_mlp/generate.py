@@ -1,9 +1,9 @@
-"""TTT-MLP generate in Triton: one token for each sequence of a large batch, one launch that a CUDA graph can hold.
+"""TTT-MLP generate in Triton: one token for each sequence of a large batch, in one launch, also in a CUDA graph.
 
 Two forms of the function in `reference.py` (ttt_layer.md, "Three forms"):
 
-dual    caches the rows of K, X2 and lr * G inside a mini-batch, reads W1 and W2 at every token, rewrites them once
-        in m tokens; on Hopper with 16 bits per weight the kernel of `generate_sm90.py` runs
+dual    caches the rows of K, X2, lr * G1 and lr * G2 inside a mini-batch, reads W1 and W2 at every token, rewrites them
+        once in m tokens; on Hopper with 16 bits per weight the kernel of `generate_sm90.py` runs
 
 primal  has the running sums of the gradients next to W1 and W2, reads and writes them at every token
 
@@ -54,9 +54,9 @@ WIDE = Tuning(warps=8, block=32)  # for wider heads
 class GenerateState(StepState):
     """State of TTT-MLP's `generate_step`.
 
-    weights1 (W1 transposed) and weights2 [B, H, F, D] in the precision's type (for "planes" the high ones).
-    low1, low2: their int16 low planes or None. b1 [B, H, F], b2 [B, H, D] float32.
-    gathered: rows of K, X2, lr * G1 and lr * G2; in the primal form dW1 (transposed), db1, dW2 and db2.
+    weights1, weights2 [B, H, F, D]: W1 transposed and W2, in the precision's dtype; in "planes", their high planes.
+    low1, low2 [B, H, F, D] int16: their low planes, or None in other precisions. b1 [B, H, F], b2 [B, H, D] float32.
+    gathered: cached rows of K, X2, lr * G1 and lr * G2; in the primal form dW1 (transposed), db1, dW2 and db2.
     """
 
     weights1: Tensor
@@ -185,13 +185,13 @@ def _dual(
 
 @jit
 def sum_columns(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return the vector w @ x [M] for w [M, N] and x [N]."""
+    """Return the vector w @ x [M] for w [M, N] and x [N]; with MATRIX on tensor cores, otherwise in float32."""
     return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(to_float32_again(w) * x[None, :], 1)
 
 
 @jit
 def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return the vector x @ w [N] for w [M, N] and x [M]."""
+    """Return the vector x @ w [N] for w [M, N] and x [M]; with MATRIX on tensor cores, otherwise in float32."""
     if MATRIX:
         w = tl.trans(w)
     return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(w.to(tl.float32) * x[:, None], 0)
@@ -199,7 +199,10 @@ def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return w1 @ k and w1 @ q + weight1 @ past_g1, each [F], for w1 [F, D] and past_g1 [m, F]."""
+    """Return w1 @ k and w1 @ q + weight1 @ past_g1, each [F], for w1 [F, D], past_g1 [m, F] and weight1 [m].
+
+    With MATRIX they are computed on tensor cores, otherwise in float32.
+    """
     if MATRIX:
         both = tl.dot(w1.to(DOT), columns(k, 0, DOT) + columns(q, 2, DOT))
         both = tl.dot(tl.trans(past_g1.to(DOT)), columns(weight1, 2, DOT), both)

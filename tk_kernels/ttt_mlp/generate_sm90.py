@@ -179,7 +179,10 @@ def dual(
 
 @gluon.constexpr_function
 def row_layout(G, FT):
-    """Return a layout [warp, 16 rows, f]: a thread has the same neighbouring hidden units as in W, for four rows."""
+    """Return a layout [warp, 16 rows, hidden unit] for rows of hidden units, such as X2.
+
+    Each thread has the same FT neighbouring hidden units as in the layout of the weights, for four of the 16 rows.
+    """
     f = [[0, 0, 1 << i] for i in range(FT.bit_length() - 1)]
     lanes = [[0, 1, 0], [0, 2, 0], [0, 0, FT], [0, 0, 2 * FT], [0, 0, 4 * FT]]
     warps = [[1 << i, 0, 0] for i in range(G.bit_length() - 1)]
@@ -188,7 +191,7 @@ def row_layout(G, FT):
 
 @gluon.constexpr_function
 def spread_layout(rows, G):
-    """Return a layout [rows, 64]: a lane has two columns of all rows, and all warps have the same data."""
+    """Return a layout [rows, 64] in which a thread has two columns of all rows, and all G warps have the same data."""
     registers = [[0, 1], *[[1 << i, 0] for i in range(rows.bit_length() - 1)]]
     return gl.DistributedLinearLayout(
         registers, [[0, 2 << i] for i in range(5)], [[0, 0]] * (G.bit_length() - 1), [], [rows, 64]
@@ -197,7 +200,7 @@ def spread_layout(rows, G):
 
 @gluon.jit
 def offsets(layout: gl.constexpr, G: gl.constexpr, N: gl.constexpr, D: gl.constexpr, FW: gl.constexpr):
-    """Return the offsets [G, N, D] of each warp's first N of FW hidden units in a weight [F, D]."""
+    """Return the offsets [G, N, D] in a weight [F, D] of the first N hidden units of each warp, which owns FW of F."""
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     f = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
     d = gl.arange(0, D, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)
@@ -209,9 +212,9 @@ def load_rows(
     rows, pos, layout: gl.constexpr, G: gl.constexpr, STEP: gl.constexpr, N: gl.constexpr, ROW: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Load rows j < pos of `rows` [16, ROW], and zeros for the others, as [G, 16, N].
+    """Return the cached rows j < pos of `rows` [16, ROW], and zeros for the other rows, as a tensor [G, 16, N].
 
-    Warp w has the N columns from w * STEP on. A dependent launch bypasses the L1: the rows are read once.
+    Warp w has the N columns from w * STEP on. With PDL the loads bypass L1, because each row is read once.
     """
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     row = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
@@ -222,13 +225,13 @@ def load_rows(
 
 @gluon.jit
 def along_d(x):
-    """Reshape x [D] to [1, 1, D]."""
+    """Return x [D] as [1, 1, D]."""
     return x.expand_dims(0).expand_dims(1)
 
 
 @gluon.constexpr_function
 def apply_layouts(G):
-    """Return the layouts of a matmul [16 G, 64] on tensor cores and of its left and right operands."""
+    """Return the layouts of a [16 G, 64] matmul result on tensor cores, and of its left and right operands."""
     product = gl.NVMMADistributedLayout([2, 0], [G, 1], [16, 8])
     return product, gl.DotOperandLayout(0, product, 2), gl.DotOperandLayout(1, product, 2)
 
@@ -238,10 +241,12 @@ def apply_rows(
     high, weights, low, bias, rows_f, rows_d, scale,
     G: gl.constexpr, FW: gl.constexpr, m: gl.constexpr, PLANES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
-    """Update W -= s rows_f^T rows_d, 16 hidden units of each warp at a time; with BIAS also bias -= s sum(rows_f).
+    """Update one weight, W -= s rows_f^T rows_d, and store it, 16 hidden units of each warp at a time. scale: s.
 
-    high: W's high plane [G, FW, D]. Columns of the matmul are permuted, so that a thread has neighbours in memory: bits
-    5, 4-3, 2-1, 0 of a column's number are bits 5, 2-1, 4-3, 0 of d.
+    rows_f, rows_d: a mini-batch's cached rows of F and D columns. With BIAS, also update bias -= s sum(rows_f).
+    high: W, or its high plane, in shared memory, [G, FW, D]. weights, low: where W is stored.
+    Columns of the matmul are permuted, so that a thread has neighbours in memory: bits 5, 4-3, 2-1, 0 of a column's
+    number are bits 5, 2-1, 4-3, 0 of d.
     """
     D: gl.constexpr = 64
     F: gl.constexpr = G * FW

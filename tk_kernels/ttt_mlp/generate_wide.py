@@ -1,8 +1,8 @@
 """TTT-MLP generate in Triton for heads wider than 64: W1 and W2 in blocks of hidden units.
 
 The kernels of `generate.py` hold both weights of a head in registers. Here each token makes two passes over blocks of
-hidden units: the first computes Z2, the second G1 and the output, with the weights from a cache. As in `generate.py`,
-weights1 is W1^T, so a hidden unit is one row of both weights.
+hidden units, and the second finds the weights in a cache: the first computes Z2, the second G1 and the output. As in
+`generate.py`, weights1 is W1 transposed, so a hidden unit is one row of both weights.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels and knows no type except tl.constexpr)
@@ -31,7 +31,10 @@ from tk_kernels.generate.common import (
 def first_pass(
     weights1, b1, weights2, kf, rd, valid, D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Return Z2 without b2, gelu(k @ W1 + b1) @ W2, [D], from weights1 and weights2 [F, D]."""
+    """Return gelu(k @ W1 + b1) @ W2 [D], which is Z2 without b2, for k = `kf` [D].
+
+    weights1 (W1 transposed) and weights2 [F, D] are read in blocks of BLOCK hidden units.
+    """
     unit = tl.arange(0, BLOCK)
     z2 = tl.zeros((BLOCK, DP), tl.float32)
     for first in range(0, F, BLOCK):
@@ -146,7 +149,10 @@ def apply_rows(
     D: tl.constexpr, F: tl.constexpr, m: tl.constexpr,
     PLANES: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Apply a complete mini-batch: W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2)."""
+    """Update both weights and biases with a complete mini-batch's cached rows, and store them.
+
+    W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2), where s is `scale`.
+    """
     valid = rd < D
     rows_d = rm[:, None] * D + rd[None, :]
     counted = (rm[:, None] < m) & valid[None, :]

@@ -1,4 +1,4 @@
-"""The reference of TTT-MLP in PyTorch, f(k) = gelu(k @ W1 + b1) @ W2 + b2.
+"""The PyTorch reference of TTT-MLP, f(k) = gelu(k @ W1 + b1) @ W2 + b2.
 
 `tk_kernels.reference.learner` has the arithmetic.
 """
@@ -12,11 +12,12 @@ from tk_kernels.reference.learner import Learner
 
 
 class MLPState(NamedTuple):
-    """Weights at the start of the current mini-batch, and the rows of its tokens so far; F = 4 D in the paper.
+    """State with rows: weights at the start of the current mini-batch, and a row for each of its tokens so far.
 
-    W1 [B, H, D, F], b1 [B, H, F], W2 [B, H, F, D], b2 [B, H, D]: master, float32 or float64. k_rows [B, H, m, D] and
-    x2_rows [B, H, m, F]: inputs of the two layers; g1_rows [B, H, m, F] and g2_rows [B, H, m, D]: lr_j * G_j. Rows at
-    or beyond position hold any finite values. position [B] int32: number of valid rows, 0..m-1.
+    W1 [B, H, D, F], b1 [B, H, F], W2 [B, H, F, D], b2 [B, H, D]: master weights, float32 or float64. F = 4 D in the
+    paper. k_rows [B, H, m, D] and x2_rows [B, H, m, F]: inputs of the two layers.
+    g1_rows [B, H, m, F] and g2_rows [B, H, m, D]: lr_j * G_j of the two layers.
+    Rows from position on hold any finite values. position [B] int32: number of valid rows, 0..m-1.
     """
 
     W1: Tensor
@@ -31,7 +32,11 @@ class MLPState(NamedTuple):
 
 
 class MLPPrimalState(NamedTuple):
-    """Weights at the start of the current mini-batch, and the sums of lr_j times their gradients so far."""
+    """State with gradient sums: weights at the start of the current mini-batch, and sums over its tokens so far.
+
+    dW1, db1, dW2 and db2 are sums of lr_j times the gradients, shaped like the weights and biases. The other tensors
+    are as in `MLPState`.
+    """
 
     W1: Tensor
     b1: Tensor
