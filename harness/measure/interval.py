@@ -55,7 +55,7 @@ def _worth_by_ranks(samples: Sequence[float]) -> int:
     """Return the effective sample size n (1 - r) / (1 + r) for the correlation r of the ranks of successive samples.
 
     r is corrected for the bias of a correlation about the samples' own mean (Marriott and Pope, Biometrika 41, 1954).
-    If r may be chance, the result is n.
+    If r is small enough to be chance, the result is n.
     """
     count, ordered = len(samples), sorted(samples)
     # Equal samples share a rank.
@@ -75,7 +75,7 @@ def _worth_by_signs(samples: Sequence[float]) -> int:
 
     The correlated values are the signs of the samples' differences from the median. The sum ends at the first pair of
     lags that is not positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3).
-    If the correlation at lag 1 may be chance, the result is n.
+    If the correlation at lag 1 is small enough to be chance, the result is n.
     """
     count, middle = len(samples), median(samples)
     above = int("0" + "".join("1" if sample > middle else "0" for sample in samples), 2)

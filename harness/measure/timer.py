@@ -95,7 +95,7 @@ def never_throttled() -> bool:
 
 
 def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
-    """Prepare `run`, warm up, take samples, and return them.
+    """Prepare `run`, warm up, and return the samples of `run`.
 
     limited: whether to warm up as long as for a throttled device.
     """
@@ -148,7 +148,7 @@ def take_samples(
     before_sample: Callable[[], None] = lambda: None,
     least_s: float = LEAST_S,
 ) -> Timing:
-    """Take samples until `stop_reason` ends sampling; return them.
+    """Return samples, taken until `stop_reason` ends sampling.
 
     throttled: returns whether the device is throttled; called after each sample. before_sample: called before each one.
     least_s: seconds before a narrow interval can end sampling.

@@ -44,7 +44,7 @@ class Work(Stored):
 def needed_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> tuple[float, float]:
     """Return (ms for `flops` FLOPs, ms for `moved` bytes) at the measured peaks; NaN for an unknown time.
 
-    ceilings: measured peaks `product_tflops` and `copy_gbs`.
+    `ceilings`: measured peaks `product_tflops` and `copy_gbs`.
     """
     computing_ms = known(flops) / (positive(known(ceilings.get("product_tflops"))) * 1e9)
     moving_ms = known(moved) / (positive(known(ceilings.get("copy_gbs"))) * 1e6)

@@ -130,7 +130,7 @@ def run_jobs(
 
 @dataclass(frozen=True)
 class Todo:
-    """What is left to do of a job.
+    """The unfinished part of a job.
 
     pending: (case, number of the repeat) pairs to run, in order. kept: number of pairs that are finished.
     """
@@ -140,7 +140,7 @@ class Todo:
 
     @classmethod
     def of(cls, run: Run, job: Job, repeats: Sequence[int], retry: Retry) -> "Todo":
-        """Return what is left to do of a job, according to the records of its last calls. retry: as in `Options`."""
+        """Return the unfinished part of a job, according to its records in the run. retry: as in `Options`."""
         records = run.job_records(job)
         last = {(record.case.key, record.repeat): record for record in records}
         tries = Counter((record.case.key, record.repeat) for record in records if record.status in LOST)

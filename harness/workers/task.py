@@ -21,8 +21,8 @@ def run_task(
 
     After Slurm requeued this task, the job that the task claimed before also counts as free.
     holder: this process as a Slurm task.
-    Raises RunError if another Slurm job holds the run, if a requeued start of this task took over a job that this
-    process runs, or if the GPU does not answer any more.
+    Raises RunError if another Slurm job holds the run, or if the GPU does not answer any more. Also raises RunError if
+    Slurm requeued this task and the new process took over a job that this process runs.
     """
     jobs = run.jobs if options.jobs is None else options.jobs
     done = []
