@@ -155,7 +155,7 @@ class _Work:
     def time_alone(self, call_us: float = 0.0) -> None:
         """Time a run without a profiler, to see later how much the profiler slows a run down.
 
-        call_us: `call_us` of an earlier timing, to use instead; 0 to measure.
+        call_us: microseconds per call (of an engine, per unit) from an earlier timing; 0 to measure them now.
         """
         engine_samples = self.workload.engine_samples
         if engine_samples is not None:

@@ -166,9 +166,9 @@ class Catalogue(Stored):
                         raise ValueError(f"{where}: {axis!r} is no axis")
 
     def merged(self, newer: "Catalogue") -> "Catalogue":
-        """Return a catalogue with the names of both.
+        """Return a catalogue with the systems, backends, metrics, axes, phases and suites of both catalogues.
 
-        For a name in both, the entry of `newer` counts; a suite in both has the cases of both.
+        If both have the same name, the entry of `newer` counts; a suite in both gets the cases of both.
         """
         parts: dict[str, Any] = {}
         for kind in ("systems", "backends", "metrics", "axes", "suites"):

@@ -142,7 +142,7 @@ def forget_holder(run_folder: Path, alone: bool) -> None:
 
 
 def holders(run_folder: Path) -> list[Holder]:
-    """Return the process that holds the whole run; without one, all tasks that hold one of its jobs."""
+    """Return the process that holds the whole run; if there is none, all tasks that hold a job of the run."""
     alone = holder_alone(run_folder)
     found = [alone] if alone else [_read(path) for path in sorted(_folder(run_folder).glob("*/*.json"))]
     return [each for each in found if each is not None]

@@ -13,7 +13,7 @@ class Policy:
     """When to stop sampling a case: at a precise median or after a time, as in NVBench. `measure.timer` has more rules.
 
     precision: sampling ends once the 95% interval of the median is within this share of the median.
-    budget_s: seconds of sampling; sampling continues while the interval exceeds twice `precision`.
+    budget_s: seconds of sampling; up to five times as many while the interval exceeds twice `precision`.
         With 0, the warm-up is skipped and sampling ends after `min_samples` samples.
     min_samples: sampling never ends with fewer samples.
     Raises pydantic's ValidationError, which is a ValueError. Fields that only earlier versions had are ignored.

@@ -259,7 +259,7 @@ class WorkerProcess:
                     pipe.close()
 
     def _send(self, process: subprocess.Popen[bytes], request: Mapping[str, Any], deadline: float) -> None:
-        """Write a request to the worker's stdin, at most until the deadline, because the worker possibly does not read.
+        """Write a request to the worker's stdin, at most until the deadline, as a hanging worker does not read.
 
         Raises WorkerLost if the worker is dead.
         """
