@@ -1,4 +1,4 @@
-"""Flags of a case's times: contended, thermally throttled, unsteady, few samples."""
+"""Flags for doubtful times of a case: contended, thermally throttled, unsteady, few samples."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,30 +19,30 @@ TIMES_OF_A_REQUEST = ("time_to_first_token_ms", "time_between_tokens_ms")  # met
 
 @dataclass(frozen=True)
 class ProcessSamples:
-    """Samples of a case in ms, a tuple for each process, with their medians and intervals."""
+    """Samples of a case in milliseconds, one tuple for each process that measured the case, and their statistics."""
 
     processes: tuple[tuple[float, ...], ...]
 
     @cached_property
     def within(self) -> tuple[float, float, float]:
-        """(median, low, high) of `pooled_interval`."""
+        """(median, low, high) for a typical process, as in `pooled_interval`."""
         return pooled_interval(self.processes)
 
     @property
     def latency_ms(self) -> float:
-        """The median of the processes' medians."""
+        """The case's latency in milliseconds: the median of the processes' medians."""
         return self.within[0]
 
     @cached_property
     def spread(self) -> float:
-        """Range of the processes' medians, divided by their median; NaN for one process."""
+        """Largest minus smallest of the processes' medians, divided by their median; NaN for one process."""
         medians = [median(samples) for samples in self.processes]
         repeated = len(medians) > 1 and self.latency_ms > 0
         return (max(medians) - min(medians)) / self.latency_ms if repeated else math.nan
 
     @cached_property
     def over_processes(self) -> tuple[float, float] | None:
-        """(low, high) of `interval.repeats_interval`; None for one process."""
+        """(low, high) over processes, as in `interval.repeats_interval`; None for one process."""
         if math.isnan(self.spread):
             return None
         _, low, high = repeats_interval(self.processes)
@@ -50,7 +50,12 @@ class ProcessSamples:
 
     @property
     def is_unsteady(self) -> bool:
-        """Whether the interval or the quartiles exceed `STEADY`, or first and last quarter differ by over `DRIFT`."""
+        """Whether the times vary too much for a reliable latency.
+
+        One process: half the interval or the distance of the quartiles exceeds `STEADY`, relative to the median, or the
+        first and last quarter differ by over `DRIFT`. Two processes: the spread exceeds `STEADY`. More processes: half
+        the interval over processes exceeds `STEADY`.
+        """
         if self.over_processes and len(self.processes) == 2:  # Student's interval of two is nine times their distance
             return self.spread > STEADY
         low, high = self.over_processes or self.within[1:]
@@ -63,7 +68,10 @@ class ProcessSamples:
 
 @dataclass(frozen=True)
 class Quality:
-    """Flags of a case. unsteady: of the latency. unsteady_times: (metric, low, high) of each unsteady TTFT or ITL."""
+    """Flags of a case. unsteady: whether the latency is unsteady.
+
+    unsteady_times: (metric, low, high) of TTFT and ITL, if unsteady.
+    """
 
     contended: bool = False  # other programs used the machine
     hot: bool = False  # thermally throttled
@@ -73,12 +81,16 @@ class Quality:
 
     @property
     def disturbed(self) -> bool:
-        """Whether measuring the case again may give a better result."""
+        """Whether the case is contended, thermally throttled or unsteady, so that a new measurement can be better."""
         return self.contended or self.hot or self.unsteady or bool(self.unsteady_times)
 
 
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
-    """Return the flags of one case. group: its records from one machine. timing: the records' samples, if known."""
+    """Return the flags of one case.
+
+    group: the case's records from one machine and commit.
+    timing: result of `timing_of` for the records with samples; None to compute it.
+    """
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
         return Quality()
@@ -95,18 +107,18 @@ def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) ->
 
 
 def disturbed(records: Iterable[Record]) -> set[str]:
-    """Return the keys of cases that were disturbed on at least one machine."""
+    """Return the keys of cases that are `Quality.disturbed` on at least one machine or commit."""
     groups = {key: by_place(own) for key, own in by_case(records).items()}
     return {key for key, places in groups.items() if any(quality_of(group).disturbed for group in places)}
 
 
 def timing_of(measured: Iterable[Record]) -> ProcessSamples:
-    """Return the samples of records, one process for each record."""
+    """Return the samples of several records of one case; each record comes from a process of its own."""
     return ProcessSamples(tuple(tuple(record.samples_ms) for record in measured))
 
 
 def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Group records by case key."""
+    """Return the records grouped by the key of their case."""
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(record.case.key, []).append(record)
@@ -114,9 +126,9 @@ def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def by_place(repeats: Sequence[Record]) -> list[list[Record]]:
-    """Group the repeats of a case by machine and commit.
+    """Return the repeats of a case grouped by machine and commit.
 
-    A repeat without a result may lack its machine; it then joins the first group.
+    A failed repeat whose machine and commit have no group joins the first group, as such a record can lack both.
     """
     places: dict[tuple[str, ...], list[Record]] = {}
     for record in repeats:
@@ -138,12 +150,12 @@ def _place(record: Record) -> tuple[str, ...]:
 
 
 def timed(records: Iterable[Record]) -> list[Record]:
-    """Return the records with samples."""
+    """Return the records that have samples."""
     return [record for record in records if record.samples_ms]
 
 
 def merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
-    """Return each metric's median over the processes that report it."""
+    """Return each metric's median over the records that have the metric; None if none has a value."""
     if len(records) == 1:
         return records[0].metrics
     names = dict.fromkeys(name for record in records for name in record.metrics)
@@ -152,7 +164,7 @@ def merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
 
 
 def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, float, float]]:
-    """Yield (metric, low, high) of TTFT and ITL, each only if its interval is wide."""
+    """Yield (metric, low, high) for TTFT and ITL, each only if its interval exceeds `STEADY`."""
     for name in TIMES_OF_A_REQUEST:
         time, low, high = (metrics.get(each) for each in (name, f"{name}_low", f"{name}_high"))
         if time is not None and low is not None and high is not None and high - low > 2 * STEADY * time:
@@ -160,10 +172,10 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 
 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return (median of the processes' medians, low, high), the interval of a typical process.
+    """Return (median, low, high): the median of the processes' medians, and the interval of a typical process.
 
-    low and high are that median, scaled by the processes' median relative bounds. They exclude differences between
-    processes.
+    low and high are the ends of each process's interval relative to its median, in the median over processes, times the
+    overall median. They do not contain differences between processes.
     """
     within = [median_interval(samples) for samples in processes]
     centre = median(middle for middle, _, _ in within)
@@ -173,7 +185,7 @@ def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float,
 
 
 def quartiles_apart(samples: Sequence[float]) -> float:
-    """Return the distance of the quartiles, divided by the median; 0 for fewer than six samples."""
+    """Return the third quartile minus the first, divided by the median; 0 for fewer than six samples."""
     if len(samples) < FEWEST or not (middle := median(samples)):
         return 0.0
     first, _, third = quantiles(samples, method="inclusive")
@@ -181,10 +193,10 @@ def quartiles_apart(samples: Sequence[float]) -> float:
 
 
 def ends_apart(samples: Sequence[float]) -> float:
-    """Return the relative difference between the medians of the first and the last quarter, six samples at least.
+    """Return the relative difference between the medians of the first and the last quarter of the samples.
 
-    The result is 0 for fewer than twelve samples, and if the `_middle` ranges of the two quarters overlap.
-    For steady Gaussian noise of 5%, it exceeds 5% in at most 1.6% of cases.
+    Each quarter has at least six samples. The result is 0 for fewer than twelve samples, and if the `_middle` ranges of
+    the two quarters overlap. For steady Gaussian noise of 5%, the result exceeds 5% in at most 1.6% of cases.
     """
     if len(samples) < 2 * FEWEST:
         return 0.0
@@ -194,7 +206,7 @@ def ends_apart(samples: Sequence[float]) -> float:
 
 
 def _middle(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return (low, median, high): quartiles, or the range of fewer than ten samples."""
+    """Return (low, median, high); low and high are the quartiles, or for fewer than ten samples the extremes."""
     if len(samples) < 10:
         return min(samples), median(samples), max(samples)
     low, middle, high = quantiles(samples, method="inclusive")

@@ -1,7 +1,7 @@
-"""Worker of a system: `python -m harness.worker MODULE:ATTRIBUTE[:ARGUMENT...]` answers one request per line.
+"""Program of a worker process: `python -m harness.worker MODULE:ATTRIBUTE[:ARGUMENT...]` answers requests on stdin.
 
-ATTRIBUTE is an adapter (`harness.measure.system.SystemAdapter`) or its class, which may take arguments.
-`harness.workers.protocol` defines the requests. Answers go to the original stdout; output of libraries goes to stderr.
+ATTRIBUTE is a system's adapter (`harness.measure.system.SystemAdapter`) or its class, which gets the arguments.
+`harness.workers.protocol` defines the requests, one per line. Answers go to stdout; output of libraries goes to stderr.
 """
 
 import importlib
@@ -22,7 +22,11 @@ from harness.workers.protocol import line_of
 
 
 def load(entry: str) -> Any:
-    """Return the adapter or function that an entry names; of a class, an instance. ValueError without a colon."""
+    """Return the object that `entry`, MODULE:ATTRIBUTE[:ARGUMENT...], names: an adapter or a function.
+
+    If the attribute is a class, return an instance, created with the arguments.
+    Raises ValueError if `entry` has another form.
+    """
     names = entry.split(":")
     if len(names) < 2 or not all(names):
         raise ValueError(f"entry {entry!r}: must be MODULE:ATTRIBUTE")
@@ -32,7 +36,11 @@ def load(entry: str) -> Any:
 
 
 def answer(system: SystemAdapter | None, request: dict[str, Any], cooler: Cooler) -> dict[str, Any]:
-    """Return the answer to a "probe" or a "case" as JSON values. Raises ValueError for another request."""
+    """Run the "probe" or the "case" that a request names; return the answer as JSON values.
+
+    system: the worker's adapter; None if every request names one as "entry". cooler: shared by all cases.
+    Raises ValueError for another request, or if no system is named.
+    """
     if "entry" in request:
         system = load(request["entry"])
     if system is None:
@@ -71,7 +79,10 @@ def _case(system: SystemAdapter, request: dict[str, Any], cooler: Cooler) -> dic
 
 
 def main(arguments: list[str]) -> int:
-    """Answer requests until a "stop" or the end of the input; return the exit status."""
+    """Answer requests until the request "stop" or the end of stdin; return the exit status.
+
+    arguments: one MODULE:ATTRIBUTE[:ARGUMENT...] as in `load`, or none if requests name the system.
+    """
     if len(arguments) > 1:
         print("usage: python -m harness.worker [MODULE:ATTRIBUTE]", file=sys.stderr)
         return 2
@@ -91,7 +102,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _claim_pipes() -> tuple[TextIO, BinaryIO]:
-    """Return the protocol's pipes (requests, answers); libraries get an empty stdin, and stderr as stdout."""
+    """Return (requests, answers): the original stdin and stdout.
+
+    Libraries afterwards find an empty stdin, and their output to stdout goes to stderr.
+    """
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)

@@ -1,4 +1,4 @@
-"""Compare outputs with a reference: distances, their limits, and whether all are met."""
+"""Compare outputs with a reference: distances, their limits, and whether all distances are within the limits."""
 
 import math
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ class Check:
 
     @classmethod
     def at_most(cls, name: str, value: float, limit: float) -> "Check":
-        """Return a check that passes if value <= limit; NaN fails."""
+        """Return a check that passes if value <= limit. A value of NaN fails."""
         return cls(name, float(value), float(limit), bool(value <= limit))
 
 
 @dataclass(frozen=True)
 class Checks:
-    """All checks of a case; `passed` needs at least one check and no failed one.
+    """All checks of a case. `passed` is true if there is at least one check and none failed.
 
-    unchecked: a sentence about outputs that were not compared, or "".
+    unchecked: a sentence about outputs that were not compared; "" if all were.
     """
 
     checks: Sequence[Check]
@@ -43,13 +43,13 @@ class Checks:
 
     @property
     def reason(self) -> str:
-        """The failed checks with value and limit, "" if all passed."""
+        """The failed checks with value and limit, as text; "" if all passed, "nothing was checked" without checks."""
         if not self.checks:
             return "nothing was checked"
         return "; ".join(f"{c.name} is {c.value:.3g}, limit {c.limit:.3g}" for c in self.checks if not c.passed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values; a value that is not finite becomes None."""
+        """Return `passed`, `checks` and a nonempty `unchecked` as JSON values. NaN and infinity become None."""
         checks = [asdict(c) | {"value": c.value if math.isfinite(c.value) else None} for c in self.checks]
         return {"passed": self.passed, "checks": checks} | ({"unchecked": self.unchecked} if self.unchecked else {})
 
@@ -57,8 +57,8 @@ class Checks:
 def relative_error(out: Any, ref: Any) -> float:
     """Return ||out - ref|| / ||ref|| in the Frobenius norm, accumulated in float64.
 
-    out, ref: tensors of one shape, any floating dtype and device.
-    NaN or infinity in either gives NaN or infinity. Raises ValueError for different shapes.
+    out, ref: tensors of the same shape, of any floating dtype and on any device.
+    If one of them has NaN or infinity, the result is NaN or infinity. Raises ValueError for different shapes.
     """
     _same_shape(out, ref)
     error = size = 0.0
@@ -72,9 +72,10 @@ def relative_error(out: Any, ref: Any) -> float:
 
 
 def total_variation(logits: Any, ref: Any) -> float:
-    """Return the largest total variation distance between next-token distributions of all positions, in [0, 1].
+    """Return the largest total variation distance of two next-token distributions over all positions, in [0, 1].
 
-    logits, ref: [..., V]. The distance is half the L1 distance of their softmax in float64.
+    logits, ref: [..., V] for a vocabulary of V tokens.
+    The distance at a position is half the L1 distance between the softmax of both, in float64.
     Raises ValueError for different shapes.
     """
     _same_shape(logits, ref)

@@ -20,14 +20,18 @@ Call = Callable[[], object]
 
 
 def launches_for(run_ms: float) -> int:
-    """Return how many launches of `run_ms` make a sample of 1 ms, at most 256: larger graphs take long to capture."""
+    """Return how many launches of `run_ms` milliseconds a sample of at least 1 ms needs.
+
+    The result is at most 256, because a larger CUDA graph takes long to capture.
+    """
     return MAX_LAUNCHES if run_ms <= 0 else min(MAX_LAUNCHES, max(1, math.ceil(SPAN_MS / run_ms)))
 
 
 def input_sets(set_bytes: int, l2_bytes: int) -> int:
-    """Return the number of input sets that keeps each one out of an L2 cache of `l2_bytes` until its next use.
+    """Return how many copies of the inputs to use in turn, so that no copy is still in the L2 cache at its next use.
 
-    The other sets must hold twice the cache, because the replacement policy of an L2 is not exactly LRU.
+    set_bytes: size of one copy. l2_bytes: size of the cache.
+    The other copies together are twice as large as the cache, because an L2 does not replace exactly by LRU.
     """
     if set_bytes < 1:
         raise ValueError(f"set_bytes {set_bytes}: must be at least 1")
@@ -35,18 +39,19 @@ def input_sets(set_bytes: int, l2_bytes: int) -> int:
 
 
 def l2_bytes() -> int:
-    """Return the L2 size of torch's current device in bytes."""
+    """Return the size of the L2 cache of torch's current device in bytes."""
     import torch
 
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
 
 
 class CudaEventClock:
-    """Samples of one callable on the current CUDA device, in milliseconds of device time.
+    """`Clock` that times one callable on the current CUDA device with CUDA events, in milliseconds.
 
-    timing: "eager" launches the callable, including CPU overhead if the GPU waits for it; "graph" replays a capture.
-    l2: "cold" flushes the cache before each launch, outside the events. Each launch then has events of its own, which
-        cost microseconds; short work should stay "warm" and rotate through `input_sets`.
+    timing: "eager" calls the callable, so a sample includes CPU overhead during which the GPU is idle.
+        "graph" captures the callable in a CUDA graph and times replays of the graph.
+    l2: "cold" flushes the L2 cache before each launch; the flush is not timed. Each launch then has its own events,
+        which cost microseconds. Short work should therefore stay "warm" and take turns among `input_sets` inputs.
     """
 
     settles_s = SETTLES_S
@@ -63,9 +68,9 @@ class CudaEventClock:
         self._events: list[tuple[Any, Any]] = []
 
     def prepare(self, run: Call, took_s: float | None = None) -> None:
-        """Compile `run`, choose the number of launches per sample and, for timing "graph", capture them.
+        """Compile `run` and choose the number of launches per sample; for timing "graph", capture these launches.
 
-        took_s: seconds of one warm call, if known.
+        took_s: seconds of one call of `run` once compiled; None to measure them.
         """
         self._events = _new_events(1)
         self.launch = run
@@ -87,11 +92,11 @@ class CudaEventClock:
             self.launch = _captured(batch)
 
     def sample(self) -> float:
-        """Return milliseconds per launch, the mean over `launches`."""
+        """Take one sample; return the milliseconds per launch, the mean over its `launches` launches."""
         return self._elapsed_ms() / self.launches
 
     def now(self) -> float:
-        """Return monotonic seconds of the host."""
+        """Return the seconds of the host's monotonic clock."""
         return time.monotonic()
 
     def _elapsed_ms(self) -> float:
@@ -112,7 +117,7 @@ class CudaEventClock:
 
 
 def wait_for(device: str) -> None:
-    """Synchronize the GPU if `device` is "cuda"."""
+    """Wait for all work of the GPU if `device` is "cuda"; otherwise do nothing."""
     if device == "cuda":
         import torch
 
@@ -136,20 +141,23 @@ def _each(batch: Sequence[Call]) -> None:
 
 @cache
 def side_stream() -> Any:
-    """Return the stream that all first runs share, as cuBLAS keeps 32 MB for every stream that it has seen."""
+    """Return the CUDA stream for runs before a capture.
+
+    All such runs share the stream, because cuBLAS keeps 32 MB for every stream that it was used on.
+    """
     import torch
 
     return torch.cuda.Stream()
 
 
 def repeatable(run: Call) -> Call:
-    """Compile a call, capture it in a CUDA graph, and return the function that replays the graph."""
+    """Compile `run`, capture one call of it in a CUDA graph, and return a function that replays the graph."""
     _first_runs(run)
     return _captured([run])
 
 
 def _first_runs(run: Call) -> float:
-    """Run on a side stream to compile, tune and allocate before a capture; return seconds of the last run."""
+    """Call `run` on a side stream until it has compiled, tuned and allocated; return the seconds of the last call."""
     import torch
 
     side = side_stream()
@@ -168,7 +176,10 @@ def _first_runs(run: Call) -> float:
 
 
 def _captured(batch: Sequence[Call]) -> Call:
-    """Capture the calls of `batch` in one CUDA graph and return its replay. Raises RuntimeError if that fails."""
+    """Capture the calls in `batch` in one CUDA graph and return a function that replays the graph.
+
+    Raises RuntimeError if the calls cannot be captured.
+    """
     import torch
 
     graph = torch.cuda.CUDAGraph()

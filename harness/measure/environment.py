@@ -1,4 +1,7 @@
-"""Describe the machine of a measurement: GPU, CPU, packages, variables, commit; no host names, users or paths."""
+"""Describe the machine of a measurement: GPU, CPU, packages, environment variables and commit.
+
+The description is published, so it has no host names, user names or paths.
+"""
 
 import os
 import platform
@@ -42,29 +45,36 @@ _LONGEST = 200
 
 
 def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables of a child process; `added` overrides others."""
+    """Return the environment variables for a child process: those of this process and `added`, which overrides them.
+
+    Variables that redirect git or Slurm commands are left out, and CUDA numbers GPUs as NVML does.
+    """
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
     return {**kept, **DEVICE_ORDER, **(added or {})}
 
 
 def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that change speed, except private ones; a value with a folder becomes "..."."""
+    """Return the environment variables to publish in a record: those that `changes_speed` accepts, sorted by name.
+
+    A value that contains a path becomes "...".
+    """
     kept = {name: value for name, value in sorted(environment.items()) if changes_speed(name)}
     return {name: "..." if re.search(r"[/\\]", value) else value[:_LONGEST] for name, value in kept.items()}
 
 
 def changes_speed(name: str) -> bool:
-    """Whether an environment variable may change speed and is not private."""
+    """Return whether the environment variable `name` can affect speed and is not private, such as a token or a path."""
     return bool(_CHANGES_SPEED.fullmatch(name)) and not any(each.fullmatch(name) for each in (_PRIVATE, _IRRELEVANT))
 
 
 def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any]:
     """Return the state of the machine and the versions of its software.
 
-    device_kind: "cuda" or "cpu", the measured device; "" is "cuda" on a machine with a GPU. visible: as in `open_gpu`.
+    device_kind: "cuda" or "cpu", the measured device; "" selects "cuda" on a machine with a GPU, else "cpu".
+    visible: as in `open_gpu`.
     Keys: device (name of the GPU or CPU); device_kind; gpu (`Gpu.constants` and `Gpu.readings`, None without a GPU);
     cpu (model, cores, torch's threads, load_1m); software (versions by name); variables (`recorded_variables`);
-    commit ("" if unknown); dirty (None if unknown).
+    commit ("" if unknown); dirty (whether files differ from the commit, None if unknown).
     """
     gpu = None if device_kind == "cpu" else open_gpu(visible)
     kind = device_kind or ("cpu" if gpu is None else "cuda")
@@ -83,13 +93,16 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
 
 def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return snapshot `after`, with the readings of gpu and cpu in both snapshots under "before" and "after"."""
+    """Return one environment from two snapshots.
+
+    The result is `after`, except that gpu and cpu hold the changing readings of both under "before" and "after".
+    """
     parts = {part: _paired(before.get(part), after.get(part)) for part in ("gpu", "cpu")}
     return after | parts
 
 
 def device_id_of(environment: Mapping[str, Any]) -> str:
-    """Return the device_id of the GPU in a snapshot, "" if unknown."""
+    """Return the device_id of the GPU in a snapshot or a record's environment; "" if unknown."""
     return str((environment.get("gpu") or {}).get("device_id") or "")
 
 
@@ -105,7 +118,7 @@ def _readings(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def software() -> dict[str, str]:
-    """Return the versions of Python, the kernel, CUDA (once torch is loaded) and installed packages."""
+    """Return versions by name: Python, the operating system's kernel, CUDA if torch is loaded, and `PACKAGES`."""
     cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
     kernel = re.match(r"[\d.]*\d", platform.release())  # a suffix may be somebody's name
     system = {platform.system().lower(): kernel[0]} if kernel else {}
@@ -114,7 +127,7 @@ def software() -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return the version of each of these distributions that is installed."""
+    """Return versions by name of the distributions `packages`. A distribution that is not installed is left out."""
     found = {}
     for name in packages:
         try:
@@ -126,7 +139,7 @@ def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def cpu_model() -> str:
-    """Return the vendor's name of the CPU."""
+    """Return the name of the CPU's model, as the vendor reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -146,10 +159,12 @@ def _threads() -> dict[str, int]:
 
 @lru_cache(maxsize=8)
 def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
-    """Return (commit, dirty) of the checkout `root`, by default this package's. dirty: whether files differ.
+    """Return (commit, dirty) of the checkout `root`, by default the one with this file.
 
-    Untracked files count if they are source code. Files under reports/results never count.
-    Without a checkout, both come from TTT_BENCH_COMMIT, as `marked_commit` writes it; ("", None) if that is not set.
+    dirty: whether files differ from the commit, None if unknown. Untracked source files count as differences.
+    Files under reports/results never count.
+    Without a checkout, both come from the variable TTT_BENCH_COMMIT, whose value `marked_commit` writes; without the
+    variable, the result is ("", None).
     """
     root = root or _root()
     commit = ask_git(root, "rev-parse", "HEAD")[0] if (root / ".git").exists() else ""
@@ -162,7 +177,10 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
 
 
 def refusal_of_git(root: Path | None = None) -> str:
-    """Return git's error message if it names no commit of a checkout, else ""."""
+    """Return git's error message if git cannot name the commit of the checkout `root`; otherwise "".
+
+    root: by default the checkout with this file. Without a checkout, there is no error.
+    """
     root = root or _root()
     return ask_git(root, "rev-parse", "HEAD")[1] if (root / ".git").exists() else ""
 
@@ -172,12 +190,15 @@ def _root() -> Path:
 
 
 def marked_commit(commit: str, dirty: bool | None) -> str:
-    """Return the value of TTT_BENCH_COMMIT: the commit, followed by `DIRTY` or `UNKNOWN` where one applies."""
+    """Return a value for the variable TTT_BENCH_COMMIT, which `commit_and_dirty` reads.
+
+    The value is the commit, followed by `DIRTY` if `dirty` is true, and by `UNKNOWN` if it is None.
+    """
     return commit and commit + {True: DIRTY, False: "", None: UNKNOWN}[dirty]
 
 
 def uncommitted(root: Path) -> list[str] | None:
-    """Return a checkout's changed files and untracked source files; None if git fails."""
+    """Return the paths of changed files and of untracked source files in the checkout `root`; None if git fails."""
     status = ("status", "--porcelain", "--untracked-files=all", "--", ".", _WITHOUT_RESULTS)
     changes, refusal = ask_git(root, *status)
     if refusal:
@@ -187,7 +208,7 @@ def uncommitted(root: Path) -> list[str] | None:
 
 
 def ask_git(root: Path, *arguments: str, timeout_s: float | None = 20) -> tuple[str, str]:
-    """Run git in `root`; return (stdout, ""), or ("", error message) if it fails."""
+    """Run git in `root`; return (stdout, "") if git succeeds, and ("", error message) if it fails."""
     # Without locks: a killed `git status` would leave the repository locked.
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:

@@ -1,12 +1,12 @@
-"""Check that the timed work is the requested work: fresh inputs, and outputs that follow them.
+"""Check that the timed call does the work that the case requests: its outputs must depend on fresh inputs.
 
-Between samples the inputs are refilled; outputs must be finite and change for every sequence. After the last sample
-the timed call runs once more on poisoned outputs, and its outputs are compared with the reference
-(`Workload.timed_check`). Tokens, units and sizes are compared with the case.
+Between samples the inputs are refilled with random values; outputs must be finite and change for every sequence.
+After the last sample the outputs are set to NaN, the timed call runs once more, and its outputs are compared with the
+reference (`Workload.timed_check`). Numbers of tokens, units of work and tensor sizes are compared with the case.
 
-This finds mistakes, not an adapter that cheats on purpose by looking up answers or patching the harness.
-Work without `inputs` or `timed_check` is compared with nothing, and the record notes that. An engine's own times are
-accepted down to half of the roofline bound.
+These checks find mistakes, not an adapter that cheats on purpose by looking up answers or patching the harness.
+Without `Workload.inputs` or `Workload.timed_check`, outputs are not compared, and the record notes that. An engine's
+own times are accepted if they are at least half of the roofline bound.
 """
 
 import math
@@ -38,12 +38,19 @@ _BELOW_BOUND = 0.5  # shortest allowed share of the roofline bound, as measured 
 
 
 class Inspector:
-    """Checks one workload while it is timed. A clock must time the method `run`, which keeps the outputs."""
+    """Checks one workload while it is timed.
+
+    A `Clock` must time the method `run` instead of `Workload.run`, because `run` keeps the outputs for the checks.
+    """
 
     def __init__(
         self, case: Case, workload: Workload, referring: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
-        """Prepare the checks. referring: returns the context to run the reference in. ValueError for a missing axis."""
+        """Prepare the checks.
+
+        referring: returns a context manager, entered around each comparison with the reference.
+        Raises ValueError if an input names an axis that its tensor lacks.
+        """
         self._case, self._workload, self._referring = case, workload, referring
         self._chance = Random(secrets.randbits(128))
         self._outputs: Any = None
@@ -59,13 +66,13 @@ class Inspector:
         self._given = self._rows_of_inputs()
 
     def run(self) -> object:
-        """Call the workload's `run` and keep its outputs; a captured graph overwrites them in every replay."""
+        """Call `Workload.run`; keep and return its outputs. Replays of a captured graph overwrite the kept outputs."""
         self._outputs = None  # freed first: the timed call must not hold its outputs twice
         self._outputs = self._workload.run()
         return self._outputs
 
     def before_sample(self) -> None:
-        """Check the outputs and refill the inputs, if the last refill was `RENEW_EVERY_S` ago."""
+        """Check the outputs and refill the inputs, unless the last refill was less than `RENEW_EVERY_S` ago."""
         now = time.monotonic()
         if self._workload.inputs and now >= self._next_at:
             if self._ran:
@@ -76,9 +83,11 @@ class Inspector:
             self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
 
     def checked_call(self, clock: Clock) -> Checks:
-        """Run the timed call on fresh inputs with outputs set to NaN; return the checks of this call and earlier ones.
+        """Run the timed call on fresh inputs, with outputs set to NaN before; return the checks of all calls so far.
 
-        If the work has a past, a second call keeps only the recent tokens; its outputs must change, however little.
+        clock: the clock that timed `run`.
+        If the work depends on earlier tokens, a second call keeps only the recent tokens and gets new earlier ones.
+        The outputs of the second call must differ from those of the first, however little.
         """
         if self._ran:
             self._look()
@@ -92,7 +101,10 @@ class Inspector:
         return Checks([*self.missed, *checked.checks], "; ".join(filter(None, (checked.unchecked, renewed))))
 
     def _compared_call(self, clock: Clock, unchanged: str) -> Checks:
-        """Run one sample and return its checks. unchanged: name of the check that fails if outputs ignore inputs."""
+        """Run one sample and return the checks of its outputs.
+
+        unchanged: name of the check that fails if the outputs do not change with the inputs.
+        """
         self._past_renewed = False
         compare, checked = self._start_check()
         for each in tensors_of(self._outputs):
@@ -109,7 +121,11 @@ class Inspector:
         return finite + checked + Checks(list(shape_checks(self._case, self._workload, self._outputs)))
 
     def _start_check(self) -> tuple[Callable[[Any, int], Checks] | None, Checks]:
-        """Call `timed_check`; return (function that compares, empty `Checks`), or (None, `Checks` with a note)."""
+        """Call `Workload.timed_check` before the checked call.
+
+        Return (function that compares outputs with the reference, empty `Checks`). Without a reference that fits in
+        memory, return (None, `Checks` with a note).
+        """
         if self._workload.timed_check is None:
             return None, Checks([], "the outputs of the timed calls were compared with nothing")
         try:
@@ -130,9 +146,9 @@ class Inspector:
         return {name: _rows(each.tensor, each.batch_axis) for name, each in self._workload.inputs.items()}
 
     def _look(self) -> None:
-        """Check that outputs are finite and have changed since the last refill, and that inputs have not changed.
+        """Check that outputs are finite and changed since the last refill, and that the work did not change its inputs.
 
-        Values that are not finite cost a GPU less power, and so less time.
+        Outputs must be finite, because a GPU needs less power and time for NaN and infinity.
         """
         self.missed += self._late()
         self._follow_inputs()
@@ -142,10 +158,11 @@ class Inspector:
             self._miss("inputs_changed_by_the_work")
 
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
-        """Check that the outputs of each sequence changed if the input or past of that sequence did.
+        """Check that the outputs of each sequence changed, unless its inputs and its past are the same as before.
 
-        A refilled input may be equal by chance. Integer outputs count only if there are no floating ones, because they
-        may be the inputs themselves.
+        name: name of the check if it fails. past_renewed: whether every sequence got another past.
+        Inputs are compared, because a refill can give a sequence the same tokens by chance. Integer outputs count only
+        if no output is floating, because integer outputs can be the inputs themselves.
         """
         outputs, batch = list(tensors_of(self._outputs)), self._case.batch
         floating = [each for each in outputs if each.is_floating_point()]
@@ -162,7 +179,7 @@ class Inspector:
             self.missed.append(Check.at_most(name, 1.0, 0.0))
 
     def _late(self) -> list[Check]:
-        """Return a failed check if device work goes on after the timed call, else []."""
+        """Return a failed check if the GPU still works after the timed call has ended, otherwise []."""
         if self._workload.device != "cuda":
             return []
         start = time.monotonic()
@@ -172,7 +189,7 @@ class Inspector:
 
 
 def unless_out_of_memory(compare: Callable[[], Checks]) -> Checks:
-    """Return the result of `compare`, or a note that the reference does not fit next to the timed work."""
+    """Return the result of `compare`. If memory does not suffice, return no checks, but the note `NO_ROOM`."""
     try:
         return compare()
     except Exception as error:
@@ -182,7 +199,7 @@ def unless_out_of_memory(compare: Callable[[], Checks]) -> Checks:
 
 
 def _worse(checked: Checks) -> Checks:
-    """Return one check per name: the first failed one, or the one nearest to its limit."""
+    """Return one check per name: the first failed check, or if none failed, the check nearest to its limit."""
     worst: dict[str, Check] = {}
     for check in checked.checks:
         other = worst.setdefault(check.name, check)
@@ -192,7 +209,7 @@ def _worse(checked: Checks) -> Checks:
 
 
 def tensors_of(outputs: Any) -> Iterator[Any]:
-    """Yield the tensors in a tensor, or in nested tuples, lists and dicts."""
+    """Yield all tensors in `outputs`: a tensor, or nested tuples, lists and dicts of tensors."""
     if isinstance(outputs, (tuple, list, dict)):
         for each in outputs.values() if isinstance(outputs, dict) else outputs:
             yield from tensors_of(each)
@@ -201,9 +218,10 @@ def tensors_of(outputs: Any) -> Iterator[Any]:
 
 
 def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
-    """Yield a failed check if the workload's tokens or units differ from the case's; both divide a sample's time.
+    """Yield a failed check if the workload's number of tokens or units of work differs from the case's.
 
-    An engine's generate step has a token for each sequence that ran at once.
+    A wrong number would make the time per token wrong. An engine's generate step has one token for each sequence that
+    ran at once, which can be fewer than the batch.
     """
     whole = case.context + case.new_tokens  # of a request
     claimed = case.batch * {"forward": case.context, "generate": 1, "request": whole}[case.phase]
@@ -217,7 +235,11 @@ def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
 
 
 def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check]:
-    """Yield a failed check if inputs or outputs lack the case's sizes, or outputs the units: [units, batch, ...]."""
+    """Yield failed checks of tensor sizes.
+
+    Inputs must have the case's batch and context at their named axes, and outputs must have the case's batch.
+    With several units of work, the last output must be [units, batch, ...], or there must be one tensor for each unit.
+    """
     for each in workload.inputs.values():
         for axis, wanted in ((each.batch_axis, case.batch), (each.token_axis, case.context)):
             if axis is not None and each.tensor.shape[axis] != wanted:
@@ -235,7 +257,7 @@ def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check
 
 
 def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check]:
-    """Return a failed check if a sample is shorter than half of the roofline bound at the measured peaks, else []."""
+    """Return a failed check if the shortest sample takes less than half of the roofline bound, otherwise []."""
     least_ms = lower_bound_ms(workload.metrics.get("flops"), workload.metrics.get("bytes"), workload.metrics)
     shortest = min(samples_ms)
     if not least_ms or shortest >= _BELOW_BOUND * least_ms:
@@ -244,9 +266,9 @@ def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check
 
 
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
-    """Refill an input in place from a seed.
+    """Refill an input in place with random values from a seed.
 
-    early_only: refill all but the last `_RECENT` tokens, and nothing without a token axis.
+    early_only: keep the last `_RECENT` tokens, or half of a short prompt; keep an input without a token axis unchanged.
     """
     import torch
 
@@ -264,7 +286,7 @@ def fill(given: Input, seed: int, early_only: bool = False) -> None:
 
 
 def _finite(outputs: Any) -> Iterator[Check]:
-    """Yield a check that all outputs are finite; an element that the call did not write is still NaN."""
+    """Yield a check that all floating outputs are finite. An element that the call did not write is still NaN."""
     floating = [each for each in tensors_of(outputs) if each.is_floating_point()]
     if floating:
         lost = sum(int((~chunk.isfinite()).sum()) for each in floating for chunk in each.reshape(-1).split(1 << 26))
@@ -280,7 +302,10 @@ def _poison(tensor: Any) -> None:
 
 
 def _rows(tensor: Any, axis: int | None) -> Any:
-    """Return a copy of evenly spread elements, [sequences, elements]; without an axis, all are of one sequence."""
+    """Return a copy of evenly spread elements of a tensor, [sequences, elements].
+
+    axis: the axis of sequences; None if all elements belong to one sequence.
+    """
     found = tensor.detach()
     axis = None if axis is None else axis % found.dim()
     for other in sorted(set(range(found.dim())) - {axis}, key=lambda each: -found.shape[each]):
@@ -290,5 +315,8 @@ def _rows(tensor: Any, axis: int | None) -> Any:
 
 
 def _any(changed: Iterable[Any]) -> Any:
-    """Return bools [sequences]: whether any of the bool tensors [sequences, elements] has a True in that row."""
+    """Return bools [sequences]: whether, for that sequence, any element of any tensor is true.
+
+    changed: bool tensors [sequences, elements].
+    """
     return reduce(or_, (each.any(1).cpu() for each in changed))

@@ -17,13 +17,14 @@ _LARGEST = math.log(sys.float_info.max)
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return (median, low, high), with the median's 95% interval. samples: those of one process, in order of time.
+    """Return (median, low, high); low and high are the ends of the median's 95% interval.
 
+    samples: all samples of one process, in order of time.
     low and high are order statistics. The number of independent samples below the true median is binomial(n, 1/2).
     The r-th smallest and r-th largest therefore enclose that median with probability 1 - 2 P(binomial <= r - 1).
-    Correlated samples count as fewer independent ones (`independent_samples`).
-    Fewer than `FEWEST` samples give their range, with less confidence. Many samples that count as fewer than `FEWEST`
-    give the range of the medians of blocks, which ignores single outliers.
+    For correlated samples, n is the smaller number `independent_samples`.
+    Fewer than `FEWEST` samples give their range, with less confidence. If many samples are worth fewer than `FEWEST`
+    independent ones, low and high are the range of the medians of blocks, which ignores single outliers.
     Raises ValueError if there are no samples.
     """
     if not samples:
@@ -42,17 +43,19 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def independent_samples(samples: Sequence[float]) -> int:
-    """Return the effective sample size, the smaller of two estimates.
+    """Return the effective sample size: how many independent samples `samples` are worth.
 
-    The correlation of signs shows slow or irregular drift; that of ranks works for a few dozen samples.
+    The result is the smaller of two estimates. The correlation of signs shows slow or irregular drift. The correlation
+    of ranks also works for a few dozen samples.
     """
     return min(_worth_by_signs(samples), _worth_by_ranks(samples))
 
 
 def _worth_by_ranks(samples: Sequence[float]) -> int:
-    """Return n (1 - r) / (1 + r) for the correlation r of the ranks of successive samples.
+    """Return the effective sample size n (1 - r) / (1 + r) for the correlation r of the ranks of successive samples.
 
-    r is corrected for its bias from a mean of the same samples (Marriott and Pope, Biometrika 41, 1954).
+    r is corrected for the bias of a correlation about the samples' own mean (Marriott and Pope, Biometrika 41, 1954).
+    If r is small enough to be chance, the result is n.
     """
     count, ordered = len(samples), sorted(samples)
     # Equal samples share a rank.
@@ -68,10 +71,11 @@ def _worth_by_ranks(samples: Sequence[float]) -> int:
 
 
 def _worth_by_signs(samples: Sequence[float]) -> int:
-    """Return n / (1 + 2 sum of the correlations of signs about the median at lags 1, 2, ...).
+    """Return the effective sample size n / (1 + 2 sum of correlations at lags 1, 2, ...).
 
-    The sum ends at the first pair of lags that is not positive (Geyer, Practical Markov Chain Monte Carlo, 1992,
-    section 3.3). If the correlation at lag 1 may be chance, all samples count.
+    The correlated values are the signs of the samples' differences from the median. The sum ends at the first pair of
+    lags that is not positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3).
+    If the correlation at lag 1 is small enough to be chance, the result is n.
     """
     count, middle = len(samples), median(samples)
     above = int("0" + "".join("1" if sample > middle else "0" for sample in samples), 2)
@@ -98,11 +102,12 @@ def _worth_by_signs(samples: Sequence[float]) -> int:
 
 
 def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return (median, low, high) over processes. processes: the samples of each, in order of time.
+    """Return (median, low, high) over processes: the median of the processes' medians and its 95% interval.
 
-    The median is that of the processes' medians. The interval is Student's at 95% for the mean of the logarithms of
-    these medians, widened to contain the interval of each process. The median of a further process may lie outside.
-    A single process has its own interval. Raises ValueError if there are no processes or no samples.
+    processes: the samples of each process, in order of time.
+    The interval is Student's for the mean of the logarithms of the medians, widened to contain each process's own
+    interval. It does not predict a further process, whose median may lie outside.
+    For a single process, the result is its `median_interval`. Raises ValueError without processes or samples.
     """
     if not processes:
         raise ValueError("median of no processes")
@@ -121,7 +126,10 @@ def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float
 
 @lru_cache(maxsize=4096)
 def _lower_rank(count: int) -> int:
-    """Return the largest rank r, counted from 1, whose interval reaches `CONFIDENCE`; 1 if none does."""
+    """Return the largest rank r for which the interval from the r-th smallest to the r-th largest reaches `CONFIDENCE`.
+
+    count: number of independent samples. Ranks count from 1, which is also the result if no rank suffices.
+    """
     below, rank = 0.0, 0
     while rank < (count + 1) // 2:
         # In logarithms: 2**-count underflows beyond a thousand samples.

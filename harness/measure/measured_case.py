@@ -44,11 +44,12 @@ CaseProfiler = Callable[[Case, Workload, Callable[[], bool]], dict[str, Any]]
 
 @dataclass
 class CaseRun:
-    """One case to run, with the parts of the record that are known so far.
+    """Runs one case: `record` does the work and returns the record.
 
-    mode: "measure" times the case, "verify" only checks it, "profile" calls `profiler`.
-    cooler: remembers across cases whether the GPU was thermally throttled.
-    healthy: whether the process can run another case. profile: what `profiler` returned.
+    mode: "measure" times the case, "verify" only checks outputs, "profile" calls `profiler`.
+    cooler: shared by all cases of this process; remembers whether the GPU was thermally throttled and must cool down.
+    healthy: after `record`, whether the process can run another case.
+    profile: after `record`, the fields of a `Profile` that `profiler` returned.
     """
 
     case: Case
@@ -76,7 +77,10 @@ class CaseRun:
         self._owns_process = False  # an engine sets up its process itself
 
     def record(self, system: SystemAdapter) -> Record:
-        """Run the case and return the record. An exception, except NeedsFreshProcess, gives the status and reason."""
+        """Run the case and return its record.
+
+        An exception ends the case and gives the record's status and reason; only NeedsFreshProcess passes through.
+        """
         started_at, start, before = datetime.now(UTC), time.monotonic(), snapshot()
         self.cooler.saw(before["gpu"])
         state = ProcessState()
@@ -106,7 +110,7 @@ class CaseRun:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        """Time the block as a stage, also if it raises, without the time of nested stages."""
+        """Time the block as the stage `name`, even if the block raises. The time of nested stages is subtracted."""
         start, outer_s = time.monotonic(), self._inner_s
         self._inner_s = 0.0
         try:
@@ -158,7 +162,10 @@ class CaseRun:
         return self._accepts(checked)
 
     def _accepts(self, checked: Checks) -> bool:
-        """Add checks to the earlier ones; return whether all passed, else end the case as "incorrect"."""
+        """Add checks to the earlier checks of the case. If one failed, end the case with the status "incorrect".
+
+        Return whether the case goes on.
+        """
         whole = (self._checks or Checks([])) + checked
         if whole.checks:
             self._checks = whole
@@ -190,7 +197,7 @@ class CaseRun:
         return False
 
     def _verify(self, workload: Workload) -> None:
-        """Check the case at its own batch and length without timing it. Calls are eager, even for graph timing."""
+        """Check the case at its own batch and length, without timing. Calls are eager, also for timing "graph"."""
         if workload.check is None and workload.timed_check is None:
             return self._end("skipped", NO_REFERENCE)
         if not self._accepts(Checks(list(claim_checks(self.case, workload)))) or workload.timed_check is None:
@@ -235,7 +242,10 @@ class CaseRun:
         energy: EnergyMeter,
         inspector: Inspector,
     ) -> Timing:
-        """Return samples in milliseconds per unit, from the clock or from the engine itself."""
+        """Warm up and sample the workload; return samples in milliseconds per unit of work.
+
+        An engine times itself, and `clock` times every other workload.
+        """
         throttled = gpu.throttled if gpu else never_throttled
         forget = gpu.forget if gpu else lambda: None  # a record's throttle reasons are those of its samples
         with nvtx_range(range_name(self.case.phase)):
@@ -258,7 +268,7 @@ class CaseRun:
         return timing
 
     def _checked(self, workload: Workload, clock: Clock, inspector: Inspector, timing: Timing) -> Checks:
-        """Return the checks of the timed call, against the reference, and of its time, against the roofline bound."""
+        """Return the checks after timing: outputs against the reference, and times against the roofline bound."""
         bound = lower_bound_check(workload, timing.samples_ms)
         if workload.engine_samples is None:
             checked = inspector.checked_call(clock)
@@ -276,7 +286,11 @@ class CaseRun:
 
 
 def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
-    """Return a snapshot with all throttle reasons since `Gpu.forget` and the highest temperature of a slowdown."""
+    """Return a snapshot of the machine right after sampling.
+
+    The snapshot has all throttle_reasons since `Gpu.forget`. After a thermal slowdown, its temperature is the highest
+    one during the slowdown.
+    """
     after = snapshot(workload.device)
     if gpu and after["gpu"]:
         after["gpu"]["temperature_c"] = gpu.hottest_c or after["gpu"]["temperature_c"]
@@ -285,18 +299,18 @@ def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
 
 
 def _check_engine(workload: Workload) -> Checks:
-    """Return the checks of an engine's last batch."""
+    """Call the engine's `timed_check` for its last batch; return the checks."""
     assert workload.timed_check is not None
     return workload.timed_check(Random(secrets.randbits(128)))(None, 1)
 
 
 def clock_for(case: Case, workload: Workload) -> Clock:
-    """Return the clock of the workload's device."""
+    """Return the clock for the case's timing and L2 state on the workload's device."""
     return CudaEventClock(case.timing, case.l2) if workload.device == "cuda" else CpuClock()
 
 
 def sampling_settings(clock: Clock, policy: Policy) -> dict[str, str]:
-    """Return the settings that end sampling and warm-up, as text for the record."""
+    """Return the limits of sampling and warm-up as settings of the record: budget_s, min_samples and warmup_s."""
     allowed: dict[str, float] = {
         "budget_s": policy.budget_s,
         "min_samples": policy.min_samples,

@@ -1,4 +1,4 @@
-"""Query the GPU through NVML: constants, clocks, throttling, temperature and energy."""
+"""Query the GPU through NVML: constant properties, clocks, throttling, temperature and energy."""
 
 import hashlib
 import math
@@ -26,7 +26,7 @@ THERMAL = frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"})
 
 
 class Gpu:
-    """One GPU. A value that the driver does not report is None, never an error."""
+    """One GPU, queried through NVML. A value that the driver does not report is None, never an error."""
 
     def __init__(self, pynvml: Any, handle: Any) -> None:
         self._nvml = pynvml
@@ -36,7 +36,10 @@ class Gpu:
         self.hottest_c: float | None = None  # during a thermal slowdown
 
     def constants(self) -> dict[str, Any]:
-        """Return constant properties; device_id: 8 hexadecimal digits of the UUID's SHA-256, "" without a UUID."""
+        """Return constant properties by name, such as driver, memory_bytes and power_limit_w.
+
+        device_id: 8 hexadecimal digits of the UUID's SHA-256, which do not reveal the UUID; "" without a UUID.
+        """
         capability = self._ask("nvmlDeviceGetCudaComputeCapability")
         ecc = self._ask("nvmlDeviceGetEccMode")
         uuid = _text(self._ask("nvmlDeviceGetUUID"))
@@ -52,7 +55,7 @@ class Gpu:
         }
 
     def readings(self) -> dict[str, Any]:
-        """Return current clocks in MHz, temperature in degrees Celsius, power in W, and throttle_reasons."""
+        """Return current readings by name: clocks in MHz, temperature in °C, power in W, and throttle_reasons."""
         return {
             "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
             "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
@@ -62,14 +65,17 @@ class Gpu:
         }
 
     def throttle_reasons(self) -> list[str]:
-        """Return the current reasons for clocks below their settings."""
+        """Return the names of the current reasons for throttling, such as sw_power_cap; [] if there are none."""
         bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
         if bits is None:
             bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")  # drivers before 535
         return [name for bit, name in _THROTTLE.items() if (bits or 0) & bit]
 
     def throttled(self) -> bool:
-        """Return whether the GPU was throttled at the last query, at most `ASKED_EVERY_S` seconds ago."""
+        """Return whether the GPU is throttled. The driver is queried at most every `ASKED_EVERY_S` seconds.
+
+        Also collect the reasons in `slowed_by`, and the highest temperature of a thermal slowdown in `hottest_c`.
+        """
         now = time.monotonic()
         if now >= self._ask_at:
             reasons = self.throttle_reasons()
@@ -80,13 +86,13 @@ class Gpu:
         return self._throttled
 
     def forget(self) -> None:
-        """Forget the throttle reasons and the temperature seen so far."""
+        """Clear `slowed_by` and `hottest_c`, which `throttled` collected, before a new measurement."""
         self.slowed_by.clear()
         self.hottest_c = None
         self._ask_at = -math.inf
 
     def energy_j(self) -> float | None:
-        """Return the joules that the GPU used since the driver was loaded; None if unknown."""
+        """Return the energy in joules that the GPU has used since the driver was loaded; None if unknown."""
         return self._thousandth("nvmlDeviceGetTotalEnergyConsumption")
 
     def _celsius(self) -> int | None:
@@ -102,9 +108,9 @@ class Gpu:
 
 
 def open_gpu(visible: str | None = None) -> Gpu | None:
-    """Return this process's GPU; None without a GPU or without NVML.
+    """Return the GPU that this process uses; None without a GPU or without NVML.
 
-    visible: value of CUDA_VISIBLE_DEVICES to use instead of this process's.
+    visible: value of CUDA_VISIBLE_DEVICES to use instead of the environment's; its first GPU is returned.
     """
     pynvml = _initialised()
     handle = None if pynvml is None else _quietly(lambda: _handle(pynvml, visible))
@@ -112,7 +118,10 @@ def open_gpu(visible: str | None = None) -> Gpu | None:
 
 
 def visible_gpus() -> list[str]:
-    """Return every GPU of this process as CUDA_VISIBLE_DEVICES names it: an index of nvidia-smi, or a UUID."""
+    """Return the names of all GPUs that this process can use, as in CUDA_VISIBLE_DEVICES.
+
+    A name is an index, numbered as in nvidia-smi, or a UUID.
+    """
     pynvml = _initialised()
     if pynvml is None:
         return []
@@ -134,7 +143,11 @@ def _initialised() -> Any:
 
 
 def _handle(pynvml: Any, visible: str | None) -> Any:
-    """Return the handle of the first GPU in `visible`; if that is None, of torch's device or the first visible GPU."""
+    """Return the NVML handle of the first GPU in `visible`; None if it does not name one.
+
+    visible: value of CUDA_VISIBLE_DEVICES. None selects torch's current device, or before torch uses CUDA, the first
+        GPU that the environment makes visible.
+    """
     uuid = _uuid_in_use() if visible is None else ""
     if uuid:
         names = [uuid] if uuid.startswith(_UUID) else [kind + uuid for kind in _UUID]
@@ -149,7 +162,10 @@ def _handle(pynvml: Any, visible: str | None) -> Any:
 
 
 def _by_uuid(pynvml: Any, name: str) -> Any:
-    """Return the handle of a GPU or MIG device by UUID, or of a GPU by a unique prefix as in CUDA; None without one."""
+    """Return the NVML handle of a GPU or MIG device; None if there is no such device.
+
+    name: its UUID, or as in CUDA a prefix of a GPU's UUID that is unique.
+    """
     if found := _quietly(lambda: pynvml.nvmlDeviceGetHandleByUUID(name)):
         return found
     devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -158,7 +174,10 @@ def _by_uuid(pynvml: Any, name: str) -> Any:
 
 
 def _uuid_in_use() -> str:
-    """Return the UUID of torch's device, mostly without "GPU-". The numbers of torch and NVML may differ."""
+    """Return the UUID of torch's current device, usually without the prefix "GPU-"; "" if torch does not use CUDA.
+
+    The index of the device would not do, because torch and NVML can number GPUs differently.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""
@@ -181,33 +200,39 @@ LONGEST_S = 20.0  # of a rest
 
 
 def is_hot(environment: Mapping[str, Any]) -> bool:
-    """Return whether the GPU was thermally throttled during a case."""
+    """Return whether the GPU was thermally throttled during a case. environment: of the case's record."""
     reasons = _reading(environment, "throttle_reasons")
     return isinstance(reasons, list) and any(name in THERMAL for name in reasons if isinstance(name, str))
 
 
 def heat_note(environment: Mapping[str, Any]) -> str:
-    """Return a note about a thermally throttled case."""
+    """Return a note for a thermally throttled case: `thermally throttled, at 88 °C`.
+
+    environment: of the case's record.
+    """
     celsius = _reading(environment, "temperature_c")
     at = f", at {celsius:.0f} °C" if isinstance(celsius, int | float) else ""
     return f"thermally throttled{at}"
 
 
 class Cooler:
-    """Let a thermally throttled GPU rest before the next case."""
+    """Lets a thermally throttled GPU cool down before the next case: `saw` notes the slowdown, `rest` waits."""
 
     def __init__(self, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic) -> None:
         self._sleep, self._now = sleep, now
         self.goal_c: float | None = None  # degrees Celsius; None if the GPU need not rest
 
     def saw(self, readings: Mapping[str, Any] | None) -> None:
-        """Set the temperature to cool down to, if `Gpu.readings` show a thermal slowdown."""
+        """Set `goal_c` to `COOLER_C` below the current temperature if `readings` show a thermal slowdown.
+
+        readings: result of `Gpu.readings`, None without a GPU.
+        """
         reasons, celsius = ((readings or {}).get(name) for name in ("throttle_reasons", "temperature_c"))
         if celsius is not None and THERMAL.intersection(reasons or ()):
             self.goal_c = celsius - COOLER_C
 
     def rest(self, gpu: Gpu) -> None:
-        """Wait until the GPU is as cool as `goal_c`, for at most `LONGEST_S`, and clear the goal."""
+        """Wait until the GPU has cooled down to `goal_c`, for at most `LONGEST_S` seconds, and clear `goal_c`."""
         end = self._now() + LONGEST_S
         while self.goal_c is not None and self._now() < end:
             celsius = gpu.readings()["temperature_c"]
@@ -218,7 +243,7 @@ class Cooler:
 
 
 def _reading(environment: Mapping[str, Any], name: str) -> Any:
-    """Return a GPU reading under "after" in a record's environment, or None."""
+    """Return the GPU reading `name` after the case from a record's environment; None if there is none."""
     return ((environment.get("gpu") or {}).get("after") or {}).get(name)
 
 
@@ -230,10 +255,11 @@ FILLS = 0.9  # share of the block that samples must fill
 
 
 class EnergyMeter:
-    """Mean power of the GPU during a `with` block.
+    """Context manager that measures the energy per token of the work in its block. Without a GPU, it measures nothing.
 
-    The driver refreshes its counter about ten times a second. Reads at both ends of one second would be up to 10% off.
-    A thread therefore watches for refreshes, and divides the energy from the first to the last one by the time between.
+    The driver refreshes its energy counter about ten times a second. Reads at both ends of a block of one second would
+    be up to 10% off. A thread therefore watches for refreshes. Mean power is the energy from the first refresh to the
+    last one, divided by the time between both.
     """
 
     def __init__(self, gpu: Gpu | None) -> None:
@@ -255,9 +281,10 @@ class EnergyMeter:
             self._thread.join()
 
     def per_token(self, tokens: int, seconds: float) -> dict[str, float | None]:
-        """Return the metric `energy_j_per_token` for samples of `tokens` in `seconds`, or {} if it is unreliable.
+        """Return the metric `energy_j_per_token`, mean power times the time per token; {} if it would be unreliable.
 
-        Samples must fill nine tenths of the block; an engine's steps between prompts do not.
+        tokens, seconds: of all samples together. The samples must fill nine tenths of the block's time. The steps of an
+        engine that reads prompts in between do not.
         """
         if len(self._refreshes) < 2 or not tokens or self._looks is None:
             return {}
@@ -268,7 +295,10 @@ class EnergyMeter:
         return {"energy_j_per_token": (last_j - first_j) / (last_s - first_s) * seconds / tokens}
 
     def look(self, now: float, joules: float | None) -> None:
-        """Note a read of the counter; a new value right after the previous read is a refresh."""
+        """Note a read of the energy counter: `joules` at the time `now`.
+
+        A new value counts as a refresh if the previous read was recent, as only then the time of the refresh is known.
+        """
         first, before = self._looks or (now, now)
         self._looks = (first, now)
         if joules is None or joules == self._seen:

@@ -19,9 +19,9 @@ _OUT_OF_MEMORY = (
 
 
 def forget_peak(device: str) -> None:
-    """Reset the memory peak to the memory that is allocated now.
+    """Reset the peak that `peak_bytes` reports to the memory that is allocated now. device: "cuda" or "cpu".
 
-    On a CPU the system may forbid that; then an earlier, larger case of this process hides the peak of a later one.
+    Some systems forbid a reset on the CPU. A larger case earlier in this process then hides the peak of a later case.
     """
     if device == "cuda":
         import gc
@@ -39,8 +39,8 @@ def forget_peak(device: str) -> None:
 def peak_bytes(device: str) -> int:
     """Return the peak memory since `forget_peak` in bytes.
 
-    "cuda": memory of torch's allocator, weights included, without other allocators.
-    "cpu": the largest resident set of this process, interpreter and libraries included.
+    device: "cuda" for the memory of torch's allocator, including weights, without memory of other allocators.
+        "cpu" for the largest resident set of this process, including interpreter and libraries.
     """
     if device == "cuda":
         import torch
@@ -55,7 +55,7 @@ def peak_bytes(device: str) -> int:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an exception or one of its causes reports that host or device memory ended."""
+    """Return whether an exception, or one of its causes, reports that host or device memory is exhausted."""
     for _ in range(20):  # causes may form a loop
         if error is None:
             return False
@@ -69,9 +69,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 class ProcessState:
-    """Working directory, environment, CPU affinity and torch's global settings, to restore after a case.
+    """Working directory, environment variables, CPU affinity and torch's global settings, saved at creation.
 
-    Settings of a torch that the case itself imports are left as they are.
+    `restore` sets them again after a case. If torch was not yet imported at creation, its settings are not restored.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,10 @@ class ProcessState:
         self._torch = _torch_settings()
 
     def restore(self) -> bool:
-        """Restore all settings; return whether that succeeded. It fails if the case left an inference mode on."""
+        """Restore all saved settings; return whether torch's settings are as before.
+
+        They are not if the case left torch's inference mode on, which cannot be switched off from outside.
+        """
         if self._folder and _folder() != self._folder:
             with suppress(OSError):
                 os.chdir(self._folder)

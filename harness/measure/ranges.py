@@ -1,4 +1,4 @@
-"""NVTX ranges around the timed work, for profilers, and the range of the CUDA profiler interface."""
+"""Ranges for profilers: named NVTX ranges around parts of the work, and the part that a profiler captures."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -11,14 +11,18 @@ LEAD = "lead"  # the runs before the timed ones, which no profile shows
 
 
 class _Recording:
-    """Global state. on: PyTorch's profiler records ranges (microseconds each). entered: called with each name."""
+    """Global state of `nvtx_range`.
+
+    on: whether each range is also a range of PyTorch's profiler, which takes microseconds.
+    entered: called with the name of each range; None to call nothing.
+    """
 
     on = False
     entered: Callable[[str], object] | None = None
 
 
 def layer_name(index: int) -> str:
-    """Return the name of a layer's range: "layer 0" for the first."""
+    """Return the name of a layer's range: "layer 0" for index 0."""
     return f"layer {index}"
 
 
@@ -26,24 +30,24 @@ COUNTED_LAYER = layer_name(COUNTED)
 
 
 def is_layer(name: str) -> bool:
-    """Return whether `name` is that of a layer's range."""
+    """Return whether `name` is the name of a layer's range, such as "layer 0"."""
     word, _, index = name.partition(" ")
     return word == "layer" and index.isdecimal()
 
 
 def range_name(phase: str) -> str:
-    """Return the name of a phase's range; that of a forward is `prefill`."""
+    """Return the name of a phase's outermost range: `prefill` for the phase "forward", otherwise the phase itself."""
     return "prefill" if phase == "forward" else phase
 
 
 def range_names(phase: str) -> tuple[str, ...]:
-    """Return the names of a phase's ranges, the outermost first."""
+    """Return the names of a phase's ranges, the outermost first. A request contains `prefill` and `generate`."""
     return (range_name(phase), "prefill", "generate") if phase == "request" else (range_name(phase),)
 
 
 @contextmanager
 def recorded(on: bool = True) -> Iterator[None]:
-    """Let PyTorch's profiler record each `nvtx_range` of the block, or none if not `on`."""
+    """Make each `nvtx_range` in the block a range of PyTorch's profiler too if `on`; otherwise none of them."""
     before, _Recording.on = _Recording.on, on
     try:
         yield
@@ -53,7 +57,7 @@ def recorded(on: bool = True) -> Iterator[None]:
 
 @contextmanager
 def on_range(entered: Callable[[str], object]) -> Iterator[None]:
-    """Call `entered` with the name of each `nvtx_range` of the block before it begins."""
+    """Call `entered` with the name of each `nvtx_range` in the block, before that range begins."""
     before, _Recording.entered = _Recording.entered, entered
     try:
         yield
@@ -62,13 +66,16 @@ def on_range(entered: Callable[[str], object]) -> Iterator[None]:
 
 
 def is_recorded() -> bool:
-    """Return whether PyTorch's profiler records the ranges."""
+    """Return whether each `nvtx_range` is also a range of PyTorch's profiler, as set by `recorded`."""
     return _Recording.on
 
 
 @contextmanager
 def nvtx_range(name: str) -> Iterator[None]:
-    """Run the block in an NVTX range if PyTorch uses CUDA, and in a range of PyTorch's profiler if `recorded`."""
+    """Run the block in an NVTX range called `name` if PyTorch uses CUDA.
+
+    Inside `recorded`, the block is also a range of PyTorch's profiler.
+    """
     if _Recording.entered:
         _Recording.entered(name)
     if _Recording.on:
@@ -92,7 +99,10 @@ def _nvtx(name: str) -> Iterator[None]:
 
 @contextmanager
 def profiler_range(device: str) -> Iterator[None]:
-    """Run the block between cudaProfilerStart and cudaProfilerStop; on a CPU, without them."""
+    """Run the block between cudaProfilerStart and cudaProfilerStop, the part that Nsight tools capture.
+
+    device: "cuda", or "cpu" to run only the block.
+    """
     if device != "cuda":
         yield
         return

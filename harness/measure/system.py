@@ -1,4 +1,4 @@
-"""Protocol between a system's adapter and the worker: the adapter builds a workload for each case."""
+"""Interface between the harness and a system's adapter, which builds a workload for each case."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,19 +15,19 @@ REPLAYED = "replayed from a graph"  # `settings["prompt"]` of a request that rep
 
 
 class Skip(Exception):
-    """Raised by `build` for a case that the system cannot run. The message is one sentence."""
+    """Raised by `SystemAdapter.build` for a case that the system cannot run. The message gives the reason."""
 
 
 class NeedsFreshProcess(Exception):
-    """Raised by `build` if only a new process can run the case, because an engine holds this one's memory."""
+    """Raised by `SystemAdapter.build` if the case needs a new process, as an engine holds this process's memory."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor that `run` reads; the harness refills it in place with random values.
+    """A tensor that `Workload.run` reads. The harness refills the tensor in place with random values.
 
     fill: "normal" (standard deviation `scale`), "uniform" (0 to `scale`) or "tokens" (integers below `scale`).
-    batch_axis, token_axis: the axes of sequences and of tokens; None if the tensor lacks one.
+    batch_axis, token_axis: the axes of sequences and of tokens; None if the tensor has no such axis.
     """
 
     tensor: Any
@@ -46,24 +46,26 @@ class Workload:
     """The work of one case, ready to run.
 
     run: runs the timed work once and returns its outputs, a tensor or nested tuples, lists and dicts of tensors.
-        Later calls must not read the outputs. On a GPU, `run` does not wait for the device; timing "graph" captures it.
-        One call does `units` units of work, such as 16 generate steps, and samples are divided by `units`. With several
-        units, the last output tensor is [units, batch, ...], or there is one tensor for each unit.
-    tokens: tokens that one unit processes.
-    capture: called once before `run`, while memory is counted, to capture the graphs that `run` replays.
+        Later calls must not read the outputs. On a GPU, `run` must not wait for the device, and for timing "graph" it
+        must be capturable in a CUDA graph. One call does `units` units of work, such as 16 generate steps, and samples
+        are divided by `units`. With several units, the last output tensor is [units, batch, ...], or there is one
+        tensor for each unit.
+    tokens: tokens that one unit processes, over all sequences.
+    capture: called once before `run` to capture CUDA graphs that `run` replays; their memory counts as the case's.
     inputs: tensors that the harness refills between samples and before the checked calls.
-    timed_check: called before each checked call; draws random sequences and stores their state before the call.
-        It returns a function (outputs, number of calls since) that compares the outputs with the reference.
-        The second checked call has the same recent tokens and another past. An engine's check is called after its last
-        batch and gets None as outputs. timed_check is None without a reference.
-    renews_past: whether `timed_check` gives each sequence another past; for work without an input with a token axis.
-    `check`: the check of outputs before timing: compares them with the reference. None without a reference.
-    engine_samples: for systems that time themselves; yields a list of milliseconds per unit for each batch.
+    timed_check: called with a random generator before each checked call, to choose sequences and store their state.
+        It returns a function (outputs, number of calls of `run` since) that compares the outputs with the reference.
+        Between two checked calls, recent tokens stay the same and earlier ones change. An engine's timed_check is
+        called after its last batch, and its outputs are None. timed_check is None without a reference.
+    renews_past: whether `timed_check` gives each sequence a new past. This serves work without an input that has a
+        token axis, whose earlier tokens the harness cannot change.
+    `check`: compares outputs with the reference before timing. None without a reference.
+    engine_samples: for a system that times itself; yields for each batch a list of milliseconds per unit.
         The first batches, at least one, are warm-up.
-    engine_batch: for such a system; runs a batch and enters the context only for the part to profile.
-        It returns the units of that part. For generate, the part is some of the steps in which all sequences generate.
-    measured: called with the number of timed calls, or of an engine's samples; returns the work's metrics over them.
-    metrics, settings: numbers and texts for the record; `flops` and `bytes` are per unit.
+    engine_batch: for a system that times itself; runs a batch, enters the given context manager only around the part
+        to profile, and returns that part's units. For generate, the part is some steps in which all sequences generate.
+    measured: called after timing with the number of timed calls, or of an engine's samples; returns further metrics.
+    metrics, settings: numbers and texts for the record; the metrics `flops` and `bytes` are per unit.
     work: least FLOPs and bytes per unit, by part (`harness.schema.work.PRODUCTS` and so on); {} if not counted.
     When memory is exhausted, the functions raise MemoryError or torch's OutOfMemoryError.
     """
@@ -92,15 +94,18 @@ class Workload:
 
 
 class SystemAdapter(Protocol):
-    """Adapter of a system. One instance serves all cases of a worker.
+    """Adapter of a system: prepares the system's work for the harness. One instance serves all cases of a worker.
 
-    packages: distributions, in addition to torch, whose versions affect the system's speed.
+    packages: distributions, in addition to torch, whose versions affect the system's speed and are recorded.
     """
 
     packages: tuple[str, ...]
 
     def unavailable(self) -> str:
-        """Return why the system cannot run here, in one sentence, or ""."""
+        """Return in one sentence why the system cannot run on this machine; "" if it can."""
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of a case. Raises Skip or NeedsFreshProcess."""
+        """Return the workload of a case.
+
+        Raises Skip if the system cannot run the case, and NeedsFreshProcess if only a new process can.
+        """

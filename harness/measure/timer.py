@@ -28,7 +28,11 @@ READS = 10  # budgets that an engine may take in all, prompts included
 
 @dataclass
 class Timing:
-    """Raw samples in milliseconds, their throttle flags (up to 20 ms late), and the criterion that ended sampling."""
+    """Raw samples in milliseconds.
+
+    throttled: for each sample, whether the device was throttled, as of a query up to 20 ms before.
+    stop: the criterion that ended sampling, as `stop_reason` returns it.
+    """
 
     samples_ms: list[float]
     throttled: list[bool]
@@ -36,12 +40,12 @@ class Timing:
 
 
 class Clock(Protocol):
-    """A clock that times one callable.
+    """Interface of a clock that times one callable: `prepare` gets the callable, and `sample` times it.
 
-    own_bytes: device memory of the clock. launches: calls per sample.
-    wakes_s, settles_s: seconds of load until an idle device, or a throttled one, runs at a steady speed.
-    loaded_s: seconds for which `prepare` loaded the device, without the first call.
-    replays: whether each call replays a CUDA graph and overwrites the same outputs.
+    own_bytes: device memory that the clock itself allocates. launches: calls per sample.
+    wakes_s: seconds of load until an idle device runs at a steady speed. settles_s: the same for a throttled device.
+    loaded_s: seconds for which `prepare` already kept the device busy, without the first call.
+    replays: whether each call replays a CUDA graph and so overwrites the same outputs.
     """
 
     own_bytes: int
@@ -52,17 +56,17 @@ class Clock(Protocol):
     replays: bool
 
     def prepare(self, run: Callable[[], object]) -> None:
-        """Compile and capture `run`, and choose the number of launches per sample."""
+        """Compile `run` and choose the number of calls per sample; a clock that replays also captures these calls."""
 
     def sample(self) -> float:
-        """Return milliseconds of one call, the mean over `launches`."""
+        """Take one sample; return the milliseconds per call, the mean over its `launches` calls."""
 
     def now(self) -> float:
-        """Return seconds on the clock of the budgets."""
+        """Return the current time in seconds of the clock that limits warm-up and sampling."""
 
 
 class CpuClock:
-    """The host's monotonic clock around one call."""
+    """`Clock` that times each call with the host's performance counter, for work on a CPU."""
 
     own_bytes = 0
     launches = 1
@@ -70,18 +74,18 @@ class CpuClock:
     replays = False
 
     def prepare(self, run: Callable[[], object]) -> None:
-        """Call `run` once."""
+        """Call `run` once, so that it compiles, and keep it for `sample`."""
         self._run = run
         run()
 
     def sample(self) -> float:
-        """Return milliseconds of one call."""
+        """Call the prepared `run` once; return the milliseconds that the call took."""
         start = time.perf_counter_ns()
         self._run()
         return (time.perf_counter_ns() - start) / 1e6
 
     def now(self) -> float:
-        """Return monotonic seconds."""
+        """Return the seconds of the host's monotonic clock."""
         return time.monotonic()
 
 
@@ -91,14 +95,20 @@ def never_throttled() -> bool:
 
 
 def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
-    """Prepare, warm up and sample `run`; return the timing. limited: whether the device may be throttled."""
+    """Prepare `run`, warm up, and return the samples of `run`.
+
+    limited: whether to warm up as long as for a throttled device.
+    """
     clock.prepare(run)
     warm_up(clock, policy, lambda: limited)
     return take_samples(clock, policy)
 
 
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
-    """Sample until samples agree and the device's clocks have settled; return the samples."""
+    """Sample until samples agree and the device's clock rates have settled; return the warm-up's samples.
+
+    throttled: returns whether the device is throttled, which makes the warm-up longer.
+    """
     samples: list[float] = []
     if clock.loaded_s >= least_warmup_s(clock, policy, limited=True):
         return samples
@@ -114,7 +124,7 @@ def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_
 
 
 def least_warmup_s(clock: Clock, policy: Policy, limited: bool) -> float:
-    """Return the least seconds of warm-up. limited: whether the device throttles the load."""
+    """Return the minimum duration of the warm-up in seconds. limited: whether the device is throttled under load."""
     return min(_most_warmup_s(policy), max(WARMUP_S, clock.settles_s if limited else clock.wakes_s))
 
 
@@ -123,7 +133,7 @@ def _most_warmup_s(policy: Policy) -> float:
 
 
 def _is_steady(samples: list[float], seconds_each: float) -> bool:
-    """Return whether the last two windows of samples agree."""
+    """Return whether the medians of the last two windows of samples differ by at most `STEADY`."""
     window = min(_WINDOW, max(1, math.ceil(_WINDOW_S / max(seconds_each, 1e-9))))
     if len(samples) < 2 * window:
         return False
@@ -138,7 +148,11 @@ def take_samples(
     before_sample: Callable[[], None] = lambda: None,
     least_s: float = LEAST_S,
 ) -> Timing:
-    """Sample until a criterion of `policy` holds. least_s: seconds before the interval may end sampling."""
+    """Return samples, taken until `stop_reason` ends sampling.
+
+    throttled: returns whether the device is throttled; called after each sample. before_sample: called before each one.
+    least_s: seconds before a narrow interval can end sampling.
+    """
     timing = Timing([], [], "")
     start = clock.now()
     while not timing.stop:
@@ -155,7 +169,10 @@ def warm_up_engine(
     clock: Clock,
     throttled: Callable[[], bool] = never_throttled,
 ) -> None:
-    """Run batches of a system that times itself until it has warmed up; the first batch compiles."""
+    """Run batches of a system that times itself, at least one, until the minimum duration of the warm-up is over.
+
+    batches_ms: yields a list of milliseconds for each batch. The first batch also compiles.
+    """
     start, limited = time.monotonic(), False
     for _ in batches_ms:
         limited = limited or throttled()
@@ -166,11 +183,13 @@ def warm_up_engine(
 def take_engine_samples(
     batches_ms: Iterable[Sequence[float]], policy: Policy, throttled: Callable[[], bool] = never_throttled
 ) -> Timing:
-    """Take samples of a self-timing system until a criterion is met or the batches end.
+    """Return the samples of a system that times itself, taken until `stop_reason` ends sampling or the batches end.
 
-    Batches are never split, because the first steps after a prompt differ from later ones. Steps of a batch are
-    correlated, so the interval can end sampling only from batch number `BATCHES` on. The budget limits the sum of the
-    samples; `READS` budgets limit the elapsed time, prompts included. Raises ValueError if there are none.
+    batches_ms: yields a list of milliseconds for each batch. Every list is used whole, because the first steps after a
+        prompt differ from later ones. Steps of a batch are correlated, so a narrow interval can end sampling only from
+        batch number `BATCHES` on.
+    The policy's budget limits the sum of the samples. `READS` budgets limit the elapsed time, which includes prompts.
+    Raises ValueError if there are no samples.
     """
     timing = Timing([], [], "")
     start = time.monotonic()
@@ -190,11 +209,14 @@ def take_engine_samples(
 def stop_reason(
     samples: list[float], elapsed_s: float, policy: Policy, due: bool | None = None, least_s: float = LEAST_S
 ) -> str:
-    """Return the criterion that ends sampling, "interval", "count" or "budget"; "" if sampling continues.
+    """Return the criterion that ends sampling, or "" if sampling continues.
 
-    After the budget, a case with a wide interval continues for up to `PATIENCE` budgets or `LONGEST_WAIT_S`.
-    If only `min_samples` calls fit, half as many more are taken: with six, a single outlier widens the interval.
-    due: whether to compute the interval. None computes it after every 10% more samples, as sorting takes time.
+    "interval": the median's interval is narrow enough. "count": there are `MAX_SAMPLES`. "budget": the time is over.
+    After the budget, a case with a wide interval continues for up to `PATIENCE` budgets, or `LONGEST_WAIT_S` longer.
+    A case that has few samples by then also continues, up to 1.5 times `min_samples`: with six samples, a single
+    outlier widens the interval.
+    due: whether to compute the interval now. None computes it only after every 10% more samples, to save time.
+    least_s: seconds before a narrow interval can end sampling.
     """
     if len(samples) < policy.min_samples:
         return ""

@@ -1,4 +1,4 @@
-"""Profile a block of any script with torch.profiler."""
+"""Profile a block of any script with torch.profiler (Kineto)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +12,14 @@ from harness.schema.profile import ProfileError, Region
 
 
 class Profiled:
-    """Result of `profiled`; `region` exists once the block has ended."""
+    """Result of `profiled`. The attribute `region`, the kernels and times, exists once the block has ended."""
 
     region: Region
 
 
 @contextmanager
 def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -> Iterator[Profiled]:
-    """Profile a block; each `harness.measure.ranges.nvtx_range` in it becomes a range of the result.
+    """Profile the block. Each `harness.measure.ranges.nvtx_range` inside the block becomes a range of the result.
 
         from harness.profiling.block import profiled
         from reports.profiles.words import sentences
@@ -31,9 +31,10 @@ def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -
             print(sentence)
 
     device: by default "cuda" on a machine with a GPU, else "cpu".
-    units: units of work in the block.
-    keep: path of the trace, ending in .json.gz.
-    Raises ValueError for wrong arguments, and ProfileError if nothing ran in the block or if it lies in another one.
+    units: units of work in the block, such as calls of a model; the result also has times per unit.
+    keep: path for torch.profiler's trace, ending in .json.gz; None to discard the trace.
+    Raises ValueError for wrong arguments. Raises ProfileError if nothing ran in the block, or if the block lies inside
+    another profiled block.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Run one case under a profiler in its worker: one call with NVTX ranges, then the timed runs without ranges."""
+"""Run one case under a profiler, inside the worker: one call with ranges, then the timed runs without ranges."""
 
 import math
 import sys
@@ -53,13 +53,13 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class ProfilerChoice:
-    """The profiler of a case.
+    """How to profile a case; a request to a worker holds these fields.
 
-    tool: "kineto" records inside the worker; "nsys" and "ncu" run outside and capture the `profiler_range`.
-        "none" only times the case.
-    keep: path for Kineto's trace, "" to discard it.
-    `ceilings`: MODULE:FUNCTION that measures the GPU's peaks, or "".
-    alone_us: time without a profiler, as "none" returned it; 0 to measure it.
+    tool: "kineto" records inside the worker. With "nsys" and "ncu", the worker runs under that program, which captures
+        the `profiler_range`. "none" only times the case.
+    keep: path for Kineto's trace, "" to discard the trace.
+    `ceilings`: MODULE:FUNCTION that measures the GPU's peaks; "" not to measure them.
+    alone_us: time without a profiler, the result of an earlier request with tool "none"; 0 to measure this time.
     """
 
     tool: Tool = "kineto"
@@ -69,7 +69,7 @@ class ProfilerChoice:
 
 
 def measured_ceilings(measure: Callable[[], dict[str, float | None]]) -> dict[str, float | None]:
-    """Return the GPU's peaks from `measure`; {} if memory does not suffice."""
+    """Return the GPU's peaks that `measure` returns, such as copy_gbs; {} if memory does not suffice to measure."""
     try:
         found = measure()
     except Exception as error:
@@ -86,8 +86,11 @@ def profile(
 ) -> dict[str, Any]:
     """Run the case for the profiler `asked` and return fields of a `Profile` as JSON values.
 
-    With Kineto, these are all fields; with Nsight, those that its reports lack. With "none", the only field is
-    "alone_us": microseconds per call, or per unit of an engine, without a profiler; 0 on a CPU.
+    throttled: returns whether the GPU is throttled.
+    With Kineto, the fields include kernels and times. With Nsight tools, whose reports are read outside the worker,
+    they are the fields that a report lacks.
+    With "none", the only field is "alone_us": microseconds per call, or per unit of an engine, without a profiler. The
+    field is 0 on a CPU.
     Raises ProfileError if the trace is empty, or if an engine has no `Workload.engine_batch`.
     """
     work = _Work(case, workload, throttled)
@@ -109,7 +112,7 @@ def profile(
 
 
 class _Work:
-    """Run a case's calls under a profiler. One run is the calls of one sample, or one batch of an engine."""
+    """Runs a case's calls for a profiler. One run consists of the calls of one sample, or of one batch of an engine."""
 
     def __init__(self, case: Case, workload: Workload, throttled: Callable[[], bool] = never_throttled) -> None:
         self.case, self.workload, self.throttled = case, workload, throttled
@@ -130,7 +133,10 @@ class _Work:
         self.call_us = self.alone_us = 0.0  # without a profiler: of a call or an engine's unit, and of a run
 
     def warm(self) -> None:
-        """Run until compiled; count an engine's units in a batch, or a call's passes through the counted layer."""
+        """Run the work until it has compiled.
+
+        Also count the units in a batch of an engine, or the passes of a call through the layer `COUNTED_LAYER`.
+        """
         if self.is_engine:
             self._once(nullcontext())
             return
@@ -147,7 +153,10 @@ class _Work:
                 break
 
     def time_alone(self, call_us: float = 0.0) -> None:
-        """Time a run without a profiler, which may slow runs down. call_us: result of an earlier timing, if not 0."""
+        """Time a run without a profiler, to see later how much the profiler slows a run down.
+
+        call_us: microseconds per call (of an engine, per unit) from an earlier timing; 0 to measure them now.
+        """
         engine_samples = self.workload.engine_samples
         if engine_samples is not None:
             if not call_us:
@@ -166,15 +175,15 @@ class _Work:
             self.call_us, self.alone_us = call_us, call_us * self.calls
 
     def timed(self) -> Callable[[], object]:
-        """Return the function that does one run as it is timed."""
+        """Return a function that does one run in the same way as a measurement: for timing "graph", a replay."""
         if self.is_engine:
             return lambda: self._once(self._on_the_hosts_clock())
         return self.clock.launch if self.clock else self.workload.run
 
     def load(self, run: Callable[[], object]) -> None:
-        """Run until the GPU's clocks have settled; choose the numbers of lead-in and profiled runs.
+        """Call `run` until the GPU's clock rates have settled; choose the numbers of lead-in and of profiled runs.
 
-        Turning a profiler on lets the GPU rest, so a lead-in settles the clocks again.
+        Lead-in runs settle the clock rates again after the GPU was idle while the profiler was turned on.
         """
         start, runs, took_s, capped = time.monotonic(), 0, 0.0, False
         while self.device == "cuda" and took_s < SETTLES_S:
@@ -187,12 +196,18 @@ class _Work:
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
-        """Return the numbers of (lead-in, profiled) runs, together at most `most`, of which a quarter is lead-in."""
+        """Return the numbers of (lead-in, profiled) runs.
+
+        most: limit of the sum. If it applies, about a quarter of these runs is lead-in.
+        """
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs
 
     def repeat(self, run: Callable[[], object], runs: int) -> bool:
-        """Do `runs` runs with the waits and throttle queries of a measurement; return whether it was throttled."""
+        """Call `run` `runs` times, with the same waits and throttle queries as a measurement.
+
+        Return whether the GPU was throttled meanwhile.
+        """
         throttled = False
         for _ in range(runs):
             run()
@@ -201,11 +216,14 @@ class _Work:
         return throttled
 
     def seen(self, runs: int) -> Runs:
-        """Return a description of the last `runs` runs."""
+        """Return a `Runs` that describes the last `runs` runs."""
         return Runs(runs, self.units, self.calls, self.host_us[-runs:], self.alone_us, self.case.timing == "graph")
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
-        """Run one call, or an engine's timed part, in the phase's range inside `region`; return what that yields."""
+        """Run one call, or one batch of an engine, with NVTX ranges.
+
+        region: context manager around the call, or around the batch's part to profile. Return the value that it yields.
+        """
         entered: list[Found] = []
 
         @contextmanager
@@ -253,7 +271,11 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _counted(work: _Work) -> None:
-    """Run a call; Nsight Compute counts from the last `COUNTED_STEPS` passes through the counted layer on."""
+    """Run one call, and let Nsight Compute count only its end.
+
+    The end starts with the first of the last `COUNTED_STEPS` passes through the layer `COUNTED_LAYER`. Without passes
+    through that layer, the whole call counts.
+    """
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:
 
@@ -271,7 +293,8 @@ def _counted(work: _Work) -> None:
 def _captured(work: _Work) -> dict[str, Any]:
     """Run one call with ranges, then the timed runs, in the `profiler_range` that Nsight Systems captures.
 
-    Return "seen", the fields of `Runs`, and "apart": whether the timed runs are others than the call with ranges.
+    Return "seen", the fields of a `Runs`, and "apart": whether the timed runs came after the call with ranges. For the
+    generate steps of an engine, one part of a batch is both.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))
@@ -290,6 +313,6 @@ def _captured(work: _Work) -> dict[str, Any]:
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a profile's fields with dataclasses as JSON values."""
+    """Return a profile's fields, with kernels, ranges and timeline converted from dataclasses to JSON values."""
     parts = {name: [asdict(each) for each in found[name]] for name in ("kernels", "ranges")}
     return {**found, **parts, "timeline": asdict(found["timeline"])}

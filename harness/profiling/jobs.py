@@ -1,6 +1,7 @@
-"""Profile the cases of a run's jobs: times of all cases, then counters; a failing profiler is given up.
+"""Profile the cases of a run's jobs: first the times of all cases, then hardware counters.
 
-Nsight Systems gives times, or Kineto inside the worker. Nsight Compute gives counters ("ratios").
+The times come from Nsight Systems, or from Kineto inside the worker. The counters ("ratios") come from Nsight Compute.
+A profiler that would fail again for a job's other cases is given up.
 """
 
 import os
@@ -37,13 +38,15 @@ _ENVIRONMENT = ("device", "device_kind", "gpu", "software", "commit", "dirty")
 class Profiler:
     """Profiles cases of a run, each once, and writes each profile to the run's folder.
 
-    `ceilings`: MODULE:FUNCTION that measures the GPU's peaks.
-    skip: returns a reason to skip a case, or "".
-    stand_in: returns a case with the same kernels in less memory for Nsight Compute, which saves all memory that a
-        kernel may write. If counting that case fails, the case itself runs.
+    launches: the worker command of each (system, backend). tools: the profilers to use.
+    `ceilings`: MODULE:FUNCTION that measures the GPU's peaks; "" not to measure them.
+    skip: returns the reason to skip a case; "" to profile the case.
+    stand_in: returns a case with the same kernels and less memory, which Nsight Compute counts instead of the case,
+        because Nsight Compute saves all memory that a kernel can write. If that fails, the case itself is counted.
     say: called with sentences for the user.
     on_times: called with each profile that has times and waits for counters. on_profile: with each finished profile.
-    resume: whether to keep finished profiles, times that still lack counters, and failures unless `retry_failed`.
+    resume: whether to keep profiles of earlier calls: finished ones, and times that still lack counters.
+    retry_failed: with `resume`, whether to profile failed cases again; otherwise their profiles are kept too.
     """
 
     run: Run
@@ -60,10 +63,10 @@ class Profiler:
     retry_failed: bool = False
 
     def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = (HERE,)) -> list[Profile]:
-        """Profile the cases of `jobs`: times of all, then counters. Each job runs on the first free GPU slot.
+        """Profile the cases of `jobs` and return their profiles. Each job runs on the next free GPU slot of `places`.
 
-        Nothing is timed while Nsight Compute counts, which delays launches on the machine's other GPUs.
-        Raises RunError if every GPU is gone.
+        All cases are timed before counters start, because Nsight Compute delays launches on the machine's other GPUs.
+        Raises RunError if no GPU answers any more.
         """
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
@@ -74,13 +77,13 @@ class Profiler:
             return [profile for profiles in found for profile in profiles.values()]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
-        """Return the cases of a job that are to be profiled: all, or if `resume`, the unfinished ones."""
+        """Return the cases of a job to profile: all cases, or with `resume`, those without a finished profile."""
         if not self.resume:
             return job.cases
         return tuple(each for each in job.cases if not self._is_finished(self.earlier(each)))
 
     def earlier(self, planned: Planned) -> Profile | None:
-        """Return the earlier profile of a case; None if there is none or it is unreadable."""
+        """Return the case's profile in the run's folder; None if the file is missing or unreadable."""
         path = profile_path(self.run.folder, planned.case.key)
         with suppress(ProfileError):
             return read_profile(path) if path.exists() else None
@@ -94,14 +97,15 @@ class Profiler:
         return not self.retry_failed
 
     def has_ratios(self, found: Profile) -> bool:
-        """Return whether a profile has counters, or counting failed and is not to be tried again."""
+        """Return whether a profile has counters, or is without because counting failed and should not be retried."""
         counted = any(kernel.counters for kernel in found.kernels)
         return RATIOS in found.stages_s and (counted or not self.resume or not self.retry_failed)
 
     def _each(self, jobs: Sequence[Job], places: Sequence[Place], do: Callable[[int, "JobProfiler"], None]) -> None:
-        """Call `do` on the slots with the number of each job and a `JobProfiler` for it.
+        """Call `do(number, profiler)` for each job on the next free GPU slot.
 
-        After one job gave up a profiler, the next one tries it again, unless it fails everywhere on this machine.
+        number: index of the job in `jobs`. profiler: a new `JobProfiler` for the job and the slot.
+        If a job gives up a profiler, later jobs try it again, unless it fails for every case on this machine.
         """
         pool = Pool(self.run.folder, places, self.say)
 
@@ -115,10 +119,11 @@ class Profiler:
 
 
 class JobProfiler:
-    """Profiles the cases of a job on a GPU slot.
+    """Profiles the cases of one job on one GPU slot, with the options of the `Profiler` `asked`.
 
-    stopped: returns whether the run is to end; called while a worker works.
-    tools: the profilers that this job still uses. lost_everywhere: whether all jobs must give up the others.
+    stopped: returns whether the run should end; called while a worker works.
+    tools: the profilers that this job still uses.
+    lost_everywhere: whether a profiler was given up that fails for every case on this machine.
     """
 
     def __init__(self, asked: Profiler, job: Job, place: Place, stopped: Callable[[], bool]) -> None:
@@ -129,7 +134,10 @@ class JobProfiler:
         self.under_profiler = UnderProfiler(asked.run, place, asked.limits, asked.ceilings, stopped)
 
     def times(self, found: dict[str, Profile]) -> None:
-        """Add a profile with times to `found` for each case. Keep earlier ones, and use as few workers as possible."""
+        """Add a profile with times to `found`, by case key, for each pending case of the job.
+
+        With `Profiler.resume`, the times of earlier calls are kept. Cases share workers as in `by_worker`.
+        """
         missing: list[Planned] = []
         for planned in self.asked.pending(self.job):
             earlier = self.asked.earlier(planned) if self.asked.resume else None
@@ -145,9 +153,9 @@ class JobProfiler:
                     found[planned.case.key] = self._with_times(worker, planned, before)
 
     def ratios(self, found: dict[str, Profile]) -> None:
-        """Add counters to the profiles in `found`, each case in a worker of its own.
+        """Add counters to the profiles in `found`. Each case runs in its own worker.
 
-        If Nsight Compute is given up, a profile's `stages_s` lacks "ratios", so that a resumption counts again.
+        If Nsight Compute is given up, the `stages_s` of a profile lacks "ratios", so that a resumed run counts again.
         """
         launch = replace(self.launch, env={**self.launch.env, **_lock_of(self.place)})
         for key, profile in found.items():
@@ -164,7 +172,10 @@ class JobProfiler:
             self.asked.on_profile(found[key])
 
     def _alone(self, worker: WorkerProcess, cases: Sequence[Planned]) -> dict[str, "_Alone"]:
-        """Return times without a profiler by case key, taken before Kineto records and so delays all later launches."""
+        """Return times without a profiler by case key; {} if they are not needed.
+
+        They are taken before the first case is profiled, because Kineto delays all launches after it has recorded.
+        """
         asked = [planned for planned in cases if not self.asked.skip(planned)]
         if self.tools.times != "kineto" or len(asked) < 2:
             return {}
@@ -185,7 +196,10 @@ class JobProfiler:
         return found
 
     def _with_times(self, worker: WorkerProcess, planned: Planned, before: "_Alone") -> Profile:
-        """Profile the times of a case, write the profile to the run's folder, and return it."""
+        """Profile the times of a case, write the profile to the run's folder, and return the profile.
+
+        before: time of the case without a profiler, if known.
+        """
         start, started_at = time.monotonic() - before.took_s, datetime.now(UTC).isoformat(timespec="seconds")
         record = None
         if reason := self.asked.skip(planned):
@@ -227,7 +241,11 @@ class JobProfiler:
             run.record_file(self.job).append(record)
 
     def _times(self, worker: WorkerProcess, planned: Planned, alone_us: float) -> tuple[dict[str, Any], Record]:
-        """Return a profile's fields and the worker's record. Raises ToolLost or ProfileError."""
+        """Profile the times of a case; return the fields of its profile, and the worker's record.
+
+        If Nsight Systems fails and `Tools.fallback` allows it, Kineto profiles the case instead.
+        Raises ToolLost or ProfileError if there is no result.
+        """
         if self.tools.times == "kineto":
             return self.under_profiler.by_kineto(worker, self.launch, planned, alone_us)
         try:
@@ -243,7 +261,7 @@ class JobProfiler:
             return found | {"notes": [why, *found["notes"]]}, record
 
     def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
-        """Return the profile with counters, or with a note."""
+        """Count the case with Nsight Compute; return the profile with counters, or with a note why there are none."""
         planned = Planned(profile.case)
         stand_in = self.asked.stand_in(planned)
         try:
@@ -268,12 +286,16 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _end_if_stopped(self) -> None:
-        """Raise Stopped if the run is to end: Ctrl-C also kills a profiler's program, which is no failure of a case."""
+        """Raise Stopped if the run should end. Ctrl-C also kills the profiler; that must not count as a failed case."""
         if self.stopped():
             raise Stopped
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
-        """Report an error, and give the profiler up if it would fail again; return the sentence."""
+        """Report a profiler's error to the user, and return the reported sentence.
+
+        If the profiler would fail for the job's other cases too, remove it from `tools`.
+        part: what the profiler gives.
+        """
         why = sentence(_advised(error))
         self.asked.say(why)
         if isinstance(error, ToolLost) and error.lasting:
@@ -286,8 +308,8 @@ class JobProfiler:
 class _Alone:
     """Time of a case without a profiler.
 
-    us: microseconds of a call, 0 if unknown. lost: why the case does not run, or None.
-    took_s: seconds that this timing took.
+    us: microseconds of a call, 0 if unknown. lost: the error if the case could not be timed, or None.
+    took_s: seconds that the timing took.
     """
 
     us: float = 0.0
@@ -296,10 +318,10 @@ class _Alone:
 
 
 def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
-    """Group cases that share a worker process, at most `TOGETHER`. An engine's cases are grouped by phase, short first.
+    """Return the cases in groups of at most `TOGETHER`; the cases of a group share a worker process.
 
-    Once Kineto has recorded, it delays every later launch, which short work shows most. Another phase restarts the
-    engine in any case.
+    An engine's cases are grouped by phase, because another phase restarts the engine anyway. In such a group, short
+    cases come first, because Kineto delays all launches after it has recorded, which affects short cases most.
     """
     found: dict[str, list[Planned]] = {}
     for planned in cases:
@@ -309,18 +331,21 @@ def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
 
 
 def _length(planned: Planned) -> int:
-    """Return the number of tokens that an engine reads from all prompts, or adds in a step."""
+    """Return the number of tokens in all prompts, or for the phase "generate", in one step of all sequences."""
     case = planned.case
     return case.batch * (1 if case.phase == "generate" else case.context)
 
 
 def _took(profile: Profile, stage: str, start: float) -> Profile:
-    """Return the profile with the seconds since `start` added to `stages_s`."""
+    """Return the profile with the seconds since `start` as the duration of `stage` in its `stages_s`."""
     return replace(profile, stages_s={**profile.stages_s, stage: time.monotonic() - start})
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
-    """Return the profile with counters by kernel name, and a note if kernels without any take over 5% of the time."""
+    """Return the profile with counters added to its kernels.
+
+    counters: by kernel name. If kernels without counters take over 5% of the time, the profile gets a note.
+    """
     kernels = tuple(replace(each, counters=counters.get(each.name)) for each in profile.kernels)
     total = sum(kernel.time_us for kernel in kernels)
     missed = sum(kernel.time_us for kernel in kernels if kernel.counters is None)
@@ -330,12 +355,15 @@ def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
 
 
 def _advised(error: Exception) -> str:
-    """Return the message of an error with advice; that of a ToolLost already has some."""
+    """Return the message of an error, with advice for the user. The message of a ToolLost already has advice."""
     return str(error) if isinstance(error, ToolLost) else f"{error}; try again (--retry failed), or say --with torch"
 
 
 def _lock_of(place: Place) -> dict[str, str]:
-    """Return {"TMPDIR": a folder for each GPU}: Nsight Compute's lock file there lets one program count at a time."""
+    """Return {"TMPDIR": folder}, with a different folder for each GPU; {} for the only GPU slot.
+
+    Nsight Compute puts its lock file there. One folder for all GPUs would let only one worker count at a time.
+    """
     if not place.name:
         return {}
     folder = Path(tempfile.gettempdir()) / f"ttt-bench-{os.getuid()}-{place.device_id or place.env[GPU_VARIABLE]}"

@@ -1,4 +1,4 @@
-"""Run a case in a worker under a profiler; read the worker's answer and the profiler's report."""
+"""Run a case in a worker under a profiler, and read the worker's answer and the profiler's report."""
 
 import re
 import shlex
@@ -29,9 +29,9 @@ _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 
 
 class ToolLost(Exception):
-    """Raised if a profiler gives no result for a case. The message is one sentence.
+    """Raised if a profiler gives no result for a case. The message is the reason in one sentence.
 
-    status: as in a record. lasting: whether the job's other cases would fail too.
+    status: of the case, one of `STATUSES`. lasting: whether the job's other cases would fail too.
     everywhere: whether every case on this machine would fail.
     """
 
@@ -42,10 +42,11 @@ class ToolLost(Exception):
 
 @dataclass(frozen=True)
 class UnderProfiler:
-    """Profiles cases of a run. Every public method raises ToolLost or ProfileError if there is no result.
+    """Profiles single cases of a run. Every public method raises ToolLost or ProfileError if there is no result.
 
-    `place`: GPU slot. `ceilings`: MODULE:FUNCTION that measures the GPU's peaks.
-    stopped: returns whether the run is to end.
+    `place`: the GPU slot of the workers.
+    `ceilings`: MODULE:FUNCTION that measures the GPU's peaks; "" not to measure them.
+    stopped: returns whether the run should end; called while a worker works.
     """
 
     run: Run
@@ -55,7 +56,7 @@ class UnderProfiler:
     stopped: Callable[[], bool]
 
     def alone(self, worker: WorkerProcess, planned: Planned) -> float:
-        """Return microseconds of a call without a profiler, 0 if unknown."""
+        """Time a case without a profiler; return microseconds per call, or per unit of an engine. 0 if unknown."""
         answer = _answer(worker, self._request(planned, tool="none"), self.limits.case_s)
         self._record_of(answer, planned)
         found = answer["profile"].get("alone_us")
@@ -64,9 +65,10 @@ class UnderProfiler:
     def by_kineto(
         self, worker: WorkerProcess, launch: Launch, planned: Planned, alone_us: float = 0.0
     ) -> tuple[dict[str, Any], Record]:
-        """Profile with Kineto inside the worker; return a profile's fields as JSON values, and the worker's record.
+        """Profile a case with Kineto inside the worker; return fields of its profile, and the worker's record.
 
-        alone_us: result of `alone`; 0 lets the worker measure it.
+        launch: the worker's command, for the profile.
+        alone_us: result of `alone`; with 0, the worker measures this time.
         """
         keep = str(self._raw(planned.case, ".trace.json.gz"))
         answer = _answer(
@@ -78,7 +80,7 @@ class UnderProfiler:
         return answer["profile"] | {"tools": {"torch.profiler": version}, "commands": [command]}, record
 
     def by_nsys(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
-        """Profile with Nsight Systems around a new worker; return a profile's fields, and the worker's record."""
+        """Profile a case in a new worker under Nsight Systems; return fields of its profile, and the record."""
         report, database = self._raw(planned.case, ".nsys-rep"), self._raw(planned.case, ".sqlite")
         wrapped = replace(launch, command=[*nsys.wrapping(report), *launch.command])
         answer, record = self._under(wrapped, planned, "nsys", report)
@@ -94,7 +96,10 @@ class UnderProfiler:
         return found | {"commands": [command]}, record
 
     def by_ncu(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str]:
-        """Count `planned` with Nsight Compute; return (counters by kernel, command). case: names the report."""
+        """Count a case with a new worker under Nsight Compute; return (counters by kernel name, command).
+
+        planned: the case that runs. case: the case whose key names the report; differs if `planned` is a stand-in.
+        """
         report, log = self._raw(case, ".ncu-rep"), self._raw(case, ".log")
         wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_names(case.phase)), *launch.command])
         self._under(wrapped, planned, "ncu", report, log)
@@ -104,7 +109,10 @@ class UnderProfiler:
     def _under(
         self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
     ) -> tuple[dict[str, Any], Record]:
-        """Run a worker under a profiler that writes `report`; return the worker's answer and record."""
+        """Run a case in a new worker under a profiler that writes `report`; return the worker's answer and record.
+
+        wrapped: the worker's command with the profiler in front. log: the profiler's own log, if it writes one.
+        """
         for stale in (report, nsys.recorded(report)):
             stale.unlink(missing_ok=True)
         if log is not None:
@@ -128,7 +136,10 @@ class UnderProfiler:
         return case_request(planned, self.run.file.policy, "profile", {**asked, "ceilings": ceilings})
 
     def _record_of(self, answer: Mapping[str, Any], planned: Planned) -> Record:
-        """Return the record in an answer. Raises ToolLost if it is of another case, or its status is not "ok"."""
+        """Return the record in a worker's answer.
+
+        Raises ToolLost if the record is invalid or of another case or GPU, or if its status is not "ok".
+        """
         try:
             record = record_of(answer, planned)
             self.place.refuse_another_gpu(record.environment)
@@ -145,7 +156,10 @@ class UnderProfiler:
 
 
 def _answer(worker: WorkerProcess, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
-    """Return the worker's answer. Raises ToolLost if it gives none, with its status and reason."""
+    """Return the worker's answer to a request.
+
+    last: as in `WorkerProcess.ask`. Raises ToolLost, with status and reason, if the worker does not answer.
+    """
     try:
         return worker.ask(request, limit_s, last=last)
     except WorkerLost as lost:
@@ -153,7 +167,10 @@ def _answer(worker: WorkerProcess, request: Mapping[str, Any], limit_s: float, *
 
 
 def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
-    """Return the ToolLost of a failed profiler, with advice. otherwise: the reason if `log` has no error."""
+    """Return a ToolLost with the reason why a profiler failed, and with advice.
+
+    log: text of the profiler's log. otherwise: the reason if `log` has none. status: of the case.
+    """
     if ncu.FORBIDDEN in log:
         return ToolLost(
             "ncu may not read the GPU's counters: load the driver with NVreg_RestrictProfilingToAdminUsers=0, "
@@ -175,7 +192,10 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
 
 
 def _ending(status: int) -> str:
-    """Return in words how a profiler ended without a report; a status above 128 is a signal."""
+    """Return in words how a profiler ended without a report.
+
+    status: its exit status; a negative one, or one above 128, stands for a signal.
+    """
     number = status - 128 if status > 128 else -status
     if number in {each.value for each in signal.Signals}:
         return f"it was killed by {signal.Signals(number).name}"
@@ -183,7 +203,7 @@ def _ending(status: int) -> str:
 
 
 def _read_by(command: Sequence[str]) -> str:
-    """Run the profiler's program that reads a report; return the output. Raises ProfileError if it fails."""
+    """Run a profiler's command that reads a report; return its stdout. Raises ProfileError if the command fails."""
     env = child_environment({"LC_ALL": "C"})  # a comma separates thousands only
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_READ_S, env=env)

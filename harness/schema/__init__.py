@@ -1,1 +1,1 @@
-"""Files of a run and the types they hold: case, record, run, profile, catalogue."""
+"""Types stored in a run's files (case, record, run, profile, catalogue), and functions that read and write them."""

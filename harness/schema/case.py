@@ -29,7 +29,7 @@ class Stored:
 
 
 def one_of(*words: str) -> Any:
-    """Return a pydantic field that accepts only these words."""
+    """Return a pydantic field for text that must equal one of `words`."""
     return Field(pattern=f"^({'|'.join(words)})$")
 
 
@@ -56,7 +56,10 @@ _Value = Annotated[Scalar, PlainValidator(_scalar)]
 
 
 def _sorted_options(options: Any) -> Any:
-    """Return options, a mapping or (name, value) pairs, as pairs sorted by name. Raises ValueError if neither."""
+    """Return a case's options as (name, value) pairs sorted by name.
+
+    options: a mapping or pairs. Raises ValueError for anything else, and if a name occurs twice.
+    """
     try:
         pairs = [tuple(pair) for pair in (options.items() if isinstance(options, Mapping) else options)]
         names = {name for name, _ in pairs}
@@ -73,12 +76,13 @@ class Case:
     """One point to measure.
 
     phase: "forward" (a prompt), "generate" (steady-state steps) or "request" (a prompt, then steps).
-    context: tokens of the prompt, or tokens already in the state before a generate step.
+    batch: number of sequences.
+    context: tokens of each prompt, or tokens already in the state before a generate step.
     state_dtype: dtype of the recurrent state or KV cache, "" for the system's default.
-    timing: "eager" launches, CUDA "graph" replays, or "engine" if the system times itself.
-    l2: "warm", or "cold": the L2 cache is flushed before each launch.
-    options: further axes with values other than their defaults, such as (("mini_batch", 32),), sorted by name.
-    Raises pydantic's ValidationError, a ValueError, if a field is invalid.
+    timing: "eager" (ordinary calls), "graph" (replays of a CUDA graph) or "engine" (the system times itself).
+    l2: "warm", or "cold" to flush the L2 cache before each launch.
+    options: further settings that differ from their defaults, such as (("mini_batch", 32),), sorted by name.
+    Raises pydantic's ValidationError, which is a ValueError, if a field is invalid.
     """
 
     system: Name
@@ -95,43 +99,43 @@ class Case:
 
     @cached_property
     def key(self) -> str:
-        """Return 16 hexadecimal digits, equal for equal cases in every process.
+        """Hash of the case in 16 hexadecimal digits; equal cases have equal keys in every process.
 
-        Fields at their default are left out, so a new field changes no existing key.
+        The hash ignores fields at their default, so a field added later changes no existing key.
         """
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def system_backend(self) -> str:
-        """SYSTEM/BACKEND, as on the command line."""
+        """The text SYSTEM/BACKEND, as on the command line."""
         return f"{self.system}/{self.backend}"
 
     @property
     def label(self) -> str:
-        """The case in a few words."""
+        """The case in a few words for messages, such as `ttt_linear/triton 1.3b generate B=1 T=2048 bfloat16 graph`."""
         words = [self.system_backend, self.size, self.phase, f"B={self.batch}", f"T={self.context}"]
         words += [self.dtype, *([f"state {self.state_dtype}"] if self.state_dtype not in ("", self.dtype) else [])]
         words += [self.timing, *(["cold"] if self.l2 == "cold" else [])]
         return " ".join([*words, *(f"{name}={value}" for name, value in self.options)])
 
     def option(self, name: str, default: Any = None) -> Any:
-        """Return the value of an option, or `default`."""
+        """Return the value of the option `name`, or `default` if the case lacks that option."""
         return dict(self.options).get(name, default)
 
     @property
     def new_tokens(self) -> int:
-        """Tokens that a request adds to each prompt."""
+        """Number of tokens that a request generates after each prompt."""
         return int(self.option("steps", STEPS))
 
     @model_serializer
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values, without those at their default; `options` becomes an object."""
+        """Return the fields as JSON values, without fields at their default; `options` becomes an object."""
         known = self.__dataclass_fields__.values()
         values = {f.name: value for f in known if (value := getattr(self, f.name)) != f.default}
         return values | ({"options": dict(self.options)} if self.options else {})
 
     @classmethod
     def from_dict(cls, values: Any) -> "Case":
-        """Return the case that `to_dict` wrote. Raises pydantic's ValidationError, which names the wrong field."""
+        """Return the case that `to_dict` converted. Raises pydantic's ValidationError, which names the wrong field."""
         return cls(**values)

@@ -1,6 +1,6 @@
-"""Catalogue of a run: labels, drawing styles, suites and figures. `bench.catalogue` fills it, `reports` draws from it.
+"""Catalogue of a run: labels, drawing styles, suites and figures. `bench.catalogue` writes it, `reports` draws from it.
 
-Each run stores its catalogue, so reports can draw runs of other versions and systems of other repositories.
+Each run stores its own catalogue. Reports can thus draw runs of other versions, and systems of other repositories.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 @dataclass(frozen=True)
 class SystemEntry(Stored):
-    """Style of a system.
+    """Label and drawing style of a system in reports.
 
     family: kind of the system, such as "TTT".
     tone: index of its colour, below `TONES`.
@@ -40,7 +40,7 @@ class SystemEntry(Stored):
 
 @dataclass(frozen=True)
 class BackendEntry(Stored):
-    """Style of a backend: the dash of its lines, one of `DASHES`."""
+    """Label and drawing style of a backend in reports. dash: dash pattern of its lines, one of `DASHES`."""
 
     name: Text
     label: Text
@@ -55,9 +55,9 @@ _OLDER_METRICS = {"floor_ms": "lower_bound_ms", "floor_share": "lower_bound_shar
 
 @dataclass(frozen=True)
 class MetricEntry(Stored):
-    """A recorded or derived number, shown divided by `scale`, in `unit`.
+    """How reports show a metric, a recorded or derived number: the number divided by `scale`, in `unit`.
 
-    better: "lower", "higher", or "" if neither is better.
+    better: "lower" or "higher", whichever is better; "" if neither is.
     text: whether `ttt-bench table` shows it by default.
     """
 
@@ -71,10 +71,10 @@ class MetricEntry(Stored):
 
 @dataclass(frozen=True)
 class AxisEntry(Stored):
-    """A field or an option of a case.
+    """How reports name an axis of a figure: a field or an option of a case.
 
-    phrase: words for a value in captions, where {} stands for the value.
-    default: value of an option that a case leaves out; None if some systems lack the option.
+    phrase: words for a value in captions; {} stands for the value.
+    default: the option's value in cases that do not list the option; None if some systems lack the option.
     """
 
     name: Text
@@ -85,10 +85,10 @@ class AxisEntry(Stored):
 
 @dataclass(frozen=True)
 class PaperClaim(Stored):
-    """A claim of a figure's source: from x = `at_least` on, `system` is better than `other`.
+    """A claim of the TTT paper about a figure: for x >= `at_least`, `system` is better than `other`.
 
     text: the claim in words, as captions quote it.
-    margin: share by which the system may be worse and still satisfy the claim.
+    margin: relative tolerance: `system` satisfies the claim even if it is worse by this share.
     """
 
     text: Text
@@ -100,15 +100,17 @@ class PaperClaim(Stored):
 
 @dataclass(frozen=True)
 class FigureEntry(Stored):
-    """A figure of one phase of a suite: the metric `y` against the axis `x`.
+    """A figure of one phase of a suite: the metric `y` plotted against the axis `x`.
 
-    along: the axis that varies along a line if `x` is a result, such as the batch if `x` is the interactivity.
-    split: one figure for each value of these columns.
+    along: if `x` is a measured result such as interactivity, the axis that varies along a line, such as the batch.
+    source: the figure of the TTT paper that this one reproduces, such as "Figure 15, left"; "" for none.
+    y_log: whether the y axis is logarithmic.
+    split: axes, with a separate figure for each of their values.
     forms: whether to add a figure of the ratio primal / dual, TTT's two forms.
-    `lower_bound`: whether to draw the roofline bound, the metric `lower_bound_ms`, too.
-    best: whether to emphasize the x with the best y on each line that has a turning point.
-    primary: lines (SYSTEM/BACKEND) that answer the figure's question; empty for all.
-    claims: claims of the source, checked on the primary lines.
+    `lower_bound`: whether to draw the roofline bound (the metric `lower_bound_ms`) as well.
+    best: whether the finding under the figure compares the lines' highest y over all x, instead of their y at each x.
+    primary: lines, named SYSTEM/BACKEND, that answer the figure's question; empty for all lines.
+    claims: claims of the paper, checked on the primary lines.
     """
 
     phase: Text
@@ -128,7 +130,7 @@ class FigureEntry(Stored):
 
 @dataclass(frozen=True)
 class SuiteEntry(Stored):
-    """A suite: its question, its figures, and the keys of its cases."""
+    """A suite: the question that it answers, its figures, and the keys (`Case.key`) of its cases."""
 
     name: Text
     question: Text
@@ -138,7 +140,10 @@ class SuiteEntry(Stored):
 
 @dataclass(frozen=True)
 class Catalogue(Stored):
-    """All entries of a run. Raises ValueError if entries contradict each other."""
+    """Labels, drawing styles, suites and figures of a run.
+
+    Raises ValueError if a name occurs twice, or if a figure has an unknown metric or axis.
+    """
 
     systems: tuple[SystemEntry, ...] = ()
     backends: tuple[BackendEntry, ...] = ()
@@ -161,7 +166,10 @@ class Catalogue(Stored):
                         raise ValueError(f"{where}: {axis!r} is no axis")
 
     def merged(self, newer: "Catalogue") -> "Catalogue":
-        """Return both catalogues merged: for each name the newer entry, for each suite the cases of both."""
+        """Return a catalogue with the systems, backends, metrics, axes, phases and suites of both catalogues.
+
+        If both have the same name, the entry of `newer` counts; a suite in both gets the cases of both.
+        """
         parts: dict[str, Any] = {}
         for kind in ("systems", "backends", "metrics", "axes", "suites"):
             entries = {each.name: each for each in getattr(self, kind)}
@@ -174,19 +182,19 @@ class Catalogue(Stored):
         return Catalogue(**parts, phases=tuple((dict(self.phases) | dict(newer.phases)).items()))
 
     def system_label(self, name: str) -> str:
-        """Return the label of a system, or `name` for an unknown one."""
+        """Return the label of the system `name`, or `name` itself if the catalogue lacks the system."""
         return next((each.label for each in self.systems if each.name == name), name)
 
     def backend_label(self, name: str) -> str:
-        """Return the label of a backend, or `name` for an unknown one."""
+        """Return the label of the backend `name`, or `name` itself if the catalogue lacks the backend."""
         return next((each.label for each in self.backends if each.name == name), name)
 
     def metric(self, name: str) -> MetricEntry:
-        """Return the entry of a metric; an unknown one is labelled by its name."""
+        """Return the entry of the metric `name`; if the catalogue lacks it, an entry with the name as label."""
         return next((each for each in self.metrics if each.name == name), MetricEntry(name, name))
 
     def axis(self, name: str) -> AxisEntry:
-        """Return the entry of an axis; an unknown one is labelled by its name."""
+        """Return the entry of the axis `name`; if the catalogue lacks it, an entry with the name as label."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))
 

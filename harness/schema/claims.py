@@ -1,8 +1,8 @@
-"""Claims: lock files in a run's folder, each with the process that holds (has locked) the run or one of its jobs.
+"""Claims: files in a run's folder, each naming the process that holds (has locked) the run or one of its jobs.
 
-FOLDER/claims/run.json           the process that holds the run alone
+FOLDER/claims/run.json           the process that holds the whole run
 FOLDER/claims/submission.json    the Slurm job whose tasks share the run, and the host that submitted it
-FOLDER/claims/ARRAY/JOB.json     the task that holds a job; JOB.done once the job is finished
+FOLDER/claims/ARRAY/JOB.json     the task that holds a job; renamed to JOB.done once the job is finished
 """
 
 import os
@@ -37,7 +37,7 @@ class Holder(Stored):
 
     @classmethod
     def here(cls, environment: Mapping[str, str] = os.environ) -> "Holder":
-        """Return this process as a Holder, with its Slurm task if Slurm started it."""
+        """Return the Holder of this process; `environment` gives its Slurm task if Slurm started the process."""
         array = environment.get("SLURM_ARRAY_JOB_ID") or environment.get("SLURM_JOB_ID", "")
         index = environment.get("SLURM_ARRAY_TASK_ID", "0") if array else ""
         restart = environment.get("SLURM_RESTART_COUNT", "0") if array else "0"
@@ -46,17 +46,20 @@ class Holder(Stored):
 
     @property
     def name(self) -> str:
-        """ARRAY_INDEX of a Slurm task, "" otherwise."""
+        """Name ARRAY_INDEX of the Slurm task; "" if Slurm did not start the process."""
         return f"{self.array}_{self.index}" if self.array else ""
 
     @property
     def is_here(self) -> bool:
-        """Whether the process belongs to this machine."""
+        """Whether the process runs, or ran, on this machine."""
         return self.host == socket.gethostname()
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process is known to have ended: its PID is free or reused. False if it ran on another machine."""
+        """Whether the process is known to have ended, because its PID is unused or reused.
+
+        False for a process of another machine.
+        """
         if not self.is_here:
             return False
         try:
@@ -78,13 +81,16 @@ _ADAPTER: TypeAdapter[Holder] = TypeAdapter(Holder)
 
 
 class Claims:
-    """Claims of the tasks of a Slurm array on the jobs of a run."""
+    """Claims on the jobs of a run by tasks of one Slurm array. Each task claims a job before it runs the job."""
 
     def __init__(self, run_folder: Path, array: str) -> None:
         self.folder = _folder(run_folder) / array
 
     def take(self, job: str, holder: Holder) -> bool:
-        """Claim a job that is free, or that an earlier start of this task claimed; return whether that succeeded."""
+        """Claim a job for the task `holder`; return whether the task now holds the job.
+
+        A task can claim an unclaimed job, and a job that the same task claimed before Slurm requeued the task.
+        """
         if self.is_finished(job):
             return False
         with refusing(self.folder, "written", RecordError):
@@ -100,7 +106,7 @@ class Claims:
             return True
 
     def finish(self, job: str) -> None:
-        """Record that a job is finished, so that no task of the array takes it again."""
+        """Mark a claimed job as finished, so that no task of the array claims the job again."""
         with refusing(self.folder, "written", RecordError):
             os.replace(self._path(job), self._done(job))
 
@@ -120,12 +126,15 @@ class Claims:
 
 
 def note_holder(run_folder: Path, holder: Holder) -> None:
-    """Write down the process that holds the run alone."""
+    """Write a file that names `holder` as the process that holds the whole run."""
     _note(run_folder, "run.json", holder)
 
 
 def forget_holder(run_folder: Path, alone: bool) -> None:
-    """Remove the file that `note_holder` wrote. alone: also remove the folder of claims if it is empty."""
+    """Remove the file that `note_holder` wrote, if it exists.
+
+    alone: whether this process holds the whole run; then the folder of claims is removed too, if it is empty.
+    """
     with suppress(OSError):
         (_folder(run_folder) / "run.json").unlink(missing_ok=True)
         if alone:
@@ -133,36 +142,42 @@ def forget_holder(run_folder: Path, alone: bool) -> None:
 
 
 def holders(run_folder: Path) -> list[Holder]:
-    """Return the process that holds the run alone, or the tasks that claimed its jobs."""
+    """Return the process that holds the whole run; if there is none, all tasks that hold a job of the run."""
     alone = holder_alone(run_folder)
     found = [alone] if alone else [_read(path) for path in sorted(_folder(run_folder).glob("*/*.json"))]
     return [each for each in found if each is not None]
 
 
 def holder_alone(run_folder: Path) -> Holder | None:
-    """Return the process that holds the run alone; None without one, or if it is dead."""
+    """Return the process that holds the whole run; None if there is none or if that process is dead."""
     found = _read(_folder(run_folder) / "run.json")
     return None if found is None or found.is_dead else found
 
 
 def note_submission(run_folder: Path, array: str) -> None:
-    """Write down the Slurm job of the run's tasks and the host that submitted it."""
+    """Write a file with the id of the Slurm job whose tasks share the run (`array`) and with this host's name."""
     _note(run_folder, "submission.json", Holder(socket.gethostname(), os.getpid(), array))
 
 
 def submission(run_folder: Path) -> Holder | None:
-    """Return the run's Slurm job (`array`) and the `host` that submitted it; None without a submission."""
+    """Return a Holder with the id of the run's Slurm job (`array`) and the `host` that submitted it.
+
+    Return None if the run was not submitted to Slurm.
+    """
     return _read(_folder(run_folder) / "submission.json")
 
 
 def forget_submission(run_folder: Path) -> None:
-    """Remove the file that `note_submission` wrote, as the Slurm job has ended."""
+    """Remove the file that `note_submission` wrote. Call it once the Slurm job has ended."""
     with refusing(run_folder, "written", RecordError):
         (_folder(run_folder) / "submission.json").unlink(missing_ok=True)
 
 
 def clear(run_folder: Path) -> None:
-    """Remove all claims on jobs. Call it only while this process holds the run alone and no Slurm task is alive."""
+    """Remove all claims on jobs, and the note of the Slurm job.
+
+    Call it only while this process holds the whole run and no Slurm task is alive.
+    """
     with refusing(run_folder, "written", RecordError):
         for path in _folder(run_folder).glob("*/"):
             shutil.rmtree(path)

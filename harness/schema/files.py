@@ -16,9 +16,9 @@ READ_LIMIT = 256 << 20  # bytes
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file and return its descriptor.
+    """Open a regular file and return its file descriptor.
 
-    Raises OSError for a Git LFS pointer, and for a pipe or a device, which may block or never end.
+    Raises OSError for a Git LFS pointer, a folder, a pipe and a device. Reading a pipe or a device could block.
     """
     # O_NONBLOCK: opening a FIFO waits for its writer.
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -33,7 +33,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_regular(path: Path, limit: int = READ_LIMIT) -> bytes:
-    """Return the content of a regular file; OSError if it has more than `limit` bytes."""
+    """Return the content of a regular file. Raises OSError if the file has more than `limit` bytes."""
     with os.fdopen(open_regular(path), "rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -42,13 +42,19 @@ def read_regular(path: Path, limit: int = READ_LIMIT) -> bytes:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace the file `path` once all of `content` is on disk. Characters that UTF-8 lacks become question marks."""
+    """Write the file `path` by renaming a complete temporary file, so that no reader sees half of `content`.
+
+    Characters that UTF-8 cannot encode become question marks.
+    """
     with _temporary(path, content) as temporary:
         os.replace(temporary, path)
 
 
 def create_atomically(path: Path, content: str | bytes) -> bool:
-    """Create the file `path` whole and return True, or False if it exists. Among several processes, one gets True."""
+    """Create the file `path` with all of `content` and return True; return False if the file exists.
+
+    If several processes try at once, exactly one gets True.
+    """
     with _temporary(path, content) as temporary:
         try:
             os.link(temporary, path)
@@ -83,14 +89,20 @@ def _temporary(path: Path, content: str | bytes) -> Iterator[str]:
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return the paths in a folder that match, by name, without hidden and file-manager files; [] if it is missing."""
+    """Return the paths in a folder that match `pattern`, sorted by name; [] if the folder is missing.
+
+    Hidden files, and files that file managers leave behind, are left out.
+    """
     found = (path for path in folder.iterdir() if path.match(pattern)) if folder.is_dir() else ()
     return sorted(path for path in found if not path.name.startswith(".") and path.name not in _LEFT_BEHIND)
 
 
 @contextmanager
 def refusing(path: Path, verb: str, refusal: type[Exception]) -> Iterator[None]:
-    """Turn an OSError into a `refusal`: `PATH: cannot be VERB: REASON`. verb: "read" or "written"."""
+    """Turn an OSError of the block into a `refusal` with the message `PATH: cannot be VERB: REASON`.
+
+    verb: "read" or "written".
+    """
     try:
         yield
     except OSError as error:
@@ -98,7 +110,7 @@ def refusing(path: Path, verb: str, refusal: type[Exception]) -> Iterator[None]:
 
 
 def unlock_and_close(descriptor: int) -> None:
-    """Unlock a file before closing it: a process just being started may hold a copy of the descriptor."""
+    """Unlock and close a file. Closing alone keeps the lock while a child process has a copy of the descriptor."""
     with suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Stopping criteria of a case."""
+"""When to stop sampling a case."""
 
 from typing import Annotated
 
@@ -10,13 +10,13 @@ MOST_SAMPLES = 1_000_000
 
 @dataclass(frozen=True, config={"strict": True, "extra": "ignore"})
 class Policy:
-    """Two stopping criteria, as in NVBench, and a minimum; `measure.timer` holds further constants.
+    """When to stop sampling a case: at a precise median or after a time, as in NVBench. `measure.timer` has more rules.
 
     precision: sampling ends once the 95% interval of the median is within this share of the median.
-    budget_s: seconds of sampling, longer while the interval exceeds twice `precision`.
-        0 takes `min_samples` and skips the warm-up.
-    min_samples: sampling never ends earlier.
-    Raises pydantic's ValidationError, a ValueError. Fields of earlier versions are ignored.
+    budget_s: seconds of sampling; up to five times as many while the interval exceeds twice `precision`.
+        With 0, the warm-up is skipped and sampling ends after `min_samples` samples.
+    min_samples: sampling never ends with fewer samples.
+    Raises pydantic's ValidationError, which is a ValueError. Fields that only earlier versions had are ignored.
     """
 
     precision: Annotated[float, Field(gt=0, lt=1)] = 0.01

@@ -1,4 +1,4 @@
-"""Profile of one case: kernels, ranges, idle time and counters; stored as RUN/profiles/KEY.json."""
+"""Profile of one case: kernels, NVTX ranges, idle time and hardware counters; stored as RUN/profiles/KEY.json."""
 
 import json
 import zlib
@@ -27,22 +27,23 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class ProfileError(RecordError):
-    """An unusable profile or report. The message is one sentence with the file and the reason."""
+    """Raised for an unusable profile or profiler report. The message is one sentence with the file and the reason."""
 
 
 @dataclass(frozen=True)
 class Counters(Stored):
-    """Hardware counters of a kernel: means over `launches` launches; percentages are weighted by time.
+    """Hardware counters of a kernel: means over the counted launches; means of percentages are weighted by time.
 
-    A counter is None if it was not counted.
-    dram_bytes, l2_bytes: bytes that a launch moves.
-    operations: FLOPs of a launch, by tensor cores and float32 instructions.
+    A counter that was not measured is None.
+    launches: number of counted launches. time_us: their mean time.
+    dram_bytes, l2_bytes: bytes per launch that DRAM and the L2 cache transfer.
+    operations: FLOPs per launch, by tensor cores and float32 instructions.
     use: percent of peak throughput by unit (sm, l2, dram, tensor, and memory for the busiest memory unit).
     occupancy, occupancy_limit: active warps in percent of an SM's warps, and the most that the launch allows.
-    blocks_per_sm: blocks that fit on an SM by each resource alone (blocks, registers, shared, warps).
-    grid, block: number of blocks in the grid, and of threads in a block.
+    blocks_per_sm: how many blocks fit on an SM if only one resource (blocks, registers, shared, warps) limits them.
+    grid, block: number of blocks in the grid, and number of threads in a block.
     l1_hit, l2_hit: hit rates in percent.
-    memory: bytes of a launch by level and direction, such as dram_read; TMA bypasses the L1.
+    memory: bytes per launch by memory level and direction, such as dram_read; TMA transfers bypass the L1.
     stalls: share of a warp's time between two instructions, by stall reason; the shares sum to at most 1.
     conflicts: share of shared-memory wavefronts that are bank conflicts.
     l2_peak_gbs, fp32_peak_tflops: peaks at the clocks of the counted launches.
@@ -70,9 +71,10 @@ class Counters(Stored):
 
 @dataclass(frozen=True)
 class Kernel(Stored):
-    """All launches of a kernel in the region; on a CPU, all calls of an operator.
+    """All launches of one kernel in the profiled region; on a CPU, all calls of one operator.
 
-    registers: per thread. shared_bytes: per block. None if unknown.
+    time_us: total time of the launches.
+    registers: per thread. shared_bytes: shared memory per block. Both are None if unknown.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -84,7 +86,7 @@ class Kernel(Stored):
 
     @property
     def dram_bytes(self) -> float | None:
-        """Mean bytes moved per launch; None if not counted."""
+        """Mean DRAM bytes per launch; None if not counted."""
         return self._of_mean_launch(self.counters.dram_bytes if self.counters else None)
 
     @property
@@ -94,17 +96,20 @@ class Kernel(Stored):
 
     @property
     def mean_us(self) -> float:
-        """Mean time per launch."""
+        """Mean time per launch in microseconds."""
         return self.time_us / self.launches
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether the counted launches did other work than the mean launch: TTT's last step also rewrites W."""
+        """Whether the counted launches took a different time than the mean launch, and so did other work.
+
+        For example, the last generate step of a TTT mini-batch also updates the weights W.
+        """
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
     def _of_mean_launch(self, counted: float | None) -> float | None:
-        """Return a count for the mean launch: scaled by time if the counted launches did other work."""
+        """Return a count per mean launch: `counted`, scaled by time if the counted launches did other work."""
         if counted is None or self.counters is None:
             return None
         return counted * self.mean_us / self.counters.time_us if self.is_counted_unlike else counted
@@ -112,7 +117,10 @@ class Kernel(Stored):
 
 @dataclass(frozen=True)
 class RangeKernel(Stored):
-    """Launches of one kernel in a range but not in nested ranges. kernel: index into the profile's kernels."""
+    """Launches of one kernel in a `Range`, without launches in nested ranges.
+
+    kernel: index into the profile's kernels. time_us: total time of the launches.
+    """
 
     kernel: int
     launches: int
@@ -121,7 +129,10 @@ class RangeKernel(Stored):
 
 @dataclass(frozen=True)
 class Range(Stored):
-    """A range in one eager call. path: the names from the outermost range to this one, as ("generate", "layer 0")."""
+    """An NVTX range in one eager call, with its kernels.
+
+    path: names from the outermost range to this one, such as ("generate", "layer 0").
+    """
 
     path: tuple[str, ...]
     kernels: tuple[RangeKernel, ...]
@@ -129,11 +140,11 @@ class Range(Stored):
 
 @dataclass(frozen=True)
 class Timeline(Stored):
-    """Launches of one run of the timed call, or of the run's first step, in order of start.
+    """Launches of one run of the timed call, or of its first step only, in order of start. Columns have equal lengths.
 
-    kernel, range: indices into the profile's kernels and ranges; -1 for a launch in no range.
-    wait_ns: time since the end of the previous launch, negative if the two overlap.
-    left_out: launches of the run beyond the timeline.
+    kernel, range: indices into the profile's kernels and ranges; the range is -1 for a launch in no range.
+    wait_ns: time since the end of the previous launch, negative if the two overlap. time_ns: duration.
+    left_out: number of launches of the run that the timeline omits.
     """
 
     kernel: tuple[int, ...] = ()
@@ -149,15 +160,16 @@ class Timeline(Stored):
 
 @dataclass(frozen=True)
 class Region(Stored):
-    """Kernels of a profiled region. Raises ValueError if fields contradict each other.
+    """Kernels and times of the profiled runs of a case. Raises ValueError if fields contradict each other.
 
-    units: units of work in the region.
+    units: units of work (such as generate steps) in all runs together.
     region_us: total time of the runs, each from the start of its first kernel to the end of its last.
-        An engine reports its own time. Delays by the profiler are subtracted.
-    busy_us: time with at least one running kernel; the rest is idle, at most longest_gap_us at once.
+        For an engine, it is the time that the engine reports. Delays by the profiler are subtracted.
+    busy_us: time with at least one running kernel. longest_gap_us: longest idle time without interruption.
+    ranges: NVTX ranges with their kernels, from one eager call.
     `ceilings`: peaks measured in this process, `copy_gbs` (10^9 bytes/s) and `product_tflops` (GEMM, 10^12 FLOPs/s).
     work: least FLOPs and bytes of one unit, by part; {} if not counted.
-    timeline: empty if the profiler did not report each launch.
+    timeline: launches of one run; empty if the profiler did not report each launch.
     """
 
     units: Positive = 1
@@ -184,7 +196,7 @@ class Region(Stored):
 
     @property
     def gaps_us(self) -> float:
-        """Idle time of the region."""
+        """Time of the region without a running kernel, in microseconds."""
         return max(0.0, self.region_us - self.busy_us)
 
     @property
@@ -194,7 +206,7 @@ class Region(Stored):
 
 
 def short_name(name: str, limit: int = NAME_LIMIT) -> str:
-    """Return a kernel's name in printable characters; if it exceeds `limit`, a checksum replaces the middle."""
+    """Return a kernel's name in printable characters; in a name longer than `limit`, a checksum replaces the middle."""
     name = printable(name)
     half = (limit - 10) // 2
     return name if len(name) <= limit else f"{name[:half]}…{zlib.crc32(name.encode()):08x}…{name[-half:]}"
@@ -205,13 +217,14 @@ _SIZE_LIMIT = 16 << 20  # bytes of a file
 
 @dataclass(frozen=True)
 class Profile(Region):
-    """Profile of a case.
+    """Profile of a case: a `Region` with its case, status, tools and environment.
 
     status, reason: as in a record; every status except "ok" has a reason and no kernels.
     tools: versions of the profilers by name. commands: their command lines without folders.
     notes: sentences about missing parts.
     environment: device, device_kind, gpu, software, commit and dirty, as in a record.
-    stages_s: seconds of "times" and "ratios" (counters), with models and worker starts; version 0.1 has "build" too.
+    stages_s: seconds of the stages "times" and "ratios" (counters), including model builds and worker starts.
+        Profiles of version 0.1 also have "build".
     """
 
     tool: Literal["ttt-bench profile"] = field(default="ttt-bench profile", kw_only=True)
@@ -235,25 +248,31 @@ class Profile(Region):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Profile":
-        """Return a profile from its fields as JSON values or dataclasses. Raises ProfileError if a field is invalid."""
+        """Return a profile with the fields in `values`, as JSON values or dataclasses.
+
+        Raises ProfileError if a field is invalid.
+        """
         try:
             return parsed(_ADAPTER, json.dumps(values, allow_nan=False, default=asdict), ProfileError)
         except (TypeError, ValueError) as error:
             raise ProfileError(str(error)) from None
 
     def to_json(self) -> str:
-        """Return one line of JSON that begins with the fields `tool` and `schema`."""
+        """Return the profile as a line of JSON without a newline; the fields `tool` and `schema` come first."""
         values = {"tool": self.tool, "schema": self.schema, **_ADAPTER.dump_python(self, mode="json")}
         return json.dumps(values, separators=(",", ":"), allow_nan=False)
 
 
 def profile_path(folder: Path, key: str) -> Path:
-    """Return the path of a case's profile in a run's folder."""
+    """Return the path of a case's profile in the run's folder `folder`. key: `Case.key`."""
     return folder / "profiles" / f"{key}.json"
 
 
 def write_profile(folder: Path, profile: Profile) -> None:
-    """Write a profile into a run's folder, replacing an earlier one of its case. Raises ProfileError."""
+    """Write a profile into the run's folder `folder`, replacing an earlier profile of the same case.
+
+    Raises ProfileError if the file cannot be written.
+    """
     path = profile_path(folder, profile.case.key)
     with refusing(path, "written", ProfileError):
         path.parent.mkdir(exist_ok=True)
@@ -261,7 +280,7 @@ def write_profile(folder: Path, profile: Profile) -> None:
 
 
 def read_profile(path: Path) -> Profile:
-    """Read a profile. Raises ProfileError."""
+    """Read a profile. Raises ProfileError if the file is unreadable, invalid, or named after another case."""
     with refusing(path, "read", ProfileError):
         data = read_regular(path, _SIZE_LIMIT)
     try:

@@ -26,12 +26,12 @@ _NOISE = re.compile(r"^(\s|Traceback|frame #|During handling|The above exception
 
 
 def counted(number: int, thing: str) -> str:
-    """Return a number with its noun: `1 job`, `2 jobs`."""
+    """Return a number and its noun, with an s for the plural: `1 job`, `2 jobs`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def span(first: object, last: object, to: str = " to ") -> str:
-    """Return `2k to 32k`, or `2k` if both ends are equal."""
+    """Return a range as text: `2k to 32k`, or just `2k` if both ends are equal."""
     return to.join(dict.fromkeys((str(first), str(last))))
 
 
@@ -66,7 +66,7 @@ def clipped(text: str, limit: int) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return `text` on one line, without folders, in at most `LIMIT` characters."""
+    """Return `text` on one line, without the folders of paths, shortened to `LIMIT` characters."""
     line = _without_home(" ".join(printable(text).split()))
     line = _CUDA_MEMORY.sub(_short_memory, _FOLDERS.sub("", line))
     return clipped(line, LIMIT)
@@ -86,7 +86,7 @@ def _gib(number: str | None, unit: str | None) -> str:
 
 
 def _without_home(line: str) -> str:
-    """Replace the home folder, whose name `_FOLDERS` may not match, by `~`, unless there is none or it is `/`."""
+    """Replace the home folder by `~`, since `_FOLDERS` does not match every home folder; without one, do nothing."""
     try:
         home = str(Path.home())
     except RuntimeError:
@@ -95,15 +95,15 @@ def _without_home(line: str) -> str:
 
 
 def of_exception(error: BaseException) -> str:
-    """Return the type of an exception and the first line of its message."""
+    """Return the type of an exception and the first line of its message as one sentence: `ValueError: too long`."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return sentence(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
 
 
 def invalid(error: ValidationError) -> str:
-    """Return pydantic's first complaint: `samples_ms.2: Input should be a valid number, not 'many'`.
+    """Return the first error that pydantic found: `samples_ms.2: Input should be a valid number, not 'many'`.
 
-    A complaint about the field `tool` or `schema` comes first, because it explains all others.
+    An error in the field `tool` or `schema` counts as the first, because it explains all other errors.
     """
     first = min(error.errors(include_url=False), key=lambda each: each["loc"][:1] not in (("tool",), ("schema",)))
     where = ".".join(map(str, first["loc"]))
@@ -114,7 +114,10 @@ def invalid(error: ValidationError) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return the innermost frame outside installed packages, as ` (my_rnn.py, line 18)`, or ""."""
+    """Return where an error was raised: the innermost frame outside installed packages, as ` (my_rnn.py, line 18)`.
+
+    Return "" if all frames are in installed packages.
+    """
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append((error.filename, error.lineno))
@@ -127,7 +130,7 @@ def _frame(frames: Iterable[tuple[str, int | str | None]]) -> str:
 
 
 def last_words(stderr: str) -> str:
-    """Return the last line of a dead process's stderr that names an error, else its last line, else ""."""
+    """Return why a process died: the last line of its stderr that names an error, else the last line, else ""."""
     lines = [line for line in stderr.splitlines() if not _NOISE.match(line)]
     telling = [line for line in lines if _ERROR.search(line)]
     last = (telling or lines or [""])[-1]

@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 
 class RecordError(ValueError):
-    """An unusable record or file. The message is one printable sentence with the reason."""
+    """Raised for an unusable record or file. The message is one printable sentence with the reason."""
 
     def __init__(self, message: str) -> None:
         super().__init__(clipped(message, MESSAGE_LIMIT))
 
 
 def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError] = RecordError) -> T:
-    """Return the object in a JSON text, checked by `adapter`. Raises `refusal` with pydantic's first complaint."""
+    """Return the object in a JSON text, checked by `adapter`. Raises `refusal` with the first error of the check."""
     try:
         return adapter.validate_json(text.removeprefix(BYTE_ORDER_MARK) if isinstance(text, bytes) else text)
     except ValidationError as error:
@@ -54,9 +54,11 @@ _HEADER: TypeAdapter[_Header] = TypeAdapter(_Header)
 
 
 def versioned(adapter: TypeAdapter[T], text: bytes, tool: str, refusal: type[RecordError], advice: str = "") -> T:
-    """Return the object in a file's JSON text, as `parsed`. Raises `refusal`, also without the fields tool and schema.
+    """Return the object in the JSON text of a file with the fields `tool` and `schema`, checked by `adapter`.
 
-    advice: ends the message for every file except one of a newer version.
+    tool: the required value of the field `tool`.
+    advice: text at the end of the error message, except if the file comes from a newer version.
+    Raises `refusal` if the text is invalid, the tool is another one, or the version is newer than `FILE_VERSION`.
     """
     try:
         header = parsed(_HEADER, text)
@@ -70,9 +72,9 @@ def versioned(adapter: TypeAdapter[T], text: bytes, tool: str, refusal: type[Rec
 
 
 def json_values(value: Any) -> Any:
-    """Return a value with printable text and None for NaN and infinity, also in nested lists and mappings.
+    """Return a value with printable text, and with None instead of NaN and infinity, also in nested lists and mappings.
 
-    Raises ValueError if an integer is 2^64 or more: some readers convert integers to floats.
+    Raises ValueError for an integer of 2^64 or more, because some JSON readers would convert it to a float.
     """
     if isinstance(value, str):
         return printable(value)
@@ -133,14 +135,14 @@ _Reason = Annotated[
 
 
 def _version(value: Any) -> Any:
-    """Return today's version for an older one, which differs only in names: the validators below translate them."""
+    """Return `SCHEMA_VERSION` for every readable version. Other validators translate the names of older versions."""
     if isinstance(value, int) and not _OLDEST <= value <= SCHEMA_VERSION:
         raise ValueError(f"must be {_OLDEST} to {SCHEMA_VERSION}")
     return SCHEMA_VERSION if isinstance(value, int) else value
 
 
 def _settings(values: Any) -> Any:
-    """Return settings under today's names."""
+    """Return settings with names of older versions replaced by the current names."""
     older = {"gated": "checked", "gate_limits": "check_limits"}
     return {older.get(name, name): value for name, value in values.items()} if isinstance(values, dict) else values
 
@@ -152,19 +154,20 @@ _Status = Annotated[str, BeforeValidator(lambda text: "incorrect" if text == "ga
 
 @dataclass(config={"strict": True, "extra": "forbid"})
 class Record:
-    """Result of one case. Raises pydantic's ValidationError for a wrong field or a contradiction.
+    """Result of one case. Raises pydantic's ValidationError if a field is wrong or fields contradict each other.
 
-    repeat: number of the run's repeat, from 0; each is a fresh process.
-    status: one of `STATUSES`, as in harness/README.md. Every status except "ok" has a reason and no samples.
-    samples_ms: raw samples in milliseconds per unit of work; `throttled` has a flag for each.
+    repeat: number of the repeat, from 0; each repeat measures the case in a fresh process.
+    status: one of `STATUSES`, explained in harness/README.md. Every status except "ok" has a reason and no samples.
+    samples_ms: raw samples in milliseconds per unit of work, such as a generate step.
+    throttled: for each sample, whether the GPU was throttled.
     calls: units of work in one sample. tokens: tokens of one unit. stop: the criterion that ended sampling.
-    `check`: the check of outputs before timing, and that of the timed call, as `Checks.to_dict()`; None without any.
-    metrics: numbers; NaN and infinity become None. settings: texts.
+    `check`: checks of the outputs before timing and of the timed call, as `Checks.to_dict()`; None without checks.
+    metrics: further results by name; NaN and infinity become None. settings: the system's settings by name, as text.
     environment: `environment.snapshot()` with readings "before" the case and "after" the last sample.
-        The throttle_reasons in "after" are all that were seen while sampling.
-    started_at: ISO 8601, UTC. wall_s: seconds of the case. stages_s: seconds by stage: build, `check`,
+        The throttle_reasons in "after" are all reasons that were seen while sampling.
+    started_at: ISO 8601, UTC. wall_s: seconds that the case took. stages_s: seconds by stage: build, `check`,
         cool_down, warm_up, sample and reference.
-    earlier: previous records of this case and repeat in the file, oldest first; not written.
+    earlier: previous records of this case and repeat in the file, oldest first; not stored in the file.
     """
 
     schema: _Schema = field(default=SCHEMA_VERSION, kw_only=True)
@@ -198,21 +201,21 @@ class Record:
             raise ValueError("status 'ok' with a failed check")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values, the schema version first; numbers that are not finite become None."""
+        """Return the record as JSON values, the schema version first. NaN and infinity become None."""
         return json.loads(self.to_json())  # type: ignore[no-any-return]
 
     def to_json(self) -> str:
-        """Return one line of JSON without its newline."""
+        """Return the record as a line of JSON without a newline."""
         return _ADAPTER.dump_json(self).decode()
 
     @classmethod
     def from_dict(cls, values: Any) -> "Record":
-        """Return the record that `to_dict` wrote. Raises RecordError."""
+        """Return the record that `to_dict` converted. Raises RecordError if a value is invalid."""
         return cls.from_json(json.dumps(values))
 
     @classmethod
     def from_json(cls, line: bytes | str) -> "Record":
-        """Return the record of a line of JSON. Raises RecordError."""
+        """Return the record in a line of JSON. Raises RecordError if the line is invalid."""
         return parsed(_ADAPTER, line)
 
 
@@ -220,7 +223,7 @@ _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 
 class RecordFile:
-    """A file of records, one JSON line each. Only a process that has locked the run (`Run.held`) appends.
+    """A file of records, one line of JSON per record. Only a process that has locked the run (`Run.held`) appends.
 
     A killed writer may leave its last line incomplete: `read` ignores that line, `append` removes it.
     """
@@ -229,7 +232,7 @@ class RecordFile:
         self.path = Path(path)
 
     def append(self, record: Record) -> None:
-        """Append a record as one line and wait until it is on disk. Raises RecordError."""
+        """Append a record as one line and wait until the line is on disk. Raises RecordError if that fails."""
         with refusing(self.path, "written", RecordError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Not O_APPEND: a failed write is undone by truncating the file.
@@ -247,7 +250,10 @@ class RecordFile:
                 os.close(fd)
 
     def read(self) -> list[Record]:
-        """Return all records in file order, [] without a file. Raises RecordError with the file and the line."""
+        """Return all records in file order; [] if the file is missing.
+
+        Raises RecordError with the file and the line if a record is invalid.
+        """
         with refusing(self.path, "read", RecordError):
             try:
                 with os.fdopen(open_regular(self.path), "rb") as file:
@@ -259,7 +265,7 @@ class RecordFile:
         return [_parse(f"{self.path}, line {number}", line) for number, line in enumerate(lines, start=1)]
 
     def _repair(self, fd: int) -> None:
-        """Remove an incomplete last line; add a missing newline to a complete one."""
+        """Remove the last line if it is incomplete; if only its newline is missing, add the newline."""
         start, line = _last_line(fd)
         if _is_incomplete(line):
             os.ftruncate(fd, start)
@@ -270,7 +276,7 @@ class RecordFile:
 
 
 def _is_incomplete(line: bytes) -> bool:
-    """Return whether a file's last line is the beginning of a record; False for every other line."""
+    """Return whether a file's last line is only the beginning of a record; False for a whole record and other text."""
     line = line.removeprefix(BYTE_ORDER_MARK)
     if not line.startswith(_LINE_START[: len(line)]):
         return False
@@ -294,7 +300,7 @@ def _parse(where: str, line: bytes) -> Record:
 
 
 def _last_line(fd: int) -> tuple[int, bytes]:
-    """Return (offset, bytes) of a file's last line; (0, b"") for an empty file."""
+    """Return (offset in the file, content) of a file's last line; (0, b"") for an empty file."""
     end, size = os.lseek(fd, 0, os.SEEK_END), 1 << 16
     while True:
         start = max(0, end - size)

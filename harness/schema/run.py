@@ -1,7 +1,7 @@
-"""A run: a folder with the plan, the records and the profiles of its cases, readable without this program.
+"""A run: a folder of JSON files with the planned cases, their records and their profiles.
 
-FOLDER/run.json                      plan, requests, catalogue
-FOLDER/records/SYSTEM-BACKEND.jsonl  records of one job, appended by one writer
+FOLDER/run.json                      planned cases, requests, catalogue
+FOLDER/records/SYSTEM-BACKEND.jsonl  records of one job; one process at a time appends to it
 FOLDER/profiles/KEY.json             profile of a case
 FOLDER/claims/                       locks of a run in progress
 """
@@ -30,14 +30,17 @@ _SUBMIT_S = 60.0  # how long a Slurm task waits for the process that submits it 
 
 
 class Run:
-    """A run folder. `create` makes one, `open` reads one; both raise RunError."""
+    """A run's folder and the content of its run.json.
+
+    `create` makes a new run and `open` reads one; both raise RunError if that is impossible.
+    """
 
     def __init__(self, folder: Path, file: RunFile) -> None:
         self.folder, self.file = folder, file
 
     @classmethod
     def create(cls, folder: Path, file: RunFile) -> "Run":
-        """Create a run in a new or empty folder; if several processes try, one succeeds."""
+        """Create a run in a new or empty folder. If several processes try at once, all except one get RunError."""
         cls.refuse_held(folder)
         run = cls(folder, file)
         run.save(new=True)
@@ -45,7 +48,7 @@ class Run:
 
     @staticmethod
     def refuse_held(folder: Path) -> None:
-        """Raise RunError if `folder` is a file or holds a run or other files."""
+        """Raise RunError if `folder` is a file, or a folder that already has a run or other files."""
         with refusing(folder, "read", RunError):
             held, recorded = os.path.lexists(folder / FILE), listed(folder / "records")
             others = [path.name for path in listed(folder) if path.name not in _OURS]
@@ -70,12 +73,12 @@ class Run:
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """The jobs in plan order."""
+        """The run's jobs in the order of the plan."""
         return self.file.jobs
 
     @property
     def catalogue(self) -> Catalogue:
-        """The catalogue in run.json."""
+        """The run's catalogue: labels, drawing styles, suites and figures."""
         return self.file.catalogue
 
     @property
@@ -84,7 +87,10 @@ class Run:
         return self.file.mode
 
     def save(self, *, new: bool = False) -> None:
-        """Write run.json whole or not at all. new: raise RunError if the file exists."""
+        """Write run.json whole or not at all. Raises RunError if that fails.
+
+        new: whether the run is new; then a run.json that exists is an error too.
+        """
         try:
             (self.folder / "records").mkdir(parents=True, exist_ok=True)
             written = write_run_file(self.folder, self.file, new=new)
@@ -94,7 +100,10 @@ class Run:
             raise RunError(_HELD.format(self.folder))
 
     def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
-        """Return the run's jobs with the cases of `jobs`, a later request, appended; a case in both is merged."""
+        """Return the run's jobs with the cases of `jobs`, a later request, appended.
+
+        A case in both is planned once, as in `Planned.merged`.
+        """
         by_pair = {job.pair: job for job in self.jobs}
         for job in jobs:
             before = by_pair.get(job.pair, replace(job, cases=()))
@@ -105,7 +114,7 @@ class Run:
         return tuple(by_pair.values())
 
     def extend(self, jobs: Iterable[Job], catalogue: Catalogue, request: PastRequest) -> None:
-        """Add a later request with its jobs and catalogue, and write run.json; the policy stays."""
+        """Add a later request with its jobs and catalogue to the run, and write run.json. The run keeps its policy."""
         self.file = replace(
             self.file,
             jobs=self.joined(jobs),
@@ -116,7 +125,7 @@ class Run:
         self.save()
 
     def record_file(self, job: Job) -> RecordFile:
-        """Return the record file of a job."""
+        """Return the file with a job's records, which need not exist yet."""
         return RecordFile(self.folder / "records" / f"{job.name}.jsonl")
 
     def job_records(self, job: Job) -> list[Record]:
@@ -129,7 +138,7 @@ class Run:
         return records
 
     def foreign(self, record: Record, job: Job) -> str:
-        """Return why a record cannot belong to this job of this run, or ""."""
+        """Return the reason why a record cannot belong to this job of this run; "" if it can."""
         if record.case.key not in self._planned.get(job.name, set()):
             return f"the case {record.case.label} is not one of the job {job.name}"
         if record.repeat >= self.file.repeats:
@@ -140,7 +149,10 @@ class Run:
         return ""
 
     def records(self) -> list[Record]:
-        """Return the last record of each case and repeat in plan order. Raises RunError if a file belongs to no job."""
+        """Return the last record of each case and repeat, in the order of the plan.
+
+        Raises RunError if a record file or a record belongs to no job, and RecordError for an invalid record.
+        """
         names = {f"{job.name}.jsonl" for job in self.jobs}
         for path in listed(self.folder / "records", "*.jsonl"):
             if path.name not in names:
@@ -148,13 +160,16 @@ class Run:
         return [record for job in self.jobs for record in latest(job, self.job_records(job))]
 
     def missing(self, records: Iterable[Record]) -> list[Case]:
-        """Return the planned cases without a record: the run was interrupted, or is in progress."""
+        """Return the planned cases without a record in `records`: the run was interrupted or is still in progress."""
         recorded = {record.case.key for record in records}
         planned = (planned.case for job in self.jobs for planned in job.cases)
         return [case for case in planned if case.key not in recorded]
 
     def profiles(self) -> dict[str, Profile]:
-        """Return the profiles by case key in plan order. Raises ProfileError, or RunError for an unplanned case."""
+        """Return the run's profiles by case key, in the order of the plan.
+
+        Raises ProfileError for an invalid profile, and RunError for a profile of an unplanned case.
+        """
         folder = self.folder / "profiles"
         planned = [each.case.key for job in self.jobs for each in job.cases]
         if stray := {path.stem for path in listed(folder, "*.json")} - set(planned):
@@ -168,7 +183,11 @@ class Run:
 
     @contextmanager
     def held(self, task: Holder | None = None) -> Iterator[None]:
-        """Lock the folder alone, or shared with other Slurm tasks if `task` is given. RunError if it is locked."""
+        """Lock the run's folder during the block: for this process alone, or shared with other Slurm tasks.
+
+        task: this process as a Slurm task, for a shared lock; None locks the folder for this process alone.
+        Raises RunError if another process holds a lock that excludes this one.
+        """
         with refusing(self.folder, "read", RunError):
             descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -205,7 +224,10 @@ class Run:
 
 
 def latest(job: Job, records: Iterable[Record]) -> list[Record]:
-    """Return the last record of each case and repeat, in job order, then by repeat; set `earlier` of each record."""
+    """Return the last record of each case and repeat: cases in the job's order, then by repeat.
+
+    Set `earlier` of every record to the previous records of its case and repeat.
+    """
     last: dict[tuple[str, int], Record] = {}
     for record in records:
         before = last.get((record.case.key, record.repeat))

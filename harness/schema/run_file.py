@@ -25,16 +25,16 @@ Pair = tuple[str, str]  # (system, backend)
 
 
 class RunError(RecordError):
-    """An unusable run folder. The message is one sentence with the path and the reason."""
+    """Raised for an unusable run folder. The message is one sentence with the path and the reason."""
 
 
 @dataclass(frozen=True)
 class Planned(Stored):
-    """A case of a job.
+    """A case of a job, and how to run it.
 
-    min_samples: fewest samples over all repeats, whatever the budget.
-    grows: whether the case is in a series of growing size. After the first that does not fit in memory, the scheduler
-        skips the larger ones.
+    min_samples: fewest samples over all repeats, even beyond the policy's budget.
+    grows: whether the case belongs to a series of growing cases. Once one case of the series does not fit in memory,
+        the scheduler skips the larger ones.
     """
 
     case: Case
@@ -42,13 +42,19 @@ class Planned(Stored):
     grows: bool = False
 
     def merged(self, other: "Planned") -> "Planned":
-        """Return two requests for a case as one: the larger `min_samples`, and `grows` only if both grow."""
+        """Return this plan and another one for the same case as one plan.
+
+        It has the larger `min_samples`, and `grows` only if both plans have it.
+        """
         return Planned(self.case, max(self.min_samples, other.min_samples), self.grows and other.grows)
 
 
 @dataclass(frozen=True)
 class Job(Stored):
-    """Cases of one system on one backend. One worker at a time runs a job, on one GPU; one file has the records."""
+    """All cases of one system on one backend.
+
+    One worker process at a time runs them on one GPU, and one file holds their records.
+    """
 
     system: str
     backend: str
@@ -64,19 +70,21 @@ class Job(Stored):
 
     @property
     def name(self) -> str:
-        """SYSTEM-BACKEND, the name of the job's record file."""
+        """The text SYSTEM-BACKEND, which also names the job's record file."""
         return f"{self.system}-{self.backend}"
 
     @property
     def pair(self) -> Pair:
-        """(system, backend)."""
+        """The tuple (system, backend)."""
         return self.system, self.backend
 
 
 @dataclass(frozen=True)
 class PastRequest(Stored):
-    """One call that planned or resumed the run: its time, arguments, commit and machine.
+    """One call of `ttt-bench` that planned or resumed the run.
 
+    at: time of the call. arguments: the command line.
+    commit: of this repository, "" if unknown. dirty: whether files differed from it, None if unknown.
     request: the parsed arguments by name; empty in runs of version 0.1.
     """
 
@@ -92,7 +100,8 @@ class PastRequest(Stored):
 class RunFile(Stored):
     """Contents of run.json. Raises ValueError if jobs, cases or suites contradict each other.
 
-    device: device of the cases. repeats: fresh processes per case.
+    repeats: how often each case is measured, each time in a fresh process.
+    requests: the calls that planned or resumed the run, oldest first.
     """
 
     tool: Literal["ttt-bench"] = field(default="ttt-bench", kw_only=True)
@@ -124,7 +133,7 @@ _ADAPTER: TypeAdapter[RunFile] = TypeAdapter(RunFile)
 
 
 def read_run_file(folder: Path) -> RunFile:
-    """Read and check the run.json of a folder. Raises RunError."""
+    """Return the checked content of a folder's run.json. Raises RunError if the file is missing or invalid."""
     path = folder / FILE
     with refusing(path, "read", RunError):
         if not folder.is_dir():
@@ -142,8 +151,8 @@ def read_run_file(folder: Path) -> RunFile:
 def write_run_file(folder: Path, file: RunFile, *, new: bool = False) -> bool:
     """Write run.json whole or not at all; return whether it was written.
 
-    new: write only if there is no run.json yet.
-    Raises OSError, or ValueError for a number that JSON lacks.
+    new: write only if there is no run.json yet; otherwise replace the file.
+    Raises OSError, and ValueError for NaN or infinity, which JSON lacks.
     """
     text = json.dumps(_ADAPTER.dump_python(file, mode="json"), separators=(",", ":"), allow_nan=False) + "\n"
     if new:

@@ -1,7 +1,7 @@
 """Least FLOPs and bytes of a case, by part, and the roofline bound that follows from measured peaks.
 
-Adapters count FLOPs and bytes for one unit of work. The same process measures the peaks: `product_tflops` of a large
-GEMM in 10^12 FLOPs/s, and `copy_gbs` of a copy in 10^9 bytes/s.
+A system's adapter counts FLOPs and bytes for one unit of work. The process that runs the case measures the peaks:
+`product_tflops` of a large GEMM in 10^12 FLOPs/s, and `copy_gbs` of a copy in 10^9 bytes/s.
 """
 
 import math
@@ -16,7 +16,10 @@ PRODUCTS, TTT, SCAN, EDGES, HEAD, OTHER = "products", "ttt", "scan", "edges", "h
 
 @dataclass(frozen=True)
 class Work(Stored):
-    """FLOPs and bytes of one unit; a multiply-add is two FLOPs. Raises ValueError if one is negative or not finite."""
+    """FLOPs and bytes of one unit of work; a multiply-add is two FLOPs.
+
+    Raises ValueError if a number is negative or not finite.
+    """
 
     flops: float
     bytes: float
@@ -34,28 +37,31 @@ class Work(Stored):
         return Work(self.flops * times, self.bytes * times)
 
     def metrics(self) -> dict[str, float | None]:
-        """Return the metrics `flops` and `bytes` of a record."""
+        """Return the numbers as the metrics `flops` and `bytes` of a record."""
         return {"flops": self.flops, "bytes": self.bytes}
 
 
 def needed_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> tuple[float, float]:
-    """Return (ms for the FLOPs, ms for the `moved` bytes) at the measured peaks; NaN for an unknown time."""
+    """Return (ms for `flops` FLOPs, ms for `moved` bytes) at the measured peaks; NaN for an unknown time.
+
+    `ceilings`: measured peaks `product_tflops` and `copy_gbs`.
+    """
     computing_ms = known(flops) / (positive(known(ceilings.get("product_tflops"))) * 1e9)
     moving_ms = known(moved) / (positive(known(ceilings.get("copy_gbs"))) * 1e6)
     return computing_ms, moving_ms
 
 
 def lower_bound_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> float | None:
-    """Return the roofline bound in ms: the longer time of `needed_ms`, None if both are unknown."""
+    """Return the roofline bound in ms: the longer of the two times from `needed_ms`. None if both are unknown."""
     found = [each for each in needed_ms(flops, moved, ceilings) if not math.isnan(each)]
     return max(found, default=None)
 
 
 def known(value: float | None) -> float:
-    """Return the value, or NaN for None and numbers that are not finite."""
+    """Return the value as a float; NaN instead of None and infinity."""
     return float(value) if value is not None and math.isfinite(value) else math.nan
 
 
 def positive(value: float) -> float:
-    """Return the value if it is above 0, else NaN."""
+    """Return the value if it is above 0, otherwise NaN."""
     return value if value > 0 else math.nan

@@ -1,1 +1,1 @@
-"""Run cases in worker processes: protocol, process, scheduler, Slurm, progress."""
+"""Run cases in worker processes: on one GPU, on several GPUs of a host, or as Slurm tasks."""

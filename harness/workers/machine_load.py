@@ -1,4 +1,4 @@
-"""Share of CPU time that other processes used during a measurement."""
+"""Measure the share of CPU time that other processes use during a measurement."""
 
 import os
 from typing import Any
@@ -10,14 +10,17 @@ BUSY_SHARE, IDLE_SHARE = 0.1, 0.1
 
 
 class LoadMeter:
-    """Meter of CPU time from its creation on: used by process `pid` with its descendants, used by others, and idle."""
+    """Measures from its creation on how much CPU time other processes than `pid` and its descendants use."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._start = _times(pid)
 
     def reading(self) -> dict[str, Any]:
-        """Return others_share and idle_share of this thread's cores, in [0, 1]; {} if unknown."""
+        """Return shares of the time of this thread's cores since the creation, in [0, 1]; {} if unknown.
+
+        others_share: used by other processes. idle_share: used by no process.
+        """
         now = _times(self._pid)
         if now is None or self._start is None:
             return {}
@@ -32,7 +35,10 @@ class LoadMeter:
 
 
 def is_loaded(environment: dict[str, Any]) -> bool:
-    """Return whether other processes used over a tenth of a case's cores while less than a tenth was idle."""
+    """Return whether a case was contended: other processes used over a tenth of its cores, and under a tenth was idle.
+
+    environment: of the case's record.
+    """
     cpu = environment.get("cpu") or {}
     others, idle = cpu.get("others_share"), cpu.get("idle_share")
     if not isinstance(others, int | float) or not isinstance(idle, int | float):
@@ -41,13 +47,19 @@ def is_loaded(environment: dict[str, Any]) -> bool:
 
 
 def load_note(environment: dict[str, Any]) -> str:
-    """Return a note about a contended case."""
+    """Return a note for a contended case: `contended: other programs used 30% of the CPU`.
+
+    environment: of the case's record.
+    """
     share = (environment.get("cpu") or {}).get("others_share") or 0.0
     return f"contended: other programs used {share:.0%} of the CPU"
 
 
 def _times(pid: int) -> tuple[float, float, float] | None:
-    """Return (busy, idle, own) CPU seconds: of this thread's cores, and of `pid` with descendants; None if unknown."""
+    """Return (busy, idle, own) CPU seconds so far; None if unknown.
+
+    busy, idle: of the cores that this thread can use. own: of process `pid` and its descendants.
+    """
     if not hasattr(os, "sched_getaffinity"):
         return None
     cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
@@ -67,7 +79,7 @@ def _times(pid: int) -> tuple[float, float, float] | None:
 
 
 def _seconds_of(pid: int) -> float:
-    """Return the CPU seconds of a process and of its children that ended."""
+    """Return the CPU seconds of process `pid` and of its children that have ended; 0 if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

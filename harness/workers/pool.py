@@ -1,4 +1,4 @@
-"""Run jobs on several GPUs of one host, one per GPU at a time, each with its own CPU cores."""
+"""Run jobs on several GPUs of one host: one job per GPU at a time, each GPU with its own CPU cores."""
 
 import os
 import threading
@@ -19,9 +19,10 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def places_of(gpus: Sequence[str], device: str) -> list[Place]:
-    """Return a slot for each GPU in `gpus`, named as in CUDA_VISIBLE_DEVICES; without names, a single slot.
+    """Return a slot for each GPU in `gpus`; if `gpus` is empty, a single slot for the default GPU or the CPU.
 
-    On `device` "cuda", the single slot counts as lost once no GPU answers.
+    gpus: names of GPUs as in CUDA_VISIBLE_DEVICES.
+    device: "cuda" makes the single slot notice when no GPU answers any more.
     """
     if device == "cuda" and not gpus and _device_id():
         return [replace(HERE, is_there=lambda: bool(_device_id()))]
@@ -41,10 +42,11 @@ def _device_id(gpu: str | None = None) -> str:
 
 @dataclass
 class Pool:
-    """GPU slots that run jobs: a single slot in this thread, several in a thread each.
+    """Runs jobs on GPU slots. A single slot uses the caller's thread; several slots have one thread each.
 
     folder: the run's folder, for messages.
-    say: called with a sentence for each lost GPU.
+    say: called with a sentence for each GPU that does not answer any more.
+    stop: set when all jobs should end.
     """
 
     folder: Path
@@ -53,10 +55,11 @@ class Pool:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def each(self, jobs: Iterable[T], do: Callable[[T, Place], object]) -> None:
-        """Run the jobs in order, each on the next free slot. Sets `stop` at the end, also after an exception.
+        """Run the jobs in order, each on the next free slot. With several slots, `stop` is set at the end.
 
-        do: runs a job on a slot; raises PlaceLost if the slot's GPU is gone, and Stopped once `stop` is set.
-        Raises RunError if every GPU is gone. An error of one job, or Ctrl-C, ends all jobs.
+        do: runs a job on a slot. It must raise PlaceLost if the slot's GPU does not answer any more, and Stopped once
+            `stop` is set. A job with a lost GPU runs again on another slot.
+        Raises RunError if no GPU is left. If a job raises another exception, or at Ctrl-C, all jobs end.
         """
         if len(self.places) == 1:
             self._alone(jobs, do)
@@ -99,7 +102,11 @@ class Pool:
         errors: list[BaseException],
         ended: threading.Event,
     ) -> None:
-        """Run jobs on a slot until none is left or its GPU is gone; add an error to `errors`, and set `ended`."""
+        """Run jobs of `queue` on one slot until no job is left or the slot's GPU is lost.
+
+        cores: the CPUs of the slot's workers; empty for no restriction.
+        errors: gets the exception of a failed job, which also sets `stop`. ended: set at the end.
+        """
         try:
             if cores:
                 os.sched_setaffinity(0, cores)  # of this thread and its workers
@@ -123,9 +130,10 @@ class Pool:
 
 
 def _wait_for(under_way: Iterable[threading.Event]) -> None:
-    """Wait for all events in steps, so that signals are handled in between.
+    """Wait until all events are set, in short steps so that signal handlers can run in between.
 
-    `Thread.join` is no alternative: before Python 3.13, a thread counts as ended if a signal handler raises then.
+    `Thread.join` is no alternative. Before Python 3.13, if a signal handler raises during `join`, the thread counts as
+    ended.
     """
     for ended in under_way:
         while not ended.wait(0.2):
@@ -133,14 +141,20 @@ def _wait_for(under_way: Iterable[threading.Event]) -> None:
 
 
 class _Queue(Generic[T]):
-    """Jobs in order. A job whose GPU is gone is put back, so an idle slot waits while other slots run jobs."""
+    """Queue of jobs for several slots.
+
+    A job whose GPU is lost comes back to the queue. An idle slot therefore waits as long as other slots run jobs.
+    """
 
     def __init__(self, jobs: Iterable[T]) -> None:
         self._jobs = list(jobs)
         self._running, self._changed = 0, threading.Condition()
 
     def take(self, stopped: Callable[[], bool]) -> T | None:
-        """Return the next job; None if there is no more, or once `stopped`."""
+        """Remove and return the next job, after waiting for one that can come back.
+
+        Return None if no job is left, or once `stopped` returns True.
+        """
         with self._changed:
             while not self._jobs and self._running and not stopped():
                 self._changed.wait(0.2)
@@ -150,7 +164,7 @@ class _Queue(Generic[T]):
             return self._jobs.pop(0)
 
     def done(self, back: T | None = None) -> None:
-        """Note that a slot's job has ended. back: the job to put back, because the slot's GPU is gone."""
+        """Note that a job of `take` has ended. back: the job to put back if its GPU was lost, otherwise None."""
         with self._changed:
             self._running -= 1
             if back is not None:
@@ -158,19 +172,22 @@ class _Queue(Generic[T]):
             self._changed.notify_all()
 
     def left(self) -> list[T]:
-        """Return the jobs that no slot took."""
+        """Return the jobs that are still in the queue."""
         return self._jobs
 
 
 def cores_by_share(count: int) -> list[frozenset[int]]:
-    """Return this thread's CPUs divided among `count` workers; empty sets if affinity cannot be set."""
+    """Return for each of `count` workers its share of the CPUs that this thread can use, as in `shares`.
+
+    The sets are empty if this system cannot set CPU affinity.
+    """
     return shares(_cores(), count)
 
 
 def shares(cores: Sequence[tuple[int, ...]], count: int) -> list[frozenset[int]]:
-    """Return the CPUs of equally many adjacent cores for each of `count` workers.
+    """Return for each of `count` workers the CPUs of adjacent cores, equally many cores for each worker.
 
-    cores: the CPUs of each core. With fewer cores than workers, workers share them.
+    cores: the logical CPUs of each core. With fewer cores than workers, several workers share a core.
     """
     if not cores:
         return [frozenset()] * count
@@ -181,7 +198,10 @@ def shares(cores: Sequence[tuple[int, ...]], count: int) -> list[frozenset[int]]
 
 
 def _cores() -> list[tuple[int, ...]]:
-    """Return this thread's CPUs by core, cores of a socket together; [] if affinity cannot be set."""
+    """Return the logical CPUs of each core that this thread can use, sorted by socket and core.
+
+    The list is empty if this system cannot set CPU affinity.
+    """
     if not hasattr(os, "sched_getaffinity"):
         return []
     by_core: dict[tuple[int, int], list[int]] = {}
@@ -191,7 +211,7 @@ def _cores() -> list[tuple[int, ...]]:
 
 
 def _core_of(cpu: int) -> tuple[int, int]:
-    """Return (socket, core) of a CPU."""
+    """Return the numbers (socket, core) of a logical CPU; (0, cpu) if unknown."""
     with suppress(OSError, ValueError):
         folder = _TOPOLOGY / f"cpu{cpu}" / "topology"
         socket, core = (int((folder / name).read_text()) for name in ("physical_package_id", "core_id"))

@@ -1,4 +1,4 @@
-"""Start a system's worker process, send requests to it and end it; it may crash, hang or be killed at any moment."""
+"""Start a system's worker process, send requests to it, and end it. A worker can crash or hang at any moment."""
 
 import fcntl
 import os
@@ -33,12 +33,12 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Launch:
-    """Command of a system's worker: `*command -m harness.worker entry`.
+    """How to start a system's worker: the command line is `*command -m harness.worker entry`.
 
     command: an interpreter, or a wrapper such as ["docker", "run", "-i", IMAGE, "python"].
-    entry: MODULE:ATTRIBUTE of the adapter.
+    entry: MODULE:ATTRIBUTE[:ARGUMENT...] of the system's adapter; "" if each request names one.
     env: additional environment variables.
-    root: checkout with the worker's code, if it is not this one.
+    root: checkout with the worker's code; None for the checkout with this file.
     """
 
     command: Sequence[str] = (sys.executable,)
@@ -49,7 +49,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class Limits:
-    """Time limits in seconds: for one case, including its model and checks, and for the start of a worker."""
+    """Time limits in seconds.
+
+    case_s: for one case, including building its model and checking outputs. start_s: for the start of a worker.
+    """
 
     case_s: float = 600.0
     start_s: float = 300.0  # importing an engine from a cold disk takes minutes
@@ -57,12 +60,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Place:
-    """A GPU slot, or the CPU: where workers run.
+    """A GPU slot, or the CPU, on which one worker at a time runs.
 
-    name: shown to users, "" for the only slot.
-    env: additional environment variables.
-    device_id: id of its GPU, "" if unknown.
-    is_there: returns whether the GPU still answers; called after a case that fails.
+    name: name for users, such as "GPU 0"; "" for the only slot.
+    env: additional environment variables of the slot's workers, which select the GPU.
+    device_id: `Gpu.constants()["device_id"]` of the slot's GPU, "" if unknown.
+    is_there: returns whether the GPU still answers; called after a failed case.
     """
 
     name: str = ""
@@ -71,7 +74,7 @@ class Place:
     is_there: Callable[[], bool] = lambda: True
 
     def refuse_another_gpu(self, environment: Mapping[str, Any]) -> None:
-        """Raise ValueError if an environment belongs to another GPU."""
+        """Raise ValueError if a record's environment names another GPU than this slot's."""
         found = (environment.get("gpu") or {}).get("device_id")
         if self.device_id and found and found != self.device_id:
             raise ValueError(f"it ran on the GPU {found}, not on {self.device_id}")
@@ -81,20 +84,21 @@ HERE = Place()
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised in threads that wait for a worker when the run is to end, since Ctrl-C reaches only the main thread."""
+    """Raised in threads that wait for a worker once the run should end, as Ctrl-C reaches only the main thread."""
 
 
 class PlaceLost(Exception):
-    """The GPU of a slot is gone; the slot's current case has no record and can run on another GPU."""
+    """Raised if a slot's GPU does not answer any more. The current case gets no record, and can run on another GPU."""
 
 
 class WorkerProcess:
-    """A system's worker process: started by the first request, and replaced after it fails or reports itself unhealthy.
+    """A system's worker process, and the requests to it. The worker ends with the `with` block.
 
-    Two nested wardens kill the worker's descendants when the worker or a warden ends. The `with` block ends the worker.
-    start_s: seconds for the start.
-    stopped: returns whether the run is to end; called while waiting for an answer.
-    found: probe of the last worker, None before the first.
+    The first request starts the worker. After a worker fails or reports itself unhealthy, the next request starts a new
+    one. When a worker ends, two nested wardens (`warden.py`) kill its descendants.
+    start_s: time limit for the start, in seconds.
+    stopped: returns whether the run should end; called while waiting for an answer.
+    found: result of the last probe; None before the first.
     """
 
     def __init__(
@@ -115,7 +119,10 @@ class WorkerProcess:
         self.kill()
 
     def ready(self) -> Probe:
-        """Start a worker unless one is running, and return its probe. A system that cannot run is not started again."""
+        """Start and probe a worker unless one is running; return the result of the last probe.
+
+        A start that fails is tried once more. A system that reports that it cannot run is not started again.
+        """
         if self._process is not None and self._process.poll() is not None:
             self.kill()  # it died after its last case
         if self._process is None and (self.found is None or self.found.available):
@@ -129,7 +136,11 @@ class WorkerProcess:
         return self.found
 
     def probe(self, entry: str = "") -> Probe:
-        """Return the probe of the worker's own system, or of the adapter `entry`; kill the worker if it fails."""
+        """Send a request "probe" to the worker, started if necessary, and return whether the system can run.
+
+        entry: adapter of the system to probe, as in `Launch`; "" for the worker's own system.
+        If there is no usable answer, kill the worker and return a probe with the status "unstarted".
+        """
         try:
             found = probe_of(self._answer({"do": "probe"} | ({"entry": entry} if entry else {}), self._start_s))
         except WorkerLost as lost:
@@ -139,11 +150,12 @@ class WorkerProcess:
         return found
 
     def ask(self, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
-        """Return the answer to a "case", with its seconds as "waited_s" and the machine's load as "load".
+        """Send a request "case"; return the answer with "waited_s" (seconds) and "load" (`LoadMeter.reading`) added.
 
-        If the worker needs a new process, start one and send the request again, once. Kill an unhealthy worker after
-        its answer. last: do not kill it, so that it can end by itself.
-        Raises WorkerLost if there is no answer, and Stopped if the run is to end.
+        If the case needs a new process, start one and send the request again, once. Kill a worker that reports itself
+        unhealthy after its answer.
+        last: whether this is the last request; then an unhealthy worker is not killed, so that it can end by itself.
+        Raises WorkerLost if there is no answer within `limit_s` seconds, and Stopped if the run should end.
         """
         try:
             for _ in range(2):
@@ -193,7 +205,10 @@ class WorkerProcess:
             raise WorkerLost("failed", sentence(f"{launch.command[0]} could not be started: {why}")) from None
 
     def _answer(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """Send a request to the worker, started if necessary, and return its answer. Raises WorkerLost."""
+        """Send a request to the worker, started if necessary, and return the answer.
+
+        Raises WorkerLost if there is no answer within `limit_s` seconds, and Stopped if the run should end.
+        """
         process = self._process = self._process or self._start()
         deadline = time.monotonic() + limit_s
         self._send(process, request, deadline)
@@ -210,7 +225,10 @@ class WorkerProcess:
             self._receive(process, deadline)
 
     def stop(self, limit_s: float = _STOP_S) -> int | None:
-        """Let the worker end; return its exit status, None if it had to be killed."""
+        """Request the worker to end; return its exit status, or None if it had to be killed after `limit_s` seconds.
+
+        Without a worker, return 0.
+        """
         if (process := self._process) is None:
             return 0
         status, deadline = None, time.monotonic() + limit_s
@@ -225,7 +243,7 @@ class WorkerProcess:
         return status
 
     def kill(self) -> None:
-        """Kill the worker and its descendants, and wait until their memory is free."""
+        """Kill the worker and its descendants, and wait until they have ended and their memory is free."""
         if (process := self._process) is None:
             return
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
@@ -241,7 +259,10 @@ class WorkerProcess:
                     pipe.close()
 
     def _send(self, process: subprocess.Popen[bytes], request: Mapping[str, Any], deadline: float) -> None:
-        """Write a request; give up at the deadline, as the worker may not read. Raises WorkerLost if it is dead."""
+        """Write a request to the worker's stdin, at most until the deadline, as a hanging worker does not read.
+
+        Raises WorkerLost if the worker is dead.
+        """
         assert process.stdin is not None
         pipe, data = process.stdin.fileno(), line_of(request)
         os.set_blocking(pipe, False)
@@ -252,7 +273,10 @@ class WorkerProcess:
             raise self._death(process) from None
 
     def _receive(self, process: subprocess.Popen[bytes], deadline: float) -> None:
-        """Read more of the answer for at most 0.1 s and until the deadline. Raises WorkerLost if the worker is dead."""
+        """Read more of the worker's answer into the buffer, after waiting for at most 0.1 s and until the deadline.
+
+        Raises WorkerLost if the worker is dead.
+        """
         assert process.stdout is not None
         pipe = process.stdout.fileno()
         wait_s = max(0.0, min(_POLL_S, deadline - time.monotonic()))
@@ -295,10 +319,11 @@ class WorkerProcess:
 
 
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
-    """Return the probe of each launch. Interpreters run in parallel; the systems of one interpreter share a process.
+    """Return for each launch whether its system can run, in the same order.
 
-    With `PROBE_CORES` cores, adapters of different packages run in parallel too: importing an engine takes seconds.
-    limit_s: seconds for each probe.
+    Launches with the same command, root and environment share a worker process; others run in parallel. On a machine
+    with `PROBE_CORES` cores, adapters of different packages run in parallel too, as importing an engine takes seconds.
+    limit_s: time limit for each probe, in seconds.
     """
     found: dict[int, Probe] = {}
     groups: dict[tuple, list[int]] = {}
@@ -319,16 +344,19 @@ def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[P
 
 
 def _is_ready(descriptor: int, event: int, wait_s: float) -> bool:
-    """Wait up to `wait_s` until a pipe has `event` (POLLIN or POLLOUT) or is closed; return whether that happened."""
+    """Wait until a pipe has `event` (POLLIN or POLLOUT) or is closed, for at most `wait_s` seconds.
+
+    Return whether that happened.
+    """
     waiting = select.poll()
     waiting.register(descriptor, event)
     return bool(waiting.poll(wait_s * 1e3))
 
 
 def _environment(launch: Launch) -> dict[str, str]:
-    """Return a worker's environment variables, with the commit and the path of the code.
+    """Return a worker's environment variables, including the commit and the path of the worker's code.
 
-    PYTHONSAFEPATH is set, because modules of the current folder must not replace installed packages.
+    PYTHONSAFEPATH is set, so that modules in the current folder do not replace installed packages.
     """
     commit = marked_commit(*commit_and_dirty(launch.root))
     env = child_environment({COMMIT_VARIABLE: commit, "PYTHONSAFEPATH": "1", **launch.env})
@@ -336,9 +364,10 @@ def _environment(launch: Launch) -> dict[str, str]:
 
 
 def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:
-    """Return {"PYTHONPATH": path} with the checkout `root` in front, by default this one.
+    """Return {"PYTHONPATH": path}: the checkout `root` in front of the PYTHONPATH in `env`.
 
-    Return {} if this code is installed: its folder holds packages that other interpreters must not see.
+    root: by default the checkout with this file. If this file is installed instead, return {}, because the folder of
+        installed packages must not be visible to other interpreters.
     """
     root = root or (None if _ROOT.name in ("site-packages", "dist-packages") else _ROOT)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))} if root else {}

@@ -1,4 +1,4 @@
-"""Show a run's progress and results: a line for each finished case, and on a terminal a bar."""
+"""Show a run's progress: a line with the result of each finished case, and on a terminal a progress bar."""
 
 import sys
 from collections import Counter
@@ -18,10 +18,11 @@ _BAR_WIDTH, _NUMBERS_WIDTH = 10, 40
 
 
 class Progress:
-    """Context manager to pass to `run_jobs(on_event=...)`; a terminal also shows each GPU's current case.
+    """Context manager that shows a run's progress while it is open. Pass it to `run_jobs` as `Options.on_event`.
 
-    title: name of the run. total: expected cases, until the plan is known.
-    stream: stderr by default, so that stdout holds results only.
+    On a terminal, it also shows the current case of each GPU.
+    title: name of the run. total: expected number of cases; the event "plan" replaces it.
+    stream: stderr by default, so that stdout has results only.
     """
 
     def __init__(self, title: str = "", total: int = 0, stream: TextIO | None = None) -> None:
@@ -80,13 +81,13 @@ class Progress:
 
 
 def plan_line(title: str, event: Event) -> str:
-    """Return a line with the number of cases to run, and of those that an earlier call finished."""
+    """Return a line such as `quick: 12 cases to run, 3 kept from before`. event: of kind "plan"."""
     kept = f", {event.kept} kept from before" if event.kept else ""
     return f"{title + ': ' if title else ''}{counted(event.total, 'case')} to run{kept}"
 
 
 def outcome(record: Record) -> str:
-    """Return the result of a case on one line: status, label, and median or reason."""
+    """Return the result of a case on one line: status, label, and the median time or the reason for its absence."""
     result = record.reason
     if record.samples_ms:
         result = f"{_milliseconds(median(record.samples_ms))} median of {len(record.samples_ms)}"

@@ -1,4 +1,6 @@
-"""Line protocol between a run and its workers: one JSON object per line, answered by `harness.worker`.
+"""Protocol between a run and its workers: each request and each answer is one JSON object on one line.
+
+`harness.worker` answers these requests:
 
     {"do": "probe"}   -> {"available": bool, "reason": str, "versions": {}, "environment": {}}
     {"do": "case", "case": {...}, "policy": {...}, "mode": "measure"}
@@ -7,8 +9,8 @@
                       -> "profile" has fields of a `Profile`
     {"do": "stop"}    -> the process ends, as at the end of its input
 
-A probe may name another adapter as "entry". "healthy" is false if the process must not run another case;
-"fresh" asks for a new process for this case.
+A request can name another adapter as "entry". "healthy" is false if the process must not run another case.
+"fresh" is true if the case needs a new process, and has not run.
 """
 
 import json
@@ -25,7 +27,7 @@ from harness.schema.run_file import Planned
 
 
 class WorkerLost(Exception):
-    """Raised if a worker gives no usable answer. status, reason: for the case's record."""
+    """Raised if a worker gives no usable answer. status, reason: as the case's record should have them."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -35,9 +37,11 @@ class WorkerLost(Exception):
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether a system can run here, why not, and the versions and environment found.
+    """Answer of a worker on whether its system can run on this machine.
 
-    status: "" if it can run, "skipped" if it reports that it cannot, else "unstarted".
+    status: "" if the system can run, "skipped" if it reports that it cannot, "unstarted" if the worker did not answer.
+    reason: why the system cannot run, "" if it can.
+    versions: of the adapter's packages, by name. environment: `environment.snapshot()` of the worker.
     """
 
     status: str
@@ -51,12 +55,16 @@ class Probe:
 
 
 def line_of(message: Mapping[str, Any]) -> bytes:
-    """Return a request or an answer as a line of JSON. Raises ValueError if it has NaN or infinity."""
+    """Return a request or an answer as a line of JSON. Raises ValueError if it contains NaN or infinity."""
     return json.dumps(message, allow_nan=False).encode() + b"\n"
 
 
 def answer_in(buffer: bytearray) -> dict[str, Any] | None:
-    """Remove and return the first answer in `buffer`; None while incomplete. Raises WorkerLost if it is no JSON."""
+    """Remove the first complete answer from `buffer` and return the answer; None if there is none yet.
+
+    Lines that do not begin an object, such as messages of a container program, are dropped.
+    Raises WorkerLost if the answer is not JSON.
+    """
     while (end := buffer.find(b"\n")) >= 0:
         line = bytes(buffer[:end])
         del buffer[: end + 1]
@@ -73,13 +81,19 @@ def answer_in(buffer: bytearray) -> dict[str, Any] | None:
 def case_request(
     planned: Planned, policy: Policy, mode: Mode, profiler: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the request of a case as JSON values. profiler: fields of `in_worker.ProfilerChoice`."""
+    """Return the request to run a case, as JSON values.
+
+    profiler: fields of `in_worker.ProfilerChoice` for the mode "profile", otherwise None.
+    """
     request = {"do": "case", "case": planned.case.to_dict(), "policy": asdict(policy), "mode": mode}
     return request | ({"profiler": dict(profiler)} if profiler else {})
 
 
 def record_of(answer: Mapping[str, Any], planned: Planned) -> Record:
-    """Return the record in an answer. Raises KeyError, TypeError or ValueError if it is unusable or of another case."""
+    """Return the record in a worker's answer.
+
+    Raises KeyError, TypeError or ValueError if the record is missing, invalid, or of another case than `planned`.
+    """
     record = Record.from_dict(answer["record"])
     if record.case != planned.case:
         raise ValueError(f"it is of another case: {record.case.label}")
@@ -87,7 +101,7 @@ def record_of(answer: Mapping[str, Any], planned: Planned) -> Record:
 
 
 def probe_of(answer: Mapping[str, Any]) -> Probe:
-    """Return the probe in an answer; an unusable answer gives the status "unstarted"."""
+    """Return the answer to a request "probe" as a `Probe`; for an unusable answer, its status is "unstarted"."""
     try:
         available, reason = answer["available"] is True, str(answer["reason"])
         if not (available or reason):

@@ -1,4 +1,4 @@
-"""Run or resume the jobs of a run on one device, on several GPUs, or as a Slurm task."""
+"""Run or resume the jobs of a run: on one device, on several GPUs of a host, or as a Slurm task."""
 
 import signal
 import threading
@@ -29,26 +29,29 @@ SkipReason = Callable[[Planned, Sequence[Record]], str]
 
 
 def nothing(record: Record) -> bool:
-    """Return False: a `Retry` that measures no finished case again."""
+    """Return False. As `Options.retry`, this measures no finished case again."""
     return False
 
 
 def not_ok(record: Record) -> bool:
-    """Return whether a record is not ok: a `Retry` that measures such cases again."""
+    """Return whether a record's status is not "ok". As `Options.retry`, this measures such cases again."""
     return record.status != "ok"
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP arrived; it ends a run as Ctrl-C does."""
+    """Raised when SIGTERM or SIGHUP arrives. As a KeyboardInterrupt, it ends a run in the same way as Ctrl-C."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Progress of a run.
+    """Progress of a run, reported to `Options.on_event`.
 
-    kind: "plan" (first), "start" (of a case), "record" (end of a case), or "lost" (a GPU is gone, with `message`).
-    done, total: cases of this call, without the `kept` ones that an earlier call finished.
-    `place`: GPU slot of the case, "" for the only one.
+    kind: "plan" (before the first case), "start" (of a case), "record" (end of a case), or "lost" (a GPU does not
+        answer any more; `message` says which).
+    done, total: number of finished cases and of all cases in this call. kept: cases that an earlier call finished,
+        which the two numbers exclude.
+    planned: the case that started or ended. record: the result of the case that ended.
+    `place`: name of the case's GPU slot, "" for the only one.
     """
 
     kind: str
@@ -65,9 +68,10 @@ class Event:
 class Options:
     """Options of one call of `run_jobs`.
 
-    jobs, repeats: the ones to run, by default all of the run.
-    retry: returns whether to measure the case of a record again.
-    skip: returns a reason to skip a case, or ""; called with the case and its job's records so far.
+    jobs, repeats: the jobs, and the numbers of the repeats, to run; None for all of the run.
+    retry: returns whether to measure a finished case with the given record again.
+    skip: returns the reason to skip a case, or "" to run the case. It is called with the case and the records of its
+        job so far.
     on_event: called with each `Event`.
     """
 
@@ -86,15 +90,18 @@ def run_jobs(
     places: Sequence[Place] = (HERE,),
     task: Holder | None = None,
 ) -> list[Record]:
-    """Run unfinished cases, append their records, and return the last record per case and repeat.
+    """Run the unfinished cases of a run, append their records, and return the run's last record per case and repeat.
 
-    A crash, a signal, a timeout, exhausted memory and a failed check also give a record. Skipped cases run again, cases
-    whose worker was lost (`LOST`) up to `TRIES` times, and others if `options.retry` returns True.
+    A crash, a signal, a timeout, exhausted memory and a failed check also give a record.
+    A case with a record runs again if the case was skipped, if its worker was lost (status in `LOST`) fewer than
+    `TRIES` times, or if `options.retry` returns True.
     launches: the worker command of each (system, backend).
-    `places`: GPU slots. One slot runs all cases of a repeat before the next repeat; with several, a job keeps its slot.
-    task: the Slurm task that claimed the jobs; without one, this process locks the run for itself.
+    `places`: GPU slots. A single slot runs all jobs of one repeat before the next repeat. With several slots, all
+        repeats of a job run on the same slot.
+    task: the Slurm task that claimed the jobs, which shares the run with other tasks. With None, this process locks the
+        run for itself.
     Raises RecordError for an unusable file, RunError if no GPU is left, ValueError for a job without a launch.
-    KeyboardInterrupt (SIGTERM: `Terminated`) passes through once the workers are killed.
+    A KeyboardInterrupt (for SIGTERM, `Terminated`) passes through after the workers are killed.
     """
     jobs = run.jobs if options.jobs is None else options.jobs
     repeats = tuple(range(run.file.repeats) if options.repeats is None else options.repeats)
@@ -123,14 +130,17 @@ def run_jobs(
 
 @dataclass(frozen=True)
 class Todo:
-    """Pending (case, repeat) pairs of a job in order, and the number of finished pairs."""
+    """The unfinished part of a job.
+
+    pending: (case, number of the repeat) pairs to run, in order. kept: number of pairs that are finished.
+    """
 
     pending: list[tuple[Planned, int]]
     kept: int
 
     @classmethod
     def of(cls, run: Run, job: Job, repeats: Sequence[int], retry: Retry) -> "Todo":
-        """Return the pending cases of a job, and how many are finished. retry: as in `Options`."""
+        """Return the unfinished part of a job, according to its records in the run. retry: as in `Options`."""
         records = run.job_records(job)
         last = {(record.case.key, record.repeat): record for record in records}
         tries = Counter((record.case.key, record.repeat) for record in records if record.status in LOST)
@@ -148,7 +158,7 @@ class Todo:
 
 @dataclass
 class _Display:
-    """Counts finished cases and calls `on_event`, from one thread at a time."""
+    """Counts finished cases and calls `on_event`. Several threads can use it; calls of `on_event` never overlap."""
 
     on_event: Callable[[Event], object]
     total: int
@@ -164,7 +174,10 @@ class _Display:
 
 @dataclass
 class _JobRun:
-    """The cases of one job in one repeat."""
+    """Runs the cases of one job in one repeat, on one GPU slot.
+
+    stop: set once the run should end.
+    """
 
     run: Run
     job: Job
@@ -176,9 +189,10 @@ class _JobRun:
     stop: threading.Event
 
     def cases(self, pending: list[tuple[Planned, int]]) -> None:
-        """Run this repeat's pending cases in order, and remove each from `pending`.
+        """Run the pending cases of this repeat in order; append each record, and remove the case from `pending`.
 
-        Raises PlaceLost if the GPU is gone, and Stopped once `stop` is set.
+        pending: (case, number of the repeat) pairs; other repeats are left alone.
+        Raises PlaceLost if the slot's GPU does not answer any more, and Stopped once `stop` is set.
         """
         run, name = self.run, self.place.name
         whole = next(each for each in run.jobs if each.pair == self.job.pair)  # also the cases of other calls
@@ -206,7 +220,7 @@ class _JobRun:
                 pending.remove((planned, self.repeat))
 
     def _record(self, worker: WorkerProcess, planned: Planned) -> Record:
-        """Run a case and return its record; if its worker is lost, a record with the reason."""
+        """Run a case in the worker and return its record; if the worker is lost, a record with that reason."""
         found = worker.ready()
         if not found.available:
             return self._unmeasured(worker, planned, found.status, found.reason)
@@ -225,9 +239,10 @@ class _JobRun:
         return replace(record, started_at=started_at, wall_s=time.monotonic() - start)
 
     def _checked(self, planned: Planned, answer: Mapping[str, Any]) -> Record:
-        """Return the record in an answer.
+        """Return the record in a worker's answer, with the machine's load added.
 
-        Raises ValueError if the record is of another case or device, or if its samples take longer than the case did.
+        Raises ValueError if the record is of another case or device, or if its samples add up to more time than
+        the case took.
         """
         record = replace(record_of(answer, planned), repeat=self.repeat)
         environment = record.environment
@@ -245,14 +260,17 @@ class _JobRun:
         return replace(record, environment={**environment, "cpu": cpu})
 
     def _unmeasured(self, worker: WorkerProcess, planned: Planned, status: str, reason: str) -> Record:
-        """Return a record without samples for a case that no worker measured."""
+        """Return a record with this status and reason, and without samples, for a case that no worker measured."""
         found = worker.found
         environment = found.environment if found and found.environment else self._seen_from_here()
         paired = around(environment, environment)
         return Record(planned.case, status, reason, environment=paired, started_at=_now(), repeat=self.repeat)
 
     def _seen_from_here(self) -> dict[str, Any]:
-        """Return this machine and the worker's commit, without packages, for a worker that never answered."""
+        """Return the environment for the record of a worker that never answered, as seen by this process.
+
+        It has this machine and the commit of the worker's code, but no versions of packages.
+        """
         machine = snapshot(visible=self.place.env.get(GPU_VARIABLE))
         commit, dirty = commit_and_dirty(self.launch.root)
         return machine | {"software": {}, "commit": commit, "dirty": dirty}
@@ -264,9 +282,10 @@ def _now() -> str:
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Raise Terminated in the block at SIGTERM, and at SIGHUP unless that is ignored, as under nohup.
+    """Run the block with signal handlers that raise Terminated at SIGTERM and SIGHUP.
 
-    Only the main thread can set handlers; other threads leave them alone.
+    A signal that the process ignores, such as SIGHUP under nohup, stays ignored. Outside the main thread, which alone
+    can set handlers, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

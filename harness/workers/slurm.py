@@ -1,4 +1,4 @@
-"""Run an array of tasks by Slurm's commands: write its script, submit it, query its state."""
+"""Run an array of Slurm tasks: write its batch script, submit the script, and query the states of the tasks."""
 
 import re
 import shlex
@@ -24,12 +24,16 @@ REQUEUES = 3  # times that the script requeues a killed task; Slurm itself reque
 
 
 class SlurmError(RecordError):
-    """A wrong option or a failure of Slurm. The message is one sentence."""
+    """Raised for a wrong value of --slurm and if a Slurm command fails. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class SlurmRequest:
-    """An array of `tasks` parallel tasks, with one GPU each if `gpu`. options: sbatch's options by name."""
+    """The value of --slurm: an array of parallel Slurm tasks.
+
+    tasks: number of tasks. gpu: whether each task gets one GPU.
+    options: options for sbatch by name, without dashes; "" for an option without a value.
+    """
 
     tasks: int
     gpu: bool
@@ -37,7 +41,11 @@ class SlurmRequest:
 
 
 def parsed(text: str) -> SlurmRequest:
-    """Parse --slurm, such as `partition=gpu,time=01:00:00,gpus=4`; with `tasks=4` instead, tasks have no GPU."""
+    """Return the request in a value of --slurm, such as `partition=gpu,time=01:00:00,gpus=4`.
+
+    `gpus=4` gives four tasks with one GPU each, `tasks=4` four tasks without a GPU. Other options are for sbatch.
+    Raises SlurmError for a wrong option.
+    """
     options: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition("=")
@@ -66,7 +74,7 @@ def parsed(text: str) -> SlurmRequest:
 
 
 def script(request: SlurmRequest, tasks: int, command: Sequence[str], folder: str, log: str) -> str:
-    """Return the batch script of an array: each task runs `command` in `folder` and appends to its `log`."""
+    """Return a batch script for `tasks` tasks: each runs `command` in `folder` and appends its output to `log`."""
     options = {"job-name": "ttt-bench", "array": f"0-{tasks - 1}", "requeue": "", "open-mode": "append"}
     options |= {"chdir": folder, "output": log}
     options |= {"gres": "gpu:1"} if request.gpu and "gres" not in request.options else {}
@@ -89,12 +97,12 @@ exit "$status"
 
 
 def _directive(name: str, value: str) -> str:
-    """Return the script's line for an option; sbatch reads quotes as a shell does."""
+    """Return the batch script's line for an option of sbatch, with the value quoted as for a shell."""
     return f"#SBATCH --{name}{'=' + shlex.quote(value) if value else ''}"
 
 
 def submit(script_path: str) -> str:
-    """Submit a script and return the job id."""
+    """Submit a batch script to Slurm and return the id of its job. Raises SlurmError if that fails."""
     output = _ask(["sbatch", "--parsable", script_path])
     ids = [line.strip().split(";")[0] for line in output.splitlines()]  # a site may print more
     if not (jobs := [job for job in ids if job.isdecimal()]):
@@ -103,7 +111,10 @@ def submit(script_path: str) -> str:
 
 
 def task_states(job: str) -> dict[str, str]:
-    """Return the states of an array's unfinished tasks by index, such as {"0": "RUNNING"}."""
+    """Return the states of a Slurm job's unfinished tasks by index, such as {"0": "RUNNING"}.
+
+    job: the id that `submit` returned. Raises SlurmError if the query fails.
+    """
     try:
         output = _ask(["squeue", "--noheader", "--array", "--job", job, "--format", "%K %T"])
     except SlurmError as error:

@@ -1,4 +1,4 @@
-"""One of several Slurm tasks that share a run: claim free jobs one after another and run them."""
+"""Work of one Slurm task: several tasks share a run, and each task claims and runs one free job after another."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,10 +17,12 @@ from harness.workers.scheduler import Event, Options, run_jobs
 def run_task(
     run: Run, launches: Mapping[Pair, Launch], holder: Holder, options: Options, place: Place = HERE
 ) -> list[str]:
-    """Run the jobs of `options.jobs` that are free or that an earlier start of this task claimed; return their names.
+    """Claim and run jobs of `options.jobs` until none is free; return the names of the jobs that this task finished.
 
-    holder: this task. Raises RunError if another array holds the run, if a later start of this task took a job over,
-    or if the GPU is gone.
+    After Slurm requeued this task, the job that the task claimed before also counts as free.
+    holder: this process as a Slurm task.
+    Raises RunError if another Slurm job holds the run, or if the GPU does not answer any more. Also raises RunError if
+    Slurm requeued this task and the new process took over a job that this process runs.
     """
     jobs = run.jobs if options.jobs is None else options.jobs
     done = []
@@ -42,7 +44,7 @@ def run_task(
 
 
 def refuse_submitted(folder: Path) -> None:
-    """Raise RunError if a Slurm job that is unfinished, or in an unknown state, holds the run in `folder`."""
+    """Raise RunError if the run in `folder` was submitted to Slurm and the Slurm job has not certainly ended."""
     known = claims.submission(folder)
     if known is None:
         return
@@ -63,7 +65,10 @@ def refuse_submitted(folder: Path) -> None:
 def _show_own(
     run: Run, claimed: Claims, job: Job, holder: Holder, on_event: Callable[[Event], object], event: Event
 ) -> None:
-    """Show an event; raise RunError at the start of a case if a later start of the task took the job over."""
+    """Call `on_event(event)` if this task still holds the job.
+
+    At the start of a case, raise RunError if another process took the job over, such as a requeued start of this task.
+    """
     now = claimed.holder(job.name)
     if event.kind == "start" and now != holder:
         raise RunError(f"{run.folder}: the job {job.name} was taken over by {now or 'a later run'}")

@@ -1,11 +1,11 @@
-"""Run a command; when it ends or the caller dies, kill all its descendants.
+"""Run a command, and kill all descendants of the command when the command ends or the caller dies.
 
     python -I -S warden.py COMMAND [ARGUMENT ...]
 
-The command inherits the standard streams and has a session of its own. PR_SET_CHILD_SUBREAPER adopts descendants that
-left that session. The exit status is the command's, or 128 + the number of its signal. If SIGKILL ends
-one of two nested wardens, the other kills the descendants. Linux only; it imports only the standard library, to start
-in ten milliseconds.
+The command inherits the standard streams and runs in its own session. With PR_SET_CHILD_SUBREAPER, this program also
+finds descendants that left the session. Its exit status is the command's, or 128 plus the number of the signal that
+ended the command. Run two nested wardens: if SIGKILL ends one, the other kills the descendants.
+Linux only. This file imports only the standard library, so that it starts in ten milliseconds.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ _KILL_S = 20.0  # for descendants that fork while they are killed
 
 
 def main(command: list[str]) -> int:
-    """Run `command`; return its exit status once all its descendants are gone."""
+    """Run `command`; return its exit status after all its descendants have ended."""
     caller = os.getppid()
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -53,7 +53,7 @@ def _become(command: list[str], prctl: "ctypes._NamedFuncPointer", warden: int) 
 
 
 def _release_streams() -> None:
-    """Close the inherited stdin and stdout, so that the caller sees the end of the command's output."""
+    """Close this process's copies of stdin and stdout, so that the caller sees when the command closes its own."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -74,7 +74,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def kill_descendants() -> None:
-    """Kill every descendant of this process until none is left, for at most 20 s."""
+    """Kill descendants of this process until none is left, for at most 20 s, as they can fork meanwhile."""
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         for pid in descendants(os.getpid()):
@@ -91,7 +91,7 @@ def kill_descendants() -> None:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Return the PIDs of all descendants of process `ancestor`, from /proc."""
+    """Return the PIDs of all descendants of the process `ancestor`, read from /proc; [] on systems without /proc."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if entry.isdigit():

@@ -1,4 +1,4 @@
-"""Choose the installed profilers: one for times, one for counters."""
+"""Choose among the installed profilers: one for times, one for hardware counters."""
 
 import re
 import shutil
@@ -21,10 +21,11 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Tools:
-    """The chosen profilers. times: the one for times. ratios: the one for counters, "" for none.
+    """The chosen profilers.
 
-    `said`: the choice in one sentence.
-    fallback: whether Kineto replaces a failing profiler of times.
+    times: the profiler for times. ratios: the profiler for hardware counters, "" for none.
+    versions: of the Nsight tools, by program; "" for an unusable one. `said`: the choice in one sentence.
+    fallback: whether Kineto gives the times if Nsight Systems fails.
     """
 
     times: Literal["kineto", "nsys"]
@@ -35,7 +36,11 @@ class Tools:
 
 
 def choose(way: str, device: str) -> Tools:
-    """Choose profilers for a device, "cpu" or "cuda". Raises ProfileError if `way` names an unusable one."""
+    """Return the profilers to use for a device, "cpu" or "cuda".
+
+    way: value of the option --with, one of `WAYS`; "auto" takes the Nsight tools that are usable, else Kineto.
+    Raises ProfileError if `way` is unknown or names an unusable profiler.
+    """
     if way not in WAYS:
         raise ProfileError(f"--with {way}: must be one of {', '.join(WAYS)}")
     if device == "cpu":
@@ -62,7 +67,10 @@ def choose(way: str, device: str) -> Tools:
 
 
 def usable(program: str, oldest: tuple[int, int]) -> tuple[str, str]:
-    """Return (version, "") of a profiler on the path, or ("", why it is unusable)."""
+    """Return (version, "") if a profiler is usable, and ("", reason) if not.
+
+    program: its name on the path. oldest: the oldest usable version.
+    """
     if shutil.which(program) is None:
         return "", f"{program} is not on the path"
     try:

@@ -1,4 +1,4 @@
-"""Record with torch.profiler (Kineto) and read its trace: kernels in their ranges, or operators on a CPU."""
+"""Record with torch.profiler (Kineto), and read kernels and their ranges from its trace; on a CPU, operators."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ _LAUNCH = ("cuda_runtime", "cuda_driver")
 
 
 class Recording:
-    """Result of `recording`: the trace's events, once the block has ended."""
+    """Result of `recording`. The attribute `events`, the trace's events, exists once the block has ended."""
 
     events: list[Mapping[str, Any]]
 
@@ -29,10 +29,12 @@ class Recording:
 def recording(
     device: str, with_ranges: bool, keep: Path | None = None, before: Callable[[], object] | None = None
 ) -> Iterator[Recording]:
-    """Record the block on `device`, "cpu" or "cuda", with or without its ranges.
+    """Record the block with torch.profiler.
 
-    keep: path of the compressed trace for a viewer such as Perfetto.
-    before: called before the block and not recorded.
+    device: "cuda" records kernels, "cpu" records operators.
+    with_ranges: whether to record each `nvtx_range` too, which slows the block down.
+    keep: path for the compressed trace, for a viewer such as Perfetto; None to discard the trace.
+    before: called before the block, with the profiler turned on but not recorded.
     """
     from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -60,7 +62,7 @@ def recording(
 
 
 def events_of(text: bytes) -> list[Mapping[str, Any]]:
-    """Return the events in the JSON text of a trace. Raises ProfileError if it is truncated or no trace."""
+    """Return the events in the JSON text of a trace. Raises ProfileError if the text is truncated or no trace."""
     try:
         # Kernel names may have another encoding or control characters.
         events = json.loads(text.decode("utf-8-sig", "replace"), strict=False)["traceEvents"]
@@ -72,7 +74,10 @@ def events_of(text: bytes) -> list[Mapping[str, Any]]:
 
 
 def launched(events: Iterable[Mapping[str, Any]], device: str) -> list[Launched]:
-    """Return every kernel launch in a trace, or every operator call on a CPU. Raises ProfileError."""
+    """Return every kernel launch in a trace, or for `device` "cpu", every call of an operator.
+
+    Raises ProfileError if an event lacks a field.
+    """
     complete = [event for event in events if event.get("ph") == "X"]
     try:
         nesting = Nesting(_span(event) for event in complete if event.get("cat") == "user_annotation")

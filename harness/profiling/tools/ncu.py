@@ -1,7 +1,7 @@
-"""Write commands for Nsight Compute, and read each kernel's counters from a table that it prints.
+"""Write commands for Nsight Compute, and read each kernel's counters from its report.
 
-The program that wrote the report also prints the table (`--import REPORT --csv --page raw`). NVIDIA's Python package
-for reports is proprietary, and reads a truncated report as a shorter one.
+The program `ncu` prints the report as a table (`--import REPORT --csv --page raw`), which this module reads. NVIDIA's
+Python package for reports is proprietary, and does not notice that a report is truncated.
 """
 
 import csv
@@ -91,10 +91,11 @@ _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 
 
 def wrapping(report: Path, log: Path, phase_ranges: Sequence[str]) -> list[str]:
-    """Return the prefix of a worker's command that counts one layer's kernels and all kernels outside layers.
+    """Return the start of a command line that runs a worker under Nsight Compute; the worker's command follows.
 
-    It counts only in the worker's `profiler_range`. phase_ranges: ranges whose own kernels are outside layers.
-    Kernels are replayed with the current caches and clocks, so their times are not those of a run.
+    Nsight Compute counts kernels of the layer `COUNTED_LAYER` and kernels outside layers, only in `profiler_range`.
+    report, log: files that Nsight Compute writes. phase_ranges: names of the ranges that contain the layers.
+    Each kernel is replayed several times without flushing caches or locking clocks, so its times differ from a run's.
     """
     return [
         PROGRAM,
@@ -116,26 +117,27 @@ def wrapping(report: Path, log: Path, phase_ranges: Sequence[str]) -> list[str]:
 
 
 def importing(report: Path) -> list[str]:
-    """Return the command that prints a report as a table."""
+    """Return the command that prints a report as a table, which `read` reads."""
     flags = ("--csv", "--page=raw", "--print-units=base", "--print-kernel-base=mangled", "--print-fp")
     return [PROGRAM, f"--import={report}", *flags]
 
 
 def complaint(log: str) -> str:
-    """Return the first error in a log, or ""."""
+    """Return the first error message in the log of Nsight Compute; "" without an error."""
     found = _ERROR.search(log)
     return found.group(1).strip() if found else ""
 
 
 def profiled_launches(log: str) -> int:
-    """Return the number of profiled launches in a log."""
+    """Return the number of launches that Nsight Compute counted, from its log."""
     return len(_PROFILED.findall(log))
 
 
 def read(table: str, launches: int | None = None) -> dict[str, Counters]:
-    """Return counters by kernel name. Names are those of torch.profiler.
+    """Return counters by kernel name, from the table that the command of `importing` prints.
 
-    launches: number of launches in the log, to notice a truncated table.
+    Kernel names are written as torch.profiler writes them.
+    launches: number of launches in the log, to notice a truncated table; None if unknown.
     Raises ProfileError if the table is truncated, empty or not Nsight Compute's.
     """
     rows = _rows(table)
@@ -148,7 +150,10 @@ def read(table: str, launches: int | None = None) -> dict[str, Counters]:
 
 
 def _rows(table: str) -> list[tuple[str, Mapping[str, float]]]:
-    """Return (kernel, numbers by metric) of each launch; times in us, sizes in bytes."""
+    """Return (kernel name, numbers by metric) for each launch in the table; times in microseconds, sizes in bytes.
+
+    Raises ProfileError if the table is truncated, empty or not Nsight Compute's.
+    """
     lines = [line for line in table.splitlines() if line.startswith('"')]  # the others are messages
     begin = next((place for place, line in enumerate(lines) if line.startswith('"ID"')), None)
     if begin is None:
@@ -173,7 +178,7 @@ def _rows(table: str) -> list[tuple[str, Mapping[str, float]]]:
 
 
 def _number(text: str) -> float | None:
-    """Parse a number of the C locale, with commas between thousands; None for other text."""
+    """Return the number in a text such as `1,234.5`; None for other text."""
     try:
         number = float(text.replace(",", ""))
     except ValueError:

@@ -18,7 +18,10 @@ _COPIES = (("CUPTI_ACTIVITY_KIND_MEMCPY", "memory copy"), ("CUPTI_ACTIVITY_KIND_
 
 
 def wrapping(report: Path) -> list[str]:
-    """Return the prefix of a worker's command that writes the worker's `profiler_range` to `report` (.nsys-rep)."""
+    """Return the start of a command line that runs a worker under Nsight Systems; the worker's command follows.
+
+    report: path ending in .nsys-rep, for the report on the worker's `profiler_range`.
+    """
     return [
         PROGRAM,
         "profile",
@@ -35,12 +38,15 @@ def wrapping(report: Path) -> list[str]:
 
 
 def recorded(report: Path) -> Path:
-    """Return the path of the recording that Nsight Systems imports into a report."""
+    """Return the path of the raw recording (.qdstrm), from which Nsight Systems makes `report` at the end."""
     return report.with_suffix(".qdstrm")
 
 
 def not_imported(report: Path, words: str) -> str:
-    """Return advice if there is a recording but no report, else "". words: last line of the profiler's stderr."""
+    """Return a sentence with advice if Nsight Systems left a raw recording but no report, otherwise "".
+
+    words: last line of the profiler's stderr.
+    """
     if report.exists() or not recorded(report).exists():
         return ""
     why = f" ({words})" if words else ""
@@ -49,12 +55,15 @@ def not_imported(report: Path, words: str) -> str:
 
 
 def exporting(report: Path, database: Path) -> list[str]:
-    """Return the command that exports a report to a database."""
+    """Return the command that exports a report to an SQLite database, which `read` reads."""
     return [PROGRAM, "export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)]
 
 
 def read(database: Path) -> tuple[list[Launched], list[Launched]]:
-    """Return (launches of the timed runs, launches of the call with ranges) in an export. Raises ProfileError."""
+    """Return (launches of the timed runs, launches of the call with ranges) from an exported database.
+
+    Raises ProfileError if the database is truncated or lacks a table.
+    """
     try:
         with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             connection.text_factory = lambda raw: raw.decode(errors="replace")
@@ -95,7 +104,10 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
 
 
 def _rows(connection: sqlite3.Connection, tables: set[str]) -> Iterator[Sequence]:
-    """Yield (name, start, end, registers, shared bytes, GPU, stream, process, correlation) of GPU work, in ns."""
+    """Yield (name, start, end, registers, shared bytes, GPU, stream, process, correlation) for each kernel or copy.
+
+    start, end: in nanoseconds. correlation: number that relates GPU work to the call on the host that launched it.
+    """
     if _KERNELS in tables:
         # Nsight Systems demangles differently from torch.profiler.
         rows = connection.execute(

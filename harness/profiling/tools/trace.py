@@ -1,4 +1,4 @@
-"""Turn launches with times into kernels, ranges, idle time and a timeline, for every profiler."""
+"""Turn the launches that a profiler recorded into a profile's kernels, ranges, idle time and timeline."""
 
 import ctypes
 from collections import Counter, defaultdict
@@ -24,11 +24,11 @@ HELD_UP = 0.03  # a longer delay by the profiler gets a note; clocks of a power-
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch of a kernel, or one call of an operator on a CPU.
+    """One recorded launch of a kernel, or one call of an operator on a CPU.
 
-    own_us: duration without the operators that it called.
-    path: names of the surrounding ranges, the outermost first.
-    stream: id of the stream, whose launches run in order; None if unknown.
+    own_us: duration; for an operator, without the operators that it called.
+    path: names of the ranges around the launch, the outermost first.
+    stream: id of the CUDA stream, whose launches run one after another; None if unknown.
     """
 
     name: str
@@ -42,9 +42,9 @@ class Launched:
 
 
 def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
-    """Return launches in order, each start delayed to the end of the previous launch on the same stream.
+    """Return launches in order of start, each starting no earlier than the previous launch on its stream ended.
 
-    A kernel launched earlier (programmatic dependent launch) only waits until then.
+    With programmatic dependent launch, a kernel can start earlier, but then only waits for the end of the previous one.
     """
     ends: dict[Hashable, float] = {}
     apart = []
@@ -58,9 +58,9 @@ def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
 
 
 def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 1) -> dict[str, Any]:
-    """Return a profile's fields.
+    """Return the fields of a `Region` that follow from launches: times, kernels, ranges and timeline.
 
-    timed: launches of `runs` runs, which give the times. ranged: launches of one call, which give the ranges.
+    timed: launches of `runs` runs, which give times and kernels. ranged: launches of one call, which give the ranges.
     Raises ProfileError if there are no launches, or more distinct kernels than a profile holds.
     """
     if not timed:
@@ -82,9 +82,10 @@ def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 
 
 @dataclass(frozen=True)
 class Runs:
-    """Description of profiled runs: each has `calls` calls without a pause, and each call `units` units.
+    """Description of profiled runs.
 
-    host_us: an engine's own time of each run.
+    runs: number of runs. calls: calls in each run, without a pause. units: units of work in each call.
+    host_us: for an engine, the time of each run by the host's clock.
     alone_us: time of a run without the profiler; 0 if unknown.
     replayed: whether runs are replays of a CUDA graph.
     """
@@ -98,7 +99,11 @@ class Runs:
 
 
 def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
-    """Return the fields of `found_in` for the typical runs, with "region_us" corrected, "units" and "notes"."""
+    """Return a profile's fields: those of `found_in`, "units" and "notes".
+
+    launched: launches of the runs in `seen`; only typical runs count. ranged: launches of one call with ranges.
+    If the profiler delayed the runs, "region_us" and "longest_gap_us" are corrected by the time without a profiler.
+    """
     kept, runs, region_us, notes = _typical(launched, seen)
     found = found_in(kept, ranged, runs * seen.calls)
     busy_us, alone_us = found["busy_us"], runs * seen.alone_us
@@ -119,10 +124,10 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
 
 
 def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], int, float, list[str]]:
-    """Return launches, number of runs, time and notes of the middle half of the runs by duration.
+    """Return (launches, number of runs, total time, notes) for the middle half of the runs by duration.
 
-    This leaves out runs that the profiler delayed, and the pauses between runs. If runs launch different kernels, all
-    runs and pauses count.
+    Runs that the profiler delayed are thus left out, and so are pauses between runs. If runs launch different kernels,
+    the result is for all runs and includes pauses.
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, seen.runs):
@@ -146,7 +151,10 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Return (launches, number) of the last `runs` of the `recorded` runs, or of all if runs differ in kernels."""
+    """Return (launches, number of runs) for the last `runs` runs; for all runs if they launch different kernels.
+
+    launched: launches of `recorded` runs.
+    """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
@@ -166,7 +174,7 @@ def _extent(launched: Sequence[Launched]) -> float:
 
 
 def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
-    """Group launches by kernel, the one with the longest total time first."""
+    """Return the kernels of the launches, each with its number of launches and total time, the longest time first."""
     groups: dict[str, list[Launched]] = defaultdict(list)
     for each in launched:
         groups[short_name(each.name)].append(each)
@@ -184,7 +192,10 @@ def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
 
 
 def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[Range]:
-    """Return the ranges in order of start, each with its launches by kernel. Kernels not in `kernels` are left out."""
+    """Return the ranges around the launches, in order of start, each with its launches by kernel.
+
+    kernels: the profile's kernels; launches of other kernels are left out.
+    """
     indices = {kernel.name: index for index, kernel in enumerate(kernels)}
     found: dict[tuple[str, ...], dict[int, list[float]]] = {}
     for each in sorted(launched, key=lambda each: each.start_us):
@@ -204,9 +215,11 @@ def timeline_of(
     kernels: Sequence[Kernel],
     ranges: Sequence[Range],
 ) -> Timeline:
-    """Return the first run, or its first step if ranges show steps; at most `TIMELINE_LIMIT` launches.
+    """Return the timeline of the first of `runs` runs; if ranges show steps, of its first step.
 
-    If the run has as many launches as the call with ranges, each launch gets the range of its counterpart.
+    timed: launches of the runs. ranged: launches of one call with ranges. If both a run and that call have the same
+    number of launches, each launch of the run gets the range of the same launch in the call.
+    The timeline has at most `TIMELINE_LIMIT` launches.
     """
     run = sorted(timed, key=lambda each: each.start_us)
     run = run[: len(run) // runs] if len(run) % runs == 0 else run
@@ -228,7 +241,11 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Return the number of launches in a step: between two starts of the first layer, with another layer in between."""
+    """Return the number of launches in the first step; all launches if there are no steps.
+
+    A step lasts from one start of the first layer to its next start, with another layer in between.
+    paths: the names of the ranges around each launch.
+    """
     layers = [path[: depth + 1] for path in paths if (depth := _layer_depth(path)) is not None]
     begin, other = None, False
     for number, path in enumerate(paths):
@@ -248,7 +265,7 @@ def _layer_depth(path: tuple[str, ...]) -> int | None:
 
 
 def busy(launched: Iterable[Launched]) -> tuple[float, float]:
-    """Return (time with at least one running launch, longest idle time between launches) in microseconds."""
+    """Return (time during which at least one launch runs, longest idle time between launches) in microseconds."""
     total = longest_gap = 0.0
     begin = end = None
     for each in sorted(launched, key=lambda each: each.start_us):
@@ -265,7 +282,7 @@ def busy(launched: Iterable[Launched]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Span:
-    """A range on a thread of the host."""
+    """A recorded range, with the host's thread that entered the range."""
 
     name: str
     thread: Any
@@ -274,7 +291,7 @@ class Span:
 
 
 class Nesting:
-    """Finds the ranges around a moment. Ranges of a thread are nested or disjoint."""
+    """Finds the ranges around a moment on a thread. The ranges of a thread must be nested or disjoint."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self._threads: dict[Any, list[Span]] = defaultdict(list)
@@ -282,7 +299,7 @@ class Nesting:
             self._threads[span.thread].append(span)
 
     def paths(self, moments: Iterable[tuple[Any, float]]) -> list[tuple[str, ...]]:
-        """Return for each (thread, moment in us) the names of the surrounding ranges, the outermost first."""
+        """Return for each (thread, moment in microseconds) the names of the ranges around it, the outermost first."""
         wanted: dict[Any, list[tuple[float, int]]] = defaultdict(list)
         paths: list[tuple[str, ...]] = []
         for number, (thread, moment) in enumerate(moments):
@@ -305,9 +322,9 @@ class Nesting:
 
 
 def demangled(name: str) -> str:
-    """Demangle a C++ symbol as torch.profiler does.
+    """Return a C++ symbol demangled as torch.profiler does.
 
-    Return other names unchanged; without libstdc++, all names.
+    Other names are returned unchanged, and without the library libstdc++, all names.
     """
     return _demangler()(name)
 
