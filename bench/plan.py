@@ -67,7 +67,7 @@ class Plan:
     def policy(self) -> Policy:
         """The rule that ends the sampling of a case, with a budget of seconds per round.
 
-        The budget is the request's, or else the largest of the suites', divided by the number of rounds.
+        The budget is the request's, otherwise the largest budget of a suite, divided by the number of rounds.
         """
         names = {suite.name for suite in self.catalogue.suites}
         own = (suite.budget_s or BUDGETS_S[self.device] for suite in SUITES if suite.name in names)
@@ -212,7 +212,7 @@ def _suites(
 ) -> dict[str, tuple[str, ...]]:
     """Return the suites to run: name -> labels SYSTEM/BACKEND of the systems; () stands for all systems.
 
-    The labels are the request's, or else those of the requested group. A suite that is requested by its own name has
+    The labels come from the request, otherwise from the requested group. A suite that is requested by its own name has
     all systems, even if its group is requested too.
     """
     found: dict[str, tuple[str, ...]] = {}

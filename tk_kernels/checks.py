@@ -97,6 +97,9 @@ def common_position(position: Tensor, start: int | None, mini_batch: int) -> int
 
 
 def check_aligned(tokens: int, start: int, mini_batch: int) -> None:
-    """Raise ValueError unless `tokens` tokens are whole mini-batches, the first at position `start` of a mini-batch."""
+    """Raise ValueError unless `start` is 0 and `tokens` is a multiple of `mini_batch`.
+
+    start: position of the first token in its mini-batch.
+    """
     if start or tokens % mini_batch:
         raise ValueError(f"{tokens} tokens from position {start}: expected whole mini-batches of {mini_batch}")

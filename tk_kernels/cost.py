@@ -54,6 +54,8 @@ class Cost:
     def forward_flops(self, batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
         """FLOPs of the dual form over `batch` sequences of `tokens` tokens each.
 
+        X, Xbar: a layer's inputs computed from K and from Q. G: gradient of the loss by the layer's output. eta:
+        learning rates [m, m].
         Per token and per layer with `in` inputs and `out` outputs, these matmuls are counted:
         X @ W, Xbar @ W, X^T @ G and, except in the first layer, G @ W^T: 2 * in * out each.
         Xbar @ X^T: 2 * m * in. (eta * ..) @ G: 2 * m * out. Both are counted in full, although causality makes about

@@ -9,13 +9,13 @@ CHUNK = 16  # tokens of a chunk: a program of `edges/short_convolution.py` compu
 
 
 class Packed(NamedTuple):
-    """Where S packed sequences have their tokens in tensors [N, ...], and their states in tensors of states.
+    """Layout of S sequences that are packed along dimension 0 of tensors [N, ...], and slots of their states.
 
     cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, possibly none.
     start [S] int32: number of earlier tokens of each sequence; one without any starts from the learned initial weights.
     slots [S] int64: index of each sequence's state in the tensors of states; no two sequences share an index.
     chunks [at least N // CHUNK + S, 2] int32: a chunk is up to CHUNK tokens of one sequence. Each row has the index of
-    the sequence and the offset of the chunk in it. In surplus rows the offset is not before the sequence's end.
+    the sequence and the offset of the chunk in it. In surplus rows the offset is at or past the sequence's end.
     tokens: N. length: tokens per sequence, if all have the same number and start at a mini-batch; otherwise 0.
     """
 

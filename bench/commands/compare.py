@@ -84,7 +84,10 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> Non
 
 
 def percentage(text: str) -> float:
-    """Parse a percentage: `5%` gives 0.05. Raises UserError if it is above 1000% or below what `ab` can find."""
+    """Parse a percentage: `5%` gives 0.05.
+
+    Raises UserError for other text, and for values above 1000% or below BAR, the smallest reported slowdown.
+    """
     from reports.compare.comparison import STORED_BAR
     from reports.compare.judge import BAR
 

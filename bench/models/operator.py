@@ -41,7 +41,8 @@ class Projections(NamedTuple):
 class Learner:
     """The parameters of a layer's inner loop that are outside its state.
 
-    token_scale: s_i [m]. ln_weight, ln_bias: LayerNorm [H, D]. base_lr: the inner learning rate before sigmoid and 1/D.
+    token_scale [m]: factor of the update at each position of a mini-batch. ln_weight, ln_bias [H, D]: LayerNorm.
+    base_lr: factor of the inner learning rate, base_lr * sigmoid(logit) / D.
     rope: cos and sin [m, D/2] of position * rope_theta^(-2i/D).
     """
 

@@ -71,7 +71,8 @@ class Sdpa:
     def step(self, q: Tensor, k: Tensor, v: Tensor, position: Tensor, mask: Any) -> Tensor:
         """Return attention of q [B, H, 1, D] over the tokens 0 to `position` [1] of k, v [B, KV heads, capacity, D].
 
-        SDPA's masked kernels have no grouped-query attention, so query heads of one KV head become rows of one query.
+        SDPA's masked kernels have no grouped-query attention. Query heads that share a KV head are therefore passed as
+        positions of one head.
         """
         rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
         return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).flatten(1, 2).unsqueeze(2)

@@ -23,16 +23,16 @@ from tk_kernels.packed import packed
 
 
 class ServedBlock(FusedBlock):
-    """A fused block without programmatic dependent launches, with which its kernels would start early.
+    """A fused block whose kernels wait for the previous kernel, without programmatic dependent launches.
 
-    In vLLM, the launch before a block writes the state that the block reads.
+    In vLLM, the kernel before a block writes the state that the block reads.
     """
 
     dependent_launches = False
 
 
 class States(MambaBase):
-    """vLLM's view of one layer's states: pages of bytes in its cache, of which vLLM knows only the size."""
+    """One layer's states as vLLM sees them: pages of bytes in vLLM's cache."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout

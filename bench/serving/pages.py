@@ -111,9 +111,9 @@ def _tensors(state: LayerState) -> list[Tensor]:
 
 
 def _mapped(state: Any, tensor: Callable[[], Tensor], positions: Tensor) -> Any:
-    """Return a copy of `state` in which `positions` is the position, and results of `tensor()` are all other tensors.
+    """Return a copy of `state` with `positions` as its position and every other tensor replaced by one of `tensor()`.
 
-    `tensor` is called once for each of these tensors, in the order of `_tensors`.
+    `tensor` is called once for each replaced tensor, in the order of `_tensors`.
     """
     if isinstance(state, Tensor):
         return tensor()

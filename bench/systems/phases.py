@@ -156,7 +156,7 @@ class PhaseWork:
         return choice_check("timed_token_below_best", expected, tokens, rounding_of(self.case), wider)
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """Check that logits [rows, V] differ from those of the previous checked call as the reference's do.
+        """Check that logits [rows, V] changed since the previous checked call by as much as the reference's.
 
         The two calls have different pasts. At the first checked call, there is nothing to compare.
         """

@@ -32,7 +32,7 @@ RENEW_SHARE = 0.02  # largest share of the time for refills
 SAME_INPUTS = "no inputs were refilled, so remembered outputs would pass"
 NO_ROOM = "the reference does not fit next to the model, so the timed outputs were not compared"
 _LOOKED_AT = 1 << 20  # elements of a tensor that are compared between samples
-_RECENT = 64  # last tokens that an early refill keeps: random weights hide that a prompt was truncated to so many
+_RECENT = 64  # last tokens that an early refill keeps; with random weights, truncating a prompt to them goes unnoticed
 _LATE_S = 5e-3  # seconds of device work allowed after the end of the timed call
 _BELOW_BOUND = 0.5  # shortest allowed share of the roofline bound, as measured peaks have errors
 

@@ -56,7 +56,10 @@ class UnderProfiler:
     stopped: Callable[[], bool]
 
     def alone(self, worker: WorkerProcess, planned: Planned) -> float:
-        """Time a case without a profiler; return microseconds per call, or per unit of an engine. 0 if unknown."""
+        """Time a case without a profiler; return microseconds per call, or 0 if unknown.
+
+        For an engine, which times itself, return microseconds per unit of work.
+        """
         answer = _answer(worker, self._request(planned, tool="none"), self.limits.case_s)
         self._record_of(answer, planned)
         found = answer["profile"].get("alone_us")

@@ -86,7 +86,10 @@ def _gib(number: str | None, unit: str | None) -> str:
 
 
 def _without_home(line: str) -> str:
-    """Replace the home folder by `~`, since `_FOLDERS` does not match every home folder; without one, do nothing."""
+    """Replace the home folder by `~`, because `_FOLDERS` does not match every home folder.
+
+    Return the line unchanged if the home folder is unknown or `/`.
+    """
     try:
         home = str(Path.home())
     except RuntimeError:

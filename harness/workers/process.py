@@ -27,7 +27,7 @@ _KILL_S = 25.0
 _POLL_S = 0.1
 _TAIL_BYTES = 1 << 16
 _LOG_BYTES = 64 << 20  # of stderr; a worker that prints without end must not fill the disk
-PROBE_CORES = 8  # with so many cores or more, each package of adapters has its own process
+PROBE_CORES = 8  # from this many cores on, each package of adapters is probed in its own process
 _ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -65,7 +65,7 @@ def _ratios(comparison: Comparison) -> str:
 
 
 def _beyond(rows: Sequence[Row]) -> str:
-    """Return a sentence that counts the rows by system, phase and first note; "" for no rows.
+    """Return a sentence that counts the rows by system, phase and cause, the first of `Row.notes`; "" for no rows.
 
     rows: the rows whose difference is larger than `Comparison.near`.
     """

@@ -102,7 +102,7 @@ def contended(table: pd.DataFrame) -> str:
 
 
 def _parts(view: View) -> str:
-    """Return words on the x at which the parts of a computation take the least time together.
+    """Describe the x at which the total time of the parts of a computation is least.
 
     "" if no x has a result of every part.
     """
@@ -116,7 +116,7 @@ def _parts(view: View) -> str:
 
 
 def _winners(view: View) -> str:
-    """Return words on the best lines at each x, and on the lead at the largest x that has a single best line.
+    """Describe the best lines at each x, and the lead at the largest x that has a single best line.
 
     "" if no x has results of two compared lines.
     """

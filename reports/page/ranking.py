@@ -166,7 +166,7 @@ class View:
         """Return {name of the line: its label}, with the shortest label that is unique among `lines`.
 
         Tried in this order: short name, name without the parts that all lines share, whole name.
-        omitted: parts that the second of these also leaves out, as the sentence states them elsewhere.
+        omitted: further parts to leave out of the second of these, because the page's sentence states them already.
         """
         names = [line.name.split(BETWEEN) for line in lines]
         shared = set(names[0]).intersection(*names[1:]) if len(names) > 1 else set()

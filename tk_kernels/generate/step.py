@@ -193,7 +193,8 @@ def generate_step(
     rope: the result of `rope_table`, to apply RoPE to q and k. None: they already have RoPE.
     base_lr: if given, lr holds the logits x · w_h + c_h, and the learning rate is base_lr * sigmoid(lr) / D.
     launch: settings instead of those of `tuning.toml`.
-    pdl: a dependent launch (`dependent_launch`) reads gstate early. Only kernels for Hopper use it.
+    pdl: make a dependent launch (see `dependent_launch`), which reads gstate, token_scale, ln_weight, ln_bias and rope
+        before earlier launches end. Only kernels for Hopper use it.
     compile_only: compile the kernel as the first launch does, and compute nothing (see `build/parallel.py`).
     Raises ValueError on a wrong shape, dtype, stride or device, and for a `launch` that does not suit the state.
     """

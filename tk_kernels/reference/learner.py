@@ -97,7 +97,7 @@ def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
 
 
 def _in_its_dtypes(method: Method) -> Method:
-    """Decorate a method, whose first argument must be a tensor, to run without autocast, which would round."""
+    """Decorate a method to run without autocast, which would round. Its first argument must be a tensor."""
 
     @wraps(method)
     def called(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -182,7 +182,7 @@ class Learner(Generic[State, PrimalState]):
         q, k, v [B, T, H, D]: float64, float32 or bfloat16. lr [B, T, H] = base_lr * sigmoid(...) / D.
         token_scale [m]; ln_weight, ln_bias [H, D]. form: "primal" computes W_t of every token, "dual" does not.
         state.position: any position inside the mini-batch, the same for all sequences.
-        start: that position, if known. None reads it from the device, which waits for a GPU.
+        start: that position, if known. None reads it from the device and so synchronizes with a GPU.
         Raises ValueError for unsupported shapes, dtypes and forms.
         """
         outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES, state)

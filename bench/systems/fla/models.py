@@ -303,10 +303,10 @@ def check_timed_rounding(adapter: Any, model: FlaModel, logits: Tensor, ids: Ten
 
 
 def check_rounding(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: str) -> Checks:
-    """Check logits [..., V] of a model that rounds more than this repository's models against the reference's.
+    """Check logits [..., V] against the reference's, for a model that rounds more than this repository's models.
 
     rounded: logits of the same weights in `dtype` without the measured kernels.
-    A limit is the larger of LOGIT_LIMITS and ROUNDINGS times the error of `rounded`, at most twice LOGIT_LIMITS.
+    Each limit is ROUNDINGS times the error of `rounded`, but at least its value in LOGIT_LIMITS and at most twice that.
     """
     checks = []
     of_both = (check_logits(each, reference, dtype).checks for each in (logits, rounded))

@@ -105,9 +105,9 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _steps(model: Any, exact: Exact) -> list[tuple[Tensor, Tensor]]:
-    """Return two tensors for each step: the distances [B], and whether the most probable token differs [B].
+    """Return two tensors [B] for each step, comparing the next-token probabilities of `model` with the exact ones.
 
-    Distances are NaN for NaN probabilities.
+    First: the total variation distance, NaN for NaN probabilities. Second: whether the most probable token differs.
     """
     ids, found = exact.ids[0].clone(), []
     step = _Stepper(model, ids, len(exact.ids))

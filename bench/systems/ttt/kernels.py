@@ -37,7 +37,7 @@ class TTTKernels(TTTLanguageModel):
         return next(filter(None, reasons), "")
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of the whole model, or with the option scope=layer of one kernel.
+        """Build the workload of the whole model, or of one kernel if the case has the option scope=layer.
 
         Raises Skip for options that the kernels do not support.
         """
