@@ -99,7 +99,7 @@ def common_position(position: Tensor, start: int | None, mini_batch: int) -> int
 def check_aligned(tokens: int, start: int, mini_batch: int) -> None:
     """Raise ValueError unless `start` is 0 and `tokens` is a multiple of `mini_batch`.
 
-    start: position of the first token in its mini-batch.
+    start: the position inside a mini-batch at which the tokens begin.
     """
     if start or tokens % mini_batch:
         raise ValueError(f"{tokens} tokens from position {start}: expected whole mini-batches of {mini_batch}")
