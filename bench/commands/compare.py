@@ -17,7 +17,7 @@ from harness.measure.environment import ask_git, commit_and_dirty, refusal_of_gi
 from harness.schema.files import refusing, write_atomically
 from harness.schema.record import Record
 from harness.schema.run import Run
-from harness.schema.run_file import Job
+from harness.schema.run_file import Job, RunFile
 from harness.workers.process import Launch
 from harness.workers.progress import Progress
 from harness.workers.scheduler import Event, Options, run_jobs
@@ -72,7 +72,8 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> Non
     with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
         if _harness_files(old) != _harness_files(new):
             print("ttt-bench: harness/ differs between the two: each side is measured by its own", file=sys.stderr)
-        runs = [_Side.create(*each, work) for each in zip(folders, (old, new), strict=True)]
+        file = file_of(work, "measure")  # the same for both, time included, which tells that they are one comparison
+        runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]
         try:
             _measure_in_turns(runs, work)
         except KeyboardInterrupt:
@@ -207,9 +208,8 @@ class _Side:
     commit: str
 
     @classmethod
-    def create(cls, folder: Path, root: Path, work: Plan) -> "_Side":
+    def create(cls, folder: Path, root: Path, work: Plan, file: RunFile) -> "_Side":
         commit, dirty = commit_and_dirty(root)
-        file = file_of(work, "measure")
         file = replace(file, requests=tuple(replace(each, commit=commit, dirty=dirty) for each in file.requests))
         launches = {pair: replace(launch, root=root) for pair, launch in work.launches.items()}
         return cls(Run.create(folder, file), launches, commit)
