@@ -36,7 +36,7 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
 def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None = None) -> tuple[Adapter, ...]:
     """Return the adapters for `names`, each SYSTEM or SYSTEM/BACKEND.
 
-    Without names, return those that run on the device by default; a checkpoint restricts them to its system.
+    Without names, return all adapters for the device. A checkpoint restricts them to its system.
     Raises UserError for an unknown name, or for a name of a system other than the checkpoint's.
     """
     if not names and not checkpoint:

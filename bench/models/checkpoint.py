@@ -26,7 +26,7 @@ NAMED_AT_MOST = 5  # wrong keys in a message
 
 
 class _Entry(NamedTuple):
-    """Where a file stores a weight, and its shape and dtype (safetensors' name), as in the file's header."""
+    """A weight's position in a file, its shape, and its dtype by safetensors' name, as in the file's header."""
 
     file: Path
     shape: tuple[int, ...]

@@ -74,7 +74,7 @@ class TTTState:
     """The state of `batch` sequences; its size does not depend on their length.
 
     length: tokens read so far per sequence; None after generate_step, or after a replay of its CUDA graph.
-    whole: tensors of all layers, of which `layers` are views; None if each layer has its own.
+    whole: tensors of all layers; `layers` are views of them. None if each layer has its own tensors.
     """
 
     batch: int

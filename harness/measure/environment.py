@@ -54,7 +54,7 @@ def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment variables to publish in a record: those that `changes_speed` accepts, sorted by name.
+    """Return the environment variables that `changes_speed` accepts, sorted by name, for a record.
 
     A value that contains a path becomes "...".
     """

@@ -46,7 +46,7 @@ def build(name: str) -> Built:
 
 
 def build_all() -> list[Built]:
-    """Return a build of every kernel in KERNELS; compile those that the cache lacks, with nvcc but without a GPU."""
+    """Return a build of every kernel in KERNELS; compile what the cache lacks, with nvcc but without a GPU."""
     return [build(name) for name in KERNELS]
 
 

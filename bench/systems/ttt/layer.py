@@ -102,7 +102,7 @@ def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype)
 def renewed(inputs: dict[str, Any], config: TTTConfig, names: tuple[str, ...] = PER_TOKEN) -> dict[str, Input]:
     """Return the arguments of a `forward` that the harness renews, as `Input`s by name.
 
-    inputs: all arguments of the `forward`. names: those that the timed call reads and that are renewed.
+    inputs: all arguments of the `forward`. names: the arguments that the harness refills.
     """
     rates = Input(inputs["lr"], "uniform", config.base_lr / config.head_dim, 0, 1)
     return {name: rates if name == "lr" else Input(inputs[name], "normal", 1.0, 0, 1) for name in names}

@@ -81,7 +81,7 @@ class TTTLanguageModel(LanguageModel):
 
 
 class TTTTorch(TTTLanguageModel):
-    """Adapter of ttt-linear/torch and ttt-mlp/torch: the dual form, of which a generate step computes one row."""
+    """Adapter of ttt-linear/torch and ttt-mlp/torch: the dual form. A generate step computes one row of it."""
 
     def build(self, case: Case) -> Workload:
         """Build the workload of the whole model, or with the option scope=layer of one layer's inner operator."""

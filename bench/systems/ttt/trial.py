@@ -111,7 +111,7 @@ def _fastest(
     time_us: Callable[[Tuning], float],
     log: Log,
 ) -> Tuning | None:
-    """Return the fastest settings among those that launch and give correct outputs; None if there are none."""
+    """Return the fastest settings that launch and give correct outputs; None if there are none."""
     from triton.runtime.errors import OutOfResources, PTXASError
 
     took: dict[Tuning, float] = {}
