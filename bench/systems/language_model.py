@@ -1,5 +1,6 @@
 """Base class of the adapters that measure and check a language model in PyTorch."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -159,6 +160,14 @@ class LanguageModel:
         """
         return self.timed_check_reference(model, getattr(torch, case.dtype))
 
+    def wider(self, model: Any, case: Case, answered: Callable[[Any], torch.Tensor], expected: torch.Tensor) -> float:
+        """Return the factor on LOGIT_LIMITS for a case.
+
+        answered: called with a reference, returns its logits [..., V]. expected: those of the exact reference.
+        """
+        rounded = None if case.dtype == "float32" else self.rounded_reference(model, case)
+        return widening(case) if rounded is None else limits_by_rounding(answered(rounded), expected, case)
+
     def _model(self, case: Case) -> Any:
         options = tuple(pair for pair in case.options if pair[0] not in WITHOUT_EFFECT)
         key = (case.size, case.dtype, case.state_dtype, options)
@@ -208,6 +217,5 @@ class LanguageModel:
 
         ids [B, T]: a prompt and CHECK_STEPS further tokens. got[0] follows the prompt, got[i] the i-th further token.
         """
-        rounded = self.rounded_reference(model, case)
-        wider = widening(case) if rounded is None else limits_by_rounding(last_logits(rounded, ids), expected[-1], case)
+        wider = self.wider(model, case, lambda rounded: last_logits(rounded, ids), expected[-1])
         return check_logits(got, expected, rounding_of(case), wider)

@@ -62,12 +62,9 @@ def limits_by_rounding(rounded: torch.Tensor, reference: torch.Tensor, case: Cas
     """Return the factor on LOGIT_LIMITS that allows ROUNDINGS times the rounding error of the case's dtype.
 
     rounded: logits of the reference's code run in that dtype. reference: exact logits.
-    The factor is at most `widening(case)`; for float32 it is always `widening(case)`.
+    The factor is at most `widening(case)`.
     """
-    wider = widening(case)
-    if case.dtype == "float32":
-        return wider
-    return min(wider, ROUNDINGS * relative_error(rounded, reference) / LOGIT_LIMITS[case.dtype][0])
+    return min(widening(case), ROUNDINGS * relative_error(rounded, reference) / LOGIT_LIMITS[case.dtype][0])
 
 
 def check_response(

@@ -11,14 +11,7 @@ import torch
 from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
 from bench.systems import token_times
 from bench.systems.checked_sequences import LONGEST_CHECKED, drawn, not_compared, timed
-from bench.systems.logits import (
-    check_logits,
-    check_response,
-    choice_check,
-    limits_by_rounding,
-    rounding_of,
-    widening,
-)
+from bench.systems.logits import check_logits, check_response, choice_check, rounding_of
 from bench.systems.model_calls import greedy_steps, last_logits, random_ids, steps_of
 from bench.systems.on_device import device, repeatable
 from harness.measure.correctness import Check, Checks
@@ -130,7 +123,7 @@ class PhaseWork:
         truths = [{at: expected(reference, some, at) for at in {*chosen, steps}} for some in groups]
         del reference
         whole = truths[0][steps]
-        wider = self._wider(lambda rounded: expected(rounded, rows, steps), whole)
+        wider = self.adapter.wider(self.model, self.case, lambda rounded: expected(rounded, rows, steps), whole)
         found = Checks([])
         for some, truth in zip(groups, truths, strict=True):
             found += timed(check_logits(logits[some], truth[steps], rounding_of(self.case), wider))
@@ -141,15 +134,6 @@ class PhaseWork:
     def choices(self, steps: int) -> list[int]:
         """Return the indices of the steps whose tokens are compared with the reference's choice."""
         return sorted({1, steps - 1}) if steps > 1 else []
-
-    def _wider(self, answered: Callable[[Any], torch.Tensor], expected: torch.Tensor) -> float:
-        """Return the factor on LOGIT_LIMITS for this case.
-
-        answered: called with a reference, returns its logits [rows, V]. expected: logits [rows, V] of the exact
-        reference.
-        """
-        rounded = self.adapter.rounded_reference(self.model, self.case)
-        return widening(self.case) if rounded is None else limits_by_rounding(answered(rounded), expected, self.case)
 
     def _choice(self, expected: torch.Tensor, tokens: torch.Tensor, wider: float) -> Check:
         """Check that the chosen tokens [rows] have the reference's largest logits [rows, V]."""
