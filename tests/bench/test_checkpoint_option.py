@@ -147,6 +147,13 @@ def test_verify_runs_its_weights_and_compares_every_token(folder: Path, phase: s
     assert model.config.base_lr == RATE
 
 
+def test_generated_tokens_have_the_limits_of_the_coarser_state(folder: Path) -> None:
+    offer(read_checkpoint(folder))
+    case = replace(case_of(folder), dtype="float32", state_dtype="bfloat16")
+    checks = {check.name: check.limit for check in TTTTorch().build(case).check().checks}
+    assert checks["generated_logits_relative_error"] == checks["logits_relative_error"] == 0.05
+
+
 def test_a_model_that_errs_late_in_what_it_generates_is_seen(folder: Path) -> None:
     """It errs from the sixtieth token on, beyond the check of random weights."""
     offer(read_checkpoint(folder))

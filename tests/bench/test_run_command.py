@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 from command_line import SMALL, assert_one_sentence, called, started, ttt_bench
@@ -138,9 +140,13 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path):
 
 
 def test_the_default_folder_has_the_current_time(tmp_path, only_planned):
-    assert called("run", "quick", *SMALL, cwd=tmp_path).returncode == 0
-    (folder,) = (tmp_path / "out").iterdir()
-    assert re.fullmatch(r"\d{8}-\d{6}", folder.name)
+    for second in range(2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("bench.cli.datetime", SimpleNamespace(now=lambda at=second: datetime(2026, 1, 1, second=at)))
+            assert called("run", "quick", *SMALL, cwd=tmp_path).returncode == 0
+    folders = sorted((tmp_path / "out").iterdir())
+    assert len(folders) == 2
+    assert all(re.fullmatch(r"\d{8}-\d{6}", folder.name) for folder in folders)
     assert_one_sentence(called("run", "quick", *SMALL, "--resume", cwd=tmp_path), "--resume: name the run by --out")
 
 

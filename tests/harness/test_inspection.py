@@ -6,7 +6,7 @@ import pytest
 from harness_helpers import case
 
 from harness.measure import inspection
-from harness.measure.inspection import Inspector, claim_checks, fill, lower_bound_check, shape_checks
+from harness.measure.inspection import Inspector, _rows, claim_checks, fill, lower_bound_check, shape_checks
 from harness.measure.system import Input, Workload
 
 torch = pytest.importorskip("torch")
@@ -33,6 +33,18 @@ def test_unknown_flops_leave_the_bound_of_bytes(flops: float | None) -> None:
     known = {"flops": flops, "bytes": 1e10, "product_tflops": 1.0, "copy_gbs": 10.0}
     assert not lower_bound_check(Workload(run=print, metrics=known), [510.0])
     assert lower_bound_check(Workload(run=print, metrics=known), [490.0])
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_compared_elements_spread_over_every_sequence(monkeypatch: pytest.MonkeyPatch, axis: int) -> None:
+    monkeypatch.setattr(inspection, "_LOOKED_AT", 100)
+    x = torch.zeros(8, 3, 1000).movedim(0, axis)
+    for part in (slice(100), slice(400, 600), slice(-100, None)):
+        y = x.clone()
+        y.movedim(axis, 0)[5, :, part] = 1
+        changed = (_rows(x, axis) != _rows(y, axis)).any(1).tolist()
+        assert changed == [False] * 5 + [True, False, False]
+        assert _rows(x, axis).numel() <= 200
 
 
 @pytest.mark.parametrize(("tokens", "kept"), [(1, 0), (9, 4), (128, 64), (1000, 64)])

@@ -190,6 +190,15 @@ def test_a_gpu_is_loaded_before_profiling(monkeypatch: pytest.MonkeyPatch) -> No
     assert (len(calls), on_cpu.lead, on_cpu.runs) == (0, 0, RUNS)
 
 
+def test_runs_are_synchronized_as_in_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    runs: list[str] = []
+    monkeypatch.setattr(in_worker, "wait_for", lambda device: waits.append(len(runs)))
+    work = in_worker._Work(case(), Workload(run=print, device="cuda"))
+    work.repeat(lambda: runs.append("run"), 3)
+    assert (len(runs), waits) == (3, [1, 2, 3])
+
+
 @pytest.mark.parametrize(
     ("lead", "runs", "most", "window"),
     [

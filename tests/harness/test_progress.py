@@ -19,7 +19,7 @@ EVENTS = [
     Event("start", 0, 2, 3, Planned(case())),
     Event("record", 1, 2, 3, Planned(case()), ok_record(case(batch=7), (12.0, 12.5, 13.0))),
     Event("start", 1, 2, 3, Planned(case("oom"))),
-    Event("record", 2, 2, 3, Planned(case("oom")), Record(case("oom"), "oom", "CUDA out of [memory]")),
+    Event("record", 2, 2, 3, Planned(case("oom")), Record(case("oom"), "oom", "CUDA out of [memory] at a.cu:100: x")),
 ]
 
 
@@ -35,7 +35,7 @@ def test_plain_lines() -> None:
     assert lines == [
         "quick: 2 cases to run, 3 kept from before",
         f"[1/2] ok      {case(batch=7).label}: 12.5 ms median of 3",
-        f"[2/2] oom     {case('oom').label}: CUDA out of [memory]",
+        f"[2/2] oom     {case('oom').label}: CUDA out of [memory] at a.cu:100: x",
     ]
 
 

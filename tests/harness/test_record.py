@@ -82,6 +82,7 @@ SAMPLE = {"samples_ms": [1.0], "throttled": [False]}
         ({"tokens": True}, "tokens"),
         ({"tokens": 10**400}, "tokens"),
         ({"colour": "red"}, "colour"),
+        ({"schema": 1}, "schema"),
         ({"schema": 5}, "schema"),
         ({"case": {}}, "case.system"),
     ],

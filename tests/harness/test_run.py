@@ -79,6 +79,7 @@ def first_case(values: dict[str, Any]) -> dict[str, Any]:
     return values["jobs"][0]["cases"][0]["case"]
 
 
+STYLE = {"name": "fake", "label": "Fake", "family": "", "tone": 0, "marker": "circle"}
 WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v.update(schema=7), "schema: 7 is newer than 1; update ttt-bench"),
     (lambda v: v.update(schema=0), "schema: Input should be 1, not 0"),
@@ -106,6 +107,8 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(y="beauty"), "y is 'beauty', which is no metric"),
     (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(x="beauty"), "'beauty' is no axis"),
     (lambda v: v["catalogue"]["suites"].append(v["catalogue"]["suites"][0]), "catalogue: suites names 'fake' twice"),
+    (lambda v: v["catalogue"]["systems"].append(STYLE | {"tone": 8}), "tone is 8, must be from 0 to 7"),
+    (lambda v: v["catalogue"]["systems"].append(STYLE | {"marker": "x"}), "marker is 'x', must be one of circle"),
     (lambda v: v["catalogue"]["metrics"][0].update(better="maybe"), "catalogue.metrics.0.better: "),
     (lambda v: v["catalogue"]["metrics"][0].update(scale=0), "catalogue.metrics.0.scale: "),
     (
@@ -115,6 +118,20 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v["catalogue"]["metrics"][0].update(label="\ud800"), ""),
     (lambda v: v.update(requests=[{"at": "x"}]), "requests.0.arguments: Field required"),
 ]
+
+
+def test_older_names_in_a_catalogue_are_read_as_todays(folder: Path) -> None:
+    def older(values: dict[str, Any]) -> None:
+        values["catalogue"]["metrics"].append({"name": "floor_share", "label": "Share"})
+        figure = values["catalogue"]["suites"][0]["figures"][0]
+        figure.update(y="floor_share", floor=True)
+        figure.pop("lower_bound", None)
+
+    new_run(folder, [case(batch=1)])
+    change(folder, older)
+    read = Run.open(folder).catalogue
+    assert read.metrics[-1].name == "lower_bound_share"
+    assert (read.suites[0].figures[0].y, read.suites[0].figures[0].lower_bound) == ("lower_bound_share", True)
 
 
 @pytest.mark.parametrize(("meddle", "said"), WRONG, ids=[said[:40] or "surrogate" for _, said in WRONG])

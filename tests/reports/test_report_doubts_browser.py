@@ -205,3 +205,33 @@ def test_a_saved_csv_of_pairs_has_the_flags_of_both(pairs):
     assert "baseline: only 3 samples" in few["notes"]
     assert (lost["value"], lost["status"], lost["reason"]) == ("", "baseline: skipped", "not here")
     assert unmeasured["status"] == "baseline: measured without Latency"
+
+
+def test_captions_of_pairs_describe_ratios(pairs):
+    assert "the ratio's worst case from both 95% intervals within one process" in pairs.locator("caption").inner_text()
+    remarks = pairs.locator(".remarks").text_content()
+    assert "Ratios of medians of 3–30 samples, with 95% intervals within one process, divided worst case" in remarks
+
+
+def test_a_button_adds_other_backends(doubtful):
+    browsing.open_options(doubtful)
+    assert browsing.lines_drawn(doubtful, 0) == 2
+    entries = doubtful.locator("#figure-0 .legend li:visible button:not(.only)")
+    assert entries.all_inner_texts() == ["Transformer · vLLM", "Mamba · mamba-ssm"]
+    doubtful.get_by_role("button", name="More lines (1)").click()
+    assert browsing.lines_drawn(doubtful, 0) == 3
+    assert "Transformer · PyTorch" in entries.all_inner_texts()
+    doubtful.get_by_role("button", name="Fewer lines").click()
+    assert browsing.lines_drawn(doubtful, 0) == 2
+
+
+def test_numbers_of_a_ratio_name_the_kind_of_interval(browser, one_place):
+    cases = [Case(system, "torch", "1.3b", "forward", 16, 2048) for system in ("ttt-linear", "mamba")]
+    records = [synthetic.ok(case, 1.0 + repeat / 9, repeat=repeat) for case in cases for repeat in range(3)]
+    path = browsing.save(synthetic.of_suite("fig15-forward", *records), one_place, "page")
+    with browsing.opened(browser, path) as (page, _):
+        browsing.open_options(page)
+        page.locator("#figure-0 .numbers > summary").click()
+        page.locator("#figure-0").get_by_label("relative to").select_option(label="Mamba · PyTorch")
+        caption = page.locator("#figure-0 .pivot caption").inner_text()
+    assert "the ratio's worst case from both 95% intervals over processes" in caption

@@ -116,6 +116,9 @@ def test_numbers_of_many_lines_take_the_width_of_the_page(browser, tmp_path):
         page.get_by_role("button", name="More lines").click()
         heads = [text.strip() for text in page.locator("#figure-0 .pivot thead th").all_inner_texts()]
         assert len(heads) == 8
+        page.get_by_role("button", name="Fewer lines").click()
+        assert page.locator("#figure-0 .pivot thead th").count() == 3
+        page.get_by_role("button", name="More lines").click()
         assert page.evaluate(width) >= narrow
         box = page.locator("#figure-0").bounding_box()
         assert box["width"] > 1000
