@@ -78,7 +78,7 @@ class Plan:
     def notes(self) -> list[str]:
         """Sentences to print about planned systems that systems.toml starts, or whose environment is missing."""
         planned = {"/".join(job.pair): self.launches[job.pair] for job in self.jobs}
-        own = [label for label in planned if label in systems_of_file()]
+        own = [label for label in systems_of_file() if label in planned]
         notes = [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
         for label, launch in planned.items():
             program = launch.command[0]

@@ -15,4 +15,4 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         grid.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
     for row in rows:
         grid.add_row(*row)
-    Console(highlight=False, markup=False).print(grid)
+    Console(highlight=False, markup=False, emoji=False).print(grid)

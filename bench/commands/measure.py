@@ -82,8 +82,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
         print(f"ttt-bench: {note}", file=sys.stderr)
     past = estimate.past_durations(work.machine if work.here else None, out)
     rows, times, total, kept = [], [], 0, 0
-    whole = {job.pair: job for job in (earlier.joined(work.jobs) if earlier else work.jobs)}
-    for job in work.requested(whole.values()):
+    for job in work.requested(earlier.joined(work.jobs) if earlier else work.jobs):
         left = list(job.cases)
         if earlier:
             todo = Todo.of(earlier, job, range(earlier.file.repeats), retry_of(earlier, request.retry))

@@ -4,7 +4,7 @@ Some Triton kernels are in Gluon, its dialect with explicit layouts, such as gen
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -87,9 +87,9 @@ class KernelOperator(TorchOperator):
             projections = ready_at(projections, learner, (sequences.positions() % mini_batch)[None])
         if sequences.length and self._ops.choice(projections.q, mini_batch) == THUNDERKITTENS:
             return self._forward_equal(projections, learner, state, initial, sequences)
-        weights = tuple(x.flatten(1) if x.shape[1] == 1 else x for x in initial)  # biases are [H, 1, ...]
         q, k, v, lr = (x[0] for x in projections[:4])
-        return forward_packed(self._launch, (q, k, v, lr), outer_parameters(learner), weights, state, sequences)[None]
+        outer = outer_parameters(learner)
+        return forward_packed(self._launch, (q, k, v, lr), outer, tuple(initial), state, sequences)[None]
 
     def _forward_equal(
         self,
@@ -105,12 +105,11 @@ class KernelOperator(TorchOperator):
         """
         batch, heads = len(sequences.slots), projections.q.shape[2]
         position = sequences.start.new_zeros(batch, heads)
-        names = [field.name for field in fields(state) if field.name not in ("position", "slots")]
-        copies = {name: rows_of(getattr(state, name), sequences.slots) for name in names}
-        whole = replace(state, **copies, position=position, slots=None).to_state()
+        copies = rows_of(replace(state, position=None), sequences.slots)
+        whole = replace(copies, position=position).to_state()
+        is_new = sequences.start == 0
         for x, weight in zip(whole, initial, strict=False):
-            is_new = (sequences.start == 0).view(-1, *[1] * (x.ndim - 1))
-            x.copy_(torch.where(is_new, weight.view(x.shape[1:]), x))
+            x.copy_(torch.where(is_new.view(-1, *[1] * (x.ndim - 1)), weight.view(x.shape[1:]), x))
         q, k, v, lr = (x[0].unflatten(0, (batch, sequences.length)) for x in projections[:4])
         given = (q, k, v, lr, *outer_parameters(learner), whole)
         out = self._ops.forward(*given, start=0, inplace=True, backend=self._backend)[0]

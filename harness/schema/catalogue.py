@@ -51,6 +51,7 @@ class BackendEntry(Stored):
 
 
 _OLDER_METRICS = {"floor_ms": "lower_bound_ms", "floor_share": "lower_bound_share"}  # in older runs, with today's names
+_Metric = Annotated[Text, AfterValidator(lambda name: _OLDER_METRICS.get(name, name))]
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class MetricEntry(Stored):
     text: whether `ttt-bench table` shows it by default.
     """
 
-    name: Annotated[Text, AfterValidator(lambda name: _OLDER_METRICS.get(name, name))]
+    name: _Metric
     label: Text
     unit: Text = ""
     better: Literal["lower", "higher", ""] = ""
@@ -116,7 +117,7 @@ class FigureEntry(Stored):
     phase: Text
     title: Text
     x: Text = "context"
-    y: Text = "us_per_token"
+    y: _Metric = "us_per_token"
     source: Text = ""
     y_log: bool = False
     best: bool = False

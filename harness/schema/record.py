@@ -18,6 +18,7 @@ from harness.schema.reason import clipped, invalid, printable
 
 SCHEMA_VERSION = 4  # of records
 _OLDEST = 2  # version of records that can be read
+_OLDER_SETTINGS = {"gated": "checked", "gate_limits": "check_limits"}  # of schemas 2 and 3, with today's names
 FILE_VERSION = 1  # of run.json and of profiles
 REASON_LIMIT = 2000  # bytes
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
@@ -143,8 +144,9 @@ def _version(value: Any) -> Any:
 
 def _settings(values: Any) -> Any:
     """Return settings with names of older versions replaced by the current names."""
-    older = {"gated": "checked", "gate_limits": "check_limits"}
-    return {older.get(name, name): value for name, value in values.items()} if isinstance(values, dict) else values
+    if not isinstance(values, dict):
+        return values
+    return {_OLDER_SETTINGS.get(name, name): value for name, value in values.items()}
 
 
 _Settings = Annotated[dict[Text, Annotated[Text, BeforeValidator(str)]], BeforeValidator(_settings)]

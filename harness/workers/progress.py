@@ -77,7 +77,7 @@ class Progress:
         self._rich.update(self._task, **changes)
 
     def _print(self, line: str) -> None:
-        self._rich.console.print(line, markup=False, soft_wrap=True)
+        self._rich.console.print(line, markup=False, emoji=False, soft_wrap=True)
 
 
 def plan_line(title: str, event: Event) -> str:

@@ -71,15 +71,13 @@ def residual_convolution(
     if not h.numel():
         return added, normed
     before, after = _caches(cache, T, sequences)
-    chunk = min(CHUNK, triton.next_power_of_2(T)) if sequences is None else CHUNK
-    programs = B * triton.cdiv(T, chunk) if sequences is None else len(sequences.chunks)
-    _residual_convolution[(programs,)](
+    chunk, chunks = _chunks(B, T, sequences)
+    _residual_convolution[(chunks,)](
         h, before, after, norm, weight, bias, next_norm, added, normed, before.stride(0), T if sequences is None else 0,
         *weight.stride()[::2], eps, C=C, CP=triton.next_power_of_2(C), CHUNK=chunk, SLOTS=slots is not None,
         **_slots(sequences, slots, after), num_warps=8, **dependent_launch(pdl),
     )  # fmt: skip
-    if sequences is None:
-        _store_cache(cache, after)
+    _store_cache(cache, after)
     return added, normed
 
 
@@ -137,8 +135,7 @@ def query_key(
     if not x.numel():
         return q, k, lr
     before, after = _caches(cache, T, sequences)
-    chunk = min(CHUNK, triton.next_power_of_2(T)) if sequences is None else CHUNK
-    chunks = B * triton.cdiv(T, chunk) if sequences is None else len(sequences.chunks)
+    chunk, chunks = _chunks(B, T, sequences)
     block = min(BLOCK, triton.next_power_of_2(C))
     _query_key[(chunks * triton.cdiv(C, block),)](
         x, before, after, *conv_q, *conv_k, *rope, position, lr_logits, lr_bias, q, k, lr,
@@ -147,8 +144,7 @@ def query_key(
         m=m, H=H, D=2 * pairs, HP=triton.next_power_of_2(H), BLOCK=block, CHUNK=chunk, SLOTS=slots is not None,
         **_slots(sequences, slots, after), num_warps=1, **dependent_launch(pdl),
     )  # fmt: skip
-    if sequences is None:
-        _store_cache(cache, after)
+    _store_cache(cache, after)
     return q, k, lr
 
 
@@ -172,11 +168,19 @@ def _check_cache(cache: Tensor, slots: Tensor | None, sequences: Packed | None, 
         raise ValueError(f"slots with {T} tokens: a cache of slots takes one token")
 
 
+def _chunks(batch: int, tokens: int, sequences: Packed | None) -> tuple[int, int]:
+    """Return (tokens per chunk, number of chunks): a program reads one chunk of one sequence."""
+    if sequences is not None:
+        return CHUNK, len(sequences.chunks)
+    chunk = min(CHUNK, triton.next_power_of_2(tokens))
+    return chunk, batch * triton.cdiv(tokens, chunk)
+
+
 def _caches(cache: Tensor, tokens: int, sequences: Packed | None) -> tuple[Tensor, Tensor]:
     """Return two tensors: a kernel reads the last three inputs from the first and writes the new ones to the second.
 
     For a single token both are `cache`, because one program reads and writes each element. Packed sequences read a copy
-    of their slots and write to `cache`. Otherwise the second tensor is new; `_store_cache` copies it to `cache`.
+    of their slots and write to `cache`. For other tokens the second tensor is new; `_store_cache` copies it to `cache`.
     """
     if sequences is not None:
         return cache.index_select(0, sequences.slots), cache

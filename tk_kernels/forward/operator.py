@@ -233,7 +233,8 @@ def forward_packed(
 
     launch: the `launch_packed` of a portable kernel. sequences: the layout of the N tokens.
     tokens: q, k, v [N, H, D] with RoPE in the dtype of the state's rows, lr [N, H]. outer: as in `ops.forward`.
-    initial: the learned initial weights and biases [H, ...], from which sequences with `start` 0 begin.
+    initial: the learned initial weights [H, ...] and biases [H, ...] or [H, 1, ...]; sequences with `start` 0 begin
+        from them.
     state: a `GenerateState` in the dual form, whose slots are updated in place; its position is not read.
     Raises ValueError for unsupported arguments, and if the portable kernels cannot run here.
     """
@@ -256,7 +257,7 @@ def forward_packed(
     _check_mini_batch(token_scale)
     check_choice("state.form", state.form, ("dual",))
     check_choice("state.mini_batch", state.mini_batch, (len(token_scale),))
-    check_devices(q=q, k=k, v=v, lr=lr, token_scale=token_scale, state=state.gathered[0], cu_seqlens=sequences.start)
+    check_devices(q=q, k=k, v=v, lr=lr, token_scale=token_scale, state=state.gathered[0], start=sequences.start)
     rates, *learner = to_float32(lr, *outer)
     return launch((q, k, v, rates), tuple(learner), to_float32(*initial), state, sequences)
 

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.models.config import TransformerConfig, model_config
-from bench.models.transformer import Sdpa, Transformer
+from bench.models.transformer import Sdpa
 from bench.systems.needs import cannot_import, no_gpu
-from bench.systems.on_device import device
 from bench.systems.transformer.pytorch import TorchTransformer
 from harness.schema.case import Case
 
@@ -75,9 +73,3 @@ class FlashAttn(TorchTransformer):
     def attend(self) -> FlashAttention:
         """Import the package and return its attention."""
         return FlashAttention(importlib.import_module(PACKAGE).flash_attn_varlen_func)
-
-    def load(self, case: Case) -> Transformer:
-        """Load the model with random weights from a fixed seed."""
-        config = model_config(case.system, case.size)
-        assert isinstance(config, TransformerConfig)
-        return Transformer.from_seed(config, 0, device(), getattr(torch, case.dtype), attend=self.attend())

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from bench.models.config import TransformerConfig, model_config
-from bench.models.transformer import Transformer, TransformerState
+from bench.models.transformer import Sdpa, Transformer, TransformerState
 from bench.systems.language_model import LanguageModel
 from bench.systems.on_device import device
 from harness.schema.case import Case
@@ -24,7 +24,11 @@ class TorchTransformer(LanguageModel):
         """Load the model with random weights from a fixed seed."""
         config = model_config(case.system, case.size)
         assert isinstance(config, TransformerConfig)
-        return Transformer.from_seed(config, 0, device(), getattr(torch, case.dtype))
+        return Transformer.from_seed(config, 0, device(), getattr(torch, case.dtype), attend=self.attend())
+
+    def attend(self) -> Sdpa:
+        """Return the attention of the model."""
+        return Sdpa()
 
     def place(self, state: TransformerState, context: int) -> None:
         """Set the position to `context` in place; whatever the KV cache contains before it is the past."""

@@ -10,7 +10,7 @@ from bench.models.config import CheckpointError
 from bench.models.operator import TorchOperator
 from bench.models.ttt import TTTModel
 from bench.systems.language_model import CHECK_BATCH, LanguageModel
-from bench.systems.logits import check_logits, choice_check, widening
+from bench.systems.logits import check_logits, choice_check, rounding_of, widening
 from bench.systems.model_calls import greedy_steps, prefill_then_generate, random_ids
 from bench.systems.on_device import device
 from bench.systems.ttt import layer
@@ -66,8 +66,8 @@ class TTTLanguageModel(LanguageModel):
 
         Also check that the model chooses the reference's tokens, up to rounding.
         """
-        dtype, wider = case.dtype, widening(case)
-        reference = self.timed_check_reference(model, torch.float64 if dtype == "float32" else torch.float32)
+        dtype, wider = rounding_of(case), widening(case)
+        reference = self.timed_check_reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
         prompt = random_ids(model, CHECK_BATCH, self.check_prompt)
         logits, state = reference.prefill(prompt, reference.init_state(*prompt.shape))
         _, tokens = greedy_steps(reference, logits.argmax(-1), reference.generate_state(state), CHECKPOINT_TOKENS)
