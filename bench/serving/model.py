@@ -1,6 +1,6 @@
 """A TTT language model as a class of vLLM: the project's blocks and kernels, with states in vLLM's cache."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -36,13 +36,25 @@ class States(MambaBase):
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.kv_cache = (torch.tensor([]),)
-        self.views: list[Tensor] = []
+        self.kv_cache = ()
 
     def bind_kv_cache(self, kv_cache: Tensor) -> None:
-        """Store the layer's pages [slots, 1, 1, bytes] that vLLM allocated, and make views of the states in them."""
+        """Store the layer's pages [slots, 1, 1, bytes] that vLLM allocated."""
         self.kv_cache = (kv_cache.squeeze(dim=(1, 2)),)
-        self.views = self.layout.views(self.kv_cache[0])
+
+    @property
+    def kv_cache(self) -> Sequence[Tensor]:
+        """The layer's pages [slots, bytes] as the only element; empty without a cache."""
+        return self._pages
+
+    @kv_cache.setter
+    def kv_cache(self, pages: Sequence[Tensor]) -> None:
+        """Store the pages and make views of the states in them.
+
+        vLLM sets an empty list to free the cache on which it measured the memory of CUDA graphs.
+        """
+        self._pages = pages
+        self.views = self.layout.views(pages[0]) if len(pages) else []
 
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
         return ((self.layout.page_bytes,),)
@@ -89,18 +101,18 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         The requests come from vLLM's forward context. positions and the arguments after it are not used.
         """
         assert input_ids is not None
-        metadata = get_forward_context().attn_metadata
-        if metadata is None:  # vLLM measures how much memory a step takes
+        metadata = (get_forward_context().attn_metadata or {}).get(self._names[0])
+        if metadata is None:  # vLLM measures how much memory a step takes, or tunes FlashInfer
             step, layers = self._one_prompt(len(input_ids), input_ids.device)
         else:
-            step, layers = metadata[self._names[0]].step, [each.views for each in self.states]
+            step, layers = metadata.step, [each.views for each in self.states]
         x = hidden(self.ttt, self.layout, layers, input_ids, step)
         return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
 
     def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[list[Tensor]]]:
         """Return a step with one prompt of `tokens` tokens, and one page of states that all layers share.
 
-        vLLM runs this step to measure how much memory a step takes.
+        vLLM runs this step without requests of its own, for example to measure how much memory a step takes.
         """
         ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
         none = ends.new_empty(0)

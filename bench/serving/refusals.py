@@ -20,6 +20,7 @@ def refused(
     lora: bool = False,
     quantization: str | None = None,
     dtype: str = "bfloat16",
+    v1_model_runner: bool = False,
 ) -> str:
     """Return why an engine with these settings is refused; "" if all are supported.
 
@@ -39,4 +40,6 @@ def refused(
         return f"--quantization {quantization}: TTT models are served in the checkpoint's dtype; leave it out"
     if dtype != "bfloat16":
         return f"--dtype {dtype}: TTT models are served in bfloat16; give bfloat16"
+    if v1_model_runner:  # it replays a graph of generate steps for a new prompt of one token
+        return "VLLM_USE_V2_MODEL_RUNNER=0: TTT models are served by vLLM's model runner V2; leave it out"
     return ""

@@ -31,6 +31,7 @@ class TTTSettings(MambaModelConfig):
             lora=vllm_config.lora_config is not None,
             quantization=model.quantization,
             dtype=str(model.dtype).removeprefix("torch."),
+            v1_model_runner=not vllm_config.use_v2_model_runner,
         )
         if why:
             raise ValueError(why)

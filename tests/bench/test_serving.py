@@ -156,6 +156,10 @@ def test_weights_by_name(one_thread):
             {"quantization": "fp8"},
             "--quantization fp8: TTT models are served in the checkpoint's dtype; leave it out",
         ),
+        (
+            {"v1_model_runner": True},
+            "VLLM_USE_V2_MODEL_RUNNER=0: TTT models are served by vLLM's model runner V2; leave it out",
+        ),
     ],
 )
 def test_refused_settings(settings, why):
