@@ -35,9 +35,9 @@ def in_process(monkeypatch):
     torch.cuda.empty_cache()
 
 
-def made(folder, learner, size="tiny"):
-    """Make a checkpoint folder with random weights in bfloat16; return its path."""
-    config = model_config(learner, size)
+def made(folder, learner, size="tiny", **options):
+    """Make a checkpoint folder with random weights in bfloat16; return its path. options: of `model_config`."""
+    config = model_config(learner, size, **options)
     checkpoint.save(from_seed(config, 0, "cuda", torch.bfloat16), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config_values(config) | {"dtype": "bfloat16"}))
     return folder
@@ -59,10 +59,10 @@ def greedy(new_tokens):
     return SamplingParams(temperature=0, ignore_eos=True, max_tokens=new_tokens, detokenize=False)
 
 
-def served(llm, prompts, new_tokens, arriving=0, aborted=(), preempting=0):
+def served(llm, prompts, new_tokens, arriving=0, aborted=(), aborted_at=None, preempting=0):
     """Serve the prompts; return each request's tokens. Request n arrives `arriving` steps after request n - 1.
 
-    aborted: numbers of requests that end after their first output.
+    aborted: numbers of requests that end after their first output. aborted_at: (number, step) of one that ends then.
     preempting: every `preempting` steps, vLLM takes the slots of all running requests.
     """
     core, waiting = llm.llm_engine, list(enumerate(prompts))
@@ -73,6 +73,8 @@ def served(llm, prompts, new_tokens, arriving=0, aborted=(), preempting=0):
             core.add_request(str(number), {"prompt_token_ids": ids}, greedy(new_tokens))
         if preempting and steps % preempting == preempting - 1:
             core.reset_prefix_cache(reset_running_requests=True)
+        if aborted_at and steps == aborted_at[1]:
+            core.abort_request([str(aborted_at[0])])
         for output in core.step():
             number = int(output.request_id.partition("-")[0])
             if number in aborted and number not in found:
@@ -114,6 +116,35 @@ def test_requests_that_arrive_over_time(tmp_path, learner, size):
     tokens = served(llm, prompts, 256, arriving=2)
     del llm
     assert wrong_tokens(folder, prompts, tokens) == 0
+
+
+@pytest.mark.parametrize(
+    ("learner", "backbone"), [("ttt-linear", "mamba"), ("ttt-linear", "transformer"), ("ttt-mlp", "mamba")]
+)
+def test_one_launch_reads_prompts_of_different_lengths_and_positions(tmp_path, monkeypatch, learner, backbone):
+    """100 tokens per step end chunks inside mini-batches, where later steps continue; a new prompt has one token."""
+    from bench.serving import metadata
+
+    read, packed = [], metadata.packed
+
+    def recorded(cu_seqlens, start, *rest):
+        read.append((cu_seqlens.diff().tolist(), start.tolist()))
+        return packed(cu_seqlens, start, *rest)
+
+    folder = made(tmp_path, learner, backbone=backbone)
+    llm = engine(folder, max_num_batched_tokens=100, max_num_seqs=16)
+    monkeypatch.setattr(metadata, "packed", recorded)
+    prompts = random_prompts([1, 40, 57, 3, 100, 31, 16, 250, 1, 5], 512)
+    tokens = served(llm, prompts, 24)
+    assert any(len(set(lengths)) > 1 and any(at % 16 for at in start) for lengths, start in read)
+    assert wrong_tokens(folder, prompts, tokens) == 0
+    pool = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+    free = pool.get_num_free_blocks()
+    prompts = [random_prompts([1000], 512)[0], *prompts]
+    unread, *others = served(llm, prompts, 24, aborted_at=(0, 3))
+    assert not unread
+    assert pool.get_num_free_blocks() == free
+    assert wrong_tokens(folder, prompts[1:], others) == 0
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
