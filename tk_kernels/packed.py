@@ -1,6 +1,7 @@
 """The layout of sequences of different lengths, packed into tensors [N, ...] as in FlashAttention's `varlen`."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -8,7 +9,8 @@ from torch import Tensor
 CHUNK = 16  # tokens of a chunk: a program of `edges/short_convolution.py` computes one
 
 
-class Packed(NamedTuple):
+@dataclass(frozen=True)
+class Packed:
     """Layout of S sequences that are packed along dimension 0 of tensors [N, ...], and slots of their states.
 
     cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, possibly none.
@@ -26,8 +28,9 @@ class Packed(NamedTuple):
     tokens: int
     length: int = 0
 
+    @cached_property
     def positions(self) -> Tensor:
-        """Return [N]: how many tokens of its sequence precede each token, including those that `start` counts."""
+        """[N]: how many tokens of its sequence precede each token, including those that `start` counts."""
         lengths = self.cu_seqlens.diff()
         moved = (self.start - self.cu_seqlens[:-1]).repeat_interleave(lengths, output_size=self.tokens)
         return moved + torch.arange(self.tokens, device=moved.device)

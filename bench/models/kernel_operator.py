@@ -84,7 +84,7 @@ class KernelOperator(TorchOperator):
         """
         mini_batch = len(learner.token_scale)
         if not projections.ready:
-            projections = ready_at(projections, learner, (sequences.positions() % mini_batch)[None])
+            projections = ready_at(projections, learner, (sequences.positions % mini_batch)[None])
         if sequences.length and self._ops.choice(projections.q, mini_batch) == THUNDERKITTENS:
             return self._forward_equal(projections, learner, state, initial, sequences)
         q, k, v, lr = (x[0] for x in projections[:4])

@@ -64,12 +64,12 @@ class Sdpa:
         """Return causal attention [B, H, T, D] of q over k and v [B, KV heads, T, D], which hold whole prompts."""
         return causal_attention(q, k, v)
 
-    def mask(self, position: Tensor, capacity: int) -> Any:
-        """Return the mask that all layers' `step` takes: here [1, capacity], true up to the token at `position`."""
-        return (torch.arange(capacity, device=position.device) <= position)[None]
+    def mask(self, state: TransformerState) -> Any:
+        """Return the mask that all layers' `step` takes: here [1, capacity], true up to the token at the position."""
+        return (torch.arange(state.capacity, device=state.position.device) <= state.position)[None]
 
-    def step(self, q: Tensor, k: Tensor, v: Tensor, position: Tensor, mask: Any) -> Tensor:
-        """Return attention of q [B, H, 1, D] over the tokens 0 to `position` [1] of k, v [B, KV heads, capacity, D].
+    def step(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+        """Return attention of q [B, H, 1, D] over the tokens of k, v [B, KV heads, capacity, D] that `mask` includes.
 
         SDPA's masked kernels have no grouped-query attention. Query heads that share a KV head are therefore passed as
         positions of one head.
@@ -114,7 +114,7 @@ class Attention(nn.Module):
         q, k, v = self._project(x, rope)
         cache[0].index_copy_(2, position, k)
         cache[1].index_copy_(2, position, v)
-        return self._merge(self.attend.step(q, cache[0], cache[1], position, mask))
+        return self._merge(self.attend.step(q, cache[0], cache[1], mask))
 
     def _project(self, x: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [B, H, T, D], k and v [B, KV heads, T, D] of x [B, T, C]; q and k have RoPE."""
@@ -193,7 +193,7 @@ class Transformer(ChunkedModel):
         return h
 
     def _hidden_step(self, ids: Tensor, state: TransformerState) -> Tensor:
-        mask = self.attend.mask(state.position, state.capacity)
+        mask = self.attend.mask(state)
         h, rope = self.model.embed_tokens(ids), self._rope(state.position)
         for index, block in enumerate(self._blocks):
             with layer_range(index):

@@ -129,7 +129,8 @@ def test_prompts_after_generating_requests(vllm):
     assert prompts.cu_seqlens.tolist() == [0, 5, 6, 26]
     assert prompts.start.tolist() == [0, 0, 21]
     assert prompts.slots.tolist() == [1, 6, 2]
-    assert [x.dtype for x in prompts[:4]] == [torch.int32, torch.int32, torch.int64, torch.int32]
+    found = [x.dtype for x in (prompts.cu_seqlens, prompts.start, prompts.slots, prompts.chunks)]
+    assert found == [torch.int32, torch.int32, torch.int64, torch.int32]
     assert (prompts.tokens, prompts.length) == (26, 0)
 
 

@@ -36,7 +36,7 @@ def test_chunks_of_sequences():
 
 def test_positions_of_tokens():
     ends, start = torch.tensor([0, 2, 2, 5], dtype=torch.int32), torch.tensor([7, 9, 0], dtype=torch.int32)
-    assert packed(ends, start, torch.arange(3), 5).positions().tolist() == [7, 8, 0, 1, 2]
+    assert packed(ends, start, torch.arange(3), 5).positions.tolist() == [7, 8, 0, 1, 2]
 
 
 def test_unsupported_arguments_are_named():
@@ -47,7 +47,7 @@ def test_unsupported_arguments_are_named():
     tokens = [*torch.zeros(3, 3, 1, 64, dtype=torch.bfloat16, device=DEVICE), torch.zeros(3, 1, device=DEVICE)]
     outer = torch.ones(16, device=DEVICE), torch.ones(1, 64, device=DEVICE), torch.zeros(1, 64, device=DEVICE)
 
-    def refused(why, tokens=tokens, outer=outer, state=state):
+    def refused(why, tokens=tokens, outer=outer, state=state, sequences=sequences):
         with pytest.raises(ValueError, match=why):
             forward_packed(lambda *_: pytest.fail("launched"), tokens, outer, (W, b[:, 0]), state, sequences)
 
@@ -56,3 +56,6 @@ def test_unsupported_arguments_are_named():
     refused(r"^q has shape \(3, 1, 32\): the kernels take \[N, H, D\]", [x[..., :32] for x in tokens])
     refused(r"^state.mini_batch is 16: supported are 8$", outer=(outer[0][:8], *outer[1:]))
     refused(r"^state.form is 'primal': supported are 'dual'$", state=replace(state, form="primal"))
+    elsewhere = replace(sequences, slots=sequences.slots.to("meta"))
+    refused(r"^slots is on meta: q is on (cpu|cuda:0)$", sequences=elsewhere)
+    refused(r"^ln_bias is on meta: q is on (cpu|cuda:0)$", outer=(*outer[:2], outer[2].to("meta")))

@@ -139,25 +139,15 @@ class ForwardOperator:
 
         Raises ValueError, which names an unsupported argument and the supported values.
         """
-        (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
-        if q.ndim != 4 or q.shape[3] not in HEAD_DIMS:
-            raise ValueError(f"q has shape {tuple(q.shape)}: the kernels take [B, T, H, D], D one of {HEAD_DIMS}")
+        _check_tokens(tokens, outer, "[B, T, H, D]")
+        q, mini_batch = tokens[0], len(outer[0])
         batch, _, heads, head_dim = q.shape
-        check_choice("q.dtype", q.dtype, DTYPES)
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            check_shape(name, x, tuple(q.shape))
-            check_choice(f"{name}.dtype", x.dtype, (q.dtype,))
-            _check_strides(name, x)
-        check_shape("lr", lr, tuple(q.shape[:3]))
-        check_outer(token_scale, ln_weight, ln_bias, heads, head_dim)
-        _check_mini_batch(token_scale)
         widths = [head_dim * width for width in self.widths]
-        shapes = self.learner.shapes(widths, (batch, heads), len(token_scale))
+        shapes = self.learner.shapes(widths, (batch, heads), mini_batch)
         kept = state._asdict()  # type: ignore[attr-defined]
         read = shapes if inplace else {name: shapes[name] for name in (*self.weights, "position")}
         check_state(state, read, torch.float32)
-        others = {"k": k, "v": v, "lr": lr, "token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
-        check_devices(q=q, **others, **{f"state.{name}": x for name, x in kept.items()})
+        check_devices(q=q, **{f"state.{name}": x for name, x in kept.items()})
         for name, x in kept.items() if inplace else ():
             check_contiguous(f"state.{name}, which inplace=True writes to,", x)
         return shapes
@@ -238,34 +228,41 @@ def forward_packed(
     state: a `GenerateState` in the dual form, whose slots are updated in place; its position is not read.
     Raises ValueError for unsupported arguments, and if the portable kernels cannot run here.
     """
-    (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
     if why := common.available():
         raise ValueError(why)
-    if q.ndim != 3 or q.shape[2] not in HEAD_DIMS:
-        raise ValueError(f"q has shape {tuple(q.shape)}: the kernels take [N, H, D], D one of {HEAD_DIMS}")
+    _check_tokens(tokens, outer, "[N, H, D]")
+    q, k, v, lr = tokens
     check_shape("q", q, (sequences.tokens, *q.shape[1:]))
     check_choice("q.dtype", q.dtype, (state.gathered[0].dtype,))
     if q.is_cuda:
         check_choice("q.dtype", q.dtype, common.HALF)
-    for name, x in (("k", k), ("v", v)):
-        check_shape(name, x, tuple(q.shape))
-        check_choice(f"{name}.dtype", x.dtype, (q.dtype,))
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_strides(name, x)
-    check_shape("lr", lr, tuple(q.shape[:2]))
-    check_outer(token_scale, ln_weight, ln_bias, *q.shape[1:])
-    _check_mini_batch(token_scale)
     check_choice("state.form", state.form, ("dual",))
-    check_choice("state.mini_batch", state.mini_batch, (len(token_scale),))
-    check_devices(q=q, k=k, v=v, lr=lr, token_scale=token_scale, state=state.gathered[0], start=sequences.start)
+    check_choice("state.mini_batch", state.mini_batch, (len(outer[0]),))
+    where = {"cu_seqlens": sequences.cu_seqlens, "start": sequences.start, "slots": sequences.slots}
+    check_devices(q=q, state=state.gathered[0], **where)
     rates, *learner = to_float32(lr, *outer)
     return launch((q, k, v, rates), tuple(learner), to_float32(*initial), state, sequences)
 
 
-def _check_mini_batch(token_scale: Tensor) -> None:
+def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:
+    """Raise ValueError unless the tokens, in shape `layout`, and the outer parameters fit the kernels and each other.
+
+    layout: the shape of q, k and v in letters, "[B, T, H, D]" or "[N, H, D]"; lr has it without D.
+    """
+    (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
+    if q.ndim != layout.count(",") + 1 or q.shape[-1] not in HEAD_DIMS:
+        raise ValueError(f"q has shape {tuple(q.shape)}: the kernels take {layout}, D one of {HEAD_DIMS}")
+    check_choice("q.dtype", q.dtype, DTYPES)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_shape(name, x, tuple(q.shape))
+        check_choice(f"{name}.dtype", x.dtype, (q.dtype,))
+        _check_strides(name, x)
+    check_shape("lr", lr, tuple(q.shape[:-1]))
+    check_outer(token_scale, ln_weight, ln_bias, *q.shape[-2:])
     least, most = common.MINI_BATCHES[0], common.MINI_BATCHES[-1]
     if not least <= len(token_scale) <= most:
         raise ValueError(f"len(token_scale), the mini-batch, is {len(token_scale)}: must be {least} to {most}")
+    check_devices(q=q, k=k, v=v, lr=lr, token_scale=token_scale, ln_weight=ln_weight, ln_bias=ln_bias)
 
 
 def _check_strides(name: str, x: Tensor) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.models.transformer import Sdpa
+from bench.models.transformer import Sdpa, TransformerState
 from bench.systems.needs import cannot_import, no_gpu
 from bench.systems.transformer.pytorch import TorchTransformer
 from harness.schema.case import Case
@@ -34,21 +34,18 @@ class FlashAttention(Sdpa):
         out = self._attend(q, k, v, max_seqlen_q=tokens, max_seqlen_k=tokens, cu_seqlens_q=ends, cu_seqlens_k=ends)
         return out.unflatten(0, (batch, tokens)).transpose(1, 2)
 
-    def mask(self, position: Tensor, capacity: int) -> None:
-        """Return None: generate steps pass the lengths to the kernel instead of a mask."""
+    def mask(self, state: TransformerState) -> dict[str, Tensor]:
+        """Return the kernel's arguments for the step: first query, number of keys and page of each sequence."""
+        sequences = torch.arange(state.batch + 1, dtype=torch.int32, device=state.position.device)
+        return {
+            "cu_seqlens_q": sequences,
+            "seqused_k": (state.position + 1).to(torch.int32).expand(state.batch).contiguous(),
+            "block_table": sequences[:-1, None],
+        }
 
-    def step(self, q: Tensor, k: Tensor, v: Tensor, position: Tensor, mask: None) -> Tensor:
-        sequences = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
-        out = self._attend(
-            q[:, :, 0],
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            max_seqlen_q=1,
-            max_seqlen_k=k.shape[2],
-            cu_seqlens_q=sequences,
-            seqused_k=(position + 1).to(torch.int32).expand(q.shape[0]).contiguous(),
-            block_table=sequences[:-1, None],
-        )
+    def step(self, q: Tensor, k: Tensor, v: Tensor, mask: dict[str, Tensor]) -> Tensor:
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        out = self._attend(q[:, :, 0], k, v, max_seqlen_q=1, max_seqlen_k=k.shape[1], **mask)
         return out[:, :, None]
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:

@@ -1,5 +1,6 @@
 """Run a TTT model in vLLM with the plug-in `bench.serving`, on the project's kernels."""
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from bench import serving
 from bench.models.base import CausalLM
 from bench.models.case_model import ttt_config_of
-from bench.models.config import TTTConfig
+from bench.models.config import TTTConfig, uncut
 from bench.models.hugging_face import config_values
 from bench.serving.refusals import VERSIONS
 from bench.systems.blockwise import ttt_logits
@@ -53,6 +54,16 @@ class VllmTTT(VllmSystem):
         """
         serving.register()
         super().register()
+
+    def _sequences(self, case: Case) -> int:
+        """Return how many sequences the engine is configured for: at most as many as its cache holds states.
+
+        vLLM refuses to start otherwise, because it captures CUDA graphs of as many sequences.
+        """
+        whole = replace(case, size=uncut(case.size)[0])
+        room = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
+        assert room is not None
+        return min(super()._sequences(case), max(1, room // self._kept_bytes(whole)))
 
     def settings(self, case: Case) -> dict[str, str]:
         """Return settings for the record, with the backend of the forward kernel."""

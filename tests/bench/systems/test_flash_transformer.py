@@ -66,6 +66,17 @@ def test_prefill_and_steps_are_the_transformers(kv_heads):
     torch.testing.assert_close(logits_of(model, ids), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_all_layers_of_a_step_share_its_lengths():
+    given = []
+    attend = FlashAttention(lambda *a, **k: given.append(k) or flash_attn_varlen_func(*a, **k))
+    config = model_config("transformer", "tiny")
+    model = Transformer.from_seed(config, 0, "cpu", torch.float32, attend=attend)
+    state = model.init_state(BATCH, PROMPT)
+    model.generate_step(torch.zeros(BATCH, dtype=torch.int64), state)
+    assert len(given) == config.layers > 1
+    assert len({each["seqused_k"].data_ptr() for each in given}) == 1
+
+
 def test_a_prompt_that_continues_a_state():
     config = model_config("transformer", "tiny")
     ids = torch.randint(0, config.vocabulary, (BATCH, PROMPT))

@@ -73,6 +73,14 @@ def test_the_state_does_not_grow_with_the_context(llm):
         assert workload.settings["prompt_tokens"] == str(min(context, vllm_system.GENERATE_PROMPT))
 
 
+def test_an_engine_has_no_more_sequences_than_states(llm, monkeypatch):
+    monkeypatch.setattr(vllm_system, "gpu_memory", lambda: 5_025_000_000)
+    workload = OnCpu().build(replace(CASE, system="ttt-mlp"))
+    each, most = workload.metrics["state_bytes"] / CASE.batch, llm.started[0].arguments["max_num_seqs"]
+    left = 0.9 * 5_025_000_000 - vllm_system.BESIDE_CACHE - vllm_system.BESIDE_PROMPTS
+    assert 0.8 * left < most * each < left
+
+
 def test_vllm_gets_the_plug_in_from_a_source_tree(llm):
     from transformers import AutoConfig
 
