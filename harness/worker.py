@@ -14,7 +14,7 @@ from harness.measure.environment import snapshot, versions_of
 from harness.measure.measured_case import CaseRun
 from harness.measure.nvml import Cooler
 from harness.measure.system import NeedsFreshProcess, SystemAdapter, Workload
-from harness.profiling.in_worker import ProfilerChoice, measured_ceilings, profile
+from harness.profiling.in_worker import ProfilerChoice, profile
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.reason import sentence
@@ -22,7 +22,7 @@ from harness.workers.protocol import line_of
 
 
 def load(entry: str) -> Any:
-    """Return the object that `entry`, MODULE:ATTRIBUTE[:ARGUMENT...], names: an adapter or a function.
+    """Return the adapter that `entry`, MODULE:ATTRIBUTE[:ARGUMENT...], names.
 
     If the attribute is a class, return an instance, created with the arguments.
     Raises ValueError if `entry` has another form.
@@ -65,10 +65,9 @@ def _probe(system: SystemAdapter) -> dict[str, Any]:
 def _case(system: SystemAdapter, request: dict[str, Any], cooler: Cooler) -> dict[str, Any]:
     case, policy, mode = Case.from_dict(request["case"]), Policy(**request["policy"]), request["mode"]
     chosen = ProfilerChoice(**request.get("profiler", {}))
-    ceilings = measured_ceilings(load(chosen.ceilings)) if chosen.ceilings else {}  # before the case takes memory
 
     def profiler(case: Case, workload: Workload, throttled: Any) -> dict[str, Any]:
-        return profile(case, workload, chosen, throttled) | {"ceilings": ceilings}
+        return profile(case, workload, chosen, throttled)
 
     run = CaseRun(case, policy, mode, profiler if mode == "profile" else None, cooler)
     try:

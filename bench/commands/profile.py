@@ -25,7 +25,6 @@ from harness.workers.task import refuse_submitted
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import Recorded, agreement, recorded, sentences
 
-PEAKS = "bench.systems.measured_peaks:measured_peaks"
 LEAST_WIDTH = 1536  # two layers have 100 MB of weights, twice an H100's L2; those of a narrower model would fit
 COUNTED_LAYERS = COUNTED + 1  # up to the layer whose kernels are counted
 
@@ -52,7 +51,6 @@ def profile(request: RunRequest, out: Path) -> None:
         work.launches,
         tools,
         request.limits,
-        ceilings=PEAKS if work.device == "cuda" else "",
         skip=lambda planned: work.skip(planned, []),
         stand_in=of_few_layers,
         say=lambda text: print(f"ttt-bench: {text}", file=sys.stderr, flush=True),

@@ -11,7 +11,6 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from harness.measure.cuda_clock import SETTLES_S, WAKES_S, CudaEventClock, wait_for
-from harness.measure.process_state import is_out_of_memory
 from harness.measure.ranges import (
     COUNTED_LAYER,
     LEAD,
@@ -36,6 +35,7 @@ from harness.profiling.tools.trace import Runs, found_in, found_of, last_runs
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.profile import ProfileError
+from harness.schema.work import PEAKS
 
 WARM_RUNS = 3
 RUNS = 5  # fewest profiled runs: one that the profiler delays must not count
@@ -58,27 +58,12 @@ class ProfilerChoice:
     tool: "kineto" records inside the worker. With "nsys" and "ncu", the worker runs under that program, which captures
         the `profiler_range`. "none" only times the case.
     keep: path for Kineto's trace, "" to discard the trace.
-    `ceilings`: MODULE:FUNCTION that measures the GPU's peaks; "" not to measure them.
     alone_us: time without a profiler, the result of an earlier request with tool "none"; 0 to measure this time.
     """
 
     tool: Tool = "kineto"
     keep: str = ""
-    ceilings: str = ""
     alone_us: float = 0.0
-
-
-def measured_ceilings(measure: Callable[[], dict[str, float | None]]) -> dict[str, float | None]:
-    """Return the GPU's peaks that `measure` returns, such as copy_gbs; {} if memory does not suffice to measure."""
-    try:
-        found = measure()
-    except Exception as error:
-        if is_out_of_memory(error):
-            return {}
-        raise
-    if torch := sys.modules.get("torch"):
-        torch.cuda.empty_cache()  # an engine takes the free memory when it starts
-    return found
 
 
 def profile(
@@ -108,7 +93,8 @@ def profile(
         _counted(work)
     notes = ["profiled with a warm L2 cache, not cold"] if case.l2 == "cold" else []
     parts = {part: asdict(each) for part, each in workload.work.items()}
-    return found | {"notes": [*notes, *found.get("notes", ())], "work": parts}
+    peaks = {name: workload.metrics[name] for name in PEAKS if name in workload.metrics}
+    return found | {"notes": [*notes, *found.get("notes", ())], "work": parts, "ceilings": peaks}
 
 
 class _Work:

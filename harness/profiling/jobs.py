@@ -39,7 +39,6 @@ class Profiler:
     """Profiles cases of a run, each once, and writes each profile to the run's folder.
 
     launches: the worker command of each (system, backend). tools: the profilers to use.
-    `ceilings`: MODULE:FUNCTION that measures the GPU's peaks; "" not to measure them.
     skip: returns the reason to skip a case; "" to profile the case.
     stand_in: returns a case with the same kernels and less memory, which Nsight Compute counts instead of the case,
         because Nsight Compute saves all memory that a kernel can write. If that fails, the case itself is counted.
@@ -53,7 +52,6 @@ class Profiler:
     launches: Mapping[Pair, Launch]
     tools: Tools
     limits: Limits = field(default_factory=Limits)
-    ceilings: str = ""
     skip: Callable[[Planned], str] = lambda planned: ""
     stand_in: Callable[[Planned], Planned] = lambda planned: planned
     say: Callable[[str], object] = lambda text: None
@@ -131,7 +129,7 @@ class JobProfiler:
         self.tools, self.lost_everywhere = asked.tools, False
         launch = asked.launches[job.pair]
         self.launch = replace(launch, env={**launch.env, **place.env})
-        self.under_profiler = UnderProfiler(asked.run, place, asked.limits, asked.ceilings, stopped)
+        self.under_profiler = UnderProfiler(asked.run, place, asked.limits, stopped)
 
     def times(self, found: dict[str, Profile]) -> None:
         """Add a profile with times to `found`, by case key, for each pending case of the job.

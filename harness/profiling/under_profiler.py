@@ -45,14 +45,12 @@ class UnderProfiler:
     """Profiles single cases of a run. Every public method raises ToolLost or ProfileError if there is no result.
 
     `place`: the GPU slot of the workers.
-    `ceilings`: MODULE:FUNCTION that measures the GPU's peaks; "" not to measure them.
     stopped: returns whether the run should end; called while a worker works.
     """
 
     run: Run
     place: Place
     limits: Limits
-    ceilings: str
     stopped: Callable[[], bool]
 
     def alone(self, worker: WorkerProcess, planned: Planned) -> float:
@@ -135,8 +133,7 @@ class UnderProfiler:
         return answer, record
 
     def _request(self, planned: Planned, **asked: Any) -> dict[str, Any]:
-        ceilings = self.ceilings if asked["tool"] in ("kineto", "nsys") else ""
-        return case_request(planned, self.run.file.policy, "profile", {**asked, "ceilings": ceilings})
+        return case_request(planned, self.run.file.policy, "profile", asked)
 
     def _record_of(self, answer: Mapping[str, Any], planned: Planned) -> Record:
         """Return the record in a worker's answer.

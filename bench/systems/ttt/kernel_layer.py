@@ -14,7 +14,7 @@ import torch
 from bench.memory import sequences_that_fit
 from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig
-from bench.systems.measured_peaks import measured_peaks
+from bench.systems.measured_peaks import peaks_of
 from bench.systems.ttt.kernel_launches import KernelLaunch, kernel_launches, metrics_of, settings_of
 from bench.systems.ttt.layer import (
     LAYER_LIMITS,
@@ -143,7 +143,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
             "sequences_that_fit": sequences_that_fit(config, first.state_bytes / case.batch, case.dtype, memory),
             "launches": len(found),
             **metrics_of(found),
-            **measured_peaks(),
+            **peaks_of("cuda"),
         },
         work={TTT: least},
         settings={
