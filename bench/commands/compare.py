@@ -217,7 +217,7 @@ class _Side:
     def measure(self, job: Job, number: int, work: Plan, show: "_Display") -> set[str]:
         """Run round `number` of a job in a fresh process; return the keys of its cases that have a result."""
         show.turn = " ".join(filter(None, (f"round {number + 1},", self.run.folder.name, self.commit[:10])))
-        options = Options(jobs=[job], repeats=[number], limits=work.request.limits, on_event=show, skip=work.skip)
+        options = Options(jobs=[job], repeat=number, limits=work.request.limits, on_event=show, skip=work.skip)
         records = run_jobs(self.run, self.launches, options)
         keys = {planned.case.key for planned in job.cases}
         ok = [each for each in records if each.case.key in keys and each.repeat == number and each.status == "ok"]

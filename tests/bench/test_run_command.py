@@ -404,14 +404,6 @@ def test_a_phase_of_a_finished_run_is_kept(copied):
     assert "out: 0 cases to run, 1 kept from before\n" in done.stderr
 
 
-def test_a_dry_run_counts_each_round_that_is_left(copied):
-    values = json.loads((copied / "run.json").read_text())
-    policy = values["policy"] | {"budget_s": values["policy"]["budget_s"] / 3}  # per repeat
-    (copied / "run.json").write_text(json.dumps(values | {"repeats": 3, "policy": policy}))
-    line = last_line("quick", *SMALL, "--out", "out", "--resume", "--dry-run", cwd=copied.parent)
-    assert re.fullmatch(r"4 cases in 1 job: \d+ s; 2 cases kept from before", line)
-
-
 def test_a_dry_run_estimates_jobs_side_by_side(tmp_path):
     one, two = (last_line("--device", "cuda", "--dry-run", *gpus, cwd=tmp_path) for gpus in ([], ["--gpus", "0,1"]))
     assert "160 cases in 7 jobs: " in one

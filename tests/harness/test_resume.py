@@ -18,7 +18,6 @@ from harness_helpers import (
     alive,
     case,
     file_of,
-    lines_of,
     measured,
     new_run,
     statuses,
@@ -120,16 +119,6 @@ def test_skip_sees_the_cases_of_a_job_that_another_call_ran(folder: Path) -> Non
     only = replace(whole, cases=whole.cases[1:])
     records = measured(folder, jobs=[only], skip=lambda of, earlier: " ".join(statuses(earlier)))
     assert (records[1].status, records[1].reason) == ("skipped", "oom skipped")
-
-
-def test_only_the_repeat_that_is_missing_is_run(folder: Path) -> None:
-    measured(folder, [case(batch=1), case(batch=2)], repeats=2)
-    path = file_of(folder).path
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:2] + lines[3:]))  # without the first case's second repeat
-    records = measured(folder)
-    assert [(r.case.batch, r.repeat) for r in records] == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    assert len(lines_of(folder)) == 4
 
 
 class Stopped(BaseException):
