@@ -53,15 +53,6 @@ def test_jobs_begin_in_the_order_in_which_they_are_handed_over(tmp_path: Path) -
     assert started == list(reversed(SYSTEMS[:4]))
 
 
-def test_all_repeats_of_a_job_are_on_its_gpu_in_fresh_processes(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "out", cases_of(("a", "b"), count=1), repeats=3)
-    records = pooled(run, launches("a", "b"))
-    for system in ("a", "b"):
-        mine = [record for record in records if record.case.system == system]
-        assert len({gpu_of(record) for record in mine}) == 1
-        assert len({record.settings["pid"] for record in mine}) == 3
-
-
 def test_each_worker_has_its_share_of_the_cores(tmp_path: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
