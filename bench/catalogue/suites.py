@@ -16,10 +16,10 @@ class Panel:
 
     phase: str
     systems: tuple[str, ...]
-    sizes: tuple[str, ...]
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
     options: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+    sizes: tuple[str, ...] = ("1.3b",)
     scope: str = "model"  # or "layer"
     l2: str = "warm"
     timing: str = ""  # "" for the system's own; see `cases.timing_of`
@@ -45,7 +45,7 @@ class Suite:
     question: str
     panels: tuple[Panel, ...]
     figures: tuple[Figure, ...] = ()
-    device: str = ""
+    device: str = "cuda"
     min_samples: int = FEWEST
     trial: bool = False
     budget_s: float = 0.0
@@ -78,22 +78,20 @@ def _setting(phase: str, batch: int | None = None, system: str = "transformer", 
     chosen: dict[str, tuple[str | int, ...]] = {
         name: (value,) for name, value in ({"graphs": "engine"} | options).items()
     }
-    return Panel(phase, (system,), ("1.3b",), (batch or usual_batch,), contexts, chosen, backends=("vllm",))
+    return Panel(phase, (system,), (batch or usual_batch,), contexts, chosen, backends=("vllm",))
 
 
 def _request(systems: tuple[str, ...], *backends: str, state_dtypes: tuple[str, ...] = ()) -> Panel:
     """Return a panel of requests with prompts of 2k to 32k tokens and 128 output tokens, at batch 1 and 16."""
     contexts = doubling(2048, 32768)
     options: dict[str, tuple[str | int, ...]] = {"steps": (128,)}
-    return Panel(
-        "request", systems, ("1.3b",), (1, 16), contexts, options, backends=backends, state_dtypes=state_dtypes
-    )
+    return Panel("request", systems, (1, 16), contexts, options, backends=backends, state_dtypes=state_dtypes)
 
 
 def _layers(systems: tuple[str, ...], *backends: str) -> Panel:
     """Return a panel of one layer's forward at batch 16, timed as a CUDA graph with a cold L2 cache."""
     how = {"scope": "layer", "l2": "cold", "timing": "graph"}
-    return Panel("forward", systems, ("1.3b",), (16,), CONTEXTS, backends=backends, **how)  # type: ignore[arg-type]
+    return Panel("forward", systems, (16,), CONTEXTS, backends=backends, **how)  # type: ignore[arg-type]
 
 
 # Values of the layer's options that the kernels support.
@@ -115,7 +113,7 @@ def _axis(
 
     how: further fields of `Panel`: scope, l2 and timing.
     """
-    return Panel(phase, TTT, ("1.3b",), batches, contexts, options, backends=(backend,), **how)  # type: ignore[arg-type]
+    return Panel(phase, TTT, batches, contexts, options, backends=(backend,), **how)  # type: ignore[arg-type]
 
 
 # The paper's abstract; measured on an A100.
@@ -129,20 +127,21 @@ SUITES: tuple[Suite, ...] = (
         "quick",
         "Small models on any machine: forward over context lengths, generate over batch sizes",
         (
-            Panel("forward", LANGUAGE_MODELS, ("tiny",), (2,), doubling(64, 1024)),
-            Panel("generate", LANGUAGE_MODELS, ("tiny",), doubling(1, 16), (128,)),
+            Panel("forward", LANGUAGE_MODELS, (2,), doubling(64, 1024), sizes=("tiny",)),
+            Panel("generate", LANGUAGE_MODELS, doubling(1, 16), (128,), sizes=("tiny",)),
         ),
         figures=(
             Figure("forward", "Forward latency per token"),
             Figure("generate", "Generate latency per token", x="batch"),
         ),
+        device="",
         min_samples=1,
         budget_s=0.17,  # 130 cases on a GPU with at most five times the budget: two minutes of sampling
     ),
     Suite(
         "fig15-forward",
         "Figure 15, left: forward latency per token over the context length, batch 16",
-        (Panel("forward", COMPARED, ("1.3b",), (16,), doubling(2048, 32768)),),
+        (Panel("forward", COMPARED, (16,), doubling(2048, 32768)),),
         figures=(
             Figure(
                 "forward",
@@ -152,21 +151,19 @@ SUITES: tuple[Suite, ...] = (
                 claims=_PAPER_CLAIMS,
             ),
         ),
-        device="cuda",
     ),
     Suite(
         "fig15-generate",
         "Figure 15, right: generate latency per token over the context length, batch 512",
-        (Panel("generate", COMPARED, ("1.3b",), (512,), doubling(512, 32768)),),
+        (Panel("generate", COMPARED, (512,), doubling(512, 32768)),),
         figures=(Figure("generate", "Generate latency per token", source="Figure 15, right", primary=HEADLINES),),
-        device="cuda",
     ),
     Suite(
         "fig20-throughput",
         "Figure 20: tokens per second over the batch size, until memory is exhausted",
         (
-            Panel("forward", COMPARED, ("1.3b",), doubling(1, 256), (2048,), grows=True),
-            Panel("generate", COMPARED, ("1.3b",), doubling(1, 4096), (2048,), grows=True),
+            Panel("forward", COMPARED, doubling(1, 256), (2048,), grows=True),
+            Panel("generate", COMPARED, doubling(1, 4096), (2048,), grows=True),
         ),
         figures=(
             Figure("forward", "Forward throughput", "batch", "tokens_per_s", "Figure 20", best=True, primary=HEADLINES),
@@ -183,20 +180,18 @@ SUITES: tuple[Suite, ...] = (
                 primary=HEADLINES,
             ),
         ),
-        device="cuda",
     ),
     Suite(
         "model-sizes",
         "Latency per token over the model size, 125m to 1.3b",
         (
-            Panel("forward", (*LANGUAGE_MODELS, *GROUPED), LARGE_SIZES, (16,), (2048,)),
-            Panel("generate", (*LANGUAGE_MODELS, *GROUPED), LARGE_SIZES, (64,), (2048,)),
+            Panel("forward", (*LANGUAGE_MODELS, *GROUPED), (16,), (2048,), sizes=LARGE_SIZES),
+            Panel("generate", (*LANGUAGE_MODELS, *GROUPED), (64,), (2048,), sizes=LARGE_SIZES),
         ),
         figures=(
             Figure("forward", "Forward latency per token", "model_size", along="size", primary=HEADLINES),
             Figure("generate", "Generate latency per token", "model_size", along="size", primary=HEADLINES),
         ),
-        device="cuda",
     ),
     Suite(
         "fig8-minibatch",
@@ -205,7 +200,6 @@ SUITES: tuple[Suite, ...] = (
             Panel(
                 "forward",
                 ("ttt-linear",),
-                ("1.3b",),
                 (1,),
                 (2048,),
                 {"mini_batch": doubling(1, 2048), "part": ("w", "z")},
@@ -214,7 +208,6 @@ SUITES: tuple[Suite, ...] = (
             ),
         ),
         figures=(Figure("forward", "Time to compute W and z", "mini_batch", "latency_ms", "Figure 8, right"),),
-        device="cuda",
     ),
     Suite(
         "dual-vs-primal",
@@ -223,7 +216,6 @@ SUITES: tuple[Suite, ...] = (
             Panel(
                 "forward",
                 TTT,
-                ("1.3b",),
                 (1,),
                 (512, 2048),
                 {"form": ("dual", "primal")},
@@ -232,7 +224,6 @@ SUITES: tuple[Suite, ...] = (
             ),
         ),
         figures=(Figure("forward", "One layer's forward", y="latency_ms", y_log=True, forms=True),),
-        device="cuda",
     ),
     Suite(
         "long-context",
@@ -241,7 +232,6 @@ SUITES: tuple[Suite, ...] = (
             Panel(
                 "forward",
                 (*LANGUAGE_MODELS, *GROUPED),
-                ("1.3b",),
                 (1,),
                 doubling(8192, 1 << 20),
                 grows=True,
@@ -252,7 +242,6 @@ SUITES: tuple[Suite, ...] = (
             Figure("forward", "Forward latency per token of one long sequence"),
             Figure("forward", "State or KV cache of one long sequence", y="state_bytes", y_log=True),
         ),
-        device="cuda",
     ),
     Suite(
         "prompt-then-128",
@@ -267,7 +256,6 @@ SUITES: tuple[Suite, ...] = (
             Figure("request", "Inter-token latency of a request", y="time_between_tokens_ms", split=("batch",)),
             Figure("request", "End-to-end latency of a request", y="latency_ms", split=("batch",)),
         ),
-        device="cuda",
     ),
     Suite(
         "mini-batch",
@@ -281,7 +269,6 @@ SUITES: tuple[Suite, ...] = (
             Figure("forward", "Forward at each mini-batch size", split=("scope",)),
             Figure("generate", "Generate at each mini-batch size", x="batch"),
         ),
-        device="cuda",
     ),
     Suite(
         "staggered",
@@ -296,7 +283,6 @@ SUITES: tuple[Suite, ...] = (
                 ("Longest step over mean step", "itl_worst_over_mean"),
             )
         ),
-        device="cuda",
     ),
     Suite(
         "backbone",
@@ -309,7 +295,6 @@ SUITES: tuple[Suite, ...] = (
             Figure("forward", "Forward on each backbone"),
             Figure("generate", "Generate on each backbone", x="batch"),
         ),
-        device="cuda",
     ),
     Suite(
         "kernel-forward",
@@ -319,7 +304,6 @@ SUITES: tuple[Suite, ...] = (
                 Panel(
                     "forward",
                     TTT,
-                    ("1.3b",),
                     (1, 4, 16, 64),
                     doubling(2048, 131072),
                     scope="layer",
@@ -333,7 +317,6 @@ SUITES: tuple[Suite, ...] = (
             Panel(
                 "forward",
                 TTT,
-                ("1.3b",),
                 (1, 4, 16, 64),
                 (2048, 8192, 32768),
                 scope="layer",
@@ -353,7 +336,6 @@ SUITES: tuple[Suite, ...] = (
                 split=("batch", "system"),
             ),
         ),
-        device="cuda",
     ),
     Suite(
         "kernel-generate",
@@ -362,7 +344,6 @@ SUITES: tuple[Suite, ...] = (
             Panel(
                 "generate",
                 TTT,
-                ("1.3b",),
                 doubling(1, 4096),
                 (1,),
                 scope="layer",
@@ -384,14 +365,12 @@ SUITES: tuple[Suite, ...] = (
                 split=("system",),
             ),
         ),
-        device="cuda",
     ),
     Suite(
         "regressors",
         "One layer of TTT and of today's delta rules: time over the context length",
         (_layers(TTT, "thunderkittens", "triton"), _layers(REGRESSORS, "fla")),
         figures=(Figure("forward", "One layer's forward", y="latency_ms", y_log=True),),
-        device="cuda",
     ),
     Suite(
         "arrivals",
@@ -401,7 +380,6 @@ SUITES: tuple[Suite, ...] = (
             Panel(
                 "request",
                 (*LANGUAGE_MODELS, *GROUPED),
-                ("1.3b",),
                 (128,),
                 (2048,),
                 {"steps": (128,), "rate": (8, 16, 32)},
@@ -417,7 +395,6 @@ SUITES: tuple[Suite, ...] = (
                 ("Throughput, prompts included", "tokens_per_s"),
             )
         ),
-        device="cuda",
         min_samples=1,
         trial=True,
     ),
@@ -433,7 +410,6 @@ SUITES: tuple[Suite, ...] = (
             )
         ),
         figures=(Figure("request", "A prompt of 16,384 tokens and as many generated", x="batch", y="latency_ms"),),
-        device="cuda",
         min_samples=1,
         trial=True,
         budget_s=1.0,
@@ -442,15 +418,15 @@ SUITES: tuple[Suite, ...] = (
         "generate-fidelity",
         "How far does each state precision drift from the exact model in 2,048 tokens? Small models, random weights",
         (
-            Panel("generate", TTT, ("125m",), (4,), (2048,), COMPARED_EXACTLY, backends=("torch",)),
+            Panel("generate", TTT, (4,), (2048,), COMPARED_EXACTLY, ("125m",), backends=("torch",)),
             *(
                 Panel(
                     "generate",
                     TTT,
-                    ("125m",),
                     (4,),
                     (2048,),
                     COMPARED_EXACTLY,
+                    ("125m",),
                     backends=("triton-dual", "triton-primal"),
                     state_dtypes=STATE_DTYPES,
                     dtype=dtype,
@@ -459,7 +435,6 @@ SUITES: tuple[Suite, ...] = (
                 for dtype in ("", "float32")
             ),
         ),
-        device="cuda",  # 2,048 float64 steps take ten minutes on two cores
     ),
     Suite(
         "vllm-settings",
@@ -497,7 +472,6 @@ SUITES: tuple[Suite, ...] = (
             ),
             *(_setting("forward", system="mamba", max_num_batched_tokens=tokens) for tokens in (16384, 131072)),
         ),
-        device="cuda",
         trial=True,
     ),
 )

@@ -89,7 +89,7 @@ def test_every_case_is_there_once_and_without_default_options(suite):
 
 
 def test_an_option_at_its_default_is_not_in_a_case():
-    suite = Suite("s", "", (Panel("request", ("transformer",), ("tiny",), (1,), (64,), {"steps": (128, 64)}),))
+    suite = Suite("s", "", (Panel("request", ("transformer",), (1,), (64,), {"steps": (128, 64)}, ("tiny",)),))
     found = suite_cases(suite, RunRequest(systems="transformer/torch"), "cpu")
     assert [each.case.options for each in found] == [(), (("steps", 64),)]
 
@@ -141,7 +141,7 @@ def test_a_gpu_runs_bfloat16_and_a_cpu_float32_but_ttt_states_are_float32():
     ],
 )
 def test_a_launch_bound_case_is_replayed_in_a_graph(label, phase, batch, device, timing):
-    panel = Panel(phase, ("transformer",), ("1.3b",), (batch,), (2048,))
+    panel = Panel(phase, ("transformer",), (batch,), (2048,))
     assert timing_of(adapter(label), panel, batch, 2048, device) == timing
 
 
