@@ -27,7 +27,6 @@ _KILL_S = 25.0
 _POLL_S = 0.1
 _TAIL_BYTES = 1 << 16
 _LOG_BYTES = 64 << 20  # of stderr; a worker that prints without end must not fill the disk
-PROBE_CORES = 8  # from this many cores on, each package of adapters is probed in its own process
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -321,16 +320,13 @@ class WorkerProcess:
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
     """Return for each launch whether its system can run, in the same order.
 
-    Launches with the same command, root and environment share a worker process; others run in parallel. On a machine
-    with `PROBE_CORES` cores, adapters of different packages run in parallel too, as importing an engine takes seconds.
+    Launches with the same command, root and environment share a worker process; others run in parallel.
     limit_s: time limit for each probe, in seconds.
     """
     found: dict[int, Probe] = {}
     groups: dict[tuple, list[int]] = {}
-    many = len(os.sched_getaffinity(0)) >= PROBE_CORES if hasattr(os, "sched_getaffinity") else False
     for number, launch in enumerate(launches):
-        package = launch.entry.partition(":")[0].rpartition(".")[0] if many else ""
-        key = (tuple(launch.command), launch.root, tuple(sorted(launch.env.items())), package)
+        key = (tuple(launch.command), launch.root, tuple(sorted(launch.env.items())))
         groups.setdefault(key, []).append(number)
 
     def probe_together(group: list[int]) -> None:
