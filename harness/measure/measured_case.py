@@ -16,7 +16,13 @@ from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.environment import around, snapshot, versions_of
 from harness.measure.inspection import Inspector, claim_checks, lower_bound_check, unless_out_of_memory
 from harness.measure.nvml import LASTS_S, Cooler, EnergyMeter, Gpu, open_gpu
-from harness.measure.process_state import ProcessState, forget_peak, is_out_of_memory, peak_bytes
+from harness.measure.process_state import (
+    forget_peak,
+    is_out_of_memory,
+    is_unchanged,
+    peak_bytes,
+    process_settings,
+)
 from harness.measure.ranges import nvtx_range, range_name
 from harness.measure.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
 from harness.measure.timer import (
@@ -83,11 +89,11 @@ class CaseRun:
         """
         started_at, start, before = datetime.now(UTC), time.monotonic(), snapshot()
         self.cooler.saw(before["gpu"])
-        state = ProcessState()
+        settings = process_settings()
         self._guarded(system)
         self.cooler.saw((self._after or {}).get("gpu"))
         if not self._owns_process:
-            self.healthy = state.restore() and self.healthy
+            self.healthy = self.healthy and is_unchanged(settings)
         environment = around(before, self._after or snapshot())
         return Record(
             self.case,
