@@ -44,7 +44,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from bench.catalogue.systems import ADAPTERS, SYSTEMS
+from bench.catalogue import CATALOGUE
+from bench.catalogue.systems import ADAPTERS
 from bench.ending import guarded
 from bench.errors import UserError, unknown
 from bench.kept import kept_bytes
@@ -273,8 +274,8 @@ def _states(definition: Definition, _: SourceOf) -> list[list[str]]:
     lines = [["system", "state, MB", *(f"{name} cache larger from, tokens" for name in ("MHA", "GQA"))]]
     for name in definition["states"]:
         state = kept_bytes(*_sequence(name))
-        label = next(system.label for system in SYSTEMS if system.name == name)
-        lines.append([label, f"{state / 1e6:.1f}", *(f"{state // each + 1:,}" for each in caches.values())])
+        larger_from = [f"{state // each + 1:,}" for each in caches.values()]
+        lines.append([CATALOGUE.system_label(name), f"{state / 1e6:.1f}", *larger_from])
     return lines
 
 
