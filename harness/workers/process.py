@@ -209,7 +209,7 @@ class WorkerProcess:
         """
         process = self._process = self._process or self._start()
         deadline = time.monotonic() + limit_s
-        self._send(process, request, deadline)
+        self._send(process, request)
         while True:
             answer = answer_in(self._buffer)
             if answer is not None:
@@ -231,7 +231,7 @@ class WorkerProcess:
             return 0
         status, deadline = None, time.monotonic() + limit_s
         with suppress(WorkerLost):  # it has ended already
-            self._send(process, {"do": "stop"}, time.monotonic() + _STOP_S)
+            self._send(process, {"do": "stop"})
         while status is None and time.monotonic() < deadline:
             with suppress(subprocess.TimeoutExpired):
                 status = process.wait(_POLL_S)
@@ -255,17 +255,11 @@ class WorkerProcess:
                 if pipe is not None:
                     pipe.close()
 
-    def _send(self, process: subprocess.Popen[bytes], request: Mapping[str, Any], deadline: float) -> None:
-        """Write a request to the worker's stdin, at most until the deadline, as a hanging worker does not read.
-
-        Raises WorkerLost if the worker is dead.
-        """
+    def _send(self, process: subprocess.Popen[bytes], request: Mapping[str, Any]) -> None:
+        """Write a request to the worker's stdin. Raises WorkerLost if the worker is dead."""
         assert process.stdin is not None
-        pipe, data = process.stdin.fileno(), line_of(request)
-        os.set_blocking(pipe, False)
         try:
-            while data and time.monotonic() < deadline:
-                data = data[os.write(pipe, data) :] if _is_ready(pipe, select.POLLOUT, _POLL_S) else data
+            os.write(process.stdin.fileno(), line_of(request))  # a few kB, which fit in the pipe of a hanging worker
         except OSError:
             raise self._death(process) from None
 
@@ -277,7 +271,7 @@ class WorkerProcess:
         assert process.stdout is not None
         pipe = process.stdout.fileno()
         wait_s = max(0.0, min(_POLL_S, deadline - time.monotonic()))
-        readable = _is_ready(pipe, select.POLLIN, wait_s)
+        readable, _, _ = select.select([pipe], [], [], wait_s)
         data = os.read(pipe, 1 << 16) if readable else b""
         self._buffer += data
         self._limit_log()
@@ -335,16 +329,6 @@ def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[P
     with ThreadPoolExecutor(max(1, len(groups))) as threads:
         list(threads.map(probe_together, groups.values()))
     return [found[number] for number in range(len(launches))]
-
-
-def _is_ready(descriptor: int, event: int, wait_s: float) -> bool:
-    """Wait until a pipe has `event` (POLLIN or POLLOUT) or is closed, for at most `wait_s` seconds.
-
-    Return whether that happened.
-    """
-    waiting = select.poll()
-    waiting.register(descriptor, event)
-    return bool(waiting.poll(wait_s * 1e3))
 
 
 def _environment(launch: Launch) -> dict[str, str]:
