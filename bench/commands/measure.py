@@ -35,7 +35,7 @@ def run(request: RunRequest, out: Path) -> None:
             print(f"ttt-bench: {note}", file=sys.stderr)
         if request.gpus:
             jobs = estimate.longest_first(jobs, estimate.past_durations(work.machine, out))
-        with Progress(str(out), work.total) as progress:
+        with Progress(str(out)) as progress:
             retry = retry_of(current, request.retry)
             options = Options(jobs=jobs, limits=request.limits, retry=retry, skip=work.skip, on_event=progress)
             records = run_jobs(current, work.launches, options, places)

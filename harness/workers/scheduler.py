@@ -48,20 +48,18 @@ class Event:
 
     kind: "plan" (before the first case), "start" (of a case), "record" (end of a case), or "lost" (a GPU does not
         answer any more; `message` says which).
-    done, total: number of finished cases and of all cases in this call. kept: cases that an earlier call finished,
-        which the two numbers exclude.
     planned: the case that started or ended. record: the result of the case that ended.
     `place`: name of the case's GPU slot, "" for the only one.
+    total: for "plan", the number of cases in this call. kept: of further cases, which an earlier call finished.
     """
 
     kind: str
-    done: int
-    total: int
-    kept: int = 0
     planned: Planned | None = None
     record: Record | None = None
     message: str = ""
     place: str = ""
+    total: int = 0
+    kept: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,14 +107,19 @@ def run_jobs(
             raise ValueError(f"system {'/'.join(job.pair)}: unknown; there are {known}")
     with signals_raise(), run.held(task):
         todo = {job.name: Todo.of(run, job, options.repeat, options.retry) for job in jobs}
+        lock = threading.Lock()
+
+        def emit(kind: str, **fields: Any) -> None:
+            with lock:  # calls from several threads do not overlap
+                options.on_event(Event(kind, **fields))
+
         total = sum(len(each.pending) for each in todo.values())
-        display = _Display(options.on_event, total, kept=sum(each.kept for each in todo.values()))
-        display.emit("plan")
-        pool = Pool(run.folder, places, lambda text: display.emit("lost", message=text))
+        emit("plan", total=total, kept=sum(each.kept for each in todo.values()))
+        pool = Pool(run.folder, places, lambda text: emit("lost", message=text))
 
         def run_one(job: Job, place: Place) -> None:
             if pending := todo[job.name].pending:
-                _JobRun(run, job, launches[job.pair], options, place, display, pool.stop).cases(pending)
+                _JobRun(run, job, launches[job.pair], options, place, emit, pool.stop).cases(pending)
 
         pool.each(jobs, run_one)
         return run.records()
@@ -150,22 +153,6 @@ class Todo:
 
 
 @dataclass
-class _Display:
-    """Counts finished cases and calls `on_event`. Several threads can use it; calls of `on_event` never overlap."""
-
-    on_event: Callable[[Event], object]
-    total: int
-    kept: int
-    done: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def emit(self, kind: str, **fields: Any) -> None:
-        with self.lock:
-            self.done += kind == "record"
-            self.on_event(Event(kind, self.done, self.total, self.kept, **fields))
-
-
-@dataclass
 class _JobRun:
     """Runs the cases of one job on one GPU slot.
 
@@ -177,7 +164,7 @@ class _JobRun:
     launch: Launch
     options: Options
     place: Place
-    display: _Display
+    emit: Callable[..., None]
     stop: threading.Event
 
     def cases(self, pending: list[Planned]) -> None:
@@ -194,7 +181,7 @@ class _JobRun:
             for planned in list(pending):
                 if self.stop.is_set():
                     raise Stopped
-                self.display.emit("start", planned=planned, place=name)
+                self.emit("start", planned=planned, place=name)
                 if reason := self.options.skip(planned, records):
                     record = self._unmeasured(worker, planned, "skipped", reason)
                 else:
@@ -207,7 +194,7 @@ class _JobRun:
                 else:
                     run.record_file(self.job).append(record)
                 records = [each for each in records if each.case.key != planned.case.key] + [record]
-                self.display.emit("record", planned=planned, record=record, place=name)
+                self.emit("record", planned=planned, record=record, place=name)
                 pending.remove(planned)
 
     def _record(self, worker: WorkerProcess, planned: Planned) -> Record:

@@ -193,13 +193,8 @@ def test_skip_sees_earlier_records(folder: Path) -> None:
 def test_events_follow_the_cases(folder: Path) -> None:
     events: list[Event] = []
     measured(folder, [case("work"), case("skip")], on_event=events.append)
-    assert [(e.kind, e.done, e.total) for e in events] == [
-        ("plan", 0, 2),
-        ("start", 0, 2),
-        ("record", 1, 2),
-        ("start", 1, 2),
-        ("record", 2, 2),
-    ]
+    assert [event.kind for event in events] == ["plan", "start", "record", "start", "record"]
+    assert (events[0].total, events[0].kept) == (2, 0)
     assert events[2].record is not None
     assert events[3].planned == Planned(case("skip"))
 
