@@ -141,7 +141,7 @@ class Record:
     environment: `environment.snapshot()` with readings "before" the case and "after" the last sample.
         The throttle_reasons in "after" are all reasons that were seen while sampling.
     started_at: ISO 8601, UTC. wall_s: seconds that the case took. stages_s: seconds by stage: build, `check`,
-        cool_down, warm_up, sample and reference.
+        warm_up, sample and reference.
     earlier: previous records of this case and repeat in the file, oldest first; not stored in the file.
     """
 
