@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
 from random import Random
@@ -13,6 +13,7 @@ import torch
 
 from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig
+from bench.models.operator import rows_of
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.ttt.layer import (
     LAYER_LIMITS,
@@ -231,17 +232,6 @@ class Steps:
             return check_timed([("output", last[rows], expected)], self.dtype)
 
         return compare
-
-
-def rows_of(state: Any, rows: list[int]) -> Any:
-    """Return a copy of a `GenerateState` that has the sequences `rows` only."""
-
-    def taken(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(taken(each) for each in value)
-        return value[rows] if isinstance(value, torch.Tensor) else value
-
-    return replace(state, **{field.name: taken(getattr(state, field.name)) for field in fields(state)})
 
 
 @torch.no_grad()
