@@ -62,12 +62,21 @@ class Pool:
             `stop` is set. A job with a lost GPU runs again on another slot.
         Raises RunError if no GPU is left. If a job raises another exception, or at Ctrl-C, all jobs end.
         """
-        if len(self.places) == 1:
-            self._alone(jobs, do)
-            return
         waiting: Queue[T] = Queue()  # also a job whose GPU was lost waits
         for job in jobs:
             waiting.put(job)
+        if len(self.places) == 1:
+            self._take_turns(waiting, self.places[0], do)
+        else:
+            self._in_threads(waiting, do)
+        if left := waiting.qsize():
+            raise RunError(
+                f"{self.folder}: no GPU is left for {counted(left, 'job')}; "
+                "what is finished is kept, resume it (--resume)"
+            )
+
+    def _in_threads(self, waiting: Queue[T], do: Callable[[T, Place], object]) -> None:
+        """Run waiting jobs with one thread per slot. Raises the first exception of a job, after all jobs have ended."""
         errors: list[BaseException] = []
 
         def serve(place: Place, cores: frozenset[int], ended: threading.Event) -> None:
@@ -95,19 +104,6 @@ class Pool:
             _wait_for(under_way)
         if errors:
             raise errors[0]
-        if left := waiting.qsize():
-            raise RunError(
-                f"{self.folder}: no GPU is left for {counted(left, 'job')}, every one is gone; "
-                "what is finished is kept, resume it (--resume)"
-            )
-
-    def _alone(self, jobs: Iterable[T], do: Callable[[T, Place], object]) -> None:
-        try:
-            for job in jobs:
-                do(job, self.places[0])
-        except PlaceLost:
-            gone = self.places[0].name or "the GPU"
-            raise RunError(f"{self.folder}: {gone} is gone; what is finished is kept, resume it (--resume)") from None
 
     def _take_turns(self, waiting: Queue[T], place: Place, do: Callable[[T, Place], object]) -> None:
         """Run waiting jobs on one slot until all jobs of all slots have ended, or the slot's GPU is lost."""
@@ -120,7 +116,7 @@ class Pool:
                 do(job, place)
             except PlaceLost:
                 waiting.put(job)
-                self.say(f"{place.name} is gone; what is left goes to the others")
+                self.say(f"{place.name or 'the GPU'} is gone")
                 return
             finally:
                 waiting.task_done()
