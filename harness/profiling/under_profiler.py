@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from harness.schema.reason import of_exception
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import Planned
-from harness.workers.process import Launch, Limits, Place, WorkerProcess
+from harness.workers.process import Launch, Limits, Place, WorkerProcess, signal_of
 from harness.workers.protocol import WorkerLost, case_request, record_of
 
 STOP_S = 180.0  # for a profiler to write its report
@@ -174,9 +173,8 @@ def _ending(status: int) -> str:
 
     status: its exit status; a negative one, or one above 128, stands for a signal.
     """
-    number = status - 128 if status > 128 else -status
-    if number in {each.value for each in signal.Signals}:
-        return f"it was killed by {signal.Signals(number).name}"
+    if name := signal_of(status):
+        return f"it was killed by {name}"
     return f"it ended with status {status}" if status else "it left no report"
 
 

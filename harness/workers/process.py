@@ -286,10 +286,7 @@ class WorkerProcess:
             return WorkerLost("failed", self._with_last_words("the worker closed its output"))
         if code == warden.NOT_STARTED:
             return WorkerLost("failed", self._last_words() or "the worker could not be started")
-        # The warden, shells and container clients report a signal as 128 + its number.
-        number = -code if code < 0 else code - 128 if code > 128 else 0
-        if number in {each.value for each in signal.Signals}:
-            name = signal.Signals(number).name
+        if name := signal_of(code):
             hint = " (by hand, or by the system when memory ended)" if name == "SIGKILL" else ""
             return WorkerLost("killed", self._with_last_words(f"the worker was killed by {name}{hint}"))
         return WorkerLost("failed", self._with_last_words(f"the worker exited with status {code}"))
@@ -329,6 +326,15 @@ def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[P
     with ThreadPoolExecutor(max(1, len(groups))) as threads:
         list(threads.map(probe_together, groups.values()))
     return [found[number] for number in range(len(launches))]
+
+
+def signal_of(status: int) -> str:
+    """Return the name of the signal that ended a process with this exit status; "" if none did.
+
+    The warden, shells and container clients report a signal as 128 + its number.
+    """
+    number = -status if status < 0 else status - 128
+    return signal.Signals(number).name if number in {each.value for each in signal.Signals} else ""
 
 
 def _environment(launch: Launch) -> dict[str, str]:
