@@ -107,10 +107,7 @@ class Profiler:
         pool = Pool(self.run.folder, places, self.say)
 
         def at(number: int, place: Place) -> None:
-            mine = JobProfiler(self, jobs[number], place, pool.stop.is_set)
-            do(number, mine)
-            if mine.lost_everywhere:
-                self.tools = mine.tools
+            do(number, JobProfiler(self, jobs[number], place, pool.stop.is_set))
 
         pool.each(range(len(jobs)), at)
 
@@ -120,12 +117,11 @@ class JobProfiler:
 
     stopped: returns whether the run should end; called while a worker works.
     tools: the profilers that this job still uses.
-    lost_everywhere: whether a profiler was given up that fails for every case on this machine.
     """
 
     def __init__(self, asked: Profiler, job: Job, place: Place, stopped: Callable[[], bool]) -> None:
         self.asked, self.job, self.place, self.stopped = asked, job, place, stopped
-        self.tools, self.lost_everywhere = asked.tools, False
+        self.tools = asked.tools
         launch = asked.launches[job.pair]
         self.launch = replace(launch, env={**launch.env, **place.env})
         self.under_profiler = UnderProfiler(asked.run, place, asked.limits, stopped)
@@ -276,7 +272,7 @@ class JobProfiler:
         self.asked.say(why)
         if isinstance(error, ToolLost) and error.lasting:
             self.tools = Tools()
-            self.lost_everywhere = self.lost_everywhere or error.everywhere
+            self.asked.tools = Tools() if error.everywhere else self.asked.tools
         return why
 
 
