@@ -181,9 +181,7 @@ class JobProfiler:
             try:
                 call_us, lost = self.under_profiler.alone(worker, planned), None
             except ToolLost as error:
-                self._end_if_stopped()
-                if not self.place.is_there():
-                    raise PlaceLost from None
+                self._blame_the_case()
                 call_us, lost = 0.0, error
             found[planned.case.key] = _Alone(call_us, lost, time.monotonic() - start)
         return found
@@ -206,11 +204,9 @@ class JobProfiler:
                 values = found | {"environment": environment, "started_at": started_at}
                 profile, record = Profile.from_values({"case": planned.case.to_dict(), **values}), answered
             except (ToolLost, ProfileError) as error:
-                self._end_if_stopped()
+                self._blame_the_case()
                 status, why = getattr(error, "status", "failed"), sentence(str(error))
                 profile = Profile(case=planned.case, status=status, reason=why, started_at=started_at)
-                if not self.place.is_there():
-                    raise PlaceLost from None
         profile = _took(profile, TIMES, start)
         self._keep(profile, record)
         if profile.status == "ok" and self.tools.ratios:
@@ -247,9 +243,7 @@ class JobProfiler:
                 stand_in = planned
                 counters, command = self.under_profiler.by_ncu(launch, profile.case, planned)
         except (ToolLost, ProfileError) as error:
-            self._end_if_stopped()
-            if not self.place.is_there():
-                raise PlaceLost from None
+            self._blame_the_case()
             why = f"{NOT_COUNTED}{self._give_up(error)}"
             return replace(profile, notes=(*profile.notes, why))
         if stand_in != planned:
@@ -258,10 +252,12 @@ class JobProfiler:
         tools = {**profile.tools, "ncu": self.tools.version}
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
-    def _end_if_stopped(self) -> None:
-        """Raise Stopped if the run should end. Ctrl-C also kills the profiler; that must not count as a failed case."""
+    def _blame_the_case(self) -> None:
+        """Raise Stopped if the run should end, as Ctrl-C also kills the profiler, and PlaceLost if the GPU is gone."""
         if self.stopped():
             raise Stopped
+        if not self.place.is_there():
+            raise PlaceLost
 
     def _give_up(self, error: Exception) -> str:
         """Report an error of Nsight Compute to the user, and return the reported sentence.
