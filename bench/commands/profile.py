@@ -1,8 +1,9 @@
 """`ttt-bench profile`: run cases again under a profiler and store the profiles in a run."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from threading import Lock
 
@@ -61,7 +62,7 @@ def profile(request: RunRequest, out: Path) -> None:
     if request.resume:
         print(f"{out}: {counted(every - left, 'profile')} kept from before", flush=True)
     profiler.on_times = lambda profile: print(f"timed, to be counted: {profile.case.label}", flush=True)
-    profiler.on_profile = _Printer(left, recorded(run.records()))
+    profiler.on_profile = _printing(left, recorded(run.records()))
     try:
         found = profiler.jobs(jobs, places)
     except KeyboardInterrupt:
@@ -110,30 +111,25 @@ def of_few_layers(planned: Planned) -> Planned:
     return replace(planned, case=replace(case, size=cut(case.size, COUNTED_LAYERS)))
 
 
-class _Printer:
-    """Callback that prints each finished profile: its time next to the recorded latency, and its bottleneck.
+def _printing(total: int, latencies: Mapping[str, Recorded]) -> Callable[[Profile], None]:
+    """Return a callback that prints each of `total` finished profiles. latencies: the run's records, by case key."""
+    lock, numbers = Lock(), count(1)
 
-    total: how many profiles are to come. latencies: the run's records, by case key.
-    """
+    def show(profile: Profile) -> None:
+        with lock:
+            print(*_lines(f"[{next(numbers)}/{total}]", profile, latencies), sep="\n", flush=True)
 
-    def __init__(self, total: int, latencies: Mapping[str, Recorded]) -> None:
-        self._total, self._done, self._latencies = total, 0, latencies
-        self._lock = Lock()
+    return show
 
-    def __call__(self, profile: Profile) -> None:
-        with self._lock:
-            self._done += 1
-            for line in self._lines(profile):
-                print(line, flush=True)
 
-    def _lines(self, profile: Profile) -> list[str]:
-        counter = f"[{self._done}/{self._total}]"
-        if profile.status != "ok":
-            return [f"{counter} {profile.status} {profile.case.label}: {profile.reason}"]
-        (profile,) = with_common_ceilings([profile])
-        agrees = agreement(profile, self._latencies.get(profile.case.key))
-        return [
-            f"{counter} {profile.case.label}: {agrees} ({in_words(sum(profile.stages_s.values()))})",
-            f"    {' '.join(sentences(profile))}",
-            *(f"    ({note})" for note in profile.notes),
-        ]
+def _lines(counter: str, profile: Profile, latencies: Mapping[str, Recorded]) -> list[str]:
+    """Return a profile's time next to the recorded latency, its bottleneck, and its notes."""
+    if profile.status != "ok":
+        return [f"{counter} {profile.status} {profile.case.label}: {profile.reason}"]
+    (profile,) = with_common_ceilings([profile])
+    agrees = agreement(profile, latencies.get(profile.case.key))
+    return [
+        f"{counter} {profile.case.label}: {agrees} ({in_words(sum(profile.stages_s.values()))})",
+        f"    {' '.join(sentences(profile))}",
+        *(f"    ({note})" for note in profile.notes),
+    ]
