@@ -44,8 +44,7 @@ endif
 	$(PY) -m bench run $(SUITES) --out "$(OUT)" --resume $(RUN_OPTIONS)
 	$(if $(findstring --dry-run,$(RUN_OPTIONS)),,$(PY) -m bench report "$(OUT)")
 
-# Environments of their own for systems whose pins conflict, and the systems.toml that names them. A log without
-# .installed tells ttt-bench that the environment is not there.
+# Environments of their own for systems whose pins conflict, and the systems.toml that names them.
 baselines: venv-vllm venv-mamba
 
 venv-vllm venv-mamba: venv-%: systems.toml

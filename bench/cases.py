@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 from math import inf
 
-from bench.catalogue.metrics import OPTION_DEFAULTS
+from bench.catalogue import OPTION_DEFAULTS
 from bench.catalogue.suites import Panel, Suite
 from bench.catalogue.systems import ADAPTERS, LAUNCH_BOUND_TOKENS, Adapter
 from bench.errors import UserError, unknown

@@ -246,23 +246,17 @@ def report(
 
 @app.command()
 def site(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The site's folder.")],
-    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="Run folders.")] = None,
-    serve: Annotated[bool, typer.Option("--serve", help="Serve the site on the loopback address.")] = False,
-    port: Annotated[int, typer.Option(help="For --serve; 0 picks a free port.", min=0, max=65535)] = 8000,
 ) -> None:
-    """Write, update or serve a static site of runs.
+    """Write or update a static site of runs.
 
     The site has each run's page, each system over time, and comparisons of runs.
+    To look at it: python -m http.server --bind 127.0.0.1 --directory SITE
     """
-    from bench.commands import site as commands
+    from bench.commands.site import site
 
-    if not runs and not serve:
-        raise UserError("site: name run folders, or add --serve to serve an existing site")
-    if runs:
-        commands.site(runs, output)
-    if serve:
-        commands.serve(output, port)
+    site(runs, output)
 
 
 @app.command()

@@ -61,15 +61,11 @@ def launches(device: str = "") -> dict[tuple[str, str], Launch]:
     return {pair: replace(launch, env={**unset, **launch.env}) for pair, launch in found.items()}
 
 
-def failed_install(launch: Launch) -> str:
-    """Return why the worker's environment is missing if `make baselines` failed to install it; otherwise return "".
-
-    A failed install leaves the log ENVIRONMENT.log, but no file ENVIRONMENT/.installed.
-    """
-    folder = Path(launch.command[0]).parent.parent
-    log = Path(f"{folder}.log")
-    left = log.exists() and not (folder / ".installed").exists()
-    return f"its environment failed to install (log: {log})" if left else ""
+def no_interpreter(launch: Launch) -> str:
+    """Return that the worker's interpreter does not exist; "" if it exists, or is a name to look up on the path."""
+    program = launch.command[0]
+    missing = os.sep in program and not os.path.exists(program)
+    return "its interpreter does not exist; `make baselines` creates the environments" if missing else ""
 
 
 def _read(file: Path) -> dict[str, Launch]:

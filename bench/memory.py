@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.errors import UserError
-from bench.kept import ELEMENT_BYTES, kept_bytes, state_element_bytes, window_bytes
+from bench.kept import ELEMENT_BYTES, kept_bytes, state_element_bytes
 from bench.models.case_model import checkpoint_missing, config_of
-from bench.models.config import MODELS, TTTConfig, parameter_count
+from bench.models.config import MODELS, parameter_count
 from harness.schema.case import Case
 from harness.schema.reason import said_number
 from harness.schema.record import Record
@@ -96,15 +96,6 @@ def _shortage(needed: int, total: int) -> str:
 
 def _size(count: int) -> str:
     return f"{said_number(count / 1e12)} TB" if count > 1e12 else f"{said_number(count / 1e9)} GB"
-
-
-def sequences_that_fit(config: TTTConfig, state_bytes: float, dtype: str, total: int) -> int:
-    """Return for how many sequences a TTT model can generate at once in `total` bytes, which also hold its weights.
-
-    state_bytes: one layer's state per sequence, without the inputs of its convolutions. dtype: that of the weights.
-    """
-    left = total - parameter_count(config) * ELEMENT_BYTES[dtype]
-    return max(0, int(left // (config.layers * state_bytes + window_bytes(config, ELEMENT_BYTES[dtype]))))
 
 
 def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:

@@ -1,35 +1,7 @@
 """Write the tables of Markdown files from runs: python -m bench.numbers TABLES.toml FILE...
 
-A section of the TOML file defines one table. The command writes it between `<!-- table NAME -->` and `<!-- end -->`:
-
-    [linear-forward]
-    run = "h100"
-    head = "ms"
-    value = "latency_ms"
-    where = { suites = "kernel-forward", system = "ttt-linear", l2 = "cold" }
-    columns = [{ label = "2k", context = 2048 }, { label = "8k", context = 8192 }]
-    rows = [{ label = "B=1", batch = 1 }, { label = "B=16", batch = 16 }]
-
-`run` is a folder next to the TOML file. `where`, the row and the column select one case by columns of `ttt-bench
-table`; "a|b" matches either. A cell is the case's `value` times `scale`. A row or column can override these keys.
-
-`profile` reads the case's profile instead: "ms", "longest" (kernel), or a list of parts (`reports.profiles.parts`).
-Parts are shares of the time, or milliseconds with `unit = "ms"`.
-
-`given = [29.6, 116]` is a row of numbers from elsewhere. `ratio = ["a", "b"]` divides row "a" by row "b", both above.
-
-Two kinds of tables describe whole runs:
-
-    [runs]
-    runs = [{ run = "h100", note = "the paper's suites" }]
-
-    [run-to-run]
-    apart = [{ label = "one machine, twice", a = "h100", b = "h100-again" }]
-
-One kind needs no run: the state of one 1.3b sequence per system, and from how many tokens on a KV cache is larger.
-
-    [cache-and-states]
-    states = ["ttt-linear", "ttt-mlp", "mamba"]
+A section of the TOML file defines one table, which the command writes between `<!-- table NAME -->` and `<!-- end -->`.
+The comments of `reports/results/tables.toml` describe the definitions.
 """
 
 import re
@@ -44,7 +16,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from bench.catalogue.systems import ADAPTERS, SYSTEMS
+from bench.catalogue import CATALOGUE
+from bench.catalogue.systems import ADAPTERS
 from bench.ending import guarded
 from bench.errors import UserError, unknown
 from bench.kept import kept_bytes
@@ -273,8 +246,8 @@ def _states(definition: Definition, _: SourceOf) -> list[list[str]]:
     lines = [["system", "state, MB", *(f"{name} cache larger from, tokens" for name in ("MHA", "GQA"))]]
     for name in definition["states"]:
         state = kept_bytes(*_sequence(name))
-        label = next(system.label for system in SYSTEMS if system.name == name)
-        lines.append([label, f"{state / 1e6:.1f}", *(f"{state // each + 1:,}" for each in caches.values())])
+        larger_from = [f"{state // each + 1:,}" for each in caches.values()]
+        lines.append([CATALOGUE.system_label(name), f"{state / 1e6:.1f}", *larger_from])
     return lines
 
 

@@ -1,6 +1,5 @@
 """Plan a run: turn a request into jobs. Planning imports no system and needs no GPU."""
 
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any
 from bench.cases import adapters_of, jobs_of, suite_cases, with_keys
 from bench.catalogue import catalogue
 from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite
-from bench.environments import SYSTEMS_FILE, failed_install, launches, systems_of_file
+from bench.environments import SYSTEMS_FILE, launches, no_interpreter, systems_of_file
 from bench.errors import UserError
 from bench.memory import refuse_beyond_memory, skip_reason, total_memory_bytes
 from bench.models.case_model import Checkpoint, offer, read_checkpoint
@@ -80,13 +79,8 @@ class Plan:
         planned = {"/".join(job.pair): self.launches[job.pair] for job in self.jobs}
         own = [label for label in systems_of_file() if label in planned]
         notes = [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
-        for label, launch in planned.items():
-            program = launch.command[0]
-            if why := failed_install(launch):
-                notes.append(f"no {label}: {why}")
-            elif os.sep in program and not os.path.exists(program):
-                notes.append(f"no {label}: {program} does not exist; `make baselines` creates the environments")
-        return notes
+        lacking = {label: why for label, launch in planned.items() if (why := no_interpreter(launch))}
+        return [*notes, *(f"no {label}: {why} ({planned[label].command[0]})" for label, why in lacking.items())]
 
     @cached_property
     def skip(self) -> SkipReason:
@@ -135,10 +129,10 @@ class Plan:
 def skips(launches: Mapping[tuple[str, str], Launch], memory_bytes: int | None) -> SkipReason:
     """Return the function that the scheduler calls before each case; it returns the reason to skip the case, or "".
 
-    Reasons: a failed install, or what `skip_reason` returns. memory_bytes: the device's memory, None if unknown.
+    Reasons: no interpreter, or what `skip_reason` returns. memory_bytes: the device's memory, None if unknown.
     """
     return lambda planned, earlier: (
-        failed_install(launches[planned.case.system, planned.case.backend])
+        no_interpreter(launches[planned.case.system, planned.case.backend])
         or skip_reason(planned, earlier, memory_bytes)
     )
 

@@ -12,9 +12,8 @@ from typing import Any, BinaryIO, TextIO
 
 from harness.measure.environment import snapshot, versions_of
 from harness.measure.measured_case import CaseRun
-from harness.measure.nvml import Cooler
 from harness.measure.system import NeedsFreshProcess, SystemAdapter, Workload
-from harness.profiling.in_worker import ProfilerChoice, measured_ceilings, profile
+from harness.profiling.in_worker import ProfilerChoice, profile
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.reason import sentence
@@ -22,7 +21,7 @@ from harness.workers.protocol import line_of
 
 
 def load(entry: str) -> Any:
-    """Return the object that `entry`, MODULE:ATTRIBUTE[:ARGUMENT...], names: an adapter or a function.
+    """Return the adapter that `entry`, MODULE:ATTRIBUTE[:ARGUMENT...], names.
 
     If the attribute is a class, return an instance, created with the arguments.
     Raises ValueError if `entry` has another form.
@@ -35,10 +34,10 @@ def load(entry: str) -> Any:
     return found(*arguments) if isinstance(found, type) else found
 
 
-def answer(system: SystemAdapter | None, request: dict[str, Any], cooler: Cooler) -> dict[str, Any]:
+def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, Any]:
     """Run the "probe" or the "case" that a request names; return the answer as JSON values.
 
-    system: the worker's adapter; None if every request names one as "entry". cooler: shared by all cases.
+    system: the worker's adapter; None if every request names one as "entry".
     Raises ValueError for another request, or if no system is named.
     """
     if "entry" in request:
@@ -48,7 +47,7 @@ def answer(system: SystemAdapter | None, request: dict[str, Any], cooler: Cooler
     if request["do"] == "probe":
         return _probe(system)
     if request["do"] == "case":
-        return _case(system, request, cooler)
+        return _case(system, request)
     raise ValueError(f"request {request['do']!r}: must be probe, case or stop")
 
 
@@ -62,15 +61,14 @@ def _probe(system: SystemAdapter) -> dict[str, Any]:
     return {"available": not reason, "reason": reason, "versions": versions, "environment": environment}
 
 
-def _case(system: SystemAdapter, request: dict[str, Any], cooler: Cooler) -> dict[str, Any]:
+def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
     case, policy, mode = Case.from_dict(request["case"]), Policy(**request["policy"]), request["mode"]
     chosen = ProfilerChoice(**request.get("profiler", {}))
-    ceilings = measured_ceilings(load(chosen.ceilings)) if chosen.ceilings else {}  # before the case takes memory
 
     def profiler(case: Case, workload: Workload, throttled: Any) -> dict[str, Any]:
-        return profile(case, workload, chosen, throttled) | {"ceilings": ceilings}
+        return profile(case, workload, chosen, throttled)
 
-    run = CaseRun(case, policy, mode, profiler if mode == "profile" else None, cooler)
+    run = CaseRun(case, policy, mode, profiler if mode == "profile" else None)
     try:
         record = run.record(system)
     except NeedsFreshProcess:
@@ -88,12 +86,12 @@ def main(arguments: list[str]) -> int:
         return 2
     this_process = os.getpid()
     requests, answers = _claim_pipes()
-    system, cooler = load(arguments[0]) if arguments else None, Cooler()  # without one, requests name it
+    system = load(arguments[0]) if arguments else None  # without one, requests name it
     for line in requests:
         request = json.loads(line)
         if request["do"] == "stop":
             break
-        data = line_of(answer(system, request, cooler))
+        data = line_of(answer(system, request))
         if os.getpid() != this_process:
             os._exit(1)  # a child that the case forked; its parent answers
         answers.write(data)

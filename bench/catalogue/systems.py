@@ -1,12 +1,10 @@
-"""Every system and backend: label, marker, requirements and adapter.
+"""The adapter of every system on every backend, and its requirements.
 
 Only a system's worker imports its adapter, so packages may conflict between environments.
-To add a system or a backend, write its adapter and two entries here (`CONTRIBUTING.md`).
+To add a system or a backend, write its adapter, an entry here and its label in `catalogue.toml` (`CONTRIBUTING.md`).
 """
 
 from dataclasses import dataclass, replace
-
-from harness.schema.catalogue import BackendEntry, SystemEntry
 
 ANYWHERE = ("cpu", "cuda")
 BOTH, LAYER = ("model", "layer"), ("layer",)
@@ -48,32 +46,6 @@ class Adapter:
     def label(self) -> str:
         """The name SYSTEM/BACKEND."""
         return f"{self.system}/{self.backend}"
-
-
-BACKENDS: tuple[BackendEntry, ...] = (
-    BackendEntry("thunderkittens", "ThunderKittens", "solid"),
-    BackendEntry("mamba-ssm", "mamba-ssm", "solid"),
-    BackendEntry("vllm", "vLLM", "solid"),
-    BackendEntry("triton", "Triton", "dash"),
-    BackendEntry("triton-dual", "Triton dual", "solid"),
-    BackendEntry("flash-attn", "PyTorch + FlashAttention", "dash"),
-    BackendEntry("triton-primal", "Triton primal", "dashdot"),
-    BackendEntry("torch", "PyTorch", "dot"),
-    BackendEntry("torch-compile", "torch.compile", "longdashdot"),
-    BackendEntry("fla", "flash-linear-attention", "longdash"),
-)
-SYSTEMS: tuple[SystemEntry, ...] = (
-    SystemEntry("ttt-linear", "TTT-Linear", "TTT", 0, "circle"),
-    SystemEntry("ttt-mlp", "TTT-MLP", "TTT", 1, "square"),
-    SystemEntry("transformer", "Transformer", "attention", 2, "diamond"),
-    SystemEntry("transformer-gqa", "Transformer (GQA)", "attention", 7, "diamond"),
-    SystemEntry("mamba", "Mamba", "state space", 3, "triangle-up"),
-    SystemEntry("mamba2", "Mamba-2", "state space", 4, "pentagon"),
-    SystemEntry("gated-deltanet", "Gated DeltaNet", "linear attention", 5, "triangle-down"),
-    SystemEntry("kda", "Kimi Delta Attention", "linear attention", 5, "square"),
-    SystemEntry("deltaproduct", "Gated DeltaProduct", "linear attention", 6, "circle"),
-    SystemEntry("rwkv7", "RWKV-7", "linear attention", 6, "star"),
-)
 
 
 def _ttt(learner: str) -> tuple[Adapter, ...]:

@@ -214,10 +214,15 @@ class _Side:
         launches = {pair: replace(launch, root=root) for pair, launch in work.launches.items()}
         return cls(Run.create(folder, file), launches, commit)
 
-    def measure(self, job: Job, number: int, work: Plan, show: "_Display") -> set[str]:
+    def measure(self, job: Job, number: int, work: Plan, progress: Progress) -> set[str]:
         """Run round `number` of a job in a fresh process; return the keys of its cases that have a result."""
-        show.turn = " ".join(filter(None, (f"round {number + 1},", self.run.folder.name, self.commit[:10])))
-        options = Options(jobs=[job], repeats=[number], limits=work.request.limits, on_event=show, skip=work.skip)
+        turn = " ".join(filter(None, (f"round {number + 1},", self.run.folder.name, self.commit[:10])))
+
+        def show(event: Event) -> None:
+            if event.kind != "plan":  # of all rounds, one was shown
+                progress(replace(event, place=turn) if event.kind == "record" else event)
+
+        options = Options(jobs=[job], repeat=number, limits=work.request.limits, on_event=show, skip=work.skip)
         records = run_jobs(self.run, self.launches, options)
         keys = {planned.case.key for planned in job.cases}
         ok = [each for each in records if each.case.key in keys and each.repeat == number and each.status == "ok"]
@@ -245,34 +250,12 @@ def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
     """
     jobs = list(work.jobs)
     rounds = work.request.rounds
-    with Progress("ab", 2 * rounds * work.total) as progress:
-        show = _Display(progress, 2 * rounds * work.total)
+    with Progress("ab") as progress:
+        progress(Event("plan", total=2 * rounds * work.total))
         for number in range(rounds):
             for at, job in enumerate(jobs):
                 order = sides if number % 2 == 0 else list(reversed(sides))
-                finished = [side.measure(job, number, work, show) for side in order if job.cases]
+                finished = [side.measure(job, number, work, progress) for side in order if job.cases]
                 left = tuple(each for each in job.cases if all(each.case.key in keys for keys in finished))
-                show.total -= 2 * (len(job.cases) - len(left)) * (rounds - number - 1)
+                progress.total -= 2 * (len(job.cases) - len(left)) * (rounds - number - 1)
                 jobs[at] = replace(job, cases=left)
-
-
-@dataclass
-class _Display:
-    """Callback that shows the events of all calls of `run_jobs` in one display; each call counts its own cases from 0.
-
-    show: the display. total, done: counts of all rounds and sides.
-    turn: the round and side of the next records, as text.
-    """
-
-    show: Progress
-    total: int
-    done: int = 0
-    turn: str = ""
-
-    def __call__(self, event: Event) -> None:
-        if event.kind == "plan" and self.done:
-            return
-        if event.kind == "record":
-            self.done += 1
-            event = replace(event, place=self.turn)
-        self.show(replace(event, done=self.done, total=self.total, kept=0))

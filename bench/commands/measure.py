@@ -35,7 +35,7 @@ def run(request: RunRequest, out: Path) -> None:
             print(f"ttt-bench: {note}", file=sys.stderr)
         if request.gpus:
             jobs = estimate.longest_first(jobs, estimate.past_durations(work.machine, out))
-        with Progress(str(out), work.total * current.file.repeats) as progress:
+        with Progress(str(out)) as progress:
             retry = retry_of(current, request.retry)
             options = Options(jobs=jobs, limits=request.limits, retry=retry, skip=work.skip, on_event=progress)
             records = run_jobs(current, work.launches, options, places)
@@ -85,19 +85,18 @@ def dry_run(request: RunRequest, out: Path) -> None:
     for job in work.requested(earlier.joined(work.jobs) if earlier else work.jobs):
         left = list(job.cases)
         if earlier:
-            todo = Todo.of(earlier, job, range(earlier.file.repeats), retry_of(earlier, request.retry))
-            left, kept = [planned for planned, _ in todo.pending], kept + todo.kept
+            todo = Todo.of(earlier, job, 0, retry_of(earlier, request.retry))
+            left, kept = todo.pending, kept + todo.kept
         if not left:
             continue
-        cases = {planned.case.key: planned for planned in left}.values()
-        for planned in cases:
+        for planned in left:
             print(f"{planned.case.key}  {planned.case.label}")
         times.append(estimate.job_time(left, past))
         total += len(left)
-        phases = ", ".join(dict.fromkeys(planned.case.phase for planned in cases))
-        skipped = Counter(filter(None, (work.skip(planned, []) for planned in cases)))
+        phases = ", ".join(dict.fromkeys(planned.case.phase for planned in left))
+        skipped = Counter(filter(None, (work.skip(planned, []) for planned in left)))
         note = "; ".join(f"{count} skipped: {why}" for why, count in skipped.most_common(1))
-        rows.append((job.name, str(len(cases)), phases, estimate.in_words(times[-1].seconds or None), note))
+        rows.append((job.name, str(len(left)), phases, estimate.in_words(times[-1].seconds or None), note))
     print_rows(("job", "cases", "phases", "time", "note"), rows)
     on = f" in {tasks} tasks" if tasks else f" on {counted(max(1, len(gpus)), 'GPU')}" if request.gpus else ""
     took = _time_in_words(times, total, tasks or len(gpus) or 1)

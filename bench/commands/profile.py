@@ -1,8 +1,9 @@
 """`ttt-bench profile`: run cases again under a profiler and store the profiles in a run."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from threading import Lock
 
@@ -25,7 +26,6 @@ from harness.workers.task import refuse_submitted
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import Recorded, agreement, recorded, sentences
 
-PEAKS = "bench.systems.measured_peaks:measured_peaks"
 LEAST_WIDTH = 1536  # two layers have 100 MB of weights, twice an H100's L2; those of a narrower model would fit
 COUNTED_LAYERS = COUNTED + 1  # up to the layer whose kernels are counted
 
@@ -52,7 +52,6 @@ def profile(request: RunRequest, out: Path) -> None:
         work.launches,
         tools,
         request.limits,
-        ceilings=PEAKS if work.device == "cuda" else "",
         skip=lambda planned: work.skip(planned, []),
         stand_in=of_few_layers,
         say=lambda text: print(f"ttt-bench: {text}", file=sys.stderr, flush=True),
@@ -63,7 +62,7 @@ def profile(request: RunRequest, out: Path) -> None:
     if request.resume:
         print(f"{out}: {counted(every - left, 'profile')} kept from before", flush=True)
     profiler.on_times = lambda profile: print(f"timed, to be counted: {profile.case.label}", flush=True)
-    profiler.on_profile = _Printer(left, recorded(run.records()))
+    profiler.on_profile = _printing(left, recorded(run.records()))
     try:
         found = profiler.jobs(jobs, places)
     except KeyboardInterrupt:
@@ -112,30 +111,25 @@ def of_few_layers(planned: Planned) -> Planned:
     return replace(planned, case=replace(case, size=cut(case.size, COUNTED_LAYERS)))
 
 
-class _Printer:
-    """Callback that prints each finished profile: its time next to the recorded latency, and its bottleneck.
+def _printing(total: int, latencies: Mapping[str, Recorded]) -> Callable[[Profile], None]:
+    """Return a callback that prints each of `total` finished profiles. latencies: the run's records, by case key."""
+    lock, numbers = Lock(), count(1)
 
-    total: how many profiles are to come. latencies: the run's records, by case key.
-    """
+    def show(profile: Profile) -> None:
+        with lock:
+            print(*_lines(f"[{next(numbers)}/{total}]", profile, latencies), sep="\n", flush=True)
 
-    def __init__(self, total: int, latencies: Mapping[str, Recorded]) -> None:
-        self._total, self._done, self._latencies = total, 0, latencies
-        self._lock = Lock()
+    return show
 
-    def __call__(self, profile: Profile) -> None:
-        with self._lock:
-            self._done += 1
-            for line in self._lines(profile):
-                print(line, flush=True)
 
-    def _lines(self, profile: Profile) -> list[str]:
-        counter = f"[{self._done}/{self._total}]"
-        if profile.status != "ok":
-            return [f"{counter} {profile.status} {profile.case.label}: {profile.reason}"]
-        (profile,) = with_common_ceilings([profile])
-        agrees = agreement(profile, self._latencies.get(profile.case.key))
-        return [
-            f"{counter} {profile.case.label}: {agrees} ({in_words(sum(profile.stages_s.values()))})",
-            f"    {' '.join(sentences(profile))}",
-            *(f"    ({note})" for note in profile.notes),
-        ]
+def _lines(counter: str, profile: Profile, latencies: Mapping[str, Recorded]) -> list[str]:
+    """Return a profile's time next to the recorded latency, its bottleneck, and its notes."""
+    if profile.status != "ok":
+        return [f"{counter} {profile.status} {profile.case.label}: {profile.reason}"]
+    (profile,) = with_common_ceilings([profile])
+    agrees = agreement(profile, latencies.get(profile.case.key))
+    return [
+        f"{counter} {profile.case.label}: {agrees} ({in_words(sum(profile.stages_s.values()))})",
+        f"    {' '.join(sentences(profile))}",
+        *(f"    ({note})" for note in profile.notes),
+    ]

@@ -1,17 +1,12 @@
-"""`ttt-bench site`: publish runs as a static site, and serve it."""
+"""`ttt-bench site`: publish runs as a static site."""
 
 import sys
 from collections.abc import Sequence
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from bench.errors import UserError
 from harness.schema.files import refusing
 from harness.schema.reason import counted
-from harness.schema.run import Run
-
-_LOOPBACK = "127.0.0.1"
 
 
 def site(runs: Sequence[Path], output: Path) -> None:
@@ -25,22 +20,3 @@ def site(runs: Sequence[Path], output: Path) -> None:
     drawn = f"{built.drawn} drawn, {built.runs - built.drawn} as they were"
     removed = f", {counted(built.removed, 'file')} removed" if built.removed else ""
     print(f"wrote {output / 'index.html'}: {counted(built.runs, 'run')}, {drawn}{removed}")
-
-
-def serve(folder: Path, port: int) -> None:
-    """Serve a site on the loopback address until Ctrl-C."""
-    from reports.site.folder import refuse_what_is_no_site
-
-    if Run.exists(folder):
-        raise UserError(f"{folder}: is a run; make a site of it: ttt-bench site {folder} -o SITE")
-    refuse_what_is_no_site(folder)
-    try:
-        server = ThreadingHTTPServer((_LOOPBACK, port), partial(SimpleHTTPRequestHandler, directory=str(folder)))
-    except OSError as error:
-        raise UserError(f"--port {port}: cannot be used: {error.strerror}") from None
-    with server:
-        print(f"http://{_LOOPBACK}:{server.server_address[1]}/  (Ctrl-C ends it)", flush=True)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            return

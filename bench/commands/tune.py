@@ -7,7 +7,6 @@ from itertools import product
 from bench.errors import UserError
 from bench.models.config import BASE_LR
 from tk_kernels import FORMS
-from tk_kernels.build import NO_GPU
 from tk_kernels.generate.tuning import FORWARD, FORWARD_ROWS, Tuning, section
 
 LEARNERS = tuple(BASE_LR)
@@ -23,9 +22,10 @@ def tune(learners: Sequence[str]) -> None:
         if word not in LEARNERS:
             raise UserError(f"LEARNER {word}: unknown; there are {', '.join(LEARNERS)}")
 
+    from bench.systems.needs import no_gpu
     from tk_kernels.generate.common import available
 
-    if reason := available() or _no_gpu():
+    if reason := available() or no_gpu():
         raise UserError(f"nothing can be tuned here: {reason}")
     for learner, form in product(dict.fromkeys(learners or LEARNERS), (*FORMS, FORWARD)):
         for name, rows in _rows(learner, form).items():
@@ -49,12 +49,6 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
         else:
             found.setdefault(name, {})[row] = launch
     return found
-
-
-def _no_gpu() -> str:
-    import torch
-
-    return "" if torch.cuda.is_available() else NO_GPU
 
 
 def _log(text: str) -> None:

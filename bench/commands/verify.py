@@ -29,7 +29,7 @@ def verify(request: RunRequest) -> None:
     with tempfile.TemporaryDirectory() as folder:
         # run.json names this machine's GPU, so a worker that sees none cannot pass for one that does.
         current = Run.create(Path(folder) / "run", file_of(work, "verify"))
-        with Progress("verify", work.total) as progress:
+        with Progress("verify") as progress:
             options = Options(limits=request.limits, on_event=progress, skip=work.skip)
             records = run_jobs(current, work.launches, options)
     for record in records:

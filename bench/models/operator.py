@@ -163,8 +163,8 @@ def outer_parameters(learner: Learner) -> tuple[Tensor, Tensor, Tensor]:
     return learner.token_scale, learner.ln_weight, learner.ln_bias
 
 
-def rows_of(state: Any, rows: slice | Tensor) -> Any:
-    """Return the state of the sequences `rows`; its tensors are views for a slice, copies for a tensor of indices."""
+def rows_of(state: Any, rows: slice | Tensor | list[int]) -> Any:
+    """Return the state of the sequences `rows`; its tensors are views for a slice, copies for indices."""
     if isinstance(state, Tensor):
         return state[rows]
     if is_dataclass(state) and not isinstance(state, type):

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -18,17 +18,15 @@ GEMM = (32768, 2048, 8192)  # tokens x width x the widest projection of the 1.3B
 GEMMS, REST_S = 100, 0.003
 
 
+@cache
 def peaks_of(device: str) -> dict[str, float | None]:
-    """Return the GPU's measured peaks by metric, as `measured_peaks` does; {} if `device` is "cpu"."""
-    return measured_peaks() if device == "cuda" else {}
-
-
-@lru_cache(maxsize=1)
-def measured_peaks() -> dict[str, float | None]:
     """Measure the GPU once per process; return copy_gbs (10^9 bytes per second, read plus written) and product_tflops.
 
+    device: "cuda"; "cpu" gives {}.
     product_tflops: 10^12 FLOPs per second of a GEMM with bfloat16 inputs and float32 sums.
     """
+    if device == "cpu":
+        return {}
     found: dict[str, float | None] = {"copy_gbs": _copy_gbs(), "product_tflops": _gemm_tflops()}
     torch.cuda.empty_cache()  # an engine that starts next needs the free memory
     return found

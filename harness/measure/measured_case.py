@@ -15,8 +15,14 @@ from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.environment import around, snapshot, versions_of
 from harness.measure.inspection import Inspector, claim_checks, lower_bound_check, unless_out_of_memory
-from harness.measure.nvml import LASTS_S, Cooler, EnergyMeter, Gpu, open_gpu
-from harness.measure.process_state import ProcessState, forget_peak, is_out_of_memory, peak_bytes
+from harness.measure.nvml import LASTS_S, EnergyMeter, Gpu, open_gpu
+from harness.measure.process_state import (
+    forget_peak,
+    is_out_of_memory,
+    is_unchanged,
+    peak_bytes,
+    process_settings,
+)
 from harness.measure.ranges import nvtx_range, range_name
 from harness.measure.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
 from harness.measure.timer import (
@@ -47,7 +53,6 @@ class CaseRun:
     """Runs one case: `record` does the work and returns the record.
 
     mode: "measure" times the case, "verify" only checks outputs, "profile" calls `profiler`.
-    cooler: shared by all cases of this process; remembers whether the GPU was thermally throttled and must cool down.
     healthy: after `record`, whether the process can run another case.
     profile: after `record`, the fields of a `Profile` that `profiler` returned.
     """
@@ -56,7 +61,6 @@ class CaseRun:
     policy: Policy
     mode: Mode = "measure"
     profiler: CaseProfiler | None = None
-    cooler: Cooler = field(default_factory=Cooler)
     healthy: bool = field(default=True, init=False)
     profile: dict[str, Any] = field(default_factory=dict, init=False)
 
@@ -82,12 +86,10 @@ class CaseRun:
         An exception ends the case and gives the record's status and reason; only NeedsFreshProcess passes through.
         """
         started_at, start, before = datetime.now(UTC), time.monotonic(), snapshot()
-        self.cooler.saw(before["gpu"])
-        state = ProcessState()
+        settings = process_settings()
         self._guarded(system)
-        self.cooler.saw((self._after or {}).get("gpu"))
         if not self._owns_process:
-            self.healthy = state.restore() and self.healthy
+            self.healthy = self.healthy and is_unchanged(settings)
         environment = around(before, self._after or snapshot())
         return Record(
             self.case,
@@ -175,9 +177,6 @@ class CaseRun:
 
     def _work(self, workload: Workload) -> None:
         gpu = open_gpu() if workload.device == "cuda" else None
-        if gpu and self.mode != "verify" and self.cooler.goal_c is not None:
-            with self._stage("cool_down"):
-                self.cooler.rest(gpu)
         forget_peak(workload.device)
         with self._stage("warm_up"):
             workload.capture()

@@ -195,10 +195,6 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else value or ""
 
 
-COOLER_C = 15  # degrees below a thermal slowdown, where a GPU can run for seconds at its power limit
-LONGEST_S = 20.0  # of a rest
-
-
 def is_hot(environment: Mapping[str, Any]) -> bool:
     """Return whether the GPU was thermally throttled during a case. environment: of the case's record."""
     reasons = _reading(environment, "throttle_reasons")
@@ -213,33 +209,6 @@ def heat_note(environment: Mapping[str, Any]) -> str:
     celsius = _reading(environment, "temperature_c")
     at = f", at {celsius:.0f} °C" if isinstance(celsius, int | float) else ""
     return f"thermally throttled{at}"
-
-
-class Cooler:
-    """Lets a thermally throttled GPU cool down before the next case: `saw` notes the slowdown, `rest` waits."""
-
-    def __init__(self, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic) -> None:
-        self._sleep, self._now = sleep, now
-        self.goal_c: float | None = None  # degrees Celsius; None if the GPU need not rest
-
-    def saw(self, readings: Mapping[str, Any] | None) -> None:
-        """Set `goal_c` to `COOLER_C` below the current temperature if `readings` show a thermal slowdown.
-
-        readings: result of `Gpu.readings`, None without a GPU.
-        """
-        reasons, celsius = ((readings or {}).get(name) for name in ("throttle_reasons", "temperature_c"))
-        if celsius is not None and THERMAL.intersection(reasons or ()):
-            self.goal_c = celsius - COOLER_C
-
-    def rest(self, gpu: Gpu) -> None:
-        """Wait until the GPU has cooled down to `goal_c`, for at most `LONGEST_S` seconds, and clear `goal_c`."""
-        end = self._now() + LONGEST_S
-        while self.goal_c is not None and self._now() < end:
-            celsius = gpu.readings()["temperature_c"]
-            if celsius is None or celsius <= self.goal_c:
-                break
-            self._sleep(0.25)
-        self.goal_c = None
 
 
 def _reading(environment: Mapping[str, Any], name: str) -> Any:

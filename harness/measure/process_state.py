@@ -1,9 +1,9 @@
-"""Memory and global settings of this process: peak memory, out-of-memory errors, settings restored after a case."""
+"""Memory and global settings of this process: peak memory, out-of-memory errors, settings that a case changed."""
 
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -68,46 +68,23 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-class ProcessState:
-    """Working directory, environment variables, CPU affinity and torch's global settings, saved at creation.
-
-    `restore` sets them again after a case. If torch was not yet imported at creation, its settings are not restored.
-    """
-
-    def __init__(self) -> None:
-        self._folder = _folder()
-        self._environment = dict(os.environ)
-        self._affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-        self._torch = _torch_settings()
-
-    def restore(self) -> bool:
-        """Restore all saved settings; return whether torch's settings are as before.
-
-        They are not if the case left torch's inference mode on, which cannot be switched off from outside.
-        """
-        if self._folder and _folder() != self._folder:
-            with suppress(OSError):
-                os.chdir(self._folder)
-        if dict(os.environ) != self._environment:
-            os.environ.clear()
-            os.environ.update(self._environment)
-        if self._affinity and os.sched_getaffinity(0) != self._affinity:
-            with suppress(OSError):
-                os.sched_setaffinity(0, self._affinity)
-        if not self._torch:
-            return True
-        now = _torch_settings()
-        for name, value in self._torch.items():
-            if now[name] != value and name in _SETTERS:
-                _SETTERS[name](sys.modules["torch"], value)
-        return _torch_settings() == self._torch
-
-
-def _folder() -> str:
+def process_settings() -> dict[str, Any]:
+    """Return the working directory, the CPU affinity and, if torch is imported, torch's global settings, by name."""
     try:
-        return os.getcwd()
+        folder = os.getcwd()
     except OSError:
-        return ""
+        folder = ""
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    return {"folder": folder, "affinity": affinity} | _torch_settings()
+
+
+def is_unchanged(before: Mapping[str, Any]) -> bool:
+    """Return whether the settings `before`, a result of `process_settings`, still hold.
+
+    Settings of a torch that was not yet imported are not compared.
+    """
+    now = process_settings()
+    return all(now[name] == value for name, value in before.items())
 
 
 def _torch_settings() -> dict[str, Any]:
@@ -124,16 +101,3 @@ def _torch_settings() -> dict[str, Any]:
         "default_device": str(torch.get_default_device()),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
     }
-
-
-# There is no setter for an inference mode that a case entered: the process must end.
-_SETTERS: dict[str, Callable[[Any, Any], object]] = {
-    "default_dtype": lambda torch, value: torch.set_default_dtype(getattr(torch, value.removeprefix("torch."))),
-    "num_threads": lambda torch, value: torch.set_num_threads(value),
-    "grad_enabled": lambda torch, value: torch.set_grad_enabled(value),
-    "deterministic_algorithms": lambda torch, value: torch.use_deterministic_algorithms(value),
-    "matmul_precision": lambda torch, value: torch.set_float32_matmul_precision(value),
-    # None: a named device, even the CPU, adds a dispatch to every later call.
-    "default_device": lambda torch, value: torch.set_default_device(None if value == "cpu" else value),
-    "cudnn_benchmark": lambda torch, value: setattr(torch.backends.cudnn, "benchmark", value),
-}

@@ -1,7 +1,6 @@
 """Run one case under a profiler, inside the worker: one call with ranges, then the timed runs without ranges."""
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -11,11 +10,8 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from harness.measure.cuda_clock import SETTLES_S, WAKES_S, CudaEventClock, wait_for
-from harness.measure.process_state import is_out_of_memory
 from harness.measure.ranges import (
     COUNTED_LAYER,
-    LEAD,
-    TIMED,
     nvtx_range,
     on_range,
     profiler_range,
@@ -36,6 +32,7 @@ from harness.profiling.tools.trace import Runs, found_in, found_of, last_runs
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.profile import ProfileError
+from harness.schema.work import PEAKS
 
 WARM_RUNS = 3
 RUNS = 5  # fewest profiled runs: one that the profiler delays must not count
@@ -47,7 +44,7 @@ LAUNCHES = 20_000  # most kernels that Kineto records: larger traces take long t
 COUNTED_STEPS = 2  # last generate steps that Nsight Compute counts: the last of a mini-batch does additional work
 _LONG_S = 1.0  # a run this long needs no second one to be warm
 
-Tool = Literal["none", "kineto", "nsys", "ncu"]
+Tool = Literal["none", "kineto", "ncu"]
 Found = TypeVar("Found")
 
 
@@ -55,30 +52,15 @@ Found = TypeVar("Found")
 class ProfilerChoice:
     """How to profile a case; a request to a worker holds these fields.
 
-    tool: "kineto" records inside the worker. With "nsys" and "ncu", the worker runs under that program, which captures
-        the `profiler_range`. "none" only times the case.
+    tool: "kineto" records inside the worker. With "ncu", the worker runs under that program, which captures the
+        `profiler_range`. "none" only times the case.
     keep: path for Kineto's trace, "" to discard the trace.
-    `ceilings`: MODULE:FUNCTION that measures the GPU's peaks; "" not to measure them.
     alone_us: time without a profiler, the result of an earlier request with tool "none"; 0 to measure this time.
     """
 
     tool: Tool = "kineto"
     keep: str = ""
-    ceilings: str = ""
     alone_us: float = 0.0
-
-
-def measured_ceilings(measure: Callable[[], dict[str, float | None]]) -> dict[str, float | None]:
-    """Return the GPU's peaks that `measure` returns, such as copy_gbs; {} if memory does not suffice to measure."""
-    try:
-        found = measure()
-    except Exception as error:
-        if is_out_of_memory(error):
-            return {}
-        raise
-    if torch := sys.modules.get("torch"):
-        torch.cuda.empty_cache()  # an engine takes the free memory when it starts
-    return found
 
 
 def profile(
@@ -87,8 +69,7 @@ def profile(
     """Run the case for the profiler `asked` and return fields of a `Profile` as JSON values.
 
     throttled: returns whether the GPU is throttled.
-    With Kineto, the fields include kernels and times. With Nsight tools, whose reports are read outside the worker,
-    they are the fields that a report lacks.
+    With Kineto, the fields include kernels and times. With "ncu", whose report is read outside the worker, they do not.
     With "none", the only field is "alone_us": microseconds per call, or per unit of an engine, without a profiler. The
     field is 0 on a CPU.
     Raises ProfileError if the trace is empty, or if an engine has no `Workload.engine_batch`.
@@ -102,13 +83,12 @@ def profile(
     found: dict[str, Any] = {}
     if asked.tool == "kineto":
         found = _by_kineto(work, Path(asked.keep) if asked.keep else None)
-    elif asked.tool == "nsys":
-        found = _captured(work)
     else:
         _counted(work)
     notes = ["profiled with a warm L2 cache, not cold"] if case.l2 == "cold" else []
     parts = {part: asdict(each) for part, each in workload.work.items()}
-    return found | {"notes": [*notes, *found.get("notes", ())], "work": parts}
+    peaks = {name: workload.metrics[name] for name in PEAKS if name in workload.metrics}
+    return found | {"notes": [*notes, *found.get("notes", ())], "work": parts, "ceilings": peaks}
 
 
 class _Work:
@@ -195,7 +175,7 @@ class _Work:
             least = math.ceil((CAPPED_S if capped else RUNS_S) / each_s)
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
-    def window(self, most: int = sys.maxsize) -> tuple[int, int]:
+    def window(self, most: int) -> tuple[int, int]:
         """Return the numbers of (lead-in, profiled) runs.
 
         most: limit of the sum. If it applies, about a quarter of these runs is lead-in.
@@ -288,28 +268,6 @@ def _counted(work: _Work) -> None:
 
         with on_range(entered):
             work.ranged(nullcontext() if work.passes else profiler_range(work.device))
-
-
-def _captured(work: _Work) -> dict[str, Any]:
-    """Run one call with ranges, then the timed runs, in the `profiler_range` that Nsight Systems captures.
-
-    Return "seen", the fields of a `Runs`, and "apart": whether the timed runs came after the call with ranges. For the
-    generate steps of an engine, one part of a batch is both.
-    """
-    if work.is_part:
-        work.ranged(profiler_range(work.device))
-        return {"seen": asdict(work.seen(1)), "apart": False}
-    run = work.timed()
-    work.load(run)
-    with profiler_range(work.device):
-        work.ranged(nullcontext())
-        wait_for(work.device)
-        lead, runs = work.window()
-        with nvtx_range(LEAD):
-            work.repeat(run, lead)
-        with nvtx_range(TIMED):
-            work.repeat(run, runs)
-    return {"seen": asdict(work.seen(runs)), "apart": True}
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Profile the cases of a run's jobs: first the times of all cases, then hardware counters.
 
-The times come from Nsight Systems, or from Kineto inside the worker. The counters ("ratios") come from Nsight Compute.
-A profiler that would fail again for a job's other cases is given up.
+The times come from Kineto inside the worker, the counters ("ratios") from Nsight Compute. If Nsight Compute would fail
+again for a job's other cases, it is given up.
 """
 
 import os
@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
 
 from harness.measure.environment import around, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
@@ -39,7 +38,6 @@ class Profiler:
     """Profiles cases of a run, each once, and writes each profile to the run's folder.
 
     launches: the worker command of each (system, backend). tools: the profilers to use.
-    `ceilings`: MODULE:FUNCTION that measures the GPU's peaks; "" not to measure them.
     skip: returns the reason to skip a case; "" to profile the case.
     stand_in: returns a case with the same kernels and less memory, which Nsight Compute counts instead of the case,
         because Nsight Compute saves all memory that a kernel can write. If that fails, the case itself is counted.
@@ -53,7 +51,6 @@ class Profiler:
     launches: Mapping[Pair, Launch]
     tools: Tools
     limits: Limits = field(default_factory=Limits)
-    ceilings: str = ""
     skip: Callable[[Planned], str] = lambda planned: ""
     stand_in: Callable[[Planned], Planned] = lambda planned: planned
     say: Callable[[str], object] = lambda text: None
@@ -110,10 +107,7 @@ class Profiler:
         pool = Pool(self.run.folder, places, self.say)
 
         def at(number: int, place: Place) -> None:
-            mine = JobProfiler(self, jobs[number], place, pool.stop.is_set)
-            do(number, mine)
-            if mine.lost_everywhere:
-                self.tools = mine.tools
+            do(number, JobProfiler(self, jobs[number], place, pool.stop.is_set))
 
         pool.each(range(len(jobs)), at)
 
@@ -123,15 +117,14 @@ class JobProfiler:
 
     stopped: returns whether the run should end; called while a worker works.
     tools: the profilers that this job still uses.
-    lost_everywhere: whether a profiler was given up that fails for every case on this machine.
     """
 
     def __init__(self, asked: Profiler, job: Job, place: Place, stopped: Callable[[], bool]) -> None:
         self.asked, self.job, self.place, self.stopped = asked, job, place, stopped
-        self.tools, self.lost_everywhere = asked.tools, False
+        self.tools = asked.tools
         launch = asked.launches[job.pair]
         self.launch = replace(launch, env={**launch.env, **place.env})
-        self.under_profiler = UnderProfiler(asked.run, place, asked.limits, asked.ceilings, stopped)
+        self.under_profiler = UnderProfiler(asked.run, place, asked.limits, stopped)
 
     def times(self, found: dict[str, Profile]) -> None:
         """Add a profile with times to `found`, by case key, for each pending case of the job.
@@ -177,7 +170,7 @@ class JobProfiler:
         They are taken before the first case is profiled, because Kineto delays all launches after it has recorded.
         """
         asked = [planned for planned in cases if not self.asked.skip(planned)]
-        if self.tools.times != "kineto" or len(asked) < 2:
+        if len(asked) < 2:
             return {}
         if worker.ready().environment.get("device_kind") != "cuda":
             return {}
@@ -188,9 +181,7 @@ class JobProfiler:
             try:
                 call_us, lost = self.under_profiler.alone(worker, planned), None
             except ToolLost as error:
-                self._end_if_stopped()
-                if not self.place.is_there():
-                    raise PlaceLost from None
+                self._blame_the_case()
                 call_us, lost = 0.0, error
             found[planned.case.key] = _Alone(call_us, lost, time.monotonic() - start)
         return found
@@ -208,16 +199,14 @@ class JobProfiler:
             try:
                 if before.lost is not None:
                     raise before.lost
-                found, answered = self._times(worker, planned, before.us)
+                found, answered = self.under_profiler.by_kineto(worker, self.launch, planned, before.us)
                 environment = {name: answered.environment.get(name) for name in _ENVIRONMENT}
                 values = found | {"environment": environment, "started_at": started_at}
                 profile, record = Profile.from_values({"case": planned.case.to_dict(), **values}), answered
             except (ToolLost, ProfileError) as error:
-                self._end_if_stopped()
+                self._blame_the_case()
                 status, why = getattr(error, "status", "failed"), sentence(str(error))
                 profile = Profile(case=planned.case, status=status, reason=why, started_at=started_at)
-                if not self.place.is_there():
-                    raise PlaceLost from None
         profile = _took(profile, TIMES, start)
         self._keep(profile, record)
         if profile.status == "ok" and self.tools.ratios:
@@ -240,26 +229,6 @@ class JobProfiler:
             )
             run.record_file(self.job).append(record)
 
-    def _times(self, worker: WorkerProcess, planned: Planned, alone_us: float) -> tuple[dict[str, Any], Record]:
-        """Profile the times of a case; return the fields of its profile, and the worker's record.
-
-        If Nsight Systems fails and `Tools.fallback` allows it, Kineto profiles the case instead.
-        Raises ToolLost or ProfileError if there is no result.
-        """
-        if self.tools.times == "kineto":
-            return self.under_profiler.by_kineto(worker, self.launch, planned, alone_us)
-        try:
-            worker.stop()  # one that profiled an earlier case by Kineto
-            found, record = self.under_profiler.by_nsys(self.launch, planned)
-            return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}}, record
-        except (ToolLost, ProfileError) as error:
-            self._end_if_stopped()
-            if not self.tools.fallback:
-                raise ToolLost(_advised(error), status=getattr(error, "status", "failed")) from None
-            why = self._give_up("times", error)
-            found, record = self.under_profiler.by_kineto(worker, self.launch, planned)
-            return found | {"notes": [why, *found["notes"]]}, record
-
     def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
         """Count the case with Nsight Compute; return the profile with counters, or with a note why there are none."""
         planned = Planned(profile.case)
@@ -274,33 +243,32 @@ class JobProfiler:
                 stand_in = planned
                 counters, command = self.under_profiler.by_ncu(launch, profile.case, planned)
         except (ToolLost, ProfileError) as error:
-            self._end_if_stopped()
-            if not self.place.is_there():
-                raise PlaceLost from None
-            why = f"{NOT_COUNTED}{self._give_up('ratios', error)}"
+            self._blame_the_case()
+            why = f"{NOT_COUNTED}{self._give_up(error)}"
             return replace(profile, notes=(*profile.notes, why))
         if stand_in != planned:
             counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a model of fewer layers"
             profile = replace(profile, notes=(*profile.notes, counted))
-        tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
+        tools = {**profile.tools, "ncu": self.tools.version}
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
-    def _end_if_stopped(self) -> None:
-        """Raise Stopped if the run should end. Ctrl-C also kills the profiler; that must not count as a failed case."""
+    def _blame_the_case(self) -> None:
+        """Raise Stopped if the run should end, as Ctrl-C also kills the profiler, and PlaceLost if the GPU is gone."""
         if self.stopped():
             raise Stopped
+        if not self.place.is_there():
+            raise PlaceLost
 
-    def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
-        """Report a profiler's error to the user, and return the reported sentence.
+    def _give_up(self, error: Exception) -> str:
+        """Report an error of Nsight Compute to the user, and return the reported sentence.
 
-        If the profiler would fail for the job's other cases too, remove it from `tools`.
-        part: what the profiler gives.
+        If it would fail for the job's other cases too, remove it from `tools`.
         """
         why = sentence(_advised(error))
         self.asked.say(why)
         if isinstance(error, ToolLost) and error.lasting:
-            self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
-            self.lost_everywhere = self.lost_everywhere or error.everywhere
+            self.tools = Tools()
+            self.asked.tools = Tools() if error.everywhere else self.asked.tools
         return why
 
 

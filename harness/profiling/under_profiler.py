@@ -2,25 +2,23 @@
 
 import re
 import shlex
-import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from harness.measure.environment import child_environment
 from harness.measure.ranges import range_names
-from harness.profiling.tools import ncu, nsys
-from harness.profiling.tools.trace import Runs, found_of
+from harness.profiling.tools import ncu
 from harness.schema.case import Case
 from harness.schema.profile import Counters, ProfileError
 from harness.schema.reason import of_exception
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import Planned
-from harness.workers.process import Launch, Limits, Place, WorkerProcess
+from harness.workers.process import Launch, Limits, Place, WorkerProcess, signal_of
 from harness.workers.protocol import WorkerLost, case_request, record_of
 
 STOP_S = 180.0  # for a profiler to write its report
@@ -45,14 +43,12 @@ class UnderProfiler:
     """Profiles single cases of a run. Every public method raises ToolLost or ProfileError if there is no result.
 
     `place`: the GPU slot of the workers.
-    `ceilings`: MODULE:FUNCTION that measures the GPU's peaks; "" not to measure them.
     stopped: returns whether the run should end; called while a worker works.
     """
 
     run: Run
     place: Place
     limits: Limits
-    ceilings: str
     stopped: Callable[[], bool]
 
     def alone(self, worker: WorkerProcess, planned: Planned) -> float:
@@ -82,22 +78,6 @@ class UnderProfiler:
         version = str(record.environment.get("software", {}).get("torch", ""))
         return answer["profile"] | {"tools": {"torch.profiler": version}, "commands": [command]}, record
 
-    def by_nsys(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
-        """Profile a case in a new worker under Nsight Systems; return fields of its profile, and the record."""
-        report, database = self._raw(planned.case, ".nsys-rep"), self._raw(planned.case, ".sqlite")
-        wrapped = replace(launch, command=[*nsys.wrapping(report), *launch.command])
-        answer, record = self._under(wrapped, planned, "nsys", report)
-        _read_by(nsys.exporting(report, database))
-        timed, ranged = nsys.read(database)
-        command = _without_folders([*wrapped.command, "-m", "harness.worker", launch.entry])
-        values = dict(answer["profile"])
-        seen, apart = Runs(**values.pop("seen")), values.pop("apart")
-        if apart and not timed:
-            raise ProfileError("the report of Nsight Systems has no kernel in the range of the timed runs")
-        found = values | found_of(timed if apart else ranged, ranged, seen)
-        found["notes"] = [*values["notes"], *found["notes"]]
-        return found | {"commands": [command]}, record
-
     def by_ncu(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str]:
         """Count a case with a new worker under Nsight Compute; return (counters by kernel name, command).
 
@@ -105,38 +85,32 @@ class UnderProfiler:
         """
         report, log = self._raw(case, ".ncu-rep"), self._raw(case, ".log")
         wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_names(case.phase)), *launch.command])
-        self._under(wrapped, planned, "ncu", report, log)
+        self._under(wrapped, planned, report, log)
         counters = ncu.read(_read_by(ncu.importing(report)), ncu.profiled_launches(_text(log)))
         return counters, _without_folders([*wrapped.command, "-m", "harness.worker", launch.entry])
 
-    def _under(
-        self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
-    ) -> tuple[dict[str, Any], Record]:
-        """Run a case in a new worker under a profiler that writes `report`; return the worker's answer and record.
+    def _under(self, wrapped: Launch, planned: Planned, report: Path, log: Path) -> None:
+        """Run a case in a new worker under Nsight Compute, which writes `report` and `log`.
 
-        wrapped: the worker's command with the profiler in front. log: the profiler's own log, if it writes one.
+        wrapped: the worker's command with the profiler in front.
         """
-        for stale in (report, nsys.recorded(report)):
-            stale.unlink(missing_ok=True)
-        if log is not None:
-            log.write_text("")
+        report.unlink(missing_ok=True)
+        log.write_text("")
         with WorkerProcess(wrapped, self.limits.start_s, self.stopped) as worker:
             try:
-                answer = _answer(worker, self._request(planned, tool=tool), self.limits.case_s, last=True)
-                record = self._record_of(answer, planned)
+                answer = _answer(worker, self._request(planned, tool="ncu"), self.limits.case_s, last=True)
+                self._record_of(answer, planned)
                 status = worker.stop(STOP_S)
             except ToolLost as lost:
-                raise _why(tool, _text(log), str(lost), lost.status) from None
+                raise _why(_text(log), str(lost), lost.status) from None
         if status is None:
-            raise ToolLost(f"{tool} did not end within {STOP_S:g} s and was killed; try a smaller case", True)
+            raise ToolLost(f"ncu did not end within {STOP_S:g} s and was killed; try a smaller case", True)
         text = _text(log)
         if ncu.FORBIDDEN in text or status or not report.exists():
-            raise _why(tool, text, nsys.not_imported(report, worker.ending_words) or _ending(status), "failed")
-        return answer, record
+            raise _why(text, _ending(status), "failed")
 
     def _request(self, planned: Planned, **asked: Any) -> dict[str, Any]:
-        ceilings = self.ceilings if asked["tool"] in ("kineto", "nsys") else ""
-        return case_request(planned, self.run.file.policy, "profile", {**asked, "ceilings": ceilings})
+        return case_request(planned, self.run.file.policy, "profile", asked)
 
     def _record_of(self, answer: Mapping[str, Any], planned: Planned) -> Record:
         """Return the record in a worker's answer.
@@ -169,10 +143,10 @@ def _answer(worker: WorkerProcess, request: Mapping[str, Any], limit_s: float, *
         raise ToolLost(lost.reason, status=lost.status) from None
 
 
-def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
-    """Return a ToolLost with the reason why a profiler failed, and with advice.
+def _why(log: str, otherwise: str, status: str) -> ToolLost:
+    """Return a ToolLost with the reason why Nsight Compute failed, and with advice.
 
-    log: text of the profiler's log. otherwise: the reason if `log` has none. status: of the case.
+    log: text of its log. otherwise: the reason if `log` has none. status: of the case.
     """
     if ncu.FORBIDDEN in log:
         return ToolLost(
@@ -185,13 +159,13 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
     if ncu.NOTHING in log:
         return ToolLost("ncu profiled no kernel: it saw no range of the case; --with torch does without it", True)
     if status == "timeout":
-        return ToolLost(f"{tool} gave nothing in time: {otherwise}; give it more --time-limit", True, status)
+        return ToolLost(f"ncu gave nothing in time: {otherwise}; give it more --time-limit", True, status)
     if status == "unstarted":
         advice = "" if complaint else "give it more --time-limit, or "
-        return ToolLost(f"{tool} failed: {complaint or otherwise}; {advice}--with torch does without it", True, status)
+        return ToolLost(f"ncu failed: {complaint or otherwise}; {advice}--with torch does without it", True, status)
     if status == "oom":
-        return ToolLost(f"the case did not fit next to {tool}: {otherwise}; try a smaller batch", status=status)
-    return ToolLost(f"{tool} failed: {complaint or otherwise}; --with torch does without it", status=status)
+        return ToolLost(f"the case did not fit next to ncu: {otherwise}; try a smaller batch", status=status)
+    return ToolLost(f"ncu failed: {complaint or otherwise}; --with torch does without it", status=status)
 
 
 def _ending(status: int) -> str:
@@ -199,9 +173,8 @@ def _ending(status: int) -> str:
 
     status: its exit status; a negative one, or one above 128, stands for a signal.
     """
-    number = status - 128 if status > 128 else -status
-    if number in {each.value for each in signal.Signals}:
-        return f"it was killed by {signal.Signals(number).name}"
+    if name := signal_of(status):
+        return f"it was killed by {name}"
     return f"it ended with status {status}" if status else "it left no report"
 
 
@@ -218,9 +191,9 @@ def _read_by(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def _text(path: Path | None) -> str:
+def _text(path: Path) -> str:
     try:
-        return path.read_text(errors="replace") if path else ""
+        return path.read_text(errors="replace")
     except OSError:
         return ""
 

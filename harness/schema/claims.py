@@ -25,7 +25,6 @@ class Holder(Stored):
     """A process that holds a run or one of its jobs.
 
     array, index, restart: Slurm's array id, the task's index in it, and how often Slurm requeued the task.
-    started: start of the process in kernel ticks since boot; 0 if unknown.
     """
 
     host: Text
@@ -33,7 +32,6 @@ class Holder(Stored):
     array: str = ""
     index: str = ""
     restart: int = 0
-    started: int = 0
 
     @classmethod
     def here(cls, environment: Mapping[str, str] = os.environ) -> "Holder":
@@ -42,7 +40,7 @@ class Holder(Stored):
         index = environment.get("SLURM_ARRAY_TASK_ID", "0") if array else ""
         restart = environment.get("SLURM_RESTART_COUNT", "0") if array else "0"
         requeued = int(restart) if restart.isdecimal() else 0
-        return cls(socket.gethostname(), os.getpid(), array, index, requeued, _started(os.getpid()))
+        return cls(socket.gethostname(), os.getpid(), array, index, requeued)
 
     @property
     def name(self) -> str:
@@ -56,10 +54,7 @@ class Holder(Stored):
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process is known to have ended, because its PID is unused or reused.
-
-        False for a process of another machine.
-        """
+        """Whether the process is known to have ended; False for a process of another machine."""
         if not self.is_here:
             return False
         try:
@@ -68,8 +63,7 @@ class Holder(Stored):
             return True
         except OSError:  # a process of another user
             pass
-        now = _started(self.process)
-        return 0 not in (now, self.started) and now != self.started
+        return False
 
     def __str__(self) -> str:
         restart = f", restart {self.restart}" if self.restart else ""
@@ -199,13 +193,6 @@ def _read(path: Path) -> Holder | None:
         return _ADAPTER.validate_json(read_regular(path))
     except (OSError, ValueError):
         return None
-
-
-def _started(process: int) -> int:
-    try:
-        return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):  # no /proc, or the process is gone
-        return 0
 
 
 def _text(holder: Holder) -> bytes:

@@ -11,8 +11,8 @@ from pydantic import Field, TypeAdapter
 
 from harness.schema.case import Case, Stored, one_of
 from harness.schema.files import read_regular, refusing, write_atomically
-from harness.schema.reason import printable
-from harness.schema.record import STATUSES, RecordError, parsed, versioned
+from harness.schema.reason import UPDATE, printable
+from harness.schema.record import STATUSES, RecordError, parsed
 from harness.schema.work import Work
 
 NAME_LIMIT = 400  # characters of a kernel's name: C++ templates have no limit of their own
@@ -284,9 +284,10 @@ def read_profile(path: Path) -> Profile:
     with refusing(path, "read", ProfileError):
         data = read_regular(path, _SIZE_LIMIT)
     try:
-        profile = versioned(_ADAPTER, data, Profile.tool, ProfileError, "; delete it, profile again")
+        profile = parsed(_ADAPTER, data, ProfileError)
     except ProfileError as error:
-        raise ProfileError(f"{path}: {error}") from None
+        advice = "" if UPDATE in str(error) else "; delete it, profile again"
+        raise ProfileError(f"{path}: {error}{advice}") from None
     if path.stem != profile.case.key:
         raise ProfileError(f"{path}: is of another case: {profile.case.label}")
     return profile

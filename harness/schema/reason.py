@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 LIMIT = 300
+UPDATE = "update ttt-bench to read it"  # advice for a file of a newer schema
 
 # Folders may name users or hosts, which a published record must not name.
 _FOLDERS = re.compile(r"(?<![\w:/.~])~?(?:/[\w.+@-]+)+/(?=[\w.+@-])")
@@ -113,6 +114,8 @@ def invalid(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     shown = first["loc"] and first["type"] != "missing" and not isinstance(first["input"], dict)
     got = f", not {clipped(repr(first['input']), 60)}" if shown else ""
+    if where == "schema" and isinstance(first["input"], int) and first["input"] > 1:
+        got += f"; {UPDATE}"
     return f"{where}: {message}{got}" if where else message
 
 

@@ -19,7 +19,6 @@ from harness.schema.reason import clipped, invalid, printable
 SCHEMA_VERSION = 4  # of records
 _OLDEST = 2  # version of records that can be read
 _OLDER_SETTINGS = {"gated": "checked", "gate_limits": "check_limits"}  # of schemas 2 and 3, with today's names
-FILE_VERSION = 1  # of run.json and of profiles
 REASON_LIMIT = 2000  # bytes
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
 LEAST_MS, MOST_MS = 1e-9, 1e12  # limits of a sample other than 0, so that reports can divide by it and sum
@@ -44,32 +43,6 @@ def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError
     except ValidationError as error:
         broken = error.errors()[0]["type"] == "json_invalid"
         raise refusal("is not JSON, so it is damaged or another file" if broken else invalid(error)) from None
-
-
-class _Header(TypedDict):
-    tool: str
-    schema: int
-
-
-_HEADER: TypeAdapter[_Header] = TypeAdapter(_Header)
-
-
-def versioned(adapter: TypeAdapter[T], text: bytes, tool: str, refusal: type[RecordError], advice: str = "") -> T:
-    """Return the object in the JSON text of a file with the fields `tool` and `schema`, checked by `adapter`.
-
-    tool: the required value of the field `tool`.
-    advice: text at the end of the error message, except if the file comes from a newer version.
-    Raises `refusal` if the text is invalid, the tool is another one, or the version is newer than `FILE_VERSION`.
-    """
-    try:
-        header = parsed(_HEADER, text)
-        if header["tool"] != tool:
-            raise RecordError(f"tool: must be {tool!r}, not {clipped(repr(header['tool']), 60)}")
-        if header["schema"] <= FILE_VERSION:
-            return parsed(adapter, text)
-    except RecordError as error:
-        raise refusal(f"{error}{advice}") from None
-    raise refusal(f"schema: {header['schema']} is newer than {FILE_VERSION}; update ttt-bench to read it")
 
 
 def json_values(value: Any) -> Any:
@@ -168,7 +141,7 @@ class Record:
     environment: `environment.snapshot()` with readings "before" the case and "after" the last sample.
         The throttle_reasons in "after" are all reasons that were seen while sampling.
     started_at: ISO 8601, UTC. wall_s: seconds that the case took. stages_s: seconds by stage: build, `check`,
-        cool_down, warm_up, sample and reference.
+        warm_up, sample and reference.
     earlier: previous records of this case and repeat in the file, oldest first; not stored in the file.
     """
 
@@ -268,7 +241,9 @@ class RecordFile:
 
     def _repair(self, fd: int) -> None:
         """Remove the last line if it is incomplete; if only its newline is missing, add the newline."""
-        start, line = _last_line(fd)
+        content = os.pread(fd, os.fstat(fd).st_size, 0)
+        start = content.rfind(b"\n", 0, max(0, len(content) - 1)) + 1
+        line = content[start:]
         if _is_incomplete(line):
             os.ftruncate(fd, start)
         elif line and not line.endswith(b"\n"):
@@ -299,18 +274,6 @@ def _parse(where: str, line: bytes) -> Record:
     except RecordError as error:
         advice = "; delete that line, and `run --resume` measures its case again" if "not JSON" in str(error) else ""
         raise RecordError(f"{where}: {error}{advice}") from None
-
-
-def _last_line(fd: int) -> tuple[int, bytes]:
-    """Return (offset in the file, content) of a file's last line; (0, b"") for an empty file."""
-    end, size = os.lseek(fd, 0, os.SEEK_END), 1 << 16
-    while True:
-        start = max(0, end - size)
-        tail = os.pread(fd, end - start, start)
-        newline = tail.rfind(b"\n", 0, max(0, len(tail) - 1))
-        if newline >= 0 or not start:
-            return start + newline + 1, tail[newline + 1 :]
-        size *= 2
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -14,7 +14,7 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.files import create_atomically, read_regular, refusing, write_atomically
 from harness.schema.policy import MOST_SAMPLES, Policy
 from harness.schema.reason import clipped
-from harness.schema.record import JsonObject, RecordError, versioned
+from harness.schema.record import JsonObject, RecordError, parsed
 
 FILE = "run.json"
 _REPEATS_LIMIT = 1000  # processes of a case
@@ -143,7 +143,7 @@ def read_run_file(folder: Path) -> RunFile:
             raise RunError(f"{folder}: is not a run: it has no {FILE}")
         data = read_regular(path)
     try:
-        return versioned(_ADAPTER, data, RunFile.tool, RunError)
+        return parsed(_ADAPTER, data, RunError)
     except RunError as error:
         raise RunError(f"{path}: {clipped(str(error), _REASON_LIMIT)}") from None
 

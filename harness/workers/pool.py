@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from queue import Empty, Queue
+from typing import TypeVar
 
 from harness.measure.environment import DEVICE_ORDER
 from harness.measure.nvml import VARIABLE, open_gpu
@@ -61,17 +62,41 @@ class Pool:
             `stop` is set. A job with a lost GPU runs again on another slot.
         Raises RunError if no GPU is left. If a job raises another exception, or at Ctrl-C, all jobs end.
         """
+        waiting: Queue[T] = Queue()  # also a job whose GPU was lost waits
+        for job in jobs:
+            waiting.put(job)
         if len(self.places) == 1:
-            self._alone(jobs, do)
-            return
-        queue = _Queue(jobs)
+            self._take_turns(waiting, self.places[0], do)
+        else:
+            self._in_threads(waiting, do)
+        if left := waiting.qsize():
+            raise RunError(
+                f"{self.folder}: no GPU is left for {counted(left, 'job')}; "
+                "what is finished is kept, resume it (--resume)"
+            )
+
+    def _in_threads(self, waiting: Queue[T], do: Callable[[T, Place], object]) -> None:
+        """Run waiting jobs with one thread per slot. Raises the first exception of a job, after all jobs have ended."""
         errors: list[BaseException] = []
+
+        def serve(place: Place, cores: frozenset[int], ended: threading.Event) -> None:
+            try:
+                if cores:
+                    os.sched_setaffinity(0, cores)  # of this thread and its workers
+                self._take_turns(waiting, place, do)
+            except BaseException as error:
+                if not self.stop.is_set():
+                    errors.append(error)
+                self.stop.set()
+            finally:
+                ended.set()
+
         under_way: list[threading.Event] = []  # one for each thread, set when it ends
         try:
             for place, cores in zip(self.places, cores_by_share(len(self.places)), strict=True):
                 # A thread lives as long as its workers: the kernel kills a worker with the thread that started it.
                 ended = threading.Event()
-                threading.Thread(target=self._serve, args=(queue, place, cores, do, errors, ended), daemon=True).start()
+                threading.Thread(target=serve, args=(place, cores, ended), daemon=True).start()
                 under_way.append(ended)
             _wait_for(under_way)
         finally:
@@ -79,54 +104,22 @@ class Pool:
             _wait_for(under_way)
         if errors:
             raise errors[0]
-        if left := queue.left():
-            raise RunError(
-                f"{self.folder}: no GPU is left for {counted(len(left), 'job')}, every one is gone; "
-                "what is finished is kept, resume it (--resume)"
-            )
 
-    def _alone(self, jobs: Iterable[T], do: Callable[[T, Place], object]) -> None:
-        try:
-            for job in jobs:
-                do(job, self.places[0])
-        except PlaceLost:
-            gone = self.places[0].name or "the GPU"
-            raise RunError(f"{self.folder}: {gone} is gone; what is finished is kept, resume it (--resume)") from None
-
-    def _serve(
-        self,
-        queue: "_Queue[T]",
-        place: Place,
-        cores: frozenset[int],
-        do: Callable[[T, Place], object],
-        errors: list[BaseException],
-        ended: threading.Event,
-    ) -> None:
-        """Run jobs of `queue` on one slot until no job is left or the slot's GPU is lost.
-
-        cores: the CPUs of the slot's workers; empty for no restriction.
-        errors: gets the exception of a failed job, which also sets `stop`. ended: set at the end.
-        """
-        try:
-            if cores:
-                os.sched_setaffinity(0, cores)  # of this thread and its workers
-            while (job := queue.take(self.stop.is_set)) is not None:
-                lost = False
-                try:
-                    do(job, place)
-                except PlaceLost:
-                    lost = True
-                finally:
-                    queue.done(job if lost else None)
-                if lost:
-                    self.say(f"{place.name} is gone; what is left goes to the others")
-                    return
-        except BaseException as error:
-            if not self.stop.is_set():
-                errors.append(error)
-            self.stop.set()
-        finally:
-            ended.set()
+    def _take_turns(self, waiting: Queue[T], place: Place, do: Callable[[T, Place], object]) -> None:
+        """Run waiting jobs on one slot until all jobs of all slots have ended, or the slot's GPU is lost."""
+        while waiting.unfinished_tasks and not self.stop.is_set():
+            try:
+                job = waiting.get(timeout=0.2)
+            except Empty:
+                continue
+            try:
+                do(job, place)
+            except PlaceLost:
+                waiting.put(job)
+                self.say(f"{place.name or 'the GPU'} is gone")
+                return
+            finally:
+                waiting.task_done()
 
 
 def _wait_for(under_way: Iterable[threading.Event]) -> None:
@@ -138,42 +131,6 @@ def _wait_for(under_way: Iterable[threading.Event]) -> None:
     for ended in under_way:
         while not ended.wait(0.2):
             pass
-
-
-class _Queue(Generic[T]):
-    """Queue of jobs for several slots.
-
-    A job whose GPU is lost comes back to the queue. An idle slot therefore waits as long as other slots run jobs.
-    """
-
-    def __init__(self, jobs: Iterable[T]) -> None:
-        self._jobs = list(jobs)
-        self._running, self._changed = 0, threading.Condition()
-
-    def take(self, stopped: Callable[[], bool]) -> T | None:
-        """Remove and return the next job, after waiting for one that can come back.
-
-        Return None if no job is left, or once `stopped` returns True.
-        """
-        with self._changed:
-            while not self._jobs and self._running and not stopped():
-                self._changed.wait(0.2)
-            if not self._jobs or stopped():
-                return None
-            self._running += 1
-            return self._jobs.pop(0)
-
-    def done(self, back: T | None = None) -> None:
-        """Note that a job of `take` has ended. back: the job to put back if its GPU was lost, otherwise None."""
-        with self._changed:
-            self._running -= 1
-            if back is not None:
-                self._jobs.insert(0, back)
-            self._changed.notify_all()
-
-    def left(self) -> list[T]:
-        """Return the jobs that are still in the queue."""
-        return self._jobs
 
 
 def cores_by_share(count: int) -> list[frozenset[int]]:

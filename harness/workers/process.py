@@ -27,7 +27,6 @@ _KILL_S = 25.0
 _POLL_S = 0.1
 _TAIL_BYTES = 1 << 16
 _LOG_BYTES = 64 << 20  # of stderr; a worker that prints without end must not fill the disk
-PROBE_CORES = 8  # from this many cores on, each package of adapters is probed in its own process
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -106,7 +105,6 @@ class WorkerProcess:
     ) -> None:
         self.launch = launch
         self.found: Probe | None = None
-        self.ending_words = ""  # last line of stderr of the last stopped worker
         self._start_s, self._stopped = start_s, stopped
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -211,7 +209,7 @@ class WorkerProcess:
         """
         process = self._process = self._process or self._start()
         deadline = time.monotonic() + limit_s
-        self._send(process, request, deadline)
+        self._send(process, request)
         while True:
             answer = answer_in(self._buffer)
             if answer is not None:
@@ -233,12 +231,11 @@ class WorkerProcess:
             return 0
         status, deadline = None, time.monotonic() + limit_s
         with suppress(WorkerLost):  # it has ended already
-            self._send(process, {"do": "stop"}, time.monotonic() + _STOP_S)
+            self._send(process, {"do": "stop"})
         while status is None and time.monotonic() < deadline:
             with suppress(subprocess.TimeoutExpired):
                 status = process.wait(_POLL_S)
             self._limit_log()
-        self.ending_words = self._last_words()
         self.kill()
         return status
 
@@ -258,17 +255,11 @@ class WorkerProcess:
                 if pipe is not None:
                     pipe.close()
 
-    def _send(self, process: subprocess.Popen[bytes], request: Mapping[str, Any], deadline: float) -> None:
-        """Write a request to the worker's stdin, at most until the deadline, as a hanging worker does not read.
-
-        Raises WorkerLost if the worker is dead.
-        """
+    def _send(self, process: subprocess.Popen[bytes], request: Mapping[str, Any]) -> None:
+        """Write a request to the worker's stdin. Raises WorkerLost if the worker is dead."""
         assert process.stdin is not None
-        pipe, data = process.stdin.fileno(), line_of(request)
-        os.set_blocking(pipe, False)
         try:
-            while data and time.monotonic() < deadline:
-                data = data[os.write(pipe, data) :] if _is_ready(pipe, select.POLLOUT, _POLL_S) else data
+            os.write(process.stdin.fileno(), line_of(request))  # a few kB, which fit in the pipe of a hanging worker
         except OSError:
             raise self._death(process) from None
 
@@ -280,7 +271,7 @@ class WorkerProcess:
         assert process.stdout is not None
         pipe = process.stdout.fileno()
         wait_s = max(0.0, min(_POLL_S, deadline - time.monotonic()))
-        readable = _is_ready(pipe, select.POLLIN, wait_s)
+        readable, _, _ = select.select([pipe], [], [], wait_s)
         data = os.read(pipe, 1 << 16) if readable else b""
         self._buffer += data
         self._limit_log()
@@ -295,10 +286,7 @@ class WorkerProcess:
             return WorkerLost("failed", self._with_last_words("the worker closed its output"))
         if code == warden.NOT_STARTED:
             return WorkerLost("failed", self._last_words() or "the worker could not be started")
-        # The warden, shells and container clients report a signal as 128 + its number.
-        number = -code if code < 0 else code - 128 if code > 128 else 0
-        if number in {each.value for each in signal.Signals}:
-            name = signal.Signals(number).name
+        if name := signal_of(code):
             hint = " (by hand, or by the system when memory ended)" if name == "SIGKILL" else ""
             return WorkerLost("killed", self._with_last_words(f"the worker was killed by {name}{hint}"))
         return WorkerLost("failed", self._with_last_words(f"the worker exited with status {code}"))
@@ -321,16 +309,13 @@ class WorkerProcess:
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
     """Return for each launch whether its system can run, in the same order.
 
-    Launches with the same command, root and environment share a worker process; others run in parallel. On a machine
-    with `PROBE_CORES` cores, adapters of different packages run in parallel too, as importing an engine takes seconds.
+    Launches with the same command, root and environment share a worker process; others run in parallel.
     limit_s: time limit for each probe, in seconds.
     """
     found: dict[int, Probe] = {}
     groups: dict[tuple, list[int]] = {}
-    many = len(os.sched_getaffinity(0)) >= PROBE_CORES if hasattr(os, "sched_getaffinity") else False
     for number, launch in enumerate(launches):
-        package = launch.entry.partition(":")[0].rpartition(".")[0] if many else ""
-        key = (tuple(launch.command), launch.root, tuple(sorted(launch.env.items())), package)
+        key = (tuple(launch.command), launch.root, tuple(sorted(launch.env.items())))
         groups.setdefault(key, []).append(number)
 
     def probe_together(group: list[int]) -> None:
@@ -343,14 +328,13 @@ def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[P
     return [found[number] for number in range(len(launches))]
 
 
-def _is_ready(descriptor: int, event: int, wait_s: float) -> bool:
-    """Wait until a pipe has `event` (POLLIN or POLLOUT) or is closed, for at most `wait_s` seconds.
+def signal_of(status: int) -> str:
+    """Return the name of the signal that ended a process with this exit status; "" if none did.
 
-    Return whether that happened.
+    The warden, shells and container clients report a signal as 128 + its number.
     """
-    waiting = select.poll()
-    waiting.register(descriptor, event)
-    return bool(waiting.poll(wait_s * 1e3))
+    number = -status if status < 0 else status - 128
+    return signal.Signals(number).name if number in {each.value for each in signal.Signals} else ""
 
 
 def _environment(launch: Launch) -> dict[str, str]:

@@ -21,17 +21,17 @@ class Progress:
     """Context manager that shows a run's progress while it is open. Pass it to `run_jobs` as `Options.on_event`.
 
     On a terminal, it also shows the current case of each GPU.
-    title: name of the run. total: expected number of cases; the event "plan" replaces it.
+    title: name of the run. The event "plan" sets the attribute `total`, the number of cases.
     stream: stderr by default, so that stdout has results only.
     """
 
-    def __init__(self, title: str = "", total: int = 0, stream: TextIO | None = None) -> None:
+    def __init__(self, title: str = "", stream: TextIO | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Rich
 
         stream = stream or sys.stderr
-        self._title = title
+        self._title, self._done, self.total = title, 0, 0
         self._rich = Rich(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=_BAR_WIDTH),
@@ -42,7 +42,7 @@ class Progress:
             console=Console(file=stream, highlight=False),
             disable=not stream.isatty(),
         )
-        self._task = self._rich.add_task(title, total=total or None, counts="")
+        self._task = self._rich.add_task(title, total=None, counts="")
         self._slots: dict[str, TaskID] = {}
         self._counts: Counter[str] = Counter()
 
@@ -54,10 +54,11 @@ class Progress:
         self._rich.__exit__(*error)
 
     def __call__(self, event: Event) -> None:
-        changes: dict[str, Any] = {"total": event.total, "completed": event.done}
+        changes: dict[str, Any] = {}
         if event.kind == "lost":
             self._print(event.message)
         elif event.kind == "plan":
+            self.total = event.total
             self._print(plan_line(self._title, event))
         elif event.kind == "start" and event.planned is not None:
             room = max(12, self._rich.console.width - _BAR_WIDTH - _NUMBERS_WIDTH)
@@ -69,12 +70,13 @@ class Progress:
             else:
                 changes["description"] = label
         elif event.record is not None:
-            counter = f"[{event.done:>{len(str(event.total))}}/{event.total}]"
+            self._done += 1
+            counter = f"[{self._done:>{len(str(self.total))}}/{self.total}]"
             self._print(f"{counter} {_with_slot(event, outcome(event.record))}")
             self._counts[event.record.status] += 1
             lost = sum(count for status, count in self._counts.items() if status != "ok")
             changes["counts"] = f"{lost} without result" if lost else ""
-        self._rich.update(self._task, **changes)
+        self._rich.update(self._task, total=self.total or None, completed=self._done, **changes)
 
     def _print(self, line: str) -> None:
         self._rich.console.print(line, markup=False, emoji=False, soft_wrap=True)

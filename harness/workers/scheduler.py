@@ -48,27 +48,25 @@ class Event:
 
     kind: "plan" (before the first case), "start" (of a case), "record" (end of a case), or "lost" (a GPU does not
         answer any more; `message` says which).
-    done, total: number of finished cases and of all cases in this call. kept: cases that an earlier call finished,
-        which the two numbers exclude.
     planned: the case that started or ended. record: the result of the case that ended.
     `place`: name of the case's GPU slot, "" for the only one.
+    total: for "plan", the number of cases in this call. kept: of further cases, which an earlier call finished.
     """
 
     kind: str
-    done: int
-    total: int
-    kept: int = 0
     planned: Planned | None = None
     record: Record | None = None
     message: str = ""
     place: str = ""
+    total: int = 0
+    kept: int = 0
 
 
 @dataclass(frozen=True)
 class Options:
     """Options of one call of `run_jobs`.
 
-    jobs, repeats: the jobs, and the numbers of the repeats, to run; None for all of the run.
+    jobs: the jobs to run; None for all of the run. repeat: number of the repeat to run; only `ab` has several.
     retry: returns whether to measure a finished case with the given record again.
     skip: returns the reason to skip a case, or "" to run the case. It is called with the case and the records of its
         job so far.
@@ -76,7 +74,7 @@ class Options:
     """
 
     jobs: Sequence[Job] | None = None
-    repeats: Sequence[int] | None = None
+    repeat: int = 0
     limits: Limits = field(default_factory=Limits)
     retry: Retry = nothing
     skip: SkipReason = lambda planned, earlier: ""
@@ -96,85 +94,67 @@ def run_jobs(
     A case with a record runs again if the case was skipped, if its worker was lost (status in `LOST`) fewer than
     `TRIES` times, or if `options.retry` returns True.
     launches: the worker command of each (system, backend).
-    `places`: GPU slots. A single slot runs all jobs of one repeat before the next repeat. With several slots, all
-        repeats of a job run on the same slot.
+    `places`: GPU slots.
     task: the Slurm task that claimed the jobs, which shares the run with other tasks. With None, this process locks the
         run for itself.
     Raises RecordError for an unusable file, RunError if no GPU is left, ValueError for a job without a launch.
     A KeyboardInterrupt (for SIGTERM, `Terminated`) passes through after the workers are killed.
     """
     jobs = run.jobs if options.jobs is None else options.jobs
-    repeats = tuple(range(run.file.repeats) if options.repeats is None else options.repeats)
     for job in jobs:
         if job.pair not in launches:
             known = ", ".join("/".join(pair) for pair in sorted(launches)) or "none"
             raise ValueError(f"system {'/'.join(job.pair)}: unknown; there are {known}")
     with signals_raise(), run.held(task):
-        todo = {job.name: Todo.of(run, job, repeats, options.retry) for job in jobs}
+        todo = {job.name: Todo.of(run, job, options.repeat, options.retry) for job in jobs}
+        lock = threading.Lock()
+
+        def emit(kind: str, **fields: Any) -> None:
+            with lock:  # calls from several threads do not overlap
+                options.on_event(Event(kind, **fields))
+
         total = sum(len(each.pending) for each in todo.values())
-        display = _Display(options.on_event, total, kept=sum(each.kept for each in todo.values()))
-        display.emit("plan")
-        pool = Pool(run.folder, places, lambda text: display.emit("lost", message=text))
+        emit("plan", total=total, kept=sum(each.kept for each in todo.values()))
+        pool = Pool(run.folder, places, lambda text: emit("lost", message=text))
 
-        def run_one(work: tuple[Job, Sequence[int]], place: Place) -> None:
-            job, its_repeats = work
-            for repeat in its_repeats:
-                pending = todo[job.name].pending
-                if any(at == repeat for _, at in pending):
-                    _JobRun(run, job, launches[job.pair], options, repeat, place, display, pool.stop).cases(pending)
+        def run_one(job: Job, place: Place) -> None:
+            if pending := todo[job.name].pending:
+                _JobRun(run, job, launches[job.pair], options, place, emit, pool.stop).cases(pending)
 
-        by_repeat = [(each,) for each in repeats] if len(places) == 1 else [repeats]
-        pool.each([(job, at) for at in by_repeat for job in jobs], run_one)
+        pool.each(jobs, run_one)
         return run.records()
 
 
 @dataclass(frozen=True)
 class Todo:
-    """The unfinished part of a job.
+    """The unfinished part of a job in one repeat.
 
-    pending: (case, number of the repeat) pairs to run, in order. kept: number of pairs that are finished.
+    pending: the cases to run, in order. kept: number of cases that are finished.
     """
 
-    pending: list[tuple[Planned, int]]
+    pending: list[Planned]
     kept: int
 
     @classmethod
-    def of(cls, run: Run, job: Job, repeats: Sequence[int], retry: Retry) -> "Todo":
+    def of(cls, run: Run, job: Job, repeat: int, retry: Retry) -> "Todo":
         """Return the unfinished part of a job, according to its records in the run. retry: as in `Options`."""
-        records = run.job_records(job)
-        last = {(record.case.key, record.repeat): record for record in records}
-        tries = Counter((record.case.key, record.repeat) for record in records if record.status in LOST)
+        records = [record for record in run.job_records(job) if record.repeat == repeat]
+        last = {record.case.key: record for record in records}
+        tries = Counter(record.case.key for record in records if record.status in LOST)
 
-        def is_finished(planned: Planned, repeat: int) -> bool:
-            record = last.get((planned.case.key, repeat))
+        def is_finished(planned: Planned) -> bool:
+            record = last.get(planned.case.key)
             if record is None or record.status == "skipped" or retry(record):
                 return False
-            return record.status not in LOST or tries[planned.case.key, repeat] >= TRIES
+            return record.status not in LOST or tries[planned.case.key] >= TRIES
 
-        every = [(planned, repeat) for repeat in repeats for planned in job.cases]
-        pending = [each for each in every if not is_finished(*each)]
-        return cls(pending, len(every) - len(pending))
-
-
-@dataclass
-class _Display:
-    """Counts finished cases and calls `on_event`. Several threads can use it; calls of `on_event` never overlap."""
-
-    on_event: Callable[[Event], object]
-    total: int
-    kept: int
-    done: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def emit(self, kind: str, **fields: Any) -> None:
-        with self.lock:
-            self.done += kind == "record"
-            self.on_event(Event(kind, self.done, self.total, self.kept, **fields))
+        pending = [each for each in job.cases if not is_finished(each)]
+        return cls(pending, len(job.cases) - len(pending))
 
 
 @dataclass
 class _JobRun:
-    """Runs the cases of one job in one repeat, on one GPU slot.
+    """Runs the cases of one job on one GPU slot.
 
     stop: set once the run should end.
     """
@@ -183,27 +163,25 @@ class _JobRun:
     job: Job
     launch: Launch
     options: Options
-    repeat: int
     place: Place
-    display: _Display
+    emit: Callable[..., None]
     stop: threading.Event
 
-    def cases(self, pending: list[tuple[Planned, int]]) -> None:
-        """Run the pending cases of this repeat in order; append each record, and remove the case from `pending`.
+    def cases(self, pending: list[Planned]) -> None:
+        """Run the pending cases in order; append each record, and remove the case from `pending`.
 
-        pending: (case, number of the repeat) pairs; other repeats are left alone.
         Raises PlaceLost if the slot's GPU does not answer any more, and Stopped once `stop` is set.
         """
         run, name = self.run, self.place.name
         whole = next(each for each in run.jobs if each.pair == self.job.pair)  # also the cases of other calls
-        records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.repeat]
+        records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.options.repeat]
         before = {record.case.key: record for record in records}
         launch = replace(self.launch, env={**self.launch.env, **self.place.env})
         with WorkerProcess(launch, self.options.limits.start_s, self.stop.is_set) as worker:
-            for planned in [planned for planned, at in pending if at == self.repeat]:
+            for planned in list(pending):
                 if self.stop.is_set():
                     raise Stopped
-                self.display.emit("start", planned=planned, place=name)
+                self.emit("start", planned=planned, place=name)
                 if reason := self.options.skip(planned, records):
                     record = self._unmeasured(worker, planned, "skipped", reason)
                 else:
@@ -216,8 +194,8 @@ class _JobRun:
                 else:
                     run.record_file(self.job).append(record)
                 records = [each for each in records if each.case.key != planned.case.key] + [record]
-                self.display.emit("record", planned=planned, record=record, place=name)
-                pending.remove((planned, self.repeat))
+                self.emit("record", planned=planned, record=record, place=name)
+                pending.remove(planned)
 
     def _record(self, worker: WorkerProcess, planned: Planned) -> Record:
         """Run a case in the worker and return its record; if the worker is lost, a record with that reason."""
@@ -244,7 +222,7 @@ class _JobRun:
         Raises ValueError if the record is of another case or device, or if its samples add up to more time than
         the case took.
         """
-        record = replace(record_of(answer, planned), repeat=self.repeat)
+        record = replace(record_of(answer, planned), repeat=self.options.repeat)
         environment = record.environment
         self.place.refuse_another_gpu(environment)
         asked = self.run.file.requests[-1].machine if self.run.file.requests else {}
@@ -264,7 +242,7 @@ class _JobRun:
         found = worker.found
         environment = found.environment if found and found.environment else self._seen_from_here()
         paired = around(environment, environment)
-        return Record(planned.case, status, reason, environment=paired, started_at=_now(), repeat=self.repeat)
+        return Record(planned.case, status, reason, environment=paired, started_at=_now(), repeat=self.options.repeat)
 
     def _seen_from_here(self) -> dict[str, Any]:
         """Return the environment for the record of a worker that never answered, as seen by this process.

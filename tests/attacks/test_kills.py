@@ -28,7 +28,6 @@ ROOT = Path(__file__).resolve().parents[2]
 POLICY = Policy(min_samples=2, budget_s=0.0)
 CHILDREN = ("", "group", "session", "orphan", "group session orphan")
 BACKENDS = ("a", "b")
-REPEATS = 2
 KILLS = 10
 KINDS = ("parent", "warden", "worker", "starting worker", "grandchild")
 ROUNDS = range(int(os.environ.get("KILL_ROUNDS", "1")))
@@ -45,7 +44,7 @@ def test_kills_of_each_kind_of_process_lose_double_and_leave_nothing(
     launch = Launch([sys.executable], "tests.attacks.victims:Victim", {MARK: mark})
     launches = {("victim", backend): launch for backend in BACKENDS}
     jobs = tuple(Job("victim", backend, tuple(map(Planned, _cases(backend)))) for backend in BACKENDS)
-    run = Run.create(tmp_path / "out", RunFile("measure", "cpu", jobs, Catalogue(), POLICY, repeats=REPEATS))
+    run = Run.create(tmp_path / "out", RunFile("measure", "cpu", jobs, Catalogue(), POLICY))
     hit: Counter[str] = Counter()
     try:
         while hit.total() < KILLS or set(hit) < set(KINDS):
@@ -162,13 +161,11 @@ def _kind(command: list[bytes], young: bool) -> str:
     return "grandchild"
 
 
-def _statuses(run: Run) -> dict[tuple[str, int], list[str]]:
-    """Return the statuses of each (case, repeat), in the order of the record file."""
-    statuses: dict[tuple[str, int], list[str]] = {
-        (planned.case.key, repeat): [] for job in run.jobs for planned in job.cases for repeat in range(REPEATS)
-    }
+def _statuses(run: Run) -> dict[str, list[str]]:
+    """Return the statuses of each case, by its key, in the order of the record file."""
+    statuses: dict[str, list[str]] = {planned.case.key: [] for job in run.jobs for planned in job.cases}
     for record in (record for job in run.jobs for record in run.job_records(job)):
-        statuses[record.case.key, record.repeat].append(record.status)
+        statuses[record.case.key].append(record.status)
     return statuses
 
 

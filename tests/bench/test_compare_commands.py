@@ -366,7 +366,7 @@ def test_a_mistake_in_compare_is_one_sentence(tmp_path, monkeypatch, capsys):
     for name, said in (
         ("none", "no such folder"),
         (".", "is not a run: it has no run.json"),
-        ("later", "schema: 9 is newer than 1; update ttt-bench"),
+        ("later", "schema: Input should be 1, not 9; update ttt-bench"),
     ):
         assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / name) == 2
         error = capsys.readouterr().err

@@ -7,12 +7,10 @@ import pytest
 
 from bench import plan
 from bench.cases import adapters_of, jobs_of, suite_cases, timing_of
-from bench.catalogue import catalogue
-from bench.catalogue.metrics import AXES
+from bench.catalogue import OPTION_DEFAULTS, catalogue
 from bench.catalogue.suites import (
     GROUPS,
     SUITES,
-    TTT,
     Panel,
     Suite,
     default_suite,
@@ -24,12 +22,11 @@ from bench.errors import UserError
 from bench.memory import beyond_memory, beyond_memory_of, least_bytes, refuse_beyond_memory, skip_reason
 from bench.models.config import SIZES
 from bench.request import RunRequest
-from harness.schema.case import Case
+from harness.schema.case import STEPS, Case
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
 
 GPU_80GB = {"gpu": {"memory_bytes": 80e9}}
-DEFAULTS = {axis.name: axis.default for axis in AXES if axis.default is not None}
 
 
 def planned(suite, systems=None, device="cuda", **axes):
@@ -85,11 +82,11 @@ def test_every_case_is_there_once_and_without_default_options(suite):
     found = cases(suite.name)
     assert found
     assert len({case.key for case in found}) == len(found)
-    assert not [name for case in found for name, value in case.options if DEFAULTS.get(name) == value]
+    assert not [name for case in found for name, value in case.options if OPTION_DEFAULTS.get(name) == value]
 
 
 def test_an_option_at_its_default_is_not_in_a_case():
-    suite = Suite("s", "", (Panel("request", ("transformer",), ("tiny",), (1,), (64,), {"steps": (128, 64)}),))
+    suite = Suite("s", "", (Panel("request", ("transformer",), (1,), (64,), {"steps": (128, 64)}, ("tiny",)),))
     found = suite_cases(suite, RunRequest(systems="transformer/torch"), "cpu")
     assert [each.case.options for each in found] == [(), (("steps", 64),)]
 
@@ -141,7 +138,7 @@ def test_a_gpu_runs_bfloat16_and_a_cpu_float32_but_ttt_states_are_float32():
     ],
 )
 def test_a_launch_bound_case_is_replayed_in_a_graph(label, phase, batch, device, timing):
-    panel = Panel(phase, ("transformer",), ("1.3b",), (batch,), (2048,))
+    panel = Panel(phase, ("transformer",), (batch,), (2048,))
     assert timing_of(adapter(label), panel, batch, 2048, device) == timing
 
 
@@ -180,7 +177,11 @@ def test_a_gpu_other_than_hopper_runs_the_forward_kernels_in_triton(monkeypatch,
 def test_jobs_run_headlines_first_and_slow_references_last():
     names = [job.name for job in jobs_of(planned("fig15-forward"))]
     assert names[:2] == ["ttt-linear-thunderkittens", "ttt-mlp-thunderkittens"]
-    assert set(names[-4:]) == {f"{each}-torch" for each in (*TTT, "transformer", "transformer-gqa")}
+    assert set(names[-4:]) == {f"{each}-torch" for each in ("ttt-linear", "ttt-mlp", "transformer", "transformer-gqa")}
+
+
+def test_a_request_of_the_default_length_names_no_option():
+    assert OPTION_DEFAULTS["steps"] == STEPS
 
 
 def test_a_case_of_two_suites_is_planned_once_with_the_stricter_settings():

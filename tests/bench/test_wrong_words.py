@@ -7,7 +7,9 @@ import pytest
 from command_line import ROOT, SMALL, assert_one_sentence, called, one_sentence, ttt_bench
 
 
-@pytest.mark.parametrize("command", [["run", "quick", "--device", "cpu", "--out"], ["site", "--serve", "--output"]])
+@pytest.mark.parametrize(
+    "command", [["run", "quick", "--device", "cpu", "--out"], ["site", ROOT / "reports/results/h100", "--output"]]
+)
 def test_a_name_that_is_too_long_is_one_sentence(tmp_path, command):
     name = "x" * 300
     assert_one_sentence(called(*command, name, cwd=tmp_path), name, "name too long")

@@ -221,12 +221,11 @@ class WithFamily(Fake):
 
 
 class Wanders(Fake):
-    """Records its folder, environment and CPU affinity, then changes all three."""
+    """Records its folder and CPU affinity, then changes both."""
 
     def build(self, case: Case) -> Workload:
-        found = f"{os.getcwd()} {os.environ.get('FAKE_LEAK')} {sorted(os.sched_getaffinity(0))}"
+        found = f"{os.getcwd()} {sorted(os.sched_getaffinity(0))}"
         os.chdir("/")
-        os.environ["FAKE_LEAK"] = str(case.batch)
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         workload = super().build(case)
         workload.settings = {"found": found, "process": str(os.getpid())}

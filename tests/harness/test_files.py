@@ -104,25 +104,3 @@ def test_a_huge_integer_in_run_json_is_refused(folder: Path) -> None:
     (folder / "run.json").write_text(json.dumps(values))
     with pytest.raises(RecordError, match=r"machine: holds an integer of 2\^64 or more"):
         Run.open(folder)
-
-
-@pytest.mark.parametrize(
-    ("changes", "dead"),
-    [({}, False), ({"started": 0}, False), ({"started": 1}, True), ({"process": 10**400, "started": 1}, True)],
-)
-def test_a_reused_process_number_holds_nothing(folder: Path, changes: dict[str, int], dead: bool) -> None:
-    """started 0: a claim of an earlier version, or the start of the process is unknown."""
-    new_run(folder, [case()])
-    here = claims.Holder.here({})
-    assert here.started > 1
-    (folder / "claims").mkdir()
-    (folder / "claims" / "run.json").write_text(json.dumps(vars(here) | changes))
-    assert (claims.holder_alone(folder) is None) is dead
-
-
-def test_a_tasks_claim_with_a_reused_process_number_is_taken_over(folder: Path) -> None:
-    task = claims.Holder.here({"SLURM_ARRAY_JOB_ID": "7"})
-    jobs = claims.Claims(folder, "7")
-    assert jobs.take("a", claims.Holder(**(vars(task) | {"started": 1})))
-    assert jobs.take("a", task)
-    assert jobs.holder("a") == task

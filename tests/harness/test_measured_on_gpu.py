@@ -12,7 +12,6 @@ from harness_helpers import case
 from harness.measure import measured_case
 from harness.measure.correctness import Check, Checks
 from harness.measure.measured_case import CaseRun
-from harness.measure.nvml import Cooler
 from harness.measure.system import Workload
 from harness.schema.case import Case, Mode
 from harness.schema.policy import Policy
@@ -106,7 +105,7 @@ def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any,
     """Return the record of 5 samples of 8 generate steps of 2 tokens. changes: fields of the workload, or `policy`."""
     torch = pytest.importorskip("torch")
     policy = Policy(**{"min_samples": 5, "budget_s": 1.0, **changes.pop("policy", {})})
-    run = {name: changes.pop(name) for name in ("mode", "cooler", "profiler") if name in changes}
+    run = {name: changes.pop(name) for name in ("mode", "profiler") if name in changes}
     workload = Workload(**{"run": lambda: torch.zeros(8, 2), "device": "cuda", "units": 8, "tokens": 2, **changes})
 
     class OnFake(Fake):
@@ -166,33 +165,6 @@ def test_energy_is_of_the_samples_alone_and_of_all_their_tokens(monkeypatch: pyt
     assert record.metrics["seconds"] == pytest.approx(5 * 4 * 8 * 0.1)
 
 
-class FakeCooler(Cooler):
-    """A cooler that notes the number of samples before each rest and does not wait."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rested_at: list[int] = []
-
-    def rest(self, gpu: Any) -> None:
-        self.rested_at.append(gpu.sampled)
-        self.goal_c = None
-
-
-@pytest.mark.parametrize(("reason", "rested"), [("sw_thermal_slowdown", [0]), ("sw_power_cap", [])])
-def test_a_thermally_throttled_gpu_rests_before_the_warm_up(
-    monkeypatch: pytest.MonkeyPatch, reason: str, rested: list[int]
-) -> None:
-    device, cooler = FakeDevice(), FakeCooler()
-    device.facts = {"throttle_reasons": [reason], "temperature_c": 79}
-    record = on_fake_device(monkeypatch, device, case(), cooler=cooler)
-    assert (record.status, cooler.rested_at) == ("ok", rested)
-    assert ("cool_down" in record.stages_s) == bool(rested)
-    assert (cooler.goal_c == 64) == bool(rested)  # it is as hot at the end, so the next case rests, too
-    verified = FakeCooler()
-    on_fake_device(monkeypatch, FakeDevice(), case(), cooler=verified, mode="verify")
-    assert not verified.rested_at
-
-
 def test_throttle_reasons_of_any_sample_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice()
     device.facts = {"throttle_reasons": ["sw_power_cap"], "temperature_c": 70}
@@ -209,8 +181,8 @@ def test_throttle_reasons_of_any_sample_are_recorded(monkeypatch: pytest.MonkeyP
     assert environment["gpu"]["after"]["throttle_reasons"] == ["sw_power_cap", "sw_thermal_slowdown"]
 
 
-def test_a_profile_has_throttle_reasons_and_the_next_case_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, cooler = FakeDevice(), FakeCooler()
+def test_a_profile_has_throttle_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
     device.facts = {"throttle_reasons": [], "temperature_c": 80}  # when the trace has been read
 
     def profiler(case: Case, workload: Workload, throttled: Callable[[], bool]) -> dict[str, Any]:
@@ -218,9 +190,8 @@ def test_a_profile_has_throttle_reasons_and_the_next_case_rests(monkeypatch: pyt
         device.slowed_by.add("sw_thermal_slowdown")
         return {}
 
-    record = on_fake_device(monkeypatch, device, case(), cooler=cooler, mode="profile", profiler=profiler)
+    record = on_fake_device(monkeypatch, device, case(), mode="profile", profiler=profiler)
     assert record.environment["gpu"]["after"]["throttle_reasons"] == ["sw_thermal_slowdown"]
-    assert cooler.goal_c == 65
 
 
 def test_wrong_outputs_lose_samples_and_their_metrics(monkeypatch: pytest.MonkeyPatch) -> None:

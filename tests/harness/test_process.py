@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -41,7 +40,7 @@ def started(note: Path, **env: str) -> WorkerProcess:
     """Start a worker; return it in the middle of a case, when all descendants run."""
     worker = WorkerProcess(launch("fake_systems:WithFamily", FAKE_CHILD=str(note), **env))
     assert worker.ready().available
-    worker._send(worker._process, CASE, time.monotonic() + 60)
+    worker._send(worker._process, CASE)
     assert wait_for(lambda: len(family(note)) == 5)
     assert all(alive(pid) for pid in family(note).values())
     return worker

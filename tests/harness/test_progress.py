@@ -15,16 +15,16 @@ class Terminal(io.StringIO):
 
 
 EVENTS = [
-    Event("plan", 0, 2, kept=3),
-    Event("start", 0, 2, 3, Planned(case())),
-    Event("record", 1, 2, 3, Planned(case()), ok_record(case(batch=7), (12.0, 12.5, 13.0))),
-    Event("start", 1, 2, 3, Planned(case("oom"))),
-    Event("record", 2, 2, 3, Planned(case("oom")), Record(case("oom"), "oom", "CUDA out of [memory] at a.cu:100: x")),
+    Event("plan", total=2, kept=3),
+    Event("start", Planned(case())),
+    Event("record", Planned(case()), ok_record(case(batch=7), (12.0, 12.5, 13.0))),
+    Event("start", Planned(case("oom"))),
+    Event("record", Planned(case("oom")), Record(case("oom"), "oom", "CUDA out of [memory] at a.cu:100: x")),
 ]
 
 
 def shown(stream: Any) -> str:
-    with Progress("quick", 2, stream) as progress:
+    with Progress("quick", stream) as progress:
         for event in EVENTS:
             progress(event)
     return stream.getvalue()
@@ -67,14 +67,14 @@ def test_outcome_marks_throttling_and_units() -> None:
 
 def test_each_gpu_has_its_line_and_each_outcome_names_it() -> None:
     events = [
-        Event("plan", 0, 2),
-        Event("start", 0, 2, planned=Planned(case(batch=7)), place="GPU 0"),
-        Event("start", 0, 2, planned=Planned(case(batch=9)), place="GPU 3"),
-        Event("lost", 0, 2, message="GPU 3 is gone; what is left goes to the others"),
-        Event("record", 1, 2, planned=Planned(case(batch=7)), record=ok_record(case(batch=7)), place="GPU 0"),
+        Event("plan", total=2),
+        Event("start", planned=Planned(case(batch=7)), place="GPU 0"),
+        Event("start", planned=Planned(case(batch=9)), place="GPU 3"),
+        Event("lost", message="GPU 3 is gone; what is left goes to the others"),
+        Event("record", planned=Planned(case(batch=7)), record=ok_record(case(batch=7)), place="GPU 0"),
     ]
     for stream in (io.StringIO(), Terminal()):
-        with Progress("quick", 2, stream) as progress:
+        with Progress("quick", stream) as progress:
             for event in events:
                 progress(event)
         text = stream.getvalue()

@@ -94,6 +94,15 @@ def test_contradictions_are_refused(fields: dict[str, Any], where: str) -> None:
     assert where in str(error.value).split(", not")[0]
 
 
+def test_a_newer_schema_asks_for_an_update_and_an_older_one_does_not() -> None:
+    values = {"case": case().to_dict(), "status": "ok"}
+    with pytest.raises(RecordError, match=r"^schema: must be 2 to 4, not 5; update ttt-bench"):
+        Record.from_dict({"schema": 5, "news": 1} | values)
+    with pytest.raises(RecordError) as error:
+        Record.from_dict({"schema": 1} | values)
+    assert "update" not in str(error.value)
+
+
 def test_older_schemas_are_read_under_todays_names() -> None:
     second = {"schema": 2, "case": case().to_dict(), "status": "gate", "reason": "error is 2, limit 1"}
     assert Record.from_dict(second) == Record(case(), "incorrect", "error is 2, limit 1")

@@ -193,13 +193,8 @@ def test_skip_sees_earlier_records(folder: Path) -> None:
 def test_events_follow_the_cases(folder: Path) -> None:
     events: list[Event] = []
     measured(folder, [case("work"), case("skip")], on_event=events.append)
-    assert [(e.kind, e.done, e.total) for e in events] == [
-        ("plan", 0, 2),
-        ("start", 0, 2),
-        ("record", 1, 2),
-        ("start", 1, 2),
-        ("record", 2, 2),
-    ]
+    assert [event.kind for event in events] == ["plan", "start", "record", "start", "record"]
+    assert (events[0].total, events[0].kept) == (2, 0)
     assert events[2].record is not None
     assert events[3].planned == Planned(case("skip"))
 
@@ -225,42 +220,25 @@ def test_refuses_a_system_without_a_launch(folder: Path) -> None:
     assert not any((folder / "records").iterdir())
 
 
-def test_repeats_are_fresh_processes_and_interleaved(folder: Path) -> None:
-    both = systems() | {("other", "cpu"): launch()}
-    cases = [case(batch=1), case(batch=2), case(system="other")]
-    order: list[tuple[str, int, int]] = []
-
-    def note(event: Event) -> None:
-        if event.record:
-            order.append((event.record.case.system, event.record.case.batch, event.record.repeat))
-
-    records = measured(folder, cases, launches=both, repeats=3, on_event=note)
-    once = [("fake", 1), ("fake", 2), ("other", 2)]
-    assert order == [(*each, repeat) for repeat in range(3) for each in once]
-    assert [r.repeat for r in records] == [0, 1, 2] * 3  # those of a case together
-    pids = {(r.case.system, r.repeat): r.settings["pid"] for r in records}
-    assert len(set(pids.values())) == 6
-    events: list[Event] = []
-    assert measured(folder, launches=both, on_event=events.append) == records
-    assert (events[0].total, events[0].kept) == (0, 9)
-
-
-def test_every_repeat_of_a_case_that_is_skipped_has_its_record(folder: Path) -> None:
+def test_each_repeat_is_a_call_in_a_fresh_process(folder: Path) -> None:
     seen: list[list[int]] = []
 
     def skip(planned: Planned, earlier: Any) -> str:
         seen.append([record.repeat for record in earlier])
         return "too large" if planned.case.batch == 2 else ""
 
-    records = measured(folder, [case(batch=1), case(batch=2)], repeats=2, skip=skip)
+    cases = [case(batch=1), case(batch=2), case(batch=3)]
+    for repeat in range(2):
+        records = measured(folder, cases, repeats=2, repeat=repeat, skip=skip)
     assert [(r.case.batch, r.repeat, r.status) for r in records] == [
-        (1, 0, "ok"),
-        (1, 1, "ok"),
-        (2, 0, "skipped"),
-        (2, 1, "skipped"),
+        (batch, repeat, "skipped" if batch == 2 else "ok") for batch in (1, 2, 3) for repeat in range(2)
     ]
-    assert seen == [[], [0], [], [1]]  # each repeat finds out for itself
-    assert len(lines_of(folder)) == 4
+    assert seen == [[], [0], [0, 0], [], [1], [1, 1]]
+    pids = {(r.repeat, r.settings["pid"]) for r in records if r.status == "ok"}
+    assert len(pids) == 2
+    events: list[Event] = []
+    measured(folder, repeat=1, on_event=events.append)
+    assert (events[0].total, events[0].kept) == (1, 2)  # a skipped case runs again
 
 
 @pytest.mark.parametrize(("least", "repeats", "each"), [(7, 3, 3), (6, 1, 6)])
@@ -269,7 +247,7 @@ def test_the_least_number_of_samples_is_spread_over_the_repeats(
 ) -> None:
     policy = Policy(budget_s=0.0)
     records = measured(folder, [Planned(case(), least)], policy=policy, repeats=repeats)
-    assert [len(record.samples_ms) for record in records] == [each] * repeats
+    assert [len(record.samples_ms) for record in records] == [each]
 
 
 def test_the_parent_stays_light(folder: Path) -> None:

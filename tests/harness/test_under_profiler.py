@@ -30,7 +30,7 @@ class Worker:
 
 
 def under(folder: Path) -> UnderProfiler:
-    return UnderProfiler(run_of(folder), HERE, Limits(7, 60), "module:ceilings", lambda: False)
+    return UnderProfiler(run_of(folder), HERE, Limits(7, 60), lambda: False)
 
 
 def answered(record: Record, profile: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def test_an_answer_gives_profile_fields_and_the_tool(tmp_path: Path) -> None:
     assert (found["region_us"], found["tools"], record.case) == (1.0, {"torch.profiler": "2.11"}, case())
     ((request, limit_s),) = worker.asked
     assert (request["case"], request["mode"], limit_s) == (case().to_dict(), "profile", 7)
-    assert (request["profiler"]["tool"], request["profiler"]["ceilings"]) == ("kineto", "module:ceilings")
+    assert request["profiler"]["tool"] == "kineto"
     assert Path(request["profiler"]["keep"]).parent == (tmp_path / "run" / "profiles").resolve()
 
 

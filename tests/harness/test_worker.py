@@ -9,7 +9,6 @@ import pytest
 from fake_systems import Fake
 from harness_helpers import QUICK, ROOT, case, launch
 
-from harness.measure.nvml import Cooler
 from harness.schema.record import Record
 from harness.worker import answer, load
 
@@ -61,7 +60,7 @@ def test_load() -> None:
 
 def test_unknown_request() -> None:
     with pytest.raises(ValueError, match="request 'dance'"):
-        answer(Fake(), {"do": "dance"}, Cooler())
+        answer(Fake(), {"do": "dance"})
 
 
 def test_a_worker_of_a_cpu_system_does_not_load_torch() -> None:

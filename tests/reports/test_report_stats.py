@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 import synthetic_records as synthetic
 
-from bench.catalogue.metrics import METRICS
+from bench.catalogue import CATALOGUE
 from harness.measure.interval import median_interval, repeats_interval
 from harness.quality import disturbed, pooled_interval
 from harness.schema.case import Case
@@ -54,12 +54,12 @@ def test_columns_are_those_of_the_csv_then_options_then_samples():
 
 
 def test_every_metric_of_the_catalogue_that_is_recorded_is_a_column_and_so_is_one_of_a_stranger():
-    metrics = {metric.name: 1.0 for metric in METRICS} | {"wings": 2.0, "parameters": 1e9}
+    metrics = {metric.name: 1.0 for metric in CATALOGUE.metrics} | {"wings": 2.0, "parameters": 1e9}
     table = table_of(synthetic.ok(FORWARD, 3.0, metrics=synthetic.work(3e9, 6e10) | metrics))
     after = list(table.columns)[list(table.columns).index(SAMPLE_COLUMNS[-1]) + 1 :]
     computed = ["model_size", "flops_per_token", "flops_share", "tokens_per_j"]  # a forward has no interactivity
     others = (*COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS)
-    recorded = [metric.name for metric in METRICS if metric.name not in others]
+    recorded = [metric.name for metric in CATALOGUE.metrics if metric.name not in others]
     assert after == [*RATE_COLUMNS, *computed, *recorded, "wings"]
     assert {"energy_j_per_token", "state_bytes"} <= set(after)
     assert table["wings"][0] == 2

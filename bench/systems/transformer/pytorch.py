@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from bench.models.config import TransformerConfig, model_config
+from bench.models.case_model import config_of
 from bench.models.transformer import Sdpa, Transformer, TransformerState
 from bench.systems.language_model import LanguageModel
 from bench.systems.on_device import device
@@ -22,9 +22,7 @@ class TorchTransformer(LanguageModel):
 
     def load(self, case: Case) -> Any:
         """Load the model with random weights from a fixed seed."""
-        config = model_config(case.system, case.size)
-        assert isinstance(config, TransformerConfig)
-        return Transformer.from_seed(config, 0, device(), getattr(torch, case.dtype), attend=self.attend())
+        return Transformer.from_seed(config_of(case), 0, device(), getattr(torch, case.dtype), attend=self.attend())
 
     def attend(self) -> Sdpa:
         """Return the attention of the model."""

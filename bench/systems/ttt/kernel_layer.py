@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
 from random import Random
@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from bench.memory import sequences_that_fit
 from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig
-from bench.systems.measured_peaks import measured_peaks
-from bench.systems.ttt.kernel_launches import KernelLaunch, kernel_launches, metrics_of, settings_of
+from bench.models.operator import rows_of
+from bench.systems.measured_peaks import peaks_of
 from bench.systems.ttt.layer import (
     LAYER_LIMITS,
     PER_TOKEN,
@@ -72,7 +71,6 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
         return checked + Checks([_repeats(lambda: forward(**inputs)[0], case.batch)])
 
     work = layer_work(config, case)
-    found = kernel_launches(lambda: forward(**inputs))
     built = build_kernel(ops.KERNELS[config.mini_batch]) if backend == THUNDERKITTENS else None
     return Workload(
         run=lambda: outputs_of(forward(**inputs)),
@@ -81,26 +79,11 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
         inputs=renewed(inputs, config),
         timed_check=forward_timed_check(reference, inputs, case.dtype),
         check=check,
-        metrics={
-            "launches": len(found),
-            **(_compiled_metrics(found, built) if built else metrics_of(found)),
-            **layer_metrics(work),
-        },
+        metrics=layer_metrics(work),
         work=work,
         settings={"checked": f"the first {checked_tokens} tokens of the last sequence"}
-        | settings_of(found)
         | (_made_of(built) if built else {}),
     )
-
-
-def _compiled_metrics(found: list[KernelLaunch], built: Built) -> dict[str, float | None]:
-    """Return `metrics_of` for the launches of kernels that the compiled module `built` contains.
-
-    spilled_bytes is the compiler's count.
-    """
-    compiled = {kernel.name: kernel for kernel in built.resources}
-    own = [launch for launch in found if launch.name in compiled]
-    return metrics_of(own) | {"spilled_bytes": max(compiled[launch.name].spilled_bytes for launch in own)}
 
 
 def _made_of(built: Built) -> dict[str, str]:
@@ -123,12 +106,10 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
     cost = COSTS[config.learner]
     _compile_steps(config, getattr(torch, case.dtype), form)
     first = generate_set(config, case.batch, case.dtype, form, precision)
-    found = kernel_launches(lambda: first.advance(0))  # advances the set by a token, so run it before staggering
     work = steps_in_turn(first, config, case.dtype)
     shape = (case.batch, config.heads, config.head_dim, config.mini_batch, form)
     least = Work(cost.generate_flops(*shape), cost.generate_bytes(*shape, precision))
     checked = min(case.batch, KERNEL_CHECK_SEQUENCES)
-    memory = torch.cuda.get_device_properties(0).total_memory
     return Workload(
         run=work.run,
         units=work.units,
@@ -140,17 +121,13 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         metrics={
             **least.metrics(),
             "state_bytes": first.state_bytes,
-            "sequences_that_fit": sequences_that_fit(config, first.state_bytes / case.batch, case.dtype, memory),
-            "launches": len(found),
-            **metrics_of(found),
-            **measured_peaks(),
+            **peaks_of("cuda"),
         },
         work={TTT: least},
         settings={
             "checked": f"{_check_steps(config)} tokens of {checked} other sequences",
             "input_sets": str(len(work.sets)),
-        }
-        | settings_of(found),
+        },
     )
 
 
@@ -255,17 +232,6 @@ class Steps:
             return check_timed([("output", last[rows], expected)], self.dtype)
 
         return compare
-
-
-def rows_of(state: Any, rows: list[int]) -> Any:
-    """Return a copy of a `GenerateState` that has the sequences `rows` only."""
-
-    def taken(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(taken(each) for each in value)
-        return value[rows] if isinstance(value, torch.Tensor) else value
-
-    return replace(state, **{field.name: taken(getattr(state, field.name)) for field in fields(state)})
 
 
 @torch.no_grad()

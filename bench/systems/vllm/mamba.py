@@ -4,11 +4,10 @@ from typing import Any
 
 import torch
 
-from bench.models.config import CONV_KERNEL, MambaConfig, model_config
+from bench.models.config import CONV_KERNEL, MambaConfig
 from bench.systems.mamba.scan import ScannedMamba
 from bench.systems.on_device import device
 from bench.systems.vllm.system import VllmSystem
-from harness.schema.case import Case
 
 
 class VllmMamba(VllmSystem):
@@ -17,12 +16,6 @@ class VllmMamba(VllmSystem):
     implementation = "vllm.model_executor.models.mamba:MambaForCausalLM"
     steps_grow = False
     max_num_batched_tokens = 16384
-
-    def config(self, case: Case) -> MambaConfig:
-        """Return the repository's configuration of Mamba."""
-        config = model_config("mamba", case.size)
-        assert isinstance(config, MambaConfig)
-        return config
 
     def hugging_face(self, config: MambaConfig, length: int) -> dict[str, Any]:
         """Return the config.json of the same model for transformers' Mamba."""

@@ -16,6 +16,7 @@ import torch
 from bench.cost import model_work, total
 from bench.kept import kept_bytes
 from bench.models.base import CausalLM
+from bench.models.case_model import config_of
 from bench.models.config import ModelConfig, parameter_count, uncut
 from bench.models.factory import from_seed
 from bench.systems import token_times
@@ -82,7 +83,7 @@ class VllmSystem:
 
     def config(self, case: Case) -> ModelConfig:
         """Return the repository's configuration of a case's model."""
-        raise NotImplementedError
+        return config_of(case)
 
     def model(self, case: Case) -> CausalLM:
         """Return the repository's model with the weights that the engine gets: random ones from a fixed seed."""

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from bench.models.config import TransformerConfig, model_config
+from bench.models.config import TransformerConfig
 from bench.models.layers import NORM_EPS
 from bench.systems.blockwise import transformer_logits
 from bench.systems.on_device import device
@@ -29,11 +29,6 @@ class VllmTransformer(VllmSystem):
     max_num_batched_tokens = 32768
     block_sizes: ClassVar[Mapping[str, int]] = {"forward": 128, "request": 128, "generate": 16}
     graphs: ClassVar[Mapping[str, str]] = {"forward": "prompts"}
-
-    def config(self, case: Case) -> TransformerConfig:
-        config = model_config(case.system, case.size)
-        assert isinstance(config, TransformerConfig)
-        return config
 
     def hugging_face(self, config: TransformerConfig, length: int) -> dict[str, Any]:
         """Return the config.json of the same model for transformers' Llama, for sequences of up to `length` tokens."""

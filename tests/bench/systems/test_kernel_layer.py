@@ -8,9 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.kept import window_bytes
-from bench.memory import sequences_that_fit
-from bench.models.config import model_config, parameter_count
+from bench.models.config import model_config
 from bench.systems.ttt.kernel_layer import GenerateSet, Steps, staggered
 from bench.systems.ttt.layer import layer_inputs
 
@@ -55,16 +53,6 @@ def test_sets_share_no_memory_that_the_kernels_write_or_read_per_sequence():
     assert len({some.state.position.data_ptr() for some in sets}) == 4
     assert len({some.tokens[0][0].data_ptr() for some in sets}) == 4
     assert len({some.out.data_ptr() for some in sets}) == 4
-
-
-def test_sequences_fill_what_the_weights_leave():
-    config = model_config("ttt-linear", "125m")
-    weights = 2 * parameter_count(config)
-    a_sequence = config.layers * 1000 + window_bytes(config, 2)
-    assert sequences_that_fit(config, 1000, "bfloat16", weights + 7 * a_sequence) == 7
-    assert sequences_that_fit(config, 1000, "bfloat16", weights + 7 * a_sequence - 1) == 6
-    assert sequences_that_fit(config, 1000, "float32", 2 * weights + config.layers * 1000) == 0
-    assert sequences_that_fit(config, 1000, "float32", 2 * weights + a_sequence + window_bytes(config, 2)) == 1
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def machine(monkeypatch):
 
     monkeypatch.setattr(trial, "fastest_step", measured)
     monkeypatch.setattr(trial, "fastest_forward", lambda learner, row, log: ("a GPU", SLOW))
-    monkeypatch.setattr(command, "_no_gpu", lambda: "")
+    monkeypatch.setattr("bench.systems.needs.no_gpu", lambda: "")
     monkeypatch.setattr("tk_kernels.generate.common.available", lambda: "")
 
 
@@ -135,6 +135,6 @@ def test_a_section_is_printed_for_each_learner_and_form(machine, capsys):
 
 
 def test_without_a_gpu_nothing_is_tuned(monkeypatch):
-    monkeypatch.setattr(command, "_no_gpu", lambda: "there is no CUDA GPU")
+    monkeypatch.setattr("bench.systems.needs.no_gpu", lambda: "there is no CUDA GPU")
     with pytest.raises(UserError, match="no CUDA GPU"):
         command.tune([])
