@@ -368,7 +368,8 @@ def test_auto_counts_if_ncu_is_usable(fake: Any) -> None:
 @pytest.mark.parametrize(
     ("version", "installed", "why"),
     [
-        ("no number", True, "ncu is not on the path or does not say its version"),
+        ("Version 2019.1.0", True, "ncu 2019.1.0 is too old"),
+        ("no number", True, "ncu does not say its version"),
         ("Version 2025.3", False, "ncu is not on the path"),
     ],
 )

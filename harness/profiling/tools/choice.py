@@ -1,6 +1,7 @@
 """Choose the profilers: PyTorch's (Kineto) for times, and Nsight Compute, if it is usable, for hardware counters."""
 
 import re
+import shutil
 import subprocess
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from harness.profiling.tools import ncu
 from harness.schema.profile import ProfileError
 
 WAYS = ("auto", "ncu", "torch")
-_VERSION = re.compile(r"\b\d{4}\.\d+(?:\.\d+)*\b")
+_VERSION = re.compile(r"\b(\d{4})\.(\d+)(?:\.\d+)*\b")
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,7 @@ def choose(way: str, device: str) -> Tools:
         if way == "ncu":
             raise ProfileError("--with ncu: it profiles GPUs, and there is none to use; say --with torch")
         return Tools(said="torch.profiler tells the times of operators on the CPU")
-    version = _version_of_ncu()
-    missing = "" if version else "ncu is not on the path or does not say its version"
+    version, missing = usable()
     if missing and way == "ncu":
         raise ProfileError(f"--with ncu: {missing}; install Nsight Compute, or say --with torch")
     if missing or way == "torch":
@@ -47,13 +47,25 @@ def choose(way: str, device: str) -> Tools:
     return Tools(True, version, f"torch.profiler gives times and Nsight Compute {version} gives counters")
 
 
-def _version_of_ncu() -> str:
+def usable() -> tuple[str, str]:
+    """Return (version, "") if Nsight Compute is usable, and ("", reason) if not."""
+    program = ncu.PROGRAM
+    if shutil.which(program) is None:
+        return "", f"{program} is not on the path"
     try:
-        command = [ncu.PROGRAM, "--version"]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, errors="replace", env=child_environment()
+            [program, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            errors="replace",
+            env=child_environment(),
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
+        return "", f"{program} does not say its version"
     found = _VERSION.search(done.stdout)
-    return found.group(0) if found else ""
+    if found is None:
+        return "", f"{program} does not say its version"
+    if (int(found.group(1)), int(found.group(2))) < ncu.OLDEST:
+        return "", f"{program} {found.group(0)} is too old, it must be {'.'.join(map(str, ncu.OLDEST))} or later"
+    return found.group(0), ""
