@@ -6,6 +6,8 @@ from contextlib import contextmanager, nullcontext
 
 OPERATOR = "operator"  # a layer's inner loop, inside the layer's range
 COUNTED = 1  # the layer whose counters represent all layers
+TIMED = "timed"  # the timed runs
+LEAD = "lead"  # the runs before the timed ones, which no profile shows
 
 
 class _Recording:

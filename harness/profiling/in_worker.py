@@ -1,6 +1,7 @@
 """Run one case under a profiler, inside the worker: one call with ranges, then the timed runs without ranges."""
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -12,6 +13,8 @@ from typing import Any, Literal, TypeVar
 from harness.measure.cuda_clock import SETTLES_S, WAKES_S, CudaEventClock, wait_for
 from harness.measure.ranges import (
     COUNTED_LAYER,
+    LEAD,
+    TIMED,
     nvtx_range,
     on_range,
     profiler_range,
@@ -44,7 +47,7 @@ LAUNCHES = 20_000  # most kernels that Kineto records: larger traces take long t
 COUNTED_STEPS = 2  # last generate steps that Nsight Compute counts: the last of a mini-batch does additional work
 _LONG_S = 1.0  # a run this long needs no second one to be warm
 
-Tool = Literal["none", "kineto", "ncu"]
+Tool = Literal["none", "kineto", "nsys", "ncu"]
 Found = TypeVar("Found")
 
 
@@ -52,8 +55,8 @@ Found = TypeVar("Found")
 class ProfilerChoice:
     """How to profile a case; a request to a worker holds these fields.
 
-    tool: "kineto" records inside the worker. With "ncu", the worker runs under that program, which captures the
-        `profiler_range`. "none" only times the case.
+    tool: "kineto" records inside the worker. With "nsys" and "ncu", the worker runs under that program, which captures
+        the `profiler_range`. "none" only times the case.
     keep: path for Kineto's trace, "" to discard the trace.
     alone_us: time without a profiler, the result of an earlier request with tool "none"; 0 to measure this time.
     """
@@ -69,7 +72,8 @@ def profile(
     """Run the case for the profiler `asked` and return fields of a `Profile` as JSON values.
 
     throttled: returns whether the GPU is throttled.
-    With Kineto, the fields include kernels and times. With "ncu", whose report is read outside the worker, they do not.
+    With Kineto, the fields include kernels and times. With Nsight tools, whose reports are read outside the worker,
+    they are the fields that a report lacks.
     With "none", the only field is "alone_us": microseconds per call, or per unit of an engine, without a profiler. The
     field is 0 on a CPU.
     Raises ProfileError if the trace is empty, or if an engine has no `Workload.engine_batch`.
@@ -83,6 +87,8 @@ def profile(
     found: dict[str, Any] = {}
     if asked.tool == "kineto":
         found = _by_kineto(work, Path(asked.keep) if asked.keep else None)
+    elif asked.tool == "nsys":
+        found = _captured(work)
     else:
         _counted(work)
     notes = ["profiled with a warm L2 cache, not cold"] if case.l2 == "cold" else []
@@ -175,7 +181,7 @@ class _Work:
             least = math.ceil((CAPPED_S if capped else RUNS_S) / each_s)
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
-    def window(self, most: int) -> tuple[int, int]:
+    def window(self, most: int = sys.maxsize) -> tuple[int, int]:
         """Return the numbers of (lead-in, profiled) runs.
 
         most: limit of the sum. If it applies, about a quarter of these runs is lead-in.
@@ -268,6 +274,28 @@ def _counted(work: _Work) -> None:
 
         with on_range(entered):
             work.ranged(nullcontext() if work.passes else profiler_range(work.device))
+
+
+def _captured(work: _Work) -> dict[str, Any]:
+    """Run one call with ranges, then the timed runs, in the `profiler_range` that Nsight Systems captures.
+
+    Return "seen", the fields of a `Runs`, and "apart": whether the timed runs came after the call with ranges. For the
+    generate steps of an engine, one part of a batch is both.
+    """
+    if work.is_part:
+        work.ranged(profiler_range(work.device))
+        return {"seen": asdict(work.seen(1)), "apart": False}
+    run = work.timed()
+    work.load(run)
+    with profiler_range(work.device):
+        work.ranged(nullcontext())
+        wait_for(work.device)
+        lead, runs = work.window()
+        with nvtx_range(LEAD):
+            work.repeat(run, lead)
+        with nvtx_range(TIMED):
+            work.repeat(run, runs)
+    return {"seen": asdict(work.seen(runs)), "apart": True}
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Profile the cases of a run's jobs: first the times of all cases, then hardware counters.
 
-The times come from Kineto inside the worker, the counters ("ratios") from Nsight Compute. If Nsight Compute would fail
-again for a job's other cases, it is given up.
+The times come from Nsight Systems, or from Kineto inside the worker. The counters ("ratios") come from Nsight Compute.
+A profiler that would fail again for a job's other cases is given up.
 """
 
 import os
@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Literal
 
 from harness.measure.environment import around, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
@@ -170,7 +171,7 @@ class JobProfiler:
         They are taken before the first case is profiled, because Kineto delays all launches after it has recorded.
         """
         asked = [planned for planned in cases if not self.asked.skip(planned)]
-        if len(asked) < 2:
+        if self.tools.times != "kineto" or len(asked) < 2:
             return {}
         if worker.ready().environment.get("device_kind") != "cuda":
             return {}
@@ -199,7 +200,7 @@ class JobProfiler:
             try:
                 if before.lost is not None:
                     raise before.lost
-                found, answered = self.under_profiler.by_kineto(worker, self.launch, planned, before.us)
+                found, answered = self._times(worker, planned, before.us)
                 environment = {name: answered.environment.get(name) for name in _ENVIRONMENT}
                 values = found | {"environment": environment, "started_at": started_at}
                 profile, record = Profile.from_values({"case": planned.case.to_dict(), **values}), answered
@@ -229,6 +230,26 @@ class JobProfiler:
             )
             run.record_file(self.job).append(record)
 
+    def _times(self, worker: WorkerProcess, planned: Planned, alone_us: float) -> tuple[dict[str, Any], Record]:
+        """Profile the times of a case; return the fields of its profile, and the worker's record.
+
+        If Nsight Systems fails and `Tools.fallback` allows it, Kineto profiles the case instead.
+        Raises ToolLost or ProfileError if there is no result.
+        """
+        if self.tools.times == "kineto":
+            return self.under_profiler.by_kineto(worker, self.launch, planned, alone_us)
+        try:
+            worker.stop()  # one that profiled an earlier case by Kineto
+            found, record = self.under_profiler.by_nsys(self.launch, planned)
+            return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}}, record
+        except (ToolLost, ProfileError) as error:
+            self._blame_the_case()
+            if not self.tools.fallback:
+                raise ToolLost(_advised(error), status=getattr(error, "status", "failed")) from None
+            why = self._give_up("times", error)
+            found, record = self.under_profiler.by_kineto(worker, self.launch, planned)
+            return found | {"notes": [why, *found["notes"]]}, record
+
     def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
         """Count the case with Nsight Compute; return the profile with counters, or with a note why there are none."""
         planned = Planned(profile.case)
@@ -244,12 +265,12 @@ class JobProfiler:
                 counters, command = self.under_profiler.by_ncu(launch, profile.case, planned)
         except (ToolLost, ProfileError) as error:
             self._blame_the_case()
-            why = f"{NOT_COUNTED}{self._give_up(error)}"
+            why = f"{NOT_COUNTED}{self._give_up('ratios', error)}"
             return replace(profile, notes=(*profile.notes, why))
         if stand_in != planned:
             counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a model of fewer layers"
             profile = replace(profile, notes=(*profile.notes, counted))
-        tools = {**profile.tools, "ncu": self.tools.version}
+        tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _blame_the_case(self) -> None:
@@ -259,16 +280,17 @@ class JobProfiler:
         if not self.place.is_there():
             raise PlaceLost
 
-    def _give_up(self, error: Exception) -> str:
-        """Report an error of Nsight Compute to the user, and return the reported sentence.
+    def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
+        """Report a profiler's error to the user, and return the reported sentence.
 
-        If it would fail for the job's other cases too, remove it from `tools`.
+        If the profiler would fail for the job's other cases too, remove it from `tools`.
+        part: what the profiler gives.
         """
         why = sentence(_advised(error))
         self.asked.say(why)
         if isinstance(error, ToolLost) and error.lasting:
-            self.tools = Tools()
-            self.asked.tools = Tools() if error.everywhere else self.asked.tools
+            self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
+            self.asked.tools = self.tools if error.everywhere else self.asked.tools
         return why
 
 

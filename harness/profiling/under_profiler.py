@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from harness.measure.environment import child_environment
 from harness.measure.ranges import range_names
-from harness.profiling.tools import ncu
+from harness.profiling.tools import ncu, nsys
+from harness.profiling.tools.trace import Runs, found_of
 from harness.schema.case import Case
 from harness.schema.profile import Counters, ProfileError
 from harness.schema.reason import of_exception
@@ -78,6 +79,22 @@ class UnderProfiler:
         version = str(record.environment.get("software", {}).get("torch", ""))
         return answer["profile"] | {"tools": {"torch.profiler": version}, "commands": [command]}, record
 
+    def by_nsys(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
+        """Profile a case in a new worker under Nsight Systems; return fields of its profile, and the record."""
+        report, database = self._raw(planned.case, ".nsys-rep"), self._raw(planned.case, ".sqlite")
+        wrapped = replace(launch, command=[*nsys.wrapping(report), *launch.command])
+        answer, record = self._under(wrapped, planned, "nsys", report)
+        _read_by(nsys.exporting(report, database))
+        timed, ranged = nsys.read(database)
+        command = _without_folders([*wrapped.command, "-m", "harness.worker", launch.entry])
+        values = dict(answer["profile"])
+        seen, apart = Runs(**values.pop("seen")), values.pop("apart")
+        if apart and not timed:
+            raise ProfileError("the report of Nsight Systems has no kernel in the range of the timed runs")
+        found = values | found_of(timed if apart else ranged, ranged, seen)
+        found["notes"] = [*values["notes"], *found["notes"]]
+        return found | {"commands": [command]}, record
+
     def by_ncu(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str]:
         """Count a case with a new worker under Nsight Compute; return (counters by kernel name, command).
 
@@ -85,29 +102,34 @@ class UnderProfiler:
         """
         report, log = self._raw(case, ".ncu-rep"), self._raw(case, ".log")
         wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_names(case.phase)), *launch.command])
-        self._under(wrapped, planned, report, log)
+        self._under(wrapped, planned, "ncu", report, log)
         counters = ncu.read(_read_by(ncu.importing(report)), ncu.profiled_launches(_text(log)))
         return counters, _without_folders([*wrapped.command, "-m", "harness.worker", launch.entry])
 
-    def _under(self, wrapped: Launch, planned: Planned, report: Path, log: Path) -> None:
-        """Run a case in a new worker under Nsight Compute, which writes `report` and `log`.
+    def _under(
+        self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
+    ) -> tuple[dict[str, Any], Record]:
+        """Run a case in a new worker under a profiler that writes `report`; return the worker's answer and record.
 
-        wrapped: the worker's command with the profiler in front.
+        wrapped: the worker's command with the profiler in front. log: the profiler's own log, if it writes one.
         """
-        report.unlink(missing_ok=True)
-        log.write_text("")
+        for stale in (report, nsys.recorded(report)):
+            stale.unlink(missing_ok=True)
+        if log is not None:
+            log.write_text("")
         with WorkerProcess(wrapped, self.limits.start_s, self.stopped) as worker:
             try:
-                answer = _answer(worker, self._request(planned, tool="ncu"), self.limits.case_s, last=True)
-                self._record_of(answer, planned)
+                answer = _answer(worker, self._request(planned, tool=tool), self.limits.case_s, last=True)
+                record = self._record_of(answer, planned)
                 status = worker.stop(STOP_S)
             except ToolLost as lost:
-                raise _why(_text(log), str(lost), lost.status) from None
+                raise _why(tool, _text(log), str(lost), lost.status) from None
         if status is None:
-            raise ToolLost(f"ncu did not end within {STOP_S:g} s and was killed; try a smaller case", True)
+            raise ToolLost(f"{tool} did not end within {STOP_S:g} s and was killed; try a smaller case", True)
         text = _text(log)
         if ncu.FORBIDDEN in text or status or not report.exists():
-            raise _why(text, _ending(status), "failed")
+            raise _why(tool, text, nsys.not_imported(report, worker.ending_words) or _ending(status), "failed")
+        return answer, record
 
     def _request(self, planned: Planned, **asked: Any) -> dict[str, Any]:
         return case_request(planned, self.run.file.policy, "profile", asked)
@@ -143,10 +165,10 @@ def _answer(worker: WorkerProcess, request: Mapping[str, Any], limit_s: float, *
         raise ToolLost(lost.reason, status=lost.status) from None
 
 
-def _why(log: str, otherwise: str, status: str) -> ToolLost:
-    """Return a ToolLost with the reason why Nsight Compute failed, and with advice.
+def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
+    """Return a ToolLost with the reason why a profiler failed, and with advice.
 
-    log: text of its log. otherwise: the reason if `log` has none. status: of the case.
+    log: text of the profiler's log. otherwise: the reason if `log` has none. status: of the case.
     """
     if ncu.FORBIDDEN in log:
         return ToolLost(
@@ -159,13 +181,13 @@ def _why(log: str, otherwise: str, status: str) -> ToolLost:
     if ncu.NOTHING in log:
         return ToolLost("ncu profiled no kernel: it saw no range of the case; --with torch does without it", True)
     if status == "timeout":
-        return ToolLost(f"ncu gave nothing in time: {otherwise}; give it more --time-limit", True, status)
+        return ToolLost(f"{tool} gave nothing in time: {otherwise}; give it more --time-limit", True, status)
     if status == "unstarted":
         advice = "" if complaint else "give it more --time-limit, or "
-        return ToolLost(f"ncu failed: {complaint or otherwise}; {advice}--with torch does without it", True, status)
+        return ToolLost(f"{tool} failed: {complaint or otherwise}; {advice}--with torch does without it", True, status)
     if status == "oom":
-        return ToolLost(f"the case did not fit next to ncu: {otherwise}; try a smaller batch", status=status)
-    return ToolLost(f"ncu failed: {complaint or otherwise}; --with torch does without it", status=status)
+        return ToolLost(f"the case did not fit next to {tool}: {otherwise}; try a smaller batch", status=status)
+    return ToolLost(f"{tool} failed: {complaint or otherwise}; --with torch does without it", status=status)
 
 
 def _ending(status: int) -> str:
@@ -191,9 +213,9 @@ def _read_by(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def _text(path: Path) -> str:
+def _text(path: Path | None) -> str:
     try:
-        return path.read_text(errors="replace")
+        return path.read_text(errors="replace") if path else ""
     except OSError:
         return ""
 

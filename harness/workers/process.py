@@ -105,6 +105,7 @@ class WorkerProcess:
     ) -> None:
         self.launch = launch
         self.found: Probe | None = None
+        self.ending_words = ""  # last line of stderr of the last stopped worker
         self._start_s, self._stopped = start_s, stopped
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -236,6 +237,7 @@ class WorkerProcess:
             with suppress(subprocess.TimeoutExpired):
                 status = process.wait(_POLL_S)
             self._limit_log()
+        self.ending_words = self._last_words()
         self.kill()
         return status
 

@@ -3,6 +3,7 @@
 The file is `NVR`, then a header and blocks: a size in four bytes, a protobuf message of that size, and a payload.
 Source: ProfilerReport.proto, which NVIDIA ships with Nsight Compute (extras/FileFormat).
 Each text is overwritten by as many characters, so that all sizes stay valid.
+A report of Nsight Systems holds the environment of its processes, partly compressed, so it is not shared.
 """
 
 import re

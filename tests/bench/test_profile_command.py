@@ -80,7 +80,7 @@ def test_profiles_join_a_run_that_measured(profiled: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--with", "vtune"], "--with vtune: must be one of auto, ncu, torch"),
+        (["--with", "vtune"], "--with vtune: must be one of auto, ncu, nsys, torch"),
         (["--with", "ncu"], "there is none to use; say --with torch"),
         ([], "resume it (--resume) or name another folder"),
         (["--retry", "flagged"], "--retry flagged: profiles have no flags"),

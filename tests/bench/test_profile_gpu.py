@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.profiling.tools import ncu
+from harness.profiling.tools import ncu, nsys
 from harness.schema.profile import Profile
 from harness.schema.run import Run
 from harness.schema.work import HEAD, PRODUCTS, SCAN, TTT
@@ -58,7 +58,7 @@ def test_what_a_profile_holds(profiled: tuple[str, Run, list[Profile]]) -> None:
     assert found
     for profile in found:
         assert profile.status == "ok", profile.reason
-        assert "torch.profiler" in profile.tools
+        assert set(profile.tools) & {"torch.profiler", "nsys"}
         assert min(profile.ceilings.values()) > 0  # type: ignore[type-var, operator]
         assert profile.timeline.kernel
         assert not any(kernel.name.startswith("aten::") for kernel in profile.kernels)
@@ -105,6 +105,11 @@ def test_ncu_counts_most_of_the_time_or_says_why_not(profiled: tuple[str, Run, l
         assert longest is not None
         assert longest.dram_bytes is not None
         assert longest.occupancy
+
+
+@pytest.mark.skipif(shutil.which(nsys.PROGRAM) is None, reason="no nsys on the path")
+def test_nsys_tells_times(profiled: tuple[str, Run, list[Profile]]) -> None:
+    assert all("nsys" in profile.tools for profile in profiled[2])
 
 
 def test_the_page_shows_them(profiled: tuple[str, Run, list[Profile]], tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A system with torch operators, fake profilers, and runs to profile."""
 
 import os
+import sqlite3
 import stat
 import sys
 from dataclasses import replace
@@ -87,9 +88,85 @@ def ncu_table(*names: str, launches: int = 2, **changes: str) -> str:
     return "\n".join([*said, *(",".join(f'"{field}"' for field in row) for row in (head, units, *rows))]) + "\n"
 
 
+# Columns as NVIDIA documents them (Nsight Systems, SQLite Schema Reference); "!" marks those that are never NULL.
+NSYS_TABLES = {
+    "StringIds": "id! value!",
+    "NVTX_EVENTS": "start! end eventType! rangeId category color text globalTid endGlobalTid textId domainId "
+    "uint64Value int64Value doubleValue uint32Value int32Value floatValue jsonTextId jsonText",
+    "CUPTI_ACTIVITY_KIND_RUNTIME": "start! end! eventClass! globalTid correlationId nameId! returnValue! callchainId",
+    "CUPTI_ACTIVITY_KIND_KERNEL": "start! end! deviceId! contextId! greenContextId streamId! correlationId globalPid "
+    "demangledName! shortName! mangledName launchType cacheConfig registersPerThread! gridX! gridY! gridZ! blockX! "
+    "blockY! blockZ! staticSharedMemory! dynamicSharedMemory! localMemoryPerThread! localMemoryTotal! gridId! "
+    "sharedMemoryExecuted graphNodeId sharedMemoryLimitConfig",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": "start! end! deviceId! contextId! greenContextId streamId! correlationId globalPid "
+    "bytes! copyKind! deprecatedSrcId srcKind dstKind srcDeviceId srcContextId dstDeviceId dstContextId graphNodeId",
+}
+NSYS_TEXTS = ("value", "text", "jsonText")
+PROCESS = 0x1000007 << 24  # a globalPid; threads of it add their number
+
+
+def nsys_database(path: Path) -> Path:
+    """Write an export of Nsight Systems: one call under its ranges, then two timed runs on two streams."""
+    database = sqlite3.connect(path)
+    for table, columns in NSYS_TABLES.items():
+        declared = ", ".join(f"{name.strip('!')} {_sql_type(name)}" for name in columns.split())
+        database.execute(f"CREATE TABLE {table} ({declared})")
+    for number, value in enumerate(("gemm(float *)", "_dual", "layer 0", "cudaLaunchKernel", "_Z4gemmPf"), start=1):
+        nsys_row(database, "StringIds", id=number, value=value)
+    for start, end, kind, thread, text, text_id in (
+        (0, 10000, 59, 5, "prefill", None),
+        (1000, 4000, 59, 5, None, 3),
+        (20000, 40000, 59, 5, "timed", None),
+        (0, 90000, 59, 6, "elsewhere", None),
+        (0, 90000, 34, 5, "a mark", None),
+    ):
+        tid = PROCESS + thread
+        nsys_row(
+            database, "NVTX_EVENTS", start=start, end=end, eventType=kind, text=text, textId=text_id, globalTid=tid
+        )
+    # Another process numbers its launches as this one does.
+    for pid in (PROCESS, PROCESS + (1 << 24)):
+        for correlation, start in enumerate((2000, 5000, 21000, 22000, 23000), start=1):
+            tid, end = pid + 5, start + 100
+            nsys_row(
+                database, "CUPTI_ACTIVITY_KIND_RUNTIME", start=start, end=end, correlationId=correlation, globalTid=tid
+            )
+    kernel: dict[str, int]
+    for correlation, start, end, kernel in (
+        (1, 50000, 53000, GEMM),
+        (2, 53000, 54000, DUAL),
+        (3, 60000, 63000, GEMM),
+        (4, 64000, 66000, DUAL),
+    ):
+        row = {"start": start, "end": end, "correlationId": correlation, "globalPid": PROCESS, "streamId": 7}
+        nsys_row(database, "CUPTI_ACTIVITY_KIND_KERNEL", **row, **kernel)
+    row = {"start": 65000, "end": 67000, "correlationId": 5, "globalPid": PROCESS, "streamId": 8}
+    nsys_row(database, "CUPTI_ACTIVITY_KIND_MEMCPY", **row)
+    database.commit()
+    database.close()
+    return path
+
+
+GEMM = {"demangledName": 1, "mangledName": 5, "registersPerThread": 32, "staticSharedMemory": 128}
+DUAL = {"demangledName": 2, "registersPerThread": 64}
+
+
+def _sql_type(column: str) -> str:
+    kind = "TEXT" if column.strip("!") in NSYS_TEXTS else "INTEGER"
+    return f"{kind} NOT NULL" if column.endswith("!") else kind
+
+
+def nsys_row(database: sqlite3.Connection, table: str, **values: Any) -> None:
+    """Insert a row; missing values are NULL if allowed, else 0."""
+    zeros = {name.strip("!"): 0 for name in NSYS_TABLES[table].split() if name.endswith("!")}
+    row = zeros | values
+    marks = ", ".join("?" * len(row))
+    database.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
+
+
 _PROFILER = f"""#!{sys.executable}
-import os, subprocess, sys, time
-does, arguments = os.environ.get("FAKE_PROFILER", ""), sys.argv[1:]
+import os, shutil, subprocess, sys, time
+tool, does, arguments = os.path.basename(sys.argv[0]), os.environ.get("FAKE_PROFILER", ""), sys.argv[1:]
 if "--version" in arguments:
     print(os.environ.get("FAKE_VERSION", "Version 2025.3.0.0 (build 1)"))
     sys.exit()
@@ -97,8 +174,19 @@ options = dict(each[2:].split("=", 1) for each in arguments if each.startswith("
 if "import" in options:
     print(open(options["import"]).read(), end="")
     sys.exit(5 if does == "unreadable" else 0)
+if arguments[0] == "export":
+    if does == "unreadable":
+        sys.exit("the report cannot be opened")
+    database = open(os.environ["FAKE_SQLITE"], "rb").read()
+    if does == "truncate":
+        database = database[: len(database) // 2]
+    if does == "foreign":
+        database = b"<html>" * 9999
+    open(options["output"], "wb").write(database)
+    sys.exit()
 def log(text):
-    open(options["log-file"], "a").write(text)
+    if "log-file" in options:
+        open(options["log-file"], "a").write(text)
 if does == "never start":
     time.sleep(600)
 if does == "die":
@@ -119,20 +207,22 @@ elif does == "no range":
     log("==WARNING== No kernels were profiled.\\n")
 elif does != "nothing":
     log("==PROF== Profiling one - 1: 0%....100% - 9 passes\\n" * int(os.environ.get("FAKE_LAUNCHES", "4")))
+    report = options.get("export") or options["output"]
     text = open(os.environ["FAKE_REPORT"]).read()
     if does == "truncate":
         text = text[:-40]
     if does == "foreign":
         text = "==ERROR== is not a report\\n"
-    open(options["export"], "w").write(text)
+    open(report, "w").write(text)
 sys.exit(status if status >= 0 else 128 - status)
 """
 
 
-def put_ncu(folder: Path) -> str:
-    """Write a fake Nsight Compute into a folder; return a PATH that starts with it."""
+def put_profilers(folder: Path, *names: str) -> str:
+    """Write fake profilers into a folder; return a PATH that starts with it."""
     folder.mkdir(exist_ok=True)
-    path = folder / "ncu"
-    path.write_text(_PROFILER)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    for name in names:
+        path = folder / name
+        path.write_text(_PROFILER)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return os.pathsep.join([str(folder), "/usr/bin", "/bin"])

@@ -14,6 +14,7 @@ from harness.schema.case import Case
 from harness.schema.record import Record
 
 KERNELS = [{"name": name, "launches": 4, "time_us": 10.0} for name in ("aten::mm", "aten::add")]
+SEEN = {"runs": 1, "units": 5, "calls": 1, "host_us": [], "alone_us": 0.0}
 FOUND = {"units": 5, "region_us": 25.0, "busy_us": 20.0, "longest_gap_us": 5.0, "kernels": KERNELS, "ranges": []}
 
 
@@ -45,8 +46,10 @@ def main() -> None:
                 record = Record(case, "failed", "ConfigError: size unknown")
             if does == "oom":
                 record = Record(case, "oom", "MemoryError: 80 GiB")
+            seen = json.loads(os.environ.get("FAKE_SEEN", "{}"))
+            under_nsight = {"seen": SEEN | seen, "apart": "FAKE_SEEN" not in os.environ}
             notes = [f"alone {us} us"] if (us := request["profiler"].get("alone_us")) else []
-            profile = (FOUND if by_kineto else {}) | {"notes": notes, "ceilings": {}}
+            profile = (FOUND if by_kineto else under_nsight) | {"notes": notes, "ceilings": {}}
             if tool == "none":
                 profile = {"alone_us": float(case.batch)}
                 if case.batch == 30:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sqlite3
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 from harness_helpers import case
-from profile_helpers import NCU_TABLE_NAMES, PAIR, launches, ncu_table, put_ncu, run_of
+from profile_helpers import NCU_TABLE_NAMES, PAIR, launches, ncu_table, nsys_database, put_profilers, run_of
 
 from harness.profiling import under_profiler
 from harness.profiling.jobs import TOGETHER, JobProfiler, Profiler, by_worker
 from harness.profiling.tools.choice import Tools, choose
+from harness.profiling.under_profiler import UnderProfiler
 from harness.schema.catalogue import Catalogue
 from harness.schema.policy import Policy
 from harness.schema.profile import Profile, ProfileError, profile_path, write_profile
@@ -22,9 +24,10 @@ from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunError, RunFile
 from harness.workers.process import HERE, Limits, Place, Stopped
 from harness.workers.scheduler import Terminated
+from harness.workers.warden import descendants
 
-KINETO = Tools()
-WITH_NCU = Tools(True, "2025.3.0")
+KINETO = Tools("kineto")
+WITH_NCU = Tools("kineto", "ncu", {"ncu": "2025.3.0"})
 
 
 def profile_all(run: Run, tools: Tools, fake: bool = True, **changes: Any) -> tuple[list[Profile], list[str]]:
@@ -36,14 +39,15 @@ def profile_all(run: Run, tools: Tools, fake: bool = True, **changes: Any) -> tu
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that puts a fake Nsight Compute on the path."""
+    """Return a function that puts fake profilers on the path."""
 
-    def put(does: str = "", version: str = "Version 2025.3.0.0", installed: bool = True) -> None:
-        monkeypatch.setenv("PATH", put_ncu(tmp_path / "bin") if installed else str(tmp_path))
+    def put(does: str = "", version: str = "Version 2025.3.0.0", names: tuple[str, ...] = ("ncu", "nsys")) -> None:
+        monkeypatch.setenv("PATH", put_profilers(tmp_path / "bin", *names))
         monkeypatch.setenv("FAKE_PROFILER", does)
         monkeypatch.setenv("FAKE_VERSION", version)
         (tmp_path / "table.csv").write_text(ncu_table(*NCU_TABLE_NAMES))
         monkeypatch.setenv("FAKE_REPORT", str(tmp_path / "table.csv"))
+        monkeypatch.setenv("FAKE_SQLITE", str(nsys_database(tmp_path / "fake.sqlite")) if "nsys" in names else "")
 
     return put
 
@@ -103,7 +107,7 @@ def test_the_next_job_tries_a_given_up_profiler_again(
         (folder := tmp_path / does.replace(" ", "-")).mkdir()
         run = run_of(folder, case(), case(batch=3))
         first, second = (replace(run.jobs[0], cases=(each,)) for each in run.jobs[0].cases)
-        fake(does)
+        fake(does, names=("ncu",))
         tried = Profiler(run, launches(), WITH_NCU, Limits(60, 60))
         tried.on_profile = lambda profile: monkeypatch.setenv("FAKE_PROFILER", "")
         found = tried.jobs([first, second])
@@ -114,7 +118,7 @@ def test_the_next_job_tries_a_given_up_profiler_again(
 @pytest.fixture
 def many(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that profiles three systems on two fake GPUs."""
-    fake()
+    fake(names=("ncu",))
     monkeypatch.setenv("FAKE_LOG", str(log := tmp_path / "log"))
 
     def profile(is_there: bool = True, cases: int = 1) -> tuple[list[Profile], list[list[str]], list[str]]:
@@ -284,19 +288,23 @@ def test_a_failure_of_ncu_keeps_the_times_and_adds_a_note(
     assert failed.jobs(run.jobs) == []
 
 
-def test_ctrl_c_during_reading_is_no_failure(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("tools", "suffix"), [(WITH_NCU, ".ncu-rep"), (Tools("nsys"), ".nsys-rep")])
+def test_ctrl_c_during_reading_is_no_failure(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch, tools: Tools, suffix: str
+) -> None:
     fake("unreadable")
     run = run_of(tmp_path)
-    report = profile_path(run.folder, case().key).with_suffix(".ncu-rep")
-    stopped = JobProfiler(Profiler(run, launches(), WITH_NCU, Limits(60, 60)), run.jobs[0], HERE, report.exists)
+    report = profile_path(run.folder, case().key).with_suffix(suffix)
+    stopped = JobProfiler(Profiler(run, launches(), tools, Limits(60, 60)), run.jobs[0], HERE, report.exists)
     report.parent.mkdir()
     found: dict[str, Profile] = {}
-    stopped.times(found)
+    if tools.ratios:
+        stopped.times(found)
     with pytest.raises(Stopped):
-        stopped.ratios(found)
+        (stopped.ratios if tools.ratios else stopped.times)(found)
     monkeypatch.setenv("FAKE_PROFILER", "")
-    (again,) = Profiler(run, launches(), WITH_NCU, Limits(60, 60), resume=True).jobs(run.jobs)
-    assert (again.status, again.notes, again.kernels[0].counters is None) == ("ok", (), False)
+    (again,) = Profiler(run, launches(), tools, Limits(60, 60), resume=True).jobs(run.jobs)
+    assert (again.status, again.notes, again.kernels[0].counters is None) == ("ok", (), tools.times == "nsys")
 
 
 def test_sigterm_ends_profiling_as_ctrl_c_does(tmp_path: Path, fake: Any) -> None:
@@ -325,6 +333,76 @@ def test_an_unhealthy_worker_still_leaves_its_report(
     monkeypatch.setenv("FAKE_UNHEALTHY", "1")
     (found,), said = profile_all(run_of(tmp_path), WITH_NCU)
     assert (found.kernels[0].counters is not None, said) == (True, [])
+
+
+def test_the_worker_of_kineto_ends_before_nsys_starts_one(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake("unreadable")
+    run, beside = run_of(tmp_path, case(), case(batch=3)), list[int]()
+    by_nsys = UnderProfiler.by_nsys
+
+    def counted(under: UnderProfiler, *arguments: Any) -> Any:
+        beside.append(len(descendants(os.getpid())))
+        return by_nsys(under, *arguments)
+
+    monkeypatch.setattr(UnderProfiler, "by_nsys", counted)
+    found, _ = profile_all(run, Tools("nsys"))
+    assert [list(each.tools) for each in found] == [["torch.profiler"]] * 2
+    assert beside == [0, 0]
+
+
+def test_nsys_gives_times(tmp_path: Path, fake: Any) -> None:
+    fake()
+    (found,), _ = profile_all(run_of(tmp_path), Tools("nsys", versions={"nsys": "2025.1"}))
+    assert (found.region_us, found.busy_us, found.units) == (7.0, 6.0, 5)
+    assert [kernel.name for kernel in found.kernels] == ["gemm(float*)", "_dual", "memory copy"]
+    assert found.tools == {"nsys": "2025.1"}
+
+
+def test_nsys_uses_the_time_of_an_engine(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake()
+    monkeypatch.setenv("FAKE_SEEN", '{"host_us": [40.0], "alone_us": 30.0}')
+    (found,), _ = profile_all(run_of(tmp_path), Tools("nsys"))
+    assert (found.region_us, found.units, [kernel.launches for kernel in found.kernels]) == (30.0, 5, [1, 1])
+    assert "under the profiler a run took 33% longer" in found.notes[0]
+
+
+def test_timed_runs_without_kernels_fail(tmp_path: Path, fake: Any) -> None:
+    fake()
+    database = sqlite3.connect(tmp_path / "fake.sqlite")
+    for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"):
+        database.execute(f"DELETE FROM {table} WHERE correlationId > 2")
+    database.commit()
+    database.close()
+    (found,), _ = profile_all(run_of(tmp_path), Tools("nsys", fallback=False))
+    assert (found.status, "no kernel in the range" in found.reason) == ("failed", True)
+
+
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        ("kill late", "nsys failed: it was killed by SIGKILL; --with torch does without it"),
+        ("no importer", ".qdstrm and could not import it (Importer error status: Importation failed.): free space in"),
+        ("unreadable", "nsys could not read its report: the report cannot be opened; try again (--retry"),
+        ("hang", "nsys did not end within 1 s and was killed; try a smaller case"),
+    ],
+)
+def test_kineto_replaces_a_failing_nsys(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch, does: str, why: str
+) -> None:
+    fake(does)
+    if does == "hang":
+        monkeypatch.setattr(under_profiler, "STOP_S", 1.0)
+    cases = [case(), case(batch=3)]
+    found, said = profile_all(run_of(tmp_path, *cases), Tools("nsys"))
+    assert [(each.status, list(each.tools)) for each in found] == [("ok", ["torch.profiler"])] * 2
+    assert why in found[0].notes[0]
+    assert said[0] == found[0].notes[0]
+    (tmp_path / "alone").mkdir()
+    alone, _ = profile_all(run_of(tmp_path / "alone", *cases), Tools("nsys", fallback=False))
+    assert {each.status for each in alone} == {"failed"}
+    assert why in alone[1].reason
 
 
 def test_a_profiler_that_never_starts_is_given_up(tmp_path: Path, fake: Any) -> None:
@@ -357,26 +435,28 @@ def test_a_failure_under_ncu_keeps_the_times(
     assert why in found.notes[0]
 
 
-def test_auto_counts_if_ncu_is_usable(fake: Any) -> None:
+def test_auto_chooses_the_best_installed_profilers(fake: Any) -> None:
     fake()
-    assert choose("auto", "cuda") == choose("ncu", "cuda") == Tools(True, "2025.3.0.0", choose("ncu", "cuda").said)
-    assert "Nsight Compute 2025.3.0.0 gives counters" in choose("ncu", "cuda").said
-    assert not choose("torch", "cuda").ratios
-    assert not choose("auto", "cpu").ratios
+    both = choose("auto", "cuda")
+    assert (both.times, both.ratios) == ("nsys", "ncu")
+    assert "Nsight Systems 2025.3.0.0 gives times and Nsight Compute 2025.3.0.0 gives counters" in both.said
+    assert choose("torch", "cuda").ratios == ""
+    assert (choose("ncu", "cuda").times, choose("ncu", "cuda").ratios) == ("kineto", "ncu")
+    assert choose("auto", "cpu").times == "kineto"
 
 
 @pytest.mark.parametrize(
-    ("version", "installed", "why"),
+    ("version", "names", "why"),
     [
-        ("Version 2019.1.0", True, "ncu 2019.1.0 is too old"),
-        ("no number", True, "ncu does not say its version"),
-        ("Version 2025.3", False, "ncu is not on the path"),
+        ("Version 2019.1.0", ("ncu",), "ncu 2019.1.0 is too old"),
+        ("no number", ("ncu",), "ncu does not say its version"),
+        ("Version 2025.3", (), "ncu is not on the path"),
     ],
 )
-def test_an_unusable_profiler_is_refused(fake: Any, version: str, installed: bool, why: str) -> None:
-    fake("", version, installed)
+def test_an_unusable_profiler_is_refused(fake: Any, version: str, names: tuple[str, ...], why: str) -> None:
+    fake("", version, names)
     assert why in choose("auto", "cuda").said
-    assert not choose("auto", "cuda").ratios
+    assert choose("auto", "cuda").ratios == ""
     with pytest.raises(ProfileError, match=why) as error:
         choose("ncu", "cuda")
     assert "install Nsight Compute" in str(error.value)

@@ -1,13 +1,15 @@
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from harness_helpers import HERE
-from profile_helpers import ncu_table
+from profile_helpers import DUAL, GEMM, PROCESS, ncu_table, nsys_database, nsys_row
 from trace_events import GPU_TRACE, event
 
 from harness.measure.ranges import range_names
-from harness.profiling.tools import kineto, ncu
+from harness.profiling.tools import kineto, ncu, nsys
 from harness.profiling.tools.trace import (
     Launched,
     Nesting,
@@ -141,6 +143,70 @@ def test_work_before_a_recording_is_not_in_it() -> None:
     assert "aten::mm" not in names
 
 
+def test_nsys_separates_timed_runs_from_the_call_under_ranges(tmp_path: Path) -> None:
+    timed, ranged = nsys.read(nsys_database(tmp_path / "a.sqlite"))
+    assert [(each.name, each.path) for each in ranged] == [
+        ("gemm(float*)", ("prefill", "layer 0")),
+        ("_dual", ("prefill",)),
+    ]
+    assert [each.name for each in timed] == ["gemm(float*)", "_dual", "memory copy"]
+    assert (timed[0].registers, timed[0].shared_bytes) == (32, 128)
+    region = found_in(timed, ranged)
+    assert (region["region_us"], region["busy_us"], region["longest_gap_us"]) == (7.0, 6.0, 1.0)
+
+
+def test_nsys_leaves_out_the_lead_in(tmp_path: Path) -> None:
+    path = nsys_database(tmp_path / "a.sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        for start, end, text in ((14000, 18000, "lead"), (14500, 16000, "layer 0")):
+            row = {"eventType": 59, "text": text, "globalTid": PROCESS + 5}
+            nsys_row(database, "NVTX_EVENTS", start=start, end=end, **row)
+        runtime = {"start": 15000, "end": 15100, "correlationId": 9, "globalTid": PROCESS + 5}
+        nsys_row(database, "CUPTI_ACTIVITY_KIND_RUNTIME", **runtime)
+        row = {"correlationId": 9, "globalPid": PROCESS, "streamId": 7, **DUAL}
+        nsys_row(database, "CUPTI_ACTIVITY_KIND_KERNEL", start=55000, end=56000, **row)
+        database.commit()
+    assert nsys.read(path) == nsys.read(nsys_database(tmp_path / "without.sqlite"))
+
+
+def test_nsys_reads_streams(tmp_path: Path) -> None:
+    path = nsys_database(tmp_path / "a.sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 62000 WHERE correlationId = 4")
+        database.execute("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET start = 61500")
+        database.commit()
+    timed, _ = nsys.read(path)
+    assert [(each.name, each.start_us, each.own_us) for each in timed] == [
+        ("gemm(float*)", 60.0, 3.0),
+        ("memory copy", 61.5, 5.5),
+        ("_dual", 63.0, 3.0),
+    ]
+
+
+def test_nsys_separates_processes_and_drops_launches_outside_ranges(tmp_path: Path) -> None:
+    path = nsys_database(tmp_path / "a.sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        # A range that never ended, and a launch between the call and what is timed.
+        nsys_row(database, "NVTX_EVENTS", start=100, end=None, eventType=59, text="open", globalTid=PROCESS + 5)
+        runtime = {"start": 15000, "end": 15100, "correlationId": 9, "globalTid": PROCESS + 5}
+        nsys_row(database, "CUPTI_ACTIVITY_KIND_RUNTIME", **runtime)
+        row = {"correlationId": 9, "globalPid": PROCESS, "streamId": 7, **DUAL}
+        nsys_row(database, "CUPTI_ACTIVITY_KIND_KERNEL", start=55000, end=56000, **row)
+        # The engine's other process has a stream of the same number.
+        other = PROCESS + (1 << 24)
+        nsys_row(database, "NVTX_EVENTS", start=20000, end=40000, eventType=59, text="timed", globalTid=other + 5)
+        row = {"correlationId": 3, "globalPid": other, "streamId": 7, **GEMM, "dynamicSharedMemory": 1000}
+        nsys_row(database, "CUPTI_ACTIVITY_KIND_KERNEL", start=61000, end=63500, **row)
+        database.commit()
+    timed, ranged = nsys.read(path)
+    assert [(each.name, each.path) for each in ranged] == [
+        ("gemm(float*)", ("prefill", "layer 0")),
+        ("_dual", ("prefill",)),
+    ]
+    assert [(each.start_us, each.own_us) for each in timed] == [(60.0, 3.0), (61.0, 2.5), (64.0, 2.0), (65.0, 2.0)]
+    assert [each.shared_bytes for each in timed[:2]] == [128, 1128]  # the static, and with the dynamic
+
+
 def test_the_timeline_is_the_first_run_with_the_ranges_of_the_call(tmp_path: Path) -> None:
     run = kineto.launched(GPU_TRACE, "cuda")
     later = [replace(each, start_us=each.start_us + 1e3, end_us=each.end_us + 1e3, path=()) for each in run]
@@ -197,6 +263,19 @@ def test_nanoseconds_survive_a_clock_since_1970() -> None:
     run = [Launched("a", 1.7e15 + 0.25, 1.7e15 + 1.5, 1.25), Launched("b", 1.7e15 + 2.0, 1.7e15 + 3.0, 1.0)]
     found = found_in(run, run)["timeline"]
     assert (found.wait_ns, found.time_ns) == ((0, 500), (1250, 1000))
+
+
+def test_a_foreign_nsys_export_is_refused(tmp_path: Path) -> None:
+    whole = nsys_database(tmp_path / "a.sqlite").read_bytes()
+    for name, content in {"foreign": b"not a database at all" * 100, "truncated": whole[: len(whole) // 2]}.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ProfileError, match="truncated or is none"):
+            nsys.read(tmp_path / name)
+    with pytest.raises(ProfileError, match="truncated or is none"):
+        nsys.read(tmp_path / "absent")
+    sqlite3.connect(tmp_path / "empty").execute("CREATE TABLE other (id INTEGER)")
+    with pytest.raises(ProfileError, match="no table CUPTI_ACTIVITY_KIND_RUNTIME"):
+        nsys.read(tmp_path / "empty")
 
 
 def test_every_metric_exists_on_gh100() -> None:

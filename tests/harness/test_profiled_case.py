@@ -36,6 +36,18 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return noted
 
 
+def test_nsight_captures_a_call_under_ranges_and_then_the_timed_runs(events: list[str]) -> None:
+    workload = Workload(run=lambda: events.append("run"), units=16)
+    call = ["prefill", "run", "end"]
+    found = in_worker.profile(case(), workload, ProfilerChoice("nsys"))
+    seen = {"runs": RUNS, "units": 16, "calls": 1, "host_us": [], "alone_us": 0.0, "replayed": False}
+    assert found == {"seen": seen, "apart": True, "notes": [], "work": {}, "ceilings": {}}
+    assert events == [*call * WARM_RUNS, "cpu", *call, "lead", "end", "timed", *["run"] * RUNS, "end", "end"]
+    events.clear()
+    assert in_worker.profile(case(), workload, ProfilerChoice("ncu")) == {"notes": [], "work": {}, "ceilings": {}}
+    assert events == [*call * WARM_RUNS, "cpu", *call, "end"]
+
+
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace `load`, so that there are four lead-in runs and six profiled ones."""
@@ -44,6 +56,16 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         work.lead, work.runs = 4, 6
 
     monkeypatch.setattr(in_worker._Work, "load", load)
+
+
+def test_the_lead_in_is_outside_the_timed_range(events: list[str], loaded: None) -> None:
+    workload = Workload(run=lambda: events.append("run"), units=16)
+    found = in_worker.profile(case(), workload, ProfilerChoice("nsys"))
+    assert found["seen"]["runs"] == 6
+    assert events[events.index("cpu") :] == [
+        *("cpu", "prefill", "run", "end", "lead", *["run"] * 4, "end"),
+        *("timed", *["run"] * 6, "end", "end"),
+    ]
 
 
 def test_kineto_profiles_the_last_runs_without_pauses(monkeypatch: pytest.MonkeyPatch, loaded: None) -> None:
@@ -321,11 +343,43 @@ def engine(events: list[str], monkeypatch: pytest.MonkeyPatch) -> Workload:
     return Workload(run=pytest.fail, engine_samples=samples, engine_batch=batch)
 
 
-def test_only_an_engines_steady_steps_are_counted(events: list[str], engine: Workload) -> None:
-    steps = case(phase="generate", timing="engine")
-    assert in_worker.profile(steps, engine, ProfilerChoice("ncu"))["notes"] == []
-    assert events == ["prompts", "steps", "prompts", "cpu", "generate", "steps", "end", "end"]
-    assert in_worker.profile(steps, engine, ProfilerChoice("none")) == {"alone_us": pytest.approx(2e3)}
+@pytest.mark.parametrize("tool", ["nsys", "ncu"])
+def test_only_an_engines_steady_steps_are_profiled(
+    events: list[str], engine: Workload, tool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = in_worker.profile(case(phase="generate", timing="engine"), engine, ProfilerChoice(tool))
+    alone = [] if tool == "ncu" else ["sampled"] * 2
+    assert events == ["prompts", "steps", *alone, "prompts", "cpu", "generate", "steps", "end", "end"]
+    assert found["notes"] == []
+    if tool == "nsys":
+        (host_us,) = found["seen"].pop("host_us")
+        assert host_us > 0
+        seen = {"runs": 1, "units": 7, "calls": 1, "alone_us": pytest.approx(7 * 2e3), "replayed": False}
+        assert found["seen"] == seen
+        assert found["apart"] is False
+        assert in_worker.profile(case(phase="generate", timing="engine"), engine, ProfilerChoice("none")) == {
+            "alone_us": pytest.approx(2e3)
+        }
+        events.clear()
+        again = in_worker.profile(case(phase="generate", timing="engine"), engine, ProfilerChoice(tool, alone_us=3e3))
+        assert again["seen"]["alone_us"] == 7 * 3e3
+        assert "sampled" not in events
+
+
+def test_prompts_of_an_engine_have_a_lead_in(
+    events: list[str], engine: Workload, loaded: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(0.0, 2.0)  # a batch reads it twice
+    monkeypatch.setattr(in_worker, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(in_worker, "wait_for", lambda device: None)
+    found = in_worker.profile(case(timing="engine"), engine, ProfilerChoice("nsys"))
+    batch = ["prompts", "steps"]
+    assert events == [
+        *(*batch, "sampled", "sampled", "cpu", "prompts", "prefill", "steps", "end"),
+        *("lead", *batch * 4, "end", "timed", *batch * 6, "end", "end"),
+    ]
+    seen = {"runs": 6, "units": 7, "calls": 1, "host_us": [2e6] * 6, "alone_us": 7 * 2e3, "replayed": False}
+    assert found["seen"] == seen
 
 
 @pytest.mark.parametrize("phase", ["forward", "generate"])

@@ -1,55 +1,76 @@
-"""Choose the profilers: PyTorch's (Kineto) for times, and Nsight Compute, if it is usable, for hardware counters."""
+"""Choose among the installed profilers: one for times, one for hardware counters."""
 
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 from harness.measure.environment import child_environment
-from harness.profiling.tools import ncu
+from harness.profiling.tools import ncu, nsys
 from harness.schema.profile import ProfileError
 
-WAYS = ("auto", "ncu", "torch")
+WAYS = ("auto", "ncu", "nsys", "torch")
 _VERSION = re.compile(r"\b(\d{4})\.(\d+)(?:\.\d+)*\b")
+_ADVICE = {
+    "nsys": "install Nsight Systems, or say --with torch",
+    "ncu": "install Nsight Compute, or say --with torch",
+}
 
 
 @dataclass(frozen=True)
 class Tools:
-    """The chosen profilers. Kineto gives times.
+    """The chosen profilers.
 
-    ratios: whether Nsight Compute gives hardware counters. version: of Nsight Compute, "" if it is not used.
-    `said`: the choice in one sentence.
+    times: the profiler for times. ratios: the profiler for hardware counters, "" for none.
+    versions: of the Nsight tools, by program; "" for an unusable one. `said`: the choice in one sentence.
+    fallback: whether Kineto gives the times if Nsight Systems fails.
     """
 
-    ratios: bool = False
-    version: str = ""
+    times: Literal["kineto", "nsys"]
+    ratios: Literal["", "ncu"] = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
     said: str = ""
+    fallback: bool = True
 
 
 def choose(way: str, device: str) -> Tools:
     """Return the profilers to use for a device, "cpu" or "cuda".
 
-    way: value of the option --with, one of `WAYS`; "auto" takes Nsight Compute if it is usable.
+    way: value of the option --with, one of `WAYS`; "auto" takes the Nsight tools that are usable, else Kineto.
     Raises ProfileError if `way` is unknown or names an unusable profiler.
     """
     if way not in WAYS:
         raise ProfileError(f"--with {way}: must be one of {', '.join(WAYS)}")
     if device == "cpu":
-        if way == "ncu":
-            raise ProfileError("--with ncu: it profiles GPUs, and there is none to use; say --with torch")
-        return Tools(said="torch.profiler tells the times of operators on the CPU")
-    version, missing = usable()
-    if missing and way == "ncu":
-        raise ProfileError(f"--with ncu: {missing}; install Nsight Compute, or say --with torch")
-    if missing or way == "torch":
-        absent = f" ({missing})" if missing and way == "auto" else ""
-        return Tools(said=f"torch.profiler gives times and nothing gives counters{absent}")
-    return Tools(True, version, f"torch.profiler gives times and Nsight Compute {version} gives counters")
+        if way in ("nsys", "ncu"):
+            raise ProfileError(f"--with {way}: it profiles GPUs, and there is none to use; say --with torch")
+        return Tools("kineto", said="torch.profiler tells the times of operators on the CPU")
+    versions, missing = {}, {}
+    for program, oldest in ((nsys.PROGRAM, nsys.OLDEST), (ncu.PROGRAM, ncu.OLDEST)):
+        versions[program], missing[program] = usable(program, oldest)
+    if missing.get(way):
+        raise ProfileError(f"--with {way}: {missing[way]}; {_ADVICE[way]}")
+    by_nsys = way == "nsys" or (way == "auto" and not missing["nsys"])
+    by_ncu = way == "ncu" or (way == "auto" and not missing["ncu"])
+    times = f"Nsight Systems {versions['nsys']}" if by_nsys else "torch.profiler"
+    ratios = f"Nsight Compute {versions['ncu']} gives counters" if by_ncu else "nothing gives counters"
+    absent = "; ".join(why for why in missing.values() if why) if way == "auto" else ""
+    return Tools(
+        "nsys" if by_nsys else "kineto",
+        "ncu" if by_ncu else "",
+        versions,
+        f"{times} gives times and {ratios}" + (f" ({absent})" if absent else ""),
+        fallback=way == "auto",
+    )
 
 
-def usable() -> tuple[str, str]:
-    """Return (version, "") if Nsight Compute is usable, and ("", reason) if not."""
-    program = ncu.PROGRAM
+def usable(program: str, oldest: tuple[int, int]) -> tuple[str, str]:
+    """Return (version, "") if a profiler is usable, and ("", reason) if not.
+
+    program: its name on the path. oldest: the oldest usable version.
+    """
     if shutil.which(program) is None:
         return "", f"{program} is not on the path"
     try:
@@ -66,6 +87,6 @@ def usable() -> tuple[str, str]:
     found = _VERSION.search(done.stdout)
     if found is None:
         return "", f"{program} does not say its version"
-    if (int(found.group(1)), int(found.group(2))) < ncu.OLDEST:
-        return "", f"{program} {found.group(0)} is too old, it must be {'.'.join(map(str, ncu.OLDEST))} or later"
+    if (int(found.group(1)), int(found.group(2))) < oldest:
+        return "", f"{program} {found.group(0)} is too old, it must be {'.'.join(map(str, oldest))} or later"
     return found.group(0), ""
