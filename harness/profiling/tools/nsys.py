@@ -1,0 +1,124 @@
+"""Write commands for Nsight Systems, and read kernels and their ranges from its SQLite export."""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from harness.measure.ranges import LEAD, TIMED
+from harness.profiling.tools.trace import Launched, Nesting, Span, after_the_one_before, demangled
+from harness.schema.profile import ProfileError
+
+PROGRAM = "nsys"
+OLDEST = (2022, 4)  # the first with the options below
+_PUSH_POP = 59  # NVTX_EVENTS.eventType
+_THREAD_BITS = 24  # low bits of a globalTid, for the thread; the rest is the globalPid
+_KERNELS, _LAUNCHES, _RANGES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
+_COPIES = (("CUPTI_ACTIVITY_KIND_MEMCPY", "memory copy"), ("CUPTI_ACTIVITY_KIND_MEMSET", "memory fill"))
+
+
+def wrapping(report: Path) -> list[str]:
+    """Return the start of a command line that runs a worker under Nsight Systems; the worker's command follows.
+
+    report: path ending in .nsys-rep, for the report on the worker's `profiler_range`.
+    """
+    return [
+        PROGRAM,
+        "profile",
+        "--trace=cuda,nvtx",
+        "--sample=none",
+        "--cpuctxsw=none",
+        "--capture-range=cudaProfilerApi",
+        "--capture-range-end=stop",
+        "--cuda-graph-trace=node",
+        "--trace-fork-before-exec=true",
+        "--force-overwrite=true",
+        f"--output={report}",
+    ]
+
+
+def recorded(report: Path) -> Path:
+    """Return the path of the raw recording (.qdstrm), from which Nsight Systems makes `report` at the end."""
+    return report.with_suffix(".qdstrm")
+
+
+def not_imported(report: Path, words: str) -> str:
+    """Return a sentence with advice if Nsight Systems left a raw recording but no report, otherwise "".
+
+    words: last line of the profiler's stderr.
+    """
+    if report.exists() or not recorded(report).exists():
+        return ""
+    why = f" ({words})" if words else ""
+    advice = f"free space in TMPDIR, or import it with the QdstrmImporter of {PROGRAM}"
+    return f"it recorded profiles/{recorded(report).name} and could not import it{why}: {advice}"
+
+
+def exporting(report: Path, database: Path) -> list[str]:
+    """Return the command that exports a report to an SQLite database, which `read` reads."""
+    return [PROGRAM, "export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)]
+
+
+def read(database: Path) -> tuple[list[Launched], list[Launched]]:
+    """Return (launches of the timed runs, launches of the call with ranges) from an exported database.
+
+    Raises ProfileError if the database is truncated or lacks a table.
+    """
+    try:
+        with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            connection.text_factory = lambda raw: raw.decode(errors="replace")
+            launched = _launched(connection)
+    except sqlite3.Error as error:
+        raise ProfileError(f"the export of Nsight Systems is truncated or is none: {error}") from None
+    timed = [each for each in launched if TIMED in each.path]
+    return timed, [each for each in launched if each.path and not {LEAD, TIMED}.intersection(each.path)]
+
+
+def _launched(connection: sqlite3.Connection) -> list[Launched]:
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    for name in (_LAUNCHES, _RANGES, "StringIds"):
+        if name not in tables:
+            raise ProfileError(f"the export of Nsight Systems has no table {name}: nothing was captured")
+    nesting = Nesting(
+        Span(name or "", thread, start / 1e3, end / 1e3)
+        for name, thread, start, end in connection.execute(
+            f"SELECT COALESCE(text, value), globalTid, start, end FROM {_RANGES} "
+            f"LEFT JOIN StringIds ON textId = StringIds.id WHERE eventType = {_PUSH_POP} AND end IS NOT NULL"
+        )
+    )
+    # An engine has several processes, each with launch numbers of its own.
+    hosts = {
+        (thread >> _THREAD_BITS, correlation): (thread, start / 1e3)
+        for correlation, thread, start in connection.execute(
+            f"SELECT correlationId, globalTid, start FROM {_LAUNCHES} WHERE globalTid IS NOT NULL"
+        )
+    }
+    rows = list(_rows(connection, tables))
+    paths = nesting.paths(
+        hosts.get(((pid or 0) >> _THREAD_BITS, correlation), (None, 0.0)) for *_, pid, correlation in rows
+    )
+    return after_the_one_before(
+        Launched(name, start / 1e3, end / 1e3, (end - start) / 1e3, path, registers, shared, (pid, device, stream))
+        for (name, start, end, registers, shared, device, stream, pid, _), path in zip(rows, paths, strict=True)
+    )
+
+
+def _rows(connection: sqlite3.Connection, tables: set[str]) -> Iterator[Sequence]:
+    """Yield (name, start, end, registers, shared bytes, GPU, stream, process, correlation) for each kernel or copy.
+
+    start, end: in nanoseconds. correlation: number that relates GPU work to the call on the host that launched it.
+    """
+    if _KERNELS in tables:
+        # Nsight Systems demangles differently from torch.profiler.
+        rows = connection.execute(
+            "SELECT mangled.value, demangled.value, start, end, registersPerThread, "
+            "staticSharedMemory + dynamicSharedMemory, deviceId, streamId, globalPid, correlationId "
+            f"FROM {_KERNELS} JOIN StringIds AS demangled ON demangledName = demangled.id "
+            "LEFT JOIN StringIds AS mangled ON mangledName = mangled.id"
+        )
+        yield from ((demangled(symbol) if symbol else name, *rest) for symbol, name, *rest in rows)
+    for table, name in _COPIES:
+        if table in tables:
+            yield from connection.execute(
+                f"SELECT '{name}', start, end, NULL, NULL, deviceId, streamId, globalPid, correlationId FROM {table}"
+            )
