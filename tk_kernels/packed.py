@@ -1,4 +1,4 @@
-"""The layout of sequences of different lengths, packed into tensors [N, ...] as in FlashAttention's `varlen`."""
+"""Sequences of different lengths packed in tensors [N, ...], as FlashAttention's `varlen`."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ CHUNK = 16  # tokens of a chunk: a program of `edges/short_convolution.py` compu
 
 
 class Packed(NamedTuple):
-    """Layout of S sequences that are packed along dimension 0 of tensors [N, ...], and slots of their states.
+    """Layout of S sequences, packed in dimension 0 of tensors [N, ...], and their state slots.
 
     cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, possibly none.
     start [S] int32: number of earlier tokens of each sequence; one without any starts from the learned initial weights.
@@ -27,14 +27,14 @@ class Packed(NamedTuple):
     length: int = 0
 
     def positions(self) -> Tensor:
-        """Return [N]: how many tokens of its sequence precede each token, including those that `start` counts."""
+        """Return [N]: each token's index in its sequence, after the tokens that `start` counts."""
         lengths = self.cu_seqlens.diff()
         moved = (self.start - self.cu_seqlens[:-1]).repeat_interleave(lengths, output_size=self.tokens)
         return moved + torch.arange(self.tokens, device=moved.device)
 
 
 def packed(cu_seqlens: Tensor, start: Tensor, slots: Tensor, tokens: int, length: int = 0) -> Packed:
-    """Return the `Packed` with these fields; its `chunks` are computed on the tensors' device, without a host sync."""
+    """Return the `Packed` with these fields; the device computes `chunks`, without a sync."""
     sequences = len(slots)
     counts = -(-cu_seqlens.diff() // CHUNK)
     ends = counts.cumsum(0)

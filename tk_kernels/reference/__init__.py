@@ -1,1 +1,4 @@
-"""Both operators in PyTorch: `naive` defines them, `learner` has all their forms, `layer` has the parts around f."""
+"""Both operators in PyTorch: the definition, a fast form, and the parts around f.
+
+They are `naive`, `learner` and `layer`.
+"""
