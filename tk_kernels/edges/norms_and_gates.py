@@ -1,4 +1,4 @@
-"""A TTT layer's output norm and gate, RMSNorm, and SwiGLU, each one pass over memory."""
+"""Output norm and output gate of a TTT layer, RMSNorm, SwiGLU: a memory pass each."""
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 

@@ -239,7 +239,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return a chunk's sequence, its offset there, and that sequence's first token and length."""
+    """Return a chunk's sequence and its offset there, and the sequence's start and length."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)

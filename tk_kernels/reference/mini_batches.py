@@ -27,7 +27,7 @@ class Piece(NamedTuple):
 def pieces(tokens: int, start: int, mini_batch: int, together: int) -> Iterator[Piece]:
     """Yield pieces of `tokens` tokens: up to `together` whole mini-batches, or a part of one.
 
-    start: the first token's position in its mini-batch.
+    start: the position in a mini-batch at which the tokens begin.
     """
     low = 0
     while low < tokens:
