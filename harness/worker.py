@@ -1,5 +1,6 @@
-"""Program of a worker process: `python -m harness.worker MODULE:ATTRIBUTE[:ARGUMENT...]` answers requests on stdin.
+"""A worker process: `python -m harness.worker MODULE:ATTRIBUTE[:ARGUMENT...]`.
 
+It answers requests on stdin.
 ATTRIBUTE is a system's adapter (`harness.measure.system.SystemAdapter`) or its class, which gets the arguments.
 `harness.workers.protocol` defines the requests, one per line. Answers go to stdout; output of libraries goes to stderr.
 """
@@ -22,7 +23,7 @@ from harness.workers.protocol import line_of
 
 
 def load(entry: str) -> Any:
-    """Return the object that `entry`, MODULE:ATTRIBUTE[:ARGUMENT...], names: an adapter or a function.
+    """Return the adapter or function that MODULE:ATTRIBUTE[:ARGUMENT...] names.
 
     If the attribute is a class, return an instance, created with the arguments.
     Raises ValueError if `entry` has another form.

@@ -1,4 +1,4 @@
-"""Run one case in this process: build, check, warm up, time, check the timed call, and make the record."""
+"""Run one case in this process: build, check, warm up, time, check the timed call."""
 
 import secrets
 import time
@@ -110,7 +110,7 @@ class CaseRun:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        """Time the block as the stage `name`, even if the block raises. The time of nested stages is subtracted."""
+        """Time the block as the stage `name`, even if it raises; nested stages are subtracted."""
         start, outer_s = time.monotonic(), self._inner_s
         self._inner_s = 0.0
         try:
@@ -162,7 +162,7 @@ class CaseRun:
         return self._accepts(checked)
 
     def _accepts(self, checked: Checks) -> bool:
-        """Add checks to the earlier checks of the case. If one failed, end the case with the status "incorrect".
+        """Add checks to the case's earlier ones; if one failed, the case ends as "incorrect".
 
         Return whether the case goes on.
         """
@@ -197,7 +197,7 @@ class CaseRun:
         return False
 
     def _verify(self, workload: Workload) -> None:
-        """Check the case at its own batch and length, without timing. Calls are eager, also for timing "graph"."""
+        """Check the case at its own batch and length, eagerly and without timing."""
         if workload.check is None and workload.timed_check is None:
             return self._end("skipped", NO_REFERENCE)
         if not self._accepts(Checks(list(claim_checks(self.case, workload)))) or workload.timed_check is None:
@@ -268,7 +268,7 @@ class CaseRun:
         return timing
 
     def _checked(self, workload: Workload, clock: Clock, inspector: Inspector, timing: Timing) -> Checks:
-        """Return the checks after timing: outputs against the reference, and times against the roofline bound."""
+        """Return the checks after timing: outputs against the reference, times against the bound."""
         bound = lower_bound_check(workload, timing.samples_ms)
         if workload.engine_samples is None:
             checked = inspector.checked_call(clock)
@@ -310,7 +310,7 @@ def clock_for(case: Case, workload: Workload) -> Clock:
 
 
 def sampling_settings(clock: Clock, policy: Policy) -> dict[str, str]:
-    """Return the limits of sampling and warm-up as settings of the record: budget_s, min_samples and warmup_s."""
+    """Return the record's settings of sampling: budget_s, min_samples and warmup_s."""
     allowed: dict[str, float] = {
         "budget_s": policy.budget_s,
         "min_samples": policy.min_samples,

@@ -12,14 +12,14 @@ from harness.schema.profile import ProfileError, Region
 
 
 class Profiled:
-    """Result of `profiled`. The attribute `region`, the kernels and times, exists once the block has ended."""
+    """Result of `profiled`; its `region`, kernels and times, exists once the block ended."""
 
     region: Region
 
 
 @contextmanager
 def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -> Iterator[Profiled]:
-    """Profile the block. Each `harness.measure.ranges.nvtx_range` inside the block becomes a range of the result.
+    """Profile the block; each `nvtx_range` in the block becomes a range of the result.
 
         from harness.profiling.block import profiled
         from reports.profiles.words import sentences

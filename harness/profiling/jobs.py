@@ -63,7 +63,7 @@ class Profiler:
     retry_failed: bool = False
 
     def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = (HERE,)) -> list[Profile]:
-        """Profile the cases of `jobs` and return their profiles. Each job runs on the next free GPU slot of `places`.
+        """Profile the jobs' cases, each job on the next free GPU slot; return the profiles.
 
         All cases are timed before counters start, because Nsight Compute delays launches on the machine's other GPUs.
         Raises RunError if no GPU answers any more.
@@ -77,7 +77,7 @@ class Profiler:
             return [profile for profiles in found for profile in profiles.values()]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
-        """Return the cases of a job to profile: all cases, or with `resume`, those without a finished profile."""
+        """Return a job's cases to profile: all, or with `resume` the unfinished ones."""
         if not self.resume:
             return job.cases
         return tuple(each for each in job.cases if not self._is_finished(self.earlier(each)))
@@ -97,7 +97,7 @@ class Profiler:
         return not self.retry_failed
 
     def has_ratios(self, found: Profile) -> bool:
-        """Return whether a profile has counters, or is without because counting failed and should not be retried."""
+        """Whether a profile has counters, or lacks them for a reason that will not change."""
         counted = any(kernel.counters for kernel in found.kernels)
         return RATIOS in found.stages_s and (counted or not self.resume or not self.retry_failed)
 
@@ -196,7 +196,7 @@ class JobProfiler:
         return found
 
     def _with_times(self, worker: WorkerProcess, planned: Planned, before: "_Alone") -> Profile:
-        """Profile the times of a case, write the profile to the run's folder, and return the profile.
+        """Profile a case's times, write the profile to the run's folder, and return it.
 
         before: time of the case without a profiler, if known.
         """
@@ -261,7 +261,7 @@ class JobProfiler:
             return found | {"notes": [why, *found["notes"]]}, record
 
     def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
-        """Count the case with Nsight Compute; return the profile with counters, or with a note why there are none."""
+        """Count with Nsight Compute; return the profile with counters, or a note why not."""
         planned = Planned(profile.case)
         stand_in = self.asked.stand_in(planned)
         try:
@@ -286,7 +286,7 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _end_if_stopped(self) -> None:
-        """Raise Stopped if the run should end. Ctrl-C also kills the profiler; that must not count as a failed case."""
+        """Raise Stopped if the run should end, before its killed profiler counts as a failure."""
         if self.stopped():
             raise Stopped
 
@@ -318,7 +318,7 @@ class _Alone:
 
 
 def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
-    """Return the cases in groups of at most `TOGETHER`; the cases of a group share a worker process.
+    """Group cases by worker process, at most `TOGETHER` in a process.
 
     An engine's cases are grouped by phase, because another phase restarts the engine anyway. In such a group, short
     cases come first, because Kineto delays all launches after it has recorded, which affects short cases most.
@@ -331,13 +331,13 @@ def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
 
 
 def _length(planned: Planned) -> int:
-    """Return the number of tokens in all prompts, or for the phase "generate", in one step of all sequences."""
+    """Return the tokens of all prompts, or for "generate" the tokens of one step."""
     case = planned.case
     return case.batch * (1 if case.phase == "generate" else case.context)
 
 
 def _took(profile: Profile, stage: str, start: float) -> Profile:
-    """Return the profile with the seconds since `start` as the duration of `stage` in its `stages_s`."""
+    """Return the profile with the seconds since `start` as the duration of `stage`."""
     return replace(profile, stages_s={**profile.stages_s, stage: time.monotonic() - start})
 
 
@@ -355,7 +355,7 @@ def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
 
 
 def _advised(error: Exception) -> str:
-    """Return the message of an error, with advice for the user. The message of a ToolLost already has advice."""
+    """Return an error's message with advice, which the message of a ToolLost has already."""
     return str(error) if isinstance(error, ToolLost) else f"{error}; try again (--retry failed), or say --with torch"
 
 

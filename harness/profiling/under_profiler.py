@@ -1,4 +1,4 @@
-"""Run a case in a worker under a profiler, and read the worker's answer and the profiler's report."""
+"""Run a case in a worker under a profiler; read the worker's answer and the report."""
 
 import re
 import shlex
@@ -29,7 +29,7 @@ _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 
 
 class ToolLost(Exception):
-    """Raised if a profiler gives no result for a case. The message is the reason in one sentence.
+    """Raised if a profiler gives no result for a case, with the reason in one sentence.
 
     status: of the case, one of `STATUSES`. lasting: whether the job's other cases would fail too.
     everywhere: whether every case on this machine would fail.
@@ -42,7 +42,7 @@ class ToolLost(Exception):
 
 @dataclass(frozen=True)
 class UnderProfiler:
-    """Profiles single cases of a run. Every public method raises ToolLost or ProfileError if there is no result.
+    """Profiles single cases; public methods raise ToolLost or ProfileError without a result.
 
     `place`: the GPU slot of the workers.
     `ceilings`: MODULE:FUNCTION that measures the GPU's peaks; "" not to measure them.
@@ -68,7 +68,7 @@ class UnderProfiler:
     def by_kineto(
         self, worker: WorkerProcess, launch: Launch, planned: Planned, alone_us: float = 0.0
     ) -> tuple[dict[str, Any], Record]:
-        """Profile a case with Kineto inside the worker; return fields of its profile, and the worker's record.
+        """Profile a case with Kineto in the worker; return profile fields and the record.
 
         launch: the worker's command, for the profile.
         alone_us: result of `alone`; with 0, the worker measures this time.
@@ -83,7 +83,7 @@ class UnderProfiler:
         return answer["profile"] | {"tools": {"torch.profiler": version}, "commands": [command]}, record
 
     def by_nsys(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
-        """Profile a case in a new worker under Nsight Systems; return fields of its profile, and the record."""
+        """Profile a case in a worker under Nsight Systems; return profile fields and the record."""
         report, database = self._raw(planned.case, ".nsys-rep"), self._raw(planned.case, ".sqlite")
         wrapped = replace(launch, command=[*nsys.wrapping(report), *launch.command])
         answer, record = self._under(wrapped, planned, "nsys", report)
@@ -99,7 +99,7 @@ class UnderProfiler:
         return found | {"commands": [command]}, record
 
     def by_ncu(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str]:
-        """Count a case with a new worker under Nsight Compute; return (counters by kernel name, command).
+        """Count with a worker under Nsight Compute; return (counters by kernel name, command).
 
         planned: the case that runs. case: the case whose key names the report; differs if `planned` is a stand-in.
         """
@@ -112,8 +112,9 @@ class UnderProfiler:
     def _under(
         self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
     ) -> tuple[dict[str, Any], Record]:
-        """Run a case in a new worker under a profiler that writes `report`; return the worker's answer and record.
+        """Run a case in a worker under a profiler; return the worker's answer and the record.
 
+        The profiler writes `report`.
         wrapped: the worker's command with the profiler in front. log: the profiler's own log, if it writes one.
         """
         for stale in (report, nsys.recorded(report)):
@@ -206,7 +207,7 @@ def _ending(status: int) -> str:
 
 
 def _read_by(command: Sequence[str]) -> str:
-    """Run a profiler's command that reads a report; return its stdout. Raises ProfileError if the command fails."""
+    """Return a report command's stdout. Raises ProfileError if the command fails."""
     env = child_environment({"LC_ALL": "C"})  # a comma separates thousands only
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_READ_S, env=env)

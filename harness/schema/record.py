@@ -1,4 +1,4 @@
-"""A record: the result of one case as a line of JSON, and the file that holds the records of a job."""
+"""A record: one case's result as a line of JSON; and the file of a job's records."""
 
 import json
 import math
@@ -31,14 +31,14 @@ T = TypeVar("T")
 
 
 class RecordError(ValueError):
-    """Raised for an unusable record or file. The message is one printable sentence with the reason."""
+    """Raised for an unusable record or file; the message is one printable sentence."""
 
     def __init__(self, message: str) -> None:
         super().__init__(clipped(message, MESSAGE_LIMIT))
 
 
 def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError] = RecordError) -> T:
-    """Return the object in a JSON text, checked by `adapter`. Raises `refusal` with the first error of the check."""
+    """Return the object of a JSON text that `adapter` checks; `refusal` has its first error."""
     try:
         return adapter.validate_json(text.removeprefix(BYTE_ORDER_MARK) if isinstance(text, bytes) else text)
     except ValidationError as error:
@@ -55,8 +55,9 @@ _HEADER: TypeAdapter[_Header] = TypeAdapter(_Header)
 
 
 def versioned(adapter: TypeAdapter[T], text: bytes, tool: str, refusal: type[RecordError], advice: str = "") -> T:
-    """Return the object in the JSON text of a file with the fields `tool` and `schema`, checked by `adapter`.
+    """Return the object of a file's JSON text that `adapter` checks, with a version.
 
+    The text has the fields `tool` and `schema`.
     tool: the required value of the field `tool`.
     advice: text at the end of the error message, except if the file comes from a newer version.
     Raises `refusal` if the text is invalid, the tool is another one, or the version is newer than `FILE_VERSION`.
@@ -73,8 +74,9 @@ def versioned(adapter: TypeAdapter[T], text: bytes, tool: str, refusal: type[Rec
 
 
 def json_values(value: Any) -> Any:
-    """Return a value with printable text, and with None instead of NaN and infinity, also in nested lists and mappings.
+    """Return a value for JSON: printable text, and None instead of NaN and infinity.
 
+    This includes nested lists and mappings.
     Raises ValueError for an integer of 2^64 or more, because some JSON readers would convert it to a float.
     """
     if isinstance(value, str):
@@ -136,7 +138,7 @@ _Reason = Annotated[
 
 
 def _version(value: Any) -> Any:
-    """Return `SCHEMA_VERSION` for every readable version. Other validators translate the names of older versions."""
+    """Return `SCHEMA_VERSION` for every readable version; other validators translate old names."""
     if isinstance(value, int) and not _OLDEST <= value <= SCHEMA_VERSION:
         raise ValueError(f"must be {_OLDEST} to {SCHEMA_VERSION}")
     return SCHEMA_VERSION if isinstance(value, int) else value
@@ -156,7 +158,7 @@ _Status = Annotated[str, BeforeValidator(lambda text: "incorrect" if text == "ga
 
 @dataclass(config={"strict": True, "extra": "forbid"})
 class Record:
-    """Result of one case. Raises pydantic's ValidationError if a field is wrong or fields contradict each other.
+    """Result of one case; pydantic's ValidationError if fields are wrong or contradict.
 
     repeat: number of the repeat, from 0; each repeat measures the case in a fresh process.
     status: one of `STATUSES`, explained in harness/README.md. Every status except "ok" has a reason and no samples.
@@ -225,7 +227,7 @@ _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 
 class RecordFile:
-    """A file of records, one line of JSON per record. Only a process that has locked the run (`Run.held`) appends.
+    """A file of records, a line of JSON each; only the process with the run's lock appends.
 
     A killed writer may leave its last line incomplete: `read` ignores that line, `append` removes it.
     """
@@ -234,7 +236,7 @@ class RecordFile:
         self.path = Path(path)
 
     def append(self, record: Record) -> None:
-        """Append a record as one line and wait until the line is on disk. Raises RecordError if that fails."""
+        """Append a record as one line and wait until it is on disk, or raise RecordError."""
         with refusing(self.path, "written", RecordError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Not O_APPEND: a failed write is undone by truncating the file.
@@ -278,7 +280,7 @@ class RecordFile:
 
 
 def _is_incomplete(line: bytes) -> bool:
-    """Return whether a file's last line is only the beginning of a record; False for a whole record and other text."""
+    """Whether a file's last line is only the beginning of a record."""
     line = line.removeprefix(BYTE_ORDER_MARK)
     if not line.startswith(_LINE_START[: len(line)]):
         return False

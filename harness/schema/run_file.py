@@ -25,7 +25,7 @@ Pair = tuple[str, str]  # (system, backend)
 
 
 class RunError(RecordError):
-    """Raised for an unusable run folder. The message is one sentence with the path and the reason."""
+    """Raised for an unusable run folder; one sentence with the path and the reason."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ _ADAPTER: TypeAdapter[RunFile] = TypeAdapter(RunFile)
 
 
 def read_run_file(folder: Path) -> RunFile:
-    """Return the checked content of a folder's run.json. Raises RunError if the file is missing or invalid."""
+    """Return the checked content of run.json; RunError if it is missing or invalid."""
     path = folder / FILE
     with refusing(path, "read", RunError):
         if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Run jobs on several GPUs of one host: one job per GPU at a time, each GPU with its own CPU cores."""
+"""Run jobs on several GPUs of one host: a job per GPU, each GPU with its CPU cores."""
 
 import os
 import threading
@@ -19,7 +19,7 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def places_of(gpus: Sequence[str], device: str) -> list[Place]:
-    """Return a slot for each GPU in `gpus`; if `gpus` is empty, a single slot for the default GPU or the CPU.
+    """Return a slot per GPU, or without `gpus` one slot for the default GPU or the CPU.
 
     gpus: names of GPUs as in CUDA_VISIBLE_DEVICES.
     device: "cuda" makes the single slot notice when no GPU answers any more.
@@ -42,7 +42,7 @@ def _device_id(gpu: str | None = None) -> str:
 
 @dataclass
 class Pool:
-    """Runs jobs on GPU slots. A single slot uses the caller's thread; several slots have one thread each.
+    """Runs jobs on GPU slots: one in the caller's thread, several in a thread each.
 
     folder: the run's folder, for messages.
     say: called with a sentence for each GPU that does not answer any more.
@@ -55,8 +55,9 @@ class Pool:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def each(self, jobs: Iterable[T], do: Callable[[T, Place], object]) -> None:
-        """Run the jobs in order, each on the next free slot. With several slots, `stop` is set at the end.
+        """Run the jobs in order, each on the next free slot.
 
+        With several slots, `stop` is set at the end.
         do: runs a job on a slot. It must raise PlaceLost if the slot's GPU does not answer any more, and Stopped once
             `stop` is set. A job with a lost GPU runs again on another slot.
         Raises RunError if no GPU is left. If a job raises another exception, or at Ctrl-C, all jobs end.
@@ -164,7 +165,10 @@ class _Queue(Generic[T]):
             return self._jobs.pop(0)
 
     def done(self, back: T | None = None) -> None:
-        """Note that a job of `take` has ended. back: the job to put back if its GPU was lost, otherwise None."""
+        """Note that a job of `take` has ended.
+
+        back: the job to put back if its GPU was lost, otherwise None.
+        """
         with self._changed:
             self._running -= 1
             if back is not None:
@@ -177,7 +181,7 @@ class _Queue(Generic[T]):
 
 
 def cores_by_share(count: int) -> list[frozenset[int]]:
-    """Return for each of `count` workers its share of the CPUs that this thread can use, as in `shares`.
+    """Return each of `count` workers' share of this thread's CPUs, as in `shares`.
 
     The sets are empty if this system cannot set CPU affinity.
     """
@@ -185,7 +189,7 @@ def cores_by_share(count: int) -> list[frozenset[int]]:
 
 
 def shares(cores: Sequence[tuple[int, ...]], count: int) -> list[frozenset[int]]:
-    """Return for each of `count` workers the CPUs of adjacent cores, equally many cores for each worker.
+    """Return the CPUs of adjacent cores for each of `count` workers, in equal numbers.
 
     cores: the logical CPUs of each core. With fewer cores than workers, several workers share a core.
     """

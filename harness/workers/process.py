@@ -1,4 +1,4 @@
-"""Start a system's worker process, send requests to it, and end it. A worker can crash or hang at any moment."""
+"""Start a system's worker process, send requests, and end it, even if it hangs."""
 
 import fcntl
 import os
@@ -84,11 +84,17 @@ HERE = Place()
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised in threads that wait for a worker once the run should end, as Ctrl-C reaches only the main thread."""
+    """Raised in threads that wait for a worker once the run should end.
+
+    Ctrl-C reaches only the main thread.
+    """
 
 
 class PlaceLost(Exception):
-    """Raised if a slot's GPU does not answer any more. The current case gets no record, and can run on another GPU."""
+    """Raised if a slot's GPU does not answer any more.
+
+    The current case gets no record, and can run on another GPU.
+    """
 
 
 class WorkerProcess:
@@ -136,7 +142,7 @@ class WorkerProcess:
         return self.found
 
     def probe(self, entry: str = "") -> Probe:
-        """Send a request "probe" to the worker, started if necessary, and return whether the system can run.
+        """Request a probe from the worker, started if needed: whether the system can run.
 
         entry: adapter of the system to probe, as in `Launch`; "" for the worker's own system.
         If there is no usable answer, kill the worker and return a probe with the status "unstarted".
@@ -150,8 +156,9 @@ class WorkerProcess:
         return found
 
     def ask(self, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
-        """Send a request "case"; return the answer with "waited_s" (seconds) and "load" (`LoadMeter.reading`) added.
+        """Send a request "case"; return the answer with "waited_s" and "load" added.
 
+        waited_s: seconds. load: `LoadMeter.reading`.
         If the case needs a new process, start one and send the request again, once. Kill a worker that reports itself
         unhealthy after its answer.
         last: whether this is the last request; then an unhealthy worker is not killed, so that it can end by itself.
@@ -225,7 +232,7 @@ class WorkerProcess:
             self._receive(process, deadline)
 
     def stop(self, limit_s: float = _STOP_S) -> int | None:
-        """Request the worker to end; return its exit status, or None if it had to be killed after `limit_s` seconds.
+        """Request the worker to end; return its exit status, or None if it had to be killed.
 
         Without a worker, return 0.
         """
@@ -243,7 +250,7 @@ class WorkerProcess:
         return status
 
     def kill(self) -> None:
-        """Kill the worker and its descendants, and wait until they have ended and their memory is free."""
+        """Kill the worker and its descendants, and wait until their memory is free."""
         if (process := self._process) is None:
             return
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
@@ -259,7 +266,7 @@ class WorkerProcess:
                     pipe.close()
 
     def _send(self, process: subprocess.Popen[bytes], request: Mapping[str, Any], deadline: float) -> None:
-        """Write a request to the worker's stdin, at most until the deadline, as a hanging worker does not read.
+        """Write a request to the worker's stdin until the deadline: a hung worker does not read.
 
         Raises WorkerLost if the worker is dead.
         """
@@ -273,7 +280,7 @@ class WorkerProcess:
             raise self._death(process) from None
 
     def _receive(self, process: subprocess.Popen[bytes], deadline: float) -> None:
-        """Read more of the worker's answer into the buffer, after waiting for at most 0.1 s and until the deadline.
+        """Wait at most 0.1 s, and not past the deadline, and read more of the answer.
 
         Raises WorkerLost if the worker is dead.
         """
@@ -344,7 +351,7 @@ def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[P
 
 
 def _is_ready(descriptor: int, event: int, wait_s: float) -> bool:
-    """Wait until a pipe has `event` (POLLIN or POLLOUT) or is closed, for at most `wait_s` seconds.
+    """Wait at most `wait_s` s for a pipe's `event` (POLLIN, POLLOUT) or its closing.
 
     Return whether that happened.
     """
@@ -354,7 +361,7 @@ def _is_ready(descriptor: int, event: int, wait_s: float) -> bool:
 
 
 def _environment(launch: Launch) -> dict[str, str]:
-    """Return a worker's environment variables, including the commit and the path of the worker's code.
+    """Return a worker's environment variables, with its code's commit and path.
 
     PYTHONSAFEPATH is set, so that modules in the current folder do not replace installed packages.
     """

@@ -1,4 +1,4 @@
-"""Show a run's progress: a line with the result of each finished case, and on a terminal a progress bar."""
+"""Show a run's progress: each finished case's result, and a bar on a terminal."""
 
 import sys
 from collections import Counter
@@ -18,7 +18,7 @@ _BAR_WIDTH, _NUMBERS_WIDTH = 10, 40
 
 
 class Progress:
-    """Context manager that shows a run's progress while it is open. Pass it to `run_jobs` as `Options.on_event`.
+    """Context manager that shows a run's progress; pass it as `Options.on_event`.
 
     On a terminal, it also shows the current case of each GPU.
     title: name of the run. total: expected number of cases; the event "plan" replaces it.
@@ -87,7 +87,7 @@ def plan_line(title: str, event: Event) -> str:
 
 
 def outcome(record: Record) -> str:
-    """Return the result of a case on one line: status, label, and the median time or the reason for its absence."""
+    """Return a case's result on one line: status, label, median time or failure reason."""
     result = record.reason
     if record.samples_ms:
         result = f"{_milliseconds(median(record.samples_ms))} median of {len(record.samples_ms)}"

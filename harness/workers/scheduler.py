@@ -1,4 +1,4 @@
-"""Run or resume the jobs of a run: on one device, on several GPUs of a host, or as a Slurm task."""
+"""Run or resume a run's jobs: on one device, on a host's GPUs, or as a Slurm task."""
 
 import signal
 import threading
@@ -34,12 +34,12 @@ def nothing(record: Record) -> bool:
 
 
 def not_ok(record: Record) -> bool:
-    """Return whether a record's status is not "ok". As `Options.retry`, this measures such cases again."""
+    """Whether a record's status is not "ok"; an `Options.retry` that repeats such cases."""
     return record.status != "ok"
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised when SIGTERM or SIGHUP arrives. As a KeyboardInterrupt, it ends a run in the same way as Ctrl-C."""
+    """Raised by SIGTERM or SIGHUP, to end a run as Ctrl-C does."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,9 @@ def run_jobs(
     places: Sequence[Place] = (HERE,),
     task: Holder | None = None,
 ) -> list[Record]:
-    """Run the unfinished cases of a run, append their records, and return the run's last record per case and repeat.
+    """Run a run's unfinished cases and append their records.
 
+    Returns the run's last record of each case and repeat.
     A crash, a signal, a timeout, exhausted memory and a failed check also give a record.
     A case with a record runs again if the case was skipped, if its worker was lost (status in `LOST`) fewer than
     `TRIES` times, or if `options.retry` returns True.
@@ -140,7 +141,10 @@ class Todo:
 
     @classmethod
     def of(cls, run: Run, job: Job, repeats: Sequence[int], retry: Retry) -> "Todo":
-        """Return the unfinished part of a job, according to its records in the run. retry: as in `Options`."""
+        """Return the unfinished part of a job, by its records.
+
+        retry: as in `Options`.
+        """
         records = run.job_records(job)
         last = {(record.case.key, record.repeat): record for record in records}
         tries = Counter((record.case.key, record.repeat) for record in records if record.status in LOST)
@@ -158,7 +162,7 @@ class Todo:
 
 @dataclass
 class _Display:
-    """Counts finished cases and calls `on_event`. Several threads can use it; calls of `on_event` never overlap."""
+    """Counts finished cases and calls `on_event`, from several threads in turn."""
 
     on_event: Callable[[Event], object]
     total: int
@@ -189,7 +193,7 @@ class _JobRun:
     stop: threading.Event
 
     def cases(self, pending: list[tuple[Planned, int]]) -> None:
-        """Run the pending cases of this repeat in order; append each record, and remove the case from `pending`.
+        """Run this repeat's cases in order; append records, and remove them from `pending`.
 
         pending: (case, number of the repeat) pairs; other repeats are left alone.
         Raises PlaceLost if the slot's GPU does not answer any more, and Stopped once `stop` is set.
@@ -220,7 +224,7 @@ class _JobRun:
                 pending.remove((planned, self.repeat))
 
     def _record(self, worker: WorkerProcess, planned: Planned) -> Record:
-        """Run a case in the worker and return its record; if the worker is lost, a record with that reason."""
+        """Run a case in the worker and return its record, or one that says why it was lost."""
         found = worker.ready()
         if not found.available:
             return self._unmeasured(worker, planned, found.status, found.reason)
@@ -260,14 +264,14 @@ class _JobRun:
         return replace(record, environment={**environment, "cpu": cpu})
 
     def _unmeasured(self, worker: WorkerProcess, planned: Planned, status: str, reason: str) -> Record:
-        """Return a record with this status and reason, and without samples, for a case that no worker measured."""
+        """Return a record with this status and reason for a case that no worker measured."""
         found = worker.found
         environment = found.environment if found and found.environment else self._seen_from_here()
         paired = around(environment, environment)
         return Record(planned.case, status, reason, environment=paired, started_at=_now(), repeat=self.repeat)
 
     def _seen_from_here(self) -> dict[str, Any]:
-        """Return the environment for the record of a worker that never answered, as seen by this process.
+        """Return the environment of a worker that never answered, as this process sees it.
 
         It has this machine and the commit of the worker's code, but no versions of packages.
         """

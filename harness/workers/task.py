@@ -1,4 +1,4 @@
-"""Work of one Slurm task: several tasks share a run, and each task claims and runs one free job after another."""
+"""Work of one Slurm task: claim and run one free job after another of a shared run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from harness.workers.scheduler import Event, Options, run_jobs
 def run_task(
     run: Run, launches: Mapping[Pair, Launch], holder: Holder, options: Options, place: Place = HERE
 ) -> list[str]:
-    """Claim and run jobs of `options.jobs` until none is free; return the names of the jobs that this task finished.
+    """Claim and run jobs of `options.jobs` until none is free; return the finished names.
 
     After Slurm requeued this task, the job that the task claimed before also counts as free.
     holder: this process as a Slurm task.
@@ -44,7 +44,7 @@ def run_task(
 
 
 def refuse_submitted(folder: Path) -> None:
-    """Raise RunError if the run in `folder` was submitted to Slurm and the Slurm job has not certainly ended."""
+    """Raise RunError if the run was submitted to Slurm and may still be running there."""
     known = claims.submission(folder)
     if known is None:
         return

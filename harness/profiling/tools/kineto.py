@@ -1,4 +1,4 @@
-"""Record with torch.profiler (Kineto), and read kernels and their ranges from its trace; on a CPU, operators."""
+"""Record with torch.profiler (Kineto), and read kernels, or a CPU's operators."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ _LAUNCH = ("cuda_runtime", "cuda_driver")
 
 
 class Recording:
-    """Result of `recording`. The attribute `events`, the trace's events, exists once the block has ended."""
+    """Result of `recording`; its `events`, the trace, exist once the block has ended."""
 
     events: list[Mapping[str, Any]]
 
@@ -62,7 +62,7 @@ def recording(
 
 
 def events_of(text: bytes) -> list[Mapping[str, Any]]:
-    """Return the events in the JSON text of a trace. Raises ProfileError if the text is truncated or no trace."""
+    """Return the events of a trace in JSON; ProfileError if truncated or no trace."""
     try:
         # Kernel names may have another encoding or control characters.
         events = json.loads(text.decode("utf-8-sig", "replace"), strict=False)["traceEvents"]

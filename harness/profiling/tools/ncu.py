@@ -91,7 +91,7 @@ _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 
 
 def wrapping(report: Path, log: Path, phase_ranges: Sequence[str]) -> list[str]:
-    """Return the start of a command line that runs a worker under Nsight Compute; the worker's command follows.
+    """Return the command that runs a worker under Nsight Compute, without the worker's own.
 
     Nsight Compute counts kernels of the layer `COUNTED_LAYER` and kernels outside layers, only in `profiler_range`.
     report, log: files that Nsight Compute writes. phase_ranges: names of the ranges that contain the layers.
@@ -150,7 +150,7 @@ def read(table: str, launches: int | None = None) -> dict[str, Counters]:
 
 
 def _rows(table: str) -> list[tuple[str, Mapping[str, float]]]:
-    """Return (kernel name, numbers by metric) for each launch in the table; times in microseconds, sizes in bytes.
+    """Return (kernel, numbers by metric) of each launch in the table, in µs and bytes.
 
     Raises ProfileError if the table is truncated, empty or not Nsight Compute's.
     """
