@@ -1,4 +1,4 @@
-"""Decide whether a case can fit: compare the fewest bytes that it must hold with the device's memory."""
+"""Decide whether a case can fit: its fewest bytes against the device's memory."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from tk_kernels.cost import COSTS
 
 
 def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> None:
-    """Raise UserError if no selected system can hold a requested batch and context in the machine's memory.
+    """Raise UserError if no selected system can hold a requested batch and context.
 
     If at least one system can, all of them run: the figure shows which systems run out of memory.
     machine: a snapshot.
@@ -47,7 +47,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return how a smaller case of the series failed: out of memory, over the time limit, or not all sequences at once.
+    """Return how a smaller case of the series failed for memory, time or batch, or "".
 
     Return "" if none failed so, or if the case is in no series of growing batch or context.
     """
@@ -67,7 +67,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """Return "batch" or "context" if `smaller` is below `case` in this axis and equal to it otherwise; else return "".
+    """Return "batch" or "context" if `smaller` is below `case` in this axis alone, or "".
 
     The timing (graph or eager) is allowed to differ, because it does not change the work.
     """
@@ -99,8 +99,9 @@ def _size(count: int) -> str:
 
 
 def sequences_that_fit(config: TTTConfig, state_bytes: float, dtype: str, total: int) -> int:
-    """Return for how many sequences a TTT model can generate at once in `total` bytes, which also hold its weights.
+    """Return for how many sequences a TTT model can generate at once in `total` bytes.
 
+    The same bytes hold the weights.
     state_bytes: one layer's state per sequence, without the inputs of its convolutions. dtype: that of the weights.
     """
     left = total - parameter_count(config) * ELEMENT_BYTES[dtype]
@@ -108,14 +109,15 @@ def sequences_that_fit(config: TTTConfig, state_bytes: float, dtype: str, total:
 
 
 def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:
-    """Return the memory of a machine snapshot's GPU, None if unknown; without a GPU, the RAM of this machine."""
+    """Return the memory of a snapshot's GPU, None if unknown; without a GPU, this RAM."""
     gpu = machine.get("gpu")
     return gpu["memory_bytes"] if gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def least_bytes(case: Case) -> int:
-    """Return the fewest bytes that a case must hold: token ids (8 bytes each), weights and one sequence's state.
+    """Return the fewest bytes a case must hold: ids, weights and one sequence's state.
 
+    Token ids have 8 bytes each.
     A case of one layer counts the layer's inputs, outputs and state instead. A model that is not in MODELS counts only
     token ids.
     """

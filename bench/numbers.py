@@ -73,7 +73,7 @@ Definition = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """The data of a run that tables read. rows: one per case, from `reports.stats.frame`. profiles: by case key."""
+    """A run's data for tables: a row per case, and profiles by case key."""
 
     rows: pd.DataFrame
     profiles: Mapping[str, Profile] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Source:
 
     @classmethod
     def of(cls, run: Run) -> "Source":
-        """Return a run's data; its profiles share the highest measured peaks of their device, as on the run's page."""
+        """Return a run's data; profiles share their device's highest measured peaks."""
         records, profiles = run.records(), run.profiles()
         ceilings = common_ceilings(records, profiles.values())
         rows = frame(records, run.catalogue, ceilings).assign(**{KEY: row_keys(records)})
@@ -217,7 +217,7 @@ def _from_profile(profile: Profile, wanted: str | list[str], unit: str) -> Numbe
 
 
 def _runs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return the table's head, and a row per run: its name, GPU, time, commit, cases with a result, and note."""
+    """Return the table's head, and a row per run: name, GPU, time, commit, cases, note."""
     lines = [["run", "GPU", "measured, UTC", "commit", "results", "what is in it"]]
     for each in definition["runs"]:
         lines.append([f"`{each['run']}`", *_facts(source_of(each["run"])), each.get("note", "")])
@@ -241,18 +241,18 @@ def _facts(source: Source) -> list[str]:
 
 
 def _flags(cell: Any) -> dict[str, None]:
-    """Return a cell's flags, each once, as keys of a dict; an unsteady TTFT or ITL counts as "unsteady"."""
+    """Return a cell's flags, each once, as keys; unsteady TTFT or ITL give "unsteady"."""
     return dict.fromkeys(UNSTEADY if flag in UNSTEADY_TIMES.values() else flag for flag in marks_in(cell))
 
 
 def _period(first: str, last: str) -> str:
-    """Format two ISO times as `2026-11-23 13:59 to 14:24`; the second has its day only if it differs."""
+    """Format two ISO times as `2026-11-23 13:59 to 14:24`, a second day only if it differs."""
     day, last_day = first[:10], last[:10]
     return f"{day} {span(first[11:16], last[11:16] if last_day == day else f'{last_day} {last[11:16]}')}"
 
 
 def _run_pairs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return the table's head, and a row per pair of runs: how run b's times per token differ from run a's."""
+    """Return the table's head, and a row per run pair: how b's times per token differ."""
     lines = [["b over a, time per token", "points", "median", *(f"within {bar:.0%}" for bar in NEAR), "farthest"]]
     for each in definition["apart"]:
         a, b = (source_of(each[side]).run for side in "ab")
@@ -279,14 +279,14 @@ def _states(definition: Definition, _: SourceOf) -> list[list[str]]:
 
 
 def _sequence(name: str) -> tuple[Any, Case]:
-    """Return a system's configuration at 1.3b, and a case of one generated token on its headline backend."""
+    """Return a system's configuration at 1.3b and a case of one generated token."""
     adapter = next(a for a in ADAPTERS if a.system == name and a.headline and "generate" in a.phases)
     case = Case(name, adapter.backend, "1.3b", "generate", 1, 1, state_dtype=adapter.state_dtype)
     return model_config(name, case.size), case
 
 
 def main(tables: Path, files: Sequence[Path]) -> None:
-    """Rewrite the tables of Markdown files as `tables` defines them; an error leaves every file as it was."""
+    """Rewrite the tables of Markdown files as `tables` defines; an error changes nothing."""
     source_of = cache(lambda run: Source.of(Run.open(tables.parent / run)))
     texts: dict[Path, tuple[str, str]] = {}
     file = tables

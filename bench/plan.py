@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences to print about planned systems that systems.toml starts, or whose environment is missing."""
+        """Sentences to print about systems from systems.toml or without their environment."""
         planned = {"/".join(job.pair): self.launches[job.pair] for job in self.jobs}
         own = [label for label in systems_of_file() if label in planned]
         notes = [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
@@ -90,7 +90,7 @@ class Plan:
 
     @cached_property
     def skip(self) -> SkipReason:
-        """The function that the scheduler calls before each case; it returns the reason to skip the case, or ""."""
+        """Function for the scheduler: a case's reason to skip it, or ""."""
         return skips(self.launches, total_memory_bytes(self.machine) if self.here else None)
 
     @cached_property
@@ -99,7 +99,7 @@ class Plan:
         return frozenset(planned.case.key for job in self.jobs for planned in job.cases)
 
     def requested(self, jobs: Iterable[Job]) -> list[Job]:
-        """Return a run's jobs with only the cases of this plan, without cases of the run's earlier requests."""
+        """Return a run's jobs with only this plan's cases, without earlier requests'."""
         return with_keys(jobs, self.keys)
 
     def gpus(self, *, here: bool = True) -> list[str]:
@@ -133,7 +133,7 @@ class Plan:
 
 
 def skips(launches: Mapping[tuple[str, str], Launch], memory_bytes: int | None) -> SkipReason:
-    """Return the function that the scheduler calls before each case; it returns the reason to skip the case, or "".
+    """Return the scheduler's function from a case to its reason to be skipped, or "".
 
     Reasons: a failed install, or what `skip_reason` returns. memory_bytes: the device's memory, None if unknown.
     """
@@ -182,7 +182,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
 
 
 def open_checkpoint(folder: Path | None) -> Checkpoint | None:
-    """Read the folder of `--checkpoint` and publish its path to workers; return None without a folder.
+    """Read the folder of `--checkpoint` and publish it to workers; None without one.
 
     Raises UserError if the folder holds no supported checkpoint.
     """
@@ -210,7 +210,7 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the suites to run: name -> labels SYSTEM/BACKEND of the systems; () stands for all systems.
+    """Return the suites to run: name -> labels SYSTEM/BACKEND, () for all systems.
 
     The labels come from the request, otherwise from the requested group. A suite that is requested by its own name has
     all systems, even if its group is requested too.

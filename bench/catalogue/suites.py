@@ -12,7 +12,7 @@ from harness.schema.catalogue import PaperClaim as Claim
 
 @dataclass(frozen=True)
 class Panel:
-    """Cases of one phase: every combination of systems, their backends, sizes, batches, contexts and options."""
+    """Cases of one phase: all combinations of systems, backends, sizes, axes and options."""
 
     phase: str
     systems: tuple[str, ...]
@@ -32,7 +32,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite, as `ttt-bench run NAME` measures it: panels of cases, the question that they answer, and its figures.
+    """A suite of `ttt-bench run NAME`: a question, panels of cases, and figures.
 
     device: "cuda" for a suite that needs a GPU, "" for any device.
     min_samples: fewest samples per case, whatever the time budget.
@@ -69,7 +69,7 @@ def doubling(first: int, last: int) -> tuple[int, ...]:
 
 
 def _setting(phase: str, batch: int | None = None, system: str = "transformer", **options: str | int) -> Panel:
-    """Return a panel of Figure 15's cases at a few contexts, in vLLM with the settings `options`.
+    """Return a panel of some of Figure 15's cases, in vLLM with the settings `options`.
 
     batch: None for Figure 15's. vLLM captures CUDA graphs for certain batch sizes only, which matters at 1,024 tokens:
     335 sequences fit at once there, no power of two.
@@ -82,7 +82,7 @@ def _setting(phase: str, batch: int | None = None, system: str = "transformer", 
 
 
 def _request(systems: tuple[str, ...], *backends: str, state_dtypes: tuple[str, ...] = ()) -> Panel:
-    """Return a panel of requests with prompts of 2k to 32k tokens and 128 output tokens, at batch 1 and 16."""
+    """Return a panel of requests: prompts of 2k to 32k tokens, 128 outputs, batch 1 and 16."""
     contexts = doubling(2048, 32768)
     options: dict[str, tuple[str | int, ...]] = {"steps": (128,)}
     return Panel(
@@ -91,7 +91,7 @@ def _request(systems: tuple[str, ...], *backends: str, state_dtypes: tuple[str, 
 
 
 def _layers(systems: tuple[str, ...], *backends: str) -> Panel:
-    """Return a panel of one layer's forward at batch 16, timed as a CUDA graph with a cold L2 cache."""
+    """Return a panel of one layer's forward: batch 16, in a CUDA graph, with a cold L2."""
     how = {"scope": "layer", "l2": "cold", "timing": "graph"}
     return Panel("forward", systems, ("1.3b",), (16,), CONTEXTS, backends=backends, **how)  # type: ignore[arg-type]
 
@@ -111,7 +111,7 @@ def _axis(
     options: dict[str, tuple[str | int, ...]],
     **how: str,
 ) -> Panel:
-    """Return a panel of TTT-Linear and TTT-MLP on one backend, over all combinations of the values in `options`.
+    """Return a panel of TTT-Linear and TTT-MLP on one backend, over all option values.
 
     how: further fields of `Panel`: scope, l2 and timing.
     """
@@ -559,5 +559,8 @@ def find_group(name: str) -> Group | None:
 
 
 def default_suite(device: str) -> str:
-    """Return the name of the suite or group that `ttt-bench run` measures if none is named. device: "cpu" or "cuda"."""
+    """Return the suite or group that `ttt-bench run` measures by default.
+
+    device: "cpu" or "cuda".
+    """
     return "paper" if device == "cuda" else "quick"

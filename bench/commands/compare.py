@@ -30,14 +30,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Shown:
-    """How to show a comparison. fmt: "text", "markdown" or "json", on stdout. html: also write a page to this file."""
+    """How to show a comparison.
+
+    fmt: "text", "markdown" or "json", on stdout. html: also write a page to this file.
+    """
 
     fmt: str
     html: Path | None
 
 
 def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
-    """Compare the run in `b` with the run in `a`; exit status 1 for a regression, 3 if nothing can be compared.
+    """Compare run `b` with run `a`; exit status 1 for a regression, 3 for nothing to compare.
 
     fail_on: the slowdown that counts as a regression, such as "5%"; None never gives status 1.
     Differences below 5% do not count, except between the two sides of one `ab`.
@@ -104,7 +107,7 @@ def percentage(text: str) -> float:
 
 
 def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison":
-    """Print the comparison of the runs in `a` and `b`, write its page if requested, and return it.
+    """Print the comparison of runs `a` and `b`, write its page, and return it.
 
     fail_on: the slowdown that counts as a regression, as a fraction; None takes the default.
     Exits with status 3 if no case can be compared, or for `fail_on` if all cases are from another device.
@@ -149,7 +152,7 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
 
 @contextmanager
 def _checkout(name: str) -> Iterator[Path]:
-    """Yield the root folder of the code called `name`: a checkout's folder, or a temporary worktree of a revision.
+    """Yield the root of the code `name`: a checkout, or a temporary worktree of a revision.
 
     Raises UserError if `name` is neither, or if a working tree has uncommitted changes.
     """
@@ -185,7 +188,7 @@ def _harness_files(root: Path) -> dict[str, bytes]:
 
 
 def _refuse_changes(root: Path, name: str) -> None:
-    """Raise UserError if the working tree differs from its commit; otherwise records would name code that did not run.
+    """Raise UserError if a working tree differs from the commit that records would name.
 
     name: the tree's name in the message.
     """
@@ -215,7 +218,7 @@ class _Side:
         return cls(Run.create(folder, file), launches, commit)
 
     def measure(self, job: Job, number: int, work: Plan, show: "_Display") -> set[str]:
-        """Run round `number` of a job in a fresh process; return the keys of its cases that have a result."""
+        """Run round `number` of a job in a fresh process; return the keys of cases with a result."""
         show.turn = " ".join(filter(None, (f"round {number + 1},", self.run.folder.name, self.commit[:10])))
         options = Options(jobs=[job], repeats=[number], limits=work.request.limits, on_event=show, skip=work.skip)
         records = run_jobs(self.run, self.launches, options)
@@ -239,7 +242,7 @@ class _Side:
 
 
 def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
-    """Measure each job on both sides in every round, in the order A B, B A, A B, ..., so that drift affects both.
+    """Measure each job on both sides in every round, A B, then B A, to balance drift.
 
     A case without a result on one side is dropped from later rounds.
     """
@@ -258,7 +261,7 @@ def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
 
 @dataclass
 class _Display:
-    """Callback that shows the events of all calls of `run_jobs` in one display; each call counts its own cases from 0.
+    """Shows the events of all calls of `run_jobs` in one display; each call counts from 0.
 
     show: the display. total, done: counts of all rounds and sides.
     turn: the round and side of the next records, as text.

@@ -8,7 +8,7 @@ TOKENIZER = "tokenizer.json"
 
 
 def generate(folder: Path, prompt: str, tokens: int) -> None:
-    """Continue the prompt greedily and print each token at once; stop after `tokens`, or at the model's end token."""
+    """Continue the prompt greedily, token by token, for `tokens` or to the end token."""
     from bench.models.config import CheckpointError
     from bench.models.hugging_face import read_config
 

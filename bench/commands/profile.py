@@ -31,7 +31,7 @@ COUNTED_LAYERS = COUNTED + 1  # up to the layer whose kernels are counted
 
 
 def profile(request: RunRequest, out: Path) -> None:
-    """Profile the request's cases into `out`, a new run or an earlier one; exit status 1 if every profile failed."""
+    """Profile the request's cases into `out`; exit status 1 if every profile failed."""
     refuse_submitted(out)
     if request.retry == "flagged":
         raise UserError("--retry flagged: profiles have no flags; use lost or failed")
@@ -74,7 +74,7 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Return the run that gets the profiles: a new one of mode "profile" in `out`, or `before`, the run found there.
+    """Return the run that gets the profiles: a new one in `out`, or `before`, found there.
 
     The plan extends an earlier run of mode "profile"; other runs stay as they are.
     Raises UserError if `before` is of another device, or has mode "profile" and the request does not resume it.
@@ -90,7 +90,7 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
 
 
 def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs with only the cases that the run plans. Raises UserError if it plans none of them."""
+    """Return the jobs with only the cases that the run plans; UserError if it plans none."""
     known = {planned.case.key for job in run.jobs for planned in job.cases}
     kept = with_keys(jobs, known)
     if not kept:
@@ -99,7 +99,7 @@ def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
 
 
 def of_few_layers(planned: Planned) -> Planned:
-    """Return the case with fewer layers, so that Nsight Compute can save and restore the GPU's memory between passes.
+    """Return the case with fewer layers, whose memory Nsight Compute can save and restore.
 
     Cases of one layer, of checkpoints and of small models stay as they are. A few layers of a small model would fit in
     the L2 cache.
@@ -113,7 +113,7 @@ def of_few_layers(planned: Planned) -> Planned:
 
 
 class _Printer:
-    """Callback that prints each finished profile: its time next to the recorded latency, and its bottleneck.
+    """Callback that prints each profile: its time, the recorded latency, the bottleneck.
 
     total: how many profiles are to come. latencies: the run's records, by case key.
     """

@@ -1,4 +1,4 @@
-"""`ttt-bench run --slurm` and `ttt-bench work`: share a run among the tasks of a Slurm array."""
+"""`ttt-bench run --slurm` and `ttt-bench work`: share a run in a Slurm array."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ SCRIPT, KEYS = "slurm.sbatch", "slurm.keys"
 
 
 def submit(request: RunRequest, out: Path) -> None:
-    """Plan a run on this machine, which may lack the GPUs, and submit a Slurm array whose tasks run it."""
+    """Plan a run here, without the GPUs if need be, and submit a Slurm array for it."""
     wanted, request = slurm_options(request)
     before = resumed(request, out)
     work = plan(request, before)
@@ -72,7 +72,7 @@ def slurm_options(request: RunRequest) -> tuple[slurm.SlurmRequest, RunRequest]:
 
 
 def _command(request: RunRequest, out: Path) -> list[str]:
-    """Return the command that a Slurm task runs: `ttt-bench work` with this process's code and interpreter.
+    """Return a Slurm task's command: `ttt-bench work` with this code and interpreter.
 
     Python's option -P keeps code in the task's working folder from replacing it.
     """
@@ -84,7 +84,7 @@ def _command(request: RunRequest, out: Path) -> list[str]:
 
 
 def work(out: Path, keys: Path | None, checkpoint: Path | None) -> None:
-    """Run, as one Slurm task, jobs of the run in `out` that no other task has, until none is left.
+    """Run, as a Slurm task, jobs of the run in `out` that no other task has, until done.
 
     keys: a file with the keys of the cases to run, one per line; None for all cases.
     checkpoint: its folder, which run.json does not store. Raises UserError outside of a Slurm task.

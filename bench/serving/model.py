@@ -1,4 +1,4 @@
-"""A TTT language model as a class of vLLM: the project's blocks and kernels, with states in vLLM's cache."""
+"""A TTT language model for vLLM: the project's blocks, with states in vLLM's cache."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -23,7 +23,7 @@ from tk_kernels.packed import packed
 
 
 class ServedBlock(FusedBlock):
-    """A fused block whose kernels wait for the previous kernel, without programmatic dependent launches.
+    """A fused block without dependent launches: each kernel waits for the previous one.
 
     In vLLM, the kernel before a block writes the state that the block reads.
     """
@@ -40,7 +40,7 @@ class States(MambaBase):
         self.views: list[Tensor] = []
 
     def bind_kv_cache(self, kv_cache: Tensor) -> None:
-        """Store the layer's pages [slots, 1, 1, bytes] that vLLM allocated, and make views of the states in them."""
+        """Make views of the states in the layer's pages [slots, 1, 1, bytes] of vLLM's cache."""
         self.kv_cache = (kv_cache.squeeze(dim=(1, 2)),)
         self.views = self.layout.views(self.kv_cache[0])
 
@@ -56,7 +56,7 @@ class States(MambaBase):
 
 
 class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPrefixCaching):
-    """The model class that vLLM loads: a `bench.models.ttt.TTTModel`, with states in vLLM's cache.
+    """The class that vLLM loads: a `bench.models.ttt.TTTModel`, states in vLLM's cache.
 
     Parameter names have the prefix `ttt.` here.
     """
@@ -84,7 +84,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         inputs_embeds: Tensor | None = None,
         **rest: Any,
     ) -> Tensor:
-        """Return the residual stream [N, C] of the step's N tokens after the last norm; zeros for padding tokens.
+        """Return a step's residual stream [N, C] after the last norm; zeros for padding.
 
         The requests come from vLLM's forward context. positions and the arguments after it are not used.
         """
@@ -98,8 +98,9 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
 
     def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[list[Tensor]]]:
-        """Return a step with one prompt of `tokens` tokens, and one page of states that all layers share.
+        """Return a step with one prompt, and one page of states that all layers share.
 
+        tokens: the prompt's length.
         vLLM runs this step to measure how much memory a step takes.
         """
         ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
