@@ -108,8 +108,8 @@ def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) ->
 
 def disturbed(records: Iterable[Record]) -> set[str]:
     """Return the keys of cases that are `Quality.disturbed` on at least one machine or commit."""
-    groups = {key: by_place(own) for key, own in by_case(records).items()}
-    return {key for key, places in groups.items() if any(quality_of(group).disturbed for group in places)}
+    groups = {key: by_machine(own) for key, own in by_case(records).items()}
+    return {key for key, machines in groups.items() if any(quality_of(group).disturbed for group in machines)}
 
 
 def timing_of(measured: Iterable[Record]) -> ProcessSamples:
@@ -125,25 +125,25 @@ def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
     return found
 
 
-def by_place(repeats: Sequence[Record]) -> list[list[Record]]:
+def by_machine(repeats: Sequence[Record]) -> list[list[Record]]:
     """Return the repeats of a case grouped by machine and commit.
 
     A failed repeat whose machine and commit have no group joins the first group, as such a record can lack both.
     """
-    places: dict[tuple[str, ...], list[Record]] = {}
+    machines: dict[tuple[str, ...], list[Record]] = {}
     for record in repeats:
         if record.status == "ok":
-            places.setdefault(_place(record), []).append(record)
+            machines.setdefault(_machine(record), []).append(record)
     lost = [record for record in repeats if record.status != "ok"]
-    if not places:
+    if not machines:
         return [lost]
-    first = next(iter(places))
+    first = next(iter(machines))
     for record in lost:
-        places[place if (place := _place(record)) in places else first].append(record)
-    return list(places.values())
+        machines[machine if (machine := _machine(record)) in machines else first].append(record)
+    return list(machines.values())
 
 
-def _place(record: Record) -> tuple[str, ...]:
+def _machine(record: Record) -> tuple[str, ...]:
     found = record.environment
     commit = str(found.get("commit") or "")
     return str(found.get("device") or ""), device_id_of(found), commit, str(bool(commit and found.get("dirty")))

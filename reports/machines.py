@@ -48,13 +48,13 @@ class Machines:
     """The environments in which the records of a run were measured.
 
     common: {group: {fact: value}} for the facts that all records share.
-    `places`: the records grouped by machine, commit and other facts that differ, except packages.
+    hardware: the records grouped by machine, commit and other facts that differ, except packages.
     software: the records grouped by the packages that differ.
     versions: the values of the facts in `_VERSIONS`, by label.
     """
 
     common: dict[str, dict[str, str]]
-    places: list[Machine]
+    hardware: list[Machine]
     software: list[Machine]
     versions: dict[str, str]
 

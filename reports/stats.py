@@ -13,7 +13,7 @@ from harness.measure.environment import device_id_of
 from harness.measure.interval import FEWEST
 from harness.measure.nvml import heat_note, is_hot
 from harness.measure.system import REPLAYED
-from harness.quality import STEADY, by_case, by_place, merged_metrics, quality_of, timed, timing_of
+from harness.quality import STEADY, by_case, by_machine, merged_metrics, quality_of, timed, timing_of
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
@@ -72,7 +72,7 @@ FIDELITY_METRICS = ("compared_tokens", "total_variation_first", "total_variation
 # Metrics without a column: the page shows them as a rate, a note, or in a table of their own.
 _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences_at_once"}
 
-Place = tuple[str, ...]  # the values of MACHINE_COLUMNS
+MachineKey = tuple[str, ...]  # the values of MACHINE_COLUMNS
 
 
 def frame(
@@ -90,7 +90,7 @@ def frame(
     """
     records = list(records)
     cases = by_case(records)
-    groups = [group for case in cases.values() for group in by_place(case)]
+    groups = [group for case in cases.values() for group in by_machine(case)]
     ceilings = common_ceilings(records) if ceilings is None else ceilings
     memberships = suites_of_cases(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
@@ -118,7 +118,7 @@ def case_statuses(table: pd.DataFrame) -> Counter[str]:
 
 def row_keys(records: Iterable[Record]) -> list[str]:
     """Return the case key of each row of `frame(records)`."""
-    return [group[0].case.key for case in by_case(records).values() for group in by_place(case)]
+    return [group[0].case.key for case in by_case(records).values() for group in by_machine(case)]
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
@@ -151,7 +151,7 @@ def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
     return [*known, *sorted(found - {metric.name for metric in catalogue.metrics} - _USED_METRICS)]
 
 
-def _place(record: Record) -> Place:
+def _machine(record: Record) -> MachineKey:
     environment = record.environment
     return str(environment.get("device") or ""), device_id_of(environment), commit_said(environment)
 
@@ -217,7 +217,7 @@ def _row(
     reached = {name: highest for name, highest in common.items() if found.get(name)}
     row |= explanation(first.case, found | reached, row["latency_ms"])
     row |= _computed(first.case, row, known(reached.get("product_tflops")))
-    row |= dict(zip(MACHINE_COLUMNS, _place(first), strict=True))
+    row |= dict(zip(MACHINE_COLUMNS, _machine(first), strict=True))
     row |= {
         "samples": sum(len(record.samples_ms) for record in measured),
         "processes": len(timed(measured)) or len(group),

@@ -277,5 +277,5 @@ class _Display:
             return
         if event.kind == "record":
             self.done += 1
-            event = replace(event, place=self.turn)
+            event = replace(event, slot=self.turn)
         self.show(replace(event, done=self.done, total=self.total, kept=0))

@@ -17,7 +17,7 @@ from bench.terminal import print_rows
 from harness.schema.reason import counted
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded
-from harness.workers.pool import places_of
+from harness.workers.pool import slots_of
 from harness.workers.progress import Progress
 from harness.workers.scheduler import Options, Todo, run_jobs
 
@@ -27,7 +27,7 @@ def run(request: RunRequest, out: Path) -> None:
     before = resumed(request, out)
     work = plan(request, before)
     work.refuse_elsewhere()
-    places = places_of(work.gpus(), work.device)
+    slots = slots_of(work.gpus(), work.device)
     current = open_run(work, out, before)
     jobs = work.requested(current.jobs)
     try:
@@ -38,7 +38,7 @@ def run(request: RunRequest, out: Path) -> None:
         with Progress(str(out), work.total * current.file.repeats) as progress:
             retry = retry_of(current, request.retry)
             options = Options(jobs=jobs, limits=request.limits, retry=retry, skip=work.skip, on_event=progress)
-            records = run_jobs(current, work.launches, options, places)
+            records = run_jobs(current, work.launches, options, slots)
     except KeyboardInterrupt:
         print(f"ttt-bench: interrupted; to continue: {request.to_continue(out)}", file=sys.stderr)
         sys.exit(INTERRUPTED)

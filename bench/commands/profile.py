@@ -20,7 +20,7 @@ from harness.schema.profile import Profile
 from harness.schema.reason import counted
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
-from harness.workers.pool import places_of
+from harness.workers.pool import slots_of
 from harness.workers.task import refuse_submitted
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import Recorded, agreement, recorded, sentences
@@ -38,7 +38,7 @@ def profile(request: RunRequest, out: Path) -> None:
     before = Run.open(out) if Run.exists(out) else None
     work = plan(request, before if before and before.mode == "profile" else None)
     work.refuse_elsewhere()
-    places = places_of(work.gpus(), work.device)
+    slots = slots_of(work.gpus(), work.device)
     tools = choose(request.way, work.device)
     new = "" if before else f"{out}: a new run, without latencies to compare its profiles with"
     run = _run_of(out, work, before)
@@ -65,7 +65,7 @@ def profile(request: RunRequest, out: Path) -> None:
     profiler.on_times = lambda profile: print(f"timed, to be counted: {profile.case.label}", flush=True)
     profiler.on_profile = _Printer(left, recorded(run.records()))
     try:
-        found = profiler.jobs(jobs, places)
+        found = profiler.jobs(jobs, slots)
     except KeyboardInterrupt:
         print(f"ttt-bench: interrupted; to continue: {request.to_continue(out)}", file=sys.stderr)
         sys.exit(INTERRUPTED)

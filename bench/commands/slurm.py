@@ -21,7 +21,7 @@ from harness.schema.reason import counted
 from harness.schema.run import Run
 from harness.schema.run_file import RunError
 from harness.workers import slurm
-from harness.workers.pool import places_of
+from harness.workers.pool import slots_of
 from harness.workers.process import path_of_code
 from harness.workers.progress import Progress
 from harness.workers.scheduler import Options
@@ -107,7 +107,7 @@ def work(out: Path, keys: Path | None, checkpoint: Path | None) -> None:
     for job in jobs:
         if job.pair not in known:
             raise UserError(f"{out}: has the job {job.name}, which this version of the program cannot run")
-    [place] = places_of(visible_gpus()[:1] if device == "cuda" else [], device)
+    [slot] = slots_of(visible_gpus()[:1] if device == "cuda" else [], device)
     try:
         with Progress(f"task {holder.name}") as progress:
             options = Options(
@@ -117,7 +117,7 @@ def work(out: Path, keys: Path | None, checkpoint: Path | None) -> None:
                 skip=skips(known, total_memory_bytes(machine)),
                 on_event=progress,
             )
-            done = run_task(run, known, holder, options, place)
+            done = run_task(run, known, holder, options, slot)
     except KeyboardInterrupt:
         # Status 1 instead of 130, because the script restarts a task whose status is above 128.
         sys.exit("ttt-bench: interrupted; finished cases are kept")

@@ -113,7 +113,7 @@ class LanguageModel:
         reference.copy_weights(model)
         return reference
 
-    def place(self, state: Any, context: int) -> None:
+    def set_position(self, state: Any, context: int) -> None:
         """Set the position of a KV cache to `context` without reading tokens.
 
         By default do nothing, for recurrent states.

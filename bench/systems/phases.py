@@ -222,7 +222,7 @@ class Generate(PhaseWork):
     @torch.inference_mode()
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logits [B, V] of the last step, and the tokens [units, B] that the steps read."""
-        self.adapter.place(self.state, self.case.context)
+        self.adapter.set_position(self.state, self.case.context)
         return greedy_steps(self.model, self.ids, self.state, self.units)
 
     @torch.inference_mode()
@@ -254,10 +254,10 @@ class Generate(PhaseWork):
         count = TIMED_MINI_BATCHES * self.units + 1
         on_host = token_times.TokensOnHost(count, self.case.batch, device() != "cpu")
         moments = []
-        for place in range(count):
+        for step in range(count):
             self._step()
-            on_host.send(place, self._next)
-            moments += [on_host.arrived(place - 1)] if place else []
+            on_host.send(step, self._next)
+            moments += [on_host.arrived(step - 1)] if step else []
         moments.append(on_host.arrived(count - 1))
         return token_times.percentiles([(later - earlier) * 1e3 for earlier, later in pairwise(moments)])
 
@@ -357,11 +357,11 @@ class Request(PhaseWork):
             self._on_host.send(0, self._next)
         with nvtx_range("generate"):
             self._begin()
-            for place, read in enumerate(self._read):
+            for step, read in enumerate(self._read):
                 read.copy_(self._next)
                 self._step()
-                self._on_host.send(place + 1, self._next)
-                moments.append(self._on_host.arrived(place))
+                self._on_host.send(step + 1, self._next)
+                moments.append(self._on_host.arrived(step))
         moments.append(self._on_host.arrived(self.steps))
         self._moments.append(moments)
         return self._logits, self._read

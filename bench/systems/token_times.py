@@ -63,19 +63,19 @@ class TokensOnHost:
         self._events = [torch.cuda.Event() for _ in range(count)] if on_gpu else []
         self._at = [0.0] * count  # arrival times on a CPU, which has no events
 
-    def send(self, place: int, tokens: torch.Tensor) -> None:
-        """Enqueue the copy of a step's tokens [batch] to row `place` of the buffer."""
-        self.tokens[place].copy_(tokens, non_blocking=True)
+    def send(self, row: int, tokens: torch.Tensor) -> None:
+        """Enqueue the copy of a step's tokens [batch] to row `row` of the buffer."""
+        self.tokens[row].copy_(tokens, non_blocking=True)
         if self._events:
-            self._events[place].record()
+            self._events[row].record()
         else:
-            self._at[place] = now()
+            self._at[row] = now()
 
-    def arrived(self, place: int) -> float:
-        """Wait for the tokens of row `place` and return their arrival time, in seconds on the clock of `now`."""
+    def arrived(self, row: int) -> float:
+        """Wait for the tokens of row `row` and return their arrival time, in seconds on the clock of `now`."""
         if not self._events:
-            return self._at[place]
-        self._events[place].synchronize()
+            return self._at[row]
+        self._events[row].synchronize()
         return now()
 
 

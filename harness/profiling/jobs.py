@@ -24,7 +24,7 @@ from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import Pool
-from harness.workers.process import HERE, Launch, Limits, Place, PlaceLost, Stopped, WorkerProcess
+from harness.workers.process import DEFAULT_SLOT, GpuLost, GpuSlot, Launch, Limits, Stopped, WorkerProcess
 from harness.workers.scheduler import LOST, signals_raise
 
 TIMES, RATIOS = "times", "ratios"  # stages of a profile
@@ -62,7 +62,7 @@ class Profiler:
     resume: bool = False
     retry_failed: bool = False
 
-    def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = (HERE,)) -> list[Profile]:
+    def jobs(self, jobs: Sequence[Job], slots: Sequence[GpuSlot] = (DEFAULT_SLOT,)) -> list[Profile]:
         """Profile the jobs' cases, each job on the next free GPU slot; return the profiles.
 
         All cases are timed before counters start, because Nsight Compute delays launches on the machine's other GPUs.
@@ -71,9 +71,9 @@ class Profiler:
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
             found: list[dict[str, Profile]] = [{} for _ in jobs]  # by case key
-            self._each(jobs, places, lambda number, at: at.times(found[number]))
+            self._each(jobs, slots, lambda number, at: at.times(found[number]))
             if self.tools.ratios:
-                self._each(jobs, places, lambda number, at: at.ratios(found[number]))
+                self._each(jobs, slots, lambda number, at: at.ratios(found[number]))
             return [profile for profiles in found for profile in profiles.values()]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
@@ -101,16 +101,16 @@ class Profiler:
         counted = any(kernel.counters for kernel in found.kernels)
         return RATIOS in found.stages_s and (counted or not self.resume or not self.retry_failed)
 
-    def _each(self, jobs: Sequence[Job], places: Sequence[Place], do: Callable[[int, "JobProfiler"], None]) -> None:
+    def _each(self, jobs: Sequence[Job], slots: Sequence[GpuSlot], do: Callable[[int, "JobProfiler"], None]) -> None:
         """Call `do(number, profiler)` for each job on the next free GPU slot.
 
         number: index of the job in `jobs`. profiler: a new `JobProfiler` for the job and the slot.
         If a job gives up a profiler, later jobs try it again, unless it fails for every case on this machine.
         """
-        pool = Pool(self.run.folder, places, self.say)
+        pool = Pool(self.run.folder, slots, self.say)
 
-        def at(number: int, place: Place) -> None:
-            mine = JobProfiler(self, jobs[number], place, pool.stop.is_set)
+        def at(number: int, slot: GpuSlot) -> None:
+            mine = JobProfiler(self, jobs[number], slot, pool.stop.is_set)
             do(number, mine)
             if mine.lost_everywhere:
                 self.tools = mine.tools
@@ -126,12 +126,12 @@ class JobProfiler:
     lost_everywhere: whether a profiler was given up that fails for every case on this machine.
     """
 
-    def __init__(self, asked: Profiler, job: Job, place: Place, stopped: Callable[[], bool]) -> None:
-        self.asked, self.job, self.place, self.stopped = asked, job, place, stopped
+    def __init__(self, asked: Profiler, job: Job, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
+        self.asked, self.job, self.slot, self.stopped = asked, job, slot, stopped
         self.tools, self.lost_everywhere = asked.tools, False
         launch = asked.launches[job.pair]
-        self.launch = replace(launch, env={**launch.env, **place.env})
-        self.under_profiler = UnderProfiler(asked.run, place, asked.limits, asked.ceilings, stopped)
+        self.launch = replace(launch, env={**launch.env, **slot.env})
+        self.under_profiler = UnderProfiler(asked.run, slot, asked.limits, asked.ceilings, stopped)
 
     def times(self, found: dict[str, Profile]) -> None:
         """Add a profile with times to `found`, by case key, for each pending case of the job.
@@ -157,7 +157,7 @@ class JobProfiler:
 
         If Nsight Compute is given up, the `stages_s` of a profile lacks "ratios", so that a resumed run counts again.
         """
-        launch = replace(self.launch, env={**self.launch.env, **_lock_of(self.place)})
+        launch = replace(self.launch, env={**self.launch.env, **_lock_of(self.slot)})
         for key, profile in found.items():
             if profile.status != "ok" or self.asked.has_ratios(profile):
                 continue
@@ -189,8 +189,8 @@ class JobProfiler:
                 call_us, lost = self.under_profiler.alone(worker, planned), None
             except ToolLost as error:
                 self._end_if_stopped()
-                if not self.place.is_there():
-                    raise PlaceLost from None
+                if not self.slot.is_there():
+                    raise GpuLost from None
                 call_us, lost = 0.0, error
             found[planned.case.key] = _Alone(call_us, lost, time.monotonic() - start)
         return found
@@ -216,8 +216,8 @@ class JobProfiler:
                 self._end_if_stopped()
                 status, why = getattr(error, "status", "failed"), sentence(str(error))
                 profile = Profile(case=planned.case, status=status, reason=why, started_at=started_at)
-                if not self.place.is_there():
-                    raise PlaceLost from None
+                if not self.slot.is_there():
+                    raise GpuLost from None
         profile = _took(profile, TIMES, start)
         self._keep(profile, record)
         if profile.status == "ok" and self.tools.ratios:
@@ -230,7 +230,7 @@ class JobProfiler:
         run = self.asked.run
         write_profile(run.folder, profile)
         if run.mode == "profile":  # a run that measures keeps its own records
-            environment = snapshot(visible=self.place.env.get(GPU_VARIABLE))
+            environment = snapshot(visible=self.slot.env.get(GPU_VARIABLE))
             record = record or Record(
                 profile.case,
                 profile.status,
@@ -275,8 +275,8 @@ class JobProfiler:
                 counters, command = self.under_profiler.by_ncu(launch, profile.case, planned)
         except (ToolLost, ProfileError) as error:
             self._end_if_stopped()
-            if not self.place.is_there():
-                raise PlaceLost from None
+            if not self.slot.is_there():
+                raise GpuLost from None
             why = f"{NOT_COUNTED}{self._give_up('ratios', error)}"
             return replace(profile, notes=(*profile.notes, why))
         if stand_in != planned:
@@ -359,13 +359,13 @@ def _advised(error: Exception) -> str:
     return str(error) if isinstance(error, ToolLost) else f"{error}; try again (--retry failed), or say --with torch"
 
 
-def _lock_of(place: Place) -> dict[str, str]:
+def _lock_of(slot: GpuSlot) -> dict[str, str]:
     """Return {"TMPDIR": folder}, with a different folder for each GPU; {} for the only GPU slot.
 
     Nsight Compute puts its lock file there. One folder for all GPUs would let only one worker count at a time.
     """
-    if not place.name:
+    if not slot.name:
         return {}
-    folder = Path(tempfile.gettempdir()) / f"ttt-bench-{os.getuid()}-{place.device_id or place.env[GPU_VARIABLE]}"
+    folder = Path(tempfile.gettempdir()) / f"ttt-bench-{os.getuid()}-{slot.device_id or slot.env[GPU_VARIABLE]}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return {"TMPDIR": str(folder)}

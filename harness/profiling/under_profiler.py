@@ -20,7 +20,7 @@ from harness.schema.reason import of_exception
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import Planned
-from harness.workers.process import Launch, Limits, Place, WorkerProcess
+from harness.workers.process import GpuSlot, Launch, Limits, WorkerProcess
 from harness.workers.protocol import WorkerLost, case_request, record_of
 
 STOP_S = 180.0  # for a profiler to write its report
@@ -44,13 +44,13 @@ class ToolLost(Exception):
 class UnderProfiler:
     """Profiles single cases; public methods raise ToolLost or ProfileError without a result.
 
-    `place`: the GPU slot of the workers.
+    slot: the GPU slot of the workers.
     `ceilings`: MODULE:FUNCTION that measures the GPU's peaks; "" not to measure them.
     stopped: returns whether the run should end; called while a worker works.
     """
 
     run: Run
-    place: Place
+    slot: GpuSlot
     limits: Limits
     ceilings: str
     stopped: Callable[[], bool]
@@ -146,7 +146,7 @@ class UnderProfiler:
         """
         try:
             record = record_of(answer, planned)
-            self.place.refuse_another_gpu(record.environment)
+            self.slot.refuse_another_gpu(record.environment)
             if not isinstance(answer["profile"], dict):
                 raise ValueError("its profile is no object")
         except (KeyError, TypeError, ValueError, RecordError) as error:

@@ -12,27 +12,27 @@ from harness.measure.environment import DEVICE_ORDER
 from harness.measure.nvml import VARIABLE, open_gpu
 from harness.schema.reason import counted
 from harness.schema.run_file import RunError
-from harness.workers.process import HERE, Place, PlaceLost
+from harness.workers.process import DEFAULT_SLOT, GpuLost, GpuSlot
 
 T = TypeVar("T")
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
-def places_of(gpus: Sequence[str], device: str) -> list[Place]:
+def slots_of(gpus: Sequence[str], device: str) -> list[GpuSlot]:
     """Return a slot per GPU, or without `gpus` one slot for the default GPU or the CPU.
 
     gpus: names of GPUs as in CUDA_VISIBLE_DEVICES.
     device: "cuda" makes the single slot notice when no GPU answers any more.
     """
     if device == "cuda" and not gpus and _device_id():
-        return [replace(HERE, is_there=lambda: bool(_device_id()))]
-    return [_gpu_place(gpu) for gpu in gpus] or [HERE]
+        return [replace(DEFAULT_SLOT, is_there=lambda: bool(_device_id()))]
+    return [_gpu_slot(gpu) for gpu in gpus] or [DEFAULT_SLOT]
 
 
-def _gpu_place(gpu: str) -> Place:
+def _gpu_slot(gpu: str) -> GpuSlot:
     device_id = _device_id(gpu)
     env = {VARIABLE: gpu, **DEVICE_ORDER}
-    return Place(f"GPU {gpu}", env, device_id, lambda: _device_id(gpu) == device_id)
+    return GpuSlot(f"GPU {gpu}", env, device_id, lambda: _device_id(gpu) == device_id)
 
 
 def _device_id(gpu: str | None = None) -> str:
@@ -50,29 +50,29 @@ class Pool:
     """
 
     folder: Path
-    places: Sequence[Place]
+    slots: Sequence[GpuSlot]
     say: Callable[[str], object]
     stop: threading.Event = field(default_factory=threading.Event)
 
-    def each(self, jobs: Iterable[T], do: Callable[[T, Place], object]) -> None:
+    def each(self, jobs: Iterable[T], do: Callable[[T, GpuSlot], object]) -> None:
         """Run the jobs in order, each on the next free slot.
 
         With several slots, `stop` is set at the end.
-        do: runs a job on a slot. It must raise PlaceLost if the slot's GPU does not answer any more, and Stopped once
+        do: runs a job on a slot. It must raise GpuLost if the slot's GPU does not answer any more, and Stopped once
             `stop` is set. A job with a lost GPU runs again on another slot.
         Raises RunError if no GPU is left. If a job raises another exception, or at Ctrl-C, all jobs end.
         """
-        if len(self.places) == 1:
+        if len(self.slots) == 1:
             self._alone(jobs, do)
             return
         queue = _Queue(jobs)
         errors: list[BaseException] = []
         under_way: list[threading.Event] = []  # one for each thread, set when it ends
         try:
-            for place, cores in zip(self.places, cores_by_share(len(self.places)), strict=True):
+            for slot, cores in zip(self.slots, cores_by_share(len(self.slots)), strict=True):
                 # A thread lives as long as its workers: the kernel kills a worker with the thread that started it.
                 ended = threading.Event()
-                threading.Thread(target=self._serve, args=(queue, place, cores, do, errors, ended), daemon=True).start()
+                threading.Thread(target=self._serve, args=(queue, slot, cores, do, errors, ended), daemon=True).start()
                 under_way.append(ended)
             _wait_for(under_way)
         finally:
@@ -86,20 +86,20 @@ class Pool:
                 "what is finished is kept, resume it (--resume)"
             )
 
-    def _alone(self, jobs: Iterable[T], do: Callable[[T, Place], object]) -> None:
+    def _alone(self, jobs: Iterable[T], do: Callable[[T, GpuSlot], object]) -> None:
         try:
             for job in jobs:
-                do(job, self.places[0])
-        except PlaceLost:
-            gone = self.places[0].name or "the GPU"
+                do(job, self.slots[0])
+        except GpuLost:
+            gone = self.slots[0].name or "the GPU"
             raise RunError(f"{self.folder}: {gone} is gone; what is finished is kept, resume it (--resume)") from None
 
     def _serve(
         self,
         queue: "_Queue[T]",
-        place: Place,
+        slot: GpuSlot,
         cores: frozenset[int],
-        do: Callable[[T, Place], object],
+        do: Callable[[T, GpuSlot], object],
         errors: list[BaseException],
         ended: threading.Event,
     ) -> None:
@@ -114,13 +114,13 @@ class Pool:
             while (job := queue.take(self.stop.is_set)) is not None:
                 lost = False
                 try:
-                    do(job, place)
-                except PlaceLost:
+                    do(job, slot)
+                except GpuLost:
                     lost = True
                 finally:
                     queue.done(job if lost else None)
                 if lost:
-                    self.say(f"{place.name} is gone; what is left goes to the others")
+                    self.say(f"{slot.name} is gone; what is left goes to the others")
                     return
         except BaseException as error:
             if not self.stop.is_set():

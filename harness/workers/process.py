@@ -59,7 +59,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Place:
+class GpuSlot:
     """A GPU slot, or the CPU, on which one worker at a time runs.
 
     name: name for users, such as "GPU 0"; "" for the only slot.
@@ -80,7 +80,7 @@ class Place:
             raise ValueError(f"it ran on the GPU {found}, not on {self.device_id}")
 
 
-HERE = Place()
+DEFAULT_SLOT = GpuSlot()
 
 
 class Stopped(KeyboardInterrupt):
@@ -90,7 +90,7 @@ class Stopped(KeyboardInterrupt):
     """
 
 
-class PlaceLost(Exception):
+class GpuLost(Exception):
     """Raised if a slot's GPU does not answer any more.
 
     The current case gets no record, and can run on another GPU.

@@ -62,10 +62,10 @@ class Progress:
         elif event.kind == "start" and event.planned is not None:
             room = max(12, self._rich.console.width - _BAR_WIDTH - _NUMBERS_WIDTH)
             label = clipped(_with_slot(event, event.planned.case.label), room)
-            if event.place:
-                if event.place not in self._slots:
-                    self._slots[event.place] = self._rich.add_task("", total=None, counts="")
-                self._rich.update(self._slots[event.place], description=label)
+            if event.slot:
+                if event.slot not in self._slots:
+                    self._slots[event.slot] = self._rich.add_task("", total=None, counts="")
+                self._rich.update(self._slots[event.slot], description=label)
             else:
                 changes["description"] = label
         elif event.record is not None:
@@ -99,7 +99,7 @@ def outcome(record: Record) -> str:
 
 
 def _with_slot(event: Event, text: str) -> str:
-    return f"{event.place}: {text}" if event.place else text
+    return f"{event.slot}: {text}" if event.slot else text
 
 
 def _milliseconds(value: float) -> str:

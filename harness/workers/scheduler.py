@@ -19,7 +19,7 @@ from harness.schema.record import Record
 from harness.schema.run import Run, latest
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import Pool
-from harness.workers.process import HERE, Launch, Limits, Place, PlaceLost, Stopped, WorkerProcess
+from harness.workers.process import DEFAULT_SLOT, GpuLost, GpuSlot, Launch, Limits, Stopped, WorkerProcess
 from harness.workers.protocol import WorkerLost, case_request, record_of
 
 TRIES = 2  # attempts at a case whose worker was killed or did not start, over all resumptions
@@ -51,7 +51,7 @@ class Event:
     done, total: number of finished cases and of all cases in this call. kept: cases that an earlier call finished,
         which the two numbers exclude.
     planned: the case that started or ended. record: the result of the case that ended.
-    `place`: name of the case's GPU slot, "" for the only one.
+    slot: name of the case's GPU slot, "" for the only one.
     """
 
     kind: str
@@ -61,7 +61,7 @@ class Event:
     planned: Planned | None = None
     record: Record | None = None
     message: str = ""
-    place: str = ""
+    slot: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def run_jobs(
     run: Run,
     launches: Mapping[Pair, Launch],
     options: Options = Options(),
-    places: Sequence[Place] = (HERE,),
+    slots: Sequence[GpuSlot] = (DEFAULT_SLOT,),
     task: Holder | None = None,
 ) -> list[Record]:
     """Run a run's unfinished cases and append their records.
@@ -97,7 +97,7 @@ def run_jobs(
     A case with a record runs again if the case was skipped, if its worker was lost (status in `LOST`) fewer than
     `TRIES` times, or if `options.retry` returns True.
     launches: the worker command of each (system, backend).
-    `places`: GPU slots. A single slot runs all jobs of one repeat before the next repeat. With several slots, all
+    slots: GPU slots. A single slot runs all jobs of one repeat before the next repeat. With several slots, all
         repeats of a job run on the same slot.
     task: the Slurm task that claimed the jobs, which shares the run with other tasks. With None, this process locks the
         run for itself.
@@ -115,16 +115,16 @@ def run_jobs(
         total = sum(len(each.pending) for each in todo.values())
         display = _Display(options.on_event, total, kept=sum(each.kept for each in todo.values()))
         display.emit("plan")
-        pool = Pool(run.folder, places, lambda text: display.emit("lost", message=text))
+        pool = Pool(run.folder, slots, lambda text: display.emit("lost", message=text))
 
-        def run_one(work: tuple[Job, Sequence[int]], place: Place) -> None:
+        def run_one(work: tuple[Job, Sequence[int]], slot: GpuSlot) -> None:
             job, its_repeats = work
             for repeat in its_repeats:
                 pending = todo[job.name].pending
                 if any(at == repeat for _, at in pending):
-                    _JobRun(run, job, launches[job.pair], options, repeat, place, display, pool.stop).cases(pending)
+                    _JobRun(run, job, launches[job.pair], options, repeat, slot, display, pool.stop).cases(pending)
 
-        by_repeat = [(each,) for each in repeats] if len(places) == 1 else [repeats]
+        by_repeat = [(each,) for each in repeats] if len(slots) == 1 else [repeats]
         pool.each([(job, at) for at in by_repeat for job in jobs], run_one)
         return run.records()
 
@@ -188,7 +188,7 @@ class _JobRun:
     launch: Launch
     options: Options
     repeat: int
-    place: Place
+    slot: GpuSlot
     display: _Display
     stop: threading.Event
 
@@ -196,31 +196,31 @@ class _JobRun:
         """Run this repeat's cases in order; append records, and remove them from `pending`.
 
         pending: (case, number of the repeat) pairs; other repeats are left alone.
-        Raises PlaceLost if the slot's GPU does not answer any more, and Stopped once `stop` is set.
+        Raises GpuLost if the slot's GPU does not answer any more, and Stopped once `stop` is set.
         """
-        run, name = self.run, self.place.name
+        run, name = self.run, self.slot.name
         whole = next(each for each in run.jobs if each.pair == self.job.pair)  # also the cases of other calls
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.repeat]
         before = {record.case.key: record for record in records}
-        launch = replace(self.launch, env={**self.launch.env, **self.place.env})
+        launch = replace(self.launch, env={**self.launch.env, **self.slot.env})
         with WorkerProcess(launch, self.options.limits.start_s, self.stop.is_set) as worker:
             for planned in [planned for planned, at in pending if at == self.repeat]:
                 if self.stop.is_set():
                     raise Stopped
-                self.display.emit("start", planned=planned, place=name)
+                self.display.emit("start", planned=planned, slot=name)
                 if reason := self.options.skip(planned, records):
                     record = self._unmeasured(worker, planned, "skipped", reason)
                 else:
                     record = self._record(worker, planned)
-                if record.status not in ("ok", "incorrect") and not self.place.is_there():
-                    raise PlaceLost
+                if record.status not in ("ok", "incorrect") and not self.slot.is_there():
+                    raise GpuLost
                 earlier = before.get(planned.case.key)
                 if earlier and record.status == earlier.status == "skipped" and record.reason == earlier.reason:
                     record = earlier  # the file stays as it is
                 else:
                     run.record_file(self.job).append(record)
                 records = [each for each in records if each.case.key != planned.case.key] + [record]
-                self.display.emit("record", planned=planned, record=record, place=name)
+                self.display.emit("record", planned=planned, record=record, slot=name)
                 pending.remove((planned, self.repeat))
 
     def _record(self, worker: WorkerProcess, planned: Planned) -> Record:
@@ -250,9 +250,9 @@ class _JobRun:
         """
         record = replace(record_of(answer, planned), repeat=self.repeat)
         environment = record.environment
-        self.place.refuse_another_gpu(environment)
+        self.slot.refuse_another_gpu(environment)
         asked = self.run.file.requests[-1].machine if self.run.file.requests else {}
-        of_gpu = bool(self.place.device_id) or asked.get("device_kind") == "cuda"
+        of_gpu = bool(self.slot.device_id) or asked.get("device_kind") == "cuda"
         if record.status == "ok" and of_gpu and environment.get("device_kind") != "cuda":
             raise ValueError("it was measured on the CPU: the worker's packages see no GPU, but this run is for a GPU")
         claimed_s, took_s = sum(record.samples_ms) * record.calls / 1e3, answer["waited_s"]
@@ -275,7 +275,7 @@ class _JobRun:
 
         It has this machine and the commit of the worker's code, but no versions of packages.
         """
-        machine = snapshot(visible=self.place.env.get(GPU_VARIABLE))
+        machine = snapshot(visible=self.slot.env.get(GPU_VARIABLE))
         commit, dirty = commit_and_dirty(self.launch.root)
         return machine | {"software": {}, "commit": commit, "dirty": dirty}
 

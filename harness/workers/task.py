@@ -10,12 +10,12 @@ from harness.schema.claims import Claims, Holder
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Pair, RunError
 from harness.workers import slurm
-from harness.workers.process import HERE, Launch, Place
+from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch
 from harness.workers.scheduler import Event, Options, run_jobs
 
 
 def run_task(
-    run: Run, launches: Mapping[Pair, Launch], holder: Holder, options: Options, place: Place = HERE
+    run: Run, launches: Mapping[Pair, Launch], holder: Holder, options: Options, slot: GpuSlot = DEFAULT_SLOT
 ) -> list[str]:
     """Claim and run jobs of `options.jobs` until none is free; return the finished names.
 
@@ -35,7 +35,7 @@ def run_task(
         for job in jobs:
             if claimed.take(job.name, holder):
                 watched = partial(_show_own, run, claimed, job, holder, options.on_event)
-                run_jobs(run, launches, replace(options, jobs=[job], on_event=watched), [place], holder)
+                run_jobs(run, launches, replace(options, jobs=[job], on_event=watched), [slot], holder)
                 claimed.finish(job.name)
                 done.append(job.name)
         if all(claimed.is_finished(job.name) for job in jobs):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.quality import by_case, by_place
+from harness.quality import by_case, by_machine
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import rounded
 from harness.schema.record import Record
@@ -110,7 +110,7 @@ def page_data(
 
 def samples(records: list[Record]) -> str:
     """Return the timed samples as JSON: for each row of `stats.frame` a list per process, in ms to four digits."""
-    groups = (group for case in by_case(records).values() for group in by_place(case))
+    groups = (group for case in by_case(records).values() for group in by_machine(case))
     found = [[[rounded(ms, 4) for ms in record.samples_ms] for record in group] for group in groups]
     return json.dumps(found, separators=(",", ":"))
 

@@ -42,9 +42,9 @@ class Change:
 
 @dataclass(frozen=True)
 class HistoryLine:
-    """The history of a case on one kind of machine, such as a GPU model with one driver; `place` names the machine."""
+    """The history of a case on one kind of machine, such as a GPU model with one driver; `machine` names it."""
 
-    place: str
+    machine: str
     points: tuple[HistoryPoint, ...]
     changes: tuple[Change, ...]
 
@@ -125,7 +125,7 @@ def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[Hi
             at = moment(side.started_at)
             if side.medians and at:
                 lines = points.setdefault(side.system, {}).setdefault(key, {})
-                lines.setdefault(_place(side), []).append(HistoryPoint(run, at, side))
+                lines.setdefault(_machine(side), []).append(HistoryPoint(run, at, side))
     found = []
     for name, by_key in points.items():
         cases = [_case(key, lines) for key, lines in by_key.items()]
@@ -140,7 +140,7 @@ def _by_numbers(label: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", label)]
 
 
-def _place(side: CaseSide) -> str:
+def _machine(side: CaseSide) -> str:
     devices = [" · ".join(_said(device)) for device in side.devices]
     return " and ".join(devices) or "device not recorded"
 
@@ -154,13 +154,13 @@ def _said(device: Any) -> Iterable[str]:
 def _case(key: str, lines: dict[str, list[HistoryPoint]]) -> HistoryCase:
     side = next(iter(lines.values()))[0].side
     name = side.label.replace(f" {side.phase} B={side.batch}", "", 1)
-    drawn = tuple(_line(place, key, lines[place]) for place in sorted(lines))
+    drawn = tuple(_line(machine, key, lines[machine]) for machine in sorted(lines))
     return HistoryCase(key, side.label, name, f"{side.phase}, batch {side.batch}", drawn)
 
 
-def _line(place: str, key: str, points: list[HistoryPoint]) -> HistoryLine:
+def _line(machine: str, key: str, points: list[HistoryPoint]) -> HistoryLine:
     points = sorted(points, key=lambda point: (point.at, point.run))
-    return HistoryLine(place, tuple(points), tuple(_changes(key, points)))
+    return HistoryLine(machine, tuple(points), tuple(_changes(key, points)))
 
 
 def _changes(key: str, points: Sequence[HistoryPoint]) -> Iterable[Change]:
@@ -204,7 +204,7 @@ def _line_drawn(line: HistoryLine, is_by_token: bool) -> dict[str, Any]:
     sides = [point.side for point in line.points]
     times = [math.exp(side.middle) if is_by_token else side.ms for side in sides]
     return {
-        "place": line.place,
+        "machine": line.machine,
         "run": [point.run for point in line.points],
         "at": [f"{point.at:%Y-%m-%dT%H:%M:%S}" for point in line.points],
         "ms": [rounded(ms, 6) for ms in times],

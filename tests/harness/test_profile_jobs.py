@@ -22,7 +22,7 @@ from harness.schema.policy import Policy
 from harness.schema.profile import Profile, ProfileError, profile_path, write_profile
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunError, RunFile
-from harness.workers.process import HERE, Limits, Place, Stopped
+from harness.workers.process import DEFAULT_SLOT, GpuSlot, Limits, Stopped
 from harness.workers.scheduler import Terminated
 from harness.workers.warden import descendants
 
@@ -129,8 +129,8 @@ def many(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         run = Run.create(tmp_path / "run", RunFile("measure", "cpu", jobs, Catalogue(), Policy()))
         said: list[str] = []
         of = {job.pair: launches()[PAIR] for job in jobs}
-        places = [Place(f"GPU {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}, is_there=lambda: is_there) for gpu in "01"]
-        found = Profiler(run, of, WITH_NCU, Limits(60, 60), say=said.append).jobs(jobs, places)
+        slots = [GpuSlot(f"GPU {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}, is_there=lambda: is_there) for gpu in "01"]
+        found = Profiler(run, of, WITH_NCU, Limits(60, 60), say=said.append).jobs(jobs, slots)
         return found, [line.split() for line in log.read_text().splitlines()], said
 
     return profile
@@ -169,8 +169,8 @@ def test_a_lost_gpu_is_noticed_at_its_first_case(many: Any, monkeypatch: pytest.
 def test_a_profile_of_another_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_DEVICE_ID", "beef")
     run = run_of(tmp_path)
-    place = Place("GPU 0", {"CUDA_VISIBLE_DEVICES": "0"}, device_id="cafe")
-    (found,) = Profiler(run, launches(), KINETO).jobs(run.jobs, [place])
+    slot = GpuSlot("GPU 0", {"CUDA_VISIBLE_DEVICES": "0"}, device_id="cafe")
+    (found,) = Profiler(run, launches(), KINETO).jobs(run.jobs, [slot])
     assert (found.status, found.reason) == (
         "failed",
         "the worker's answer is unusable: ValueError: it ran on the GPU beef, not on cafe",
@@ -295,7 +295,7 @@ def test_ctrl_c_during_reading_is_no_failure(
     fake("unreadable")
     run = run_of(tmp_path)
     report = profile_path(run.folder, case().key).with_suffix(suffix)
-    stopped = JobProfiler(Profiler(run, launches(), tools, Limits(60, 60)), run.jobs[0], HERE, report.exists)
+    stopped = JobProfiler(Profiler(run, launches(), tools, Limits(60, 60)), run.jobs[0], DEFAULT_SLOT, report.exists)
     report.parent.mkdir()
     found: dict[str, Profile] = {}
     if tools.ratios:
@@ -320,9 +320,9 @@ def test_a_lost_gpu_ends_profiling_and_fails_no_case(tmp_path: Path, monkeypatch
     run = run_of(tmp_path, case(), case(batch=3))
     before, _ = profile_all(run, KINETO)
     monkeypatch.setenv("FAKE_GONE", "0")
-    place = Place(env={"CUDA_VISIBLE_DEVICES": "0"}, is_there=lambda: False)
+    slot = GpuSlot(env={"CUDA_VISIBLE_DEVICES": "0"}, is_there=lambda: False)
     with pytest.raises(RunError, match="the GPU is gone; what is finished is kept, resume it"):
-        Profiler(run, launches(), KINETO).jobs(run.jobs, [place])
+        Profiler(run, launches(), KINETO).jobs(run.jobs, [slot])
     assert list(run.profiles().values()) == before
 
 

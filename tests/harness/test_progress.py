@@ -68,10 +68,10 @@ def test_outcome_marks_throttling_and_units() -> None:
 def test_each_gpu_has_its_line_and_each_outcome_names_it() -> None:
     events = [
         Event("plan", 0, 2),
-        Event("start", 0, 2, planned=Planned(case(batch=7)), place="GPU 0"),
-        Event("start", 0, 2, planned=Planned(case(batch=9)), place="GPU 3"),
+        Event("start", 0, 2, planned=Planned(case(batch=7)), slot="GPU 0"),
+        Event("start", 0, 2, planned=Planned(case(batch=9)), slot="GPU 3"),
         Event("lost", 0, 2, message="GPU 3 is gone; what is left goes to the others"),
-        Event("record", 1, 2, planned=Planned(case(batch=7)), record=ok_record(case(batch=7)), place="GPU 0"),
+        Event("record", 1, 2, planned=Planned(case(batch=7)), record=ok_record(case(batch=7)), slot="GPU 0"),
     ]
     for stream in (io.StringIO(), Terminal()):
         with Progress("quick", 2, stream) as progress:

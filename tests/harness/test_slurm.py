@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from harness_helpers import case, lines_of, new_run, statuses, wait_for
-from pool_helpers import launches, place, pooled
+from pool_helpers import launches, pooled, slot
 from slurm_cluster import Cluster, cluster_or_skip
 from slurm_helpers import claimed, kill_job, kill_node, kill_step, submit, using
 
@@ -204,13 +204,13 @@ def test_a_task_whose_job_was_taken_over_writes_no_more(folder: Path) -> None:
 def test_a_task_without_its_gpu_takes_no_more_jobs(folder: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     run = new_run(folder, [case(system=job, batch=batch) for job in JOBS[:2] for batch in (1, 2)])
-    lost = place("1", is_there=lambda: not gone.exists())
+    lost = slot("1", is_there=lambda: not gone.exists())
     of = launches(*JOBS, FAKE_GONE=f"1:{gone}")
     with pytest.raises(RunError, match="GPU 1 is gone; what is finished is kept"):
         run_task(run, of, TASK, Options(), lost)
     assert len(run.records()) == 1
-    assert run_task(run, of, replace(TASK, index="1"), Options(), place("0")) == ["s1-cpu"]
-    pooled(run, of, [place("0")])
+    assert run_task(run, of, replace(TASK, index="1"), Options(), slot("0")) == ["s1-cpu"]
+    pooled(run, of, [slot("0")])
     assert statuses(run.records()) == ["ok"] * 4
 
 

@@ -291,7 +291,7 @@ def changes_of(out):
     text = only(out, "over-time/ttt-linear-*.html").read_text()
     data = json.loads(text.partition('id="page-data">')[2].partition("</script>")[0])
     lines = data["cases"][0]["lines"]
-    return lines, [(line["place"], change["verdict"], change["at"]) for line in lines for change in line["changes"]]
+    return lines, [(line["machine"], change["verdict"], change["at"]) for line in lines for change in line["changes"]]
 
 
 def test_a_change_beyond_5_percent_is_marked_and_its_commits_are_named(tmp_path):

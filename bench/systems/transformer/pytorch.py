@@ -30,7 +30,7 @@ class TorchTransformer(LanguageModel):
         """Return the attention of the model."""
         return Sdpa()
 
-    def place(self, state: TransformerState, context: int) -> None:
+    def set_position(self, state: TransformerState, context: int) -> None:
         """Set the position to `context` in place; whatever the KV cache contains before it is the past."""
         state.position.fill_(context)
 
@@ -47,7 +47,7 @@ class TorchTransformer(LanguageModel):
             state.cache[:, :, row] = state.cache[:, :, source]
 
     def restart(self, model: Any, state: TransformerState) -> None:
-        """Do nothing, because `place` starts every call at the context."""
+        """Do nothing, because `set_position` starts every call at the context."""
 
     def rows_of_state(self, state: TransformerState, rows: list[int]) -> torch.Tensor:
         """Return a copy of the KV cache of the sequences `rows`: [layers, 2, rows, KV heads, capacity, D]."""
@@ -62,7 +62,7 @@ class TorchTransformer(LanguageModel):
         """
         state = reference.init_state(begun.shape[2], begun.shape[4])
         state.cache[..., : begun.shape[4], :] = begun
-        self.place(state, case.context)
+        self.set_position(state, case.context)
         for ids in calls[-1]:
             logits, _ = reference.generate_step(ids, state)
         return logits

@@ -216,7 +216,7 @@ def test_adapters_whose_state_is_put_at_the_context_are_those_that_claim_no_prom
     models = [kind for kind in (type(load(each.entry)) for each in ADAPTERS) if issubclass(kind, LanguageModel)]
     assert {TTTKernels, MambaSSM, FlashAttn, GatedDeltaNet} <= set(models)
     for kind in models:
-        assert (kind.place is not LanguageModel.place) is (kind.prompt_tokens is None), kind
+        assert (kind.set_position is not LanguageModel.set_position) is (kind.prompt_tokens is None), kind
 
 
 def test_the_gate_notices_a_step_that_is_off_by_a_thousandth():
