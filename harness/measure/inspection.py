@@ -37,7 +37,7 @@ _LATE_S = 5e-3  # seconds of device work allowed after the end of the timed call
 _BELOW_BOUND = 0.5  # shortest allowed share of the roofline bound, as measured peaks have errors
 
 
-class Inspector:
+class CallChecker:
     """Checks one workload while it is timed.
 
     A `Clock` must time the method `run` instead of `Workload.run`, because `run` keeps the outputs for the checks.

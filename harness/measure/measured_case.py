@@ -14,7 +14,7 @@ from typing import Any, get_args
 from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.environment import around, snapshot, versions_of
-from harness.measure.inspection import Inspector, claim_checks, lower_bound_check, unless_out_of_memory
+from harness.measure.inspection import CallChecker, claim_checks, lower_bound_check, unless_out_of_memory
 from harness.measure.nvml import LASTS_S, Cooler, EnergyMeter, Gpu, open_gpu
 from harness.measure.process_state import ProcessState, forget_peak, is_out_of_memory, peak_bytes
 from harness.measure.ranges import nvtx_range, range_name
@@ -208,21 +208,21 @@ class CaseRun:
             self._accepts(_check_engine(workload))
         else:
             clock = CpuClock() if workload.device == "cpu" else CudaEventClock()
-            inspector = Inspector(self.case, workload)
-            clock.prepare(inspector.run)
-            self._accepts(inspector.checked_call(clock))
+            checker = CallChecker(self.case, workload)
+            clock.prepare(checker.run)
+            self._accepts(checker.checked_call(clock))
         return None
 
     def _measure(self, workload: Workload, gpu: Gpu | None) -> None:
         clock = clock_for(self.case, workload)
-        inspector = Inspector(self.case, workload, partial(self._stage, "reference"))
+        checker = CallChecker(self.case, workload, partial(self._stage, "reference"))
         metered = gpu if self.case.l2 == "warm" else None  # flushing the cache draws energy of its own
         policy = self.policy
         if metered and workload.engine_samples is None:  # the energy counter needs that long
             policy = replace(policy, budget_s=max(policy.budget_s, LASTS_S))
         self._settings = workload.settings | sampling_settings(clock, policy)
         energy = EnergyMeter(metered)
-        timing = self._timed(workload, clock, gpu, policy, energy, inspector)
+        timing = self._timed(workload, clock, gpu, policy, energy, checker)
         self._after = _machine_after(workload, gpu)  # before the GPU is idle or checks the outputs
         self._peak_bytes = peak_bytes(workload.device) - clock.own_bytes
         self._timing, self._calls = timing, clock.launches * workload.units
@@ -231,7 +231,7 @@ class CaseRun:
         sampled_s = sum(timing.samples_ms) * self._calls / 1e3
         self._metrics |= energy.per_token(len(timing.samples_ms) * self._calls * workload.tokens, sampled_s)
         with self._stage("check"):
-            self._accepts(self._checked(workload, clock, inspector, timing))
+            self._accepts(self._checked(workload, clock, checker, timing))
 
     def _timed(
         self,
@@ -240,7 +240,7 @@ class CaseRun:
         gpu: Gpu | None,
         policy: Policy,
         energy: EnergyMeter,
-        inspector: Inspector,
+        checker: CallChecker,
     ) -> Timing:
         """Warm up and sample the workload; return samples in milliseconds per unit of work.
 
@@ -257,21 +257,21 @@ class CaseRun:
                 with self._stage("sample"), energy:
                     return take_engine_samples(batches, policy, throttled)
             with self._stage("warm_up"):
-                clock.prepare(inspector.run)
-                inspector.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests
+                clock.prepare(checker.run)
+                checker.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests
                 warm_up(clock, policy, throttled)
             forget()
             with self._stage("sample"), energy:
                 least_s = LASTS_S if gpu and self.case.l2 == "warm" else LEAST_S
-                timing = take_samples(clock, policy, throttled, inspector.before_sample, least_s)
+                timing = take_samples(clock, policy, throttled, checker.before_sample, least_s)
         timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
         return timing
 
-    def _checked(self, workload: Workload, clock: Clock, inspector: Inspector, timing: Timing) -> Checks:
+    def _checked(self, workload: Workload, clock: Clock, checker: CallChecker, timing: Timing) -> Checks:
         """Return the checks after timing: outputs against the reference, times against the bound."""
         bound = lower_bound_check(workload, timing.samples_ms)
         if workload.engine_samples is None:
-            checked = inspector.checked_call(clock)
+            checked = checker.checked_call(clock)
         elif workload.timed_check:
             with self._stage("reference"):
                 checked = unless_out_of_memory(lambda: _check_engine(workload))
