@@ -12,14 +12,14 @@ CHECKED_SEQUENCES = 4
 LONGEST_CHECKED = 65536  # longest compared prompt: a million tokens would take minutes
 
 
-def drawn(chance: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> list[int]:
+def drawn(rng: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> list[int]:
     """Draw random sequences of a batch and return their sorted indices.
 
     There are at most CHECKED_SEQUENCES of them, and together they have at most `most` tokens, at `tokens` tokens each.
     One sequence is drawn even if it alone is longer.
     """
     count = max(1, min(batch, CHECKED_SEQUENCES, most // max(1, tokens)))
-    return sorted(chance.sample(range(batch), count))
+    return sorted(rng.sample(range(batch), count))
 
 
 def not_compared(tokens: int, most: int) -> Callable[[Any, int], Checks]:

@@ -60,7 +60,7 @@ class PhaseWork:
     def restart(self) -> None:
         """Reset the state in place, if each call continues from the one before. By default, do nothing."""
 
-    def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
+    def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
         raise NotImplementedError
 
     @property
@@ -76,7 +76,7 @@ class PhaseWork:
         exact = torch.float64 if self.case.dtype == "float32" else torch.float32
         return self.adapter.timed_check_reference(self.model, exact)
 
-    def drawn(self, chance: Random, tokens: int) -> list[int]:
+    def drawn(self, rng: Random, tokens: int) -> list[int]:
         """Draw the sequences that the reference reads, once for all checked calls; return their sorted indices.
 
         If sequences are staggered, draw one for each position in the mini-batch. tokens: length of one sequence.
@@ -85,18 +85,18 @@ class PhaseWork:
             at: dict[int, list[int]] = {}
             for row, ahead in enumerate(self._ahead):
                 at.setdefault(ahead, []).append(row)
-            one_each = sorted(map(chance.choice, at.values()))
-            self._rows = drawn(chance, self.case.batch, tokens) if len(at) == 1 else one_each
+            one_each = sorted(map(rng.choice, at.values()))
+            self._rows = drawn(rng, self.case.batch, tokens) if len(at) == 1 else one_each
         return self._rows
 
-    def repeat(self, chance: Random, rows: list[int]) -> list[int]:
+    def repeat(self, rng: Random, rows: list[int]) -> list[int]:
         """Copy to each sequence outside `rows` the ids of a random sequence in `rows` at the same mini-batch position.
 
         Every output can then be compared with that of a checked sequence.
         Returns for each of the B sequences the index of the sequence whose ids it has.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
-        sources = [row if row in rows else chance.choice(like) for row, like in enumerate(alike)]
+        sources = [row if row in rows else rng.choice(like) for row, like in enumerate(alike)]
         self.ids.copy_(self.ids[sources])
         return sources
 
@@ -165,12 +165,12 @@ class Forward(PhaseWork):
         self.model.reset_state(self._state)
         return self.model.prefill(self.ids, self._state)[0]
 
-    def timed_check(self, chance: Random) -> Callable[[torch.Tensor, int], Checks]:
+    def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
         """Draw a few prompts, copy them to the other sequences, and return a function that checks a call's logits."""
         if self.case.context > LONGEST_CHECKED:
             return not_compared(self.case.context, LONGEST_CHECKED)
-        rows = self.drawn(chance, self.case.context)
-        sources = self.repeat(chance, rows)
+        rows = self.drawn(rng, self.case.context)
+        sources = self.repeat(rng, rows)
 
         @torch.inference_mode()
         def compare(logits: torch.Tensor, calls: int) -> Checks:
@@ -261,10 +261,10 @@ class Generate(PhaseWork):
         moments.append(on_host.arrived(count - 1))
         return token_times.percentiles([(later - earlier) * 1e3 for earlier, later in pairwise(moments)])
 
-    def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
+    def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
         """Give drawn sequences random pasts, copy these to the others, and return a function that checks a call."""
-        rows = self.drawn(chance, self.case.context)
-        sources = self.repeat(chance, rows)
+        rows = self.drawn(rng, self.case.context)
+        sources = self.repeat(rng, rows)
         with torch.inference_mode():
             past = self._new_past(sources)
             begun = self.adapter.rows_of_state(self.state, rows)
@@ -372,13 +372,13 @@ class Request(PhaseWork):
         times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
-    def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
+    def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
         """Draw a few requests, copy their prompts to the other sequences, and return a function that checks a call."""
         tokens = self.case.context + self.steps
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
-        rows = self.drawn(chance, tokens)
-        sources = self.repeat(chance, rows)
+        rows = self.drawn(rng, tokens)
+        sources = self.repeat(rng, rows)
 
         @torch.inference_mode()
         def compare(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Checks:

@@ -272,17 +272,17 @@ def fill(given: Input, seed: int, early_only: bool = False) -> None:
     """
     import torch
 
-    chance, tensor = torch.Generator(given.tensor.device).manual_seed(seed), given.tensor
+    rng, tensor = torch.Generator(given.tensor.device).manual_seed(seed), given.tensor
     if early_only:
         tokens = 0 if given.token_axis is None else tensor.shape[given.token_axis]
         tensor = tensor.narrow(given.token_axis or 0, 0, tokens - min(_RECENT, tokens // 2))
     with torch.inference_mode(tensor.is_inference()):
         if given.fill == "normal":
-            tensor.normal_(0.0, given.scale, generator=chance)
+            tensor.normal_(0.0, given.scale, generator=rng)
         elif given.fill == "uniform":
-            tensor.uniform_(0.0, given.scale, generator=chance)
+            tensor.uniform_(0.0, given.scale, generator=rng)
         else:
-            tensor.random_(0, int(given.scale), generator=chance)
+            tensor.random_(0, int(given.scale), generator=rng)
 
 
 def _finite(outputs: Any) -> Iterator[Check]:

@@ -114,7 +114,7 @@ def test_the_reference_is_a_stage_of_its_own() -> None:
         time.sleep(0.05)
         return Checks([Check.at_most("error", 0.0, 1.0)])
 
-    system = Counting(check=None, run=torch.ones(2).clone, timed_check=lambda chance: compare)
+    system = Counting(check=None, run=torch.ones(2).clone, timed_check=lambda rng: compare)
     record = CaseRun(case(), QUICK).record(system)
     assert record.status == "ok", record.reason
     assert list(record.stages_s) == ["build", "warm_up", "sample", "reference", "check"]
@@ -264,7 +264,7 @@ def test_both_checks_of_a_case_are_recorded_together() -> None:
 
     def checked(error: float) -> Counting:
         checked = Checks([Check.at_most("timed_error", error, 1.0)])
-        return Counting(run=torch.ones(2).clone, timed_check=lambda chance: lambda outputs, calls: checked)
+        return Counting(run=torch.ones(2).clone, timed_check=lambda rng: lambda outputs, calls: checked)
 
     both = CaseRun(case(), QUICK).record(checked(0.0))
     assert both.status == "ok", both.reason
@@ -301,7 +301,7 @@ def test_an_engine_without_a_check_is_noted() -> None:
 def test_notes_of_a_check_are_recorded() -> None:
     torch = pytest.importorskip("torch")
     note = Checks([], NO_ROOM)
-    system = Counting(run=torch.ones(2).clone, timed_check=lambda chance: lambda outputs, calls: note)
+    system = Counting(run=torch.ones(2).clone, timed_check=lambda rng: lambda outputs, calls: note)
     record = CaseRun(case(), QUICK).record(system)
     assert record.check is not None
     assert NO_ROOM in record.check["unchecked"]

@@ -157,8 +157,8 @@ def _check(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_ba
 def _timed_check(inputs: dict[str, Any], case: Case, mini_batch: int) -> TimedCheck:
     """Return a timed check (see `Workload`) of drawn sequences against the package's float32 version in PyTorch."""
 
-    def timed_check(chance: Random) -> Callable[[Any, int], Checks]:
-        rows = drawn(chance, case.batch, case.context, LAYER_CHECKED_TOKENS)
+    def timed_check(rng: Random) -> Callable[[Any, int], Checks]:
+        rows = drawn(rng, case.batch, case.context, LAYER_CHECKED_TOKENS)
 
         def compare(outputs: list[torch.Tensor], calls: int) -> Checks:
             expected, expected_state = _exact(sequences_of(inputs, rows, case.context), mini_batch)

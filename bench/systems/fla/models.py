@@ -193,13 +193,13 @@ class Fla(TunedLanguageModel):
 class FlaForward(Forward):
     """The forward phase from an empty state, with limits for the larger rounding error of the package's models."""
 
-    def timed_check(self, chance: Random) -> Callable[[Tensor, int], Checks]:
+    def timed_check(self, rng: Random) -> Callable[[Tensor, int], Checks]:
         """Return a check of the logits of one drawn prompt.
 
         Up to RECURRENT_CHECKED_TOKENS, the logits are compared with those of the recurrent kernels.
         For longer prompts, they are compared with those of the timed kernels on other pieces of the prompt.
         """
-        row = chance.randrange(self.case.batch)
+        row = rng.randrange(self.case.batch)
         long = self.case.context > RECURRENT_CHECKED_TOKENS
 
         @torch.inference_mode()
@@ -264,12 +264,12 @@ class FlaGenerate(Generate):
             layer.state = dict(tensors)
         return found
 
-    def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
+    def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
         """Return a check of the last step's logits of drawn sequences.
 
         It compares them with the recurrent kernels' logits after the same tokens.
         """
-        rows = drawn(chance, self.case.batch, STEPS)
+        rows = drawn(rng, self.case.batch, STEPS)
 
         @torch.inference_mode()
         def compare(outputs: tuple[Tensor, Tensor], calls: int) -> Checks:

@@ -188,8 +188,8 @@ def _timed_check(rule: Rule, inputs: dict[str, Tensor], case: Case) -> TimedChec
     It compares the outputs of the first CHECKED_TOKENS tokens, and the final states if the context has no more tokens.
     """
 
-    def timed_check(chance: Random) -> Callable[[Any, int], Checks]:
-        rows = drawn(chance, case.batch, case.context, CHECKED_TOKENS)
+    def timed_check(rng: Random) -> Callable[[Any, int], Checks]:
+        rows = drawn(rng, case.batch, case.context, CHECKED_TOKENS)
         tokens = min(case.context, CHECKED_TOKENS)
 
         def compare(outputs: list[Tensor], calls: int) -> Checks:

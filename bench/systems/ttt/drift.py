@@ -70,15 +70,15 @@ def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
     It starts at a random token and reads samples from its own probabilities after that.
     """
     device, vocabulary = reference.device, reference.config.vocabulary
-    chance = torch.Generator(device).manual_seed(SEED)
-    ids = torch.randint(0, vocabulary, (sequences,), device=device, generator=chance)
+    rng = torch.Generator(device).manual_seed(SEED)
+    ids = torch.randint(0, vocabulary, (sequences,), device=device, generator=rng)
     step, read = _Stepper(reference, ids, tokens), []
     probabilities = torch.empty(tokens, sequences, vocabulary, dtype=torch.float64, pin_memory=device.type == "cuda")
     for kept in probabilities:
         read.append(ids.clone())
         found = step.next().double().softmax(-1)
         kept.copy_(found, non_blocking=True)
-        ids.copy_(torch.multinomial(found, 1, generator=chance)[:, 0])
+        ids.copy_(torch.multinomial(found, 1, generator=rng)[:, 0])
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # the copies to the host
     return Exact(torch.stack(read), probabilities)

@@ -235,15 +235,15 @@ class Steps:
                 some.advance(step)
         return self._out.flatten(0, 1)
 
-    def timed_check(self, chance: Random) -> Callable[[torch.Tensor, int], Checks]:
+    def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
         """Draw sequences of one set, copy their state, and return a check of the outputs of their last step.
 
         The reference runs all steps since then from the copied state; more than CHECKED_STEPS steps are not compared.
         """
-        drawn_set = chance.randrange(len(self.sets))
+        drawn_set = rng.randrange(len(self.sets))
         some = self.sets[drawn_set]
         batch = some.out.shape[1]
-        rows = sorted(chance.sample(range(batch), min(batch, KERNEL_CHECK_SEQUENCES)))
+        rows = sorted(rng.sample(range(batch), min(batch, KERNEL_CHECK_SEQUENCES)))
         begun = rows_of(some.state, rows).to_state()
 
         def compare(out: torch.Tensor, calls: int) -> Checks:

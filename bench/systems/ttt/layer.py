@@ -152,8 +152,8 @@ def forward_timed_check(reference: Any, inputs: dict[str, Any], dtype: str, with
     batch, context = inputs["q"].shape[:2]
     tokens = min(context, LAYER_CHECKED_TOKENS)
 
-    def timed_check(chance: Random) -> Callable[[Any, int], Checks]:
-        rows = drawn(chance, batch, context, LAYER_CHECKED_TOKENS)
+    def timed_check(rng: Random) -> Callable[[Any, int], Checks]:
+        rows = drawn(rng, batch, context, LAYER_CHECKED_TOKENS)
 
         def compare(outputs: list[torch.Tensor], calls: int) -> Checks:
             expected, state = exact_forward(reference, inputs, rows, tokens)
@@ -207,8 +207,8 @@ def _outputs_timed_check(reference: Any, arguments: dict[str, Any], trace: Any, 
     mini_batches = max(1, min(context, CHECKED_PIECE) // len(arguments["token_scale"]))
     tokens = mini_batches * len(arguments["token_scale"])
 
-    def timed_check(chance: Random) -> Callable[[Any, int], Checks]:
-        row = chance.randrange(batch)
+    def timed_check(rng: Random) -> Callable[[Any, int], Checks]:
+        row = rng.randrange(batch)
 
         def compare(outputs: list[torch.Tensor], calls: int) -> Checks:
             some = {

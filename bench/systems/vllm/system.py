@@ -150,7 +150,7 @@ class VllmSystem:
             check=lambda: self._check(engine, case),
             engine_samples=work.samples,
             engine_batch=work.inside,
-            timed_check=lambda chance: work.timed_check(chance, self.last_logits),
+            timed_check=lambda rng: work.timed_check(rng, self.last_logits),
             measured=work.measured,
             metrics=facts.metrics() | work.metrics() | total(cost).metrics() | kept | peaks,
             work=cost,
@@ -302,7 +302,7 @@ class _Work:
         while True:
             yield self.samples_of(self.once())
 
-    def timed_check(self, chance: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
+    def timed_check(self, rng: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
         """Return a check of drawn sequences of the last batch: the tokens at their end must be the reference's choice.
 
         last_logits: `VllmSystem.last_logits`.
@@ -310,7 +310,7 @@ class _Work:
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
-        rows = drawn(chance, self.batch, tokens)
+        rows = drawn(rng, self.batch, tokens)
 
         def compare(outputs: Any, calls: int) -> Checks:
             made = {row: list(self._ran.outputs[row].outputs[0].token_ids) for row in rows}
@@ -441,11 +441,11 @@ class EngineArrivals(EngineRequest):
 
     def __init__(self, engine: Engine, case: Case) -> None:
         super().__init__(engine, case)
-        chance = Random(ARRIVALS_SEED)
-        gaps = [chance.expovariate(float(case.option("rate"))) for _ in range(1, self.batch)]
+        rng = Random(ARRIVALS_SEED)
+        gaps = [rng.expovariate(float(case.option("rate"))) for _ in range(1, self.batch)]
         self._due = [0.0, *accumulate(gaps)]
-        self._lengths = _around(chance, self.context, self.batch)
-        self._answers = [1 + steps for steps in _around(chance, self.new_tokens - 1, self.batch)]
+        self._lengths = _around(rng, self.context, self.batch)
+        self._answers = [1 + steps for steps in _around(rng, self.new_tokens - 1, self.batch)]
         self._seconds: deque[float] = deque(maxlen=token_times.TIMED_REQUESTS)
 
     def prompts(self) -> list[list[int]]:
@@ -468,12 +468,12 @@ class EngineArrivals(EngineRequest):
         return super().measured(calls) | token_times.of_arrivals(requests, seconds)
 
 
-def _around(chance: Random, mean: int, count: int) -> list[int]:
+def _around(rng: Random, mean: int, count: int) -> list[int]:
     """Return `count` random lengths from half to one and a half of `mean`.
 
     Lengths are drawn in pairs at the same distance below and above `mean`, so that their mean is exact.
     """
-    away = [chance.randint(0, mean // 2) for _ in range(count // 2)]
+    away = [rng.randint(0, mean // 2) for _ in range(count // 2)]
     lengths = [mean] * (count % 2) + [mean + sign * each for each in away for sign in (-1, 1)]
-    chance.shuffle(lengths)
+    rng.shuffle(lengths)
     return lengths
