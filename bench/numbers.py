@@ -261,9 +261,9 @@ def _run_pairs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
         rows = compare(a, b).rows
         if not rows:
             raise UserError(f"{a.folder} and {b.folder}: no case has a result in both")
-        change, farthest = median(row.judged.ratio - 1 for row in rows), max(rows, key=lambda row: row.apart)
+        change, farthest = median(row.result.ratio - 1 for row in rows), max(rows, key=lambda row: row.apart)
         within = [str(sum(row.apart <= bar for row in rows)) for bar in NEAR]
-        far = f"{farthest.judged.ratio - 1:+.1%}: {farthest.label}"
+        far = f"{farthest.result.ratio - 1:+.1%}: {farthest.label}"
         lines.append([str(each["label"]), str(len(rows)), f"{change:+.1%}", *within, far])
     return lines
 

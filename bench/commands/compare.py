@@ -59,7 +59,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> Non
     fail_on: the slowdown that counts as a regression, such as "5%"; None takes the default.
     Exit status 1 for a regression, 3 if nothing can be compared.
     """
-    from reports.compare.judge import LEAST_ROUNDS, MOST_ROUNDS
+    from reports.compare.decision import LEAST_ROUNDS, MOST_ROUNDS
 
     bar = None if fail_on is None else percentage(fail_on)
     if not LEAST_ROUNDS <= request.rounds <= MOST_ROUNDS:
@@ -93,7 +93,7 @@ def percentage(text: str) -> float:
     Raises UserError for other text, and for values above 1000% or below BAR, the smallest reported slowdown.
     """
     from reports.compare.comparison import STORED_BAR
-    from reports.compare.judge import BAR
+    from reports.compare.decision import BAR
 
     try:
         value = float(text.removesuffix("%")) / 100 if text.endswith("%") else None
@@ -130,7 +130,7 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
     view = {"text": views.text, "markdown": views.markdown, "json": views.to_json}[shown.fmt]
     if fail_on is not None and fail_on < found.fail_on:
         raise UserError(
-            f"--fail-on {100 * fail_on:g}%: two stored runs are judged only beyond {found.fail_on:.0%}; "
+            f"--fail-on {100 * fail_on:g}%: differences up to {found.fail_on:.0%} between two stored runs are noise; "
             "to find a smaller slowdown, measure both commits in turns with `ttt-bench ab`"
         )
     print(view(found), end="", flush=True)
@@ -141,11 +141,11 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
         print(f"wrote {shown.html}", file=sys.stderr)
     why = ""
     if not found.counts.keys() - {"gained"}:
-        why = "compared: no case has a result on both sides"
+        why = "no case has a result on both sides"
     elif found.elsewhere and fail_on is not None:
-        why = "judged: every case is from another device"
+        why = "every case is from another device"
     if why:
-        print(f"ttt-bench: nothing could be {why}", file=sys.stderr)
+        print(f"ttt-bench: the runs cannot be compared: {why}", file=sys.stderr)
         sys.exit(NOT_COMPARABLE)
     return found
 

@@ -210,9 +210,11 @@ class LanguageModel:
         ids = random_ids(model, CHECK_BATCH, prompt + CHECK_STEPS)
         got = prefill_then_generate(model, ids, prompt)
         expected = reference.logits(ids, CHECK_STEPS + 1).transpose(0, 1)
-        return self._judge(model, ids, got, expected, case)
+        return self._check_logits(model, ids, got, expected, case)
 
-    def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, case: Case) -> Checks:
+    def _check_logits(
+        self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, case: Case
+    ) -> Checks:
         """Check logits `got` against `expected`, both [CHECK_STEPS + 1, B, V].
 
         ids [B, T]: a prompt and CHECK_STEPS further tokens. got[0] follows the prompt, got[i] the i-th further token.

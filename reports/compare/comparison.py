@@ -2,7 +2,7 @@
 
 Two stored runs of the same packages differ by 0.7% in the median and by 2% in 5% of the cases. So a case of two stored
 runs counts as slower or faster only beyond `STORED_BAR`. For the two runs of `ttt-bench ab`, which alternate their
-processes, `reports.compare.judge` decides. Cases measured on two GPU models get a ratio but no outcome.
+processes, `reports.compare.decision` decides. Cases measured on two GPU models get a ratio but no outcome.
 """
 
 import math
@@ -13,7 +13,7 @@ from harness.measure.interval import FEWEST
 from harness.schema.reason import counted
 from harness.schema.record import RecordError
 from harness.schema.run import Run
-from reports.compare.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
+from reports.compare.decision import BAR, LEAST_ROUNDS, MOST_ROUNDS, CaseResult, decide
 from reports.compare.side import GPU_UNIT, VARIABLES, CaseSide, RunCases, Side
 
 STORED_BAR = 0.05  # the same case has differed by up to 2.6% between two stored runs
@@ -21,7 +21,7 @@ STORED_BAR = 0.05  # the same case has differed by up to 2.6% between two stored
 BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
 NOISE = "same within noise"
 ELSEWHERE = ("another GPU", "another driver", "another CPU")
-VERDICTS = ("slower", "lost", "faster", "gained", "same", NOISE, "undecided", "not judged", *ELSEWHERE)
+OUTCOMES = ("slower", "lost", "faster", "gained", "same", NOISE, "undecided", "unreliable", *ELSEWHERE)
 LOG_LIMIT = 700.0  # exp of more overflows a float
 NAMED = 3  # pairs of values of a setting that are listed; more depend on the case
 _UNFINISHED = "no record in {}, which is unfinished"
@@ -58,7 +58,7 @@ class Row:
     """A case with a result in both runs, as one row of the comparison's table.
 
     name: the labels of system and backend. a_ms, b_ms: each run's latency, the median of its processes' medians.
-    judged: the outcome with the ratio. notes: remarks on the measurement, such as throttling.
+    result: the outcome with the ratio. notes: remarks on the measurement, such as throttling.
     """
 
     key: str
@@ -67,13 +67,13 @@ class Row:
     phase: str
     a_ms: float
     b_ms: float
-    judged: Judged
+    result: CaseResult
     notes: tuple[str, ...] = ()
 
     @property
     def apart(self) -> float:
         """The relative difference of the two times: the longer over the shorter, less 1 (0.02 for 2%)."""
-        ratio = max(self.judged.ratio, math.exp(-LOG_LIMIT))
+        ratio = max(self.result.ratio, math.exp(-LOG_LIMIT))
         return max(ratio, 1 / ratio) - 1
 
 
@@ -113,8 +113,8 @@ class Comparison:
     @property
     def elsewhere(self) -> str:
         """How the device differs, such as `another GPU`, if every row compares two kinds of device; else ""."""
-        verdicts = [row.judged.verdict for row in self.rows]
-        return verdicts[0] if verdicts and set(verdicts) <= {*ELSEWHERE} else ""
+        outcomes = [row.result.outcome for row in self.rows]
+        return outcomes[0] if outcomes and set(outcomes) <= {*ELSEWHERE} else ""
 
     @property
     def regressions(self) -> int:
@@ -124,16 +124,16 @@ class Comparison:
         """
         if self.elsewhere:
             return 0
-        return sum(row.judged.regressed for row in self.rows) + sum(each.lost for each in self.missing)
+        return sum(row.result.regressed for row in self.rows) + sum(each.lost for each in self.missing)
 
     @property
     def counts(self) -> dict[str, int]:
         """The number of cases by outcome, such as {"slower": 2, "same": 10}; outcomes without a case are left out."""
-        verdicts = [row.judged.verdict for row in self.rows]
+        outcomes = [row.result.outcome for row in self.rows]
         if not self.elsewhere:
-            verdicts += ["lost"] * sum(each.lost for each in self.missing)
-            verdicts += ["gained"] * sum(each.gained for each in self.missing)
-        return {verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict in verdicts}
+            outcomes += ["lost"] * sum(each.lost for each in self.missing)
+            outcomes += ["gained"] * sum(each.gained for each in self.missing)
+        return {outcome: outcomes.count(outcome) for outcome in OUTCOMES if outcome in outcomes}
 
 
 def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
@@ -159,8 +159,8 @@ def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     """
     both = [pair for key in a.cases if key in b.cases and (pair := Pair(a.cases[key], b.cases[key])).has_result]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
-    judged = _judged_rounds(both, fail_on) if interleaved else [judged_stored(pair, fail_on) for pair in both]
-    rows = [pair.row(verdict) for pair, verdict in zip(both, judged, strict=True)]
+    results = _round_results(both, fail_on) if interleaved else [stored_result(pair, fail_on) for pair in both]
+    rows = [pair.row(result) for pair, result in zip(both, results, strict=True)]
     return Comparison(
         a.side,
         b.side,
@@ -190,13 +190,13 @@ class Pair:
         a, b = self.a.log_ms, self.b.log_ms
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
-    def row(self, judged: Judged) -> Row:
-        notes = tuple(self._notes(judged))
-        return Row(self.a.key, self.a.label, self.a.name, self.a.phase, self.a.ms, self.b.ms, judged, notes)
+    def row(self, result: CaseResult) -> Row:
+        notes = tuple(self._notes(result))
+        return Row(self.a.key, self.a.label, self.a.name, self.a.phase, self.a.ms, self.b.ms, result, notes)
 
-    def _notes(self, judged: Judged) -> Iterator[str]:
-        if judged.verdict == "undecided":
-            yield f"{judged.decided_by or f'more than {MOST_ROUNDS}'} rounds would decide"
+    def _notes(self, result: CaseResult) -> Iterator[str]:
+        if result.outcome == "undecided":
+            yield f"{result.decided_by or f'more than {MOST_ROUNDS}'} rounds would decide"
         sides = {"A": self.a, "B": self.b}
         for name, side in sides.items():
             if side.samples < FEWEST:
@@ -246,43 +246,43 @@ class Pair:
         return self.a.is_sound and self.b.is_sound and not self.on_other_hosts
 
 
-def _judged_rounds(pairs: Sequence[Pair], fail_on: float) -> list[Judged]:
+def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
     """Return each pair's outcome from its interleaved rounds.
 
     The outcome is "undecided" for fewer than two complete rounds, and names the difference for two kinds of device.
     """
     enough = [len(pair.log_ratios) >= LEAST_ROUNDS and not pair.elsewhere for pair in pairs]
-    verdicts = iter(judge([pair.log_ratios for pair, has in zip(pairs, enough, strict=True) if has], fail_on))
-    return [next(verdicts) if has else _undecided(pair) for pair, has in zip(pairs, enough, strict=True)]
+    results = iter(decide([pair.log_ratios for pair, has in zip(pairs, enough, strict=True) if has], fail_on))
+    return [next(results) if has else _undecided(pair) for pair, has in zip(pairs, enough, strict=True)]
 
 
-def _undecided(pair: Pair) -> Judged:
+def _undecided(pair: Pair) -> CaseResult:
     middle, half = _stored_ratio(pair)
-    verdict = pair.elsewhere or "undecided"
-    return replace(_judgement(verdict, middle, half, rounds=len(pair.log_ratios)), decided_by=LEAST_ROUNDS)
+    outcome = pair.elsewhere or "undecided"
+    return replace(_result(outcome, middle, half, rounds=len(pair.log_ratios)), decided_by=LEAST_ROUNDS)
 
 
-def judged_stored(pair: Pair, fail_on: float = BAR) -> Judged:
+def stored_result(pair: Pair, fail_on: float = BAR) -> CaseResult:
     """Return the outcome of a case in two stored runs. fail_on: the slowdown (0.01: 1%) beyond which it regressed."""
     middle, half = _stored_ratio(pair)
-    verdict = pair.elsewhere or _stored_verdict(pair, middle, half)
-    regressed = verdict == "slower" and middle > math.log1p(fail_on)
-    return _judgement(verdict, middle, half, rounds=min(pair.a.rounds, pair.b.rounds), regressed=regressed)
+    outcome = pair.elsewhere or _stored_outcome(pair, middle, half)
+    regressed = outcome == "slower" and middle > math.log1p(fail_on)
+    return _result(outcome, middle, half, rounds=min(pair.a.rounds, pair.b.rounds), regressed=regressed)
 
 
-def _stored_verdict(pair: Pair, middle: float, half: float) -> str:
+def _stored_outcome(pair: Pair, middle: float, half: float) -> str:
     if not pair.is_sound:
-        return "not judged"
+        return "unreliable"
     if abs(middle) > max(half, math.log1p(STORED_BAR)):
         return "slower" if middle > 0 else "faster"
     noise = math.log1p(max(STORED_BAR, BETWEEN_RUNS["cpu"] if pair.on_cpu else 0.0))
     own = math.hypot(pair.a.half, pair.b.half)
-    return NOISE if max(abs(middle), own) <= noise else "not judged"
+    return NOISE if max(abs(middle), own) <= noise else "unreliable"
 
 
-def _judgement(verdict: str, middle: float, half: float, rounds: int, regressed: bool = False) -> Judged:
+def _result(outcome: str, middle: float, half: float, rounds: int, regressed: bool = False) -> CaseResult:
     ratio, low, high = (math.exp(min(each, LOG_LIMIT)) for each in (middle, middle - half, middle + half))
-    return Judged(verdict, ratio, low, high, rounds, regressed)
+    return CaseResult(outcome, ratio, low, high, rounds, regressed)
 
 
 def _stored_ratio(pair: Pair) -> tuple[float, float]:

@@ -13,17 +13,17 @@ from markupsafe import Markup
 from harness.schema.reason import counted, printable, said_number, span
 from harness.schema.record import json_values
 from reports import grid
-from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, STORED_BAR, VERDICTS, Comparison, Missing, Row
-from reports.compare.judge import BAR, SAME
+from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, OUTCOMES, STORED_BAR, Comparison, Missing, Row
+from reports.compare.decision import BAR, SAME
 
-COLUMNS = ("verdict", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
+COLUMNS = ("outcome", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
 STORED_MEANING = (
     f"Two runs of the same packages agree within {BETWEEN_RUNS['gpu']:.0%} in 95% of the cases on one GPU, within "
     f"{BETWEEN_RUNS['gpus']:.0%} on two GPUs of one model and within {BETWEEN_RUNS['cpu']:.0%} on a CPU. "
-    f"Differences up to {STORED_BAR:.0%} get no verdict: `ttt-bench ab` measures two commits in turns and judges from "
-    f"{BAR:.0%}."
+    f"Differences up to {STORED_BAR:.0%} count as noise. `ttt-bench ab` measures two commits in turns and finds "
+    f"differences from {BAR:.0%} on."
 )
-ELSEWHERE_MEANING = "Cases on two devices have a ratio and no verdict."
+ELSEWHERE_MEANING = "Cases on two devices have a ratio, but do not count as slower or faster."
 NUMERIC = (False, True, True, True, True, False, False)
 NEAR = (0.01, 0.02, 0.03)  # limits of the table of two runs
 NAMED_CASES = 12  # more cases without a comparison are counted by system
@@ -49,13 +49,13 @@ def answer(comparison: Comparison) -> str:
     return " ".join(filter(None, [within, _beyond(beyond), _counts(comparison, {"slower", "faster", "lost"})]))
 
 
-def _counts(comparison: Comparison, only: Set[str] = frozenset(VERDICTS)) -> str:
-    counts = [f"{count} {verdict}" for verdict, count in comparison.counts.items() if verdict in only]
+def _counts(comparison: Comparison, only: Set[str] = frozenset(OUTCOMES)) -> str:
+    counts = [f"{count} {outcome}" for outcome, count in comparison.counts.items() if outcome in only]
     return f"{', '.join(counts)}." if counts else ""
 
 
 def _ratios(comparison: Comparison) -> str:
-    ratios = sorted(row.judged.ratio for row in comparison.rows)
+    ratios = sorted(row.result.ratio for row in comparison.rows)
     where, a, b = comparison.elsewhere, comparison.a.name, comparison.b.name
     times = f"{where[0].upper()}{where[1:]}: {b} takes {median(ratios):.2f} times as long as {a}"
     if len(ratios) == 1:
@@ -114,7 +114,7 @@ def to_json(comparison: Comparison) -> str:
         "interleaved": comparison.interleaved,
         "fail_on": comparison.fail_on,
         "regressions": comparison.regressions,
-        "verdicts": comparison.counts,
+        "outcomes": comparison.counts,
         "differences": [asdict(each) for each in comparison.differences],
         "cases": rows,
         "without_comparison": [asdict(each) for each in comparison.missing],
@@ -212,9 +212,9 @@ def _closing(comparison: Comparison) -> list[str]:
             f"Slower and faster are by more than {BAR:.0%}, same is within {SAME:.0%}."
         )
     else:
-        verdicts = {row.judged.verdict for row in comparison.rows}
-        lines += [ELSEWHERE_MEANING] if verdicts & {*ELSEWHERE} else []
-        lines += [STORED_MEANING] if verdicts - {*ELSEWHERE} else []
+        outcomes = {row.result.outcome for row in comparison.rows}
+        lines += [ELSEWHERE_MEANING] if outcomes & {*ELSEWHERE} else []
+        lines += [STORED_MEANING] if outcomes - {*ELSEWHERE} else []
     if comparison.regressions:
         cases = counted(comparison.regressions, "case")
         beyond = "" if comparison.interleaved else ", and by more than two runs differ by themselves"
@@ -223,11 +223,11 @@ def _closing(comparison: Comparison) -> list[str]:
 
 
 def _cells(row: Row) -> list[str]:
-    judged = row.judged
+    result = row.result
     return [
-        judged.verdict,
-        f"{judged.ratio:.3f}",
-        f"{judged.low:.3f} to {judged.high:.3f}",
+        result.outcome,
+        f"{result.ratio:.3f}",
+        f"{result.low:.3f} to {result.high:.3f}",
         said_number(row.a_ms, 4),
         said_number(row.b_ms, 4),
         row.label,
@@ -236,14 +236,14 @@ def _cells(row: Row) -> list[str]:
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    """Return a row as one dict for JSON, in which the fields of `Judged` stand next to those of `Row`."""
+    """Return a row as one dict for JSON, in which the fields of `CaseResult` stand next to those of `Row`."""
     values = asdict(row)
-    return values | values.pop("judged")
+    return values | values.pop("result")
 
 
 def _reach(rows: Sequence[Row]) -> float:
     """Return where the plots' axis ends, as |log(B/A)|: every ratio and 90% of the interval ends lie within."""
-    ends = sorted(abs(math.log(end)) for row in rows for end in (row.judged.low, row.judged.high))
+    ends = sorted(abs(math.log(end)) for row in rows for end in (row.result.low, row.result.high))
     return max(SCALE, *(math.log1p(row.apart) for row in rows), ends[int(0.9 * (len(ends) - 1))]) if rows else SCALE
 
 
@@ -252,7 +252,7 @@ def _plot(row: Row, reach: float) -> dict[str, float]:
 
     Values outside the axis are moved to its end. "left", "right": whether the interval extends beyond that end.
     """
-    ends = {"low": row.judged.low, "ratio": row.judged.ratio, "high": row.judged.high}
+    ends = {"low": row.result.low, "ratio": row.result.ratio, "high": row.result.high}
     places = {name: WIDTH / 2 * (1 + math.log(at) / reach) for name, at in ends.items()}
     clipped = {name: round(min(WIDTH, max(0, at)), 1) for name, at in places.items()}
     return clipped | {"left": places["low"] < -1, "right": places["high"] > WIDTH + 1}

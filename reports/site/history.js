@@ -28,7 +28,7 @@ function percent(ratio) {
 function said(line, at, unit) {
   const change = line.changes.find((each) => each.at === at);
   const interval = line.low[at] === null ? "" : ` (${shown(line.low[at])} to ${shown(line.high[at])})`;
-  return (change ? [`${change.verdict}: ${percent(change.ratio)} against ${page.names[change.before]}`, ...change.differs.slice(0, 5)] : [])
+  return (change ? [`${change.outcome}: ${percent(change.ratio)} against ${page.names[change.before]}`, ...change.differs.slice(0, 5)] : [])
     .concat([page.names[line.run[at]], line.machine, `${line.at[at].replace("T", " ")} UTC`, `commit ${line.commit[at] || "not recorded"}`, `${shown(line.ms[at])} ${unit}${interval}`])
     .concat(line.sequences.length ? [`${line.sequences[at]} sequences at once`] : [])
     .concat(line.doubtful.includes(at) ? ["few or drifting samples, or a contended or thermally throttled machine"] : []);
@@ -50,8 +50,8 @@ function traces(line, number, unit) {
   };
   const changes = {
     type: "scatter", mode: plot.clientWidth < NARROW ? "markers" : "markers+text", cliponaxis: false, showlegend: false, x: line.changes.map(({ at }) => line.at[at]), y: line.changes.map(({ at }) => line.ms[at]),
-    marker: { size: 14, symbol: line.changes.map(({ verdict }) => (verdict === "slower" ? "triangle-up" : "triangle-down")), color: line.changes.map(({ verdict }) => colour(verdict === "slower" ? "--bad" : "--good")) },
-    text: line.changes.map(({ at, ratio }) => `${percent(ratio)}<br>${neutral(line.commit[at].slice(0, 7))}`), textposition: line.changes.map(({ verdict }) => (verdict === "slower" ? "top center" : "bottom center")), textfont: { color: colour("--ink") },
+    marker: { size: 14, symbol: line.changes.map(({ outcome }) => (outcome === "slower" ? "triangle-up" : "triangle-down")), color: line.changes.map(({ outcome }) => colour(outcome === "slower" ? "--bad" : "--good")) },
+    text: line.changes.map(({ at, ratio }) => `${percent(ratio)}<br>${neutral(line.commit[at].slice(0, 7))}`), textposition: line.changes.map(({ outcome }) => (outcome === "slower" ? "top center" : "bottom center")), textfont: { color: colour("--ink") },
     customdata: line.changes.map(({ at }) => address(line, at)), hovertext: line.changes.map(({ at }) => texts[at]), hovertemplate: "%{hovertext}<extra></extra>",
   };
   return [points, changes];
@@ -117,7 +117,7 @@ function numbers(lines, unit) {
   columns.find(({ key }) => key === "run").link = ({ line, at }) => address(line, at);
   const cell = ({ line, at }, key) => {
     const change = line.changes.find((each) => each.at === at);
-    if (key === "change") return change ? `${change.verdict}, ${percent(change.ratio)}` : null;
+    if (key === "change") return change ? `${change.outcome}, ${percent(change.ratio)}` : null;
     if (key === "run") return page.names[line.run[at]];
     return key === "machine" ? line.machine : line[key][at];
   };

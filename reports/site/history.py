@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from harness.schema.reason import rounded
-from reports.compare.comparison import Difference, Pair, differences, judged_stored
-from reports.compare.judge import Judged
+from reports.compare.comparison import Difference, Pair, differences, stored_result
+from reports.compare.decision import CaseResult
 from reports.compare.side import CaseSide, RunCases
 from reports.site.entry import Entry, moment, system_id
 
@@ -27,7 +27,7 @@ class HistoryPoint:
 class Change:
     """A slowdown or speed-up of a case between two runs on one kind of machine.
 
-    case: the case's key. label: the case in words. judged: the ratio of the times.
+    case: the case's key. label: the case in words. result: the ratio of the times.
     before: the previous sound run; if many small steps add up, the first run since the last change.
     differs: the differences between the runs in words.
     """
@@ -36,7 +36,7 @@ class Change:
     label: str
     before: HistoryPoint
     after: HistoryPoint
-    judged: Judged
+    result: CaseResult
     differs: tuple[str, ...]
 
 
@@ -170,9 +170,9 @@ def _changes(key: str, points: Sequence[HistoryPoint]) -> Iterable[Change]:
             continue
         for before in (*level[-1:], *level[:-1][:1]):
             pair = Pair(before.side, point.side)
-            judged = judged_stored(pair)
-            if judged.verdict in ("slower", "faster"):
-                yield Change(key, point.side.label, before, point, judged, tuple(_differs(pair)))
+            result = stored_result(pair)
+            if result.outcome in ("slower", "faster"):
+                yield Change(key, point.side.label, before, point, result, tuple(_differs(pair)))
                 level = []
                 break
         level.append(point)
@@ -224,7 +224,7 @@ def _change(change: Change, points: Sequence[HistoryPoint]) -> dict[str, Any]:
     return {
         "at": points.index(change.after),
         "before": change.before.run,
-        "verdict": change.judged.verdict,
-        "ratio": rounded(change.judged.ratio, 6),
+        "outcome": change.result.outcome,
+        "ratio": rounded(change.result.ratio, 6),
         "differs": list(change.differs),
     }

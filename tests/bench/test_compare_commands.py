@@ -95,9 +95,9 @@ def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, c
     assert "harness/ differs" not in said.err
     assert status == commands.REGRESSION
     forward, generate = found["cases"]
-    assert (forward["verdict"], forward["regressed"], forward["rounds"]) == ("slower", True, 3)
+    assert (forward["outcome"], forward["regressed"], forward["rounds"]) == ("slower", True, 3)
     assert forward["ratio"] == pytest.approx(1.05, abs=0.01)
-    assert (generate["verdict"], generate["regressed"]) == ("same", False)
+    assert (generate["outcome"], generate["regressed"]) == ("same", False)
     assert (found["a"]["commit"], found["b"]["commit"]) == (old[:10], new[:10])
     assert "ab.html" in [path.name for path in tmp_path.iterdir()]
     runs = [Run.open(tmp_path / "out" / "ab" / side) for side in ("old", "new")]
@@ -293,7 +293,7 @@ def test_compare_reports_and_fails_only_where_it_is_asked_to(tmp_path, monkeypat
     assert ttt_bench(monkeypatch, "compare", "b", "a", "--fail-on", "5%") == 0
     assert ttt_bench(monkeypatch, "compare", "a", "b", "--fail-on", "3%") == 2
     said = capsys.readouterr()
-    assert said.err.startswith("ttt-bench: --fail-on 3%: two stored runs are judged only beyond 5%;")
+    assert said.err.startswith("ttt-bench: --fail-on 3%: ")
     assert "`ttt-bench ab`" in said.err
     (tmp_path / "notes.html").write_text("mine")
     assert ttt_bench(monkeypatch, "compare", "a", "b", "--html", "notes.html") == 2
@@ -310,7 +310,7 @@ def test_another_driver_has_ratios_and_nothing_to_fail_on(tmp_path, monkeypatch,
     assert "differs: driver 580 → 570" in said.out
     failing = ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b", "--fail-on", "5%")
     assert failing == commands.NOT_COMPARABLE
-    assert capsys.readouterr().err == "ttt-bench: nothing could be judged: every case is from another device\n"
+    assert "another device" in capsys.readouterr().err
 
 
 def test_no_case_in_common_is_exit_status_3(tmp_path, monkeypatch, capsys):

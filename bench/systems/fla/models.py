@@ -167,7 +167,7 @@ class Fla(TunedLanguageModel):
     def rounded_reference(self, model: FlaModel, case: Case) -> None:
         """Return None, because `check_rounding` derives the limits."""
 
-    def _judge(self, model: FlaModel, ids: Tensor, got: Tensor, expected: Tensor, case: Case) -> Checks:
+    def _check_logits(self, model: FlaModel, ids: Tensor, got: Tensor, expected: Tensor, case: Case) -> Checks:
         """Check logits `got` against `expected`, both [CHECK_STEPS + 1, B, V], by `check_rounding`.
 
         The logits whose rounding sets the limits come from the recurrent kernels, with the same weights and dtype.

@@ -1,4 +1,4 @@
-"""Decide from paired rounds whether each case is slower in run B than in run A, faster, the same, or undecided.
+"""Decide from paired rounds whether each case is slower, faster or the same in run B.
 
 A round measures a case once per run, each time in a fresh process. Samples of one process share memory layout, clocks
 and temperature, so a process counts as one observation: log(B's median / A's median) of the round.
@@ -22,8 +22,8 @@ Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Judged:
-    """The outcome of a case, such as "slower" (`verdict`), and the ratio of B's time to A's.
+class CaseResult:
+    """The outcome of a case, such as "slower" (`outcome`), and the ratio of B's time to A's.
 
     ratio: the geometric mean over the rounds; for two stored runs, the ratio of their medians.
     low, high: the ratio's 95% interval. regressed: significantly slower by more than the requested limit.
@@ -31,7 +31,7 @@ class Judged:
     more than `MOST_ROUNDS`.
     """
 
-    verdict: str
+    outcome: str
     ratio: float
     low: float
     high: float
@@ -40,7 +40,7 @@ class Judged:
     decided_by: int | None = None
 
 
-def judge(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[Judged]:
+def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseResult]:
     """Return the outcome of each case in the order of `cases`.
 
     cases: for each case the log ratios of its rounds. fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
@@ -56,21 +56,21 @@ def judge(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[Judged
     slower, faster = found.discoveries(BAR), found.discoveries(BAR, sign=-1)
     regressed = found.discoveries(fail_on)
     same = (found.p_values(-SAME) < ALPHA) & (found.p_values(-SAME, sign=-1) < ALPHA)
-    verdicts = np.select([slower, faster, same], ["slower", "faster", "same"], "undecided")
+    outcomes = np.select([slower, faster, same], ["slower", "faster", "same"], "undecided")
     # The level that the p-value of one more discovery must reach.
     level = ALPHA * (1 + max(slower.sum(), faster.sum())) / len(cases)
     low, high = found.interval()
     return [
-        Judged(
-            verdict=str(verdict),
+        CaseResult(
+            outcome=str(outcome),
             ratio=float(np.exp(found.mean[at])),
             low=float(np.exp(low[at])),
             high=float(np.exp(high[at])),
             rounds=int(found.rounds[at]),
             regressed=bool(regressed[at]),
-            decided_by=found.decided_by(at, level) if verdict == "undecided" else None,
+            decided_by=found.decided_by(at, level) if outcome == "undecided" else None,
         )
-        for at, verdict in enumerate(verdicts)
+        for at, outcome in enumerate(outcomes)
     ]
 
 
