@@ -92,7 +92,7 @@ def build(
         measure_settings(learner or ())
         return
     if learner:
-        raise UserError("build LEARNER: is for --tune; add --tune")
+        raise UserError("build LEARNER: needs --tune")
     from bench.commands.build import build_kernels
 
     build_kernels()

@@ -114,7 +114,9 @@ class Plan:
         wanted = there if option == "all" else [name.strip() for name in option.split(",")]
         for name in wanted:
             if not _GPU.fullmatch(name):
-                raise UserError(f"--gpus {option}: {name!r} is no GPU; use all, or numbers of nvidia-smi, such as 0,1")
+                raise UserError(
+                    f"--gpus {option}: {name!r} names no GPU; use all, or numbers from nvidia-smi, such as 0,1"
+                )
             if wanted.count(name) > 1:
                 raise UserError(f"--gpus {option}: names GPU {name} twice")
         if here and not there:
@@ -123,7 +125,7 @@ class Plan:
             raise UserError(f"--gpus {option}: this run is on the CPU; add --device cuda")
         for name in wanted:
             if here and name not in there:
-                raise UserError(f"--gpus {option}: there is no GPU {name!r} to use; there are {', '.join(there)}")
+                raise UserError(f"--gpus {option}: GPU {name!r} was not found; this machine has {', '.join(there)}")
         return wanted
 
     @property
@@ -234,7 +236,7 @@ def _refuse_nothing(request: RunRequest, suites: Sequence[Suite]) -> None:
         "--checkpoint": request.checkpoint.name if request.checkpoint else "",
     }
     by = " ".join(f"{option} {value}" for option, value in given.items() if value)
-    raise UserError(f"{of}: no case is left by {by}; leave an option out or name another suite")
+    raise UserError(f"{of}: no case matches {by}; drop an option or name another suite")
 
 
 def _refuse_without_gpu(suite: Suite, typed: Sequence[str]) -> None:

@@ -40,7 +40,7 @@ def open_run(work: Plan, out: Path, before: Run | None) -> Run:
         refuse_another_kind(before, work)
         return extended(work, out)
     if work.request.resume:
-        print(f"ttt-bench: {out}: no run yet; it begins now", file=sys.stderr)
+        print(f"ttt-bench: {out}: holds no run to resume; starting a new one", file=sys.stderr)
     return Run.create(out, file_of(work, "measure"))
 
 

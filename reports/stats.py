@@ -277,7 +277,7 @@ def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
     case = group[0].case
     replayed = any(record.settings.get("prompt") == REPLAYED for record in group)
     if replayed or (case.phase, case.timing, case.option("scope", "model")) == ("forward", "graph", "model"):
-        yield "the prefill is replayed from a CUDA graph"
+        yield "the prompt is replayed from a CUDA graph"
     if case.timing == "engine":
         yield "timed by the engine itself"
     if is_cache_full(case, metrics):

@@ -512,7 +512,7 @@ def find_suite(name: str) -> Suite:
     if "," in name:
         raise UserError(f"suite {name!r}: separate suites by spaces")
     if name.partition("/")[0] in {adapter.system for adapter in ADAPTERS}:
-        raise UserError(f"suite {name!r}: is a system; use --systems {name}")
+        raise UserError(f"{name!r} is a system, not a suite; use --systems {name}")
     raise unknown(f"suite {name!r}", name, names)
 
 

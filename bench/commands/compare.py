@@ -47,7 +47,7 @@ def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
     """
     bar = None if fail_on is None else percentage(fail_on)
     if a.resolve() == b.resolve():
-        print(f"ttt-bench: {a} is compared with itself: name another folder to compare it with", file=sys.stderr)
+        print(f"ttt-bench: {a} is compared with itself; name two different folders", file=sys.stderr)
     found = _show(a, b, bar, shown)
     if bar is not None and found.regressions:
         sys.exit(REGRESSION)
@@ -74,7 +74,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> Non
         print(f"ttt-bench: {note}", file=sys.stderr)
     with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
         if _harness_files(old) != _harness_files(new):
-            print("ttt-bench: harness/ differs between the two: each side is measured by its own", file=sys.stderr)
+            print("ttt-bench: harness/ differs between the sides; each is measured with its own", file=sys.stderr)
         file = file_of(work, "measure")  # the same for both, time included, which tells that they are one comparison
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]
         try:
@@ -159,12 +159,12 @@ def _checkout(name: str) -> Iterator[Path]:
     path = Path(name)
     if path.is_dir():
         if not (path / "harness" / "worker.py").is_file():
-            raise UserError(f"{name}: is a folder without harness/worker.py, so it is no checkout of this program")
+            raise UserError(f"{name}: is not a checkout of ttt-bench: it has no harness/worker.py")
         _refuse_changes(path.resolve(), name)
         yield path.resolve()
         return
     if not (ROOT / ".git").exists():
-        raise UserError(f"{name}: is no folder, and this program does not run from a git checkout")
+        raise UserError(f"{name}: is not a folder; revisions need ttt-bench in a git checkout")
     commit, refusal = ask_git(ROOT, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if refusal and not refusal_of_git(ROOT):
         shallow = ask_git(ROOT, "rev-parse", "--is-shallow-repository")[0] == "true"

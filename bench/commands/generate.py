@@ -15,7 +15,7 @@ def generate(folder: Path, prompt: str, tokens: int) -> None:
     try:
         vocabulary = read_config(folder).vocabulary
         if not (folder / TOKENIZER).is_file():
-            raise UserError(f"--checkpoint {folder}: holds no {TOKENIZER}; add that of the model")
+            raise UserError(f"--checkpoint {folder}: holds no {TOKENIZER}; add the model's")
         from transformers import PreTrainedTokenizerFast, TextStreamer
 
         from bench.serving.causal_lm import HuggingFaceTTT

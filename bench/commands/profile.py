@@ -62,7 +62,7 @@ def profile(request: RunRequest, out: Path) -> None:
     every, left = (sum(map(len, cases)) for cases in ([job.cases for job in jobs], map(profiler.pending, jobs)))
     if request.resume:
         print(f"{out}: {counted(every - left, 'profile')} kept from before", flush=True)
-    profiler.on_times = lambda profile: print(f"timed, to be counted: {profile.case.label}", flush=True)
+    profiler.on_times = lambda profile: print(f"timed, counters follow: {profile.case.label}", flush=True)
     profiler.on_profile = _Printer(left, recorded(run.records()))
     try:
         found = profiler.jobs(jobs, slots)
@@ -94,7 +94,7 @@ def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
     known = {planned.case.key for job in run.jobs for planned in job.cases}
     kept = with_keys(jobs, known)
     if not kept:
-        raise UserError(f"{run.folder}: has none of these cases; name another folder for their profiles")
+        raise UserError(f"{run.folder}: has none of the requested cases; name another folder with --out")
     return kept
 
 

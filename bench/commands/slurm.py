@@ -106,7 +106,7 @@ def work(out: Path, keys: Path | None, checkpoint: Path | None) -> None:
     known = launches(device)
     for job in jobs:
         if job.pair not in known:
-            raise UserError(f"{out}: has the job {job.name}, which this version of the program cannot run")
+            raise UserError(f"{out}: has the job {job.name}, which this version of ttt-bench does not know")
     [slot] = slots_of(visible_gpus()[:1] if device == "cuda" else [], device)
     try:
         with Progress(f"task {holder.name}") as progress:

@@ -39,7 +39,7 @@ def status(out: Path) -> None:
         print(f"Slurm job {submitted.array}, submitted from {submitted.host}: {unknown or counts or 'ended'}")
     elsewhere = alone is not None and not alone.is_here and bool(rows)
     if not states and not unknown and (elsewhere or any(row[2] == "left" for row in rows)):
-        note = f"{alone} may be gone" if elsewhere else "no process is running it"
+        note = f"{alone} may have ended" if elsewhere else "no process works on this run"
         command = _to_continue(run, out)
         print(f"{note}; to continue:\n  {command}" if command else note)
 

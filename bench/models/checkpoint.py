@@ -108,7 +108,7 @@ def _indexed(index: Path) -> dict[str, _Entry]:
         raise CheckpointError(f"{index.parent}: holds both {WEIGHTS_FILE} and {INDEX_FILE}; remove one")
     for key, name in shard_of.items():
         if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{index}: {key}: in {name!r}, must be the name of a file in the same folder")
+            raise CheckpointError(f"{index}: {key}: {name!r} must be the name of a file in the same folder")
     found = {name: _header(_safetensors(index.parent / name)) for name in sorted(set(shard_of.values()))}
     for key, name in shard_of.items():
         if key not in found[name]:
@@ -128,7 +128,7 @@ def _header(file: Path) -> dict[str, _Entry]:
 
 def _safetensors(path: Path) -> Path:
     if path.name.endswith(".index.json"):
-        raise CheckpointError(f"{path}: an index holds no weights; give its folder, {path.parent}")
+        raise CheckpointError(f"{path}: is an index without weights; give its folder, {path.parent}")
     if path.suffix != ".safetensors":
         raise CheckpointError(
             f"{path}: expected a .safetensors file; pickles ({path.suffix or 'no suffix'}) can run code and are refused"

@@ -27,7 +27,7 @@ def not_compared(tokens: int, most: int) -> Callable[[Any, int], Checks]:
 
     tokens: length of the prompts. most: length of the longest prompt that the reference reads.
     """
-    words = f"the outputs of prompts of {tokens} tokens were compared with nothing: the reference reads at most {most}"
+    words = f"the outputs of prompts of {tokens} tokens were not checked: the reference reads at most {most} tokens"
     return lambda outputs, calls: Checks([], words)
 
 

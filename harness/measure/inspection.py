@@ -62,7 +62,7 @@ class CallChecker:
         for each in workload.inputs.values():
             for axis in (each.batch_axis, each.token_axis):
                 if axis is not None and not -each.tensor.dim() <= axis < each.tensor.dim():
-                    raise ValueError(f"an input of {each.tensor.dim()} axes has no axis {axis}, which it names")
+                    raise ValueError(f"an input names axis {axis}, but its tensor has {each.tensor.dim()} axes")
         self._given = self._rows_of_inputs()
 
     def run(self) -> object:
@@ -127,7 +127,7 @@ class CallChecker:
         memory, return (None, `Checks` with a note).
         """
         if self._workload.timed_check is None:
-            return None, Checks([], "the outputs of the timed calls were compared with nothing")
+            return None, Checks([], "the outputs of the timed calls were not compared with a reference")
         try:
             compare = self._workload.timed_check(self._chance)
         except Exception as error:

@@ -128,7 +128,7 @@ class CaseRun:
                     raise TypeError(f"{type(system).__name__}.build returned {workload!r:.60}, which is no Workload")
             self._owns_process = workload.engine_samples is not None
         except Skip as skip:
-            return self._end("skipped", sentence(str(skip)) or "the system does not say why")
+            return self._end("skipped", sentence(str(skip)) or "the system gave no reason")
         except NeedsFreshProcess:
             raise
         except (Exception, SystemExit) as error:
@@ -276,7 +276,7 @@ class CaseRun:
             with self._stage("reference"):
                 checked = unless_out_of_memory(lambda: _check_engine(workload))
         else:
-            checked = Checks([], "what the engine answered was compared with nothing")
+            checked = Checks([], "the engine's answers were not compared with a reference")
         return checked + Checks([*claim_checks(self.case, workload), *bound])
 
     def _end(self, status: str, reason: str) -> None:

@@ -204,7 +204,7 @@ def take_engine_samples(
         if timing.stop:
             break
     if not timing.samples_ms:
-        raise ValueError("the engine handed back no samples")
+        raise ValueError("the engine returned no samples")
     timing.stop = timing.stop or "count"
     return timing
 

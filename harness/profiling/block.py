@@ -46,7 +46,7 @@ def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -
     if keep is not None and (not str(keep).endswith(".json.gz") or not Path(keep).parent.is_dir()):
         raise ValueError(f"keep {str(keep)!r}: must end in .json.gz, in an existing folder")
     if is_recorded():
-        raise ProfileError("a profiled block lies in another one: torch.profiler cannot record both")
+        raise ProfileError("`profiled` inside another `profiled` block: torch.profiler records one at a time")
     wait_for(device)
     found = Profiled()
     with kineto.recording(device, with_ranges=True, keep=Path(keep) if keep else None) as recorded:

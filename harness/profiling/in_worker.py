@@ -119,7 +119,7 @@ class _Work:
         self.device = workload.device
         self.is_engine = workload.engine_samples is not None
         if self.is_engine and workload.engine_batch is None:
-            raise ProfileError("the system times itself and has no batch for a profiler (Workload.engine_batch)")
+            raise ProfileError("the system times itself; a profiler then needs Workload.engine_batch")
         # For an engine's generate steps, the batch up to them is the lead-in, and a single region holds them.
         self.is_part = self.is_engine and case.phase == "generate"
         self.units = workload.units

@@ -132,7 +132,7 @@ class UnderProfiler:
             raise ToolLost(f"{tool} did not end within {STOP_S:g} s and was killed; try a smaller case", True)
         text = _text(log)
         if ncu.FORBIDDEN in text or status or not report.exists():
-            raise _why(tool, text, nsys.not_imported(report, worker.ending_words) or _ending(status), "failed")
+            raise _why(tool, text, nsys.not_imported(report, worker.error_line) or _ending(status), "failed")
         return answer, record
 
     def _request(self, planned: Planned, **asked: Any) -> dict[str, Any]:

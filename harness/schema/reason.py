@@ -132,7 +132,7 @@ def _frame(frames: Iterable[tuple[str, int | str | None]]) -> str:
     return f" ({own[-1][0]}, line {own[-1][1]})" if own else ""
 
 
-def last_words(stderr: str) -> str:
+def error_line(stderr: str) -> str:
     """Return the last line of a process's stderr that names an error, or the last line."""
     lines = [line for line in stderr.splitlines() if not _NOISE.match(line)]
     telling = [line for line in lines if _ERROR.search(line)]

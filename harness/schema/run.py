@@ -55,7 +55,7 @@ class Run:
         if held:
             raise RunError(_HELD.format(folder))
         if recorded:
-            raise RunError(f"{folder}: has records but no {FILE}; put its {FILE} back or name another folder")
+            raise RunError(f"{folder}: has records but no {FILE}; restore {FILE} or name another folder")
         if folder.exists() and not folder.is_dir():
             raise RunError(f"{folder}: is not a folder; name another for the run")
         if others:
@@ -173,7 +173,7 @@ class Run:
         folder = self.folder / "profiles"
         planned = [each.case.key for job in self.jobs for each in job.cases]
         if stray := {path.stem for path in listed(folder, "*.json")} - set(planned):
-            raise RunError(f"{folder / min(stray)}.json: is of a case that the run has not")
+            raise RunError(f"{folder / min(stray)}.json: belongs to no case of the run")
         paths = {key: profile_path(self.folder, key) for key in planned}
         return {key: read_profile(path) for key, path in paths.items() if path.exists()}
 

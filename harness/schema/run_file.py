@@ -63,7 +63,7 @@ class Job(Stored):
     def __post_init__(self) -> None:
         for part in self.pair:
             if not _SAFE_NAME.fullmatch(part):
-                raise ValueError(f"job {clipped(repr(part), 60)}: that cannot be part of a file's name")
+                raise ValueError(f"job {clipped(repr(part), 60)}: not allowed in a file's name")
         for planned in self.cases:
             if (planned.case.system, planned.case.backend) != self.pair:
                 raise ValueError(f"job {self.name}: has a case of {planned.case.system_backend}")

@@ -82,8 +82,8 @@ class Pool:
             raise errors[0]
         if left := queue.left():
             raise RunError(
-                f"{self.folder}: no GPU is left for {counted(len(left), 'job')}, every one is gone; "
-                "what is finished is kept, resume it (--resume)"
+                f"{self.folder}: no GPU answers any more, {counted(len(left), 'job')} unfinished; "
+                "finished cases are stored; continue with --resume"
             )
 
     def _alone(self, jobs: Iterable[T], do: Callable[[T, GpuSlot], object]) -> None:
@@ -92,7 +92,8 @@ class Pool:
                 do(job, self.slots[0])
         except GpuLost:
             gone = self.slots[0].name or "the GPU"
-            raise RunError(f"{self.folder}: {gone} is gone; what is finished is kept, resume it (--resume)") from None
+            why = "does not answer any more; finished cases are stored; continue with --resume"
+            raise RunError(f"{self.folder}: {gone} {why}") from None
 
     def _serve(
         self,
@@ -120,7 +121,7 @@ class Pool:
                 finally:
                     queue.done(job if lost else None)
                 if lost:
-                    self.say(f"{slot.name} is gone; what is left goes to the others")
+                    self.say(f"{slot.name} does not answer any more; the other GPUs run its jobs")
                     return
         except BaseException as error:
             if not self.stop.is_set():

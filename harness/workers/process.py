@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.measure.environment import COMMIT_VARIABLE, child_environment, commit_and_dirty, marked_commit
-from harness.schema.reason import last_words, sentence
+from harness.schema.reason import error_line, sentence
 from harness.workers import warden
 from harness.workers.machine_load import LoadMeter
 from harness.workers.protocol import Probe, WorkerLost, answer_in, line_of, probe_of
@@ -112,7 +112,7 @@ class WorkerProcess:
     ) -> None:
         self.launch = launch
         self.found: Probe | None = None
-        self.ending_words = ""  # last line of stderr of the last stopped worker
+        self.error_line = ""  # last line of stderr of the last stopped worker
         self._start_s, self._stopped = start_s, stopped
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -176,7 +176,7 @@ class WorkerProcess:
                     break
                 self.stop()
             else:
-                raise WorkerLost("failed", "a new worker of the system asked for another one")
+                raise WorkerLost("failed", "the case needs a fresh process, and a fresh worker refused it too")
         except WorkerLost:
             self.kill()
             raise
@@ -228,7 +228,7 @@ class WorkerProcess:
             if self._stopped():
                 raise Stopped
             if time.monotonic() >= deadline:
-                raise WorkerLost("timeout", self._with_last_words(f"no answer within {limit_s:g} s"))
+                raise WorkerLost("timeout", self._with_error_line(f"no answer within {limit_s:g} s"))
             self._receive(process, deadline)
 
     def stop(self, limit_s: float = _STOP_S) -> int | None:
@@ -245,7 +245,7 @@ class WorkerProcess:
             with suppress(subprocess.TimeoutExpired):
                 status = process.wait(_POLL_S)
             self._limit_log()
-        self.ending_words = self._last_words()
+        self.error_line = self._error_line()
         self.kill()
         return status
 
@@ -299,30 +299,30 @@ class WorkerProcess:
         try:
             code = process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            return WorkerLost("failed", self._with_last_words("the worker closed its output"))
+            return WorkerLost("failed", self._with_error_line("the worker closed its output"))
         if code == warden.NOT_STARTED:
-            return WorkerLost("failed", self._last_words() or "the worker could not be started")
+            return WorkerLost("failed", self._error_line() or "the worker could not be started")
         # The warden, shells and container clients report a signal as 128 + its number.
         number = -code if code < 0 else code - 128 if code > 128 else 0
         if number in {each.value for each in signal.Signals}:
             name = signal.Signals(number).name
-            hint = " (by hand, or by the system when memory ended)" if name == "SIGKILL" else ""
-            return WorkerLost("killed", self._with_last_words(f"the worker was killed by {name}{hint}"))
-        return WorkerLost("failed", self._with_last_words(f"the worker exited with status {code}"))
+            hint = " (by a user, or by the system for lack of memory)" if name == "SIGKILL" else ""
+            return WorkerLost("killed", self._with_error_line(f"the worker was killed by {name}{hint}"))
+        return WorkerLost("failed", self._with_error_line(f"the worker exited with status {code}"))
 
-    def _with_last_words(self, what: str) -> str:
-        words = self._last_words()
-        return sentence(f"{what}; its last words: {words}" if words else what)
+    def _with_error_line(self, what: str) -> str:
+        words = self._error_line()
+        return sentence(f"{what}; its last error output: {words}" if words else what)
 
     def _limit_log(self) -> None:
         if os.fstat(self._stderr.fileno()).st_size > _LOG_BYTES:
             os.ftruncate(self._stderr.fileno(), 0)
 
-    def _last_words(self) -> str:
+    def _error_line(self) -> str:
         descriptor = self._stderr.fileno()
         size = os.fstat(descriptor).st_size
         tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        return last_words(tail.decode(errors="replace"))
+        return error_line(tail.decode(errors="replace"))
 
 
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:

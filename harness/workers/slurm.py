@@ -64,7 +64,7 @@ def parsed(text: str) -> SlurmRequest:
         options[name] = value
     counts = [name for name in ("gpus", "tasks") if name in options]
     if len(counts) != 1:
-        raise SlurmError("--slurm: say how many GPUs, gpus=N, or how many tasks without a GPU, tasks=N")
+        raise SlurmError("--slurm: give the number of GPUs, gpus=N, or of tasks without a GPU, tasks=N")
     count = options.pop(counts[0])
     if not count.isdecimal() or not 1 <= int(count) <= 1000:
         raise SlurmError(f"--slurm {counts[0]}={count}: must be a number from 1 to 1000")
@@ -144,5 +144,5 @@ def _ask(command: Sequence[str]) -> str:
         raise SlurmError(f"{command[0]}: could not be started: {error.strerror}") from None
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise SlurmError(f"{command[0]} refused: {'; '.join(lines[-2:]) or f'exit status {done.returncode}'}")
+        raise SlurmError(f"{command[0]} failed: {'; '.join(lines[-2:]) or f'exit status {done.returncode}'}")
     return done.stdout

@@ -112,7 +112,7 @@ def _parts(view: View) -> str:
         return ""
     names = listed(list(view.labels(view.compared, view.held).values()))
     best = min(totals, key=totals.__getitem__)
-    return f"{names} take least together at {view.at(said_x(best))}: {said_number(totals[best])} {view.metric.unit}"
+    return f"the total of {names} is least at {view.at(said_x(best))}: {said_number(totals[best])} {view.metric.unit}"
 
 
 def _winners(view: View) -> str:
@@ -128,7 +128,7 @@ def _winners(view: View) -> str:
     ahead = [standing for standing in found if len(standing.level) == 1]
     always = [label for label in ahead[-1].level if all(label in each.level for each in found)] if ahead else []
     if always and (len(spans) > 2 or found[-1] is not ahead[-1]):
-        tie = min(each.tie for each in found if len(each.level) > 1)  # "indistinguishable" if any tie is, else "level"
+        tie = max(each.tie for each in found if len(each.level) > 1)  # "indistinguishable" if any tie is, else "equal"
         words = _span_words(f"{_who(ahead[-1], view)} or {tie}", [each.x for each in found], view)
     elif len(words) > _MOST_LETTERS:
         most = {who: sum(len(xs) for other, xs in spans if other == who) for who, _ in spans}
@@ -188,7 +188,7 @@ def _best(view: View) -> str:
     (best, who), (after, next_who) = found.ranks[:2]
     ahead = f"{said_number(best.value / after.value)} times {next_who}"
     if next_who in found.level:
-        ahead = f"{found.tie} {'with' if found.tie == 'level' else 'from'} {next_who}"
+        ahead = f"{found.tie} {'from' if found.tie == 'indistinguishable' else 'to'} {next_who}"
     return f"{who} reaches {said_number(best.value)} {view.metric.unit} at {view.at(said_x(best.x))}, {ahead}"
 
 

@@ -66,7 +66,7 @@ class Standing:
     """The ranking of the compared lines at one x.
 
     ranks: (point, label of its line), the best first. level: labels of the lines that share the first rank.
-    tie: the word for lines that share the first rank, "level" or "indistinguishable".
+    tie: words for lines that share the first rank, "equal within 5%" or "indistinguishable".
     """
 
     x: float
@@ -232,7 +232,7 @@ class View:
         best = ordered[0][0]
         level = tuple(label for point, label in ranks if best.is_level(point) or best.hides(point))
         is_hidden = any(best.hides(point) for point, _ in ordered[1:])
-        return Standing(x, ordered, level, "indistinguishable" if is_hidden else "level")
+        return Standing(x, ordered, level, "indistinguishable" if is_hidden else f"equal within {LEVEL:.0%}")
 
     def rows(self, lines: Iterable[Line]) -> pd.DataFrame:
         """Return the rows of the table that belong to these lines."""

@@ -47,7 +47,7 @@ class TorchTransformer:
         tokens = case.batch * (case.context if case.phase == "forward" else 1)
         return Workload(run=lambda: None, tokens=tokens, engine_samples=lambda policy: repeat(samples))
 """
-ITSELF = "name another folder to compare it with"
+ITSELF = "name two different folders"
 ONE = ("quick", "--systems", "transformer/torch", "--context", "64", "--batch", "1", "--device", "cpu")
 
 
@@ -157,7 +157,7 @@ def test_two_checkouts_by_their_paths(checkout, tmp_path, monkeypatch, capsys):
     assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--rounds", 3, "--markdown") == 0
     said = capsys.readouterr()
     assert "| faster | 0." in said.out
-    assert "harness/ differs between the two" in said.err
+    assert "harness/ differs" in said.err
     (other / "bench" / "systems" / "transformer" / "pytorch.py").write_text("changed")
     assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--out", "again") == 2
     assert f"{other}: bench/systems/transformer/pytorch.py differs from the commit" in capsys.readouterr().err
@@ -179,7 +179,7 @@ def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monk
     [
         (("HEAD", "nowhere"), "nowhere: is neither a folder nor a revision of this checkout"),
         (("HEAD", "--output=x"), "No such option"),
-        (("HEAD", "empty"), "empty: is a folder without harness/worker.py, so it is no checkout"),
+        (("HEAD", "empty"), "empty: is not a checkout of ttt-bench"),
         (("HEAD", "HEAD", "--rounds", "1"), "--rounds 1: must be from 2 to 99"),
         (("HEAD", "HEAD", "--fail-on", "3"), "--fail-on 3: must be a percentage, such as 5%"),
         (("HEAD", "HEAD", "--fail-on", "nan%"), "--fail-on nan%: must be from 1%"),
@@ -341,8 +341,8 @@ def test_a_comparison_of_nothing_is_exit_status_3(tmp_path, monkeypatch, capsys,
         assert ttt_bench(monkeypatch, "compare", *folders, *options) == commands.NOT_COMPARABLE
         said = capsys.readouterr()
         *itself, nothing = said.err.splitlines()
-        assert nothing == "ttt-bench: nothing could be compared: no case has a result on both sides"
-        assert itself == ([] if sides == ("a", "b") else [f"ttt-bench: {folders[0]} is compared with itself: {ITSELF}"])
+        assert "no case has a result on both sides" in nothing
+        assert itself == ([] if sides == ("a", "b") else [f"ttt-bench: {folders[0]} is compared with itself; {ITSELF}"])
         assert "no result in A: failed, a bug" in said.out
     # A case that only B lost is a regression.
     lost = ttt_bench(monkeypatch, "compare", tmp_path / "b", tmp_path / "a", *options)
@@ -354,7 +354,7 @@ def test_an_ab_of_nothing_is_exit_status_3(checkout, monkeypatch, capsys):
     commit(checkout, "new", forward="2 / 0")
     assert ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2) == commands.NOT_COMPARABLE
     said = capsys.readouterr()
-    assert said.err.splitlines()[-1].startswith("ttt-bench: nothing could be compared")
+    assert "no case has a result" in said.err.splitlines()[-1]
     assert "no result in A: unstarted" in said.out
 
 

@@ -81,7 +81,7 @@ def test_profiles_join_a_run_that_measured(profiled: Any, tmp_path: Path) -> Non
     ("arguments", "words"),
     [
         (["--with", "vtune"], "--with vtune: must be one of auto, ncu, nsys, torch"),
-        (["--with", "ncu"], "there is none to use; say --with torch"),
+        (["--with", "ncu"], "no GPU was found; use --with torch"),
         ([], "resume it (--resume) or name another folder"),
         (["--retry", "flagged"], "--retry flagged: profiles have no flags"),
     ],

@@ -172,7 +172,7 @@ def test_an_axis_that_an_input_has_not_is_named() -> None:
     inputs = {"x": Input(torch.zeros(2, 3), "normal", 1.0, 5, None)}
     record = CaseRun(case(), QUICK).record(Counting(check=None, inputs=inputs))
     assert record.status == "failed"
-    assert "an input of 2 axes has no axis 5, which it names" in record.reason
+    assert "an input names axis 5" in record.reason
 
 
 def test_a_skip_is_for_build_alone() -> None:
@@ -295,7 +295,7 @@ def test_the_clock_of_a_gpu_times_as_the_case_asks(monkeypatch: pytest.MonkeyPat
 def test_an_engine_without_a_check_is_noted() -> None:
     record = CaseRun(case("engine"), QUICK).record(Fake())
     assert record.check is not None
-    assert record.check["unchecked"] == "what the engine answered was compared with nothing"
+    assert "not compared" in record.check["unchecked"]
 
 
 def test_notes_of_a_check_are_recorded() -> None:

@@ -120,7 +120,7 @@ def test_a_profile_of_a_newer_version_asks_for_that_version(tmp_path: Path) -> N
 def test_a_profile_of_an_unplanned_case_is_refused(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     write_profile(run.folder, replace(PROFILE, case=case(batch=9)))
-    with pytest.raises(RunError, match="is of a case that the run has not"):
+    with pytest.raises(RunError, match="belongs to no case of the run"):
         run.profiles()
 
 

@@ -320,7 +320,7 @@ def test_only_the_last_runs_count() -> None:
 
 def test_an_engine_without_a_batch_for_a_profiler_is_refused() -> None:
     workload = Workload(run=print, engine_samples=lambda policy: [[1.0]])
-    with pytest.raises(ProfileError, match="no batch for a profiler"):
+    with pytest.raises(ProfileError, match="engine_batch"):
         in_worker.profile(case(timing="engine"), workload, ProfilerChoice())
 
 

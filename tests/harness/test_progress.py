@@ -70,7 +70,7 @@ def test_each_gpu_has_its_line_and_each_outcome_names_it() -> None:
         Event("plan", 0, 2),
         Event("start", 0, 2, planned=Planned(case(batch=7)), slot="GPU 0"),
         Event("start", 0, 2, planned=Planned(case(batch=9)), slot="GPU 3"),
-        Event("lost", 0, 2, message="GPU 3 is gone; what is left goes to the others"),
+        Event("lost", 0, 2, message="GPU 3 does not answer"),
         Event("record", 1, 2, planned=Planned(case(batch=7)), record=ok_record(case(batch=7)), slot="GPU 0"),
     ]
     for stream in (io.StringIO(), Terminal()):
@@ -78,6 +78,6 @@ def test_each_gpu_has_its_line_and_each_outcome_names_it() -> None:
             for event in events:
                 progress(event)
         text = stream.getvalue()
-        assert "GPU 3 is gone; what is left goes to the others" in text
+        assert "GPU 3 does not answer" in text
         assert isinstance(stream, Terminal) == ("GPU 3: fake/cpu" in text)
         assert "GPU 0: ok" in text

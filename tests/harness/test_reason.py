@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.schema.reason import LIMIT, last_words, of_exception, rounded, said_number, sentence
+from harness.schema.reason import LIMIT, error_line, of_exception, rounded, said_number, sentence
 
 
 def test_one_line_of_limited_length() -> None:
@@ -99,7 +99,7 @@ ModuleNotFoundError: No module named 'nothing'
     ],
 )
 def test_last_words(stderr: str, expected: str) -> None:
-    found = last_words(stderr)
+    found = error_line(stderr)
     assert found.startswith(expected)
     assert bool(found) == bool(expected)
 

@@ -112,17 +112,17 @@ def test_only_cases_that_are_alike_are_compared():
     theirs = [layered(context, 8.0, "mamba") for context in (64, 128)]
     assert finding(*ours, *theirs, suite="quick").startswith("Context 128: TTT-Linear is fastest")
     found = finding(*ours, theirs[0], layered(64, 4.1, "ttt-mlp"), suite="quick")
-    assert found.startswith("Context 64: TTT-Linear and TTT-MLP are level")
+    assert found.startswith("Context 64: TTT-Linear and TTT-MLP are equal within 5%")
     assert "fastest" not in finding(*ours, layered(256, 4.0, "mamba"), suite="quick")
 
 
 def test_labels_omit_shared_words():
     ours = [layered(context, 4.0, backend=backend) for backend in ("torch", "triton-dual") for context in (64, 128)]
-    assert finding(*ours, suite="quick") == "Context 128: Triton dual and PyTorch are level."
+    assert finding(*ours, suite="quick") == "Context 128: Triton dual and PyTorch are equal within 5%."
     states = [layered(64, 4.0, "ttt-mlp", "triton-dual", state_dtype=state) for state in ("float16", "bfloat16")]
     slow = layered(64, 9.0, "ttt-mlp", "triton-primal", state_dtype="bfloat16")
     found = finding(*states, slow, suite="quick")
-    assert found == "Triton dual · state bfloat16 and state float16 are level."
+    assert found == "Triton dual · state bfloat16 and state float16 are equal within 5%."
     lines = [SimpleNamespace(name=name, short="TTT") for name in ("TTT · PyTorch", "TTT · PyTorch · context 128")]
     assert View.labels(None, lines, ["context 128"]) == {line.name: line.name for line in lines}
     assert View.labels(None, lines[1:], ["context 128"]) == {lines[1].name: "TTT"}
@@ -165,7 +165,7 @@ def test_parts_of_one_computation_are_added():
         part("w", 128, 1.0),
         suite="fig8-minibatch",
     )
-    assert found == "w and z take least together at mini-batch 32: 6.00 ms."
+    assert found == "The total of w and z is least at mini-batch 32: 6.00 ms."
 
 
 def test_a_single_line_states_its_range():
@@ -190,7 +190,7 @@ def test_the_best_throughput_and_where():
     found = throughput(*stepped("ttt-linear", {64: 8.0, 128: 8.0, 256: 32.0}), *stepped("mamba", {64: 8.0, 128: 16.0}))
     assert found == "TTT-Linear reaches 16,000 tokens/s at batch 128, 2.00 times Mamba."
     found = throughput(*stepped("ttt-linear", {64: 8.0}), *stepped("mamba", {64: 7.9}))
-    assert found == "Mamba reaches 8,100 tokens/s at batch 64, level with TTT-Linear."
+    assert found == "Mamba reaches 8,100 tokens/s at batch 64, equal within 5% to TTT-Linear."
 
 
 def test_the_best_throughput_compares_equal_settings():

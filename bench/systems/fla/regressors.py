@@ -197,7 +197,7 @@ def _timed_check(rule: Rule, inputs: dict[str, Tensor], case: Case) -> TimedChec
             found = [("output", outputs[0][rows, :tokens], out)]
             if tokens == case.context:
                 return check_timed([*found, ("state", outputs[1][rows], state)], case.dtype)
-            rest = f"tokens after the first {tokens} were compared with nothing: the naive form reads one at a time"
+            rest = f"tokens after the first {tokens} were not checked: the reference reads one token at a time"
             return check_timed(found, case.dtype, rest)
 
         return compare

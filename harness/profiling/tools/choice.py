@@ -45,8 +45,8 @@ def choose(way: str, device: str) -> Tools:
         raise ProfileError(f"--with {way}: must be one of {', '.join(WAYS)}")
     if device == "cpu":
         if way in ("nsys", "ncu"):
-            raise ProfileError(f"--with {way}: it profiles GPUs, and there is none to use; say --with torch")
-        return Tools("kineto", said="torch.profiler tells the times of operators on the CPU")
+            raise ProfileError(f"--with {way}: profiles GPUs, and no GPU was found; use --with torch")
+        return Tools("kineto", said="torch.profiler measures operators on the CPU")
     versions, missing = {}, {}
     for program, oldest in ((nsys.PROGRAM, nsys.OLDEST), (ncu.PROGRAM, ncu.OLDEST)):
         versions[program], missing[program] = usable(program, oldest)

@@ -67,9 +67,11 @@ def events_of(text: bytes) -> list[Mapping[str, Any]]:
         # Kernel names may have another encoding or control characters.
         events = json.loads(text.decode("utf-8-sig", "replace"), strict=False)["traceEvents"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ProfileError(f"the trace of torch.profiler is truncated or is none ({of_exception(error)})") from None
+        raise ProfileError(
+            f"torch.profiler's trace is truncated or in another format ({of_exception(error)})"
+        ) from None
     if not isinstance(events, list) or not all(isinstance(event, Mapping) for event in events):
-        raise ProfileError("the trace of torch.profiler is none: it has no list of events")
+        raise ProfileError("the trace of torch.profiler has no list of events")
     return events
 
 

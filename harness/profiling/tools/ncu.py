@@ -157,7 +157,7 @@ def _rows(table: str) -> list[tuple[str, Mapping[str, float]]]:
     lines = [line for line in table.splitlines() if line.startswith('"')]  # the others are messages
     begin = next((place for place, line in enumerate(lines) if line.startswith('"ID"')), None)
     if begin is None:
-        raise ProfileError("the table of Nsight Compute has no header: no kernel was profiled, or it is none")
+        raise ProfileError("the table of Nsight Compute has no header: no kernel was profiled, or it is another file")
     units, *launches = [*csv.DictReader(lines[begin:])] or [{}]
     if "Kernel Name" not in units or _TIME not in units:
         raise ProfileError(f"the table of Nsight Compute lacks the columns Kernel Name and {_TIME}")

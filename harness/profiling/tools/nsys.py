@@ -69,7 +69,7 @@ def read(database: Path) -> tuple[list[Launched], list[Launched]]:
             connection.text_factory = lambda raw: raw.decode(errors="replace")
             launched = _launched(connection)
     except sqlite3.Error as error:
-        raise ProfileError(f"the export of Nsight Systems is truncated or is none: {error}") from None
+        raise ProfileError(f"the export of Nsight Systems is truncated or in another format: {error}") from None
     timed = [each for each in launched if TIMED in each.path]
     return timed, [each for each in launched if each.path and not {LEAD, TIMED}.intersection(each.path)]
 
