@@ -352,7 +352,7 @@ class Request(PhaseWork):
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logits [B, V] of the last step, and the tokens [steps, B] that the steps read."""
         moments = [token_times.now()]
-        with nvtx_range("prefill"):
+        with nvtx_range("forward"):
             self._read_prompt()
             self._on_host.send(0, self._next)
         with nvtx_range("generate"):

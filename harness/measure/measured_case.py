@@ -17,7 +17,7 @@ from harness.measure.environment import around, snapshot, versions_of
 from harness.measure.inspection import CallChecker, claim_checks, lower_bound_check, unless_out_of_memory
 from harness.measure.nvml import LASTS_S, Cooler, EnergyMeter, Gpu, open_gpu
 from harness.measure.process_state import ProcessState, forget_peak, is_out_of_memory, peak_bytes
-from harness.measure.ranges import nvtx_range, range_name
+from harness.measure.ranges import nvtx_range
 from harness.measure.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
 from harness.measure.timer import (
     LEAST_S,
@@ -248,7 +248,7 @@ class CaseRun:
         """
         throttled = gpu.throttled if gpu else never_throttled
         forget = gpu.forget if gpu else lambda: None  # a record's throttle reasons are those of its samples
-        with nvtx_range(range_name(self.case.phase)):
+        with nvtx_range(self.case.phase):
             if workload.engine_samples is not None:
                 batches = iter(workload.engine_samples(policy))
                 with self._stage("warm_up"):

@@ -35,14 +35,9 @@ def is_layer(name: str) -> bool:
     return word == "layer" and index.isdecimal()
 
 
-def range_name(phase: str) -> str:
-    """Return a phase's outermost range: `prefill` for "forward", otherwise the phase."""
-    return "prefill" if phase == "forward" else phase
-
-
 def range_names(phase: str) -> tuple[str, ...]:
-    """Return a phase's ranges, outermost first; a request has `prefill` and `generate`."""
-    return (range_name(phase), "prefill", "generate") if phase == "request" else (range_name(phase),)
+    """Return the names of a phase's ranges, outermost first; older profiles call "forward" "prefill"."""
+    return ("request", "forward", "generate") if phase == "request" else (phase,)
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from harness.measure.ranges import (
     nvtx_range,
     on_range,
     profiler_range,
-    range_name,
     recorded,
 )
 from harness.measure.system import Workload
@@ -228,7 +227,7 @@ class _Work:
 
         @contextmanager
         def inside() -> Iterator[None]:
-            with region as found, nvtx_range(range_name(self.case.phase)):
+            with region as found, nvtx_range(self.case.phase):
                 entered.append(found)
                 with self._on_the_hosts_clock():
                     yield
