@@ -23,7 +23,7 @@ def drawn(rng: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> l
 
 
 def not_compared(tokens: int, most: int) -> Callable[[Any, int], Checks]:
-    """Return a check that compares nothing, for prompts longer than the reference reads; its `unchecked` states this.
+    """Return a check that compares nothing and says so, for prompts beyond the reference.
 
     tokens: length of the prompts. most: length of the longest prompt that the reference reads.
     """

@@ -1,4 +1,4 @@
-"""Peak copy bandwidth and matmul rate of this GPU, measured in the same process as the work compared with them."""
+"""Peak copy bandwidth and GEMM rate of this GPU, measured in the process of the work."""
 
 import time
 from collections.abc import Callable
@@ -19,14 +19,15 @@ GEMMS, REST_S = 100, 0.003
 
 
 def peaks_of(device: str) -> dict[str, float | None]:
-    """Return the GPU's measured peaks by metric, as `measured_peaks` does; {} if `device` is "cpu"."""
+    """Return the GPU's measured peaks by metric; {} if `device` is "cpu"."""
     return measured_peaks() if device == "cuda" else {}
 
 
 @lru_cache(maxsize=1)
 def measured_peaks() -> dict[str, float | None]:
-    """Measure the GPU once per process; return copy_gbs (10^9 bytes per second, read plus written) and product_tflops.
+    """Measure the GPU once per process; return copy_gbs and product_tflops.
 
+    copy_gbs: 10^9 bytes per second, read plus written.
     product_tflops: 10^12 FLOPs per second of a GEMM with bfloat16 inputs and float32 sums.
     """
     found: dict[str, float | None] = {"copy_gbs": _copy_gbs(), "product_tflops": _gemm_tflops()}

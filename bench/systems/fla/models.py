@@ -1,4 +1,4 @@
-"""Run Gated DeltaNet and RWKV-7 in flash-linear-attention, at the size 1.3b of the TTT paper."""
+"""Run Gated DeltaNet and RWKV-7 in flash-linear-attention at size 1.3b."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,7 +45,10 @@ class FlaModel(CausalLM):
         self.config = _Config(inner.config.vocab_size, inner.config.hidden_size)
 
     def init_state(self, batch: int, context: int = 0) -> Any:
-        """Return an empty cache of the package, to which the first call adds states. The arguments have no effect."""
+        """Return the package's empty cache, to which the first call adds states.
+
+        The arguments have no effect.
+        """
         from fla.models.utils import Cache
 
         return Cache()
@@ -58,7 +61,7 @@ class FlaModel(CausalLM):
         state.__init__()
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read ids [B, T] piece by piece along T; return (logits [B, V] after the last token, state)."""
+        """Read ids [B, T] piece by piece; return (logits [B, V] after the last token, state)."""
         check_ids(ids, 2, ids.shape[0])
         for piece in self._pieces(ids):
             out = self.inner(piece, past_key_values=state, use_cache=True, logits_to_keep=1)
@@ -116,7 +119,7 @@ class Fla(TunedLanguageModel):
         return no_gpu() or cannot_find("fla")
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings for the record: which of the package's kernels run, and the limits of the check."""
+        """Return the record's settings: the package's kernels, and the limits of the check."""
         kernels = "recurrent" if case.phase == "generate" else "chunked"
         return {"kernels": kernels, "check_limits": f"{ROUNDINGS:g} times the model's own rounding, at most twice ours"}
 
@@ -156,7 +159,7 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner.to(getattr(torch, case.dtype)).eval())
 
     def reference(self, model: FlaModel, dtype: torch.dtype) -> FlaModel:
-        """Return a model with the same weights in `dtype` on the package's recurrent kernels, which use no GEMM."""
+        """Return a model with the same weights in `dtype` on fla's recurrent kernels."""
         config = type(model.inner.config).from_dict(model.inner.config.to_dict())
         with torch.device(device()):
             inner = type(model.inner)(config).to(dtype).eval()
@@ -176,7 +179,7 @@ class Fla(TunedLanguageModel):
         return check_rounding(got, rounded, expected, case.dtype)
 
     def shape(self, config: Any) -> DeltaRuleConfig:
-        """Return the state's shape and the FLOPs per token, from the package's configuration `config`."""
+        """Return the state's shape and FLOPs per token from the package's `config`."""
         raise NotImplementedError
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
@@ -191,7 +194,7 @@ class Fla(TunedLanguageModel):
 
 
 class FlaForward(Forward):
-    """The forward phase from an empty state, with limits for the larger rounding error of the package's models."""
+    """The forward phase from an empty state, with wider limits for the package's rounding."""
 
     def timed_check(self, rng: Random) -> Callable[[Tensor, int], Checks]:
         """Return a check of the logits of one drawn prompt.
@@ -212,7 +215,7 @@ class FlaForward(Forward):
         return compare
 
     def _by_other_pieces(self, logits: Tensor, ids: Tensor) -> Checks:
-        """Check logits [1, V] of a prompt, ids [1, T], against the same model, which reads it alone and in pieces."""
+        """Check logits [1, V] of ids [1, T] against the same model reading them in pieces."""
 
         def read() -> Tensor:
             state = self.model.init_state(1)
@@ -288,7 +291,7 @@ def _copied(kept: Any) -> Any:
 
 
 def check_timed_rounding(adapter: Any, model: FlaModel, logits: Tensor, ids: Tensor, dtype: str) -> Checks:
-    """Check timed logits [B, V] after ids [B, T] against the recurrent kernels in a wider dtype, by `check_rounding`.
+    """Check timed logits [B, V] of ids [B, T] against recurrent kernels in a wider dtype.
 
     dtype: of the timed model.
     """
@@ -303,7 +306,7 @@ def check_timed_rounding(adapter: Any, model: FlaModel, logits: Tensor, ids: Ten
 
 
 def check_rounding(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: str) -> Checks:
-    """Check logits [..., V] against the reference's, for a model that rounds more than this repository's models.
+    """Check logits [..., V] of a model that rounds more than this repository's models.
 
     rounded: logits of the same weights in `dtype` without the measured kernels.
     Each limit is ROUNDINGS times the error of `rounded`, but at least its value in LOGIT_LIMITS and at most twice that.
@@ -317,7 +320,7 @@ def check_rounding(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: st
 
 
 class GatedDeltaNet(Fla):
-    """Adapter of gated-deltanet/fla: 21 blocks with the package's default of 6 heads, keys of 256 and values of 512."""
+    """Adapter of gated-deltanet/fla: 21 blocks, 6 heads, keys of 256 and values of 512."""
 
     classes = ("GatedDeltaNetConfig", "GatedDeltaNetForCausalLM")
     sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 21}}
@@ -375,7 +378,7 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings for the record, with the package's warning that its RWKV-7 can be incorrect.
+        """Return the record's settings, with the package's warning that RWKV-7 can be wrong.
 
         The correctness check does not rule this out, because its reference runs in the same package.
         """

@@ -1,4 +1,4 @@
-"""Run this repository's Llama-shaped Transformer: scaled_dot_product_attention and a KV cache."""
+"""Run this repository's Llama-shaped Transformer on SDPA and a KV cache."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class TorchTransformer(LanguageModel):
     prompt_tokens = None
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings for the record, with the attention: PyTorch's SDPA, which chooses its own kernel."""
+        """Return the record's settings, with PyTorch's SDPA, which chooses its own kernel."""
         return {**super().settings(case), "attention": "SDPA's choice"}
 
     def load(self, case: Case) -> Any:
@@ -31,11 +31,11 @@ class TorchTransformer(LanguageModel):
         return Sdpa()
 
     def set_position(self, state: TransformerState, context: int) -> None:
-        """Set the position to `context` in place; whatever the KV cache contains before it is the past."""
+        """Set the position to `context` in place; the KV cache before it counts as the past."""
         state.position.fill_(context)
 
     def fill_past(self, state: TransformerState) -> None:
-        """Fill the KV cache with standard normal numbers, like projections of normalised activations."""
+        """Fill the KV cache with standard normal numbers, like normalised projections."""
         state.cache.normal_()
 
     def repeat_past(self, state: TransformerState, sources: list[int]) -> None:
@@ -50,7 +50,7 @@ class TorchTransformer(LanguageModel):
         """Do nothing, because `set_position` starts every call at the context."""
 
     def rows_of_state(self, state: TransformerState, rows: list[int]) -> torch.Tensor:
-        """Return a copy of the KV cache of the sequences `rows`: [layers, 2, rows, KV heads, capacity, D]."""
+        """Return a copy of the sequences' KV cache: [layers, 2, rows, KV heads, capacity, D]."""
         return state.cache[:, :, rows].clone()
 
     def expected_logits(

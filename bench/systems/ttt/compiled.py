@@ -1,4 +1,4 @@
-"""Run the PyTorch dual form of a TTT layer by torch.compile, in pieces of a few mini-batches."""
+"""Run a TTT layer's PyTorch dual form by torch.compile, in pieces of few mini-batches."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -64,7 +64,7 @@ class CompiledLayer:
 
 
 def compiled_forward(reference: Any, piece: int) -> Callable[..., Any]:
-    """Return a function like `reference.forward` in the dual form, compiled for pieces of `piece` tokens.
+    """Return `reference.forward` in the dual form, compiled for pieces of `piece` tokens.
 
     reference: a module `tk_kernels.ttt_*.reference`.
     """

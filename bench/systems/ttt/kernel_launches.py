@@ -1,4 +1,4 @@
-"""List the kernels that a callable launches and their SM resources, from a captured CUDA graph.
+"""List a callable's kernels and their SM resources, from a captured CUDA graph.
 
 The graph gives each kernel's grid and dynamic shared memory, the driver its registers. Unlike a profiler, this does not
 slow down later timings in the same process.
@@ -36,7 +36,7 @@ class KernelLaunch:
 
 
 def kernel_launches(run: Callable[[], object]) -> list[KernelLaunch]:
-    """Return the kernel launches of one call, unordered; CUDA graphs must be able to capture `run`.
+    """Return one call's kernel launches, unordered; CUDA graphs must be able to capture it.
 
     Raises RuntimeError on CUDA errors.
     """
@@ -49,7 +49,7 @@ def kernel_launches(run: Callable[[], object]) -> list[KernelLaunch]:
 
 
 def metrics_of(found: Iterable[KernelLaunch]) -> dict[str, float | None]:
-    """Return the metrics registers, spilled_bytes (local memory) and shared_bytes: each the maximum of the launches."""
+    """Return the metrics registers, spilled_bytes and shared_bytes, maxima over launches."""
     found = list(found)
     return {
         "registers": max(launch.registers for launch in found),
@@ -109,5 +109,5 @@ def _launch_of(node: Any) -> KernelLaunch | None:
 
 @functools.cache
 def _named(function: int) -> str:
-    """Return a function's demangled name, cached because a graph can launch it thousands of times."""
+    """Return a function's demangled name, cached because graphs repeat functions."""
     return demangle(_call("cuFuncGetName", _driver().CUfunction(function)).decode())

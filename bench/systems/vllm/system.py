@@ -1,4 +1,4 @@
-"""Run a case in vLLM: start its engine, take samples in each phase, and check the timed outputs."""
+"""Run a case in vLLM: start its engine, sample each phase, check timed outputs."""
 
 import importlib
 import os
@@ -53,7 +53,7 @@ MODEL_OPTIONS = ("backbone", "checkpoint", "mini_batch")  # options of a case th
 
 
 class VllmSystem:
-    """Base class of adapters (`harness.measure.system.SystemAdapter`) that run one architecture in vLLM.
+    """Base class of adapters that run one architecture in vLLM.
 
     A process has one engine. A subclass defines the model and its engine's settings.
     """
@@ -74,7 +74,7 @@ class VllmSystem:
         self._checked: Checks | None = None
 
     def unavailable(self) -> str:
-        """Return why vLLM cannot run: no GPU, an unsupported release, or an import error; "" if it can.
+        """Return why vLLM cannot run (no GPU, release, import error), or "".
 
         vllm.platforms.cuda imports the CUDA kernels; starting an engine imports the rest.
         """
@@ -85,7 +85,7 @@ class VllmSystem:
         raise NotImplementedError
 
     def model(self, case: Case) -> CausalLM:
-        """Return the repository's model with the weights that the engine gets: random ones from a fixed seed."""
+        """Return the repository's model with the engine's weights: random, fixed seed."""
         return from_seed(self.config(case), 0, device(), getattr(torch, case.dtype))
 
     def register(self) -> None:
@@ -108,11 +108,11 @@ class VllmSystem:
         raise NotImplementedError
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings for the record that `Engine.described` lacks, such as wider limits of the check."""
+        """Return the record's settings that `Engine.described` lacks, such as wider limits."""
         return widened(case)
 
     def check(self, engine: Engine, case: Case) -> None:
-        """Raise RuntimeError if the engine runs other kernels than this system names. By default, do nothing."""
+        """Raise RuntimeError if the engine runs other kernels than named. By default, do nothing."""
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
         """Return logits [B, last, V] after each of the last `last` tokens of ids [B, T].
@@ -122,7 +122,10 @@ class VllmSystem:
         raise NotImplementedError
 
     def prompt_tokens(self, case: Case) -> int:
-        """Return the prompt length: the context, or at most GENERATE_PROMPT tokens if a recurrent model generates."""
+        """Return the prompt length: the context, but short if a recurrent model generates.
+
+        Short: at most GENERATE_PROMPT tokens.
+        """
         short = case.phase == "generate" and not self.steps_grow
         return min(case.context, GENERATE_PROMPT) if short else case.context
 
@@ -201,7 +204,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return how many bytes the engine's cache gets; None lets the engine use all memory that is left.
+        """Return the bytes of the engine's cache; None gives the engine all memory left.
 
         A truncated model gets its layers' share, so that as many sequences fit as in the whole model.
         """
@@ -239,7 +242,7 @@ def gpu_memory() -> int:
 
 
 class _Work:
-    """The timed work of a case in the engine: batches of prompts of `context` tokens, each followed by an answer.
+    """A case's timed work in the engine: batches of prompts, each followed by an answer.
 
     new_tokens: number of tokens generated after each prompt. A subclass implements one phase.
     """
@@ -269,14 +272,14 @@ class _Work:
         return [batch.total_ms()]
 
     def metrics(self) -> dict[str, float | None]:
-        """Return metrics for the record: sequences that run at once, at most the batch, and blocks of the cache."""
+        """Return the record's metrics: sequences at once, at most the batch; cache blocks."""
         return {"sequences_at_once": self.at_once, "cache_blocks": self.engine.cache_blocks()}
 
     def measured(self, calls: int) -> dict[str, float | None]:
         return {}
 
     def once(self) -> Batch:
-        """Run one batch of new prompts and return it; `timed_check` checks the batch of the last call."""
+        """Run and return a batch of new prompts, the one that `timed_check` then checks."""
         self._prompts = self.prompts()
         self._ran = self.ran(self._prompts)
         return self._ran
@@ -303,7 +306,7 @@ class _Work:
             yield self.samples_of(self.once())
 
     def timed_check(self, rng: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
-        """Return a check of drawn sequences of the last batch: the tokens at their end must be the reference's choice.
+        """Return a check that drawn sequences' last tokens are the reference's choice.
 
         last_logits: `VllmSystem.last_logits`.
         """
@@ -365,12 +368,12 @@ class EngineGenerate(_Work):
             self.timed = f"{self.timed}; a sample is the mean of {self._steps} steps"
 
     def centre(self) -> None:
-        """Shorten the prompts by half of the generated tokens, so that the timed steps lie around the context."""
+        """Shorten the prompts by half of the generated tokens, to centre the timed steps."""
         self.context = max(1, self.context - self.new_tokens // 2)
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
     def wanted_tokens(self, case: Case) -> int:
-        """Return how many tokens each sequence generates: enough for a sample after the last prompt is read.
+        """Return the tokens to generate per sequence, enough for a sample after the last prompt.
 
         After that, there are at least STEADY_STEPS steps in which every sequence generates.
         """
@@ -409,7 +412,7 @@ class EngineRequest(_Work):
         self._requests: deque[list[tuple[float, list[float]]]] = deque(maxlen=token_times.TIMED_REQUESTS)
 
     def samples_of(self, batch: Batch) -> list[float]:
-        """Return the time of the whole batch in ms, and store its requests' TTFT and ITLs for `measured`."""
+        """Return the batch's time in ms, and store its TTFT and ITLs for `measured`."""
         self._requests.append(batch.requests_ms())
         return super().samples_of(batch)
 
@@ -430,7 +433,7 @@ class EngineRequest(_Work):
 
 
 class EngineArrivals(EngineRequest):
-    """The request phase with the option `rate`: requests arrive over time, at `rate` requests per second.
+    """The request phase with the option `rate`: requests arrive over time.
 
     Arrivals are a Poisson process, and lengths are drawn from half to one and a half of the case's, with the case's as
     mean. All are drawn from one seed, so every system gets the same requests. The engine runs in this process, so times

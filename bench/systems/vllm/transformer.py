@@ -1,4 +1,4 @@
-"""Run the Llama-shaped Transformer in vLLM, with FlashAttention 3 on Hopper and no silent fallback."""
+"""Run the Llama-shaped Transformer in vLLM, FlashAttention 3 on Hopper, no fallback."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -36,7 +36,7 @@ class VllmTransformer(VllmSystem):
         return config
 
     def hugging_face(self, config: TransformerConfig, length: int) -> dict[str, Any]:
-        """Return the config.json of the same model for transformers' Llama, for sequences of up to `length` tokens."""
+        """Return config.json of transformers' Llama for sequences of up to `length` tokens."""
         return {
             "architectures": [self.architecture],
             "model_type": "llama",
@@ -61,7 +61,7 @@ class VllmTransformer(VllmSystem):
         return transformer_logits(reference, ids, last, torch.device(device()))
 
     def check(self, engine: Engine, case: Case) -> None:
-        """Raise RuntimeError unless the engine runs the attention that the case requests, by default the GPU's best."""
+        """Raise RuntimeError unless the engine runs the requested or the GPU's best attention."""
         found = "-".join(engine.attention()).rstrip("-")
         asked = str(case.option("attention", ""))
         expected = asked or f"FLASH_ATTN-{BEST_VERSION.get(compute_capability(), '2')}"

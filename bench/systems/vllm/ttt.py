@@ -22,7 +22,7 @@ from tk_kernels.generate import common
 
 
 class VllmTTT(VllmSystem):
-    """Adapter of ttt-linear/vllm and ttt-mlp/vllm, which registers the plug-in `bench.serving` itself.
+    """Adapter of ttt-linear/vllm and ttt-mlp/vllm, which registers `bench.serving`.
 
     The plug-in need not be installed.
     """
