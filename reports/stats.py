@@ -1,4 +1,4 @@
-"""Statistics of the timed samples: a table with one row for each case and machine, over all processes of the case."""
+"""Statistics of the timed samples: a table with a row per case and machine."""
 
 import math
 import re
@@ -111,7 +111,10 @@ def frame(
 
 
 def case_statuses(table: pd.DataFrame) -> Counter[str]:
-    """Return the number of cases by status. table: of `frame`; a case that several machines measured counts once."""
+    """Return the number of cases by status; a case on several machines counts once.
+
+    table: of `frame`.
+    """
     columns = [*CASE_COLUMNS[1:], *SETTING_COLUMNS, *option_columns(table)]
     return Counter(table.drop_duplicates(columns)["status"])
 
@@ -122,7 +125,7 @@ def row_keys(records: Iterable[Record]) -> list[str]:
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
-    """Return the flags in a cell of the column `MARKS`; with `y`, only the flags that concern the column `y`."""
+    """Return the flags in a cell of the column `MARKS`; with `y`, only that column's."""
     marks = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
     return tuple(mark for mark in marks if not y or mark in marks_of(y))
 
@@ -166,7 +169,7 @@ def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 
 
 def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
-    """Return a table with a column for each option that any case sets; NA in rows without a value.
+    """Return a column per option that any case sets; NA in rows without a value.
 
     A case does not store an option that has its default. The default is filled in if the case's system and backend also
     ran with another value, or if a figure of the case's suite varies the option.
@@ -230,8 +233,9 @@ def _row(
 
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
-    """Return latency, intervals, rates and memory by column; without samples all values except the memory are NaN.
+    """Return latency, intervals, rates and memory by column; without samples mostly NaN.
 
+    Only the memory is then a number.
     measured: the records of `group` with status "ok".
     """
     memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
@@ -271,7 +275,7 @@ def _computed(case: Case, row: Mapping[str, Any], peak_tflops: float) -> dict[st
 
 
 def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the row's notes: sentences that a reader needs to compare the row's latency with other latencies."""
+    """Yield the row's notes: what a reader needs to compare its latency with others."""
     for record in group:
         yield from (record.settings[name] for name in NOTED_SETTINGS if name in record.settings)
     case = group[0].case
@@ -299,7 +303,7 @@ def _result(record: Record) -> str:
 
 
 def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on reasons to doubt the row's latency, such as throttling or a missing correctness check."""
+    """Yield notes on reasons to doubt the row's latency, such as throttling."""
     if 0 < row["samples"] < FEWEST:
         yield f"only {counted(row['samples'], 'sample')}: the bar is their range, no interval"
     yield from _unsteadiness(group, row)

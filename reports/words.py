@@ -25,7 +25,7 @@ def said_x(value: float) -> str:
 
 
 def said_setting(axis: AxisEntry, value: Any) -> str:
-    """Return a setting in words, such as `context 2k`: the axis's phrase from the catalogue, with the value in it."""
+    """Return a setting in words, such as `context 2k`, by the axis's phrase."""
     return axis.phrase.replace("{}", said_x(int(value)) if isinstance(value, Integral) else str(value))
 
 
@@ -40,7 +40,7 @@ def with_sign(share: float, digits: int) -> str:
 
 
 def share_of(number: int, whole: int, thing: str) -> str:
-    """Return in words how many of `whole` things `number` is, such as `3 of the 12 points` or `all 12 points`.
+    """Return `number` of `whole` things in words: `3 of the 12 points`, `all 12 points`.
 
     thing: the noun in the singular, such as `point`. If `whole` is 1: `the only point`.
     """
@@ -68,7 +68,7 @@ def short_commit(commit: str, digits: int = 10) -> str:
 
 
 def commit_words(commit: str) -> str:
-    """Return the shortened commit for a sentence, with "with uncommitted changes" instead of the suffix `DIRTY`."""
+    """Return the shortened commit for a sentence; "with uncommitted changes" for `DIRTY`."""
     short = short_commit(commit)
     return f"{short.removesuffix(DIRTY)} with uncommitted changes" if short.endswith(DIRTY) else short
 
@@ -98,7 +98,7 @@ def _one_reason(rows: pd.DataFrame) -> str:
 def counts_of_missing(
     missing: Iterable[Case], rows: pd.DataFrame, catalogue: Catalogue
 ) -> dict[tuple[str, str], tuple[str, int]]:
-    """Return {(system, backend): (label, number of the cases in `missing`)} for planned cases without a record.
+    """Return {(system, backend): (label, number of its cases in `missing`)}.
 
     rows: the rows of `stats.frame`. The label is the system's, with the backend's if the system has several backends.
     """

@@ -36,7 +36,10 @@ def is_layer(name: str) -> bool:
 
 
 def range_names(phase: str) -> tuple[str, ...]:
-    """Return the names of a phase's ranges, outermost first; older profiles call "forward" "prefill"."""
+    """Return the names of a phase's ranges, outermost first.
+
+    Profiles of older runs have "prefill" for "forward".
+    """
     return ("request", "forward", "generate") if phase == "request" else (phase,)
 
 

@@ -1,4 +1,4 @@
-"""Compare two runs case by case: the time ratio B/A with its interval, the differences in environment, and the outcome.
+"""Compare two runs case by case: time ratio B/A, interval, environment and outcome.
 
 Two stored runs of the same packages differ by 0.7% in the median and by 2% in 5% of the cases. So a case of two stored
 runs counts as slower or faster only beyond `STORED_BAR`. For the two runs of `ttt-bench ab`, which alternate their
@@ -72,7 +72,7 @@ class Row:
 
     @property
     def apart(self) -> float:
-        """The relative difference of the two times: the longer over the shorter, less 1 (0.02 for 2%)."""
+        """The relative difference of the two times: longer / shorter - 1 (0.02 for 2%)."""
         ratio = max(self.result.ratio, math.exp(-LOG_LIMIT))
         return max(ratio, 1 / ratio) - 1
 
@@ -112,7 +112,7 @@ class Comparison:
 
     @property
     def elsewhere(self) -> str:
-        """How the device differs, such as `another GPU`, if every row compares two kinds of device; else ""."""
+        """How the device differs, such as `another GPU`, if it does in every row; else ""."""
         outcomes = [row.result.outcome for row in self.rows]
         return outcomes[0] if outcomes and set(outcomes) <= {*ELSEWHERE} else ""
 
@@ -128,7 +128,7 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of cases by outcome, such as {"slower": 2, "same": 10}; outcomes without a case are left out."""
+        """The number of cases by outcome, such as {"slower": 2, "same": 10}, without zeros."""
         outcomes = [row.result.outcome for row in self.rows]
         if not self.elsewhere:
             outcomes += ["lost"] * sum(each.lost for each in self.missing)
@@ -137,8 +137,9 @@ class Comparison:
 
 
 def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
-    """Return the comparison of runs A and B. fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
+    """Return the comparison of runs A and B.
 
+    fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
     Raises NotComparable if no case is in both runs, RecordError if a run has no records or did not measure time.
     """
     sides = (RunCases.of(a), RunCases.of(b))
@@ -153,8 +154,9 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
 
 
 def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
-    """Return the comparison of two runs' cases. fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
+    """Return the comparison of two runs' cases.
 
+    fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
     For runs that are not interleaved, the comparison's `fail_on` is at least `STORED_BAR`.
     """
     both = [pair for key in a.cases if key in b.cases and (pair := Pair(a.cases[key], b.cases[key])).has_result]
@@ -186,7 +188,7 @@ class Pair:
 
     @property
     def log_ratios(self) -> list[float]:
-        """The log of (B's / A's median time per token) for each round in which both runs have a result."""
+        """The log of (B's / A's median time per token) per round with a result in both runs."""
         a, b = self.a.log_ms, self.b.log_ms
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
@@ -221,7 +223,7 @@ class Pair:
 
     @property
     def elsewhere(self) -> str:
-        """How the device differs, such as "another GPU" or "another driver"; "" for the same kind of device."""
+        """How the device differs, such as "another GPU" or "another driver"; "" if it does not."""
         a, b = _device_facts(self.a), _device_facts(self.b)
         what = next((what for what in (*a, *b) if a.get(what) != b.get(what)), "")
         return f"another {what.removesuffix(' cores')}" if what else ""
@@ -242,7 +244,7 @@ class Pair:
 
     @property
     def is_sound(self) -> bool:
-        """Whether both measurements are sound and, if the case is host-bound, come from the same GPU."""
+        """Whether both measurements are reliable, and on one GPU if the case is host-bound."""
         return self.a.is_sound and self.b.is_sound and not self.on_other_hosts
 
 
@@ -263,7 +265,10 @@ def _undecided(pair: Pair) -> CaseResult:
 
 
 def stored_result(pair: Pair, fail_on: float = BAR) -> CaseResult:
-    """Return the outcome of a case in two stored runs. fail_on: the slowdown (0.01: 1%) beyond which it regressed."""
+    """Return the outcome of a case in two stored runs.
+
+    fail_on: the slowdown (0.01: 1%) beyond which the case regressed.
+    """
     middle, half = _stored_ratio(pair)
     outcome = pair.elsewhere or _stored_outcome(pair, middle, half)
     regressed = outcome == "slower" and middle > math.log1p(fail_on)
@@ -286,13 +291,13 @@ def _result(outcome: str, middle: float, half: float, rounds: int, regressed: bo
 
 
 def _stored_ratio(pair: Pair) -> tuple[float, float]:
-    """Return log(B/A) and half the width of its 95% interval; the width includes the usual spread between runs."""
+    """Return log(B/A) and half of its 95% interval, with the usual spread between runs."""
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     return pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])
 
 
 def _device_facts(side: CaseSide) -> dict[str, str]:
-    """Return GPU and driver, or the CPU's model and cores, by name; values of several machines are joined by "and"."""
+    """Return GPU and driver, or CPU and cores, by name, joined by "and" for several machines."""
     names = dict.fromkeys(name for device in side.devices for name in device)
     return {
         name: " and ".join(dict.fromkeys(device.get(name) or "not recorded" for device in side.devices))
@@ -301,7 +306,7 @@ def _device_facts(side: CaseSide) -> dict[str, str]:
 
 
 def differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
-    """Yield the differences between runs A and B: devices, commits, machines, packages and settings."""
+    """Yield the differences of runs A and B: devices, commits, machines, packages, settings."""
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for pair in pairs:
         a, b = (_device_facts(side) | dict(side.facts) for side in (pair.a, pair.b))

@@ -90,7 +90,7 @@ class _Estimates:
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
-        """Estimate mean and variance per case, and shrink each variance towards the median variance of all cases.
+        """Estimate mean and variance per case; shrink variances towards the median variance.
 
         The shrunk variance is s² = (w·median(s²) + (k-1)·s²) / (w + k - 1), where k is the number of rounds.
         The weight w is the smaller of `PRIOR_ROUNDS` and the number of cases - 1. It is 0 for a case with a
@@ -109,7 +109,7 @@ class _Estimates:
         return cls(np.nanmean(values, axis=1), np.sqrt(shrunk), rounds, freedom, prior)
 
     def p_values(self, bar: float, sign: int = 1) -> Numbers:
-        """Return each case's p-value for a slowdown of more than `bar`; sign -1: for a speed-up of more than `bar`.
+        """Return each case's p-value for a slowdown above `bar`; sign -1: for a speed-up.
 
         A negative `bar` reverses the question: the p-value for a slowdown (speed-up) of less than -bar.
         """
@@ -130,7 +130,7 @@ class _Estimates:
         return self.mean - half, self.mean + half
 
     def decided_by(self, at: int, level: float) -> int | None:
-        """Return the least number of rounds that would decide case number `at` with the same mean and variance.
+        """Return how many rounds would decide case `at` with the same mean and variance.
 
         None if that is more than `MOST_ROUNDS`. level: the p-value below which a case counts as slower or faster.
         """

@@ -134,7 +134,10 @@ class RunCases:
 
     @classmethod
     def of(cls, run: Run, records: Sequence[Record] | None = None) -> "RunCases":
-        """Return the run's cases for a comparison. records: the run's records; read from its folder if None."""
+        """Return the run's cases for a comparison.
+
+        records: the run's records; read from its folder if None.
+        """
         records = run.records() if records is None else records
         asked = run.file.requests[0] if run.file.requests else None
         return cls(
@@ -181,7 +184,10 @@ def _unfinished(run: Run, records: Sequence[Record]) -> str:
 
 
 def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) -> CaseSide:
-    """Return one case of a run from its records. repeats: the number of rounds that the run planned."""
+    """Return one case of a run from its records.
+
+    repeats: the number of rounds that the run planned.
+    """
     case, measured = records[0].case, timed(records)
     name = printable(BETWEEN.join([catalogue.system_label(case.system), catalogue.backend_label(case.backend)]))
     medians = _medians(measured)
@@ -214,7 +220,7 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
 
 
 def _medians(measured: Iterable[Record]) -> dict[int, float]:
-    """Return the median in ms by repeat; medians of 0 ms or infinity are left out, as they have no ratio."""
+    """Return the median in ms by repeat, without medians of 0 or infinity."""
     found = {record.repeat: median(record.samples_ms) for record in measured}
     return {repeat: middle for repeat, middle in found.items() if 0 < middle < math.inf}
 
@@ -248,7 +254,7 @@ def _devices(measured: Iterable[Record]) -> tuple[dict[str, str], ...]:
 
 
 def _device(record: Record) -> dict[str, str]:
-    """Return the names of the GPU and its driver; for a CPU measurement, the CPU's model and number of cores."""
+    """Return GPU and driver; for a CPU measurement, CPU model and number of cores."""
     gpu, cpu = _object(record, "gpu"), _object(record, "cpu")
     if record.environment.get("device_kind") == "cpu":
         return {"GPU": NO_GPU, "CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
@@ -256,7 +262,10 @@ def _device(record: Record) -> dict[str, str]:
 
 
 def _facts(measured: Iterable[Record]) -> dict[str, str]:
-    """Return commit, GPU unit, CPU, packages, variables and settings by name; distinct values are joined by "and"."""
+    """Return commit, GPU unit, CPU, packages, variables and settings by name.
+
+    Distinct values are joined by "and".
+    """
     own = [_facts_of(record) for record in measured]
     found = {name: {facts.get(name, "") for facts in own} for facts in own for name in facts}
     return {

@@ -65,7 +65,7 @@ def _ratios(comparison: Comparison) -> str:
 
 
 def _beyond(rows: Sequence[Row]) -> str:
-    """Return a sentence that counts the rows by system, phase and cause, the first of `Row.notes`; "" for no rows.
+    """Return a sentence counting the rows by system, phase and first note; "" for none.
 
     rows: the rows whose difference is larger than `Comparison.near`.
     """
@@ -77,7 +77,7 @@ def _beyond(rows: Sequence[Row]) -> str:
 
 
 def _cause(row: Row) -> str:
-    """Return the row's first note in parentheses, without the run that it names, such as ` in A`; "" without notes."""
+    """Return the row's first note in parentheses, without its run, such as ` in A`; or ""."""
     return f" ({row.notes[0].partition(' in ')[0]})" if row.notes else ""
 
 
@@ -91,7 +91,7 @@ def text(comparison: Comparison) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Return a Markdown comment for a pull request: the answer, then a collapsed table of the largest differences."""
+    """Return a Markdown comment for a pull request: the answer and a collapsed table."""
     rows = [[grid.escaped(cell) for cell in _cells(row)] for row in comparison.rows[:MARKDOWN_ROWS]]
     left = len(comparison.rows) - len(rows)
     title = f"{counted(len(rows), 'case')}, the largest difference first{f'; {left} more differ less' if left else ''}"
@@ -104,7 +104,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def to_json(comparison: Comparison) -> str:
-    """Return the whole comparison as a JSON text, unrounded. Ratios are B/A; an infinite end of an interval is null."""
+    """Return the whole comparison as JSON, unrounded; ratios are B/A, infinity is null."""
     rows = [_flat(row) for row in comparison.rows]
     values = {
         "tool": "ttt-bench",
@@ -123,7 +123,10 @@ def to_json(comparison: Comparison) -> str:
 
 
 def page(comparison: Comparison, profiles: str = "") -> str:
-    """Return a self-contained HTML page of the comparison. profiles: HTML of `diff_of_runs`, appended to the page."""
+    """Return a self-contained HTML page of the comparison.
+
+    profiles: HTML of `diff_of_runs`, appended to the page.
+    """
     from reports.page.embedding import script_hash
     from reports.resources import environment, source
 
@@ -188,7 +191,7 @@ def _opening(comparison: Comparison) -> list[str]:
 
 
 def _without(comparison: Comparison) -> list[str]:
-    """Return a line for each reason why cases are not compared, followed by the names of these cases."""
+    """Return a line per reason why cases are not compared, with these cases' names."""
     reasons: dict[str, list[Missing]] = {}
     for each in comparison.missing:
         reasons.setdefault(each.reason, []).append(each)
@@ -196,7 +199,7 @@ def _without(comparison: Comparison) -> list[str]:
 
 
 def _named(cases: list[Missing]) -> str:
-    """Return the labels of the cases in words; more than `NAMED_CASES` are only counted by system and backend."""
+    """Return the cases' labels in words, or counts if there are over `NAMED_CASES`."""
     if len(cases) <= NAMED_CASES:
         return ", ".join(case.label for case in cases)
     systems = Counter(case.name for case in cases)
@@ -236,19 +239,19 @@ def _cells(row: Row) -> list[str]:
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    """Return a row as one dict for JSON, in which the fields of `CaseResult` stand next to those of `Row`."""
+    """Return a row as one dict for JSON, with the fields of `CaseResult` next to its own."""
     values = asdict(row)
     return values | values.pop("result")
 
 
 def _reach(rows: Sequence[Row]) -> float:
-    """Return where the plots' axis ends, as |log(B/A)|: every ratio and 90% of the interval ends lie within."""
+    """Return the end of the plots' axis, |log(B/A)|: all ratios and 90% of ends are within."""
     ends = sorted(abs(math.log(end)) for row in rows for end in (row.result.low, row.result.high))
     return max(SCALE, *(math.log1p(row.apart) for row in rows), ends[int(0.9 * (len(ends) - 1))]) if rows else SCALE
 
 
 def _plot(row: Row, reach: float) -> dict[str, float]:
-    """Return the x in pixels of the row's ratio, "low" and "high" on an axis that ends at ±`reach` in log(B/A).
+    """Return the x in pixels of "ratio", "low" and "high" on an axis up to ±`reach`.
 
     Values outside the axis are moved to its end. "left", "right": whether the interval extends beyond that end.
     """

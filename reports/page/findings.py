@@ -36,7 +36,7 @@ def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure
 
 
 def finding(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
-    """Return one sentence that sums up a figure: the best lines and their lead, or else the range of the values."""
+    """Return one sentence on a figure: the best lines and their lead, or the range."""
     view = View(table, catalogue, figure)
     if figure.lines and figure.lines[0].base_rows:
         return _ratios(view)
@@ -66,7 +66,7 @@ def _span(values: Iterable[float]) -> str:
 
 
 def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
-    """Return the notice that the run measured small models on CPUs; "" if any record is of a GPU.
+    """Return the notice that the run measured small models on CPUs; "" for GPU records.
 
     kinds: the records' device kinds, "cpu" or "cuda".
     """
@@ -78,7 +78,7 @@ def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
 
 
 def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> str:
-    """Return the notice that planned cases have no record; "" if `missing`, the list of these cases, is empty."""
+    """Return the notice that planned cases have no record; "" if `missing` is empty."""
     if not missing:
         return ""
     counts = [f"{count} of {name}" for name, count in counts_of_missing(missing, table, catalogue).values()]
@@ -116,7 +116,7 @@ def _parts(view: View) -> str:
 
 
 def _winners(view: View) -> str:
-    """Describe the best lines at each x, and the lead at the largest x that has a single best line.
+    """Describe the best lines at each x, and the lead at the largest x with one best line.
 
     "" if no x has results of two compared lines.
     """
@@ -150,7 +150,7 @@ def _who(standing: Standing, view: View) -> str:
 
 
 def _span_words(who: str, xs: list[float], view: View) -> str:
-    """Return `who` followed by the values of x in words, as in `at every batch`, `up to 8k` or `from 2k`.
+    """Return `who` and the values of x, as in `at every batch`, `up to 8k` or `from 2k`.
 
     xs: the values of x at which `who` holds. The words depend on all values that were measured (`view.tried`).
     """
@@ -178,7 +178,7 @@ def _lead(last: Standing, view: View) -> str:
 
 
 def _best(view: View) -> str:
-    """Return words on the line with the highest value over all x, and on its lead over the next line.
+    """Return words on the line with the highest value and its lead over the next line.
 
     "" for fewer than two lines.
     """
@@ -193,7 +193,7 @@ def _best(view: View) -> str:
 
 
 def flags(rows: pd.DataFrame) -> list[str]:
-    """Return the number of rows with each kind of flag, as in `3 unsteady`; kinds without a row are left out."""
+    """Return the number of rows per kind of flag, as in `3 unsteady`, without zeros."""
     found = [{_FLAGS[mark] for mark in marks_in(cell) if mark in _FLAGS} for cell in rows.get(MARKS, ())]
     counts = {words: sum(words in own for own in found) for words in _FLAGS.values()}
     return [f"{count} {words}" for words, count in counts.items() if count]
@@ -223,7 +223,7 @@ def _checked(view: View, claim: PaperClaim) -> str:
 
 
 def _out_of_memory(views: Iterable[View]) -> str:
-    """Return a sentence that names the ranked lines that ran out of memory, and the smallest x of each; "" for none."""
+    """Return a sentence on ranked lines out of memory, with each one's least x, or ""."""
     found: dict[str, list[str]] = {}
     for view in views:
         labels = view.labels(view.ranked)
@@ -238,7 +238,7 @@ def _out_of_memory(views: Iterable[View]) -> str:
 
 
 def _among(xs: Sequence[float], tried: Sequence[float]) -> str:
-    """Return the values `xs` in words: as a span if they are neighbors in `tried`, else as a list.
+    """Return the values `xs` in words: a span if neighbors in `tried`, else a list.
 
     tried: all values of x to be considered, in order.
     """

@@ -1,4 +1,4 @@
-"""Hardware counters of a kernel as the page shows them: speed of light, warp states, memory traffic, occupancy."""
+"""A kernel's counters as the page shows them: roofline, warp states, memory, occupancy."""
 
 from dataclasses import dataclass
 
@@ -40,7 +40,10 @@ class Counted:
 
     @property
     def warp_states(self) -> list[tuple[str, float, str]]:
-        """Tuples (state, percent of a warp's time, explanation), the longest first; states below 1% are left out."""
+        """Tuples (state, percent of a warp's time, explanation), the longest first.
+
+        States below 1% are left out.
+        """
         found = sorted(self.counters.stalls.items(), key=lambda each: -each[1])
         words = WAITS | WORKING
         return [
@@ -51,7 +54,10 @@ class Counted:
 
     @property
     def memory(self) -> list[tuple[str, list[str]]]:
-        """Pairs (memory level, [MB read, MB written, both, GB/s, hit rate in %]) per launch, as text; "" if unknown."""
+        """Pairs (memory level, [MB read, MB written, both, GB/s, hit rate in %]) per launch.
+
+        All are text, "" if unknown.
+        """
         levels = ((name, self._traffic(level)) for level, name in _LEVELS.items())
         return [
             (name, ["" if number is None else said_number(number) for number in numbers])
@@ -61,7 +67,7 @@ class Counted:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """Pairs (name, value in words) for size, occupancy and resources of a launch, without unknown values."""
+        """Pairs (name, value in words) of a launch's size, occupancy and resources."""
         kernel, counters = self.kernel, self.counters
         return [
             (name, said)

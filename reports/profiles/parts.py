@@ -1,4 +1,4 @@
-"""The parts of a profiled case (GEMMs, TTT kernel, attention or scan, ...) and their lower bounds.
+"""The parts of a profiled case (GEMMs, TTT kernel, attention, ...) and lower bounds.
 
 A kernel's part follows from the profiler range around its launch, or else from the kernel's name. A part's lower bound
 is the time of its work at the region's measured peaks. The work is the adapter's count (`Region.work`) or else comes
@@ -80,14 +80,15 @@ class ProfilePart:
 
 
 def spoken(part: str) -> str:
-    """Return a part's label as written within a sentence: in lower case, except for abbreviations."""
+    """Return a part's label within a sentence: lower case, except for abbreviations."""
     label = LABELS[part]
     return label if label[1].isupper() else label[0].lower() + label[1:]
 
 
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
-    """Return the part that a kernel belongs to. name: the kernel's name. path: the ranges around its launch.
+    """Return the part that a kernel belongs to.
 
+    name: the kernel's name. path: the ranges around its launch.
     has_layers: whether ranges mark the layers; then a GEMM in ranges that are outside all layers is the head's.
     """
     if OPERATOR in path:
@@ -98,7 +99,7 @@ def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> 
 
 
 def parts(region: Region) -> list[ProfilePart]:
-    """Return the parts of the region that take time, in the order of `LABELS`; their times add up to the region's time.
+    """Return the region's parts in the order of `LABELS`; their times add up to its time.
 
     If kernels overlap, all times are scaled down so that the parts other than idle add up to the busy time.
     """
@@ -153,7 +154,7 @@ def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
 
 
 def is_fp32(kernel: Kernel) -> bool:
-    """Return whether the kernel's peak is the FP32 rate: it was counted, and the kernel leaves tensor cores idle."""
+    """Whether the kernel's peak is the FP32 rate: counted, with idle tensor cores."""
     counters = kernel.counters
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 
@@ -185,7 +186,7 @@ def launch_parts(region: Region) -> list[str]:
 
 
 class _Told:
-    """A callable that returns the part of a kernel from its name and the path of the range around its launch."""
+    """A callable from a kernel's name and the path of its launch to the kernel's part."""
 
     def __init__(self, region: Region) -> None:
         self._only = next(iter(region.work)) if len(region.work) == 1 else ""  # the whole region is one part
@@ -196,8 +197,9 @@ class _Told:
 
 
 def _tell_heads(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether a GEMM in a range outside all layers belongs to the LM head. paths: of all ranges of the region.
+    """Whether a GEMM in a range outside all layers is the LM head's.
 
+    paths: of all ranges of the region.
     False if no range is a layer's, as in a replayed CUDA graph, or if a range outside the layers does not enclose one.
     """
     layered = [path for path in paths if any(map(is_layer, path))]
@@ -206,7 +208,7 @@ def _tell_heads(paths: Sequence[tuple[str, ...]]) -> bool:
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """Yield (kernel, part, share): the share of the kernel's time spent in the part, according to the ranges."""
+    """Yield (kernel, part, share of the kernel's time in that part), by the ranges."""
     told = _Told(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:

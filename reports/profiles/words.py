@@ -42,19 +42,22 @@ WORKING = {"selected": "issuing", "not_selected": "ready, another warp issues"}
 
 
 class Recorded(NamedTuple):
-    """A case's latency in the run's records, in ms. at_once: how many sequences ran at once; 0 for the whole batch."""
+    """A case's latency in the run's records, in ms.
+
+    at_once: how many sequences ran at once; 0 for the whole batch.
+    """
 
     ms: float
     at_once: int = 0
 
 
 def sentences(region: Region) -> tuple[str, str]:
-    """Return two sentences: on the parts that take most time, and on the bottleneck (idle time or one kernel)."""
+    """Return two sentences: on the longest parts, and on the bottleneck."""
     return _where(region), _why(region)
 
 
 def agreement(region: Region, recorded: Recorded | None) -> str:
-    """Return the profiled time per unit of work and the recorded latency in words, with a note if they disagree."""
+    """Return profiled time and recorded latency in words, with a note if they disagree."""
     said = f"{said_number(region.unit_ms, 4)} ms of kernels and idle time"
     if not (recorded and recorded.ms):
         return f"{said}; the run has no recorded latency of this case"
@@ -65,7 +68,7 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
 
 
 def _of_operators(region: Region) -> bool:
-    """Return whether the region ran on a CPU, where the profile has PyTorch operators instead of kernels."""
+    """Whether the region ran on a CPU, where a profile has operators, not kernels."""
     return bool(region.kernels) and region.kernels[0].name.startswith("aten::")
 
 
@@ -132,7 +135,7 @@ def _share_of_kernels(kernel: Kernel, region: Region) -> float:
 
 
 def _idle(region: Region) -> str:
-    """Return words on the idle time: one wait longer than all others together, or the mean wait and its cause."""
+    """Return words on idle time: one dominant wait, or the mean wait and its cause."""
     if region.longest_gap_us > region.gaps_us / 2:
         return f"most of it one wait of {said_number(region.longest_gap_us / 1e3, 2)} ms"
     launches = max(1, sum(kernel.launches for kernel in region.kernels))
@@ -160,7 +163,10 @@ def _between_steps(region: Region) -> TypeGuard[Profile]:
 
 
 def bound_of(kernel: Kernel, region: Region) -> str:
-    """Return the bottleneck of a kernel in words, without a full stop; region: where the kernel ran."""
+    """Return a kernel's bottleneck in words, without a full stop.
+
+    region: where the kernel ran.
+    """
     counters = kernel.counters
     if counters is None:
         return "bottleneck not counted"
@@ -188,7 +194,7 @@ def bound_of(kernel: Kernel, region: Region) -> str:
 
 
 def _of_which(kernel: Kernel) -> str:
-    """Return a note if the launches with hardware counters took another time than the mean launch; else ""."""
+    """Return a note if counted launches took another time than the mean launch, or ""."""
     if not (kernel.counters and kernel.is_counted_unlike):
         return ""
     counted, mean = map(said_number, (kernel.counters.time_us, kernel.mean_us))
@@ -196,7 +202,7 @@ def _of_which(kernel: Kernel) -> str:
 
 
 def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
-    """Return (share of the peak bandwidth, share of the peak FLOP rate) that a kernel reaches, each None if unknown."""
+    """Return a kernel's shares of (peak bandwidth, peak FLOP rate), None if unknown."""
     ceilings = ceilings_of(kernel, region)
     copied, multiplied = ceilings.get("copy_gbs"), ceilings.get("product_tflops")
     by_copy = _share(kernel.dram_bytes, kernel.mean_us * 1e3, copied)
@@ -204,8 +210,9 @@ def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
 
 
 def short(name: str) -> str:
-    """Return a kernel's name shortened to its last two scopes, without templates and arguments, at most 80 characters.
+    """Return a kernel's name without templates and arguments, at most 80 characters.
 
+    Its last two scopes stay.
     CUTLASS kernels share one generic entry point; they get the name that is in its template argument.
     """
     if name.startswith(("Memcpy", "Memset")):

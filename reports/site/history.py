@@ -16,7 +16,10 @@ from reports.site.entry import Entry, moment, system_id
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """A case as measured in one run. run: the run's id. at: the time of the case's first record in the run."""
+    """A case as measured in one run.
+
+    run: the run's id. at: the time of the case's first record in the run.
+    """
 
     run: str
     at: datetime
@@ -42,7 +45,7 @@ class Change:
 
 @dataclass(frozen=True)
 class HistoryLine:
-    """The history of a case on one kind of machine, such as a GPU model with one driver; `machine` names it."""
+    """The history of a case on one kind of machine, such as a GPU model and driver."""
 
     machine: str
     points: tuple[HistoryPoint, ...]
@@ -69,7 +72,7 @@ class HistoryCase:
 
     @property
     def is_by_token(self) -> bool:
-        """Whether latencies are given per token, because the numbers of tokens per sample differ between the points.
+        """Whether latencies are per token, as points have different tokens per sample.
 
         They differ if an engine ran different numbers of sequences at once.
         """
@@ -107,7 +110,7 @@ class History:
         return {point.run for case in self.cases for line in case.lines for point in line.points}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON data of the page with the system's history: each line has its points as columns."""
+        """Return the JSON data of a history page: each line has its points as columns."""
         return {"tone": self.tone, "marker": self.marker, "cases": [_drawn(case) for case in self.cases]}
 
 
