@@ -241,7 +241,7 @@ def _facts(source: Source) -> list[str]:
 
 
 def _flags(cell: Any) -> dict[str, None]:
-    """Return a cell's flags, each once, as keys; unsteady TTFT or ITL give "unsteady"."""
+    """Return a cell's flags as keys of a dict; unsteady TTFT or ITL give "unsteady"."""
     return dict.fromkeys(UNSTEADY if flag in UNSTEADY_TIMES.values() else flag for flag in marks_in(cell))
 
 

@@ -90,7 +90,7 @@ class Plan:
 
     @cached_property
     def skip(self) -> SkipReason:
-        """Function for the scheduler: a case's reason to skip it, or ""."""
+        """The scheduler's function from a case to its reason to be skipped, or ""."""
         return skips(self.launches, total_memory_bytes(self.machine) if self.here else None)
 
     @cached_property

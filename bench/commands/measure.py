@@ -68,7 +68,7 @@ def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
 
 
 def dry_run(request: RunRequest, out: Path) -> None:
-    """Print a run's cases, jobs and estimated time; a resumed run's unfinished cases."""
+    """Print a run's cases, jobs and estimated time, without a resumed run's finished cases."""
     tasks = 0
     if request.slurm is not None:
         wanted, request = slurm_options(request)

@@ -119,7 +119,7 @@ class FusedBlock(TTTBlock):
         return x.unflatten(-1, (config.heads, config.head_dim))
 
     def _rate_rows(self) -> slice:
-        """Return the learning rates' rows of the packed weight, or columns of its GEMM."""
+        """Return the learning rates' rows of the packed weight, which are columns of its GEMM."""
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 

@@ -100,7 +100,7 @@ class KernelOperator(TorchOperator):
         initial: Sequence[Tensor],
         sequences: Packed,
     ) -> Tensor:
-        """`forward_packed` for sequences of equal length, as a batch in the Hopper kernel.
+        """Do the work of `forward_packed` for sequences of equal length, in the Hopper kernel.
 
         The kernel runs on copies of the sequences' slots, which are then written back to `state`.
         """

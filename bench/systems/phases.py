@@ -235,10 +235,7 @@ class Generate(PhaseWork):
         self._stagger()
 
     def _stagger(self) -> None:
-        """Advance sequence i by `_ahead[i]` generate steps, over its column of `_before`.
-
-        _before: [most, B].
-        """
+        """Advance sequence i by `_ahead[i]` steps over column i of `_before` [most, B]."""
         for ahead, rows in groupby(range(self.case.batch), key=self._ahead.__getitem__):
             if ahead:
                 first, *rest = rows

@@ -36,10 +36,7 @@ def is_layer(name: str) -> bool:
 
 
 def range_names(phase: str) -> tuple[str, ...]:
-    """Return the names of a phase's ranges, outermost first.
-
-    Profiles of older runs have "prefill" for "forward".
-    """
+    """Return the names of a phase's ranges, outermost first."""
     return ("request", "forward", "generate") if phase == "request" else (phase,)
 
 

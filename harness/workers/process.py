@@ -142,7 +142,7 @@ class WorkerProcess:
         return self.found
 
     def probe(self, entry: str = "") -> Probe:
-        """Request a probe from the worker, started if needed: whether the system can run.
+        """Start the worker if needed, and return its answer whether the system can run.
 
         entry: adapter of the system to probe, as in `Launch`; "" for the worker's own system.
         If there is no usable answer, kill the worker and return a probe with the status "unstarted".

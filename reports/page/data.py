@@ -182,7 +182,7 @@ def constants(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, str]:
 def _names(
     table: pd.DataFrame, catalogue: Catalogue, failures: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, str]]:
-    """Return {"system": {name: label}, "backend": ..., "phase": ...} for the used names."""
+    """Return {"system": {name: label}, ...} for names in the table or in `failures`."""
     labels: dict[str, Callable[[str], str | None]] = {
         "system": catalogue.system_label,
         "backend": catalogue.backend_label,

@@ -317,7 +317,7 @@ def _x_title(entry: FigureEntry, catalogue: Catalogue) -> str:
 
 
 def _widest_axis(rows: pd.DataFrame) -> str:
-    """Return the axis with the most distinct values, the x of an unlisted figure."""
+    """Return the axis with the most distinct values, as x of a figure without an entry."""
     axes = ["context", "batch", *(name for name in option_columns(rows) if pd.api.types.is_numeric_dtype(rows[name]))]
     return max(axes, key=lambda axis: rows[axis].nunique())
 

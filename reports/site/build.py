@@ -174,7 +174,7 @@ def _held(out: Path, entry: Entry) -> RunCases | None:
 
 
 def _write_shared(out: Path, drawn: Sequence[_Drawn]) -> set[str]:
-    """Write the files of no single run, and return the paths of all files of the site."""
+    """Write the files that all runs share; return the paths of all files of the site."""
     entries = sorted((each.entry for each in drawn), key=lambda entry: (entry.updated, entry.id), reverse=True)
     held = {each.entry.id: each.held for each in drawn}
     pairs = comparisons(entries, held, {each.entry.id: each.folder for each in drawn})

@@ -1,4 +1,4 @@
-"""The files of a site of no single run: index, histories, comparisons, scripts, styles."""
+"""The files that a site's runs share: index, histories, comparisons, scripts, styles."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache

@@ -172,7 +172,7 @@ class ForwardOperator:
         state: State,
         rope: bool,
     ) -> tuple[Tensor, State]:
-        """Return the outputs and the next state for tokens that start a mini-batch.
+        """Return the outputs and the next state for tokens from a mini-batch's start.
 
         shapes: those of the state's tensors, by name. inplace: write the next state to the tensors of `state`.
         """

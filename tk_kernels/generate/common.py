@@ -219,7 +219,7 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
 
 
 def _before_hopper() -> bool:
-    """Whether the current GPU is, or TTT_BENCH_ARCH makes it, below compute capability 9.0."""
+    """Whether the current GPU is below compute capability 9.0, or TTT_BENCH_ARCH says so."""
     return bool(hidden()) or (torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0))
 
 

@@ -62,7 +62,7 @@ def launch(
     launch: Tuning | None = None,
     compile_only: bool = False,
 ) -> None:
-    """Run T tokens that start a mini-batch, and write the results to `outputs`.
+    """Run T tokens from a mini-batch's start, and write the results to `outputs`.
 
     tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W, b. Shapes are those of `ops.forward`.
     outputs: out, W, b, k_rows, g_rows. Its W and b are allowed to be those of `weights`, for an update in place.

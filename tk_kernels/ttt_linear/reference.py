@@ -9,7 +9,7 @@ from tk_kernels.reference.learner import Learner
 
 
 class LinearState(NamedTuple):
-    """State with rows: the mini-batch's first weights, and a row for each token so far.
+    """State with rows: weights at the mini-batch's start, and a row per token so far.
 
     W [B, H, D, D] and b [B, H, D]: master weights, float32 or float64.
     k_rows, g_rows [B, H, m, D]: inputs k_j and lr_j * G_j. Rows from position on hold any finite values.
@@ -24,7 +24,7 @@ class LinearState(NamedTuple):
 
 
 class LinearPrimalState(NamedTuple):
-    """State with gradient sums: the mini-batch's first weights, and sums over its tokens.
+    """State with gradient sums: weights at the mini-batch's start, and sums over its tokens.
 
     dW [B, H, D, D] is the sum of lr_j k_j^T G_j, db [B, H, D] that of lr_j G_j. W, b and position: as in `LinearState`.
     """

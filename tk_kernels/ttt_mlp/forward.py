@@ -55,7 +55,7 @@ def launch(
     launch: Tuning | None = None,
     compile_only: bool = False,
 ) -> None:
-    """Run T tokens that start a mini-batch, and write the results to `outputs`.
+    """Run T tokens from a mini-batch's start, and write the results to `outputs`.
 
     tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W1, b1, W2, b2. Shapes: as in `ops.forward`.
     outputs: out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows. Its weights and biases are allowed to be those of

@@ -12,7 +12,7 @@ from tk_kernels.reference.learner import Learner
 
 
 class MLPState(NamedTuple):
-    """State with rows: the mini-batch's first weights, and a row for each token so far.
+    """State with rows: weights at the mini-batch's start, and a row per token so far.
 
     W1 [B, H, D, F], b1 [B, H, F], W2 [B, H, F, D], b2 [B, H, D]: master weights, float32 or float64. F = 4 D in the
     paper. k_rows [B, H, m, D] and x2_rows [B, H, m, F]: inputs of the two layers.
@@ -32,7 +32,7 @@ class MLPState(NamedTuple):
 
 
 class MLPPrimalState(NamedTuple):
-    """State with gradient sums: the mini-batch's first weights, and sums over its tokens.
+    """State with gradient sums: weights at the mini-batch's start, and sums over its tokens.
 
     dW1, db1, dW2 and db2 are sums of lr_j times the gradients, shaped like the weights and biases. The other tensors
     are as in `MLPState`.

@@ -72,7 +72,7 @@ RULES = {
 
 
 class Regressor:
-    """Adapter of the layers in RULES on fla: forwards of whole sequences, empty state."""
+    """Adapter of the layers in RULES on fla: forwards of whole sequences from zero states."""
 
     packages: tuple[str, ...] = ("flash-linear-attention", "triton")
 

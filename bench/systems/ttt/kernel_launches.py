@@ -109,5 +109,5 @@ def _launch_of(node: Any) -> KernelLaunch | None:
 
 @functools.cache
 def _named(function: int) -> str:
-    """Return a function's demangled name, cached because graphs repeat functions."""
+    """Return a function's demangled name, cached because graphs launch it many times."""
     return demangle(_call("cuFuncGetName", _driver().CUfunction(function)).decode())

@@ -322,7 +322,7 @@ def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
 
 @cache
 def _compile_steps(config: TTTConfig, dtype: torch.dtype, form: str) -> None:
-    """Compile the generate step of all state precisions in parallel, per arguments."""
+    """Compile the generate steps of all state precisions and sets of arguments in parallel."""
     generate = import_module(f"tk_kernels.ttt_{config.learner}.generate")
     inputs = layer_inputs(config, 1, config.mini_batch, dtype)
     sets = [GenerateSet.of(generate, inputs, form, precision) for precision in PRECISIONS]

@@ -122,10 +122,7 @@ class VllmSystem:
         raise NotImplementedError
 
     def prompt_tokens(self, case: Case) -> int:
-        """Return the prompt length: the context, but short if a recurrent model generates.
-
-        Short: at most GENERATE_PROMPT tokens.
-        """
+        """Return the prompt length: the context, or for recurrent generate GENERATE_PROMPT at most."""
         short = case.phase == "generate" and not self.steps_grow
         return min(case.context, GENERATE_PROMPT) if short else case.context
 

@@ -91,7 +91,7 @@ _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 
 
 def wrapping(report: Path, log: Path, phase_ranges: Sequence[str]) -> list[str]:
-    """Return the command that runs a worker under Nsight Compute, without the worker's own.
+    """Return the start of a command that runs a worker under Nsight Compute.
 
     Nsight Compute counts kernels of the layer `COUNTED_LAYER` and kernels outside layers, only in `profiler_range`.
     report, log: files that Nsight Compute writes. phase_ranges: names of the ranges that contain the layers.

@@ -18,7 +18,7 @@ _COPIES = (("CUPTI_ACTIVITY_KIND_MEMCPY", "memory copy"), ("CUPTI_ACTIVITY_KIND_
 
 
 def wrapping(report: Path) -> list[str]:
-    """Return the command that runs a worker under Nsight Systems, without the worker's own.
+    """Return the start of a command that runs a worker under Nsight Systems.
 
     report: path ending in .nsys-rep, for the report on the worker's `profiler_range`.
     """
