@@ -1,4 +1,4 @@
-"""Peak copy bandwidth and GEMM rate of this GPU, measured in the process of the work."""
+"""Peak copy bandwidth and GEMM rate of this GPU, measured in the worker's own process."""
 
 import time
 from collections.abc import Callable

@@ -124,7 +124,7 @@ def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_
 
 
 def least_warmup_s(clock: Clock, policy: Policy, limited: bool) -> float:
-    """Return the least warm-up in seconds.
+    """Return the minimum duration of the warm-up in seconds.
 
     limited: whether the device is throttled under load.
     """
@@ -172,7 +172,7 @@ def warm_up_engine(
     clock: Clock,
     throttled: Callable[[], bool] = never_throttled,
 ) -> None:
-    """Run batches of a system that times itself, until the least warm-up is over.
+    """Run batches of a system that times itself, until the minimum warm-up is over.
 
     batches_ms: yields a list of milliseconds for each batch. The first batch also compiles.
     """

@@ -36,7 +36,7 @@ def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure
 
 
 def finding(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
-    """Return one sentence on a figure: the best lines and their lead, or the range."""
+    """Return one sentence on a figure: the best lines and their lead, or the values' range."""
     view = View(table, catalogue, figure)
     if figure.lines and figure.lines[0].base_rows:
         return _ratios(view)

@@ -126,7 +126,7 @@ def dual(
 
 @gluon.constexpr_function
 def permuted_columns():
-    """Return a layout [16, 64] in shared memory whose columns permute the bits of d.
+    """Return a layout [16, 64] in shared memory that permutes the columns d.
 
     Bits 5, 2, 1, 4, 3, 0 of a column's number are bits 5 to 0 of d.
     If the right operand of a matmul has these columns, each thread gets results that are neighbours in d.

@@ -215,7 +215,7 @@ def load_rows(
     rows, pos, layout: gl.constexpr, G: gl.constexpr, STEP: gl.constexpr, N: gl.constexpr, ROW: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Return rows j < pos of the cached `rows` [16, ROW], and else zeros, as [G, 16, N].
+    """Return the cached rows j < pos of `rows` [16, ROW], the others zero, as [G, 16, N].
 
     Warp w has the N columns from w * STEP on. With PDL the loads bypass L1, because each row is read once.
     """

@@ -57,7 +57,7 @@ def fastest_step(
         return check_generate(config, min(BATCH, KERNEL_CHECK_SEQUENCES), dtype, form, precision, launch)
 
     def step_us(launch: Tuning) -> float:
-        """Time a step on new sequences, because a state after thousands of steps is another load."""
+        """Time a step on new sequences, because thousands of steps would change the state."""
         fresh = replace(generate_set(config, BATCH, dtype, form, precision), launch=launch)
         work = steps_in_turn(fresh, config, dtype)
         return median(measure(work.run, clock(), POLICY).samples_ms) * 1e3 / work.units

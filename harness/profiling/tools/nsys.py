@@ -60,7 +60,7 @@ def exporting(report: Path, database: Path) -> list[str]:
 
 
 def read(database: Path) -> tuple[list[Launched], list[Launched]]:
-    """Return (launches of timed runs, launches of the call with ranges) from a database.
+    """Return (launches of timed runs, launches of the call with ranges) from an export.
 
     Raises ProfileError if the database is truncated or lacks a table.
     """
