@@ -63,7 +63,7 @@ def _runs_in(folder: Path) -> set[Path]:
 
 
 def _timed(folder: Path) -> tuple[_Timed, ...]:
-    """Return the run's measured and skipped cases; () without a readable measuring run."""
+    """Return the run's measured and skipped cases; () without a readable run of times."""
     try:
         run = Run.open(folder) if Run.exists(folder) else None
         records = run.records() if run and run.mode == "measure" else []

@@ -111,7 +111,7 @@ class Attention(nn.Module):
         return self._merge(out)
 
     def generate_step(self, x: Tensor, rope: Rotation, cache: Tensor, position: Tensor, mask: Any) -> Tensor:
-        """Return the output [B, 1, C] of token x; write its key and value at `position` [1].
+        """Return the output for x [B, 1, C]; write its key and value at `position` [1].
 
         mask: as `Sdpa.mask` returns it.
         """

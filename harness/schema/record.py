@@ -55,9 +55,8 @@ _HEADER: TypeAdapter[_Header] = TypeAdapter(_Header)
 
 
 def versioned(adapter: TypeAdapter[T], text: bytes, tool: str, refusal: type[RecordError], advice: str = "") -> T:
-    """Return the object of a file's JSON text that `adapter` checks, with a version.
+    """Return the object of a file with fields `tool` and `schema`, as `adapter` checks it.
 
-    The text has the fields `tool` and `schema`.
     tool: the required value of the field `tool`.
     advice: text at the end of the error message, except if the file comes from a newer version.
     Raises `refusal` if the text is invalid, the tool is another one, or the version is newer than `FILE_VERSION`.

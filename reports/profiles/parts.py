@@ -208,7 +208,7 @@ def _tell_heads(paths: Sequence[tuple[str, ...]]) -> bool:
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """Yield (kernel, part, share of the kernel's time in that part), by the ranges."""
+    """Yield (kernel, part, share of the kernel's time in that part), as the ranges show."""
     told = _Told(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:
