@@ -99,7 +99,7 @@ class Plan:
         return frozenset(planned.case.key for job in self.jobs for planned in job.cases)
 
     def requested(self, jobs: Iterable[Job]) -> list[Job]:
-        """Return a run's jobs with only this plan's cases, without earlier requests'."""
+        """Return a run's jobs with only the cases that this plan requests."""
         return with_keys(jobs, self.keys)
 
     def gpus(self, *, here: bool = True) -> list[str]:
