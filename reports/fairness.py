@@ -107,10 +107,7 @@ def _whole(value: float | None) -> int | None:
 
 
 def _checked(record: Record, name: str) -> float | None:
-    """Return the value of a record's correctness check; None if the record lacks it.
-
-    name: the check's.
-    """
+    """Return the value of a record's check `name`; None if the record lacks this check."""
     checks = (record.check or {}).get("checks", [])
     return next((check["value"] for check in checks if check["name"] == name), None)
 

@@ -192,10 +192,7 @@ class ChunkedModel(CausalLM):
         return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
 
     def _through_prompt(self, ids: Tensor, state: Any) -> Tensor:
-        """Run a group's prompt ids [B, T] in chunks; return the last token's residual stream.
-
-        Its shape is [B, C].
-        """
+        """Run a group's prompt ids [B, T] in chunks; return the last residual stream [B, C]."""
         for chunk in ids.split(self._chunk_length(ids.shape[0]), dim=1):
             hidden = self._hidden(chunk, state)
         return hidden[:, -1]

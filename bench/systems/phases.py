@@ -153,10 +153,7 @@ class PhaseWork:
 
 
 class Forward(PhaseWork):
-    """The forward phase: prompts of `context` tokens, LM head on the last token.
-
-    The state is empty at the start.
-    """
+    """The forward phase: prompts of `context` tokens, empty state, LM head on the last token."""
 
     def prepare(self) -> None:
         self.ids = random_ids(self.model, self.case.batch, self.case.context)

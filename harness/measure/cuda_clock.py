@@ -157,10 +157,7 @@ def repeatable(run: Call) -> Call:
 
 
 def _first_runs(run: Call) -> float:
-    """Call `run` on a side stream until it has compiled, tuned and allocated.
-
-    Returns the seconds of the last call.
-    """
+    """Call `run` until it has compiled and tuned; return the seconds of the last call."""
     import torch
 
     side = side_stream()

@@ -19,10 +19,7 @@ class Skip(Exception):
 
 
 class NeedsFreshProcess(Exception):
-    """Raised by `SystemAdapter.build` if the case needs a new process.
-
-    For example, an engine holds this process's memory.
-    """
+    """Raised by `SystemAdapter.build` if the case needs a fresh process, as for a new engine."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Profile of one case: kernels, NVTX ranges, idle time and counters, as a JSON file.
-
-The file is RUN/profiles/KEY.json.
-"""
+"""Profile of one case in RUN/profiles/KEY.json: kernels, ranges, idle time, counters."""
 
 import json
 import zlib

@@ -262,10 +262,7 @@ def _device(record: Record) -> dict[str, str]:
 
 
 def _facts(measured: Iterable[Record]) -> dict[str, str]:
-    """Return commit, GPU unit, CPU, packages, variables and settings by name.
-
-    Distinct values are joined by "and".
-    """
+    """Return commit, GPU unit, CPU, packages, variables and settings by name."""
     own = [_facts_of(record) for record in measured]
     found = {name: {facts.get(name, "") for facts in own} for facts in own for name in facts}
     return {

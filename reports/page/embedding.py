@@ -1,7 +1,4 @@
-"""Embed data and scripts in an HTML page that allows only its own scripts.
-
-The Content-Security-Policy says so.
-"""
+"""Embed data and scripts in an HTML page whose CSP allows only its own scripts."""
 
 import base64
 import gzip

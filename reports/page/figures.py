@@ -272,10 +272,7 @@ def _points(line: Line) -> list[tuple[int, ...]]:
 
 
 def _either(found: list[str]) -> str:
-    """Return the phrases joined: `timed eagerly, in graphs or by the engine`.
-
-    A shared first word stands once.
-    """
+    """Return the phrases joined: `timed eagerly, in graphs or by the engine`."""
     first, *others = found
     if len({each.partition(" ")[0] for each in found}) == 1 and all(" " in each for each in found):
         others = [each.partition(" ")[2] for each in others]

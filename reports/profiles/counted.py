@@ -40,10 +40,7 @@ class Counted:
 
     @property
     def warp_states(self) -> list[tuple[str, float, str]]:
-        """Tuples (state, percent of a warp's time, explanation), the longest first.
-
-        States below 1% are left out.
-        """
+        """Tuples (state, percent of a warp's time, explanation) from 1% on, the longest first."""
         found = sorted(self.counters.stalls.items(), key=lambda each: -each[1])
         words = WAITS | WORKING
         return [
@@ -54,10 +51,7 @@ class Counted:
 
     @property
     def memory(self) -> list[tuple[str, list[str]]]:
-        """Pairs (memory level, [MB read, MB written, both, GB/s, hit rate in %]) per launch.
-
-        All are text, "" if unknown.
-        """
+        """Texts (memory level, [MB read, MB written, both, GB/s, hit rate in %]) per launch."""
         levels = ((name, self._traffic(level)) for level, name in _LEVELS.items())
         return [
             (name, ["" if number is None else said_number(number) for number in numbers])

@@ -21,10 +21,7 @@ _ASIDE = ".fetching-"  # prefix of an incomplete clone
 
 
 def cache_directory() -> Path:
-    """The folder of compiled kernels and ThunderKittens.
-
-    It is `TTT_BENCH_CACHE`, or `~/.cache/ttt-bench`.
-    """
+    """The cache folder: `TTT_BENCH_CACHE`, or `~/.cache/ttt-bench`."""
     return Path(os.environ.get("TTT_BENCH_CACHE") or Path.home() / ".cache" / "ttt-bench")
 
 

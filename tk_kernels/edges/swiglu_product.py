@@ -1,7 +1,4 @@
-"""SwiGLU and its GEMM, silu(x Wg^T) * (x Wu^T), in one kernel on Hopper.
-
-Elsewhere cuBLAS and an elementwise kernel compute it.
-"""
+"""SwiGLU and its GEMM: one kernel on Hopper, elsewhere cuBLAS and a second kernel."""
 
 from __future__ import annotations
 

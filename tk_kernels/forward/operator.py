@@ -292,10 +292,7 @@ def _check_addresses(tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def to_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors as contiguous float32, copied only if needed.
-
-    Kernels need this for all tensors except q, k and v.
-    """
+    """Return the tensors as contiguous float32, copied only if needed."""
     return tuple(x.float().contiguous() for x in tensors)
 
 

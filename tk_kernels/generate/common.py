@@ -286,10 +286,7 @@ def store_weights(weights, low, at, x, mask, PLANES: tl.constexpr):
 
 @jit
 def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
-    """Load a tile of `weights` as float32; with PLANES, join it with the tile of `low`.
-
-    at: the tile's offsets.
-    """
+    """Load the tile of `weights` at `at` as float32; with PLANES, join it with that of `low`."""
     x = tl.load(weights + at, mask=mask, other=0)
     if PLANES:
         x = join(x, tl.load(low + at, mask=mask, other=0))

@@ -87,10 +87,7 @@ def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterat
 
 
 def section(gpu: str, operator: str, form: str, rows: Mapping[str, Tuning]) -> str:
-    """Return a section of `tuning.toml` as text, without fields at their default.
-
-    rows: the settings, by row.
-    """
+    """Return the settings `rows` as a section of `tuning.toml`, without defaults."""
     lines = [f'["{gpu}".{operator}.{form}]']
     for row, chosen in rows.items():
         kept = [(f.name, getattr(chosen, f.name)) for f in fields(chosen) if getattr(chosen, f.name) != f.default]

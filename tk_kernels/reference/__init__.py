@@ -1,4 +1,1 @@
-"""Both operators in PyTorch: the definition, a fast form, and the parts around f.
-
-They are `naive`, `learner` and `layer`.
-"""
+"""Both operators in PyTorch: `naive` defines them, `learner` is fast, `layer` surrounds f."""

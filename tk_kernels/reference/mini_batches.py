@@ -39,10 +39,7 @@ def pieces(tokens: int, start: int, mini_batch: int, together: int) -> Iterator[
 
 
 def mini_batches_together(mini_batch: int, limit: int) -> int:
-    """Return how many mini-batches to compute at once, fewer if they exceed 16 tokens.
-
-    limit: the most.
-    """
+    """Return how many mini-batches to compute at once: `limit`, fewer beyond 16 tokens each."""
     return max(1, min(limit, 16 * limit // mini_batch))
 
 
@@ -53,10 +50,7 @@ def tiled(x: Tensor, mini_batch: int) -> Tensor:
 
 
 def untiled(x: Tensor, batch: int) -> Tensor:
-    """Return x [N, B*H, m, D] as [B, N*m, H, D], the inverse of `tiled`.
-
-    batch: B.
-    """
+    """Return x [N, B*H, m, D] as [B, N*m, H, D] for B = `batch`, the inverse of `tiled`."""
     return x.unflatten(1, (batch, -1)).transpose(2, 3).movedim(0, 1).flatten(1, 2)
 
 
@@ -68,10 +62,7 @@ def with_bias_input(x: Tensor) -> Tensor:
 
 
 def packed(weight: Tensor, bias: Tensor) -> Tensor:
-    """Return weight [B, H, D, F] and bias [B, H, F] as one matrix [B*H, D + 8, F].
-
-    It fits the inputs of `with_bias_input`.
-    """
+    """Return weight [B, H, D, F] and bias [B, H, F] as one matrix [B*H, D + 8, F]."""
     rows = torch.cat((weight, bias.unsqueeze(2)), 2).flatten(0, 1)
     return F.pad(rows, (0, 0, 0, BIAS_INPUTS - 1))
 
@@ -102,10 +93,7 @@ def subtract_matmul_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def causal_eta(lr: Tensor, token_scale: Tensor) -> Tensor:
-    """Return eta [..., m, m]: eta_ij = s_i * lr_j for j <= i, otherwise 0.
-
-    lr [..., m]. token_scale [m]: s.
-    """
+    """Return eta [..., m, m] for lr [..., m], s [m]: s_i * lr_j for j <= i, otherwise 0."""
     return lr.unsqueeze(-2) * token_scale[:, None].expand(-1, len(token_scale)).tril()
 
 

@@ -109,10 +109,7 @@ def renewed(inputs: dict[str, Any], config: TTTConfig, names: tuple[str, ...] = 
 
 
 def outputs_of(found: tuple[torch.Tensor, Any]) -> list[torch.Tensor]:
-    """Return a `forward`'s compared results: outputs, then final weights and biases.
-
-    The outputs are [B, T, H, D].
-    """
+    """Return a `forward`'s compared results: outputs [B, T, H, D], final weights and biases."""
     out, state = found
     return [out, *learned(state).values()]
 

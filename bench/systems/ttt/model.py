@@ -51,10 +51,7 @@ class TTTLanguageModel(LanguageModel):
         return reference
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype; None for a 16-bit state.
-
-        A reference's state is float32.
-        """
+        """Return a reference in the case's dtype; None for 16-bit states, which references lack."""
         return None if case.state_dtype in ("bfloat16", "float16") else super().rounded_reference(model, case)
 
     def _compare(self, model: Any, case: Case) -> Checks:

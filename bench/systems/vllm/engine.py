@@ -389,10 +389,7 @@ def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
 
 
 def _number(request_id: str) -> int:
-    """Return a request's number in order of arrival, from its id.
-
-    vLLM can append random digits to the id.
-    """
+    """Return a request's number in order of arrival, from its id without vLLM's suffix."""
     return int(request_id.partition("-")[0])
 
 
