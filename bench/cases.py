@@ -104,10 +104,7 @@ def _panel_cases(
 
 
 def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str, Scalar], ...]]:
-    """Return every combination of option values as (name, value) pairs, without defaults.
-
-    axes: the values of each option, by its name.
-    """
+    """Return every combination of option values as (name, value) pairs, without defaults."""
     names = sorted(axes)
     pairs = [tuple(zip(names, values, strict=True)) for values in product(*(axes[name] for name in names))]
     return [tuple((name, value) for name, value in each if OPTION_DEFAULTS.get(name) != value) for each in pairs]

@@ -107,10 +107,7 @@ class RunRequest(BaseModel):
         )
 
     def to_continue(self, out: Path, retry: str = "lost") -> str:
-        """Return the shell command that continues the run in `out`.
-
-        retry: which finished cases it measures again.
-        """
+        """Return the shell command that continues the run in `out` with the option `retry`."""
         again: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
         if self.command == "run":  # run.json has the cases, device and budget
             again |= dict.fromkeys(_LISTS, ()) | {"device": "auto", "budget_s": None}

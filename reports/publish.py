@@ -73,10 +73,7 @@ def _records(run: Run) -> list[Record]:
 
 
 def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record]:
-    """Return the records of these systems, each NAME or NAME/BACKEND; all if none given.
-
-    Raises RecordError if one of the systems has no record.
-    """
+    """Return the records of these systems, each NAME or NAME/BACKEND; all if none given."""
     for system in systems:
         if not any(is_of(record.case, [system]) for record in records):
             there = ", ".join(dict.fromkeys(record.case.system_backend for record in records))

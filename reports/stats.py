@@ -111,10 +111,7 @@ def frame(
 
 
 def case_statuses(table: pd.DataFrame) -> Counter[str]:
-    """Return the number of cases by status; a case on several machines counts once.
-
-    table: of `frame`.
-    """
+    """Return the number of cases by status; a case on several machines counts once."""
     columns = [*CASE_COLUMNS[1:], *SETTING_COLUMNS, *option_columns(table)]
     return Counter(table.drop_duplicates(columns)["status"])
 

@@ -146,10 +146,7 @@ def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
 
 
 def _wanted(table: pd.DataFrame, catalogue: Catalogue, apart: Sequence[str]) -> list[str]:
-    """Return the columns to show while they fit, the most useful first.
-
-    apart: settings to prefer to others.
-    """
+    """Return the columns to show while they fit, the most useful first, `apart` early."""
     settings = [*apart, *(name for name in _settings(table) if _varies(table, name))]
     numbers = [metric.name for metric in catalogue.metrics if metric.text]
     names = dict.fromkeys(["latency_ms", *settings, MARKS, *numbers, *CASE_COLUMNS[1:], "status", "samples"])

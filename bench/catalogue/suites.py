@@ -559,8 +559,5 @@ def find_group(name: str) -> Group | None:
 
 
 def default_suite(device: str) -> str:
-    """Return the suite or group that `ttt-bench run` measures by default.
-
-    device: "cpu" or "cuda".
-    """
+    """Return the suite or group that `ttt-bench run` measures by default on "cpu" or "cuda"."""
     return "paper" if device == "cuda" else "quick"

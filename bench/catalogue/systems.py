@@ -77,10 +77,7 @@ SYSTEMS: tuple[SystemEntry, ...] = (
 
 
 def _ttt(learner: str) -> tuple[Adapter, ...]:
-    """Return the adapters that TTT-Linear and TTT-MLP share.
-
-    learner: "linear" or "mlp", for the kernels.
-    """
+    """Return the adapters that both TTT-Linear ("linear") and TTT-MLP ("mlp") have."""
     kernels, planes = f"bench.systems.ttt.kernels:TTTKernels:{learner}", "float32-planes"
     return (
         Adapter("thunderkittens", f"{kernels}:dual:thunderkittens", BOTH, "float32", phases=PREFILL, replays=True,

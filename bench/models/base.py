@@ -60,10 +60,7 @@ class CausalLM(nn.Module):
 
     @torch.no_grad()
     def logits(self, ids: Tensor, last: int) -> Tensor:
-        """Run ids [B, T] of new sequences; return logits [B, last, V] after the last tokens.
-
-        last: the number of these tokens.
-        """
+        """Run ids [B, T] of new sequences; return logits [B, last, V] after `last` last tokens."""
         return self._logits(self._hidden(ids, self.init_state(*ids.shape))[:, -last:])
 
     def _hidden(self, ids: Tensor, state: Any) -> Tensor:
@@ -183,10 +180,7 @@ class ChunkedModel(CausalLM):
         raise NotImplementedError
 
     def _groups(self, batch: int, tokens: int) -> list[slice]:
-        """Split the batch into groups, slices of equal size except the last.
-
-        tokens: per sequence.
-        """
+        """Split a batch of `tokens` tokens per sequence into slices, equal except the last."""
         most = max(self.least_group, self.prefill_tokens // tokens)
         size = ceil(batch / ceil(batch / most))
         return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]

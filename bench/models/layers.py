@@ -41,10 +41,7 @@ def operator_range() -> AbstractContextManager[object]:
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of inner states and learning rates: float64 for float64, else float32.
-
-    dtype: that of the tokens.
-    """
+    """Return the dtype of inner states and learning rates: float64 for float64, else float32."""
     return torch.promote_types(dtype, torch.float32)
 
 

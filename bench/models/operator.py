@@ -76,20 +76,14 @@ class TorchOperator:
         return self._reference.init_state(*weights, batch, mini_batch=mini_batch, dtype=dtype)
 
     def init_states(self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
-        """Return all layers' initial states in few launches, with a leading axis of layers.
-
-        layers: each layer's weights, as in `init_state`.
-        """
+        """Return all layers' initial states in few launches, with a leading axis of layers."""
         one = self.init_state(layers[0], 1, mini_batch, dtype)
         states = type(one)(*(x.new_empty(len(layers), batch, *x.shape[1:]) for x in one))
         self.restart_states(states, layers)
         return states
 
     def restart_states(self, states: Any, layers: Sequence[Sequence[Tensor]]) -> None:
-        """Reset states of `init_states` in place: weights, and zeros in the other tensors.
-
-        layers: each layer's weights, as in `init_state`.
-        """
+        """Reset states of `init_states` in place: weights, and zeros in the other tensors."""
         parameters = list(zip(*layers, strict=True))
         for each, weights in zip(states, parameters, strict=False):
             each.copy_(torch.stack([weight.detach() for weight in weights]).view(len(layers), 1, *each.shape[2:]))

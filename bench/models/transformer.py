@@ -80,10 +80,7 @@ class Sdpa:
 
 
 class Attention(nn.Module):
-    """A Llama attention layer: causal, with RoPE, without biases.
-
-    attend: the kernels that compute the attention.
-    """
+    """A Llama attention layer, causal, with RoPE, no biases; `attend` has the kernels."""
 
     def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype, attend: Sdpa) -> None:
         super().__init__()

@@ -156,10 +156,7 @@ class TTTLayer(nn.Module):
         return logits + self.learnable_ttt_lr_bias[:, 0]  # the sum has the bias's dtype
 
     def learner(self, rope: Rotation) -> Learner:
-        """Return the inner loop's parameters outside its state.
-
-        rope: cos and sin, from `rope_tables`.
-        """
+        """Return the inner loop's parameters outside its state; `rope` is from `rope_tables`."""
         # s_i = max(0, 1/(i+1) + learnable_i)
         token_scale = torch.clamp_min(self.get_buffer("token_idx") + self.learnable_token_idx, 0.0)
         base_lr, theta = self.config.base_lr, self.config.rope_theta

@@ -60,10 +60,7 @@ def lock(name: str) -> str:
 
 
 def noted(block: str, newest: dict[str, str]) -> str:
-    """Return a package's lines of a lock file, with a comment if a newer release exists.
-
-    newest: the newest release by package name.
-    """
+    """Return a package's lines of a lock file, with a comment if `newest` has a newer one."""
     match = PACKAGE.match(block)
     if match is None or newest[match[1]] == match[2]:
         return block

@@ -94,9 +94,6 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
 
 
 def register() -> None:
-    """Register TTT models for transformers' `AutoConfig` and `AutoModelForCausalLM`.
-
-    Repeated calls are safe.
-    """
+    """Register TTT models in transformers' auto classes; repeated calls are safe."""
     AutoConfig.register(HuggingFaceConfig.model_type, HuggingFaceConfig, exist_ok=True)
     AutoModelForCausalLM.register(HuggingFaceConfig, HuggingFaceTTT, exist_ok=True)

@@ -369,10 +369,7 @@ class Request(PhaseWork):
         return self._logits, self._read
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return TTFT and ITL of the last `calls` calls.
-
-        All sequences of a call get their tokens at once.
-        """
+        """Return TTFT and ITL of the last `calls` calls, the same for all sequences of a call."""
         last = list(self._moments)[-calls:]
         times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
         return token_times.metrics([[(first, steps)] for first, *steps in times])

@@ -43,19 +43,13 @@ class Checks:
 
     @property
     def reason(self) -> str:
-        """The failed checks with value and limit; "" if all passed.
-
-        "nothing was checked" without checks.
-        """
+        """The failed checks with value and limit; "" if all passed; a phrase without checks."""
         if not self.checks:
             return "nothing was checked"
         return "; ".join(f"{c.name} is {c.value:.3g}, limit {c.limit:.3g}" for c in self.checks if not c.passed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return `passed`, `checks` and a nonempty `unchecked` as JSON values.
-
-        NaN and infinity become None.
-        """
+        """Return `passed`, `checks`, and `unchecked` if any, as JSON values; NaN becomes None."""
         checks = [asdict(c) | {"value": c.value if math.isfinite(c.value) else None} for c in self.checks]
         return {"passed": self.passed, "checks": checks} | ({"unchecked": self.unchecked} if self.unchecked else {})
 

@@ -224,10 +224,7 @@ class Cooler:
         self.goal_c: float | None = None  # degrees Celsius; None if the GPU need not rest
 
     def saw(self, readings: Mapping[str, Any] | None) -> None:
-        """Set `goal_c` to `COOLER_C` below the temperature of `readings` after a slowdown.
-
-        readings: result of `Gpu.readings`, None without a GPU.
-        """
+        """Set `goal_c` to `COOLER_C` below the temperature of `readings` after a slowdown."""
         reasons, celsius = ((readings or {}).get(name) for name in ("throttle_reasons", "temperature_c"))
         if celsius is not None and THERMAL.intersection(reasons or ()):
             self.goal_c = celsius - COOLER_C

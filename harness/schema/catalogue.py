@@ -40,10 +40,7 @@ class SystemEntry(Stored):
 
 @dataclass(frozen=True)
 class BackendEntry(Stored):
-    """Label and drawing style of a backend in reports.
-
-    dash: dash pattern of its lines, one of `DASHES`.
-    """
+    """Label and dash pattern of a backend in reports; `dash` is one of `DASHES`."""
 
     name: Text
     label: Text

@@ -117,10 +117,7 @@ def invalid(error: ValidationError) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return the innermost frame outside packages, as ` (my_rnn.py, line 18)`, or "".
-
-    Return "" if all frames are in installed packages.
-    """
+    """Return the innermost frame outside packages, as ` (my_rnn.py, line 18)`, or ""."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append((error.filename, error.lineno))

@@ -84,10 +84,7 @@ DEFAULT_SLOT = GpuSlot()
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised in threads that wait for a worker once the run should end.
-
-    Ctrl-C reaches only the main thread.
-    """
+    """Raised in threads that wait for a worker at the run's end, which Ctrl-C cannot reach."""
 
 
 class GpuLost(Exception):
@@ -232,10 +229,7 @@ class WorkerProcess:
             self._receive(process, deadline)
 
     def stop(self, limit_s: float = _STOP_S) -> int | None:
-        """Request the worker to end; return its exit status, or None if it had to be killed.
-
-        Without a worker, return 0.
-        """
+        """Request the worker to end; return its exit status, None if killed, 0 without a worker."""
         if (process := self._process) is None:
             return 0
         status, deadline = None, time.monotonic() + limit_s
@@ -351,10 +345,7 @@ def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[P
 
 
 def _is_ready(descriptor: int, event: int, wait_s: float) -> bool:
-    """Wait at most `wait_s` s for a pipe's `event` (POLLIN, POLLOUT) or its closing.
-
-    Return whether that happened.
-    """
+    """Return whether a pipe's `event` (POLLIN, POLLOUT) or closing came within `wait_s` s."""
     waiting = select.poll()
     waiting.register(descriptor, event)
     return bool(waiting.poll(wait_s * 1e3))

@@ -27,10 +27,7 @@ from harness.schema.run_file import Planned
 
 
 class WorkerLost(Exception):
-    """Raised if a worker gives no usable answer.
-
-    status, reason: as the case's record should have them.
-    """
+    """Raised if a worker gives no usable answer, with status and reason for the record."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)

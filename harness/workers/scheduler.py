@@ -141,10 +141,7 @@ class Todo:
 
     @classmethod
     def of(cls, run: Run, job: Job, repeats: Sequence[int], retry: Retry) -> "Todo":
-        """Return the unfinished part of a job, by its records.
-
-        retry: as in `Options`.
-        """
+        """Return the unfinished part of a job, by its records and by `Options.retry`."""
         records = run.job_records(job)
         last = {(record.case.key, record.repeat): record for record in records}
         tries = Counter((record.case.key, record.repeat) for record in records if record.status in LOST)

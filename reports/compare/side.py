@@ -134,10 +134,7 @@ class RunCases:
 
     @classmethod
     def of(cls, run: Run, records: Sequence[Record] | None = None) -> "RunCases":
-        """Return the run's cases for a comparison.
-
-        records: the run's records; read from its folder if None.
-        """
+        """Return the run's cases for a comparison, from `records` or the run's folder."""
         records = run.records() if records is None else records
         asked = run.file.requests[0] if run.file.requests else None
         return cls(
@@ -184,10 +181,7 @@ def _unfinished(run: Run, records: Sequence[Record]) -> str:
 
 
 def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) -> CaseSide:
-    """Return one case of a run from its records.
-
-    repeats: the number of rounds that the run planned.
-    """
+    """Return one case of a run from its records, of `repeats` planned rounds."""
     case, measured = records[0].case, timed(records)
     name = printable(BETWEEN.join([catalogue.system_label(case.system), catalogue.backend_label(case.backend)]))
     medians = _medians(measured)

@@ -148,10 +148,7 @@ def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> 
 
 @dataclass(frozen=True)
 class _Panel:
-    """Builds the `Figure` of one panel, and a second one of ratios, primal over dual.
-
-    dual.
-    """
+    """Builds the `Figure` of one panel, and a second one of ratios, primal over dual."""
 
     panel: FigurePanel
     suite: str
@@ -292,10 +289,7 @@ def _spans_wide(values: pd.Series) -> bool:
 
 
 def days(started: Iterable[str]) -> str:
-    """Return the first and the last day (UTC) as text; "" if no time can be parsed.
-
-    started: times in ISO 8601.
-    """
+    """Return the first and last day (UTC) of ISO 8601 times as text; "" without such times."""
     found = sorted({day for text in started if (day := _day(text))})
     return span(found[0], found[-1]) if found else ""
 

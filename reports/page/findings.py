@@ -66,10 +66,7 @@ def _span(values: Iterable[float]) -> str:
 
 
 def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
-    """Return the notice that the run measured small models on CPUs; "" for GPU records.
-
-    kinds: the records' device kinds, "cpu" or "cuda".
-    """
+    """Return the notice that the run measured small models on CPUs; "" for GPU records."""
     if set(kinds) != {"cpu"}:
         return ""
     sizes = ", ".join(sorted(table["size"].unique()))

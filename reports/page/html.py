@@ -128,10 +128,7 @@ def render(
 
 
 def run_title(name: str, table: pd.DataFrame) -> str:
-    """Return the title of a run's page: the folder's name, then the devices.
-
-    table: of `stats.frame`.
-    """
+    """Return the title of a run's page: the folder's name, then the devices."""
     return ", ".join(filter(None, [printable(name), " and ".join(devices_of(table))]))
 
 

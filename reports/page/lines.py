@@ -146,10 +146,7 @@ class Looks:
 
 @dataclass(frozen=True)
 class FigurePanel:
-    """The rows of one figure in order of x, for its lines.
-
-    entry: the figure in the catalogue.
-    """
+    """The rows of one figure of the catalogue in order of x, for its lines."""
 
     looks: Looks
     entry: FigureEntry

@@ -32,10 +32,7 @@ _MOST_OPEN = 8  # up to so many groups of cases, all are open
 
 @dataclass(frozen=True)
 class Section:
-    """The section on profiles.
-
-    html: its HTML. anchors: the HTML id of each profiled case by case key.
-    """
+    """The section on profiles: its HTML, and the HTML id of each case by case key."""
 
     html: Markup
     anchors: dict[str, str]

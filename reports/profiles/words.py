@@ -42,10 +42,7 @@ WORKING = {"selected": "issuing", "not_selected": "ready, another warp issues"}
 
 
 class Recorded(NamedTuple):
-    """A case's latency in the run's records, in ms.
-
-    at_once: how many sequences ran at once; 0 for the whole batch.
-    """
+    """A case's recorded latency in ms; `at_once` sequences ran at once, 0 for all."""
 
     ms: float
     at_once: int = 0
@@ -163,10 +160,7 @@ def _between_steps(region: Region) -> TypeGuard[Profile]:
 
 
 def bound_of(kernel: Kernel, region: Region) -> str:
-    """Return a kernel's bottleneck in words, without a full stop.
-
-    region: where the kernel ran.
-    """
+    """Return a kernel's bottleneck in words, without a full stop."""
     counters = kernel.counters
     if counters is None:
         return "bottleneck not counted"

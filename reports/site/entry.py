@@ -160,10 +160,7 @@ def read_cases(path: Path) -> RunCases:
 
 
 def moment(text: str) -> datetime | None:
-    """Return a time in ISO 8601 as a datetime in UTC; None for other text.
-
-    A time without a zone counts as UTC.
-    """
+    """Return an ISO 8601 time as a datetime in UTC, its default zone; None for other text."""
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)

@@ -49,10 +49,7 @@ def _environment() -> Environment:
 
 
 def _drawn(template: str, up: str = "", **values: Any) -> str:
-    """Return the HTML of a template, rendered with `values`.
-
-    up: the path from the page to the site's root.
-    """
+    """Return the HTML of a template; `up` is the path from the page to the site's root."""
     return _environment().get_template(template).render(up=up, plotly=PLOTLY, **values)
 
 

@@ -61,10 +61,7 @@ class Built:
 
 
 def source_path(name: str) -> Path:
-    """Return the `.cu` file of a kernel such as `ttt_linear/forward_sm90`.
-
-    Raises BuildError if there is none.
-    """
+    """Return the `.cu` file of a kernel such as `ttt_linear/forward_sm90`, or raise BuildError."""
     path = SOURCE_ROOT / f"{name}.cu"
     if not path.is_file():
         raise BuildError(f"{name}: there is no {name}.cu in {SOURCE_ROOT.name}")
@@ -160,10 +157,7 @@ def _builds() -> Path:
 
 
 def _built_at(folder: Path, wanted: Mapping[str, str | None]) -> float:
-    """Time of the build in `folder`, in seconds since 1970.
-
-    0 if the build is damaged or does not match `wanted`.
-    """
+    """Time of the build in `folder`, in Unix seconds; 0 if damaged or not as `wanted`."""
     try:
         if not ((folder / LIBRARY).stat().st_size and (folder / LOG).is_file()):  # empty after a power failure
             return 0

@@ -53,10 +53,7 @@ def find_nvcc() -> Path | None:
 
 
 def compiler_version(nvcc: Path | None) -> str | None:
-    """Version of nvcc, such as `13.0, V13.0.88`; None without nvcc.
-
-    Raises BuildError if nvcc does not run.
-    """
+    """Version of nvcc, `13.0, V13.0.88`; None without nvcc; BuildError if it does not run."""
     if nvcc is None:
         return None
     with os_errors("nvcc cannot be run"):

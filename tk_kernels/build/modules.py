@@ -72,10 +72,7 @@ def unavailable(name: str) -> str:
 
 @functools.cache
 def load(name: str) -> Any:
-    """Return a kernel's module, compiled if needed; its functions launch kernels.
-
-    Raises BuildError if the kernel is unavailable.
-    """
+    """Return a kernel's module, compiled if needed, or raise BuildError if unavailable."""
     reason = unavailable(name)
     if reason:
         raise BuildError(reason)

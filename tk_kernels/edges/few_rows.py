@@ -196,10 +196,7 @@ def _few_rows_product(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute OUTPUTS outputs of all R rows of x on tensor cores, INPUTS inputs at a time.
-
-    ROWS: R padded to a tile of tensor cores.
-    """
+    """Compute OUTPUTS outputs of all R rows of x on tensor cores, INPUTS inputs at a time."""
     let_next_begin(PDL)
     wait_for_previous(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)

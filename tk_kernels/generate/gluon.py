@@ -33,10 +33,7 @@ def all_loads_before(position):
 
 @gluon.jit
 def narrow(x, dtype: gl.constexpr):
-    """Convert float32 x to the 16-bit `dtype`, rounded to nearest.
-
-    Two bfloat16 numbers take one instruction.
-    """
+    """Round float32 x to the 16-bit `dtype`; two bfloat16 numbers take one instruction."""
     if dtype == gl.bfloat16:
         asm: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
         return gl.inline_asm_elementwise(asm, "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2)

@@ -90,10 +90,7 @@ def completion_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
 
 
 def apply_rows_(weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> None:
-    """Update W -= scale * x_rows^T @ g_rows and b -= scale * sum(g_rows) in place.
-
-    scale [B, 1, 1, 1].
-    """
+    """Update W -= scale * x_rows^T @ g_rows and b -= scale * sum(g_rows) in place."""
     steps = (scale * x_rows).flatten(0, 1).mT
     weight.view(-1, *weight.shape[2:]).baddbmm_(steps, g_rows.flatten(0, 1), alpha=-1)
     bias.addcmul_(scale[..., 0], g_rows.sum(2), value=-1)

@@ -45,10 +45,7 @@ class FlaModel(CausalLM):
         self.config = _Config(inner.config.vocab_size, inner.config.hidden_size)
 
     def init_state(self, batch: int, context: int = 0) -> Any:
-        """Return the package's empty cache, to which the first call adds states.
-
-        The arguments have no effect.
-        """
+        """Return fla's empty cache, whatever the arguments; the first call adds states."""
         from fla.models.utils import Cache
 
         return Cache()
@@ -291,10 +288,7 @@ def _copied(kept: Any) -> Any:
 
 
 def check_timed_rounding(adapter: Any, model: FlaModel, logits: Tensor, ids: Tensor, dtype: str) -> Checks:
-    """Check timed logits [B, V] of ids [B, T] against recurrent kernels in a wider dtype.
-
-    dtype: of the timed model.
-    """
+    """Check timed logits [B, V] of ids [B, T] against recurrent kernels in a wider dtype."""
     reference = adapter.reference(model, torch.float64 if dtype == "float32" else torch.float32)
 
     def both(ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -171,10 +171,7 @@ def _some(rule: Rule, inputs: dict[str, Tensor], rows: list[int], tokens: int) -
 
 
 def _check(rule: Rule, kernel: Any, more: dict[str, int], inputs: dict[str, Tensor], case: Case) -> Checks:
-    """Check a kernel's outputs and state on a sequence's first tokens against `naive`.
-
-    more: further arguments of the kernel.
-    """
+    """Check a kernel's outputs and state on a sequence's first tokens against `naive`."""
     piece = _some(rule, inputs, [0], min(LAYER_CHECK_TOKENS + 1, case.context))  # past a chunk's end
     with torch.inference_mode():
         got = kernel(**piece, **more, output_final_state=True)

@@ -1,7 +1,4 @@
-"""Run Mamba and Mamba-2 in their authors' package, mamba-ssm.
-
-A forward also fills the state that generate reads.
-"""
+"""Run Mamba and Mamba-2 in mamba-ssm; a forward also fills the state for generate."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -199,10 +196,7 @@ class Mamba2SSM(MambaSSM):
 
 @torch.no_grad()
 def copy_weights(source: dict[str, Tensor], target: torch.nn.Module) -> None:
-    """Copy weights with mamba-ssm's names into a model of transformers.
-
-    Raises KeyError if one is missing.
-    """
+    """Copy weights with mamba-ssm's names to a model of transformers, or raise KeyError."""
     named = dict(target.named_parameters())
     renamed = {name.replace("backbone.embedding.", "backbone.embeddings."): weight for name, weight in source.items()}
     if missing := set(named) - set(renamed):

@@ -64,10 +64,7 @@ class CompiledLayer:
 
 
 def compiled_forward(reference: Any, piece: int) -> Callable[..., Any]:
-    """Return `reference.forward` in the dual form, compiled for pieces of `piece` tokens.
-
-    reference: a module `tk_kernels.ttt_*.reference`.
-    """
+    """Return `reference.forward` in the dual form, compiled for pieces of `piece` tokens."""
     torch.compiler.reset()  # shapes of earlier cases count towards the recompilation limit
     states = torch.compile(reference.states, dynamic=False, fullgraph=True)
     outputs = torch.compile(reference.outputs, dynamic=False, fullgraph=True)

@@ -238,10 +238,7 @@ class Engine:
         self.llm.enqueue(prompts, params, use_tqdm=False)
 
     def cache_blocks(self) -> int:
-        """Return how many blocks the engine's KV or state cache has.
-
-        `described` gives the tokens of one block.
-        """
+        """Return how many blocks the engine's KV or state cache has; see `described`."""
         return self.core.scheduler.kv_cache_config.num_blocks
 
     def sequences_that_fit(self, tokens: int) -> int:
