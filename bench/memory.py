@@ -9,7 +9,7 @@ from bench.kept import ELEMENT_BYTES, kept_bytes, state_element_bytes, window_by
 from bench.models.case_model import checkpoint_missing, config_of
 from bench.models.config import MODELS, TTTConfig, parameter_count
 from harness.schema.case import Case
-from harness.schema.reason import said_number
+from harness.schema.reason import format_number
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
 from tk_kernels.cost import COSTS
@@ -95,7 +95,7 @@ def _shortage(needed: int, total: int) -> str:
 
 
 def _size(count: int) -> str:
-    return f"{said_number(count / 1e12)} TB" if count > 1e12 else f"{said_number(count / 1e9)} GB"
+    return f"{format_number(count / 1e12)} TB" if count > 1e12 else f"{format_number(count / 1e9)} GB"
 
 
 def sequences_that_fit(config: TTTConfig, state_bytes: float, dtype: str, total: int) -> int:

@@ -52,7 +52,7 @@ from bench.models.config import model_config
 from harness.schema.case import Case
 from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.profile import Profile
-from harness.schema.reason import counted, said_number, span
+from harness.schema.reason import counted, format_number, span
 from harness.schema.record import RecordError
 from harness.schema.run import Run
 from reports.compare.comparison import compare
@@ -163,7 +163,7 @@ def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
 def _ratio(first: Number, second: Number) -> Number:
     if first.value is None or second.value is None:
         return Number()
-    return Number(first.value / second.value, said_number(first.value / second.value))
+    return Number(first.value / second.value, format_number(first.value / second.value))
 
 
 def _cell(options: Mapping[str, Any], source: Source) -> Number:
@@ -180,7 +180,7 @@ def _cell(options: Mapping[str, Any], source: Source) -> Number:
     flags = marks_in(row.get(MARKS), options["value"])
     signs = [sign for flag, sign, _ in SIGNS if flag in flags]
     value = options.get("scale", 1) * float(row[options["value"]])
-    return Number(value, " ".join([said_number(value), *signs]))
+    return Number(value, " ".join([format_number(value), *signs]))
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
@@ -207,12 +207,12 @@ def _from_profile(profile: Profile, wanted: str | list[str], unit: str) -> Numbe
     if wanted == "longest":
         return Number(text=longest(profile))
     if wanted == "ms":
-        return Number(profile.unit_ms, said_number(profile.unit_ms))
+        return Number(profile.unit_ms, format_number(profile.unit_ms))
     if isinstance(wanted, str) or not set(wanted) <= set(LABELS):
         raise UserError(f"profile = {wanted!r}: must be ms, longest, or a list of {', '.join(LABELS)}")
     time_us = sum(part.time_us for part in parts(profile) if part.name in wanted)
     if unit == "ms":
-        return Number(time_us / profile.units / 1e3, said_number(time_us / profile.units / 1e3))
+        return Number(time_us / profile.units / 1e3, format_number(time_us / profile.units / 1e3))
     return Number(time_us / profile.region_us, f"{time_us / profile.region_us:.0%}")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from harness.schema.case import Scalar
 from harness.schema.catalogue import Catalogue
 from harness.schema.record import Record
-from reports.words import said_setting
+from reports.words import format_setting
 
 # Largest over smallest number of parameters within a size.
 PARAMETERS_LIMIT = 1.08
@@ -38,10 +38,10 @@ class Model:
     kept_between_samples: str
     unlike: tuple[str, ...] = ()
 
-    def said(self, catalogue: Catalogue) -> str:
+    def words(self, catalogue: Catalogue) -> str:
         """Return the model's size and options in words, with the dtype if weights differ."""
-        options = [said_setting(catalogue.axis(name), value) for name, value in self.options]
-        asked = [] if self.weights_dtype in ("", self.dtype) else [f"{self.dtype} asked for"]
+        options = [format_setting(catalogue.axis(name), value) for name, value in self.options]
+        asked = [] if self.weights_dtype in ("", self.dtype) else [f"{self.dtype} requested"]
         return ", ".join([self.size, *options, *asked])
 
 
@@ -76,7 +76,7 @@ def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
     )
     found = {model: [what for what in model.unlike if what != _UNRECORDED] for model in models}
     apart = (
-        f"{catalogue.system_label(model.system)} ({catalogue.backend_label(model.backend)}, {model.said(catalogue)}) "
+        f"{catalogue.system_label(model.system)} ({catalogue.backend_label(model.backend)}, {model.words(catalogue)}) "
         f"is not on equal terms with the others: {', '.join(unlike)}."
         for model, unlike in found.items()
         if unlike

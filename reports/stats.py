@@ -23,7 +23,7 @@ from harness.workers.machine_load import is_loaded, load_note
 from reports.fairness import FAIRNESS_METRICS
 from reports.profiles.ceilings import common_ceilings
 from reports.roofline import RATE_COLUMNS, WORK_METRICS, explanation
-from reports.words import commit_said
+from reports.words import commit_name
 
 CASE_COLUMNS = ("suites", "system", "backend", "size", "phase", "batch", "context")
 OUTCOME_COLUMNS = ("status", "reason")
@@ -153,7 +153,7 @@ def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
 
 def _machine(record: Record) -> MachineKey:
     environment = record.environment
-    return str(environment.get("device") or ""), device_id_of(environment), commit_said(environment)
+    return str(environment.get("device") or ""), device_id_of(environment), commit_name(environment)
 
 
 def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:

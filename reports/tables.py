@@ -53,7 +53,7 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def said(value: Any) -> str:
+def cell_text(value: Any) -> str:
     """Return a cell as text, with all digits of a number; "" for an unknown value."""
     value = plain(value)
     if isinstance(value, list):
@@ -62,7 +62,7 @@ def said(value: Any) -> str:
 
 
 def _write_csv(table: pd.DataFrame, out: TextIO) -> None:
-    table.map(lambda value: printable(said(value))).rename(columns=printable).to_csv(out, index=False)
+    table.map(lambda value: printable(cell_text(value))).rename(columns=printable).to_csv(out, index=False)
 
 
 def _write_json(table: pd.DataFrame, out: TextIO) -> None:
@@ -170,7 +170,7 @@ def _same(table: pd.DataFrame, names: Sequence[str]) -> dict[str, str]:
     """Return {column: text} for constant columns of settings and machine not in `names`."""
     wanted = ("suites", "size", "phase", "batch", "context", "dtype", "timing", "device", "commit")
     columns = [name for name in wanted if name not in names and len(table) and table[name].nunique(dropna=False) == 1]
-    found = {name: printable(said(table[name].iloc[0])) for name in columns}
+    found = {name: printable(cell_text(table[name].iloc[0])) for name in columns}
     return {name: short_commit(text) if name == "commit" else text for name, text in found.items() if text}
 
 
@@ -190,4 +190,4 @@ def shown(value: Any, scale: float) -> str:
         number = number / scale
     if isinstance(number, float):
         return f"{number:.0f}" if 1e4 <= abs(number) < 1e9 else f"{number:.4g}"
-    return printable(said(value))
+    return printable(cell_text(value))

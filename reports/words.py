@@ -11,22 +11,22 @@ import pandas as pd
 from harness.measure.environment import DIRTY
 from harness.schema.case import Case
 from harness.schema.catalogue import AxisEntry, Catalogue
-from harness.schema.reason import said_number
+from harness.schema.reason import format_number
 
 BETWEEN = " · "  # between the parts of the name of a line or case
 
 
-def said_x(value: float) -> str:
+def format_x(value: float) -> str:
     """Return the number as text: 2048 as 2k, 1048576 as 1M, and 24.2139 as 24.2."""
     for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
         if value >= unit and value % unit == 0:
             return f"{value / unit:g}{letter}"
-    return f"{value:.15g}" if value == int(value) else said_number(value)
+    return f"{value:.15g}" if value == int(value) else format_number(value)
 
 
-def said_setting(axis: AxisEntry, value: Any) -> str:
+def format_setting(axis: AxisEntry, value: Any) -> str:
     """Return a setting in words, such as `context 2k`, by the axis's phrase."""
-    return axis.phrase.replace("{}", said_x(int(value)) if isinstance(value, Integral) else str(value))
+    return axis.phrase.replace("{}", format_x(int(value)) if isinstance(value, Integral) else str(value))
 
 
 def listed(words: Sequence[str]) -> str:
@@ -49,7 +49,7 @@ def share_of(number: int, whole: int, thing: str) -> str:
     return f"all {whole:,} {thing}s" if number == whole else f"{number:,} of the {whole:,} {thing}s"
 
 
-def commit_said(environment: Mapping[str, Any]) -> str:
+def commit_name(environment: Mapping[str, Any]) -> str:
     """Return the commit in a record's environment; "" if none is recorded.
 
     It ends in `DIRTY` if the checkout had uncommitted changes.

@@ -45,7 +45,7 @@ def profile(request: RunRequest, out: Path) -> None:
     jobs = _jobs_of(run, work.jobs)
     if request.gpus:
         jobs = longest_first(jobs, past_durations(work.machine, out))
-    for note in filter(None, (*work.notes, tools.said, new)):
+    for note in filter(None, (*work.notes, tools.summary, new)):
         print(f"ttt-bench: {note}", file=sys.stderr)
     profiler = Profiler(
         run,

@@ -76,7 +76,7 @@ class CallChecker:
         now = time.monotonic()
         if self._workload.inputs and now >= self._next_at:
             if self._ran:
-                self._look()
+                self._check_outputs()
             self._renew()
             wait_for(self._workload.device)
             self._ran = True
@@ -90,7 +90,7 @@ class CallChecker:
         The outputs of the second call must differ from those of the first, however little.
         """
         if self._ran:
-            self._look()
+            self._check_outputs()
         self._renew()
         checked = self._compared_call(clock, "outputs_unchanged_by_new_inputs")
         has_past = any(each.token_axis is not None for each in self._workload.inputs.values())
@@ -145,7 +145,7 @@ class CallChecker:
     def _rows_of_inputs(self) -> dict[str, Any]:
         return {name: _rows(each.tensor, each.batch_axis) for name, each in self._workload.inputs.items()}
 
-    def _look(self) -> None:
+    def _check_outputs(self) -> None:
         """Check that outputs are finite and new since the last refill, and inputs unchanged.
 
         Outputs must be finite, because a GPU needs less power and time for NaN and infinity.

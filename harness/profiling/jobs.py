@@ -119,19 +119,19 @@ class Profiler:
 
 
 class JobProfiler:
-    """Profiles the cases of one job on one GPU slot, with the options of the `Profiler` `asked`.
+    """Profiles the cases of one job on one GPU slot, with the options of `profiler`.
 
     stopped: returns whether the run should end; called while a worker works.
     tools: the profilers that this job still uses.
     lost_everywhere: whether a profiler was given up that fails for every case on this machine.
     """
 
-    def __init__(self, asked: Profiler, job: Job, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
-        self.asked, self.job, self.slot, self.stopped = asked, job, slot, stopped
-        self.tools, self.lost_everywhere = asked.tools, False
-        launch = asked.launches[job.pair]
+    def __init__(self, profiler: Profiler, job: Job, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
+        self.profiler, self.job, self.slot, self.stopped = profiler, job, slot, stopped
+        self.tools, self.lost_everywhere = profiler.tools, False
+        launch = profiler.launches[job.pair]
         self.launch = replace(launch, env={**launch.env, **slot.env})
-        self.under_profiler = UnderProfiler(asked.run, slot, asked.limits, asked.ceilings, stopped)
+        self.under_profiler = UnderProfiler(profiler.run, slot, profiler.limits, profiler.ceilings, stopped)
 
     def times(self, found: dict[str, Profile]) -> None:
         """Add a profile with times to `found`, by case key, for each pending case of the job.
@@ -139,14 +139,14 @@ class JobProfiler:
         With `Profiler.resume`, the times of earlier calls are kept. Cases share workers as in `by_worker`.
         """
         missing: list[Planned] = []
-        for planned in self.asked.pending(self.job):
-            earlier = self.asked.earlier(planned) if self.asked.resume else None
+        for planned in self.profiler.pending(self.job):
+            earlier = self.profiler.earlier(planned) if self.profiler.resume else None
             if earlier is not None and earlier.status == "ok":
                 found.setdefault(planned.case.key, earlier)
             elif planned.case.key not in found:
                 missing.append(planned)
         for cases in by_worker(missing):
-            with WorkerProcess(self.launch, self.asked.limits.start_s, self.stopped) as worker:
+            with WorkerProcess(self.launch, self.profiler.limits.start_s, self.stopped) as worker:
                 alone = self._alone(worker, cases)
                 for planned in cases:
                     before = alone.get(planned.case.key, _Alone())
@@ -159,7 +159,7 @@ class JobProfiler:
         """
         launch = replace(self.launch, env={**self.launch.env, **_lock_of(self.slot)})
         for key, profile in found.items():
-            if profile.status != "ok" or self.asked.has_ratios(profile):
+            if profile.status != "ok" or self.profiler.has_ratios(profile):
                 continue
             profile = replace(profile, notes=tuple(note for note in profile.notes if not note.startswith(NOT_COUNTED)))
             if self.tools.ratios:
@@ -168,22 +168,22 @@ class JobProfiler:
                 found[key] = _took(profile, RATIOS, start) if self.tools.ratios else profile
             else:
                 found[key] = replace(profile, notes=(*profile.notes, GIVEN_UP))
-            write_profile(self.asked.run.folder, found[key])
-            self.asked.on_profile(found[key])
+            write_profile(self.profiler.run.folder, found[key])
+            self.profiler.on_profile(found[key])
 
     def _alone(self, worker: WorkerProcess, cases: Sequence[Planned]) -> dict[str, "_Alone"]:
         """Return times without a profiler by case key; {} if they are not needed.
 
         They are taken before the first case is profiled, because Kineto delays all launches after it has recorded.
         """
-        asked = [planned for planned in cases if not self.asked.skip(planned)]
-        if self.tools.times != "kineto" or len(asked) < 2:
+        timed = [planned for planned in cases if not self.profiler.skip(planned)]
+        if self.tools.times != "kineto" or len(timed) < 2:
             return {}
         if worker.ready().environment.get("device_kind") != "cuda":
             return {}
-        self.asked.say(f"{self.job.name}: {len(asked)} cases are timed before the first is profiled")
+        self.profiler.say(f"{self.job.name}: {len(timed)} cases are timed before the first is profiled")
         found: dict[str, _Alone] = {}
-        for planned in asked:
+        for planned in timed:
             start = time.monotonic()
             try:
                 call_us, lost = self.under_profiler.alone(worker, planned), None
@@ -202,7 +202,7 @@ class JobProfiler:
         """
         start, started_at = time.monotonic() - before.took_s, datetime.now(UTC).isoformat(timespec="seconds")
         record = None
-        if reason := self.asked.skip(planned):
+        if reason := self.profiler.skip(planned):
             profile = Profile(case=planned.case, status="skipped", reason=reason, started_at=started_at)
         else:
             try:
@@ -221,13 +221,13 @@ class JobProfiler:
         profile = _took(profile, TIMES, start)
         self._keep(profile, record)
         if profile.status == "ok" and self.tools.ratios:
-            self.asked.on_times(profile)
+            self.profiler.on_times(profile)
         else:
-            self.asked.on_profile(profile)
+            self.profiler.on_profile(profile)
         return profile
 
     def _keep(self, profile: Profile, record: Record | None) -> None:
-        run = self.asked.run
+        run = self.profiler.run
         write_profile(run.folder, profile)
         if run.mode == "profile":  # a run that measures keeps its own records
             environment = snapshot(visible=self.slot.env.get(GPU_VARIABLE))
@@ -263,7 +263,7 @@ class JobProfiler:
     def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
         """Count with Nsight Compute; return the profile with counters, or a note why not."""
         planned = Planned(profile.case)
-        stand_in = self.asked.stand_in(planned)
+        stand_in = self.profiler.stand_in(planned)
         try:
             try:
                 counters, command = self.under_profiler.by_ncu(launch, profile.case, stand_in)
@@ -297,7 +297,7 @@ class JobProfiler:
         part: what the profiler gives.
         """
         why = sentence(_advised(error))
-        self.asked.say(why)
+        self.profiler.say(why)
         if isinstance(error, ToolLost) and error.lasting:
             self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
             self.lost_everywhere = self.lost_everywhere or error.everywhere

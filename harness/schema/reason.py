@@ -40,7 +40,7 @@ def rounded(number: float | None, digits: int) -> float | None:
     return None if number is None or not math.isfinite(number) else float(f"{number:.{digits}g}")
 
 
-def said_number(number: float, digits: int = 3) -> str:
+def format_number(number: float, digits: int = 3) -> str:
     """Return a number with `digits` significant digits, no exponent: `3,340`, `4.46`, `4.20`."""
     short = rounded(number, digits)
     if short is None:

@@ -208,8 +208,8 @@ class Pair:
         if self.a.others or self.b.others:
             said = ", ".join(f"{side.others:.0%} in {name}" for name, side in sides.items() if side.others)
             yield f"loaded machine: others used {said}"
-        if self.a.tokens_said != self.b.tokens_said:
-            said = ", ".join(f"{side.tokens_said} in {name}" for name, side in sides.items())
+        if self.a.tokens_words != self.b.tokens_words:
+            said = ", ".join(f"{side.tokens_words} in {name}" for name, side in sides.items())
             yield f"sequences at once differ: tokens of a sample are {said}; the ratio is of the time of one"
         if self.on_other_hosts:
             yield "CPU overhead of another host"

@@ -19,7 +19,7 @@ from harness.schema.reason import counted, printable, span
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.workers.machine_load import is_loaded
-from reports.words import BETWEEN, commit_said, commit_words
+from reports.words import BETWEEN, commit_name, commit_words
 
 GPU_UNIT = "GPU unit"
 VARIABLES = "environment variables"
@@ -107,7 +107,7 @@ class CaseSide:
         return median(self.log_ms.values()) if self.medians else math.nan
 
     @property
-    def tokens_said(self) -> str:
+    def tokens_words(self) -> str:
         """The distinct numbers of tokens per sample in words, such as `16` or `12 or 16`."""
         return " or ".join(map(str, sorted(set(self.tokens.values()))))
 
@@ -287,7 +287,7 @@ def _said(value: Any) -> str:
 
 
 def _commit(environment: Mapping[str, Any]) -> str:
-    return printable(commit_words(commit_said(environment)))
+    return printable(commit_words(commit_name(environment)))
 
 
 def _joined(words: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from harness.schema.reason import counted, printable, said_number, span
+from harness.schema.reason import counted, format_number, printable, span
 from harness.schema.record import json_values
 from reports import grid
 from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, OUTCOMES, STORED_BAR, Comparison, Missing, Row
@@ -231,8 +231,8 @@ def _cells(row: Row) -> list[str]:
         result.outcome,
         f"{result.ratio:.3f}",
         f"{result.low:.3f} to {result.high:.3f}",
-        said_number(row.a_ms, 4),
-        said_number(row.b_ms, 4),
+        format_number(row.a_ms, 4),
+        format_number(row.b_ms, 4),
         row.label,
         "; ".join(row.notes),
     ]

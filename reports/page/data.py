@@ -30,7 +30,7 @@ from reports.stats import (
     row_keys,
 )
 from reports.tables import plain, shown, telling_apart
-from reports.words import said_setting
+from reports.words import format_setting
 
 DIGITS = 6  # significant digits of a number
 # Labels of the page's own columns. The catalogue has the labels of metrics and axes.
@@ -134,7 +134,7 @@ def _other_settings(table: pd.DataFrame, names: Sequence[str], catalogue: Catalo
     usual |= {name: table[name].mode().iat[0] for name in filled}
 
     def words(name: str, value: Any) -> str:
-        return "" if pd.isna(value) or value in ("", usual[name]) else said_setting(catalogue.axis(name), value)
+        return "" if pd.isna(value) or value in ("", usual[name]) else format_setting(catalogue.axis(name), value)
 
     rows = table[list(names)].itertuples(index=False)
     return [", ".join(filter(None, map(words, names, row))) for row in rows]

@@ -8,11 +8,11 @@ import pandas as pd
 from harness.measure.interval import FEWEST
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue, PaperClaim
-from harness.schema.reason import said_number, span
+from harness.schema.reason import format_number, span
 from reports.page.figures import Figure
 from reports.page.ranking import Standing, View, best_standing, standings
 from reports.stats import FEW_SAMPLES, HOT, LOADED, MARKS, UNSTEADY, UNSTEADY_TIMES, case_statuses, marks_in
-from reports.words import BETWEEN, counts_of_missing, left_out, listed, said_x, share_of
+from reports.words import BETWEEN, counts_of_missing, format_x, left_out, listed, share_of
 
 _FLAGS = {
     FEW_SAMPLES: f"with fewer than {FEWEST} samples",
@@ -50,7 +50,7 @@ def finding(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     xs = sorted(point.x for point in points)
     who = next(iter(view.labels(drawn).values())) if len(drawn) == 1 else f"{len(drawn)} lines"
     values = f"{who}: {_span(point.value for point in points)} {view.metric.unit}".rstrip()
-    return f"{values} over {view.at(span(said_x(xs[0]), said_x(xs[-1])))}."
+    return f"{values} over {view.at(span(format_x(xs[0]), format_x(xs[-1])))}."
 
 
 def _ratios(view: View) -> str:
@@ -62,7 +62,7 @@ def _ratios(view: View) -> str:
 
 def _span(values: Iterable[float]) -> str:
     found = sorted(values)
-    return span(said_number(found[0]), said_number(found[-1]))
+    return span(format_number(found[0]), format_number(found[-1]))
 
 
 def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
@@ -109,7 +109,9 @@ def _parts(view: View) -> str:
         return ""
     names = listed(list(view.labels(view.compared, view.held).values()))
     best = min(totals, key=totals.__getitem__)
-    return f"the total of {names} is least at {view.at(said_x(best))}: {said_number(totals[best])} {view.metric.unit}"
+    return (
+        f"the total of {names} is least at {view.at(format_x(best))}: {format_number(totals[best])} {view.metric.unit}"
+    )
 
 
 def _winners(view: View) -> str:
@@ -155,10 +157,10 @@ def _span_words(who: str, xs: list[float], view: View) -> str:
     if xs == tried:
         return f"{who} at every {view.axis}" if len(xs) > 1 else who
     if len(xs) == 1 or not _are_neighbours(xs, tried):
-        return f"{who} at {listed([said_x(x) for x in xs])}"
+        return f"{who} at {listed([format_x(x) for x in xs])}"
     if xs[0] == tried[0]:
-        return f"{who} up to {said_x(xs[-1])}"
-    return f"{who} from {said_x(xs[0])}" + ("" if xs[-1] == tried[-1] else f" to {said_x(xs[-1])}")
+        return f"{who} up to {format_x(xs[-1])}"
+    return f"{who} from {format_x(xs[0])}" + ("" if xs[-1] == tried[-1] else f" to {format_x(xs[-1])}")
 
 
 def _lead(last: Standing, view: View) -> str:
@@ -167,11 +169,11 @@ def _lead(last: Standing, view: View) -> str:
     last: the ranking at the largest x that has a single best line.
     """
     (best, _), (after, next_who) = last.ranks[:2]
-    at = said_x(last.x) if len(view.tried) > 1 else view.at(said_x(last.x))
+    at = format_x(last.x) if len(view.tried) > 1 else view.at(format_x(last.x))
     if not view.is_speed:
-        return f": {said_number(best.value)} {view.metric.unit} at {at}, {next_who} {said_number(after.value)}"
+        return f": {format_number(best.value)} {view.metric.unit} at {at}, {next_who} {format_number(after.value)}"
     factor = after.value / best.value if view.lower_is_better else best.value / after.value
-    return f", {said_number(factor)} times as fast as {next_who} at {at}"
+    return f", {format_number(factor)} times as fast as {next_who} at {at}"
 
 
 def _best(view: View) -> str:
@@ -183,10 +185,10 @@ def _best(view: View) -> str:
     if not found:
         return ""
     (best, who), (after, next_who) = found.ranks[:2]
-    ahead = f"{said_number(best.value / after.value)} times {next_who}"
+    ahead = f"{format_number(best.value / after.value)} times {next_who}"
     if next_who in found.level:
         ahead = f"{found.tie} {'from' if found.tie == 'indistinguishable' else 'to'} {next_who}"
-    return f"{who} reaches {said_number(best.value)} {view.metric.unit} at {view.at(said_x(best.x))}, {ahead}"
+    return f"{who} reaches {format_number(best.value)} {view.metric.unit} at {view.at(format_x(best.x))}, {ahead}"
 
 
 def flags(rows: pd.DataFrame) -> list[str]:
@@ -228,7 +230,7 @@ def _out_of_memory(views: Iterable[View]) -> str:
             rows = view.rows([line])
             lost = rows[view.figure.x][rows["status"] == "oom"]
             if len(lost):
-                at = f"{view.figure.title[:1].lower()}{view.figure.title[1:]} at {view.at(said_x(lost.min()))}"
+                at = f"{view.figure.title[:1].lower()}{view.figure.title[1:]} at {view.at(format_x(lost.min()))}"
                 found.setdefault(at, []).append(labels[line.name])
     words = ", ".join(f"{listed(names)} ({where})" for where, names in found.items())
     return f"Did not fit in memory: {words}." if words else ""
@@ -239,7 +241,7 @@ def _among(xs: Sequence[float], tried: Sequence[float]) -> str:
 
     tried: all values of x to be considered, in order.
     """
-    words = [said_x(x) for x in xs]
+    words = [format_x(x) for x in xs]
     return span(words[0], words[-1]) if _are_neighbours(xs, tried) else listed(words)
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from harness.schema.catalogue import DASHES, MARKERS, TONES, Catalogue, FigureEntry
 from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns
-from reports.words import BETWEEN, said_setting, short_commit
+from reports.words import BETWEEN, format_setting, short_commit
 
 BOUND = "lower_bound_ms"  # the column of the lower bound
 _BOUND_DASHES = ("dot", "dashdot")
@@ -141,7 +141,7 @@ class Looks:
             return (_REQUEST_TIMINGS if phase == "request" else _TIMINGS).get(value, f"timing {value}")
         if column == "backbone" and value in _BACKBONES:
             return f"backbone {_BACKBONES[value]}"
-        return said_setting(self.catalogue.axis(column), value)
+        return format_setting(self.catalogue.axis(column), value)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from reports.stats import (
     marks_in,
     option_columns,
 )
-from reports.words import BETWEEN, said_setting
+from reports.words import BETWEEN, format_setting
 
 LEVEL = 0.05  # values that differ by a smaller share are level: runs on different days differ by 2 to 3%
 DOUBTFUL = 0.5  # flagged values need a larger share to be ranked: an unsteady step took 36% longer in a second run
@@ -160,7 +160,7 @@ class View:
     def held(self) -> list[str]:
         """The settings that the compared lines share and ranked lines do not: `batch 16`."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
-        return [said_setting(self.catalogue.axis(name), value) for name, value in values.items()]
+        return [format_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
     def labels(self, lines: Sequence[Line], omitted: Collection[str] = ()) -> dict[str, str]:
         """Return {name of the line: its shortest label that is unique among `lines`}.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from harness.schema.profile import Counters, Kernel, Profile
-from harness.schema.reason import said_number
+from harness.schema.reason import format_number
 from reports.profiles.words import WAITS, WORKING, bound_of, short
 from reports.words import listed
 
@@ -54,7 +54,7 @@ class Counted:
         """Texts (memory level, [MB read, MB written, both, GB/s, hit rate in %]) per launch."""
         levels = ((name, self._traffic(level)) for level, name in _LEVELS.items())
         return [
-            (name, ["" if number is None else said_number(number) for number in numbers])
+            (name, ["" if number is None else format_number(number) for number in numbers])
             for name, numbers in levels
             if any(number is not None for number in numbers[:4])
         ]
@@ -72,7 +72,7 @@ class Counted:
                 ("Shared memory", f"{kernel.shared_bytes / 1e3:.1f} kB per block" if kernel.shared_bytes else ""),
                 ("Bank conflicts", "" if counters.conflicts is None else f"{counters.conflicts:.0%} of wavefronts"),
                 ("Tensor cores", f"busy {counters.use['tensor']:.0f}% of the time" if "tensor" in counters.use else ""),
-                ("Counted launches", f"{counters.launches} of {said_number(counters.time_us)} µs"),
+                ("Counted launches", f"{counters.launches} of {format_number(counters.time_us)} µs"),
             )
             if said
         ]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from harness.schema.profile import Profile
-from harness.schema.reason import said_number
+from harness.schema.reason import format_number
 from harness.schema.run import Run
 from reports.profiles.ceilings import with_common_ceilings
-from reports.profiles.parts import GAPS, LABELS, kernel_parts, parts, spoken
+from reports.profiles.parts import GAPS, LABELS, kernel_parts, parts, within_sentence
 from reports.profiles.words import AGREES, bound_of, cause, short
 from reports.resources import environment
 
@@ -75,9 +75,9 @@ class Diff:
         rows = self.parts
         whole = sum(abs(row.ms) for row in rows)
         named = [row for row in rows if abs(row.ms) >= _NAMED * whole] if whole else []
-        said = ", ".join(f"{spoken(row.name)} {_signed(row.ms)}" for row in named)
+        said = ", ".join(f"{within_sentence(row.name)} {_signed(row.ms)}" for row in named)
         word = "slower" if ms >= 0 else "faster"
-        head = f"{said_number(abs(ms))} ms ({abs(ms) / self.a.unit_ms:.1%}) {word} than {self.a_title}"
+        head = f"{format_number(abs(ms))} ms ({abs(ms) / self.a.unit_ms:.1%}) {word} than {self.a_title}"
         why = self._bottleneck(rows) if ms > AGREES * self.a.unit_ms else ""
         return f"{head}{f': {said}' if said else ''}.{why and f' {why}'}"
 
@@ -118,7 +118,7 @@ def _rows(a: Mapping[str, float], b: Mapping[str, float]) -> list[TimeDiff]:
 
 
 def _signed(ms: float) -> str:
-    return f"{'+' if ms >= 0 else '−'}{said_number(abs(ms))} ms"
+    return f"{'+' if ms >= 0 else '−'}{format_number(abs(ms))} ms"
 
 
 def diff_of_runs(a: Run, b: Run, names: tuple[str, str]) -> Markup:

@@ -79,7 +79,7 @@ class ProfilePart:
         return LABELS[self.name] + (", with the head" if self.with_head else "")
 
 
-def spoken(part: str) -> str:
+def within_sentence(part: str) -> str:
     """Return a part's label within a sentence: lower case, except for abbreviations."""
     label = LABELS[part]
     return label if label[1].isupper() else label[0].lower() + label[1:]
@@ -179,24 +179,24 @@ def kernel_parts(region: Region) -> dict[str, str]:
 
 def launch_parts(region: Region) -> list[str]:
     """Return the part that each launch of the region's timeline belongs to."""
-    told, by_name = _Told(region), kernel_parts(region)
+    part_finder, by_name = _PartFinder(region), kernel_parts(region)
     pairs = zip(region.timeline.kernel, region.timeline.range, strict=True)
     names = ((region.kernels[kernel].name, place) for kernel, place in pairs)
-    return [told(name, region.ranges[place].path) if place >= 0 else by_name[name] for name, place in names]
+    return [part_finder(name, region.ranges[place].path) if place >= 0 else by_name[name] for name, place in names]
 
 
-class _Told:
+class _PartFinder:
     """A callable from a kernel's name and the path of its launch to the kernel's part."""
 
     def __init__(self, region: Region) -> None:
         self._only = next(iter(region.work)) if len(region.work) == 1 else ""  # the whole region is one part
-        self._has_layers = _tell_heads([each.path for each in region.ranges])
+        self._has_layers = _outside_is_head([each.path for each in region.ranges])
 
     def __call__(self, name: str, path: tuple[str, ...] = ()) -> str:
         return self._only if self._only in LABELS else part_of(name, path, self._has_layers)
 
 
-def _tell_heads(paths: Sequence[tuple[str, ...]]) -> bool:
+def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
     """Whether a GEMM in a range outside all layers is the LM head's.
 
     paths: of all ranges of the region.
@@ -209,15 +209,15 @@ def _tell_heads(paths: Sequence[tuple[str, ...]]) -> bool:
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
     """Yield (kernel, part, share of the kernel's time in that part), as the ranges show."""
-    told = _Told(region)
+    part_finder = _PartFinder(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:
         for inner in each.kernels:
-            by_kernel[inner.kernel][told(region.kernels[inner.kernel].name, each.path)] += inner.time_us
+            by_kernel[inner.kernel][part_finder(region.kernels[inner.kernel].name, each.path)] += inner.time_us
     for place, kernel in enumerate(region.kernels):
         shares = by_kernel.get(place, {})
         total = sum(shares.values())
         if not total:
-            yield kernel, told(kernel.name), 1.0
+            yield kernel, part_finder(kernel.name), 1.0
         for part, time_us in shares.items() if total else ():
             yield kernel, part, time_us / total

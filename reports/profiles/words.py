@@ -7,9 +7,9 @@ from typing import NamedTuple, TypeGuard
 
 from harness.quality import by_case, timed
 from harness.schema.profile import Kernel, Profile, Region
-from harness.schema.reason import said_number
+from harness.schema.reason import format_number
 from harness.schema.record import Record
-from reports.profiles.parts import GAPS, ceilings_of, is_fp32, parts, spoken
+from reports.profiles.parts import GAPS, ceilings_of, is_fp32, parts, within_sentence
 from reports.words import with_sign
 
 HIGH = 0.6  # share of a peak from which the unit with that peak is the bottleneck
@@ -55,13 +55,13 @@ def sentences(region: Region) -> tuple[str, str]:
 
 def agreement(region: Region, recorded: Recorded | None) -> str:
     """Return profiled time and recorded latency in words, with a note if they disagree."""
-    said = f"{said_number(region.unit_ms, 4)} ms of kernels and idle time"
+    said = f"{format_number(region.unit_ms, 4)} ms of kernels and idle time"
     if not (recorded and recorded.ms):
         return f"{said}; the run has no recorded latency of this case"
     off = region.unit_ms / recorded.ms - 1
     beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}"
     by = "0.0%" if round(off, 3) == 0 else with_sign(off, 1)
-    return f"{said}, recorded {said_number(recorded.ms, 4)} ms ({by}{beyond})"
+    return f"{said}, recorded {format_number(recorded.ms, 4)} ms ({by}{beyond})"
 
 
 def _of_operators(region: Region) -> bool:
@@ -93,7 +93,7 @@ def _where(region: Region) -> str:
         return "Nothing ran."
     shares = sorted(((part.time_us / total, part.name) for part in parts(region)), reverse=True)
     busy = [(share, name) for share, name in shares if name != GAPS]
-    words = [f"{spoken(name)} {share:.0%}" for share, name in busy[:2] if share >= LEAST]
+    words = [f"{within_sentence(name)} {share:.0%}" for share, name in busy[:2] if share >= LEAST]
     idle = region.gaps_us / total
     said = [f"{' and '.join(words)} of the time"] if words else []
     said += [f"idle {idle:.0%}: {_idle(region)}"] if idle >= _IDLE else []
@@ -134,10 +134,10 @@ def _share_of_kernels(kernel: Kernel, region: Region) -> float:
 def _idle(region: Region) -> str:
     """Return words on idle time: one dominant wait, or the mean wait and its cause."""
     if region.longest_gap_us > region.gaps_us / 2:
-        return f"most of it one wait of {said_number(region.longest_gap_us / 1e3, 2)} ms"
+        return f"most of it one wait of {format_number(region.longest_gap_us / 1e3, 2)} ms"
     launches = max(1, sum(kernel.launches for kernel in region.kernels))
     each, count = ("step", region.units) if _between_steps(region) else ("launch", launches)
-    return f"{said_number(region.gaps_us / count, 2)} µs per {each} for {cause(region)}"
+    return f"{format_number(region.gaps_us / count, 2)} µs per {each} for {cause(region)}"
 
 
 def cause(region: Region) -> str:
@@ -191,7 +191,7 @@ def _of_which(kernel: Kernel) -> str:
     """Return a note if counted launches took another time than the mean launch, or ""."""
     if not (kernel.counters and kernel.is_counted_unlike):
         return ""
-    counted, mean = map(said_number, (kernel.counters.time_us, kernel.mean_us))
+    counted, mean = map(format_number, (kernel.counters.time_us, kernel.mean_us))
     return f" in the counted launches ({counted} µs; mean {mean} µs)"
 
 

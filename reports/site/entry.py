@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from harness.schema.catalogue import Catalogue
 from harness.schema.files import listed, read_regular
 from harness.schema.profile import Profile, profile_path
-from harness.schema.reason import printable, said_number, span
+from harness.schema.reason import format_number, printable, span
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import FILE
@@ -34,7 +34,7 @@ from reports.profiles.shared_report import without_names
 from reports.publish import refuse_too_many
 from reports.stats import frame
 from reports.tables import write_frame
-from reports.words import commit_said, said_setting
+from reports.words import commit_name, format_setting
 
 PLOTLY = "assets/plotly.js"
 ID = re.compile(r"[a-z0-9][a-z0-9-]{0,60}-[0-9a-f]{8}")
@@ -188,7 +188,7 @@ def _entry(
         day=moments[0].date().isoformat() if moments else "",
         updated=moments[-1].isoformat(timespec="seconds") if moments else "",
         devices=_distinct(each.get("device") for each in places),
-        commits=_distinct(commit_said(each) for each in places),
+        commits=_distinct(commit_name(each) for each in places),
         systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
         suites=() if table is None else tuple(dict.fromkeys(name for names in table["suites"] for name in names)),
         backends=_distinct(run.catalogue.backend_label(record.case.backend) for record in records),
@@ -219,8 +219,8 @@ def _result(table: pd.DataFrame, catalogue: Catalogue) -> str:
             first = rows[rows[figure.x] == rows[figure.x].min()]
             metric, axis = catalogue.metric(figure.y), catalogue.axis(figure.x)
             values = first.groupby("system", sort=False)[figure.y].min() / metric.scale
-            said = [f"{catalogue.system_label(str(name))} {said_number(value)}" for name, value in values.items()]
-            where = f"{figure.source or figure.title}, {said_setting(axis, first[figure.x].iloc[0])}"
+            said = [f"{catalogue.system_label(str(name))} {format_number(value)}" for name, value in values.items()]
+            where = f"{figure.source or figure.title}, {format_setting(axis, first[figure.x].iloc[0])}"
             unit = f" in {metric.unit}" if metric.unit else ""
             return printable(f"{where}, {metric.label[:1].lower()}{metric.label[1:]}{unit}: {', '.join(said)}")
     return ""

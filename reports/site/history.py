@@ -182,7 +182,7 @@ def _changes(key: str, points: Sequence[HistoryPoint]) -> Iterable[Change]:
 
 
 def _differs(pair: Pair) -> Iterator[str]:
-    a, b = pair.a.tokens_said, pair.b.tokens_said
+    a, b = pair.a.tokens_words, pair.b.tokens_words
     if a != b:
         yield Difference("sequences at once", a, b).sentence
     yield from (each.sentence for each in differences([pair]) if each.what != "commit")  # has its own column
@@ -216,7 +216,7 @@ def _line_drawn(line: HistoryLine, is_by_token: bool) -> dict[str, Any]:
             for ms, side in zip(times, sides, strict=True)
         ],
         "high": [rounded(ms * math.exp(side.above), 6) for ms, side in zip(times, sides, strict=True)],
-        "sequences": [side.tokens_said for side in sides] if is_by_token else [],
+        "sequences": [side.tokens_words for side in sides] if is_by_token else [],
         "commit": [side.facts.get("commit", "") for side in sides],
         "doubtful": [at for at, point in enumerate(line.points) if not point.side.is_sound],
         "changes": [_change(change, line.points) for change in line.changes],

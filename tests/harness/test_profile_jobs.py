@@ -439,7 +439,7 @@ def test_auto_chooses_the_best_installed_profilers(fake: Any) -> None:
     fake()
     both = choose("auto", "cuda")
     assert (both.times, both.ratios) == ("nsys", "ncu")
-    assert "Nsight Systems 2025.3.0.0 gives times and Nsight Compute 2025.3.0.0 gives counters" in both.said
+    assert "Nsight Systems 2025.3.0.0 gives times and Nsight Compute 2025.3.0.0 gives counters" in both.summary
     assert choose("torch", "cuda").ratios == ""
     assert (choose("ncu", "cuda").times, choose("ncu", "cuda").ratios) == ("kineto", "ncu")
     assert choose("auto", "cpu").times == "kineto"
@@ -455,7 +455,7 @@ def test_auto_chooses_the_best_installed_profilers(fake: Any) -> None:
 )
 def test_an_unusable_profiler_is_refused(fake: Any, version: str, names: tuple[str, ...], why: str) -> None:
     fake("", version, names)
-    assert why in choose("auto", "cuda").said
+    assert why in choose("auto", "cuda").summary
     assert choose("auto", "cuda").ratios == ""
     with pytest.raises(ProfileError, match=why) as error:
         choose("ncu", "cuda")

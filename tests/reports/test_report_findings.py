@@ -8,7 +8,7 @@ import synthetic_records as synthetic
 from headline_records import FAST, SLOW, finding, forward, said, spread, stepped, throughput, winner
 
 from harness.schema.case import Case
-from harness.schema.reason import said_number
+from harness.schema.reason import format_number
 from reports.page import findings
 from reports.page.figures import figures
 from reports.page.findings import small_models, unfinished
@@ -151,7 +151,7 @@ def test_a_figure_of_ratios_states_their_range():
     ms = made.table["latency_ms"]
     ratios = [ms[a] / ms[b] for line in drawn.lines for a, b in zip(line.rows, line.base_rows, strict=True)]
     found = findings.finding(made.table, made.catalogue, drawn)
-    assert f"{said_number(min(ratios))} to {said_number(max(ratios))} times" in found
+    assert f"{format_number(min(ratios))} to {format_number(max(ratios))} times" in found
 
 
 def test_parts_of_one_computation_are_added():

@@ -24,14 +24,14 @@ class Tools:
     """The chosen profilers.
 
     times: the profiler for times. ratios: the profiler for hardware counters, "" for none.
-    versions: of the Nsight tools, by program; "" for an unusable one. `said`: the choice in one sentence.
+    versions: of the Nsight tools, by program; "" for an unusable one. summary: the choice in one sentence.
     fallback: whether Kineto gives the times if Nsight Systems fails.
     """
 
     times: Literal["kineto", "nsys"]
     ratios: Literal["", "ncu"] = ""
     versions: Mapping[str, str] = field(default_factory=dict)
-    said: str = ""
+    summary: str = ""
     fallback: bool = True
 
 
@@ -46,7 +46,7 @@ def choose(way: str, device: str) -> Tools:
     if device == "cpu":
         if way in ("nsys", "ncu"):
             raise ProfileError(f"--with {way}: profiles GPUs, and no GPU was found; use --with torch")
-        return Tools("kineto", said="torch.profiler measures operators on the CPU")
+        return Tools("kineto", summary="torch.profiler measures operators on the CPU")
     versions, missing = {}, {}
     for program, oldest in ((nsys.PROGRAM, nsys.OLDEST), (ncu.PROGRAM, ncu.OLDEST)):
         versions[program], missing[program] = usable(program, oldest)
