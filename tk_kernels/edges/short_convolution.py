@@ -204,7 +204,7 @@ def _store_cache(cache: Tensor, after: Tensor) -> None:
 
 
 def _check_rows(**tensors: Tensor) -> None:
-    """Raise ValueError unless rows of each [B, T, N] are contiguous and one stride apart."""
+    """Raise ValueError unless each tensor [B, T, N] has contiguous rows at one stride."""
     for name, x in tensors.items():
         in_rows = x.shape[0] <= 1 or x.stride(0) == x.shape[1] * x.stride(1)
         if x.numel() and not (in_rows and x.stride(2) == 1):
