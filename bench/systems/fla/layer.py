@@ -86,9 +86,9 @@ class FlaTTTLinear:
 
     def _refuse(self, case: Case, mini_batch: int) -> None:
         if case.phase != "forward" or case.option("part", ""):
-            raise Skip("flash-linear-attention has the forward of the whole TTT-Linear layer only")
+            raise Skip("flash-linear-attention runs only the forward of the whole TTT-Linear layer")
         if case.option("form", "dual") != "dual" or mini_batch not in MINI_BATCHES:
-            raise Skip(f"flash-linear-attention has the dual form with mini-batches of {MINI_BATCHES} only")
+            raise Skip(f"flash-linear-attention runs only the dual form with mini-batches of {MINI_BATCHES}")
 
 
 def package_inputs(inputs: dict[str, Any]) -> dict[str, Any]:

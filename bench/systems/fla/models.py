@@ -129,7 +129,7 @@ class Fla(TunedLanguageModel):
         if case.option("scope", "model") == "layer":
             return Regressor().build(case)
         if case.phase == "request":
-            raise Skip("the package's cache takes new tensors at every step, which replays of one graph cannot follow")
+            raise Skip("flash-linear-attention allocates a new state at every step, which a CUDA graph cannot replay")
         return super().build(case)
 
     def load(self, case: Case) -> FlaModel:
@@ -143,7 +143,7 @@ class Fla(TunedLanguageModel):
 
         size, layers = uncut(case.size)
         if size not in self.sizes:
-            raise Skip(f"{case.system} is set up for the size {', '.join(self.sizes)} only")
+            raise Skip(f"{case.system} supports only the size {', '.join(self.sizes)}")
         config_class, model_class = (getattr(fla.models, name) for name in self.classes)
         shape = self.sizes[size] | ({"num_hidden_layers": layers} if layers else {})
         config = config_class(vocab_size=VOCABULARY, tie_word_embeddings=True, **shape)

@@ -91,7 +91,7 @@ class Regressor:
         imported.
         """
         if case.size != SIZE:
-            raise Skip(f"{case.system} is set up for the size {SIZE} only")
+            raise Skip(f"{case.system} supports only the size {SIZE}")
         rule = RULES[case.system]
         module, _, name = rule.kernel.partition(":")
         import_or_skip(module)

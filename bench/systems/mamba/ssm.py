@@ -101,8 +101,8 @@ class MambaSSM(TunedLanguageModel):
         assert isinstance(config, MambaConfig)
         if case.phase != "generate" and case.context > (longest := self.longest(config)):
             raise Skip(
-                f"{case.system_backend} scans a prompt at once, and the 32 bits of its kernels' indices hold one of "
-                f"{longest} tokens, not of {case.context}"
+                f"{case.system_backend} reads prompts of at most "
+                f"{longest} tokens, because its kernels have 32-bit indices; this one has {case.context}"
             )
         return super().build(case)
 

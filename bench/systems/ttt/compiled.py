@@ -86,9 +86,9 @@ def compiled_forward(reference: Any, piece: int) -> Callable[..., Any]:
 
 def _refuse(case: Case, config: TTTConfig) -> None:
     if case.phase != "forward" or case.option("part", "") or case.option("form", "dual") != "dual":
-        raise Skip("torch-compile has the forward of the whole layer in the dual form only")
+        raise Skip("torch-compile runs only the forward of a whole layer in the dual form")
     if case.context % config.mini_batch:
-        raise Skip(f"torch-compile has whole mini-batches of {config.mini_batch} tokens only")
+        raise Skip(f"torch-compile runs only whole mini-batches of {config.mini_batch} tokens")
 
 
 def _check(forward: Callable[..., Any], reference: Any, inputs: dict[str, Any], piece: int) -> Checks:

@@ -143,7 +143,7 @@ class Batch:
         samples = [(end - began) * 1e3 for (began, before), (end, now) in pairs if before == now == sequences]
         if not samples:
             most = max((tokens for _, tokens in self.steps), default=0)
-            raise RuntimeError(f"{sequences} sequences were to generate at once, at most {most} did")
+            raise RuntimeError(f"at most {most} of {sequences} sequences generated at once")
         return samples
 
 

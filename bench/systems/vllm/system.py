@@ -388,7 +388,7 @@ class EngineGenerate(_Work):
         batch = self.ran(self.prompts(), around=around, steady_steps=STEPS_SEEN)
         steady = len(batch.steady_ms(self.batch))
         if steady < STEPS_SEEN:
-            raise RuntimeError(f"all sequences generated in {steady} steps, a profiler sees {STEPS_SEEN}")
+            raise RuntimeError(f"all sequences generated together in only {steady} steps; a profile needs {STEPS_SEEN}")
         return STEPS_SEEN
 
     def samples_of(self, batch: Batch) -> list[float]:

@@ -67,7 +67,7 @@ class VllmTransformer(VllmSystem):
         expected = asked or f"FLASH_ATTN-{BEST_VERSION.get(compute_capability(), '2')}"
         if not found.startswith(expected):
             raise RuntimeError(
-                f"vLLM runs on {found}, expected {expected}; a suite's panel accepts it by the option attention"
+                f"vLLM uses {found}, expected {expected}; to accept it, set the option attention in the suite's panel"
             )
 
 
