@@ -10,7 +10,7 @@ from profile_helpers import PAIR, launches, run_of
 from harness.profiling.under_profiler import ToolLost, UnderProfiler
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
-from harness.workers.process import HERE, Limits
+from harness.workers.process import DEFAULT_SLOT, Limits
 from harness.workers.protocol import WorkerLost
 
 LAUNCH = launches()[PAIR]
@@ -30,7 +30,7 @@ class Worker:
 
 
 def under(folder: Path) -> UnderProfiler:
-    return UnderProfiler(run_of(folder), HERE, Limits(7, 60), "module:ceilings", lambda: False)
+    return UnderProfiler(run_of(folder), DEFAULT_SLOT, Limits(7, 60), "module:ceilings", lambda: False)
 
 
 def answered(record: Record, profile: Any) -> dict[str, Any]:
