@@ -98,7 +98,7 @@ ModuleNotFoundError: No module named 'nothing'
         ("  \n---\n", ""),
     ],
 )
-def test_last_words(stderr: str, expected: str) -> None:
+def test_error_line(stderr: str, expected: str) -> None:
     found = error_line(stderr)
     assert found.startswith(expected)
     assert bool(found) == bool(expected)
