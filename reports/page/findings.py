@@ -110,7 +110,7 @@ def _parts(view: View) -> str:
     names = listed(list(view.labels(view.compared, view.held).values()))
     best = min(totals, key=totals.__getitem__)
     return (
-        f"the total of {names} is least at {view.at(format_x(best))}: {format_number(totals[best])} {view.metric.unit}"
+        f"The total of {names} is least at {view.at(format_x(best))}: {format_number(totals[best])} {view.metric.unit}"
     )
 
 
