@@ -16,8 +16,9 @@ from harness.schema.run_file import Job, Planned
 
 
 def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Checkpoint | None = None) -> list[Planned]:
-    """Return the suite's cases that the request selects, without duplicates; in a panel, contexts and batches ascend.
+    """Return the suite's cases that the request selects, each once.
 
+    In a panel, contexts and batches ascend.
     device: "cpu" or "cuda". A checkpoint sets system and size, and leaves out panels of single layers, whose inputs are
     random.
     """
@@ -53,7 +54,7 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """Return the one adapter called SYSTEM/BACKEND, or all adapters of SYSTEM that run on the device by default.
+    """Return adapter SYSTEM/BACKEND, or all of SYSTEM that run on the device by default.
 
     If no adapter of SYSTEM runs there by default, return all of them. Raises UserError for an unknown name.
     """
@@ -103,17 +104,14 @@ def _panel_cases(
 
 
 def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str, Scalar], ...]]:
-    """Return every combination of option values, each as (name, value) pairs without the options at their default.
-
-    axes: the values of each option, by its name.
-    """
+    """Return every combination of option values as (name, value) pairs, without defaults."""
     names = sorted(axes)
     pairs = [tuple(zip(names, values, strict=True)) for values in product(*(axes[name] for name in names))]
     return [tuple((name, value) for name, value in each if OPTION_DEFAULTS.get(name) != value) for each in pairs]
 
 
 def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
-    """Return how a case is timed: "engine" (the engine times itself), "graph" (replays of a CUDA graph) or "eager".
+    """Return a case's timing: "engine" (times itself), "graph" (CUDA graph) or "eager".
 
     On a GPU, `panel.timing` decides if it is set. Otherwise "graph" is for generate steps, and for launch-bound
     forwards of whole models if the adapter has `replays`.
@@ -129,7 +127,7 @@ def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: 
 
 
 def jobs_of(planned: Iterable[Planned]) -> tuple[Job, ...]:
-    """Group planned cases into one job per system and backend, in the order of ADAPTERS: headline systems first.
+    """Group cases into one job per system and backend, headline systems first.
 
     A case that several suites plan appears once, with the largest `min_samples`.
     """
@@ -146,7 +144,7 @@ def jobs_of(planned: Iterable[Planned]) -> tuple[Job, ...]:
 
 
 def _by_model(cases: list[Planned]) -> list[Planned]:
-    """Reorder cases so that those of one model follow each other, in order of the models' first appearance.
+    """Reorder cases so that those of one model follow each other.
 
     Cases of an engine are also grouped by phase, because a change of phase restarts the engine.
     """
@@ -160,6 +158,6 @@ def _by_model(cases: list[Planned]) -> list[Planned]:
 
 
 def with_keys(jobs: Iterable[Job], keys: Container[str]) -> list[Job]:
-    """Return copies of the jobs with only the cases whose key is in `keys`; drop jobs without such a case."""
+    """Return the jobs with only the cases of `keys`, without jobs that lose all cases."""
     found = [replace(job, cases=tuple(each for each in job.cases if each.case.key in keys)) for job in jobs]
     return [job for job in found if job.cases]

@@ -92,7 +92,7 @@ def build(
         measure_settings(learner or ())
         return
     if learner:
-        raise UserError("build LEARNER: is for --tune; add --tune")
+        raise UserError("build LEARNER: needs --tune")
     from bench.commands.build import build_kernels
 
     build_kernels()
@@ -144,7 +144,7 @@ def run(
 
 
 def _folder(request: RunRequest) -> Path:
-    """Return the requested run folder, or out/ and the current time. Raises UserError for --resume without --out."""
+    """Return the requested run folder, or out/TIME; UserError for --resume without --out."""
     if request.out is None and request.resume:
         raise UserError("--resume: name the run by --out")
     return request.out or Path("out") / f"{datetime.now():%Y%m%d-%H%M%S}"
@@ -365,7 +365,7 @@ def profile(
 
 
 def main() -> None:
-    """Run the command line and exit; print a user error as one sentence on stderr, with exit status 2."""
+    """Run the command line and exit; a user error is one sentence on stderr and status 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without µ shows a question mark

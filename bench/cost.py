@@ -27,7 +27,7 @@ LEARNER_BYTES = 4  # a learner's initial weights are float32 in a model of any d
 
 
 def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> dict[str, Work]:
-    """Return the FLOPs and bytes of one forward, one generate step of the batch, or one request, by part of a profile.
+    """Return FLOPs and bytes of a forward, generate step or request, by profile part.
 
     config: an object of a class in `bench.models.config`. For another object with `width` and `vocabulary`, the result
     lacks the part of attention, scan or inner loop.
@@ -62,8 +62,9 @@ def _step(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work
 
 
 def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens: int) -> dict[str, Work]:
-    """Return the work, by part, of a call that reads `tokens` tokens and returns one token's logits per sequence.
+    """Return the work, by part, of a call that reads `tokens` tokens.
 
+    It returns one token's logits per sequence.
     mixed: the work of attention, scan or inner loop; None leaves this part out.
     """
     table, tables = config.vocabulary * config.width, 1 if getattr(config, "tied", True) else 2
@@ -80,7 +81,7 @@ def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens:
 
 
 def _windows(config: Any, case: Case, read: bool = False) -> Work:
-    """Return the bytes that a call reads and writes of the convolutions' stored last inputs, as work without FLOPs.
+    """Return the bytes that a call moves for the convolutions' stored inputs, as work.
 
     read: False for a prompt, which writes all of them; True for a step, which reads all and writes one per channel.
     """
@@ -91,14 +92,14 @@ def _windows(config: Any, case: Case, read: bool = False) -> Work:
 
 
 def _learner(config: Any) -> int:
-    """Return the number of elements of TTT's initial weights (W1, b1, ...) in all layers; 0 for other models."""
+    """Return the number of elements of TTT's initial weights in all layers; 0 for others."""
     if not isinstance(config, TTTConfig):
         return 0
     return config.layers * sum(heads * rows * columns for heads, rows, columns in config.weight_shapes.values())
 
 
 def _decays(config: Any) -> int:
-    """Return the number of elements of Mamba's decays A in all layers; 0 for other models, also for Mamba-2.
+    """Return the number of elements of Mamba's decays A in all layers; otherwise 0.
 
     The decays are weights, but their work counts with the scan and not with the GEMMs.
     """
@@ -106,7 +107,7 @@ def _decays(config: Any) -> int:
 
 
 def _mixed_prompt(config: Any, case: Case) -> Work | None:
-    """Return the work of a prompt's attention, scan or inner loop in all layers; None for an unknown config.
+    """Return the work of a prompt's attention, scan or inner loop; None if unknown.
 
     Counted bytes: the state or KV cache that the prompt writes, and the initial weights that TTT reads.
     """
@@ -132,7 +133,7 @@ def _mixed_prompt(config: Any, case: Case) -> Work | None:
 
 
 def _mixed_step(config: Any, case: Case, form: str) -> Work | None:
-    """Return the work of a step's attention, scan or inner loop in all layers; None for an unknown config.
+    """Return the work of a step's attention, scan or inner loop; None if unknown.
 
     Counted bytes: the KV cache that the step reads, or the state that it reads and writes. form: "dual" or "primal".
     """

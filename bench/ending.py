@@ -1,4 +1,4 @@
-"""Run the program: refuse mistaken arguments, and turn every user error into one sentence and an exit status."""
+"""Run the program: every user error becomes one sentence and an exit status."""
 
 import errno
 import os
@@ -72,7 +72,7 @@ def _usage(error: Any) -> str:
 
 
 def _end_of_stdout(message: str) -> int:
-    """Redirect a broken stdout to /dev/null, so that Python's flush at exit succeeds; return exit status 1.
+    """Redirect a broken stdout to /dev/null, for Python's flush at exit; return status 1.
 
     message: an error to print on stderr; "" prints nothing.
     """

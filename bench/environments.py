@@ -1,4 +1,4 @@
-"""How to start each system's worker: with this Python interpreter, or as the current folder's systems.toml defines.
+"""How to start each system's worker: with this Python, or as systems.toml defines.
 
 ["transformer/vllm"]
 python = "~/.venvs/vllm/bin/python"       # or: command = ["docker", "run", "-i", "IMAGE", "python"]
@@ -43,12 +43,12 @@ class _Entry(BaseModel):
 
 
 def systems_of_file() -> list[str]:
-    """Return the labels SYSTEM/BACKEND that the current folder's systems.toml defines; [] without the file."""
+    """Return the labels SYSTEM/BACKEND of the current folder's systems.toml, if any."""
     return list(_read(SYSTEMS_FILE))
 
 
 def launches(device: str = "") -> dict[tuple[str, str], Launch]:
-    """Return how to start the worker of each (system, backend): as systems.toml defines, or with this interpreter.
+    """Return how to start each (system, backend): by systems.toml, or this interpreter.
 
     device: "cpu" hides the GPU from the workers. Raises UserError if systems.toml cannot be read or has a mistake.
     """

@@ -13,7 +13,7 @@ class UserError(ValueError):
 
 
 def unknown(what: str, word: str, known: Iterable[str], short: str = "") -> UserError:
-    """Return the error for an unknown name; its message suggests the most similar known name, or else lists all.
+    """Return the error for an unknown name: it suggests the nearest known one, or lists all.
 
     what: the start of the message, such as "--systems x". word: the unknown name. short: a text instead of the list.
     """

@@ -1,4 +1,4 @@
-"""Estimate how long a run takes, from earlier runs of the same cases on the same device or kind of device."""
+"""Estimate a run's duration from earlier runs of the same cases on like devices."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -38,7 +38,7 @@ class JobTime(NamedTuple):
 
 
 def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
-    """Return the seconds that a case takes, by case key: the median over earlier runs of the case.
+    """Return the seconds that a case takes, by key: the median over earlier runs.
 
     Earlier runs are the one in `out`, those in folders in and next to `out`, and the published ones.
     machine: a snapshot. Only runs on its GPU or CPU model count; for a case that they lack, runs on its kind of device
@@ -63,7 +63,7 @@ def _runs_in(folder: Path) -> set[Path]:
 
 
 def _timed(folder: Path) -> tuple[_Timed, ...]:
-    """Return the measured and skipped cases of the run in `folder`; () without a readable run of mode "measure"."""
+    """Return the run's measured and skipped cases; () without a readable run of times."""
     try:
         run = Run.open(folder) if Run.exists(folder) else None
         records = run.records() if run and run.mode == "measure" else []

@@ -1,4 +1,4 @@
-"""Count the bytes of a sequence's state: KV cache or recurrent state, and the last inputs of its convolutions."""
+"""Count the bytes of a sequence's state, KV cache or recurrent, and convolution inputs."""
 
 from typing import Any
 
@@ -36,10 +36,10 @@ def generate_precision(case: Case) -> str:
 
 
 def state_element_bytes(case: Case) -> int:
-    """Return the bytes per element of a case's recurrent state or KV cache; 4 for float32 in two 16-bit planes."""
+    """Return the bytes per element of a case's state; 4 for float32 in two 16-bit planes."""
     return ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]
 
 
 def window_bytes(config: Any, element_bytes: int) -> int:
-    """Return the bytes of the last inputs that one sequence stores for the short convolutions of all layers."""
+    """Return the bytes of a sequence's stored convolution inputs in all layers."""
     return config.layers * convolved_channels(config) * (CONV_KERNEL - 1) * element_bytes

@@ -1,4 +1,4 @@
-"""Decide whether a case can fit: compare the fewest bytes that it must hold with the device's memory."""
+"""Decide whether a case can fit: its fewest bytes against the device's memory."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,14 +9,14 @@ from bench.kept import ELEMENT_BYTES, kept_bytes, state_element_bytes
 from bench.models.case_model import checkpoint_missing, config_of
 from bench.models.config import MODELS, parameter_count
 from harness.schema.case import Case
-from harness.schema.reason import said_number
+from harness.schema.reason import format_number
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
 from tk_kernels.cost import COSTS
 
 
 def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> None:
-    """Raise UserError if no selected system can hold a requested batch and context in the machine's memory.
+    """Raise UserError if no selected system can hold a requested batch and context.
 
     If at least one system can, all of them run: the figure shows which systems run out of memory.
     machine: a snapshot.
@@ -47,7 +47,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return how a smaller case of the series failed: out of memory, over the time limit, or not all sequences at once.
+    """Return how a smaller case of the series failed for memory, time or batch, or "".
 
     Return "" if none failed so, or if the case is in no series of growing batch or context.
     """
@@ -67,7 +67,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """Return "batch" or "context" if `smaller` is below `case` in this axis and equal to it otherwise; else return "".
+    """Return "batch" or "context" if `smaller` is below `case` in this axis alone, or "".
 
     The timing (graph or eager) is allowed to differ, because it does not change the work.
     """
@@ -95,18 +95,19 @@ def _shortage(needed: int, total: int) -> str:
 
 
 def _size(count: int) -> str:
-    return f"{said_number(count / 1e12)} TB" if count > 1e12 else f"{said_number(count / 1e9)} GB"
+    return f"{format_number(count / 1e12)} TB" if count > 1e12 else f"{format_number(count / 1e9)} GB"
 
 
 def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:
-    """Return the memory of a machine snapshot's GPU, None if unknown; without a GPU, the RAM of this machine."""
+    """Return the memory of a snapshot's GPU, None if unknown; without a GPU, this RAM."""
     gpu = machine.get("gpu")
     return gpu["memory_bytes"] if gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def least_bytes(case: Case) -> int:
-    """Return the fewest bytes that a case must hold: token ids (8 bytes each), weights and one sequence's state.
+    """Return the fewest bytes a case must hold: ids, weights and one sequence's state.
 
+    Token ids have 8 bytes each.
     A case of one layer counts the layer's inputs, outputs and state instead. A model that is not in MODELS counts only
     token ids.
     """

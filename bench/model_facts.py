@@ -1,4 +1,4 @@
-"""Check that language models are comparable: equal size, vocabulary and dtype, and no work skipped."""
+"""Check that language models are comparable: size, vocabulary, dtype, work."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ PARAMETERS_OFF_LIMIT = 0.08  # Mamba's 48 blocks are within 8% of the Transforme
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about the model that a worker built, from which `checks` decides whether it is comparable.
+    """Facts about the model that a worker built; `checks` decides if it is comparable.
 
     parameters: number of parameters. vocabulary: number of token ids.
     dtype: that of most weights; TTT's learned weights, decays and norms are allowed a wider one.
@@ -39,7 +39,7 @@ class Facts:
 
 
 def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
-    """Return a model's facts: count the parameters of its weights, and find the dtype of most elements.
+    """Return a model's facts from its weights: their number, and most elements' dtype.
 
     weights: tensors by name; a tied weight appears once. rest: the other fields of `Facts`.
     """
@@ -51,7 +51,7 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 
 
 def checks(facts: Facts, case: Case) -> list[Check]:
-    """Return the checks that a model is comparable with the other systems; a case that fails one is not timed."""
+    """Return the checks that a model is comparable; a case that fails one is not timed."""
     found = [] if case.option("checkpoint") else _of_one_size(facts, case)
     found += [
         Check.at_most("weights_of_another_dtype", float(facts.dtype != case.dtype), 0),
@@ -64,7 +64,7 @@ def checks(facts: Facts, case: Case) -> list[Check]:
 
 
 def _of_one_size(facts: Facts, case: Case) -> list[Check]:
-    """Return the checks of parameter count and vocabulary against the Transformer at the case's size."""
+    """Return the checks of parameters and vocabulary against the case's Transformer."""
     transformer = model_config("transformer", case.size)
     parameters_off = abs(facts.parameters / parameter_count(transformer) - 1)
     return [
@@ -74,7 +74,7 @@ def _of_one_size(facts: Facts, case: Case) -> list[Check]:
 
 
 def count_head_rows(call: Callable[[], Any], head: Any) -> tuple[Any, int]:
-    """Run `call`; return its result, and how many rows (tokens) it multiplied by the LM head's weight `head`."""
+    """Run `call`; return its result, and how many tokens it multiplied by weight `head`."""
     import torch.nn.functional as F
     from torch.overrides import TorchFunctionMode
 

@@ -25,7 +25,7 @@ from bench.models.config import model_config
 from harness.schema.case import Case
 from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.profile import Profile
-from harness.schema.reason import counted, said_number, span
+from harness.schema.reason import counted, format_number, span
 from harness.schema.record import RecordError
 from harness.schema.run import Run
 from reports.compare.comparison import compare
@@ -46,7 +46,7 @@ Definition = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """The data of a run that tables read. rows: one per case, from `reports.stats.frame`. profiles: by case key."""
+    """A run's data for tables: a row per case, and profiles by case key."""
 
     rows: pd.DataFrame
     profiles: Mapping[str, Profile] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Source:
 
     @classmethod
     def of(cls, run: Run) -> "Source":
-        """Return a run's data; its profiles share the highest measured peaks of their device, as on the run's page."""
+        """Return a run's data; profiles share their device's highest measured peaks."""
         records, profiles = run.records(), run.profiles()
         ceilings = common_ceilings(records, profiles.values())
         rows = frame(records, run.catalogue, ceilings).assign(**{KEY: row_keys(records)})
@@ -136,7 +136,7 @@ def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
 def _ratio(first: Number, second: Number) -> Number:
     if first.value is None or second.value is None:
         return Number()
-    return Number(first.value / second.value, said_number(first.value / second.value))
+    return Number(first.value / second.value, format_number(first.value / second.value))
 
 
 def _cell(options: Mapping[str, Any], source: Source) -> Number:
@@ -153,7 +153,7 @@ def _cell(options: Mapping[str, Any], source: Source) -> Number:
     flags = marks_in(row.get(MARKS), options["value"])
     signs = [sign for flag, sign, _ in SIGNS if flag in flags]
     value = options.get("scale", 1) * float(row[options["value"]])
-    return Number(value, " ".join([said_number(value), *signs]))
+    return Number(value, " ".join([format_number(value), *signs]))
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
@@ -180,17 +180,17 @@ def _from_profile(profile: Profile, wanted: str | list[str], unit: str) -> Numbe
     if wanted == "longest":
         return Number(text=longest(profile))
     if wanted == "ms":
-        return Number(profile.unit_ms, said_number(profile.unit_ms))
+        return Number(profile.unit_ms, format_number(profile.unit_ms))
     if isinstance(wanted, str) or not set(wanted) <= set(LABELS):
         raise UserError(f"profile = {wanted!r}: must be ms, longest, or a list of {', '.join(LABELS)}")
     time_us = sum(part.time_us for part in parts(profile) if part.name in wanted)
     if unit == "ms":
-        return Number(time_us / profile.units / 1e3, said_number(time_us / profile.units / 1e3))
+        return Number(time_us / profile.units / 1e3, format_number(time_us / profile.units / 1e3))
     return Number(time_us / profile.region_us, f"{time_us / profile.region_us:.0%}")
 
 
 def _runs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return the table's head, and a row per run: its name, GPU, time, commit, cases with a result, and note."""
+    """Return the table's head, and a row per run: name, GPU, time, commit, cases, note."""
     lines = [["run", "GPU", "measured, UTC", "commit", "results", "what is in it"]]
     for each in definition["runs"]:
         lines.append([f"`{each['run']}`", *_facts(source_of(each["run"])), each.get("note", "")])
@@ -214,18 +214,18 @@ def _facts(source: Source) -> list[str]:
 
 
 def _flags(cell: Any) -> dict[str, None]:
-    """Return a cell's flags, each once, as keys of a dict; an unsteady TTFT or ITL counts as "unsteady"."""
+    """Return a cell's flags as keys of a dict; unsteady TTFT or ITL give "unsteady"."""
     return dict.fromkeys(UNSTEADY if flag in UNSTEADY_TIMES.values() else flag for flag in marks_in(cell))
 
 
 def _period(first: str, last: str) -> str:
-    """Format two ISO times as `2026-11-23 13:59 to 14:24`; the second has its day only if it differs."""
+    """Format two ISO times as `2026-11-23 13:59 to 14:24`, a second day only if it differs."""
     day, last_day = first[:10], last[:10]
     return f"{day} {span(first[11:16], last[11:16] if last_day == day else f'{last_day} {last[11:16]}')}"
 
 
 def _run_pairs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return the table's head, and a row per pair of runs: how run b's times per token differ from run a's."""
+    """Return the table's head, and a row per run pair: how b's times per token differ."""
     lines = [["b over a, time per token", "points", "median", *(f"within {bar:.0%}" for bar in NEAR), "farthest"]]
     for each in definition["apart"]:
         a, b = (source_of(each[side]).run for side in "ab")
@@ -234,9 +234,9 @@ def _run_pairs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
         rows = compare(a, b).rows
         if not rows:
             raise UserError(f"{a.folder} and {b.folder}: no case has a result in both")
-        change, farthest = median(row.judged.ratio - 1 for row in rows), max(rows, key=lambda row: row.apart)
+        change, farthest = median(row.result.ratio - 1 for row in rows), max(rows, key=lambda row: row.apart)
         within = [str(sum(row.apart <= bar for row in rows)) for bar in NEAR]
-        far = f"{farthest.judged.ratio - 1:+.1%}: {farthest.label}"
+        far = f"{farthest.result.ratio - 1:+.1%}: {farthest.label}"
         lines.append([str(each["label"]), str(len(rows)), f"{change:+.1%}", *within, far])
     return lines
 
@@ -252,14 +252,14 @@ def _states(definition: Definition, _: SourceOf) -> list[list[str]]:
 
 
 def _sequence(name: str) -> tuple[Any, Case]:
-    """Return a system's configuration at 1.3b, and a case of one generated token on its headline backend."""
+    """Return a system's configuration at 1.3b and a case of one generated token."""
     adapter = next(a for a in ADAPTERS if a.system == name and a.headline and "generate" in a.phases)
     case = Case(name, adapter.backend, "1.3b", "generate", 1, 1, state_dtype=adapter.state_dtype)
     return model_config(name, case.size), case
 
 
 def main(tables: Path, files: Sequence[Path]) -> None:
-    """Rewrite the tables of Markdown files as `tables` defines them; an error leaves every file as it was."""
+    """Rewrite the tables of Markdown files as `tables` defines; an error changes nothing."""
     source_of = cache(lambda run: Source.of(Run.open(tables.parent / run)))
     texts: dict[Path, tuple[str, str]] = {}
     file = tables

@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences to print about planned systems that systems.toml starts, or whose environment is missing."""
+        """Sentences to print about systems from systems.toml or without their environment."""
         planned = {"/".join(job.pair): self.launches[job.pair] for job in self.jobs}
         own = [label for label in systems_of_file() if label in planned]
         notes = [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
@@ -84,7 +84,7 @@ class Plan:
 
     @cached_property
     def skip(self) -> SkipReason:
-        """The function that the scheduler calls before each case; it returns the reason to skip the case, or ""."""
+        """The scheduler's function from a case to its reason to be skipped, or ""."""
         return skips(self.launches, total_memory_bytes(self.machine) if self.here else None)
 
     @cached_property
@@ -93,7 +93,7 @@ class Plan:
         return frozenset(planned.case.key for job in self.jobs for planned in job.cases)
 
     def requested(self, jobs: Iterable[Job]) -> list[Job]:
-        """Return a run's jobs with only the cases of this plan, without cases of the run's earlier requests."""
+        """Return a run's jobs with only the cases that this plan requests."""
         return with_keys(jobs, self.keys)
 
     def gpus(self, *, here: bool = True) -> list[str]:
@@ -108,7 +108,9 @@ class Plan:
         wanted = there if option == "all" else [name.strip() for name in option.split(",")]
         for name in wanted:
             if not _GPU.fullmatch(name):
-                raise UserError(f"--gpus {option}: {name!r} is no GPU; use all, or numbers of nvidia-smi, such as 0,1")
+                raise UserError(
+                    f"--gpus {option}: {name!r} names no GPU; use all, or numbers from nvidia-smi, such as 0,1"
+                )
             if wanted.count(name) > 1:
                 raise UserError(f"--gpus {option}: names GPU {name} twice")
         if here and not there:
@@ -117,7 +119,7 @@ class Plan:
             raise UserError(f"--gpus {option}: this run is on the CPU; add --device cuda")
         for name in wanted:
             if here and name not in there:
-                raise UserError(f"--gpus {option}: there is no GPU {name!r} to use; there are {', '.join(there)}")
+                raise UserError(f"--gpus {option}: GPU {name!r} was not found; this machine has {', '.join(there)}")
         return wanted
 
     @property
@@ -127,7 +129,7 @@ class Plan:
 
 
 def skips(launches: Mapping[tuple[str, str], Launch], memory_bytes: int | None) -> SkipReason:
-    """Return the function that the scheduler calls before each case; it returns the reason to skip the case, or "".
+    """Return the scheduler's function from a case to its reason to be skipped, or "".
 
     Reasons: no interpreter, or what `skip_reason` returns. memory_bytes: the device's memory, None if unknown.
     """
@@ -176,7 +178,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
 
 
 def open_checkpoint(folder: Path | None) -> Checkpoint | None:
-    """Read the folder of `--checkpoint` and publish its path to workers; return None without a folder.
+    """Read the folder of `--checkpoint` and publish it to workers; None without one.
 
     Raises UserError if the folder holds no supported checkpoint.
     """
@@ -204,7 +206,7 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the suites to run: name -> labels SYSTEM/BACKEND of the systems; () stands for all systems.
+    """Return the suites to run: name -> labels SYSTEM/BACKEND, () for all systems.
 
     The labels come from the request, otherwise from the requested group. A suite that is requested by its own name has
     all systems, even if its group is requested too.
@@ -228,7 +230,7 @@ def _refuse_nothing(request: RunRequest, suites: Sequence[Suite]) -> None:
         "--checkpoint": request.checkpoint.name if request.checkpoint else "",
     }
     by = " ".join(f"{option} {value}" for option, value in given.items() if value)
-    raise UserError(f"{of}: no case is left by {by}; leave an option out or name another suite")
+    raise UserError(f"{of}: no case matches {by}; drop an option or name another suite")
 
 
 def _refuse_without_gpu(suite: Suite, typed: Sequence[str]) -> None:

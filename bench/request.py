@@ -1,4 +1,4 @@
-"""The request of one command: parsed once, stored in run.json, and written out again as a command line."""
+"""The request of one command: parsed, stored in run.json, and written as a command."""
 
 import re
 import shlex
@@ -24,7 +24,7 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class RunRequest(BaseModel):
-    """The arguments of `run`, `verify`, `profile` or `ab`. Raises UserError for a value out of range.
+    """The arguments of `run`, `verify`, `profile` or `ab`; UserError for bad values.
 
     suites, systems, batch, context, phase: also accepted as comma-separated text; () takes the suite's own values.
     sides: the two revisions or folders of `ab`. rounds: its processes per case and side. way: the profiler (`--with`).
@@ -84,7 +84,7 @@ class RunRequest(BaseModel):
         return not any(getattr(self, name) for name in _LISTS)
 
     def words(self) -> list[str]:
-        """Return the request's command line without the program: command, arguments, and non-default options."""
+        """Return the request as a command line: command, arguments and non-default options."""
         found = [self.command, *self.sides, *self.suites]
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
@@ -107,7 +107,7 @@ class RunRequest(BaseModel):
         )
 
     def to_continue(self, out: Path, retry: str = "lost") -> str:
-        """Return the shell command that continues the run in `out`. retry: which finished cases it measures again."""
+        """Return the shell command that continues the run in `out` with the option `retry`."""
         again: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
         if self.command == "run":  # run.json has the cases, device and budget
             again |= dict.fromkeys(_LISTS, ()) | {"device": "auto", "budget_s": None}
@@ -126,7 +126,7 @@ def _written(value: Any) -> str:
 
 
 def _public_path(path: str) -> str:
-    """Return a relative path as it is; of an absolute one, the part in the current folder, or else the last part."""
+    """Return a path for publishing: relative to the current folder, or its last part."""
     absolute, here = Path(path), Path.cwd()
     if not absolute.is_absolute():
         return path

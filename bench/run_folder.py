@@ -40,7 +40,7 @@ def open_run(work: Plan, out: Path, before: Run | None) -> Run:
         refuse_another_kind(before, work)
         return extended(work, out)
     if work.request.resume:
-        print(f"ttt-bench: {out}: no run yet; it begins now", file=sys.stderr)
+        print(f"ttt-bench: {out}: holds no run to resume; starting a new one", file=sys.stderr)
     return Run.create(out, file_of(work, "measure"))
 
 
@@ -67,7 +67,7 @@ def request_of(work: Plan) -> PastRequest:
 
 
 def extended(work: Plan, out: Path) -> Run:
-    """Add the plan to the run in `out` and return it. Raises RunError if another process works on the run."""
+    """Add the plan to the run in `out` and return the run; RunError if it is in use."""
     with Run.open(out).held():
         current = Run.open(out)  # opened again: another process may have extended it before the lock
         clear(out)
@@ -76,7 +76,7 @@ def extended(work: Plan, out: Path) -> Run:
 
 
 def retry_of(run: Run, retry: str) -> Retry:
-    """Return the function that decides, from a finished case's record, whether to measure the case again.
+    """Return the function that decides from a record whether to measure its case again.
 
     retry: "lost" (none is), "failed" (all whose status is not ok) or "flagged" (contended, hot or unsteady).
     """
@@ -100,7 +100,7 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 
 
 def refuse_another_device(current: Run, work: Plan) -> None:
-    """Raise UserError if the run is from another kind of device, or another GPU or CPU model, than the plan.
+    """Raise UserError if run and plan have different kinds or models of device.
 
     On a machine without the run's kind of device, which only submits the run, models are not compared.
     """

@@ -19,7 +19,7 @@ TIMES_OF_A_REQUEST = ("time_to_first_token_ms", "time_between_tokens_ms")  # met
 
 @dataclass(frozen=True)
 class ProcessSamples:
-    """Samples of a case in milliseconds, one tuple for each process that measured the case, and their statistics."""
+    """A case's samples in milliseconds, a tuple per process, and their statistics."""
 
     processes: tuple[tuple[float, ...], ...]
 
@@ -35,7 +35,7 @@ class ProcessSamples:
 
     @cached_property
     def spread(self) -> float:
-        """Largest minus smallest of the processes' medians, divided by their median; NaN for one process."""
+        """Range of the processes' medians, divided by their median; NaN for one process."""
         medians = [median(samples) for samples in self.processes]
         repeated = len(medians) > 1 and self.latency_ms > 0
         return (max(medians) - min(medians)) / self.latency_ms if repeated else math.nan
@@ -81,7 +81,7 @@ class Quality:
 
     @property
     def disturbed(self) -> bool:
-        """Whether the case is contended, thermally throttled or unsteady, so that a new measurement can be better."""
+        """Whether the case is contended, thermally throttled or unsteady: measuring again helps."""
         return self.contended or self.hot or self.unsteady or bool(self.unsteady_times)
 
 
@@ -108,12 +108,12 @@ def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) ->
 
 def disturbed(records: Iterable[Record]) -> set[str]:
     """Return the keys of cases that are `Quality.disturbed` on at least one machine or commit."""
-    groups = {key: by_place(own) for key, own in by_case(records).items()}
-    return {key for key, places in groups.items() if any(quality_of(group).disturbed for group in places)}
+    groups = {key: by_machine(own) for key, own in by_case(records).items()}
+    return {key for key, machines in groups.items() if any(quality_of(group).disturbed for group in machines)}
 
 
 def timing_of(measured: Iterable[Record]) -> ProcessSamples:
-    """Return the samples of several records of one case; each record comes from a process of its own."""
+    """Return the samples of several records of one case, each from its own process."""
     return ProcessSamples(tuple(tuple(record.samples_ms) for record in measured))
 
 
@@ -125,25 +125,25 @@ def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
     return found
 
 
-def by_place(repeats: Sequence[Record]) -> list[list[Record]]:
+def by_machine(repeats: Sequence[Record]) -> list[list[Record]]:
     """Return the repeats of a case grouped by machine and commit.
 
     A failed repeat whose machine and commit have no group joins the first group, as such a record can lack both.
     """
-    places: dict[tuple[str, ...], list[Record]] = {}
+    machines: dict[tuple[str, ...], list[Record]] = {}
     for record in repeats:
         if record.status == "ok":
-            places.setdefault(_place(record), []).append(record)
+            machines.setdefault(_machine(record), []).append(record)
     lost = [record for record in repeats if record.status != "ok"]
-    if not places:
+    if not machines:
         return [lost]
-    first = next(iter(places))
+    first = next(iter(machines))
     for record in lost:
-        places[place if (place := _place(record)) in places else first].append(record)
-    return list(places.values())
+        machines[machine if (machine := _machine(record)) in machines else first].append(record)
+    return list(machines.values())
 
 
-def _place(record: Record) -> tuple[str, ...]:
+def _machine(record: Record) -> tuple[str, ...]:
     found = record.environment
     commit = str(found.get("commit") or "")
     return str(found.get("device") or ""), device_id_of(found), commit, str(bool(commit and found.get("dirty")))
@@ -155,7 +155,7 @@ def timed(records: Iterable[Record]) -> list[Record]:
 
 
 def merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
-    """Return each metric's median over the records that have the metric; None if none has a value."""
+    """Return each metric's median over the records that have it; None without a value."""
     if len(records) == 1:
         return records[0].metrics
     names = dict.fromkeys(name for record in records for name in record.metrics)
@@ -172,7 +172,7 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 
 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return (median, low, high): the median of the processes' medians, and the interval of a typical process.
+    """Return (median, low, high): the processes' median, and a typical process's interval.
 
     low and high are the ends of each process's interval relative to its median, in the median over processes, times the
     overall median. They do not contain differences between processes.
@@ -185,7 +185,7 @@ def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float,
 
 
 def quartiles_apart(samples: Sequence[float]) -> float:
-    """Return the third quartile minus the first, divided by the median; 0 for fewer than six samples."""
+    """Return the quartiles' distance divided by the median; 0 for fewer than six samples."""
     if len(samples) < FEWEST or not (middle := median(samples)):
         return 0.0
     first, _, third = quantiles(samples, method="inclusive")
@@ -193,7 +193,7 @@ def quartiles_apart(samples: Sequence[float]) -> float:
 
 
 def ends_apart(samples: Sequence[float]) -> float:
-    """Return the relative difference between the medians of the first and the last quarter of the samples.
+    """Return the relative difference of the first and last quarter's medians.
 
     Each quarter has at least six samples. The result is 0 for fewer than twelve samples, and if the `_middle` ranges of
     the two quarters overlap. For steady Gaussian noise of 5%, the result exceeds 5% in at most 1.6% of cases.
@@ -206,7 +206,7 @@ def ends_apart(samples: Sequence[float]) -> float:
 
 
 def _middle(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return (low, median, high); low and high are the quartiles, or for fewer than ten samples the extremes."""
+    """Return (low, median, high): quartiles, or extremes for fewer than ten samples."""
     if len(samples) < 10:
         return min(samples), median(samples), max(samples)
     low, middle, high = quantiles(samples, method="inclusive")

@@ -1,5 +1,6 @@
-"""Program of a worker process: `python -m harness.worker MODULE:ATTRIBUTE[:ARGUMENT...]` answers requests on stdin.
+"""A worker process: `python -m harness.worker MODULE:ATTRIBUTE[:ARGUMENT...]`.
 
+It answers requests on stdin.
 ATTRIBUTE is a system's adapter (`harness.measure.system.SystemAdapter`) or its class, which gets the arguments.
 `harness.workers.protocol` defines the requests, one per line. Answers go to stdout; output of libraries goes to stderr.
 """

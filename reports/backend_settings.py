@@ -1,4 +1,4 @@
-"""The settings that each backend recorded with its measurements, for the page's table of settings."""
+"""The settings that each backend recorded, for the page's table of settings."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -14,7 +14,7 @@ _ELSEWHERE = {
 
 
 def backend_settings(records: Iterable[Record]) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """Return (system, backend, [(setting, its values in words), ...]) for each pair that recorded any setting.
+    """Return (system, backend, [(setting, values in words), ...]) of recorded settings.
 
     Settings that the page shows elsewhere are left out. More than `_MOST` values of a setting are only counted.
     """

@@ -1,4 +1,4 @@
-"""Fairness checks: do the models of one size and dtype agree in parameters, vocabulary and weights?"""
+"""Fairness checks: do models of one size and dtype agree in parameters and vocabulary?"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from harness.schema.case import Scalar
 from harness.schema.catalogue import Catalogue
 from harness.schema.record import Record
-from reports.words import said_setting
+from reports.words import format_setting
 
 # Largest over smallest number of parameters within a size.
 PARAMETERS_LIMIT = 1.08
@@ -17,7 +17,7 @@ _UNRECORDED = "not checked: its parameters are not recorded"
 
 @dataclass(frozen=True)
 class Model:
-    """A measured language model: system, backend, size, requested dtype, and the options that change the model.
+    """A measured language model: system, backend, size, dtype and options of the model.
 
     Unknown texts are "", unknown numbers None. weights_dtype: the dtype of the loaded weights.
     head_rows_per_prompt: for how many tokens of a prompt the LM head runs; 1 suffices for the next token.
@@ -38,15 +38,15 @@ class Model:
     kept_between_samples: str
     unlike: tuple[str, ...] = ()
 
-    def said(self, catalogue: Catalogue) -> str:
-        """Return the model's size and options in words; with the requested dtype if the weights have another one."""
-        options = [said_setting(catalogue.axis(name), value) for name, value in self.options]
-        asked = [] if self.weights_dtype in ("", self.dtype) else [f"{self.dtype} asked for"]
+    def words(self, catalogue: Catalogue) -> str:
+        """Return the model's size and options in words, with the dtype if weights differ."""
+        options = [format_setting(catalogue.axis(name), value) for name, value in self.options]
+        asked = [] if self.weights_dtype in ("", self.dtype) else [f"{self.dtype} requested"]
         return ", ".join([self.size, *options, *asked])
 
 
 def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
-    """Return the models of all measured cases, grouped by size and dtype; the field `unlike` of each is filled in.
+    """Return the models of all measured cases by size and dtype, with `unlike` filled in.
 
     Cases of single layers are left out. [] if no record has a number of parameters.
     """
@@ -65,7 +65,7 @@ def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
 
 
 def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
-    """Return a sentence for each model that is unlike most others, and one that lists the unchecked systems.
+    """Return a sentence per model unlike most others, and one on the unchecked systems.
 
     A system is unchecked if the number of its parameters is not recorded.
     """
@@ -76,7 +76,7 @@ def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
     )
     found = {model: [what for what in model.unlike if what != _UNRECORDED] for model in models}
     apart = (
-        f"{catalogue.system_label(model.system)} ({catalogue.backend_label(model.backend)}, {model.said(catalogue)}) "
+        f"{catalogue.system_label(model.system)} ({catalogue.backend_label(model.backend)}, {model.words(catalogue)}) "
         f"is not on equal terms with the others: {', '.join(unlike)}."
         for model, unlike in found.items()
         if unlike
@@ -107,13 +107,13 @@ def _whole(value: float | None) -> int | None:
 
 
 def _checked(record: Record, name: str) -> float | None:
-    """Return the value that a record's correctness check named `name` measured; None if the record lacks this check."""
+    """Return the value of a record's check `name`; None if the record lacks this check."""
     checks = (record.check or {}).get("checks", [])
     return next((check["value"] for check in checks if check["name"] == name), None)
 
 
 def _voices(models: Iterable[Model]) -> list[Model]:
-    """Return the models that count in comparisons: for each system and backend only those with one set of options.
+    """Return the models that count in comparisons: one set of options per backend.
 
     That is the set without options or, if every model has some, the first set.
     """
@@ -125,7 +125,7 @@ def _voices(models: Iterable[Model]) -> list[Model]:
 
 
 def _most(others: Iterable[Model], differs: Callable[[Model], bool | None]) -> list[Model]:
-    """Return the models that differ if they are more than half of those for which this is known, else [].
+    """Return the models that differ if they are more than half of the known ones, else [].
 
     differs: returns whether a model differs, or None if that is unknown.
     """
@@ -140,12 +140,12 @@ def _differ(a: str | int | None, b: str | int | None) -> bool | None:
 
 
 def _off(a: int | None, b: int | None) -> bool | None:
-    """Return whether two parameter counts differ by more than a factor of PARAMETERS_LIMIT; None if one is unknown."""
+    """Whether parameter counts differ by more than PARAMETERS_LIMIT; None if one is unknown."""
     return max(a, b) / min(a, b) > PARAMETERS_LIMIT if a and b else None
 
 
 def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> tuple[str, ...]:
-    """Return the reasons, in words, why a comparison of `model` with models of other systems and backends is unequal.
+    """Return the reasons why comparing `model` with other systems' models is unequal.
 
     A difference in parameters, dtype or vocabulary counts if more than half of the models with a known value differ.
     """

@@ -13,8 +13,9 @@ _WHOLE = 100_000  # a width at which no line wraps
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool] = ()) -> str:
-    """Return a Markdown table. head: the column titles. numeric: for each column whether it is right-aligned.
+    """Return a Markdown table.
 
+    head: the column titles. numeric: for each column whether it is right-aligned.
     Cells may contain Markdown; only vertical bars in them are escaped.
     """
     rule = ["---:" if place < len(numeric) and numeric[place] else "---" for place in range(len(head))]
@@ -30,8 +31,9 @@ def escaped(text: str) -> str:
 
 
 def text(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool], width: int | None = None) -> str:
-    """Return a table as plain text. numeric: for each column whether it is right-aligned and never wrapped.
+    """Return a table as plain text.
 
+    numeric: for each column whether it is right-aligned and never wrapped.
     width: the most characters per line; cells of other columns wrap to keep within it. None for no limit.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")

@@ -26,7 +26,7 @@ _UNITS = {"_bytes": ("GB", 1e9), "_mhz": ("MHz", 1), "_c": ("°C", 1), "_w": ("W
 
 @dataclass
 class Machine:
-    """Records that share the facts named in `facts`, such as one GPU model and driver, or one set of packages.
+    """Records that share `facts`, such as one GPU model and driver, or a set of packages.
 
     records: their number. systems: their (system, backend) pairs.
     seen: for each reading, such as a clock rate, the values seen; keys are paths into the recorded environment.
@@ -39,7 +39,7 @@ class Machine:
 
     @property
     def readings(self) -> dict[str, str]:
-        """The readings taken around the cases, such as clock rates, by name: the range of numbers, or all texts."""
+        """The readings around the cases, such as clock rates, by name: ranges or texts."""
         return {_name(path): _span(path[-1], values) for path, values in self.seen.items()}
 
 
@@ -48,19 +48,19 @@ class Machines:
     """The environments in which the records of a run were measured.
 
     common: {group: {fact: value}} for the facts that all records share.
-    `places`: the records grouped by machine, commit and other facts that differ, except packages.
+    hardware: the records grouped by machine, commit and other facts that differ, except packages.
     software: the records grouped by the packages that differ.
     versions: the values of the facts in `_VERSIONS`, by label.
     """
 
     common: dict[str, dict[str, str]]
-    places: list[Machine]
+    hardware: list[Machine]
     software: list[Machine]
     versions: dict[str, str]
 
 
 def machines(records: Iterable[Record]) -> Machines:
-    """Return the environments of the records; records without a recorded environment are left out.
+    """Return the environments of the records, except records without one.
 
     Groups are in the order in which the records first mention them.
     """
@@ -93,7 +93,7 @@ def machines(records: Iterable[Record]) -> Machines:
 
 
 def _read(environment: dict) -> tuple[dict[Name, str], list[tuple[Path, Any]]]:
-    """Return ({(group, name): fact in words}, [(path, value) for each reading]) of a record's environment.
+    """Return ({(group, name): fact}, [(path, value) of each reading]) of an environment.
 
     A reading before the case and the same reading after it have the same path.
     """
@@ -131,7 +131,7 @@ def _name(path: Path) -> str:
 
 
 def _said(name: str, value: Any) -> str:
-    """Return a value in words, with the unit that the suffix of `name` stands for, such as MHz for `_mhz`."""
+    """Return a value in words, with the unit of its name's suffix, such as MHz for `_mhz`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, int | float):

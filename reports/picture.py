@@ -1,4 +1,4 @@
-"""Pictures (PNG, PDF) of a run's figures and page, drawn by Chromium and playwright (extra dev)."""
+"""Pictures (PNG, PDF) of a run's figures and page, by Chromium and playwright."""
 
 import shutil
 import struct
@@ -84,8 +84,9 @@ def chromium_path() -> str:
 
 @contextmanager
 def chromium(*arguments: str) -> Iterator[Any]:
-    """Yield a headless browser of playwright and close it at the end. arguments: further options of Chromium.
+    """Yield a headless browser of playwright, closed at the end.
 
+    arguments: further options of Chromium.
     The browser makes no network connections of its own. Raises RecordError if Chromium or playwright is missing.
     """
     path = chromium_path()
@@ -102,7 +103,7 @@ def chromium(*arguments: str) -> Iterator[Any]:
 
 
 def take(browser: Any, report: Path, figures: str = "") -> bytes:
-    """Return the bytes of a PNG of the page at `report`: of one suite's figures or, with "all", of the whole page.
+    """Return a PNG of one suite's figures on the page `report`, or of all of the page.
 
     figures: as in `write_picture`. A PNG of figures has their titles and captions as its Description.
     """
@@ -127,8 +128,9 @@ def _described(png: bytes, text: str) -> bytes:
 
 
 def take_alone(browser: Any, report: Path, figures: str, inches: float, is_pdf: bool) -> bytes:
-    """Return the bytes of a PDF with one sheet per figure of a suite or, unless `is_pdf`, of one PNG with all of them.
+    """Return a suite's figures alone: a PDF with a sheet each, or one PNG.
 
+    is_pdf: which of the two.
     figures, inches: as in `write_picture`.
     """
     page = _opened(browser, report, round(inches * _INCH), _DOTS / _INCH)
@@ -147,7 +149,7 @@ def _opened(browser: Any, report: Path, width: int, device_scale_factor: float) 
 
 
 def _suite(page: Any, figures: str) -> Any:
-    """Return playwright's locator of the section with a suite's figures; "" selects the first suite.
+    """Return playwright's locator of a suite's figures; "" selects the first suite.
 
     Raises RecordError if the page has no such section.
     """

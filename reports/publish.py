@@ -17,7 +17,7 @@ _PAGE_STARTS = (b"<!doctype html", b"<html")
 
 
 def write_report(run_folder: Path, out: Path, title: str | None = None, systems: Sequence[str] = ()) -> list[str]:
-    """Write the page of a run to the file `out`, and return which backends were skipped and why (`words.left_out`).
+    """Write a run's page to `out`; return skipped backends and why (`words.left_out`).
 
     An existing page stays if this fails. systems: show only these, each NAME or NAME/BACKEND.
     title: of the page; by default it names the run and its devices.
@@ -73,10 +73,7 @@ def _records(run: Run) -> list[Record]:
 
 
 def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record]:
-    """Return the records of these systems, each NAME or NAME/BACKEND; all records if `systems` is empty.
-
-    Raises RecordError if one of the systems has no record.
-    """
+    """Return the records of these systems, each NAME or NAME/BACKEND; all if none given."""
     for system in systems:
         if not any(is_of(record.case, [system]) for record in records):
             there = ", ".join(dict.fromkeys(record.case.system_backend for record in records))
@@ -85,7 +82,7 @@ def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record
 
 
 def refuse_too_many(records: Sequence[Record], run_folder: Path) -> None:
-    """Raise RecordError if the run has more than `MOST_ON_A_PAGE` records, which are too many for one page."""
+    """Raise RecordError if the run has more than `MOST_ON_A_PAGE` records."""
     if len(records) > MOST_ON_A_PAGE:
         raise RecordError(
             f"{run_folder}: {len(records):,} records, and a page holds at most {MOST_ON_A_PAGE:,}; "

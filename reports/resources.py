@@ -1,4 +1,4 @@
-"""Read the templates, styles and scripts, which lie next to the Python modules that use them."""
+"""Read the templates, styles and scripts next to the modules that use them."""
 
 from importlib.resources import files
 

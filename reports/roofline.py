@@ -1,4 +1,4 @@
-"""The roofline of a case: its work compared with the peaks measured in the same run on the same GPU model.
+"""The roofline of a case: its work against peaks measured in the same run.
 
 The lower bound is the longer of two times: bytes at the bandwidth of a copy, FLOPs at the rate of a large bfloat16
 GEMM. Kernels that only read, or that run on a cool GPU, may exceed these peaks by a few percent.
@@ -19,7 +19,7 @@ WORK_METRICS = ("flops", "bytes", *CEILINGS)
 
 
 def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: float) -> dict[str, Any]:
-    """Return the values of `RATE_COLUMNS` for a case by column; unknown numbers are NaN, and an unknown `bound` is "".
+    """Return a case's `RATE_COLUMNS`; unknown numbers are NaN, an unknown `bound` "".
 
     metrics: the case's work and the measured peaks (`WORK_METRICS`). latency_ms: NaN if unknown.
     tflops: TFLOP/s. gbs: GB/s. lower_bound_ms: the lower bound of the latency.

@@ -1,4 +1,4 @@
-"""Statistics of the timed samples: a table with one row for each case and machine, over all processes of the case."""
+"""Statistics of the timed samples: a table with a row per case and machine."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from harness.measure.environment import device_id_of
 from harness.measure.interval import FEWEST
 from harness.measure.nvml import heat_note, is_hot
 from harness.measure.system import REPLAYED
-from harness.quality import STEADY, by_case, by_place, merged_metrics, quality_of, timed, timing_of
+from harness.quality import STEADY, by_case, by_machine, merged_metrics, quality_of, timed, timing_of
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
@@ -23,7 +23,7 @@ from harness.workers.machine_load import is_loaded, load_note
 from reports.fairness import FAIRNESS_METRICS
 from reports.profiles.ceilings import common_ceilings
 from reports.roofline import RATE_COLUMNS, WORK_METRICS, explanation
-from reports.words import commit_said
+from reports.words import commit_name
 
 CASE_COLUMNS = ("suites", "system", "backend", "size", "phase", "batch", "context")
 OUTCOME_COLUMNS = ("status", "reason")
@@ -72,7 +72,7 @@ FIDELITY_METRICS = ("compared_tokens", "total_variation_first", "total_variation
 # Metrics without a column: the page shows them as a rate, a note, or in a table of their own.
 _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences_at_once"}
 
-Place = tuple[str, ...]  # the values of MACHINE_COLUMNS
+MachineKey = tuple[str, ...]  # the values of MACHINE_COLUMNS
 
 
 def frame(
@@ -90,7 +90,7 @@ def frame(
     """
     records = list(records)
     cases = by_case(records)
-    groups = [group for case in cases.values() for group in by_place(case)]
+    groups = [group for case in cases.values() for group in by_machine(case)]
     ceilings = common_ceilings(records) if ceilings is None else ceilings
     memberships = suites_of_cases(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
@@ -111,18 +111,18 @@ def frame(
 
 
 def case_statuses(table: pd.DataFrame) -> Counter[str]:
-    """Return the number of cases by status. table: of `frame`; a case that several machines measured counts once."""
+    """Return the number of cases by status; a case on several machines counts once."""
     columns = [*CASE_COLUMNS[1:], *SETTING_COLUMNS, *option_columns(table)]
     return Counter(table.drop_duplicates(columns)["status"])
 
 
 def row_keys(records: Iterable[Record]) -> list[str]:
     """Return the case key of each row of `frame(records)`."""
-    return [group[0].case.key for case in by_case(records).values() for group in by_place(case)]
+    return [group[0].case.key for case in by_case(records).values() for group in by_machine(case)]
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
-    """Return the flags in a cell of the column `MARKS`; with `y`, only the flags that concern the column `y`."""
+    """Return the flags in a cell of the column `MARKS`; with `y`, only that column's."""
     marks = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
     return tuple(mark for mark in marks if not y or mark in marks_of(y))
 
@@ -151,9 +151,9 @@ def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
     return [*known, *sorted(found - {metric.name for metric in catalogue.metrics} - _USED_METRICS)]
 
 
-def _place(record: Record) -> Place:
+def _machine(record: Record) -> MachineKey:
     environment = record.environment
-    return str(environment.get("device") or ""), device_id_of(environment), commit_said(environment)
+    return str(environment.get("device") or ""), device_id_of(environment), commit_name(environment)
 
 
 def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
@@ -166,7 +166,7 @@ def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 
 
 def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
-    """Return a table with a column for each option that any case sets; NA in rows without a value.
+    """Return a column per option that any case sets; NA in rows without a value.
 
     A case does not store an option that has its default. The default is filled in if the case's system and backend also
     ran with another value, or if a figure of the case's suite varies the option.
@@ -217,7 +217,7 @@ def _row(
     reached = {name: highest for name, highest in common.items() if found.get(name)}
     row |= explanation(first.case, found | reached, row["latency_ms"])
     row |= _computed(first.case, row, known(reached.get("product_tflops")))
-    row |= dict(zip(MACHINE_COLUMNS, _place(first), strict=True))
+    row |= dict(zip(MACHINE_COLUMNS, _machine(first), strict=True))
     row |= {
         "samples": sum(len(record.samples_ms) for record in measured),
         "processes": len(timed(measured)) or len(group),
@@ -230,8 +230,9 @@ def _row(
 
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
-    """Return latency, intervals, rates and memory by column; without samples all values except the memory are NaN.
+    """Return latency, intervals, rates and memory by column; without samples mostly NaN.
 
+    Only the memory is then a number.
     measured: the records of `group` with status "ok".
     """
     memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
@@ -271,13 +272,13 @@ def _computed(case: Case, row: Mapping[str, Any], peak_tflops: float) -> dict[st
 
 
 def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the row's notes: sentences that a reader needs to compare the row's latency with other latencies."""
+    """Yield the row's notes: what a reader needs to compare its latency with others."""
     for record in group:
         yield from (record.settings[name] for name in NOTED_SETTINGS if name in record.settings)
     case = group[0].case
     replayed = any(record.settings.get("prompt") == REPLAYED for record in group)
     if replayed or (case.phase, case.timing, case.option("scope", "model")) == ("forward", "graph", "model"):
-        yield "the prefill is replayed from a CUDA graph"
+        yield "the prompt is replayed from a CUDA graph"
     if case.timing == "engine":
         yield "timed by the engine itself"
     if is_cache_full(case, metrics):
@@ -299,7 +300,7 @@ def _result(record: Record) -> str:
 
 
 def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on reasons to doubt the row's latency, such as throttling or a missing correctness check."""
+    """Yield notes on reasons to doubt the row's latency, such as throttling."""
     if 0 < row["samples"] < FEWEST:
         yield f"only {counted(row['samples'], 'sample')}: the bar is their range, no interval"
     yield from _unsteadiness(group, row)

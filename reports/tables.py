@@ -24,8 +24,9 @@ _CASE = ("system", "backend", "phase", "batch", "context")
 def write_frame(
     table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue | None = None, columns: Sequence[str] = ()
 ) -> None:
-    """Write a table of `stats.frame` to `out`. fmt: one of `FORMATS`. columns: write only these; ("all",) for all.
+    """Write a table of `stats.frame` to `out`.
 
+    fmt: one of `FORMATS`. columns: write only these; ("all",) for all.
     Without `columns`, CSV and JSON have all columns. Text and Markdown then have the columns that identify rows, and
     further ones that fit; values that all rows share are printed once, above the table.
     Text and Markdown show numbers in the catalogue's units. Raises RecordError if the format or a column is unknown.
@@ -43,7 +44,7 @@ def write_frame(
 
 
 def plain(value: Any) -> Any:
-    """Return a cell as a JSON value: numpy scalars as Python's, suites as a list, NaN, NA and infinities as None."""
+    """Return a cell as a JSON value: Python numbers, lists, and None for NaN and infinity."""
     if isinstance(value, tuple):
         return list(value)
     if value is None or value is pd.NA:
@@ -52,7 +53,7 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def said(value: Any) -> str:
+def cell_text(value: Any) -> str:
     """Return a cell as text, with all digits of a number; "" for an unknown value."""
     value = plain(value)
     if isinstance(value, list):
@@ -61,7 +62,7 @@ def said(value: Any) -> str:
 
 
 def _write_csv(table: pd.DataFrame, out: TextIO) -> None:
-    table.map(lambda value: printable(said(value))).rename(columns=printable).to_csv(out, index=False)
+    table.map(lambda value: printable(cell_text(value))).rename(columns=printable).to_csv(out, index=False)
 
 
 def _write_json(table: pd.DataFrame, out: TextIO) -> None:
@@ -96,7 +97,7 @@ def _escaped(cell: str) -> str:
 
 
 def _width() -> int:
-    """Return the terminal's width in characters, or the value of the environment variable COLUMNS if that is set."""
+    """Return the terminal's width in characters, or the variable COLUMNS if set."""
     return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
@@ -130,7 +131,7 @@ def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int | None) -> tu
 
 
 def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
-    """Return few settings that distinguish rows with the same system, backend, phase, batch and context.
+    """Return few settings that distinguish rows of the same system, phase and sizes.
 
     Each setting in turn is the one that leaves the fewest rows alike.
     """
@@ -145,7 +146,7 @@ def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
 
 
 def _wanted(table: pd.DataFrame, catalogue: Catalogue, apart: Sequence[str]) -> list[str]:
-    """Return the columns to show as far as they fit, the most useful first. apart: settings to prefer to others."""
+    """Return the columns to show while they fit, the most useful first, `apart` early."""
     settings = [*apart, *(name for name in _settings(table) if _varies(table, name))]
     numbers = [metric.name for metric in catalogue.metrics if metric.text]
     names = dict.fromkeys(["latency_ms", *settings, MARKS, *numbers, *CASE_COLUMNS[1:], "status", "samples"])
@@ -166,15 +167,15 @@ def _widest(table: pd.DataFrame, name: str, catalogue: Catalogue) -> int:
 
 
 def _same(table: pd.DataFrame, names: Sequence[str]) -> dict[str, str]:
-    """Return {column: value as text} for columns of settings and machine that are constant and not in `names`."""
+    """Return {column: text} for constant columns of settings and machine not in `names`."""
     wanted = ("suites", "size", "phase", "batch", "context", "dtype", "timing", "device", "commit")
     columns = [name for name in wanted if name not in names and len(table) and table[name].nunique(dropna=False) == 1]
-    found = {name: printable(said(table[name].iloc[0])) for name in columns}
+    found = {name: printable(cell_text(table[name].iloc[0])) for name in columns}
     return {name: short_commit(text) if name == "commit" else text for name, text in found.items() if text}
 
 
 def _heading(name: str, catalogue: Catalogue) -> str:
-    """Return the column's title: its name, with the unit in brackets if values are scaled to that unit."""
+    """Return the column's title: its name, with the unit of scaled values in brackets."""
     metric = catalogue.metric(name)
     return printable(f"{name} [{metric.unit}]" if metric.scale != 1 else name)
 
@@ -189,4 +190,4 @@ def shown(value: Any, scale: float) -> str:
         number = number / scale
     if isinstance(number, float):
         return f"{number:.0f}" if 1e4 <= abs(number) < 1e9 else f"{number:.4g}"
-    return printable(said(value))
+    return printable(cell_text(value))

@@ -11,22 +11,22 @@ import pandas as pd
 from harness.measure.environment import DIRTY
 from harness.schema.case import Case
 from harness.schema.catalogue import AxisEntry, Catalogue
-from harness.schema.reason import said_number
+from harness.schema.reason import format_number
 
 BETWEEN = " · "  # between the parts of the name of a line or case
 
 
-def said_x(value: float) -> str:
+def format_x(value: float) -> str:
     """Return the number as text: 2048 as 2k, 1048576 as 1M, and 24.2139 as 24.2."""
     for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
         if value >= unit and value % unit == 0:
             return f"{value / unit:g}{letter}"
-    return f"{value:.15g}" if value == int(value) else said_number(value)
+    return f"{value:.15g}" if value == int(value) else format_number(value)
 
 
-def said_setting(axis: AxisEntry, value: Any) -> str:
-    """Return a setting in words, such as `context 2k`: the axis's phrase from the catalogue, with the value in it."""
-    return axis.phrase.replace("{}", said_x(int(value)) if isinstance(value, Integral) else str(value))
+def format_setting(axis: AxisEntry, value: Any) -> str:
+    """Return a setting in words, such as `context 2k`, by the axis's phrase."""
+    return axis.phrase.replace("{}", format_x(int(value)) if isinstance(value, Integral) else str(value))
 
 
 def listed(words: Sequence[str]) -> str:
@@ -40,7 +40,7 @@ def with_sign(share: float, digits: int) -> str:
 
 
 def share_of(number: int, whole: int, thing: str) -> str:
-    """Return in words how many of `whole` things `number` is, such as `3 of the 12 points` or `all 12 points`.
+    """Return `number` of `whole` things in words: `3 of the 12 points`, `all 12 points`.
 
     thing: the noun in the singular, such as `point`. If `whole` is 1: `the only point`.
     """
@@ -49,7 +49,7 @@ def share_of(number: int, whole: int, thing: str) -> str:
     return f"all {whole:,} {thing}s" if number == whole else f"{number:,} of the {whole:,} {thing}s"
 
 
-def commit_said(environment: Mapping[str, Any]) -> str:
+def commit_name(environment: Mapping[str, Any]) -> str:
     """Return the commit in a record's environment; "" if none is recorded.
 
     It ends in `DIRTY` if the checkout had uncommitted changes.
@@ -68,7 +68,7 @@ def short_commit(commit: str, digits: int = 10) -> str:
 
 
 def commit_words(commit: str) -> str:
-    """Return the shortened commit for a sentence, with "with uncommitted changes" instead of the suffix `DIRTY`."""
+    """Return the shortened commit for a sentence; "with uncommitted changes" for `DIRTY`."""
     short = short_commit(commit)
     return f"{short.removesuffix(DIRTY)} with uncommitted changes" if short.endswith(DIRTY) else short
 
@@ -98,7 +98,7 @@ def _one_reason(rows: pd.DataFrame) -> str:
 def counts_of_missing(
     missing: Iterable[Case], rows: pd.DataFrame, catalogue: Catalogue
 ) -> dict[tuple[str, str], tuple[str, int]]:
-    """Return {(system, backend): (label, number of the cases in `missing`)} for planned cases without a record.
+    """Return {(system, backend): (label, number of its cases in `missing`)}.
 
     rows: the rows of `stats.frame`. The label is the system's, with the backend's if the system has several backends.
     """

@@ -1,4 +1,4 @@
-"""Check the arguments of an operator: a ValueError names the wrong argument, its value and the supported values."""
+"""Check an operator's arguments: a ValueError names the argument, its value and the limits."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ STATE_DTYPE = {torch.float64: torch.float64, torch.float32: torch.float32, torch
 
 
 def check_choice(name: str, value: object, supported: tuple[object, ...]) -> None:
-    """Raise ValueError unless `value` is in `supported`; the message gives the argument's `name`."""
+    """Raise ValueError, which names the argument `name`, unless `value` is in `supported`."""
     if value not in supported:
         raise ValueError(f"{name} is {value!r}: supported are {', '.join(map(repr, supported))}")
 
@@ -20,7 +20,7 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def check_parameter(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless the tensor has this shape and is contiguous; `name` is for the message."""
+    """Raise ValueError, which gives `name`, unless the tensor has this shape, contiguous."""
     check_shape(name, tensor, shape)
     check_contiguous(name, tensor)
 
@@ -32,7 +32,7 @@ def check_contiguous(name: str, tensor: Tensor) -> None:
 
 
 def check_devices(**tensors: Tensor | None) -> None:
-    """Raise ValueError unless all tensors, passed by name, are on one device; None values are ignored."""
+    """Raise ValueError unless all tensors, passed by name, are on one device or None."""
     given = [(name, x) for name, x in tensors.items() if x is not None]
     (first, x), *others = given
     for name, other in others:
@@ -41,7 +41,7 @@ def check_devices(**tensors: Tensor | None) -> None:
 
 
 def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
-    """Raise ValueError unless the tensors `tokens`, by name, have one shape and one dtype, and lr fits both.
+    """Raise ValueError unless all `tokens` have one shape and one dtype, and lr fits both.
 
     layout: the token tensors' shape in letters, "[B, T, H, D]" or "[B, H, D]"; the number of dimensions must match.
     The tokens' dtype must be a key of STATE_DTYPE, and its value the dtype of lr.
@@ -60,7 +60,10 @@ def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
 
 
 def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: int, head_dim: int) -> None:
-    """Raise ValueError unless token_scale is [m] with m >= 1, and ln_weight and ln_bias are [heads, head_dim]."""
+    """Raise ValueError unless the outer parameters have the shapes of the layer.
+
+    token_scale must be [m] with m >= 1, ln_weight and ln_bias [heads, head_dim].
+    """
     if token_scale.ndim != 1 or not len(token_scale):
         raise ValueError(f"token_scale has shape {tuple(token_scale.shape)}: expected [mini_batch], at least 1")
     check_shape("ln_weight", ln_weight, (heads, head_dim))
@@ -68,7 +71,7 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Raise ValueError unless each tensor of `state` named in `shapes` has the shape given there and a supported dtype.
+    """Raise ValueError unless tensors of `state` have the given shapes and supported dtypes.
 
     dtype: the dtype of the tokens. state.position must be int32, and every other tensor STATE_DTYPE[dtype].
     """
@@ -80,7 +83,7 @@ def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.d
 
 
 def common_position(position: Tensor, start: int | None, mini_batch: int) -> int:
-    """Return the one position inside the mini-batch that all sequences share, 0 to mini_batch - 1.
+    """Return the position in the mini-batch, 0 to mini_batch - 1, that all sequences share.
 
     position [B]: the state's tensor, which may be on a GPU; reading it waits for the GPU.
     start: the shared position, if the caller knows it; `position` is then not read.

@@ -1,5 +1,6 @@
-"""Count the FLOPs and bytes of one TTT layer without its projections; a multiply-add is two FLOPs. Needs no torch.
+"""Count FLOPs and bytes of one TTT layer without its projections. Needs no torch.
 
+A multiply-add is two FLOPs.
 D head dimension, F = 4D hidden units of TTT-MLP, m mini-batch size. LayerNorm, GELU and other elementwise parts are
 O(F) per token and not counted.
 """
@@ -35,7 +36,7 @@ SUM_BYTES = BIAS_BYTES = 4  # per element of the primal form's gradient sums, an
 
 
 class Cost:
-    """FLOPs and bytes of one operator, TTT-Linear or TTT-MLP; the methods take the sizes of a problem.
+    """FLOPs and bytes of TTT-Linear or TTT-MLP; the methods take the sizes of a problem.
 
     widths: the width of each layer's input, then of the output, as multiples of D: (1, 1) or (1, 4, 1).
     """
@@ -65,15 +66,16 @@ class Cost:
         return batch * tokens * heads * (products + 2 * mini_batch * self._row * head_dim)
 
     def token_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Bytes of q, k and v, which are read, and of the outputs z, which are written: [B, T, H, D] each.
+        """Bytes of the inputs q, k and v and of the outputs z, [B, T, H, D] each.
 
         element_bytes: bytes per element of these tensors.
         """
         return 4 * batch * tokens * heads * head_dim * element_bytes
 
     def forward_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Least bytes that a fused forward moves: q, k, v, z and lr once; weights and biases twice, read and written.
+        """Least bytes that a fused forward moves.
 
+        It reads q, k, v and lr once and writes z once. It reads and writes the weights and biases.
         element_bytes: bytes per element of q, k, v and z; lr, weights and biases are float32.
         """
         return (
@@ -99,7 +101,7 @@ class Cost:
     def generate_state_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> int:
-        """Bytes of the generate state of `batch` sequences: weights in the precision `state`, biases in float32.
+        """Bytes of the generate state: weights in the precision `state`, biases in float32.
 
         In the dual form the state also holds m cached rows per layer, in the primal form the gradient sums.
         state: a key of STATE_PRECISIONS. Raises ValueError for an unknown form or state.
@@ -113,7 +115,7 @@ class Cost:
     def generate_state_traffic(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Least bytes of state moved to generate one token in each of `batch` sequences, averaged over a mini-batch.
+        """Least bytes of state moved per step of `batch` sequences, averaged over a mini-batch.
 
         Every token reads the weights and biases; the last of the m tokens also rewrites the weights.
         Dual form: a token reads the cached rows of (m-1)/2 earlier tokens on average, and writes its own.
@@ -129,7 +131,7 @@ class Cost:
     def generate_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Least bytes moved to generate one token in each of `batch` sequences, averaged over a mini-batch.
+        """Least bytes moved per step of `batch` sequences, averaged over a mini-batch.
 
         They are those of `generate_state_traffic`, and q, k, v and z at 2 bytes per element.
         """

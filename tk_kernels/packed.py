@@ -1,4 +1,4 @@
-"""The layout of sequences of different lengths, packed into tensors [N, ...] as in FlashAttention's `varlen`."""
+"""Sequences of different lengths packed in tensors [N, ...], as FlashAttention's `varlen`."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,7 +37,7 @@ class Packed:
 
 
 def packed(cu_seqlens: Tensor, start: Tensor, slots: Tensor, tokens: int, length: int = 0) -> Packed:
-    """Return the `Packed` with these fields; its `chunks` are computed on the tensors' device, without a host sync."""
+    """Return the `Packed` with these fields; the device computes `chunks`, without a sync."""
     sequences = len(slots)
     counts = -(-cu_seqlens.diff() // CHUNK)
     ends = counts.cumsum(0)

@@ -80,7 +80,7 @@ def find_suite(name: str) -> Suite:
     if "," in name:
         raise UserError(f"suite {name!r}: separate suites by spaces")
     if name.partition("/")[0] in {adapter.system for adapter in ADAPTERS}:
-        raise UserError(f"suite {name!r}: is a system; use --systems {name}")
+        raise UserError(f"{name!r} is a system, not a suite; use --systems {name}")
     raise unknown(f"suite {name!r}", name, names)
 
 
@@ -127,5 +127,5 @@ def find_group(name: str) -> Group | None:
 
 
 def default_suite(device: str) -> str:
-    """Return the name of the suite or group that `ttt-bench run` measures if none is named. device: "cpu" or "cuda"."""
+    """Return the suite or group that `ttt-bench run` measures by default on "cpu" or "cuda"."""
     return "paper" if device == "cuda" else "quick"

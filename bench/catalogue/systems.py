@@ -49,7 +49,7 @@ class Adapter:
 
 
 def _ttt(learner: str) -> tuple[Adapter, ...]:
-    """Return the adapters that both TTT-Linear and TTT-MLP have. learner: "linear" or "mlp", for the kernels."""
+    """Return the adapters that both TTT-Linear ("linear") and TTT-MLP ("mlp") have."""
     kernels, planes = f"bench.systems.ttt.kernels:TTTKernels:{learner}", "float32-planes"
     return (
         Adapter("thunderkittens", f"{kernels}:dual:thunderkittens", BOTH, "float32", phases=PREFILL, replays=True,

@@ -7,7 +7,7 @@ from bench.terminal import print_rows
 
 
 def build_kernels() -> None:
-    """Compile each CUDA kernel that is not cached and print registers and spills; clone ThunderKittens if needed."""
+    """Compile CUDA kernels that are not cached; print their registers and spills."""
     from tk_kernels import build
 
     try:
@@ -25,6 +25,6 @@ def build_kernels() -> None:
 
 
 def _plain(name: str) -> str:
-    """Return a kernel's name without return type, namespaces and parameters; template arguments stay."""
+    """Return a kernel's name and template arguments, without type and namespaces."""
     name = name.removeprefix("void ").replace("(anonymous namespace)::", "").partition("(")[0]
     return re.sub(r"\w+::", "", name).replace("> >", ">>").strip()

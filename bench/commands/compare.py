@@ -30,21 +30,24 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Shown:
-    """How to show a comparison. fmt: "text", "markdown" or "json", on stdout. html: also write a page to this file."""
+    """How to show a comparison.
+
+    fmt: "text", "markdown" or "json", on stdout. html: also write a page to this file.
+    """
 
     fmt: str
     html: Path | None
 
 
 def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
-    """Compare the run in `b` with the run in `a`; exit status 1 for a regression, 3 if nothing can be compared.
+    """Compare run `b` with run `a`; exit status 1 for a regression, 3 for nothing to compare.
 
     fail_on: the slowdown that counts as a regression, such as "5%"; None never gives status 1.
     Differences below 5% do not count, except between the two sides of one `ab`.
     """
     bar = None if fail_on is None else percentage(fail_on)
     if a.resolve() == b.resolve():
-        print(f"ttt-bench: {a} is compared with itself: name another folder to compare it with", file=sys.stderr)
+        print(f"ttt-bench: {a} is compared with itself; name two different folders", file=sys.stderr)
     found = _show(a, b, bar, shown)
     if bar is not None and found.regressions:
         sys.exit(REGRESSION)
@@ -56,7 +59,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> Non
     fail_on: the slowdown that counts as a regression, such as "5%"; None takes the default.
     Exit status 1 for a regression, 3 if nothing can be compared.
     """
-    from reports.compare.judge import LEAST_ROUNDS, MOST_ROUNDS
+    from reports.compare.decision import LEAST_ROUNDS, MOST_ROUNDS
 
     bar = None if fail_on is None else percentage(fail_on)
     if not LEAST_ROUNDS <= request.rounds <= MOST_ROUNDS:
@@ -71,7 +74,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> Non
         print(f"ttt-bench: {note}", file=sys.stderr)
     with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
         if _harness_files(old) != _harness_files(new):
-            print("ttt-bench: harness/ differs between the two: each side is measured by its own", file=sys.stderr)
+            print("ttt-bench: harness/ differs between the sides; each is measured with its own", file=sys.stderr)
         file = file_of(work, "measure")  # the same for both, time included, which tells that they are one comparison
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]
         try:
@@ -90,7 +93,7 @@ def percentage(text: str) -> float:
     Raises UserError for other text, and for values above 1000% or below BAR, the smallest reported slowdown.
     """
     from reports.compare.comparison import STORED_BAR
-    from reports.compare.judge import BAR
+    from reports.compare.decision import BAR
 
     try:
         value = float(text.removesuffix("%")) / 100 if text.endswith("%") else None
@@ -104,7 +107,7 @@ def percentage(text: str) -> float:
 
 
 def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison":
-    """Print the comparison of the runs in `a` and `b`, write its page if requested, and return it.
+    """Print the comparison of runs `a` and `b`, write its page, and return it.
 
     fail_on: the slowdown that counts as a regression, as a fraction; None takes the default.
     Exits with status 3 if no case can be compared, or for `fail_on` if all cases are from another device.
@@ -127,7 +130,7 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
     view = {"text": views.text, "markdown": views.markdown, "json": views.to_json}[shown.fmt]
     if fail_on is not None and fail_on < found.fail_on:
         raise UserError(
-            f"--fail-on {100 * fail_on:g}%: two stored runs are judged only beyond {found.fail_on:.0%}; "
+            f"--fail-on {100 * fail_on:g}%: differences up to {found.fail_on:.0%} between two stored runs are noise; "
             "to find a smaller slowdown, measure both commits in turns with `ttt-bench ab`"
         )
     print(view(found), end="", flush=True)
@@ -138,30 +141,30 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
         print(f"wrote {shown.html}", file=sys.stderr)
     why = ""
     if not found.counts.keys() - {"gained"}:
-        why = "compared: no case has a result on both sides"
+        why = "no case has a result on both sides"
     elif found.elsewhere and fail_on is not None:
-        why = "judged: every case is from another device"
+        why = "every case is from another device"
     if why:
-        print(f"ttt-bench: nothing could be {why}", file=sys.stderr)
+        print(f"ttt-bench: the runs cannot be compared: {why}", file=sys.stderr)
         sys.exit(NOT_COMPARABLE)
     return found
 
 
 @contextmanager
 def _checkout(name: str) -> Iterator[Path]:
-    """Yield the root folder of the code called `name`: a checkout's folder, or a temporary worktree of a revision.
+    """Yield the root of the code `name`: a checkout, or a temporary worktree of a revision.
 
     Raises UserError if `name` is neither, or if a working tree has uncommitted changes.
     """
     path = Path(name)
     if path.is_dir():
         if not (path / "harness" / "worker.py").is_file():
-            raise UserError(f"{name}: is a folder without harness/worker.py, so it is no checkout of this program")
+            raise UserError(f"{name}: is not a checkout of ttt-bench: it has no harness/worker.py")
         _refuse_changes(path.resolve(), name)
         yield path.resolve()
         return
     if not (ROOT / ".git").exists():
-        raise UserError(f"{name}: is no folder, and this program does not run from a git checkout")
+        raise UserError(f"{name}: is not a folder; revisions need ttt-bench in a git checkout")
     commit, refusal = ask_git(ROOT, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if refusal and not refusal_of_git(ROOT):
         shallow = ask_git(ROOT, "rev-parse", "--is-shallow-repository")[0] == "true"
@@ -185,7 +188,7 @@ def _harness_files(root: Path) -> dict[str, bytes]:
 
 
 def _refuse_changes(root: Path, name: str) -> None:
-    """Raise UserError if the working tree differs from its commit; otherwise records would name code that did not run.
+    """Raise UserError if a working tree differs from the commit that records would name.
 
     name: the tree's name in the message.
     """
@@ -244,7 +247,7 @@ class _Side:
 
 
 def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
-    """Measure each job on both sides in every round, in the order A B, B A, A B, ..., so that drift affects both.
+    """Measure each job on both sides in every round, A B, then B A, to balance drift.
 
     A case without a result on one side is dropped from later rounds.
     """

@@ -1,4 +1,4 @@
-"""Convert a checkpoint of the authors' JAX code: `python -m bench.commands.convert JAX_FILE -o DIR`."""
+"""Convert a JAX checkpoint: `python -m bench.commands.convert JAX_FILE -o DIR`."""
 
 import sys
 from pathlib import Path

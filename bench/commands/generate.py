@@ -8,14 +8,14 @@ TOKENIZER = "tokenizer.json"
 
 
 def generate(folder: Path, prompt: str, tokens: int) -> None:
-    """Continue the prompt greedily and print each token at once; stop after `tokens`, or at the model's end token."""
+    """Continue the prompt greedily, token by token, for `tokens` or to the end token."""
     from bench.models.config import CheckpointError
     from bench.models.hugging_face import read_config
 
     try:
         vocabulary = read_config(folder).vocabulary
         if not (folder / TOKENIZER).is_file():
-            raise UserError(f"--checkpoint {folder}: holds no {TOKENIZER}; add that of the model")
+            raise UserError(f"--checkpoint {folder}: holds no {TOKENIZER}; add the model's")
         from transformers import PreTrainedTokenizerFast, TextStreamer
 
         from bench.serving.causal_lm import HuggingFaceTTT

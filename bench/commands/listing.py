@@ -12,7 +12,7 @@ from tk_kernels.build import NO_GPU, OTHER_GPU
 
 
 def list_systems() -> None:
-    """Print whether each system can run here, with the versions of its packages or the reason why it cannot.
+    """Print whether each system can run here: its packages' versions, or the reason.
 
     Systems that share an interpreter are probed in one process.
     """

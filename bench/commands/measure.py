@@ -17,17 +17,17 @@ from bench.terminal import print_rows
 from harness.schema.reason import counted
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded
-from harness.workers.pool import places_of
+from harness.workers.pool import slots_of
 from harness.workers.progress import Progress
 from harness.workers.scheduler import Options, Todo, run_jobs
 
 
 def run(request: RunRequest, out: Path) -> None:
-    """Measure the request's cases into the run folder `out`; exit status 1 if no case has a result."""
+    """Measure the request's cases into `out`; exit status 1 if no case has a result."""
     before = resumed(request, out)
     work = plan(request, before)
     work.refuse_elsewhere()
-    places = places_of(work.gpus(), work.device)
+    slots = slots_of(work.gpus(), work.device)
     current = open_run(work, out, before)
     jobs = work.requested(current.jobs)
     try:
@@ -38,7 +38,7 @@ def run(request: RunRequest, out: Path) -> None:
         with Progress(str(out)) as progress:
             retry = retry_of(current, request.retry)
             options = Options(jobs=jobs, limits=request.limits, retry=retry, skip=work.skip, on_event=progress)
-            records = run_jobs(current, work.launches, options, places)
+            records = run_jobs(current, work.launches, options, slots)
     except KeyboardInterrupt:
         print(f"ttt-bench: interrupted; to continue: {request.to_continue(out)}", file=sys.stderr)
         sys.exit(INTERRUPTED)
@@ -46,7 +46,7 @@ def run(request: RunRequest, out: Path) -> None:
 
 
 def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
-    """Print how many cases have which status, and commands that measure flagged or failed cases again.
+    """Print the number of cases per status, and commands that measure cases again.
 
     Exits with status 1 if no case has a result.
     """
@@ -68,7 +68,7 @@ def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
 
 
 def dry_run(request: RunRequest, out: Path) -> None:
-    """Print a run's cases, jobs and estimated time without measuring; a resumed run's finished cases are left out."""
+    """Print a run's cases, jobs and estimated time, without a resumed run's finished cases."""
     tasks = 0
     if request.slurm is not None:
         wanted, request = slurm_options(request)
@@ -124,7 +124,7 @@ def summary(records: Sequence[Record]) -> str:
 
 
 def missing_packages(records: Sequence[Record]) -> list[str]:
-    """Return a sentence for each system that was skipped for a missing package, with its install command."""
+    """Return a sentence with the install command per system that lacks a package."""
     skipped = [record for record in records if record.status == "skipped" and CANNOT_IMPORT in record.reason]
     lacking = {record.case.system_backend for record in skipped}
     return [f"{each.label} was skipped; to install it: {each.install}" for each in ADAPTERS if each.label in lacking]

@@ -21,7 +21,7 @@ from harness.schema.profile import Profile
 from harness.schema.reason import counted
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
-from harness.workers.pool import places_of
+from harness.workers.pool import slots_of
 from harness.workers.task import refuse_submitted
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import Recorded, agreement, recorded, sentences
@@ -31,21 +31,21 @@ COUNTED_LAYERS = COUNTED + 1  # up to the layer whose kernels are counted
 
 
 def profile(request: RunRequest, out: Path) -> None:
-    """Profile the request's cases into `out`, a new run or an earlier one; exit status 1 if every profile failed."""
+    """Profile the request's cases into `out`; exit status 1 if every profile failed."""
     refuse_submitted(out)
     if request.retry == "flagged":
         raise UserError("--retry flagged: profiles have no flags; use lost or failed")
     before = Run.open(out) if Run.exists(out) else None
     work = plan(request, before if before and before.mode == "profile" else None)
     work.refuse_elsewhere()
-    places = places_of(work.gpus(), work.device)
+    slots = slots_of(work.gpus(), work.device)
     tools = choose(request.way, work.device)
     new = "" if before else f"{out}: a new run, without latencies to compare its profiles with"
     run = _run_of(out, work, before)
     jobs = _jobs_of(run, work.jobs)
     if request.gpus:
         jobs = longest_first(jobs, past_durations(work.machine, out))
-    for note in filter(None, (*work.notes, tools.said, new)):
+    for note in filter(None, (*work.notes, tools.summary, new)):
         print(f"ttt-bench: {note}", file=sys.stderr)
     profiler = Profiler(
         run,
@@ -64,7 +64,7 @@ def profile(request: RunRequest, out: Path) -> None:
     profiler.on_times = lambda profile: print(f"timed, to be counted: {profile.case.label}", flush=True)
     profiler.on_profile = _printing(left, recorded(run.records()))
     try:
-        found = profiler.jobs(jobs, places)
+        found = profiler.jobs(jobs, slots)
     except KeyboardInterrupt:
         print(f"ttt-bench: interrupted; to continue: {request.to_continue(out)}", file=sys.stderr)
         sys.exit(INTERRUPTED)
@@ -73,7 +73,7 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Return the run that gets the profiles: a new one of mode "profile" in `out`, or `before`, the run found there.
+    """Return the run that gets the profiles: a new one in `out`, or `before`, found there.
 
     The plan extends an earlier run of mode "profile"; other runs stay as they are.
     Raises UserError if `before` is of another device, or has mode "profile" and the request does not resume it.
@@ -89,16 +89,16 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
 
 
 def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs with only the cases that the run plans. Raises UserError if it plans none of them."""
+    """Return the jobs with only the cases that the run plans; UserError if it plans none."""
     known = {planned.case.key for job in run.jobs for planned in job.cases}
     kept = with_keys(jobs, known)
     if not kept:
-        raise UserError(f"{run.folder}: has none of these cases; name another folder for their profiles")
+        raise UserError(f"{run.folder}: has none of the requested cases; name another folder with --out")
     return kept
 
 
 def of_few_layers(planned: Planned) -> Planned:
-    """Return the case with fewer layers, so that Nsight Compute can save and restore the GPU's memory between passes.
+    """Return the case with fewer layers, whose memory Nsight Compute can save and restore.
 
     Cases of one layer, of checkpoints and of small models stay as they are. A few layers of a small model would fit in
     the L2 cache.

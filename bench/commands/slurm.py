@@ -1,4 +1,4 @@
-"""`ttt-bench run --slurm` and `ttt-bench work`: share a run among the tasks of a Slurm array."""
+"""`ttt-bench run --slurm` and `ttt-bench work`: share a run in a Slurm array."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ from harness.schema.reason import counted
 from harness.schema.run import Run
 from harness.schema.run_file import RunError
 from harness.workers import slurm
-from harness.workers.pool import places_of
+from harness.workers.pool import slots_of
 from harness.workers.process import path_of_code
 from harness.workers.progress import Progress
 from harness.workers.scheduler import Options
@@ -31,7 +31,7 @@ SCRIPT, KEYS = "slurm.sbatch", "slurm.keys"
 
 
 def submit(request: RunRequest, out: Path) -> None:
-    """Plan a run on this machine, which may lack the GPUs, and submit a Slurm array whose tasks run it."""
+    """Plan a run here, without the GPUs if need be, and submit a Slurm array for it."""
     wanted, request = slurm_options(request)
     before = resumed(request, out)
     work = plan(request, before)
@@ -72,7 +72,7 @@ def slurm_options(request: RunRequest) -> tuple[slurm.SlurmRequest, RunRequest]:
 
 
 def _command(request: RunRequest, out: Path) -> list[str]:
-    """Return the command that a Slurm task runs: `ttt-bench work` with this process's code and interpreter.
+    """Return a Slurm task's command: `ttt-bench work` with this code and interpreter.
 
     Python's option -P keeps code in the task's working folder from replacing it.
     """
@@ -84,7 +84,7 @@ def _command(request: RunRequest, out: Path) -> list[str]:
 
 
 def work(out: Path, keys: Path | None, checkpoint: Path | None) -> None:
-    """Run, as one Slurm task, jobs of the run in `out` that no other task has, until none is left.
+    """Run, as a Slurm task, jobs of the run in `out` that no other task has, until done.
 
     keys: a file with the keys of the cases to run, one per line; None for all cases.
     checkpoint: its folder, which run.json does not store. Raises UserError outside of a Slurm task.
@@ -106,8 +106,8 @@ def work(out: Path, keys: Path | None, checkpoint: Path | None) -> None:
     known = launches(device)
     for job in jobs:
         if job.pair not in known:
-            raise UserError(f"{out}: has the job {job.name}, which this version of the program cannot run")
-    [place] = places_of(visible_gpus()[:1] if device == "cuda" else [], device)
+            raise UserError(f"{out}: has the job {job.name}, which this version of ttt-bench does not know")
+    [slot] = slots_of(visible_gpus()[:1] if device == "cuda" else [], device)
     try:
         with Progress(f"task {holder.name}") as progress:
             options = Options(
@@ -117,7 +117,7 @@ def work(out: Path, keys: Path | None, checkpoint: Path | None) -> None:
                 skip=skips(known, total_memory_bytes(machine)),
                 on_event=progress,
             )
-            done = run_task(run, known, holder, options, place)
+            done = run_task(run, known, holder, options, slot)
     except KeyboardInterrupt:
         # Status 1 instead of 130, because the script restarts a task whose status is above 128.
         sys.exit("ttt-bench: interrupted; finished cases are kept")

@@ -15,7 +15,7 @@ from harness.workers import slurm
 
 
 def status(out: Path) -> None:
-    """Print each unfinished job and the process that runs it, and how to continue if no process works on the run."""
+    """Print unfinished jobs and their processes, or how to continue an idle run."""
     run = Run.open(out)
     submitted = claims.submission(out)
     states, unknown = _states(submitted)
@@ -39,14 +39,15 @@ def status(out: Path) -> None:
         print(f"Slurm job {submitted.array}, submitted from {submitted.host}: {unknown or counts or 'ended'}")
     elsewhere = alone is not None and not alone.is_here and bool(rows)
     if not states and not unknown and (elsewhere or any(row[2] == "left" for row in rows)):
-        note = f"{alone} may be gone" if elsewhere else "no process is running it"
+        note = f"{alone} may have ended" if elsewhere else "no process works on this run"
         command = _to_continue(run, out)
         print(f"{note}; to continue:\n  {command}" if command else note)
 
 
 def _to_continue(run: Run, out: Path) -> str:
-    """Return the command that continues the run's last request; "" if the run cannot continue, such as a side of `ab`.
+    """Return the command that continues the run's last request, "" if it cannot.
 
+    A side of `ab` cannot.
     If run.json stores no request, as in version 0.1, the command continues all cases.
     """
     last = run.file.requests[-1] if run.file.requests else None
@@ -78,7 +79,7 @@ def _state(
 
 
 def _states(submitted: Holder | None) -> tuple[dict[str, str] | None, str]:
-    """Return (states, "") with the state of each unfinished Slurm task by its index, or (None, why Slurm reports none).
+    """Return (state of unfinished Slurm tasks by index, ""), or (None, why there is none).
 
     submitted: the run's Slurm array; None gives no states.
     """

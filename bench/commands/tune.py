@@ -1,4 +1,4 @@
-"""`ttt-bench build --tune`: measure launch settings of the Triton kernels for this GPU, as `tuning.toml` sections."""
+"""`ttt-bench build --tune`: measure Triton launch settings, as `tuning.toml` sections."""
 
 import sys
 from collections.abc import Sequence

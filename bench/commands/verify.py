@@ -46,7 +46,7 @@ def verify(request: RunRequest) -> None:
 
 
 def _checks(record: Record) -> str:
-    """Return a description of the failed checks, or else of the check whose value is nearest to its limit.
+    """Return a description of the failed checks, or of the check nearest to its limit.
 
     Without checks, or if a case with passed checks is not ok, return the record's reason.
     """
@@ -68,5 +68,5 @@ def _checks(record: Record) -> str:
 
 
 def _distance(value: float | None) -> str:
-    """Format a check's value or limit with two digits; None, which stands for NaN or infinity, as `not finite`."""
+    """Format a check's value or limit with two digits; None is `not finite`."""
     return "not finite" if value is None else f"{value:.2g}"

@@ -15,7 +15,7 @@ PREFILL_TOKENS = 32768
 
 
 class CausalLM(nn.Module):
-    """A language model: it computes the next token's logits from token ids and a state, which it updates in place.
+    """A language model: next-token logits from token ids and a state, updated in place.
 
     A state's tensors stay at their addresses, so a CUDA graph of generate_step serves every later step and prompt.
     After replays of a graph, set `state.length = None` before `prefill`, unless reset_state comes first.
@@ -32,7 +32,7 @@ class CausalLM(nn.Module):
         return model
 
     def init_state(self, batch: int, context: int) -> Any:
-        """Return the state of `batch` sequences before any token, with room for `context` tokens each."""
+        """Return the state of `batch` new sequences with room for `context` tokens each."""
         raise NotImplementedError
 
     def reset_state(self, state: Any) -> None:
@@ -40,7 +40,7 @@ class CausalLM(nn.Module):
         raise NotImplementedError
 
     def generate_state(self, state: Any, into: Any = None) -> Any:
-        """Return a state of `prefill` in the form that `generate_step` takes; by default, the same object.
+        """Return a state of `prefill` as `generate_step` takes it; by default the same object.
 
         into: an earlier result to overwrite and return, so that its CUDA graph stays valid; None returns a new one.
         """
@@ -51,27 +51,24 @@ class CausalLM(nn.Module):
         return self.generate_state(self.init_state(batch, context))
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read ids [B, T], the next T tokens of each sequence; return (logits [B, V] after the last one, state)."""
+        """Read the next tokens, ids [B, T]; return (logits [B, V] after the last one, state)."""
         raise NotImplementedError
 
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read ids [B], the next token of each sequence; return (logits [B, V], state), without a host sync."""
+        """Read the next token, ids [B]; return (logits [B, V], state), without a host sync."""
         raise NotImplementedError
 
     @torch.no_grad()
     def logits(self, ids: Tensor, last: int) -> Tensor:
-        """Run ids [B, T] of new sequences in one forward; return logits [B, last, V] after each of the last tokens.
-
-        last: the number of these tokens.
-        """
+        """Run ids [B, T] of new sequences; return logits [B, last, V] after `last` last tokens."""
         return self._logits(self._hidden(ids, self.init_state(*ids.shape))[:, -last:])
 
     def _hidden(self, ids: Tensor, state: Any) -> Tensor:
-        """Run ids [B, T] and advance the state; return the residual stream [B, T, C] after the last block."""
+        """Run ids [B, T] and advance the state; return the residual stream [B, T, C]."""
         raise NotImplementedError
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Apply the last norm and the LM head to the residual stream [..., C]; return logits [..., V]."""
+        """Return logits [..., V] of the residual stream [..., C]: last norm, then LM head."""
         raise NotImplementedError
 
     def fill(self, seed: int) -> None:
@@ -95,12 +92,12 @@ class CausalLM(nn.Module):
 
     @property
     def tied(self) -> dict[str, str]:
-        """Weight names that a checkpoint may hold in addition: name -> name of this model's weight that it repeats."""
+        """Further weight names of checkpoints: name -> this model's weight that it repeats."""
         return {}
 
 
 class Decoder(nn.Module):
-    """The embedding, blocks and last norm of a model: the modules whose names in a checkpoint begin with `model.`."""
+    """Embedding, blocks and last norm: the modules that checkpoints name `model.`."""
 
     def __init__(
         self,
@@ -150,7 +147,7 @@ class ChunkedModel(CausalLM):
 
     @torch.no_grad()
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Run one token of each sequence; arguments and result are those of `CausalLM.generate_step`.
+        """Run one token of each sequence, as `CausalLM.generate_step` does.
 
         Raises ValueError if the batch is empty or not the state's.
         """
@@ -179,17 +176,17 @@ class ChunkedModel(CausalLM):
         return self.model.embed_tokens.weight.dtype
 
     def _hidden_step(self, ids: Tensor, state: Any) -> Tensor:
-        """Run ids [B, 1] and advance the state; return the residual stream [B, 1, C] after the last block."""
+        """Run ids [B, 1] and advance the state; return the residual stream [B, 1, C]."""
         raise NotImplementedError
 
     def _groups(self, batch: int, tokens: int) -> list[slice]:
-        """Split the batch into groups, as slices of equal size; the last may be smaller. tokens: per sequence."""
+        """Split a batch of `tokens` tokens per sequence into slices, equal except the last."""
         most = max(self.least_group, self.prefill_tokens // tokens)
         size = ceil(batch / ceil(batch / most))
         return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
 
     def _through_prompt(self, ids: Tensor, state: Any) -> Tensor:
-        """Run a group's prompt ids [B, T] in chunks; return the residual stream [B, C] at the last token."""
+        """Run a group's prompt ids [B, T] in chunks; return the last residual stream [B, C]."""
         for chunk in ids.split(self._chunk_length(ids.shape[0]), dim=1):
             hidden = self._hidden(chunk, state)
         return hidden[:, -1]

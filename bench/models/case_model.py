@@ -78,13 +78,13 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _states(folder: Path) -> str:
-    """Return the sizes and modification times of a checkpoint's files as text; it changes if a file is written."""
+    """Return a checkpoint's file sizes and modification times as text, to notice changes."""
     states = [(file.name, file.stat()) for file in _files(folder)]
     return " ".join(f"{name}:{state.st_size}:{state.st_mtime_ns}" for name, state in states)
 
 
 def offer(checkpoint: Checkpoint) -> None:
-    """Publish a checkpoint's folder to this process and its children, in the environment variable VARIABLE."""
+    """Publish a checkpoint's folder in the environment variable VARIABLE, also to children."""
     os.environ[VARIABLE] = json.dumps(_offered() | {checkpoint.name: [str(checkpoint.folder), checkpoint.states]})
 
 
@@ -114,7 +114,7 @@ def checkpoint_missing(case: Case) -> str:
 
 
 def config_of(case: Case) -> ModelConfig:
-    """Return the configuration of a case's model. Raises ConfigError for an unknown model or size."""
+    """Return the configuration of a case's model; ConfigError for unknown names."""
     folder = checkpoint_folder(case)
     if folder is not None:
         return read_config(folder)
@@ -123,7 +123,7 @@ def config_of(case: Case) -> ModelConfig:
 
 
 def ttt_config_of(case: Case) -> TTTConfig:
-    """Return the configuration of a case's TTT model. Raises ConfigError for an unknown model or size."""
+    """Return the configuration of a case's TTT model; ConfigError for unknown names."""
     config = config_of(case)
     assert isinstance(config, TTTConfig)
     return config

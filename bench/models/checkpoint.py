@@ -26,7 +26,7 @@ NAMED_AT_MOST = 5  # wrong keys in a message
 
 
 class _Entry(NamedTuple):
-    """A weight's position in a file, its shape, and its dtype by safetensors' name, as in the file's header."""
+    """A weight's position in a file, its shape, and safetensors' name of its dtype."""
 
     file: Path
     shape: tuple[int, ...]
@@ -34,13 +34,13 @@ class _Entry(NamedTuple):
 
 
 def save(model: CausalLM, path: str | Path) -> None:
-    """Write all weights of a model to a .safetensors file, each in its own dtype; a tied weight is stored once."""
+    """Write a model's weights to a .safetensors file, in their dtypes; tied weights once."""
     path = _safetensors(Path(path))
     save_file({name: weight.contiguous() for name, weight in model.weights().items()}, path, {"format": "pt"})
 
 
 def load(folder: str | Path, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any) -> CausalLM:
-    """Load a TTT model from a folder with config.json and model.safetensors, or with shards and their index.
+    """Load a TTT model from a folder with config.json and model.safetensors, or shards.
 
     dtype, options: as in `load_weights`. Raises CheckpointError for an unsupported setting or wrong weights.
     """
@@ -54,8 +54,9 @@ def load_weights(
     dtype: torch.dtype | None = None,
     **options: Any,
 ) -> CausalLM:
-    """Build a model of `config` with the weights of a .safetensors file or a folder; config.json is not read.
+    """Build a model of `config` with the weights of a file or folder of .safetensors.
 
+    config.json is not read.
     dtype: of projections, by default bfloat16 on a GPU and float32 on a CPU.
     Parameters of TTT's inner loop and Mamba's decays are at least float32.
     options: arguments of the model's class (operator, block).
@@ -76,7 +77,7 @@ def load_weights(
 
 
 def _entries(path: Path) -> dict[str, _Entry]:
-    """Return where each weight is stored, by its key in the file; a folder has one file, or an index of shards.
+    """Return where each weight is stored, by key; a folder has one file, or an index.
 
     Raises CheckpointError if there is no such file, or several without an index.
     """
@@ -107,7 +108,7 @@ def _indexed(index: Path) -> dict[str, _Entry]:
         raise CheckpointError(f"{index.parent}: holds both {WEIGHTS_FILE} and {INDEX_FILE}; remove one")
     for key, name in shard_of.items():
         if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{index}: {key}: in {name!r}, must be the name of a file in the same folder")
+            raise CheckpointError(f"{index}: {key}: {name!r} must be the name of a file in the same folder")
     found = {name: _header(_safetensors(index.parent / name)) for name in sorted(set(shard_of.values()))}
     for key, name in shard_of.items():
         if key not in found[name]:
@@ -127,7 +128,7 @@ def _header(file: Path) -> dict[str, _Entry]:
 
 def _safetensors(path: Path) -> Path:
     if path.name.endswith(".index.json"):
-        raise CheckpointError(f"{path}: an index holds no weights; give its folder, {path.parent}")
+        raise CheckpointError(f"{path}: is an index without weights; give its folder, {path.parent}")
     if path.suffix != ".safetensors":
         raise CheckpointError(
             f"{path}: expected a .safetensors file; pickles ({path.suffix or 'no suffix'}) can run code and are refused"

@@ -11,11 +11,11 @@ NORM_EPS = 1e-6
 
 
 class ConfigError(ValueError):
-    """A model that does not exist or cannot be built. The message names the wrong value and the known ones."""
+    """A model that cannot be built; the message names the wrong value and the known ones."""
 
 
 class CheckpointError(ValueError):
-    """A file or folder that is no supported checkpoint. The message names the file, the key, and what was expected."""
+    """No supported checkpoint: the message names the file, the key, and the expected value."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class TTTConfig:
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, int, int]]:
-        """Shapes [H, ...] of the hidden state's initial weights, by name: W1 and b1, for TTT-MLP also W2 and b2."""
+        """Shapes [H, ...] of the initial weights, by name: W1 and b1, for TTT-MLP also W2, b2."""
         heads, dim = self.heads, self.head_dim
         if self.learner == "linear":
             return {"W1": (heads, dim, dim), "b1": (heads, 1, dim)}
@@ -124,7 +124,7 @@ class TransformerConfig:
 
 @dataclass(frozen=True)
 class MambaConfig:
-    """The configuration of a Mamba (arXiv 2312.00752) or Mamba-2; defaults are Mamba's as published.
+    """The configuration of a Mamba (arXiv 2312.00752) or Mamba-2; by default Mamba's own.
 
     The rank of the time step is width / 16, rounded up.
     groups: number of B and C pairs in a Mamba-2, whose convolution includes B and C; 0 for a Mamba.
@@ -152,13 +152,13 @@ class MambaConfig:
 
     @property
     def token_flops(self) -> int:
-        """FLOPs per token and element of the state, for the new state and its output (equation 2 of the paper)."""
+        """FLOPs per token and element of the state, for new state and output (equation 2)."""
         return 6
 
 
 @dataclass(frozen=True)
 class DeltaRuleConfig:
-    """The configuration of a linear RNN with a delta rule and a state [key_dim, value_dim] per head.
+    """The configuration of a linear RNN with a delta rule; states [key_dim, value_dim].
 
     Its implementation is in flash-linear-attention.
     token_flops: FLOPs per token and element of the state. convolved: channels of a layer's short convolutions.
@@ -183,7 +183,7 @@ ModelConfig = TTTConfig | TransformerConfig | MambaConfig
 
 
 def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: int = 16) -> ModelConfig:
-    """Return the configuration of a model in MODELS at a size in SIZES, or at a size with fewer layers, named by `cut`.
+    """Return the configuration of a model in MODELS at a size of SIZES or of `cut`.
 
     backbone, mini_batch: options of the TTT models; other models ignore them.
     Raises ConfigError for an unknown name or a mini-batch below 1.
@@ -217,13 +217,13 @@ def cut(size: str, layers: int) -> str:
 
 
 def uncut(size: str) -> tuple[str, int]:
-    """Split a size's name into size and layers: `1.3b/2` gives ("1.3b", 2), and `1.3b` gives ("1.3b", 0)."""
+    """Split a size into name and layers: `1.3b/2` gives ("1.3b", 2), `1.3b` ("1.3b", 0)."""
     name, _, layers = size.partition(_CUT)
     return (name, int(layers)) if layers.isdecimal() and int(layers) else (size, 0)
 
 
 def convolved_channels(config: ModelConfig | DeltaRuleConfig) -> int:
-    """Count the channels of a layer's short convolutions, each of which stores its last CONV_KERNEL - 1 inputs."""
+    """Count a layer's convolved channels, each storing its last CONV_KERNEL - 1 inputs."""
     if isinstance(config, MambaConfig):
         return config.inner_width + 2 * config.groups * config.state_dim
     if isinstance(config, DeltaRuleConfig):

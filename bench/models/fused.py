@@ -1,4 +1,4 @@
-"""`ttt.TTTBlock` with fused kernels around the inner loop: ten launches on a GPU, or seven to nine for few rows.
+"""`ttt.TTTBlock` with fused kernels around the inner loop: ten or fewer launches.
 
 Rows are the tokens of a call, over all sequences. Projections that share an input are one GEMM, and kernels read the
 columns of its output in place. The output GEMMs add to the residual stream. A pass is one read or write of a tensor
@@ -26,7 +26,7 @@ ALIGNED = 8  # columns of 2 bytes per 16-byte load
 
 
 class FusedBlock(TTTBlock):
-    """`TTTBlock` with elementwise steps in Triton; parameters, names and state are the same; there are no gradients.
+    """`TTTBlock` with elementwise steps in Triton: the same parameters, no gradients.
 
     A call adds to the residual stream in place; with the Transformer backbone this overwrites the caller's tensor.
     Parameters may be changed, moved or replaced between calls. Exception: after a change through `.data`, which PyTorch
@@ -41,7 +41,7 @@ class FusedBlock(TTTBlock):
         self._learner: Learner
 
     def forward_packed(self, h: Tensor, rope: Rotation, state: LayerState, operator: KernelOperator) -> Tensor:
-        """Run the block on h [1, N, C], the residual stream of packed tokens, and return the new residual stream.
+        """Run the block on packed tokens: return the new residual stream [1, N, C] for h.
 
         `state.sequences` names the sequences and their slots in the state's tensors, which are updated in place.
         """
@@ -73,14 +73,14 @@ class FusedBlock(TTTBlock):
         return add_product_(h, hidden, self.mlp.down_proj.weight, pdl)
 
     def _opened(self, h: Tensor, pdl: bool) -> Tensor:
-        """Return the feed-forward layer's hidden values [B, T, F]: SwiGLU of the normed residual stream h [B, T, C]."""
+        """Return the hidden values [B, T, F] of the feed-forward layer: SwiGLU of normed h."""
         norm = Norm(self.ffn_norm.weight, self.ffn_norm.eps)
         if fits(h, self._gate_up, swiglu=True):
             return few_rows_product(h, self._gate_up, norm, swiglu=True, pdl=pdl)
         return swiglu_product(norm(h), self._gate_up, beside_others=beside_another_chunk())
 
     def _enter(self, h: Tensor, state: LayerState, pdl: bool) -> tuple[Tensor, Tensor]:
-        """Add the output of the block's convolution, if it has one, to h; return the sum and its RMSNorm.
+        """Add the block's convolution, if it has one, to h; return the sum and its RMSNorm.
 
         With a convolution this is one launch of three passes.
         """
@@ -93,7 +93,7 @@ class FusedBlock(TTTBlock):
         )
 
     def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
-        """Return Q, K, V and learning rates from the columns of the shared GEMM's output, in three passes.
+        """Return Q, K, V and learning rates from the shared GEMM's columns, in three passes.
 
         Columns: [input of Q's and K's convolutions, v, output gate, lr], or [q, v, k, lr] without convolutions.
         Without convolutions, the operator still applies RoPE and the sigmoid of the learning rates.
@@ -119,7 +119,7 @@ class FusedBlock(TTTBlock):
         return x.unflatten(-1, (config.heads, config.head_dim))
 
     def _rate_rows(self) -> slice:
-        """Return where the learning rates are: rows of the packed weight, and so columns of the GEMM's output."""
+        """Return the learning rates' rows of the packed weight, which are columns of its GEMM."""
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 
@@ -141,7 +141,7 @@ class FusedBlock(TTTBlock):
         return [linear.weight.data_ptr() for linear in self._packed]
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Follow parameters changed since the last call; return whether those of learning rates or token scale changed.
+        """Follow changed parameters; return whether learning rates or token scale changed.
 
         If weights have moved in memory, pack them again. If those of learning rates or token scale changed, compute
         their rows of the packed weight and the operator's `Learner` again.
@@ -160,7 +160,7 @@ class FusedBlock(TTTBlock):
 
 
 def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
-    """Copy the projections' weights into one matrix and make the weights views of it; return the matrix.
+    """Copy projections' weights into one matrix, of which they become views; return it.
 
     Its shape is [sum of outputs + spare_rows, C]; the spare rows, at the end, are zero.
     """
@@ -175,7 +175,7 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
 
 
 def taps_apart(weight: Tensor) -> Tensor:
-    """Return a convolution's weight [C, 1, 4] with channels contiguous in memory, as the kernels read it."""
+    """Return a convolution's weight [C, 1, 4] with channels contiguous, as kernels need it."""
     return weight.permute(2, 1, 0).contiguous().permute(2, 1, 0)
 
 

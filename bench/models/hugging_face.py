@@ -1,4 +1,4 @@
-"""Read and write the config.json of a TTT checkpoint folder in Hugging Face's layout. Imports no torch.
+"""Read and write a TTT checkpoint's config.json in Hugging Face's layout, without torch.
 
 Keys and defaults are those of `TTTConfig` in the authors' PyTorch code (github.com/test-time-training/ttt-lm-pytorch).
 An absent key takes the authors' default. `ttt_base_lr` is then 1.0 for TTT-MLP too, although the paper uses 0.1.
@@ -107,7 +107,7 @@ def read_config(folder: str | Path) -> TTTConfig:
 
 
 def config_values(config: TTTConfig) -> dict[str, Any]:
-    """Return the content of config.json for a model; `read_config` returns the model's configuration from it."""
+    """Return config.json's content for a model, from which `read_config` restores it."""
     return {
         "model_type": "ttt",
         "architectures": ["TTTForCausalLM"],
@@ -127,7 +127,7 @@ def config_values(config: TTTConfig) -> dict[str, Any]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises CheckpointError if the file cannot be read or holds anything else."""
+    """Read a JSON object; CheckpointError if the file is unreadable or anything else."""
     try:
         values = json.loads(read_regular(file).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Convert a checkpoint of the authors' JAX code to a folder in Hugging Face's layout, without rounding.
+"""Convert a checkpoint of the authors' JAX code to Hugging Face's layout, exactly.
 
 The file is `streaming_params`, or `streaming_train_state` with the optimizer (ttt/infra/checkpoint.py of
 github.com/test-time-training/ttt-lm-jax). It is a stream of msgpack pairs (path, bytes). The bytes are one array in
@@ -52,8 +52,9 @@ _RENAMED = (
 
 
 def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
-    """Convert a JAX checkpoint `file` to a new folder with config.json and model.safetensors, in the file's dtype.
+    """Convert a JAX checkpoint to a new folder with config.json and model.safetensors.
 
+    The weights keep their dtype.
     base_lr: the training run's `ttt_base_lr`; None for the paper's. The new folder is loaded once to check it.
     Raises CheckpointError for a file of another format or model, or an existing folder; ImportError without msgpack.
     """
@@ -79,7 +80,7 @@ def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
 
 
 def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield (path, tensor) for each weight of a JAX checkpoint; the optimizer's arrays are left out.
+    """Yield (path, tensor) for each weight of a JAX checkpoint, but not its optimizer.
 
     Raises CheckpointError if the file cannot be read or has another format.
     """
@@ -121,7 +122,7 @@ def _array(path: tuple[str, ...], value: Any) -> Tensor:
 
 
 def renamed(path: tuple[str, ...]) -> str:
-    """Return the PyTorch name (in the authors' state dict) of the weight with this path in the JAX code."""
+    """Return the name in the authors' PyTorch state dict of the weight at a JAX path."""
     name = ".".join(path)
     for jax, torch_name in _RENAMED:
         name = re.sub(jax, torch_name, name)
@@ -129,7 +130,7 @@ def renamed(path: tuple[str, ...]) -> str:
 
 
 def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
-    """Return a weight's array in PyTorch's layout: a kernel with its dimensions reversed, any other array unchanged.
+    """Return a weight in PyTorch's layout: kernels with dimensions reversed, others as is.
 
     [in, out] becomes [out, in], and [4, 1, C] becomes [C, 1, 4]; the learning rate's [H, C, 1] becomes [H, 1, C].
     RoPE pairs are interleaved in both codes, so Q and K are not permuted.
@@ -142,7 +143,7 @@ def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
 
 
 def config_of_weights(file: Path, weights: dict[str, Tensor], base_lr: float | None) -> dict[str, Any]:
-    """Return the content of config.json that follows from the weights, which are given by PyTorch name.
+    """Return the content of config.json that follows from weights by PyTorch name.
 
     file: the checkpoint, for messages. base_lr: None for the paper's.
     Raises CheckpointError if the weights are no TTT model.

@@ -1,4 +1,4 @@
-"""The inner loop on the project's kernels: forward in ThunderKittens or Triton, generate in Triton.
+"""The inner loop on the project's kernels: forward in CUDA or Triton, generate in Triton.
 
 Some Triton kernels are in Gluon, its dialect with explicit layouts, such as generate in the dual form on Hopper.
 """
@@ -54,8 +54,9 @@ class KernelOperator(TorchOperator):
         self._table_of: Tensor | None = None
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
-        """Return out [B, T, H, D] and advance `state`, in a kernel, or in PyTorch with `prefill_on_reference`.
+        """Return out [B, T, H, D] and advance `state`, in a kernel or in PyTorch.
 
+        `prefill_on_reference` selects PyTorch.
         start: the position in the mini-batch; None reads it from the device, which costs a host sync.
         """
         if self._forward is None:
@@ -77,7 +78,7 @@ class KernelOperator(TorchOperator):
         initial: Sequence[Tensor],
         sequences: Packed,
     ) -> Tensor:
-        """Return out [1, N, H, D] for the N packed tokens of `sequences`, and update their slots of `state` in place.
+        """Return out [1, N, H, D] for packed tokens, and update their slots of `state`.
 
         state: as `generate_state` returns it.
         initial: the initial weights (W1, b1, ...), with which new sequences begin.
@@ -99,7 +100,7 @@ class KernelOperator(TorchOperator):
         initial: Sequence[Tensor],
         sequences: Packed,
     ) -> Tensor:
-        """Do the work of `forward_packed` for sequences of equal length, as a batch in the forward kernel for Hopper.
+        """Do the work of `forward_packed` for sequences of equal length, in the Hopper kernel.
 
         The kernel runs on copies of the sequences' slots, which are then written back to `state`.
         """

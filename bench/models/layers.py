@@ -20,28 +20,28 @@ def round_up(count: int, multiple: int) -> int:
 
 
 class _Ranges:
-    """The process-wide switch of the NVTX ranges; it is off by default, because ranges slow eager runs."""
+    """The process-wide switch of NVTX ranges, off by default: ranges slow eager runs."""
 
     enabled = False
 
 
 def mark_layers(enabled: bool) -> None:
-    """Switch the NVTX ranges of layers ("layer 0", ...) and inner loops on or off, for all models of this process."""
+    """Switch the NVTX ranges of layers and inner loops on or off, for all models."""
     _Ranges.enabled = enabled
 
 
 def layer_range(index: int) -> AbstractContextManager[object]:
-    """Return a context manager: the NVTX range of layer `index`, or an empty context if ranges are off."""
+    """Return the NVTX range of a layer as a context manager, empty if ranges are off."""
     return nvtx_range(layer_name(index)) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def operator_range() -> AbstractContextManager[object]:
-    """Return a context manager: the NVTX range of a layer's inner loop, or an empty context if ranges are off."""
+    """Return the NVTX range of an inner loop as a context manager, empty if ranges are off."""
     return nvtx_range(OPERATOR) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of inner states and learning rates for tokens in `dtype`: float64 for float64, else float32."""
+    """Return the dtype of inner states and learning rates: float64 for float64, else float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -66,7 +66,7 @@ def parameter(shape: Iterable[int], device: torch.device, dtype: torch.dtype) ->
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm: x / rms(x) * weight over the last dimension; the mean square is in float32 or wider."""
+    """RMSNorm, x / rms(x) * weight over the last dimension; rms in float32 or wider."""
 
     def __init__(self, width: int, device: torch.device, dtype: torch.dtype, eps: float = NORM_EPS) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class SwiGLU(nn.Module):
 
 
 class CausalConv(nn.Module):
-    """Depthwise convolution over a token and the three before it, with bias; weight [C, 1, 4] as in nn.Conv1d."""
+    """Depthwise convolution over four tokens, with bias; weight [C, 1, 4] of nn.Conv1d."""
 
     def __init__(self, width: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -99,12 +99,12 @@ class CausalConv(nn.Module):
         self.bias = parameter((width,), device, dtype)
 
     def forward(self, window: Tensor) -> Tensor:
-        """Convolve window [B, T + 3, C], which begins with the three tokens before the T; return [B, T, C]."""
+        """Convolve window [B, T + 3, C], three earlier tokens first; return [B, T, C]."""
         return F.conv1d(window.transpose(1, 2), self.weight, self.bias, groups=self.bias.shape[0]).transpose(1, 2)
 
 
 def slide(cache: Tensor, x: Tensor) -> Tensor:
-    """Return cache [B, 3, C] and x [B, T, C] concatenated; store the last three tokens in the cache."""
+    """Return cache [B, 3, C] before x [B, T, C]; the cache gets the last three tokens."""
     window = torch.cat((cache, x), dim=1)
     cache.copy_(window[:, -cache.shape[1] :])
     return window
@@ -130,8 +130,9 @@ def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float =
 
 
 def rotate_interleaved(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Apply RoPE to the pairs (2i, 2i+1) of x [B, T, H, D], in the dtype of cos and sin; the result has x's dtype.
+    """Apply RoPE to the pairs (2i, 2i+1) of x [B, T, H, D]; the result has x's dtype.
 
+    It is computed in the dtype of cos and sin.
     rotated_by: cos and sin, as from `rotation`.
     """
     cos, sin = rotated_by
@@ -140,7 +141,7 @@ def rotate_interleaved(x: Tensor, rotated_by: Rotation) -> Tensor:
 
 
 def rotate_halves(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Apply RoPE to the pairs (i, i + D/2) of x [B, T, H, D], as Llama does; the result has x's dtype.
+    """Apply RoPE to the pairs (i, i + D/2) of x [B, T, H, D], as Llama; result in x's dtype.
 
     rotated_by: cos and sin, as from `rotation`; their dtype is that of the computation.
     """
@@ -156,7 +157,7 @@ _CONVOLUTION = re.compile(r"conv(_q|_k)?\.(weight|bias)$")
 
 @torch.no_grad()
 def fill_with_initial_weights(module: nn.Module, generator: torch.Generator) -> None:
-    """Fill every parameter from the authors' initial distribution, in the order of named_parameters().
+    """Fill all parameters from the authors' initial distribution, in named order.
 
     Norm weights are one. Norm biases, b1, b2, `learnable_token_idx` and `learnable_ttt_lr_bias` are zero.
     Convolutions are uniform within 1/sqrt(4), PyTorch's default. All other weights are normal with deviation 0.02.

@@ -27,7 +27,7 @@ class MambaState:
 
 
 class Mamba(CausalLM):
-    """Mamba in the plain PyTorch code of transformers (its slow path), with the parameter names of transformers.
+    """Mamba in transformers' plain PyTorch code (its slow path), with its parameter names.
 
     The scan always starts from a zero state, so only a state's first prompt is scanned. Later prompts run token by
     token. The scan holds a float32 tensor [B, E, T, N], so its memory grows with T.
@@ -47,7 +47,7 @@ class Mamba(CausalLM):
     def from_seed(
         cls, config: MambaConfig, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any
     ) -> Self:
-        """Build a model with random initial weights, drawn as transformers does, except for the projections to B and C.
+        """Build a model with transformers' random weights, except the projections to B and C.
 
         `remember` scales these projections.
         """
@@ -112,8 +112,9 @@ class Mamba(CausalLM):
 
 @torch.no_grad()
 def remember(model: nn.Module, config: MambaConfig) -> None:
-    """Scale x_proj's random rows for B and C until B and C are near one, so that logits depend on the state.
+    """Scale x_proj's random rows for B and C so that logits depend on the state.
 
+    B and C are then near one.
     Otherwise the state would add only 1e-4 of a tiny model's output, and bfloat16 would hide a wrong scan.
     """
     for name, weight in model.named_parameters():
@@ -139,7 +140,7 @@ def _transformers_config(config: MambaConfig) -> TransformersMambaConfig:
 
 
 def _round_weights(inner: Any, dtype: torch.dtype) -> None:
-    """Convert weights to `dtype`, except A, D and the time step's bias, which become at least float32."""
+    """Convert weights to `dtype`; A, D and the time step's bias to at least float32."""
     kept = {p for layer in inner.backbone.layers for p in (layer.mixer.A_log, layer.mixer.D, layer.mixer.dt_proj.bias)}
     for weight in inner.parameters():
         weight.data = weight.data.to(at_least_float32(dtype) if weight in kept else dtype)

@@ -1,4 +1,4 @@
-"""The inner loop of a TTT layer: its inputs, and a PyTorch reference whose interface the kernels' operator shares."""
+"""The inner loop of a TTT layer: inputs, and a PyTorch reference of the operator."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -17,7 +17,7 @@ from tk_kernels.ttt_mlp import reference as ttt_mlp
 
 
 class Projections(NamedTuple):
-    """The inputs of a layer's inner loop: q, k (before RoPE), v [B, T, H, D], and lr_logits [B, T, H].
+    """A layer's inputs of the inner loop: q, k, v [B, T, H, D], lr_logits [B, T, H].
 
     lr_logits: x_j . w_h + c_h, at least float32. In a generate step the tensors have no dimension T.
     ready: whether q and k already have RoPE, and lr_logits holds the learning rates lr_j.
@@ -55,7 +55,7 @@ class Learner:
 
 
 class TorchOperator:
-    """The inner loop, including RoPE and the learning rate, in PyTorch; subclasses run it on kernels.
+    """The inner loop, with RoPE and learning rate, in PyTorch; subclasses use kernels.
 
     learner: "linear" or "mlp". form: "dual" or "primal". `forward` takes a state of the dual form whatever `form` is. A
     primal `generate_step` takes the accumulators that `generate_state` returns.
@@ -76,20 +76,14 @@ class TorchOperator:
         return self._reference.init_state(*weights, batch, mini_batch=mini_batch, dtype=dtype)
 
     def init_states(self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
-        """Return the initial states of all layers in few launches; each tensor has a leading axis of layers.
-
-        layers: each layer's weights, as in `init_state`.
-        """
+        """Return all layers' initial states in few launches, with a leading axis of layers."""
         one = self.init_state(layers[0], 1, mini_batch, dtype)
         states = type(one)(*(x.new_empty(len(layers), batch, *x.shape[1:]) for x in one))
         self.restart_states(states, layers)
         return states
 
     def restart_states(self, states: Any, layers: Sequence[Sequence[Tensor]]) -> None:
-        """Reset states of `init_states` in place: the weights into their first tensors, zeros into the others.
-
-        layers: each layer's weights, as in `init_state`.
-        """
+        """Reset states of `init_states` in place: weights, and zeros in the other tensors."""
         parameters = list(zip(*layers, strict=True))
         for each, weights in zip(states, parameters, strict=False):
             each.copy_(torch.stack([weight.detach() for weight in weights]).view(len(layers), 1, *each.shape[2:]))
@@ -97,7 +91,7 @@ class TorchOperator:
             each.zero_()
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
-        """Return the inner loop's output [B, T, H, D] in q's dtype, and advance `state` by T tokens in place.
+        """Return the output [B, T, H, D] in q's dtype, and advance `state` by T tokens.
 
         start: the position inside the mini-batch; None reads it from the device.
         Raises ValueError for a primal state, which lacks the tokens of the current mini-batch.
@@ -111,11 +105,11 @@ class TorchOperator:
         return out
 
     def generate_state(self, state: Any) -> Any:
-        """Return the state for `generate_step`: accumulators in the primal form, `state` itself in the dual form."""
+        """Return the state for `generate_step`: accumulators (primal), or `state` (dual)."""
         return self._reference.primal_state(state) if self.form == "primal" and not _is_primal(state) else state
 
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
-        """Return the inner loop's output [B, H, D] for one token, and advance `state` by it, without a host sync.
+        """Return the output [B, H, D] for one token, and advance `state`, without a host sync.
 
         The sequences are allowed to be at different positions in their mini-batches.
         Raises ValueError for a state of the other form (dual, primal).
@@ -140,7 +134,7 @@ def ready_for_prefill(projections: Projections, learner: Learner, position: Tens
 
 
 def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Return the projections as `ready` ones: with RoPE and learning rates; return `ready` ones as they are.
+    """Return the projections with RoPE and learning rates; `ready` ones have them already.
 
     position [B, T], or [B] for a generate step: where each token is in its mini-batch.
     """
@@ -152,7 +146,7 @@ def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Pr
 
 
 def learning_rates(projections: Projections, learner: Learner) -> Tensor:
-    """Return the learning rates lr_j = base_lr * sigmoid(lr_logits_j) / D; `ready` projections already hold lr_j."""
+    """Return lr_j = base_lr * sigmoid(lr_logits_j) / D; `ready` projections hold lr_j."""
     if projections.ready:
         return projections.lr_logits
     return torch.sigmoid(projections.lr_logits) * (learner.base_lr / projections.q.shape[-1])

@@ -1,4 +1,4 @@
-"""Overlap two chunks of a prompt on two CUDA streams: the inner loop of one runs while the GEMMs of the other run.
+"""Run two chunks of a prompt on two CUDA streams: GEMMs during an inner loop.
 
 A TTT kernel has one thread block per head and sequence, so few sequences leave most SMs idle. A chunk may enter a layer
 once the previous chunk has left it, because only the layer's state connects them.
@@ -15,13 +15,14 @@ _within: ContextVar[bool] = ContextVar("within", default=False)
 
 
 def beside_another_chunk() -> bool:
-    """Return whether the caller is within `Overlap.chunk`: its kernels then overlap with another chunk's."""
+    """Whether the caller is within `Overlap.chunk`, and its kernels share the GPU."""
     return _within.get()
 
 
 class Overlap:
-    """Two CUDA streams that run a prompt's chunks in turn; a chunk enters a layer once the previous one has left it.
+    """Two CUDA streams that run a prompt's chunks in turn, one behind the other.
 
+    A chunk enters a layer once the previous one has left it.
     Both streams first wait for the current stream. Memory allocated in a chunk belongs to the chunk's stream; `join`
     lets the calling stream reuse that memory.
     """
@@ -47,7 +48,7 @@ class Overlap:
 
     @contextmanager
     def layer(self, index: int) -> Iterator[None]:
-        """Run the launches in this context, within `chunk`, after the previous chunk has left layer `index`."""
+        """Run these launches of a chunk after the previous chunk has left layer `index`."""
         stream = self._streams[self._chunks % 2]
         if index in self._left:
             stream.wait_event(self._left[index])

@@ -18,7 +18,7 @@ CAPACITY_MULTIPLE = 64
 
 @dataclass
 class TransformerState:
-    """The KV cache [layers, 2, B, KV heads, capacity, D], and the number of its tokens, `position` [1] int64.
+    """KV cache [layers, 2, B, KV heads, capacity, D] and its length `position` [1] int64.
 
     length: the same number on the host; None after generate_step, or after a replay of its CUDA graph, when only
     `position` has it.
@@ -37,7 +37,7 @@ class TransformerState:
         return self.cache.shape[4]
 
     def rows(self, rows: slice) -> "TransformerState":
-        """Return the state of the sequences `rows`, as views of the cache and the position; `length` is a copy."""
+        """Return the state of the sequences `rows`: views, except the copied `length`."""
         if self.length is None:
             self.length = int(self.position)
         return TransformerState(self.cache[:, :, rows], self.position, self.length)
@@ -53,7 +53,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tenso
 
 
 class Sdpa:
-    """Attention of whole prompts and of generate steps by PyTorch's SDPA; subclasses run both on other kernels.
+    """Attention of prompts and generate steps by SDPA; subclasses use other kernels.
 
     whole_prompts: whether `prefill` needs a prompt in one chunk.
     """
@@ -61,7 +61,7 @@ class Sdpa:
     whole_prompts = False
 
     def prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return causal attention [B, H, T, D] of q over k and v [B, KV heads, T, D], which hold whole prompts."""
+        """Return causal attention [B, H, T, D] of whole prompts: q over k, v [B, KV heads, T, D]."""
         return causal_attention(q, k, v)
 
     def mask(self, state: TransformerState) -> Any:
@@ -71,6 +71,7 @@ class Sdpa:
     def step(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
         """Return attention of q [B, H, 1, D] over the tokens of k, v [B, KV heads, capacity, D] that `mask` includes.
 
+        It covers the tokens 0 to `position` [1].
         SDPA's masked kernels have no grouped-query attention. Query heads that share a KV head are therefore passed as
         positions of one head.
         """
@@ -79,7 +80,7 @@ class Sdpa:
 
 
 class Attention(nn.Module):
-    """A Llama attention layer: causal, with RoPE, without biases. attend: the kernels that compute the attention."""
+    """A Llama attention layer, causal, with RoPE, no biases; `attend` has the kernels."""
 
     def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype, attend: Sdpa) -> None:
         super().__init__()
@@ -90,7 +91,7 @@ class Attention(nn.Module):
         self.o_proj = linear(config.width, config.width, device, dtype)
 
     def forward(self, x: Tensor, rope: Rotation, cache: Tensor, start: int) -> Tensor:
-        """Return the layer's output [B, T, C] for x [B, T, C], the tokens from `start` on; they attend to all so far.
+        """Return the output for tokens x [B, T, C] from `start` on; they attend to all so far.
 
         The T new keys and values are written to cache [2, B, KV heads, capacity, D], from token `start` on.
         """
@@ -107,7 +108,7 @@ class Attention(nn.Module):
         return self._merge(out)
 
     def generate_step(self, x: Tensor, rope: Rotation, cache: Tensor, position: Tensor, mask: Any) -> Tensor:
-        """Store the key and value of x [B, 1, C] in the cache at `position` [1]; return the layer's output [B, 1, C].
+        """Return the output for x [B, 1, C]; write its key and value at `position` [1].
 
         mask: as `Sdpa.mask` returns it.
         """

@@ -37,7 +37,7 @@ from tk_kernels.reference.token_rows import overwrite
 
 @dataclass
 class LayerState:
-    """The state of one block: the operator's state `inner`, and the last inputs [B, 3, C] of the convolutions.
+    """A block's state: the operator's `inner`, and the convolutions' last inputs [B, 3, C].
 
     block_conv: of the block's convolution. qk_conv: of the convolutions of Q and K, which share their input.
     Both are None with the Transformer backbone.
@@ -100,7 +100,7 @@ class BlockConv(nn.Module):
 
 
 class TTTLayer(nn.Module):
-    """The TTT layer except its inner loop: projections, convolutions, learning rate, norm, output gate, projection.
+    """The TTT layer around its inner loop: projections, convolutions, norm, output gate.
 
     Projections and norms are in `dtype`. The inner loop's parameters (W1, b1, ..., learnable_*, ttt_norm_*) are at
     least in float32, because a mini-batch changes them by less than half an ulp of bfloat16.
@@ -138,7 +138,7 @@ class TTTLayer(nn.Module):
         return [self.get_parameter(name) for name in self.config.weight_shapes]
 
     def project(self, x: Tensor, state: LayerState) -> Projections:
-        """Return the inner loop's inputs for x [B, T, C], and update the stored convolution inputs in `state`."""
+        """Return the inner loop's inputs for x [B, T, C]; store its convolutions' new inputs."""
         q, k = self._query_and_key(x, state)
         return Projections(self._heads(q), self._heads(k), self._heads(self.v_proj(x)), self._lr_logits(x))
 
@@ -156,14 +156,14 @@ class TTTLayer(nn.Module):
         return logits + self.learnable_ttt_lr_bias[:, 0]  # the sum has the bias's dtype
 
     def learner(self, rope: Rotation) -> Learner:
-        """Return the inner loop's parameters outside its state. rope: cos and sin, from `rope_tables`."""
+        """Return the inner loop's parameters outside its state; `rope` is from `rope_tables`."""
         # s_i = max(0, 1/(i+1) + learnable_i)
         token_scale = torch.clamp_min(self.get_buffer("token_idx") + self.learnable_token_idx, 0.0)
         base_lr, theta = self.config.base_lr, self.config.rope_theta
         return Learner(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
 
     def output(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return the layer's output [B, T, C]: norm, output gate and projection of the inner loop's out [B, T, H, D].
+        """Return the output [B, T, C] from out [B, T, H, D]: norm, output gate, projection.
 
         x [B, T, C]: the layer's input, from which the output gate is computed.
         """
@@ -177,7 +177,7 @@ Learn = Callable[[Projections, Learner], Tensor]  # runs the operator on a layer
 
 
 class TTTBlock(nn.Module):
-    """Convolution (only with the Mamba backbone), TTT layer and SwiGLU, with pre-norms and residuals."""
+    """Convolution (Mamba backbone), TTT layer and SwiGLU, with pre-norms and residuals."""
 
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class TTTBlock(nn.Module):
     def forward(
         self, h: Tensor, rope: Rotation, state: LayerState, operator: TorchOperator, start: int | None
     ) -> Tensor:
-        """Run the block on the residual stream h [B, T, C] and return the new one; advance `state` by T tokens.
+        """Run T tokens: return the new residual stream for h [B, T, C]; advance `state`.
 
         start: the position in the mini-batch; None if the host does not know it.
         """
@@ -203,7 +203,7 @@ class TTTBlock(nn.Module):
         return self._through(h, rope, state, learn)
 
     def generate_step(self, h: Tensor, rope: Rotation, state: LayerState, operator: TorchOperator) -> Tensor:
-        """Run the block on the residual stream h [B, 1, C] and return the new one; advance `state` by one token."""
+        """Run one token: return the new residual stream for h [B, 1, C]; advance `state`."""
 
         def learn(projections: Projections, learner: Learner) -> Tensor:
             with operator_range():
@@ -272,7 +272,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def reset_state(self, state: TTTState) -> None:
-        """Reset a state in place to that before any token; a state from generate_state keeps its form."""
+        """Reset a state in place to that before any token; its form stays."""
         state.length = 0
         if state.whole is not None:
             if state.whole.caches is not None:
@@ -312,7 +312,7 @@ class TTTModel(ChunkedModel):
         return TTTState(batch, [LayerState(*each) for each in zip(*caches, inner, strict=True)])
 
     def _conv_caches(self, batch: int) -> Tensor | None:
-        """Return zeros [2, layers, B, 3, C]: the convolution caches of all blocks, then those of Q and K.
+        """Return all blocks' convolution caches, then those of Q and K: zeros [2, layers, B, 3, C].
 
         Return None with the Transformer backbone, which has no convolutions.
         """
@@ -346,8 +346,9 @@ class TTTModel(ChunkedModel):
         return cast(list[TTTBlock], list(self.model.layers))
 
     def _through_prompt(self, ids: Tensor, state: TTTState) -> Tensor:
-        """Run a group's prompt ids [B, T] in chunks; return the residual stream [B, C] at the last token.
+        """Run a group's prompt ids [B, T] in chunks; return the last token's residual stream.
 
+        Its shape is [B, C].
         If the operator leaves SMs idle, two chunks at a time overlap on two CUDA streams.
         """
         length = self._chunk_length(len(ids))
@@ -362,7 +363,7 @@ class TTTModel(ChunkedModel):
         return hidden[:, -1]
 
     def _leaves_idle(self, batch: int) -> bool:
-        """Whether the operator's thread blocks, one per head and sequence, use at most half of the SMs."""
+        """Whether thread blocks, one per head and sequence, use at most half of the SMs."""
         if self.device.type != "cuda" or not self.operator.block_a_head:
             return False
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count

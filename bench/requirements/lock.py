@@ -31,7 +31,7 @@ OF_CUDA = re.compile(r"^(?:nvidia-(?!ml-py)|cuda-)")
 
 
 def compiled(*arguments: str, requirements: str = "") -> str:
-    """Run `uv pip compile` and return the pinned requirements; if it fails, exit with its message.
+    """Run `uv pip compile` and return the pinned requirements, or exit with its message.
 
     arguments: of the command. requirements: the text that uv reads for the argument "-".
     """
@@ -60,10 +60,7 @@ def lock(name: str) -> str:
 
 
 def noted(block: str, newest: dict[str, str]) -> str:
-    """Return a package's lines of a lock file, after a comment if the package has a newer release.
-
-    newest: the newest release by package name.
-    """
+    """Return a package's lines of a lock file, with a comment if `newest` has a newer one."""
     match = PACKAGE.match(block)
     if match is None or newest[match[1]] == match[2]:
         return block

@@ -1,8 +1,8 @@
-"""TTT models in vLLM: a plug-in that vLLM loads by the entry point `vllm.general_plugins`. See README.md."""
+"""TTT models in vLLM: a plug-in by its entry point `vllm.general_plugins`. See README.md."""
 
 
 def register() -> None:
-    """Register TTT models in vLLM, which calls this function in each of its processes; repeated calls are safe.
+    """Register TTT models in vLLM, once or repeatedly; vLLM calls this in each process.
 
     If the plug-in was not tried with the installed release of vLLM, opening a TTT checkpoint raises ValueError.
     """

@@ -23,7 +23,7 @@ from bench.serving.hugging_face import HuggingFaceConfig
 
 
 class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
-    """A TTT model as a model of transformers, for greedy search and sampling from prompts of equal length.
+    """A TTT model in transformers, for greedy search and sampling; prompts of equal length.
 
     On a GPU it runs on the project's kernels, on a CPU in plain PyTorch.
     """
@@ -37,8 +37,9 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *rest: Any, config: Any = None, **options: Any) -> Self:
-        """Load a checkpoint folder in `dtype` on the one device that `device_map` names, by default the GPU if any.
+        """Load a checkpoint folder in `dtype` on the one device of `device_map`.
 
+        By default, this is the GPU if there is one.
         Raises ValueError if device_map is not one device, and the errors of `bench.models.checkpoint.load`.
         """
         chosen = options.get("device_map")
@@ -57,7 +58,7 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
         return cls(config or HuggingFaceConfig.from_pretrained(folder), model).eval()
 
     def generate(self, *arguments: Any, **options: Any) -> Any:
-        """Call transformers' `generate`. Raises ValueError for beam search, because all beams would share one state."""
+        """Call transformers' `generate`; ValueError for beam search: beams would share a state."""
         config = options.get("generation_config") or self.generation_config
         beams = options.get("num_beams") or getattr(config, "num_beams", None) or 1
         if beams > 1:
@@ -71,7 +72,7 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, cache: Any = None, attention_mask: Tensor | None = None, **rest: Any
     ) -> dict[str, Any]:
-        """Return the arguments of `forward`: without a state the whole prompt, otherwise the last token and the state.
+        """Return `forward`'s arguments: the whole prompt, or the last token and the state.
 
         cache: the state. Raises ValueError if prompts are padded, because the state would read the padding.
         """
@@ -93,9 +94,6 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
 
 
 def register() -> None:
-    """Register TTT models in transformers, so that `AutoConfig` and `AutoModelForCausalLM` load their checkpoints.
-
-    Repeated calls are safe.
-    """
+    """Register TTT models in transformers' auto classes; repeated calls are safe."""
     AutoConfig.register(HuggingFaceConfig.model_type, HuggingFaceConfig, exist_ok=True)
     AutoModelForCausalLM.register(HuggingFaceConfig, HuggingFaceTTT, exist_ok=True)

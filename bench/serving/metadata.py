@@ -14,13 +14,13 @@ from tk_kernels.packed import Packed, packed
 
 @dataclass
 class TTTMetadata(BaseMambaAttentionMetadata):
-    """vLLM's metadata of one step of a state-space model, and the same step in the form that the TTT model reads."""
+    """vLLM's metadata of a step of a state-space model, and the TTT model's own form of it."""
 
     step: Step | None = None
 
 
 class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
-    """Builds the TTTMetadata of each step, in buffers that CUDA graphs read. vLLM creates it and calls `build`.
+    """Builds each step's TTTMetadata, in buffers that CUDA graphs read, for vLLM.
 
     To vLLM's metadata it adds slots as int64, positions in the mini-batch, and where the prompts' tokens begin.
     """
@@ -44,7 +44,7 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
         fast_build: bool = False,
         **rest: Any,
     ) -> TTTMetadata:
-        """Build the metadata of one vLLM step. Arguments: see BaseMambaAttentionMetadataBuilder.build."""
+        """Build one step's metadata; for arguments, see BaseMambaAttentionMetadataBuilder.build."""
         found = self._compute_common_metadata(common_attn_metadata)
         count, prompts = found.num_decodes, found.num_prefills
         slots, positions = self._slots[:count], self._positions[:count]
@@ -58,7 +58,7 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
         return found
 
     def _prompts(self, common: CommonAttentionMetadata, found: TTTMetadata) -> Packed:
-        """Return the step's prompts: where each one's tokens begin, how many it read before, and its cache slot.
+        """Return the step's prompts: their tokens' start, tokens read before, and cache slot.
 
         To avoid waiting for the GPU, the lengths are read from the copies that vLLM has on the host.
         """

@@ -1,4 +1,4 @@
-"""A TTT language model as a class of vLLM: the project's blocks and kernels, with states in vLLM's cache."""
+"""A TTT language model for vLLM: the project's blocks, with states in vLLM's cache."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ from tk_kernels.packed import packed
 
 
 class ServedBlock(FusedBlock):
-    """A fused block whose kernels wait for the previous kernel, without programmatic dependent launches.
+    """A fused block without dependent launches: each kernel waits for the previous one.
 
     In vLLM, the kernel before a block writes the state that the block reads.
     """
@@ -68,7 +68,7 @@ class States(MambaBase):
 
 
 class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPrefixCaching):
-    """The model class that vLLM loads: a `bench.models.ttt.TTTModel`, with states in vLLM's cache.
+    """The class that vLLM loads: a `bench.models.ttt.TTTModel`, states in vLLM's cache.
 
     Parameter names have the prefix `ttt.` here.
     """
@@ -96,7 +96,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         inputs_embeds: Tensor | None = None,
         **rest: Any,
     ) -> Tensor:
-        """Return the residual stream [N, C] of the step's N tokens after the last norm; zeros for padding tokens.
+        """Return a step's residual stream [N, C] after the last norm; zeros for padding.
 
         The requests come from vLLM's forward context. positions and the arguments after it are not used.
         """
@@ -110,7 +110,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
 
     def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[list[Tensor]]]:
-        """Return a step with one prompt of `tokens` tokens, and one page of states that all layers share.
+        """Return a step with one prompt, and one page of states that all layers share.
 
         vLLM runs this step without requests of its own, for example to measure how much memory a step takes.
         """

@@ -1,5 +1,6 @@
-"""States of sequences in vLLM's cache: one page of bytes per layer and sequence. A slot is the index of a page.
+"""States of sequences in vLLM's cache: a page of bytes per layer and sequence.
 
+A slot is the index of a page.
 A page contains the convolutions' windows, then the tensors that the operator's `generate_state` makes, except the
 position: that follows from the number of tokens that vLLM has computed.
 """
@@ -25,7 +26,7 @@ ALIGNED = 64  # bytes; makes offsets and strides multiples of 16 float32 numbers
 
 
 class Layout:
-    """Shapes and dtypes of one layer's state for one sequence, and the offset of each tensor in a page."""
+    """One layer's state of a sequence: shapes, dtypes and offsets of tensors in a page."""
 
     def __init__(self, config: TTTConfig, operator: TorchOperator, dtype: torch.dtype) -> None:
         device, inner = torch.device("meta"), at_least_float32(dtype)
@@ -45,7 +46,7 @@ class Layout:
             self.page_bytes += -(-x.numel() * x.element_size() // ALIGNED) * ALIGNED
 
     def views(self, pages: Tensor) -> list[Tensor]:
-        """Return the state's tensors [slots, ...] as views of a layer's pages [slots, bytes] of int8."""
+        """Return views of the state's tensors [slots, ...] in a layer's pages [slots, bytes] int8."""
         spans = zip(self.offsets, self.shapes, self.dtypes, strict=True)
         return [
             pages[:, offset : offset + prod(shape) * dtype.itemsize].view(dtype).unflatten(1, shape)
@@ -61,7 +62,7 @@ class Layout:
         return replace(state, inner=replace(state.inner, slots=slots), slots=slots)
 
     def of_prompts(self, views: Sequence[Tensor], prompts: Packed) -> LayerState:
-        """Return a layer's state for a forward over prompts; the forward updates the prompts' slots in place.
+        """Return a layer's state for a forward over prompts, which updates their slots.
 
         views: result of `views`.
         """
@@ -70,7 +71,7 @@ class Layout:
 
 
 def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], ids: Tensor, step: Step) -> Tensor:
-    """Return the residual stream [N, C] after the last block for a step's tokens ids [N]; update the slots' states.
+    """Return the residual stream [N, C] for ids [N] of a step; update the slots' states.
 
     layers: for each layer, the result of `Layout.views`. The model's blocks are `FusedBlock`, its operator is a
     `KernelOperator`.
@@ -111,7 +112,7 @@ def _tensors(state: LayerState) -> list[Tensor]:
 
 
 def _mapped(state: Any, tensor: Callable[[], Tensor], positions: Tensor) -> Any:
-    """Return a copy of `state` with `positions` as its position and every other tensor replaced by one of `tensor()`.
+    """Return a copy of `state` with these `positions`, other tensors from `tensor()`.
 
     `tensor` is called once for each replaced tensor, in the order of `_tensors`.
     """

@@ -1,4 +1,4 @@
-"""Say which of vLLM's settings the plug-in refuses, each in one sentence. Imports neither torch nor vLLM."""
+"""Sentences on vLLM settings that the plug-in refuses. Imports neither torch nor vLLM."""
 
 VERSIONS = ("0.33",)  # major and minor of the vLLM releases that were tried
 

@@ -1,4 +1,4 @@
-"""Register TTT models in vLLM: the model's class, its backend, and the check of an engine's settings."""
+"""Register TTT models in vLLM: the class, its backend, and the check of settings."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from bench.serving.refusals import refused
 
 
 class TTTSettings(MambaModelConfig):
-    """The check of an engine's settings, which vLLM calls once for a TTT model before the engine starts."""
+    """Checks an engine's settings; vLLM calls it once for a TTT model, before the start."""
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: Any) -> None:

@@ -23,7 +23,7 @@ class Step(NamedTuple):
 
 
 def common_length(lengths: Sequence[int], computed: Sequence[int], mini_batch: int) -> int:
-    """Return the common length of the prompts in tokens if they can run as one batch, otherwise 0.
+    """Return the prompts' common length in tokens if they can run as a batch, otherwise 0.
 
     They can if there are at most MOST_SEQUENCES, all have one length, and each begins at the start of a mini-batch.
     lengths: each prompt's tokens in this step. computed: its tokens in earlier steps.

@@ -9,7 +9,7 @@ from bench.models.config import CheckpointError
 
 
 def load(model: CausalLM, given: Iterable[tuple[str, Tensor]]) -> set[str]:
-    """Copy named tensors into the model's weights of the same names; return the names of the loaded weights.
+    """Copy tensors into the model's weights of the same names; return the loaded names.
 
     A head that is tied to the embedding can be given next to it or instead of it.
     Raises CheckpointError if a name is unknown or missing, or a shape differs.

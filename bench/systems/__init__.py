@@ -1,4 +1,4 @@
-"""Adapters, in a folder per engine or model: each runs and checks systems that `bench.catalogue.systems` lists.
+"""Adapters, a folder per engine or model: they run the systems of `bench.catalogue`.
 
 The modules directly in this package are shared by the adapters.
 """

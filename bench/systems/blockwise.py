@@ -28,7 +28,7 @@ def to_host(model: Model) -> Model:
 
 @contextmanager
 def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
-    """Copy a block's weights and buffers to `device` inside the context, then restore the originals."""
+    """Copy a block's weights and buffers to `device` inside the context; restore them after."""
     held = (*block.parameters(), *block.buffers())
     away = [(weight, weight.data) for weight in held if weight.device.type != device.type]
     try:
@@ -42,7 +42,7 @@ def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
 
 @torch.no_grad()
 def transformer_logits(model: Transformer, ids: Tensor, last: int, device: torch.device) -> Tensor:
-    """Return logits [B, last, V] after each of the last `last` tokens of ids [B, T], computed on `device`.
+    """Return logits [B, last, V] after the last tokens of ids [B, T], computed on `device`.
 
     The model's weights can be on the host. Only one layer's KV cache exists at a time.
     """
@@ -60,7 +60,7 @@ def transformer_logits(model: Transformer, ids: Tensor, last: int, device: torch
 
 @torch.no_grad()
 def ttt_logits(model: TTTModel, ids: Tensor, last: int, device: torch.device) -> Tensor:
-    """Return logits [B, last, V] after each of the last `last` tokens of ids [B, T], computed on `device`.
+    """Return logits [B, last, V] after the last tokens of ids [B, T], computed on `device`.
 
     The model's weights can be on the host. Only one layer's state exists at a time.
     """

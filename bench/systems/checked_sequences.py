@@ -12,22 +12,22 @@ CHECKED_SEQUENCES = 4
 LONGEST_CHECKED = 65536  # longest compared prompt: a million tokens would take minutes
 
 
-def drawn(chance: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> list[int]:
+def drawn(rng: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> list[int]:
     """Draw random sequences of a batch and return their sorted indices.
 
     There are at most CHECKED_SEQUENCES of them, and together they have at most `most` tokens, at `tokens` tokens each.
     One sequence is drawn even if it alone is longer.
     """
     count = max(1, min(batch, CHECKED_SEQUENCES, most // max(1, tokens)))
-    return sorted(chance.sample(range(batch), count))
+    return sorted(rng.sample(range(batch), count))
 
 
 def not_compared(tokens: int, most: int) -> Callable[[Any, int], Checks]:
-    """Return a check that compares nothing, for prompts longer than the reference reads; its `unchecked` states this.
+    """Return a check that compares nothing and says so, for prompts beyond the reference.
 
     tokens: length of the prompts. most: length of the longest prompt that the reference reads.
     """
-    words = f"the outputs of prompts of {tokens} tokens were compared with nothing: the reference reads at most {most}"
+    words = f"the outputs of prompts of {tokens} tokens were not checked: the reference reads at most {most} tokens"
     return lambda outputs, calls: Checks([], words)
 
 

@@ -25,7 +25,7 @@ WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the mod
 
 
 class LanguageModel:
-    """Base class of adapters (`harness.measure.system.SystemAdapter`) that run one language model in PyTorch.
+    """Base class of adapters that run one language model in PyTorch.
 
     A subclass implements `load` and overrides the methods in which its system differs from the defaults.
     The model has the interface of `bench.models.base.CausalLM`; its reference has the same weights.
@@ -54,7 +54,7 @@ class LanguageModel:
         raise NotImplementedError
 
     def build(self, case: Case) -> Workload:
-        """Return the workload of a case, after loading its model: a forward, a call of generate steps, or a request."""
+        """Return the case's workload with its model loaded: forward, generate steps or request."""
         peaks = peaks_of(device())  # measured while the GPU's memory is still empty
         model = self._model(case)
         mark_layers(device() == "cuda")  # NVTX ranges cost a microsecond per layer
@@ -80,11 +80,11 @@ class LanguageModel:
         )
 
     def work(self, model: Any, case: Case) -> PhaseWork:
-        """Return the timed work of a case: a `Forward`, a `Generate` or a `Request`, by the case's phase."""
+        """Return the case's timed work: a `Forward`, `Generate` or `Request`, by phase."""
         return {"forward": Forward, "generate": Generate, "request": Request}[case.phase](self, model, case)
 
     def make_ready(self, work: PhaseWork) -> None:
-        """Compile or tune the kernels that `work` runs, then reset its state. By default, do nothing."""
+        """Compile or tune the kernels of `work`, then reset its state. By default, do nothing."""
 
     def cost(self, model: Any, case: Case) -> dict[str, Work]:
         """Return FLOPs and bytes of one unit of a case (see `Workload`), by part of the model."""
@@ -113,7 +113,7 @@ class LanguageModel:
         reference.copy_weights(model)
         return reference
 
-    def place(self, state: Any, context: int) -> None:
+    def set_position(self, state: Any, context: int) -> None:
         """Set the position of a KV cache to `context` without reading tokens.
 
         By default do nothing, for recurrent states.
@@ -132,12 +132,13 @@ class LanguageModel:
         """
 
     def restart(self, model: Any, state: Any) -> None:
-        """Reset a generate state in place to the state at the start of its case, for example before a checked call."""
+        """Reset a generate state in place to the start of its case."""
         model.reset_state(state)
 
     def rows_of_state(self, state: Any, rows: list[int]) -> Any:
-        """Return a copy of the KV cache of the sequences `rows`, which `expected_logits` takes as `begun`.
+        """Return a copy of the KV cache of the sequences `rows`, for `expected_logits`.
 
+        There it is the argument `begun`.
         By default return None, because recurrent models start at the initial state.
         """
         return None
@@ -150,7 +151,7 @@ class LanguageModel:
         return last_logits(reference, torch.cat(calls).T)
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return the reference for timed outputs: as exact as `reference`, and fast for thousands of tokens."""
+        """Return a reference for timed outputs: as exact as `reference`, fast on long prompts."""
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
@@ -179,14 +180,14 @@ class LanguageModel:
 
     @property
     def loaded(self) -> Any:
-        """The key of the loaded model: (size, dtype, state dtype, options). None before `load` was called."""
+        """The loaded model's key (size, dtype, state dtype, options); None before `load`."""
         return self._loaded and self._loaded[0]
 
     def _facts(self, model: Any, **counted: float) -> model_facts.Facts:
         return model_facts.facts_of(model.weights(), model.head.shape[0], **counted)
 
     def _check(self, model: Any, case: Case) -> Checks:
-        """Check the model's outputs, and that the comparison with other systems is fair; run once per loaded model.
+        """Check the model's outputs and the fairness of the comparison, once per loaded model.
 
         The outputs are compared with the reference; `bench.model_facts` checks fairness.
         """
@@ -197,22 +198,24 @@ class LanguageModel:
 
     @torch.inference_mode()
     def _counted(self, model: Any) -> dict[str, float]:
-        """Run a forward and return {"head_rows": positions per prompt for which the LM head computes logits}."""
+        """Run a forward; return {"head_rows": positions per prompt with computed logits}."""
         ids = random_ids(model, CHECK_BATCH, self.check_prompt)
         _, rows = model_facts.count_head_rows(lambda: last_logits(model, ids), model.head)
         return {"head_rows": rows / CHECK_BATCH}
 
     @torch.inference_mode()
     def _compare(self, model: Any, case: Case) -> Checks:
-        """Check the logits of a forward and of the generate steps after it against one forward of the reference."""
+        """Check the logits of a forward and the steps after it against a reference's forward."""
         reference = self.reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
         prompt = self.check_prompt
         ids = random_ids(model, CHECK_BATCH, prompt + CHECK_STEPS)
         got = prefill_then_generate(model, ids, prompt)
         expected = reference.logits(ids, CHECK_STEPS + 1).transpose(0, 1)
-        return self._judge(model, ids, got, expected, case)
+        return self._check_logits(model, ids, got, expected, case)
 
-    def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, case: Case) -> Checks:
+    def _check_logits(
+        self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, case: Case
+    ) -> Checks:
         """Check logits `got` against `expected`, both [CHECK_STEPS + 1, B, V].
 
         ids [B, T]: a prompt and CHECK_STEPS further tokens. got[0] follows the prompt, got[i] the i-th further token.

@@ -27,7 +27,7 @@ CHOICE_LIMITS = 4
 
 
 def check_logits(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wider: float = 1.0) -> Checks:
-    """Check a model's logits [..., V] against the reference's: their distance, and which token has the largest logit.
+    """Check logits [..., V] against the reference: distance, and the most probable token.
 
     dtype: selects the LOGIT_LIMITS. wider: factor on these limits.
     """
@@ -42,24 +42,24 @@ def check_logits(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wide
 
 
 def rounding_of(case: Case) -> str:
-    """Return the less precise dtype of a case's activations and its state; the LOGIT_LIMITS of this dtype apply."""
+    """Return the coarser dtype of a case's activations and state, which sets LOGIT_LIMITS."""
     roundings = (case.dtype, STATE_ROUNDING.get(case.state_dtype, case.state_dtype))
     return max(filter(None, roundings), key=LOGIT_LIMITS.__getitem__)
 
 
 def widening(case: Case) -> float:
-    """Return the factor on a case's LOGIT_LIMITS: more than 1 for the models in WIDER, otherwise 1."""
+    """Return the factor on a case's LOGIT_LIMITS, above 1 for the models in WIDER."""
     return WIDER.get((case.system, str(case.option("backbone", "")), case.dtype), 1.0)
 
 
 def widened(case: Case) -> dict[str, str]:
-    """Return the setting `check_limits`, which records a case's wider limits; {} if its limits are the usual ones."""
+    """Return the setting `check_limits` for wider limits; {} for the usual ones."""
     wider = widening(case)
     return {} if wider == 1 else {"check_limits": f"{wider:g} times those of other models, as it rounds more"}
 
 
 def limits_by_rounding(rounded: torch.Tensor, reference: torch.Tensor, case: Case) -> float:
-    """Return the factor on LOGIT_LIMITS that allows ROUNDINGS times the rounding error of the case's dtype.
+    """Return the factor on LOGIT_LIMITS that allows ROUNDINGS times the rounding error.
 
     rounded: logits of the reference's code run in that dtype. reference: exact logits.
     The factor is at most `widening(case)`.
@@ -70,8 +70,9 @@ def limits_by_rounding(rounded: torch.Tensor, reference: torch.Tensor, case: Cas
 def check_response(
     got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], width: int
 ) -> Checks:
-    """Check that logits respond to another past as the reference's do; compare nothing if rounding hides the response.
+    """Check that logits respond to another past as the reference's logits do.
 
+    Compare nothing if rounding hides the response.
     got, expected: logits [rows, V] with one past and with another. width: the model's width.
     The slope of the change in `got` against the change in `expected` must be near 1.
     The slope averages rounding over rows and `width`, so it finds errors below the limit of a single logit.

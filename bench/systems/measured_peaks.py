@@ -1,4 +1,4 @@
-"""Peak copy bandwidth and matmul rate of this GPU, measured in the same process as the work compared with them."""
+"""Peak copy bandwidth and GEMM rate of this GPU, measured in the worker's own process."""
 
 import time
 from collections.abc import Callable

@@ -10,12 +10,12 @@ STEPS = 16  # generate steps per call; see `steps_of`
 
 
 def random_ids(model: Any, *shape: int) -> torch.Tensor:
-    """Return random token ids of the given shape from the model's vocabulary, by PyTorch's default generator."""
+    """Return random token ids of this shape, by PyTorch's default generator."""
     return torch.randint(0, model.config.vocabulary, shape, device=device())
 
 
 def prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.Tensor:
-    """Read the first `prompt` tokens of ids [B, T] as a prompt and each later one by a generate step.
+    """Read the first `prompt` tokens of ids [B, T] as a prompt, the others by steps.
 
     Returns logits [T - prompt + 1, B, V]: after the prompt, then after each later token.
     """
@@ -27,12 +27,12 @@ def prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.T
 
 
 def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Return the logits [B, V] after the last token of ids [B, T], which is read as a prompt from an empty state."""
+    """Return the logits [B, V] after prompt ids [B, T], from an empty state."""
     return model.prefill(ids, model.init_state(*ids.shape))[0]
 
 
 def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run greedy generate steps; return logits [B, V] of the last step and the tokens [steps, B] that the steps read.
+    """Run greedy steps; return the last logits [B, V] and the tokens [steps, B] read.
 
     The first step reads ids [B]. Each later step reads the most probable token according to the step before it.
     """
@@ -45,7 +45,7 @@ def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> tuple
 
 
 def steps_of(model: Any) -> int:
-    """Return the number of generate steps per timed call: STEPS, or a mini-batch if STEPS is not a multiple of it.
+    """Return the generate steps per timed call: STEPS, or else a mini-batch.
 
     Each call then covers whole mini-batches and includes the rewrite of a TTT model's weights W.
     """

@@ -1,4 +1,4 @@
-"""Functions that return why a system's packages cannot be used: missing, broken or of an unsupported release."""
+"""Functions that return why a system's packages cannot be used."""
 
 import importlib
 import importlib.util
@@ -11,7 +11,7 @@ from tk_kernels.build import NO_GPU
 
 
 def cannot_import(*modules: str) -> str:
-    """Return which of `modules` cannot be imported, and why, for the first such module; "" if all can be imported.
+    """Return the first of `modules` that cannot be imported, and why; "" if all can.
 
     Any exception counts as a failure, because an extension built for another torch or CUDA can raise any.
     """
@@ -32,8 +32,9 @@ def cannot_find(package: str) -> str:
 
 
 def other_release(package: str, oldest: str, newest: str) -> str:
-    """Return why the installed release of `package` is not supported; "" if it is supported or not installed.
+    """Return why the installed release of `package` is unsupported, or "".
 
+    "" also stands for a package that is not installed.
     Supported are the minor releases from `oldest` to `newest`, such as "0.22" to "0.33".
     """
     version = versions_of((package,)).get(package, newest)
@@ -61,5 +62,5 @@ def _minor(version: str) -> tuple[int, ...]:
 
 
 def _message(error: Exception) -> str:
-    """Return the first line of an ImportError's message; for other errors, the type and the first line."""
+    """Return the first line of an error's message, after its type unless an ImportError."""
     return str(error).splitlines()[0] if isinstance(error, ImportError) and str(error) else of_exception(error)

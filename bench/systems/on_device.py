@@ -13,7 +13,7 @@ def device() -> str:
 
 
 def repeatable(step: Callable[[], object]) -> Callable[[], object]:
-    """Run `step` once as a warm-up, capture it as a CUDA graph, and return a function that replays the graph.
+    """Run `step` once, capture it as a CUDA graph, and return a function that replays it.
 
     On a CPU, return `step` itself without running it.
     """

@@ -58,9 +58,9 @@ class PhaseWork:
         """
 
     def restart(self) -> None:
-        """Reset the state in place, if each call continues from the one before. By default, do nothing."""
+        """Reset the state in place if calls continue each other. By default, do nothing."""
 
-    def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
+    def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
         raise NotImplementedError
 
     @property
@@ -72,12 +72,12 @@ class PhaseWork:
         return {}
 
     def reference(self) -> Any:
-        """Return the reference for timed outputs: in float64 for a float32 case, otherwise in float32."""
+        """Return the reference for timed outputs, in float64 for float32 cases, else float32."""
         exact = torch.float64 if self.case.dtype == "float32" else torch.float32
         return self.adapter.timed_check_reference(self.model, exact)
 
-    def drawn(self, chance: Random, tokens: int) -> list[int]:
-        """Draw the sequences that the reference reads, once for all checked calls; return their sorted indices.
+    def drawn(self, rng: Random, tokens: int) -> list[int]:
+        """Draw, once for all checked calls, the sequences that the reference reads; sorted.
 
         If sequences are staggered, draw one for each position in the mini-batch. tokens: length of one sequence.
         """
@@ -85,18 +85,19 @@ class PhaseWork:
             at: dict[int, list[int]] = {}
             for row, ahead in enumerate(self._ahead):
                 at.setdefault(ahead, []).append(row)
-            one_each = sorted(map(chance.choice, at.values()))
-            self._rows = drawn(chance, self.case.batch, tokens) if len(at) == 1 else one_each
+            one_each = sorted(map(rng.choice, at.values()))
+            self._rows = drawn(rng, self.case.batch, tokens) if len(at) == 1 else one_each
         return self._rows
 
-    def repeat(self, chance: Random, rows: list[int]) -> list[int]:
-        """Copy to each sequence outside `rows` the ids of a random sequence in `rows` at the same mini-batch position.
+    def repeat(self, rng: Random, rows: list[int]) -> list[int]:
+        """Give each sequence outside `rows` the ids of a random one in `rows` at its position.
 
+        The position is that in the mini-batch.
         Every output can then be compared with that of a checked sequence.
         Returns for each of the B sequences the index of the sequence whose ids it has.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
-        sources = [row if row in rows else chance.choice(like) for row, like in enumerate(alike)]
+        sources = [row if row in rows else rng.choice(like) for row, like in enumerate(alike)]
         self.ids.copy_(self.ids[sources])
         return sources
 
@@ -108,7 +109,7 @@ class PhaseWork:
         expected: Callable[[Any, list[int], int], torch.Tensor],
         tokens: torch.Tensor | None = None,
     ) -> Checks:
-        """Check logits [B, V] of the sequences `rows`, and for each of these of the copy whose logits differ most.
+        """Check logits [B, V] of the sequences `rows`, and each one's most different copy.
 
         sources: result of `repeat`. tokens [steps, B]: tokens that the steps read; those at `choices` are checked too.
         expected: called with a reference, sequences and a number of steps; returns logits [sequences, V] after these
@@ -140,7 +141,7 @@ class PhaseWork:
         return choice_check("timed_token_below_best", expected, tokens, rounding_of(self.case), wider)
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """Check that logits [rows, V] changed since the previous checked call by as much as the reference's.
+        """Check that logits [rows, V] changed since the last check as the reference's did.
 
         The two calls have different pasts. At the first checked call, there is nothing to compare.
         """
@@ -152,7 +153,7 @@ class PhaseWork:
 
 
 class Forward(PhaseWork):
-    """The forward phase: prompts of `context` tokens from an empty state. The LM head reads the last token only."""
+    """The forward phase: prompts of `context` tokens, empty state, LM head on the last token."""
 
     def prepare(self) -> None:
         self.ids = random_ids(self.model, self.case.batch, self.case.context)
@@ -165,12 +166,12 @@ class Forward(PhaseWork):
         self.model.reset_state(self._state)
         return self.model.prefill(self.ids, self._state)[0]
 
-    def timed_check(self, chance: Random) -> Callable[[torch.Tensor, int], Checks]:
-        """Draw a few prompts, copy them to the other sequences, and return a function that checks a call's logits."""
+    def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
+        """Draw prompts, copy them to other sequences, and return a check of a call's logits."""
         if self.case.context > LONGEST_CHECKED:
             return not_compared(self.case.context, LONGEST_CHECKED)
-        rows = self.drawn(chance, self.case.context)
-        sources = self.repeat(chance, rows)
+        rows = self.drawn(rng, self.case.context)
+        sources = self.repeat(rng, rows)
 
         @torch.inference_mode()
         def compare(logits: torch.Tensor, calls: int) -> Checks:
@@ -222,7 +223,7 @@ class Generate(PhaseWork):
     @torch.inference_mode()
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logits [B, V] of the last step, and the tokens [units, B] that the steps read."""
-        self.adapter.place(self.state, self.case.context)
+        self.adapter.set_position(self.state, self.case.context)
         return greedy_steps(self.model, self.ids, self.state, self.units)
 
     @torch.inference_mode()
@@ -231,7 +232,7 @@ class Generate(PhaseWork):
         self._stagger()
 
     def _stagger(self) -> None:
-        """Advance sequence i by `_ahead[i]` generate steps, over the last tokens in column i of `_before` [most, B]."""
+        """Advance sequence i by `_ahead[i]` steps over column i of `_before` [most, B]."""
         for ahead, rows in groupby(range(self.case.batch), key=self._ahead.__getitem__):
             if ahead:
                 first, *rest = rows
@@ -254,17 +255,17 @@ class Generate(PhaseWork):
         count = TIMED_MINI_BATCHES * self.units + 1
         on_host = token_times.TokensOnHost(count, self.case.batch, device() != "cpu")
         moments = []
-        for place in range(count):
+        for step in range(count):
             self._step()
-            on_host.send(place, self._next)
-            moments += [on_host.arrived(place - 1)] if place else []
+            on_host.send(step, self._next)
+            moments += [on_host.arrived(step - 1)] if step else []
         moments.append(on_host.arrived(count - 1))
         return token_times.percentiles([(later - earlier) * 1e3 for earlier, later in pairwise(moments)])
 
-    def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
-        """Give drawn sequences random pasts, copy these to the others, and return a function that checks a call."""
-        rows = self.drawn(chance, self.case.context)
-        sources = self.repeat(chance, rows)
+    def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
+        """Give drawn sequences random pasts, copy these to others, and return a check of a call."""
+        rows = self.drawn(rng, self.case.context)
+        sources = self.repeat(rng, rows)
         with torch.inference_mode():
             past = self._new_past(sources)
             begun = self.adapter.rows_of_state(self.state, rows)
@@ -288,7 +289,7 @@ class Generate(PhaseWork):
         return compare
 
     def _new_past(self, sources: list[int]) -> torch.Tensor:
-        """Overwrite the state with a new random past, and return the past's tokens [most + units, B].
+        """Overwrite the state with a random past; return the past's tokens [most + units, B].
 
         A recurrent model reads all these tokens: those of `_stagger`, then `units` more. A KV cache gets random numbers
         instead. sources: result of `repeat`; sequences with the same source get the same past.
@@ -304,8 +305,9 @@ class Generate(PhaseWork):
 
 
 class Request(PhaseWork):
-    """The request phase: a prompt, then `steps` greedy tokens. On a GPU, steps and short prompts replay CUDA graphs.
+    """The request phase: a prompt, then `steps` greedy tokens.
 
+    On a GPU, steps and short prompts replay CUDA graphs.
     The host measures TTFT and ITL as a serving engine does: it launches each step, then waits for the token that the
     step reads.
     """
@@ -352,33 +354,33 @@ class Request(PhaseWork):
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logits [B, V] of the last step, and the tokens [steps, B] that the steps read."""
         moments = [token_times.now()]
-        with nvtx_range("prefill"):
+        with nvtx_range("forward"):
             self._read_prompt()
             self._on_host.send(0, self._next)
         with nvtx_range("generate"):
             self._begin()
-            for place, read in enumerate(self._read):
+            for step, read in enumerate(self._read):
                 read.copy_(self._next)
                 self._step()
-                self._on_host.send(place + 1, self._next)
-                moments.append(self._on_host.arrived(place))
+                self._on_host.send(step + 1, self._next)
+                moments.append(self._on_host.arrived(step))
         moments.append(self._on_host.arrived(self.steps))
         self._moments.append(moments)
         return self._logits, self._read
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return TTFT and ITL of the last `calls` calls. All sequences of a call get their tokens at once."""
+        """Return TTFT and ITL of the last `calls` calls, the same for all sequences of a call."""
         last = list(self._moments)[-calls:]
         times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
-    def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
-        """Draw a few requests, copy their prompts to the other sequences, and return a function that checks a call."""
+    def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
+        """Draw requests, copy their prompts to other sequences, and return a check of a call."""
         tokens = self.case.context + self.steps
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
-        rows = self.drawn(chance, tokens)
-        sources = self.repeat(chance, rows)
+        rows = self.drawn(rng, tokens)
+        sources = self.repeat(rng, rows)
 
         @torch.inference_mode()
         def compare(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Checks:
@@ -392,5 +394,5 @@ class Request(PhaseWork):
         return compare
 
     def choices(self, steps: int) -> list[int]:
-        """Return the indices of two tokens to compare: the one after the prompt and the last one that a step read."""
+        """Return the indices of two compared tokens: after the prompt, and the last one read."""
         return sorted({0, steps - 1})

@@ -16,8 +16,9 @@ TTFT_LIMIT_MS, ITL_LIMIT_MS = 500.0, 50.0  # a request counts as goodput if its 
 
 
 def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[str, float | None]:
-    """Return TTFT and ITL in ms, each the median over the calls with its 95% interval; {} without calls.
+    """Return TTFT and ITL in ms, as medians over calls with 95% intervals.
 
+    Returns {} without calls.
     calls: for each call its requests, each as (TTFT, ITLs) in ms.
     TTFT of a call: median over its requests. ITL of a call: median of its requests' means.
     """
@@ -33,7 +34,7 @@ def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[st
 
 
 def percentiles(steps_ms: Sequence[float]) -> dict[str, float | None]:
-    """Return median and 99th percentile of inter-token latencies in ms, and the largest divided by the mean."""
+    """Return median, 99th percentile and maximum / mean of inter-token latencies in ms."""
     worst = max(steps_ms) / fmean(steps_ms)
     return {"itl_p50_ms": median(steps_ms), "itl_p99_ms": _p99(steps_ms), "itl_worst_over_mean": worst}
 
@@ -56,26 +57,26 @@ def _p99(values: Sequence[float]) -> float:
 
 
 class TokensOnHost:
-    """A host buffer for tokens [count, batch], copied from the GPU step by step, with their arrival times."""
+    """A host buffer for tokens [count, batch] from the GPU, with their arrival times."""
 
     def __init__(self, count: int, batch: int, on_gpu: bool) -> None:
         self.tokens = torch.empty(count, batch, dtype=torch.long, pin_memory=on_gpu)
         self._events = [torch.cuda.Event() for _ in range(count)] if on_gpu else []
         self._at = [0.0] * count  # arrival times on a CPU, which has no events
 
-    def send(self, place: int, tokens: torch.Tensor) -> None:
-        """Enqueue the copy of a step's tokens [batch] to row `place` of the buffer."""
-        self.tokens[place].copy_(tokens, non_blocking=True)
+    def send(self, row: int, tokens: torch.Tensor) -> None:
+        """Enqueue the copy of a step's tokens [batch] to row `row` of the buffer."""
+        self.tokens[row].copy_(tokens, non_blocking=True)
         if self._events:
-            self._events[place].record()
+            self._events[row].record()
         else:
-            self._at[place] = now()
+            self._at[row] = now()
 
-    def arrived(self, place: int) -> float:
-        """Wait for the tokens of row `place` and return their arrival time, in seconds on the clock of `now`."""
+    def arrived(self, row: int) -> float:
+        """Wait for the tokens of row `row`; return their arrival in seconds, as `now` counts them."""
         if not self._events:
-            return self._at[place]
-        self._events[place].synchronize()
+            return self._at[row]
+        self._events[row].synchronize()
         return now()
 
 

@@ -22,18 +22,18 @@ CHOICE = ".autotune.json"  # suffix of Triton's files of tuning results
 
 
 def keep_choices() -> None:
-    """Let Triton cache tuning results on disk. Call it before importing a package that has Triton kernels."""
+    """Let Triton cache tuning results on disk; call before importing Triton kernels."""
     os.environ.setdefault(KEEP, "1")
 
 
 def prepare(run: Callable[[], object]) -> None:
-    """Compile the Triton kernels of `run` in parallel, then call `run` once, so that Triton tunes them on this work."""
+    """Compile the Triton kernels of `run` in parallel, then call it once to tune them."""
     compile_ahead(run)
     run()
 
 
 def compile_ahead(call: Callable[[], object]) -> None:
-    """Compile the Triton kernels of `call`, in all configurations of the autotuner, in parallel; measure none.
+    """Compile the Triton kernels of `call` in parallel, for all configurations.
 
     `call` runs, but its Triton kernels are not launched. Its result is meaningless, and its other kernels read
     uninitialised memory.
@@ -49,7 +49,7 @@ def compile_ahead(call: Callable[[], object]) -> None:
 
 @contextmanager
 def untuned(ahead: Callable[[], object]) -> Iterator[None]:
-    """Let Triton use each kernel's smallest configuration, unmeasured, inside the context; undo the choice after it.
+    """Inside the context, let Triton use each kernel's smallest configuration, unmeasured.
 
     ahead: a call whose kernels are compiled before the context begins. Use the context for references: their speed does
     not matter, and large configurations can exceed shared memory.
@@ -62,7 +62,7 @@ def untuned(ahead: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def chosen_anew() -> Iterator[None]:
-    """Tune kernels again at their first call inside the context, and keep the new choices in memory, not on disk.
+    """Inside the context, tune kernels anew at their first call, in memory only.
 
     Use it for packages that cache one choice for all shapes: otherwise a batch of sixteen would reuse the choice for
     one.
@@ -82,7 +82,7 @@ def chosen_anew() -> Iterator[None]:
 
 
 def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
-    """Return stages times block size, a proxy for the shared memory that a kernel configuration needs."""
+    """Return stages times block size, a proxy for a configuration's shared memory."""
     return config.num_stages * math.prod(
         extent for extent in config.kwargs.values() if isinstance(extent, int) and extent
     )
@@ -90,7 +90,7 @@ def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
 
 @contextmanager
 def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
-    """Make autotuners choose the configuration of least cost(tuner, config, ...) inside the context.
+    """Inside the context, make autotuners choose the least cost(tuner, config, ...).
 
     After the context, the choices are removed from the autotuners' caches.
     """

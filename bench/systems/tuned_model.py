@@ -14,7 +14,7 @@ SPAN_BITS = 4  # one tuning serves work within a factor of 16 in tokens at once
 
 
 class TunedLanguageModel(LanguageModel):
-    """Base class of adapters that compile and tune their package's Triton kernels on the timed work, before the check.
+    """Base class of adapters that compile and tune Triton kernels on the timed work.
 
     The packages' tuners ignore batch and length, so work of another size is tuned again. Work of a similar size is not,
     because timing every kernel configuration takes 20 s.
@@ -26,8 +26,9 @@ class TunedLanguageModel(LanguageModel):
         self._tuned: tuple[Any, str, int] | None = None
 
     def make_ready(self, work: PhaseWork) -> None:
-        """Compile the kernels of `work`, tune them unless work of a similar size was tuned, and reset the state.
+        """Compile and tune the kernels of `work`, and reset the state.
 
+        Work of a size like earlier work is not tuned again.
         The reset is needed because compiling runs the work without its Triton kernels, which leaves meaningless values.
         """
         at_once = work.case.batch * (1 if work.case.phase == "generate" else work.case.context)

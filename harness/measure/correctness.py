@@ -1,4 +1,4 @@
-"""Compare outputs with a reference: distances, their limits, and whether all distances are within the limits."""
+"""Compare outputs with a reference: distances and their limits."""
 
 import math
 from collections.abc import Sequence
@@ -43,13 +43,13 @@ class Checks:
 
     @property
     def reason(self) -> str:
-        """The failed checks with value and limit, as text; "" if all passed, "nothing was checked" without checks."""
+        """The failed checks with value and limit; "" if all passed; a phrase without checks."""
         if not self.checks:
             return "nothing was checked"
         return "; ".join(f"{c.name} is {c.value:.3g}, limit {c.limit:.3g}" for c in self.checks if not c.passed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return `passed`, `checks` and a nonempty `unchecked` as JSON values. NaN and infinity become None."""
+        """Return `passed`, `checks`, and `unchecked` if any, as JSON values; NaN becomes None."""
         checks = [asdict(c) | {"value": c.value if math.isfinite(c.value) else None} for c in self.checks]
         return {"passed": self.passed, "checks": checks} | ({"unchecked": self.unchecked} if self.unchecked else {})
 
@@ -72,7 +72,7 @@ def relative_error(out: Any, ref: Any) -> float:
 
 
 def total_variation(logits: Any, ref: Any) -> float:
-    """Return the largest total variation distance of two next-token distributions over all positions, in [0, 1].
+    """Return the largest total variation distance of two next-token distributions, in [0, 1].
 
     logits, ref: [..., V] for a vocabulary of V tokens.
     The distance at a position is half the L1 distance between the softmax of both, in float64.

@@ -1,4 +1,4 @@
-"""Time GPU work with CUDA events around launches or graph replays, with a cold or warm L2 cache."""
+"""Time GPU work with CUDA events around launches or graph replays, L2 cold or warm."""
 
 import math
 import time
@@ -28,7 +28,7 @@ def launches_for(run_ms: float) -> int:
 
 
 def input_sets(set_bytes: int, l2_bytes: int) -> int:
-    """Return how many copies of the inputs to use in turn, so that no copy is still in the L2 cache at its next use.
+    """Return how many copies of the inputs, used in turn, keep them out of the L2 cache.
 
     set_bytes: size of one copy. l2_bytes: size of the cache.
     The other copies together are twice as large as the cache, because an L2 does not replace exactly by LRU.
@@ -46,7 +46,7 @@ def l2_bytes() -> int:
 
 
 class CudaEventClock:
-    """`Clock` that times one callable on the current CUDA device with CUDA events, in milliseconds.
+    """`Clock` for one callable on the current CUDA device, with CUDA events, in milliseconds.
 
     timing: "eager" calls the callable, so a sample includes CPU overhead during which the GPU is idle.
         "graph" captures the callable in a CUDA graph and times replays of the graph.
@@ -68,7 +68,7 @@ class CudaEventClock:
         self._events: list[tuple[Any, Any]] = []
 
     def prepare(self, run: Call, took_s: float | None = None) -> None:
-        """Compile `run` and choose the number of launches per sample; for timing "graph", capture these launches.
+        """Compile `run` and choose the launches per sample; for "graph", capture them.
 
         took_s: seconds of one call of `run` once compiled; None to measure them.
         """
@@ -92,7 +92,7 @@ class CudaEventClock:
             self.launch = _captured(batch)
 
     def sample(self) -> float:
-        """Take one sample; return the milliseconds per launch, the mean over its `launches` launches."""
+        """Return one sample: milliseconds per launch, the mean over its `launches` launches."""
         return self._elapsed_ms() / self.launches
 
     def now(self) -> float:
@@ -151,13 +151,13 @@ def side_stream() -> Any:
 
 
 def repeatable(run: Call) -> Call:
-    """Compile `run`, capture one call of it in a CUDA graph, and return a function that replays the graph."""
+    """Compile `run`, capture one call in a CUDA graph, and return a function that replays it."""
     _first_runs(run)
     return _captured([run])
 
 
 def _first_runs(run: Call) -> float:
-    """Call `run` on a side stream until it has compiled, tuned and allocated; return the seconds of the last call."""
+    """Call `run` until it has compiled and tuned; return the seconds of the last call."""
     import torch
 
     side = side_stream()
@@ -176,7 +176,7 @@ def _first_runs(run: Call) -> float:
 
 
 def _captured(batch: Sequence[Call]) -> Call:
-    """Capture the calls in `batch` in one CUDA graph and return a function that replays the graph.
+    """Capture the calls in `batch` in one CUDA graph; return a function that replays it.
 
     Raises RuntimeError if the calls cannot be captured.
     """

@@ -1,4 +1,4 @@
-"""Describe the machine of a measurement: GPU, CPU, packages, environment variables and commit.
+"""Describe the machine: GPU, CPU, packages, environment variables and commit.
 
 The description is published, so it has no host names, user names or paths.
 """
@@ -45,7 +45,7 @@ _LONGEST = 200
 
 
 def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables for a child process: those of this process and `added`, which overrides them.
+    """Return a child process's environment: this process's, overridden by `added`.
 
     Variables that redirect git or Slurm commands are left out, and CUDA numbers GPUs as NVML does.
     """
@@ -54,7 +54,7 @@ def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment variables that `changes_speed` accepts, sorted by name, for a record.
+    """Return the environment variables that `changes_speed` accepts, for a record.
 
     A value that contains a path becomes "...".
     """
@@ -63,7 +63,7 @@ def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str,
 
 
 def changes_speed(name: str) -> bool:
-    """Return whether the environment variable `name` can affect speed and is not private, such as a token or a path."""
+    """Whether an environment variable can affect speed and is no secret and no path."""
     return bool(_CHANGES_SPEED.fullmatch(name)) and not any(each.fullmatch(name) for each in (_PRIVATE, _IRRELEVANT))
 
 
@@ -118,7 +118,7 @@ def _readings(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def software() -> dict[str, str]:
-    """Return versions by name: Python, the operating system's kernel, CUDA if torch is loaded, and `PACKAGES`."""
+    """Return versions by name: Python, the OS kernel, CUDA if torch is loaded, `PACKAGES`."""
     cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
     kernel = re.match(r"[\d.]*\d", platform.release())  # a suffix may be somebody's name
     system = {platform.system().lower(): kernel[0]} if kernel else {}
@@ -127,7 +127,7 @@ def software() -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return versions by name of the distributions `packages`. A distribution that is not installed is left out."""
+    """Return versions by name of the distributions `packages` that are installed."""
     found = {}
     for name in packages:
         try:
@@ -177,7 +177,7 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
 
 
 def refusal_of_git(root: Path | None = None) -> str:
-    """Return git's error message if git cannot name the commit of the checkout `root`; otherwise "".
+    """Return git's error message if git cannot name the checkout's commit, otherwise "".
 
     root: by default the checkout with this file. Without a checkout, there is no error.
     """
@@ -198,7 +198,7 @@ def marked_commit(commit: str, dirty: bool | None) -> str:
 
 
 def uncommitted(root: Path) -> list[str] | None:
-    """Return the paths of changed files and of untracked source files in the checkout `root`; None if git fails."""
+    """Return the changed and the untracked source files of a checkout; None if git fails."""
     status = ("status", "--porcelain", "--untracked-files=all", "--", ".", _WITHOUT_RESULTS)
     changes, refusal = ask_git(root, *status)
     if refusal:
@@ -208,7 +208,7 @@ def uncommitted(root: Path) -> list[str] | None:
 
 
 def ask_git(root: Path, *arguments: str, timeout_s: float | None = 20) -> tuple[str, str]:
-    """Run git in `root`; return (stdout, "") if git succeeds, and ("", error message) if it fails."""
+    """Run git in `root`; return (stdout, "") on success, otherwise ("", error message)."""
     # Without locks: a killed `git status` would leave the repository locked.
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:

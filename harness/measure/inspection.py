@@ -1,4 +1,4 @@
-"""Check that the timed call does the work that the case requests: its outputs must depend on fresh inputs.
+"""Check that the timed call does the case's work: outputs must depend on fresh inputs.
 
 Between samples the inputs are refilled with random values; outputs must be finite and change for every sequence.
 After the last sample the outputs are set to NaN, the timed call runs once more, and its outputs are compared with the
@@ -37,7 +37,7 @@ _LATE_S = 5e-3  # seconds of device work allowed after the end of the timed call
 _BELOW_BOUND = 0.5  # shortest allowed share of the roofline bound, as measured peaks have errors
 
 
-class Inspector:
+class CallChecker:
     """Checks one workload while it is timed.
 
     A `Clock` must time the method `run` instead of `Workload.run`, because `run` keeps the outputs for the checks.
@@ -62,35 +62,35 @@ class Inspector:
         for each in workload.inputs.values():
             for axis in (each.batch_axis, each.token_axis):
                 if axis is not None and not -each.tensor.dim() <= axis < each.tensor.dim():
-                    raise ValueError(f"an input of {each.tensor.dim()} axes has no axis {axis}, which it names")
+                    raise ValueError(f"an input names axis {axis}, but its tensor has {each.tensor.dim()} axes")
         self._given = self._rows_of_inputs()
 
     def run(self) -> object:
-        """Call `Workload.run`; keep and return its outputs. Replays of a captured graph overwrite the kept outputs."""
+        """Call `Workload.run`; keep and return its outputs, which graph replays overwrite."""
         self._outputs = None  # freed first: the timed call must not hold its outputs twice
         self._outputs = self._workload.run()
         return self._outputs
 
     def before_sample(self) -> None:
-        """Check the outputs and refill the inputs, unless the last refill was less than `RENEW_EVERY_S` ago."""
+        """Check the outputs and refill the inputs, at most once in `RENEW_EVERY_S` seconds."""
         now = time.monotonic()
         if self._workload.inputs and now >= self._next_at:
             if self._ran:
-                self._look()
+                self._check_outputs()
             self._renew()
             wait_for(self._workload.device)
             self._ran = True
             self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
 
     def checked_call(self, clock: Clock) -> Checks:
-        """Run the timed call on fresh inputs, with outputs set to NaN before; return the checks of all calls so far.
+        """Run the timed call on fresh inputs, outputs set to NaN; return the checks so far.
 
         clock: the clock that timed `run`.
         If the work depends on earlier tokens, a second call keeps only the recent tokens and gets new earlier ones.
         The outputs of the second call must differ from those of the first, however little.
         """
         if self._ran:
-            self._look()
+            self._check_outputs()
         self._renew()
         checked = self._compared_call(clock, "outputs_unchanged_by_new_inputs")
         has_past = any(each.token_axis is not None for each in self._workload.inputs.values())
@@ -127,7 +127,7 @@ class Inspector:
         memory, return (None, `Checks` with a note).
         """
         if self._workload.timed_check is None:
-            return None, Checks([], "the outputs of the timed calls were compared with nothing")
+            return None, Checks([], "the outputs of the timed calls were not compared with a reference")
         try:
             compare = self._workload.timed_check(self._chance)
         except Exception as error:
@@ -145,8 +145,8 @@ class Inspector:
     def _rows_of_inputs(self) -> dict[str, Any]:
         return {name: _rows(each.tensor, each.batch_axis) for name, each in self._workload.inputs.items()}
 
-    def _look(self) -> None:
-        """Check that outputs are finite and changed since the last refill, and that the work did not change its inputs.
+    def _check_outputs(self) -> None:
+        """Check that outputs are finite and new since the last refill, and inputs unchanged.
 
         Outputs must be finite, because a GPU needs less power and time for NaN and infinity.
         """
@@ -158,7 +158,7 @@ class Inspector:
             self._miss("inputs_changed_by_the_work")
 
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
-        """Check that the outputs of each sequence changed, unless its inputs and its past are the same as before.
+        """Check that each sequence's outputs changed, unless its inputs and past are the same.
 
         name: name of the check if it fails. past_renewed: whether every sequence got another past.
         Inputs are compared, because a refill can give a sequence the same tokens by chance. Integer outputs count only
@@ -189,7 +189,7 @@ class Inspector:
 
 
 def unless_out_of_memory(compare: Callable[[], Checks]) -> Checks:
-    """Return the result of `compare`. If memory does not suffice, return no checks, but the note `NO_ROOM`."""
+    """Return the result of `compare`, or the note `NO_ROOM` if memory does not suffice."""
     try:
         return compare()
     except Exception as error:
@@ -199,7 +199,7 @@ def unless_out_of_memory(compare: Callable[[], Checks]) -> Checks:
 
 
 def _worse(checked: Checks) -> Checks:
-    """Return one check per name: the first failed check, or if none failed, the check nearest to its limit."""
+    """Return one check per name: the first failed one, or the one nearest to its limit."""
     worst: dict[str, Check] = {}
     for check in checked.checks:
         other = worst.setdefault(check.name, check)
@@ -218,7 +218,7 @@ def tensors_of(outputs: Any) -> Iterator[Any]:
 
 
 def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
-    """Yield a failed check if the workload's number of tokens or units of work differs from the case's.
+    """Yield a failed check for each count (tokens, units of work) that differs from the case.
 
     A wrong number would make the time per token wrong. An engine's generate step has one token for each sequence that
     ran at once, which can be fewer than the batch.
@@ -257,7 +257,7 @@ def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check
 
 
 def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check]:
-    """Return a failed check if the shortest sample takes less than half of the roofline bound, otherwise []."""
+    """Return a failed check if a sample is shorter than half the roofline bound, or []."""
     least_ms = lower_bound_ms(workload.metrics.get("flops"), workload.metrics.get("bytes"), workload.metrics)
     shortest = min(samples_ms)
     if not least_ms or shortest >= _BELOW_BOUND * least_ms:
@@ -272,21 +272,21 @@ def fill(given: Input, seed: int, early_only: bool = False) -> None:
     """
     import torch
 
-    chance, tensor = torch.Generator(given.tensor.device).manual_seed(seed), given.tensor
+    rng, tensor = torch.Generator(given.tensor.device).manual_seed(seed), given.tensor
     if early_only:
         tokens = 0 if given.token_axis is None else tensor.shape[given.token_axis]
         tensor = tensor.narrow(given.token_axis or 0, 0, tokens - min(_RECENT, tokens // 2))
     with torch.inference_mode(tensor.is_inference()):
         if given.fill == "normal":
-            tensor.normal_(0.0, given.scale, generator=chance)
+            tensor.normal_(0.0, given.scale, generator=rng)
         elif given.fill == "uniform":
-            tensor.uniform_(0.0, given.scale, generator=chance)
+            tensor.uniform_(0.0, given.scale, generator=rng)
         else:
-            tensor.random_(0, int(given.scale), generator=chance)
+            tensor.random_(0, int(given.scale), generator=rng)
 
 
 def _finite(outputs: Any) -> Iterator[Check]:
-    """Yield a check that all floating outputs are finite. An element that the call did not write is still NaN."""
+    """Yield a check that floating outputs are finite: unwritten elements are still NaN."""
     floating = [each for each in tensors_of(outputs) if each.is_floating_point()]
     if floating:
         lost = sum(int((~chunk.isfinite()).sum()) for each in floating for chunk in each.reshape(-1).split(1 << 26))

@@ -1,4 +1,4 @@
-"""Distribution-free confidence interval of the median, within one process and over processes."""
+"""Distribution-free interval of the median, within one process and over processes."""
 
 import math
 import sys
@@ -52,8 +52,9 @@ def independent_samples(samples: Sequence[float]) -> int:
 
 
 def _worth_by_ranks(samples: Sequence[float]) -> int:
-    """Return the effective sample size n (1 - r) / (1 + r) for the correlation r of the ranks of successive samples.
+    """Return the effective sample size n (1 - r) / (1 + r).
 
+    r: the correlation of the ranks of successive samples.
     r is corrected for the bias of a correlation about the samples' own mean (Marriott and Pope, Biometrika 41, 1954).
     If r is small enough to be chance, the result is n.
     """
@@ -102,7 +103,7 @@ def _worth_by_signs(samples: Sequence[float]) -> int:
 
 
 def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return (median, low, high) over processes: the median of the processes' medians and its 95% interval.
+    """Return (median, low, high): the processes' median and its 95% interval.
 
     processes: the samples of each process, in order of time.
     The interval is Student's for the mean of the logarithms of the medians, widened to contain each process's own
@@ -126,8 +127,9 @@ def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float
 
 @lru_cache(maxsize=4096)
 def _lower_rank(count: int) -> int:
-    """Return the largest rank r for which the interval from the r-th smallest to the r-th largest reaches `CONFIDENCE`.
+    """Return the largest rank r whose interval of ranks reaches `CONFIDENCE`.
 
+    The interval is from the r-th smallest to the r-th largest sample.
     count: number of independent samples. Ranks count from 1, which is also the result if no rank suffices.
     """
     below, rank = 0.0, 0

@@ -1,4 +1,4 @@
-"""Run one case in this process: build, check, warm up, time, check the timed call, and make the record."""
+"""Run one case in this process: build, check, warm up, time, check the timed call."""
 
 import secrets
 import time
@@ -112,7 +112,7 @@ class CaseRun:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        """Time the block as the stage `name`, even if the block raises. The time of nested stages is subtracted."""
+        """Time the block as the stage `name`, even if it raises; nested stages are subtracted."""
         start, outer_s = time.monotonic(), self._inner_s
         self._inner_s = 0.0
         try:
@@ -130,7 +130,7 @@ class CaseRun:
                     raise TypeError(f"{type(system).__name__}.build returned {workload!r:.60}, which is no Workload")
             self._owns_process = workload.engine_samples is not None
         except Skip as skip:
-            return self._end("skipped", sentence(str(skip)) or "the system does not say why")
+            return self._end("skipped", sentence(str(skip)) or "the system gave no reason")
         except NeedsFreshProcess:
             raise
         except (Exception, SystemExit) as error:
@@ -164,7 +164,7 @@ class CaseRun:
         return self._accepts(checked)
 
     def _accepts(self, checked: Checks) -> bool:
-        """Add checks to the earlier checks of the case. If one failed, end the case with the status "incorrect".
+        """Add checks to the case's earlier ones; if one failed, the case ends as "incorrect".
 
         Return whether the case goes on.
         """
@@ -196,7 +196,7 @@ class CaseRun:
         return False
 
     def _verify(self, workload: Workload) -> None:
-        """Check the case at its own batch and length, without timing. Calls are eager, also for timing "graph"."""
+        """Check the case at its own batch and length, eagerly and without timing."""
         if workload.check is None and workload.timed_check is None:
             return self._end("skipped", NO_REFERENCE)
         if not self._accepts(Checks(list(claim_checks(self.case, workload)))) or workload.timed_check is None:
@@ -207,21 +207,21 @@ class CaseRun:
             self._accepts(_check_engine(workload))
         else:
             clock = CpuClock() if workload.device == "cpu" else CudaEventClock()
-            inspector = Inspector(self.case, workload)
-            clock.prepare(inspector.run)
-            self._accepts(inspector.checked_call(clock))
+            checker = CallChecker(self.case, workload)
+            clock.prepare(checker.run)
+            self._accepts(checker.checked_call(clock))
         return None
 
     def _measure(self, workload: Workload, gpu: Gpu | None) -> None:
         clock = clock_for(self.case, workload)
-        inspector = Inspector(self.case, workload, partial(self._stage, "reference"))
+        checker = CallChecker(self.case, workload, partial(self._stage, "reference"))
         metered = gpu if self.case.l2 == "warm" else None  # flushing the cache draws energy of its own
         policy = self.policy
         if metered and workload.engine_samples is None:  # the energy counter needs that long
             policy = replace(policy, budget_s=max(policy.budget_s, LASTS_S))
         self._settings = workload.settings | sampling_settings(clock, policy)
         energy = EnergyMeter(metered)
-        timing = self._timed(workload, clock, gpu, policy, energy, inspector)
+        timing = self._timed(workload, clock, gpu, policy, energy, checker)
         self._after = _machine_after(workload, gpu)  # before the GPU is idle or checks the outputs
         self._peak_bytes = peak_bytes(workload.device) - clock.own_bytes
         self._timing, self._calls = timing, clock.launches * workload.units
@@ -230,7 +230,7 @@ class CaseRun:
         sampled_s = sum(timing.samples_ms) * self._calls / 1e3
         self._metrics |= energy.per_token(len(timing.samples_ms) * self._calls * workload.tokens, sampled_s)
         with self._stage("check"):
-            self._accepts(self._checked(workload, clock, inspector, timing))
+            self._accepts(self._checked(workload, clock, checker, timing))
 
     def _timed(
         self,
@@ -239,7 +239,7 @@ class CaseRun:
         gpu: Gpu | None,
         policy: Policy,
         energy: EnergyMeter,
-        inspector: Inspector,
+        checker: CallChecker,
     ) -> Timing:
         """Warm up and sample the workload; return samples in milliseconds per unit of work.
 
@@ -247,7 +247,7 @@ class CaseRun:
         """
         throttled = gpu.throttled if gpu else never_throttled
         forget = gpu.forget if gpu else lambda: None  # a record's throttle reasons are those of its samples
-        with nvtx_range(range_name(self.case.phase)):
+        with nvtx_range(self.case.phase):
             if workload.engine_samples is not None:
                 batches = iter(workload.engine_samples(policy))
                 with self._stage("warm_up"):
@@ -256,26 +256,26 @@ class CaseRun:
                 with self._stage("sample"), energy:
                     return take_engine_samples(batches, policy, throttled)
             with self._stage("warm_up"):
-                clock.prepare(inspector.run)
-                inspector.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests
+                clock.prepare(checker.run)
+                checker.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests
                 warm_up(clock, policy, throttled)
             forget()
             with self._stage("sample"), energy:
                 least_s = LASTS_S if gpu and self.case.l2 == "warm" else LEAST_S
-                timing = take_samples(clock, policy, throttled, inspector.before_sample, least_s)
+                timing = take_samples(clock, policy, throttled, checker.before_sample, least_s)
         timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
         return timing
 
-    def _checked(self, workload: Workload, clock: Clock, inspector: Inspector, timing: Timing) -> Checks:
-        """Return the checks after timing: outputs against the reference, and times against the roofline bound."""
+    def _checked(self, workload: Workload, clock: Clock, checker: CallChecker, timing: Timing) -> Checks:
+        """Return the checks after timing: outputs against the reference, times against the bound."""
         bound = lower_bound_check(workload, timing.samples_ms)
         if workload.engine_samples is None:
-            checked = inspector.checked_call(clock)
+            checked = checker.checked_call(clock)
         elif workload.timed_check:
             with self._stage("reference"):
                 checked = unless_out_of_memory(lambda: _check_engine(workload))
         else:
-            checked = Checks([], "what the engine answered was compared with nothing")
+            checked = Checks([], "the engine's answers were not compared with a reference")
         return checked + Checks([*claim_checks(self.case, workload), *bound])
 
     def _end(self, status: str, reason: str) -> None:
@@ -309,7 +309,7 @@ def clock_for(case: Case, workload: Workload) -> Clock:
 
 
 def sampling_settings(clock: Clock, policy: Policy) -> dict[str, str]:
-    """Return the limits of sampling and warm-up as settings of the record: budget_s, min_samples and warmup_s."""
+    """Return the record's settings of sampling: budget_s, min_samples and warmup_s."""
     allowed: dict[str, float] = {
         "budget_s": policy.budget_s,
         "min_samples": policy.min_samples,

@@ -1,4 +1,4 @@
-"""Query the GPU through NVML: constant properties, clocks, throttling, temperature and energy."""
+"""Query the GPU through NVML: properties, clocks, throttling, temperature and energy."""
 
 import hashlib
 import math
@@ -26,7 +26,7 @@ THERMAL = frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"})
 
 
 class Gpu:
-    """One GPU, queried through NVML. A value that the driver does not report is None, never an error."""
+    """One GPU, queried through NVML; a value that the driver lacks is None, not an error."""
 
     def __init__(self, pynvml: Any, handle: Any) -> None:
         self._nvml = pynvml
@@ -55,7 +55,7 @@ class Gpu:
         }
 
     def readings(self) -> dict[str, Any]:
-        """Return current readings by name: clocks in MHz, temperature in °C, power in W, and throttle_reasons."""
+        """Return readings by name: MHz of clocks, °C, power in W, and throttle_reasons."""
         return {
             "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
             "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
@@ -65,14 +65,14 @@ class Gpu:
         }
 
     def throttle_reasons(self) -> list[str]:
-        """Return the names of the current reasons for throttling, such as sw_power_cap; [] if there are none."""
+        """Return the current reasons for throttling, such as sw_power_cap."""
         bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
         if bits is None:
             bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")  # drivers before 535
         return [name for bit, name in _THROTTLE.items() if (bits or 0) & bit]
 
     def throttled(self) -> bool:
-        """Return whether the GPU is throttled. The driver is queried at most every `ASKED_EVERY_S` seconds.
+        """Whether the GPU is throttled; queries the driver once in `ASKED_EVERY_S` seconds.
 
         Also collect the reasons in `slowed_by`, and the highest temperature of a thermal slowdown in `hottest_c`.
         """
@@ -92,7 +92,7 @@ class Gpu:
         self._ask_at = -math.inf
 
     def energy_j(self) -> float | None:
-        """Return the energy in joules that the GPU has used since the driver was loaded; None if unknown."""
+        """Return the joules that the GPU has used since its driver was loaded; None if unknown."""
         return self._thousandth("nvmlDeviceGetTotalEnergyConsumption")
 
     def _celsius(self) -> int | None:
@@ -174,8 +174,9 @@ def _by_uuid(pynvml: Any, name: str) -> Any:
 
 
 def _uuid_in_use() -> str:
-    """Return the UUID of torch's current device, usually without the prefix "GPU-"; "" if torch does not use CUDA.
+    """Return the UUID of torch's current device; "" if torch does not use CUDA.
 
+    The prefix "GPU-" is usually missing.
     The index of the device would not do, because torch and NVML can number GPUs differently.
     """
     torch = sys.modules.get("torch")
@@ -196,7 +197,7 @@ def _text(value: Any) -> str:
 
 
 def is_hot(environment: Mapping[str, Any]) -> bool:
-    """Return whether the GPU was thermally throttled during a case. environment: of the case's record."""
+    """Whether the GPU was thermally throttled during the case of this environment."""
     reasons = _reading(environment, "throttle_reasons")
     return isinstance(reasons, list) and any(name in THERMAL for name in reasons if isinstance(name, str))
 
@@ -212,7 +213,7 @@ def heat_note(environment: Mapping[str, Any]) -> str:
 
 
 def _reading(environment: Mapping[str, Any], name: str) -> Any:
-    """Return the GPU reading `name` after the case from a record's environment; None if there is none."""
+    """Return the GPU reading `name` after the case of this environment; None if missing."""
     return ((environment.get("gpu") or {}).get("after") or {}).get(name)
 
 
@@ -224,7 +225,7 @@ FILLS = 0.9  # share of the block that samples must fill
 
 
 class EnergyMeter:
-    """Context manager that measures the energy per token of the work in its block. Without a GPU, it measures nothing.
+    """Context manager that measures energy per token in its block; nothing without a GPU.
 
     The driver refreshes its energy counter about ten times a second. Reads at both ends of a block of one second would
     be up to 10% off. A thread therefore watches for refreshes. Mean power is the energy from the first refresh to the
@@ -250,8 +251,9 @@ class EnergyMeter:
             self._thread.join()
 
     def per_token(self, tokens: int, seconds: float) -> dict[str, float | None]:
-        """Return the metric `energy_j_per_token`, mean power times the time per token; {} if it would be unreliable.
+        """Return the metric `energy_j_per_token`, or {} if it would be unreliable.
 
+        It is mean power times the time per token.
         tokens, seconds: of all samples together. The samples must fill nine tenths of the block's time. The steps of an
         engine that reads prompts in between do not.
         """

@@ -19,8 +19,9 @@ _OUT_OF_MEMORY = (
 
 
 def forget_peak(device: str) -> None:
-    """Reset the peak that `peak_bytes` reports to the memory that is allocated now. device: "cuda" or "cpu".
+    """Reset the peak of `peak_bytes` to the memory now allocated.
 
+    device: "cuda" or "cpu".
     Some systems forbid a reset on the CPU. A larger case earlier in this process then hides the peak of a later case.
     """
     if device == "cuda":
@@ -55,7 +56,7 @@ def peak_bytes(device: str) -> int:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an exception, or one of its causes, reports that host or device memory is exhausted."""
+    """Whether an exception or one of its causes reports exhausted host or device memory."""
     for _ in range(20):  # causes may form a loop
         if error is None:
             return False

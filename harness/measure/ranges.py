@@ -1,4 +1,4 @@
-"""Ranges for profilers: named NVTX ranges around parts of the work, and the part that a profiler captures."""
+"""Ranges for profilers: named NVTX ranges, and the part that a profiler captures."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -35,19 +35,14 @@ def is_layer(name: str) -> bool:
     return word == "layer" and index.isdecimal()
 
 
-def range_name(phase: str) -> str:
-    """Return the name of a phase's outermost range: `prefill` for the phase "forward", otherwise the phase itself."""
-    return "prefill" if phase == "forward" else phase
-
-
 def range_names(phase: str) -> tuple[str, ...]:
-    """Return the names of a phase's ranges, the outermost first. A request contains `prefill` and `generate`."""
-    return (range_name(phase), "prefill", "generate") if phase == "request" else (range_name(phase),)
+    """Return the names of a phase's ranges, outermost first."""
+    return ("request", "forward", "generate") if phase == "request" else (phase,)
 
 
 @contextmanager
 def recorded(on: bool = True) -> Iterator[None]:
-    """Make each `nvtx_range` in the block a range of PyTorch's profiler too if `on`; otherwise none of them."""
+    """If `on`, make each `nvtx_range` in the block a range of PyTorch's profiler too."""
     before, _Recording.on = _Recording.on, on
     try:
         yield
@@ -66,7 +61,7 @@ def on_range(entered: Callable[[str], object]) -> Iterator[None]:
 
 
 def is_recorded() -> bool:
-    """Return whether each `nvtx_range` is also a range of PyTorch's profiler, as set by `recorded`."""
+    """Whether `recorded` makes each `nvtx_range` a range of PyTorch's profiler too."""
     return _Recording.on
 
 
@@ -99,7 +94,7 @@ def _nvtx(name: str) -> Iterator[None]:
 
 @contextmanager
 def profiler_range(device: str) -> Iterator[None]:
-    """Run the block between cudaProfilerStart and cudaProfilerStop, the part that Nsight tools capture.
+    """Run the block between cudaProfilerStart and cudaProfilerStop, for Nsight tools.
 
     device: "cuda", or "cpu" to run only the block.
     """

@@ -1,4 +1,4 @@
-"""Interface between the harness and a system's adapter, which builds a workload for each case."""
+"""Interface of systems' adapters, which build a workload for each case."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,16 +15,16 @@ REPLAYED = "replayed from a graph"  # `settings["prompt"]` of a request that rep
 
 
 class Skip(Exception):
-    """Raised by `SystemAdapter.build` for a case that the system cannot run. The message gives the reason."""
+    """Raised by `SystemAdapter.build` if the system cannot run the case, with the reason."""
 
 
 class NeedsFreshProcess(Exception):
-    """Raised by `SystemAdapter.build` if the case needs a new process, as an engine holds this process's memory."""
+    """Raised by `SystemAdapter.build` if the case needs a fresh process, as for a new engine."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor that `Workload.run` reads. The harness refills the tensor in place with random values.
+    """A tensor that `Workload.run` reads, refilled in place by the harness.
 
     fill: "normal" (standard deviation `scale`), "uniform" (0 to `scale`) or "tokens" (integers below `scale`).
     batch_axis, token_axis: the axes of sequences and of tokens; None if the tensor has no such axis.
@@ -94,7 +94,7 @@ class Workload:
 
 
 class SystemAdapter(Protocol):
-    """Adapter of a system: prepares the system's work for the harness. One instance serves all cases of a worker.
+    """Adapter of a system to the harness; one instance serves all cases of a worker.
 
     packages: distributions, in addition to torch, whose versions affect the system's speed and are recorded.
     """

@@ -1,4 +1,4 @@
-"""Time a callable: warm up until samples agree, then sample until the median is known or the budget ends."""
+"""Time a callable: warm up, then sample until the median is known or the budget ends."""
 
 import math
 import time
@@ -40,7 +40,7 @@ class Timing:
 
 
 class Clock(Protocol):
-    """Interface of a clock that times one callable: `prepare` gets the callable, and `sample` times it.
+    """A clock that times one callable: `prepare` gets the callable, `sample` times it.
 
     own_bytes: device memory that the clock itself allocates. launches: calls per sample.
     wakes_s: seconds of load until an idle device runs at a steady speed. settles_s: the same for a throttled device.
@@ -56,7 +56,7 @@ class Clock(Protocol):
     replays: bool
 
     def prepare(self, run: Callable[[], object]) -> None:
-        """Compile `run` and choose the number of calls per sample; a clock that replays also captures these calls."""
+        """Compile `run` and choose the calls per sample; a clock that replays captures them."""
 
     def sample(self) -> float:
         """Take one sample; return the milliseconds per call, the mean over its `launches` calls."""
@@ -105,7 +105,7 @@ def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bo
 
 
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
-    """Sample until samples agree and the device's clock rates have settled; return the warm-up's samples.
+    """Sample until samples and the device's clock rates are steady; return the samples.
 
     throttled: returns whether the device is throttled, which makes the warm-up longer.
     """
@@ -124,7 +124,10 @@ def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_
 
 
 def least_warmup_s(clock: Clock, policy: Policy, limited: bool) -> float:
-    """Return the minimum duration of the warm-up in seconds. limited: whether the device is throttled under load."""
+    """Return the minimum duration of the warm-up in seconds.
+
+    limited: whether the device is throttled under load.
+    """
     return min(_most_warmup_s(policy), max(WARMUP_S, clock.settles_s if limited else clock.wakes_s))
 
 
@@ -169,7 +172,7 @@ def warm_up_engine(
     clock: Clock,
     throttled: Callable[[], bool] = never_throttled,
 ) -> None:
-    """Run batches of a system that times itself, at least one, until the minimum duration of the warm-up is over.
+    """Run batches of a system that times itself, until the minimum warm-up is over.
 
     batches_ms: yields a list of milliseconds for each batch. The first batch also compiles.
     """
@@ -183,7 +186,7 @@ def warm_up_engine(
 def take_engine_samples(
     batches_ms: Iterable[Sequence[float]], policy: Policy, throttled: Callable[[], bool] = never_throttled
 ) -> Timing:
-    """Return the samples of a system that times itself, taken until `stop_reason` ends sampling or the batches end.
+    """Return samples of a system that times itself, until `stop_reason` or the last batch.
 
     batches_ms: yields a list of milliseconds for each batch. Every list is used whole, because the first steps after a
         prompt differ from later ones. Steps of a batch are correlated, so a narrow interval can end sampling only from
@@ -201,7 +204,7 @@ def take_engine_samples(
         if timing.stop:
             break
     if not timing.samples_ms:
-        raise ValueError("the engine handed back no samples")
+        raise ValueError("the engine returned no samples")
     timing.stop = timing.stop or "count"
     return timing
 

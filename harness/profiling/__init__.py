@@ -1,1 +1,1 @@
-"""Profile cases of a run, or a block of any script, with Nsight Systems, Nsight Compute or Kineto."""
+"""Profile cases of a run, or a block of any script, with Nsight tools or Kineto."""

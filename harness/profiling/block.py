@@ -12,14 +12,14 @@ from harness.schema.profile import ProfileError, Region
 
 
 class Profiled:
-    """Result of `profiled`. The attribute `region`, the kernels and times, exists once the block has ended."""
+    """Result of `profiled`; its `region`, kernels and times, exists once the block ended."""
 
     region: Region
 
 
 @contextmanager
 def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -> Iterator[Profiled]:
-    """Profile the block. Each `harness.measure.ranges.nvtx_range` inside the block becomes a range of the result.
+    """Profile the block; each `nvtx_range` in the block becomes a range of the result.
 
         from harness.profiling.block import profiled
         from reports.profiles.words import sentences
@@ -46,7 +46,7 @@ def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -
     if keep is not None and (not str(keep).endswith(".json.gz") or not Path(keep).parent.is_dir()):
         raise ValueError(f"keep {str(keep)!r}: must end in .json.gz, in an existing folder")
     if is_recorded():
-        raise ProfileError("a profiled block lies in another one: torch.profiler cannot record both")
+        raise ProfileError("`profiled` inside another `profiled` block: torch.profiler records one at a time")
     wait_for(device)
     found = Profiled()
     with kineto.recording(device, with_ranges=True, keep=Path(keep) if keep else None) as recorded:

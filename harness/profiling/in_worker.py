@@ -1,4 +1,4 @@
-"""Run one case under a profiler, inside the worker: one call with ranges, then the timed runs without ranges."""
+"""Run one case under a profiler in the worker: a call with ranges, then timed runs."""
 
 import math
 import sys
@@ -18,7 +18,6 @@ from harness.measure.ranges import (
     nvtx_range,
     on_range,
     profiler_range,
-    range_name,
     recorded,
 )
 from harness.measure.system import Workload
@@ -98,14 +97,14 @@ def profile(
 
 
 class _Work:
-    """Runs a case's calls for a profiler. One run consists of the calls of one sample, or of one batch of an engine."""
+    """Runs a case's calls for a profiler, one sample or one engine batch at a time."""
 
     def __init__(self, case: Case, workload: Workload, throttled: Callable[[], bool] = never_throttled) -> None:
         self.case, self.workload, self.throttled = case, workload, throttled
         self.device = workload.device
         self.is_engine = workload.engine_samples is not None
         if self.is_engine and workload.engine_batch is None:
-            raise ProfileError("the system times itself and has no batch for a profiler (Workload.engine_batch)")
+            raise ProfileError("the system times itself; a profiler then needs Workload.engine_batch")
         # For an engine's generate steps, the batch up to them is the lead-in, and a single region holds them.
         self.is_part = self.is_engine and case.phase == "generate"
         self.units = workload.units
@@ -161,13 +160,13 @@ class _Work:
             self.call_us, self.alone_us = call_us, call_us * self.calls
 
     def timed(self) -> Callable[[], object]:
-        """Return a function that does one run in the same way as a measurement: for timing "graph", a replay."""
+        """Return a function that does one run as a measurement does: a replay for "graph"."""
         if self.is_engine:
             return lambda: self._once(self._on_the_hosts_clock())
         return self.clock.launch if self.clock else self.workload.run
 
     def load(self, run: Callable[[], object]) -> None:
-        """Call `run` until the GPU's clock rates have settled; choose the numbers of lead-in and of profiled runs.
+        """Call `run` until clock rates settle; choose how many lead-in and profiled runs.
 
         Lead-in runs settle the clock rates again after the GPU was idle while the profiler was turned on.
         """
@@ -214,7 +213,7 @@ class _Work:
 
         @contextmanager
         def inside() -> Iterator[None]:
-            with region as found, nvtx_range(range_name(self.case.phase)):
+            with region as found, nvtx_range(self.case.phase):
                 entered.append(found)
                 with self._on_the_hosts_clock():
                     yield
@@ -277,7 +276,7 @@ def _counted(work: _Work) -> None:
 
 
 def _captured(work: _Work) -> dict[str, Any]:
-    """Run one call with ranges, then the timed runs, in the `profiler_range` that Nsight Systems captures.
+    """Run one call with ranges, then the timed runs, while Nsight Systems captures.
 
     Return "seen", the fields of a `Runs`, and "apart": whether the timed runs came after the call with ranges. For the
     generate steps of an engine, one part of a batch is both.
@@ -299,6 +298,6 @@ def _captured(work: _Work) -> dict[str, Any]:
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a profile's fields, with kernels, ranges and timeline converted from dataclasses to JSON values."""
+    """Return a profile's fields as JSON values: kernels, ranges and timeline."""
     parts = {name: [asdict(each) for each in found[name]] for name in ("kernels", "ranges")}
     return {**found, **parts, "timeline": asdict(found["timeline"])}

@@ -24,7 +24,7 @@ from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import Pool
-from harness.workers.process import HERE, Launch, Limits, Place, PlaceLost, Stopped, WorkerProcess
+from harness.workers.process import DEFAULT_SLOT, GpuLost, GpuSlot, Launch, Limits, Stopped, WorkerProcess
 from harness.workers.scheduler import LOST, signals_raise
 
 TIMES, RATIOS = "times", "ratios"  # stages of a profile
@@ -60,8 +60,8 @@ class Profiler:
     resume: bool = False
     retry_failed: bool = False
 
-    def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = (HERE,)) -> list[Profile]:
-        """Profile the cases of `jobs` and return their profiles. Each job runs on the next free GPU slot of `places`.
+    def jobs(self, jobs: Sequence[Job], slots: Sequence[GpuSlot] = (DEFAULT_SLOT,)) -> list[Profile]:
+        """Profile the jobs' cases, each job on the next free GPU slot; return the profiles.
 
         All cases are timed before counters start, because Nsight Compute delays launches on the machine's other GPUs.
         Raises RunError if no GPU answers any more.
@@ -69,13 +69,13 @@ class Profiler:
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
             found: list[dict[str, Profile]] = [{} for _ in jobs]  # by case key
-            self._each(jobs, places, lambda number, at: at.times(found[number]))
+            self._each(jobs, slots, lambda number, at: at.times(found[number]))
             if self.tools.ratios:
-                self._each(jobs, places, lambda number, at: at.ratios(found[number]))
+                self._each(jobs, slots, lambda number, at: at.ratios(found[number]))
             return [profile for profiles in found for profile in profiles.values()]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
-        """Return the cases of a job to profile: all cases, or with `resume`, those without a finished profile."""
+        """Return a job's cases to profile: all, or with `resume` the unfinished ones."""
         if not self.resume:
             return job.cases
         return tuple(each for each in job.cases if not self._is_finished(self.earlier(each)))
@@ -95,17 +95,17 @@ class Profiler:
         return not self.retry_failed
 
     def has_ratios(self, found: Profile) -> bool:
-        """Return whether a profile has counters, or is without because counting failed and should not be retried."""
+        """Whether a profile has counters, or lacks them for a reason that will not change."""
         counted = any(kernel.counters for kernel in found.kernels)
         return RATIOS in found.stages_s and (counted or not self.resume or not self.retry_failed)
 
-    def _each(self, jobs: Sequence[Job], places: Sequence[Place], do: Callable[[int, "JobProfiler"], None]) -> None:
+    def _each(self, jobs: Sequence[Job], slots: Sequence[GpuSlot], do: Callable[[int, "JobProfiler"], None]) -> None:
         """Call `do(number, profiler)` for each job on the next free GPU slot.
 
         number: index of the job in `jobs`. profiler: a new `JobProfiler` for the job and the slot.
         If a job gives up a profiler, later jobs try it again, unless it fails for every case on this machine.
         """
-        pool = Pool(self.run.folder, places, self.say)
+        pool = Pool(self.run.folder, slots, self.say)
 
         def at(number: int, place: Place) -> None:
             do(number, JobProfiler(self, jobs[number], place, pool.stop.is_set))
@@ -114,7 +114,7 @@ class Profiler:
 
 
 class JobProfiler:
-    """Profiles the cases of one job on one GPU slot, with the options of the `Profiler` `asked`.
+    """Profiles the cases of one job on one GPU slot, with the options of `profiler`.
 
     stopped: returns whether the run should end; called while a worker works.
     tools: the profilers that this job still uses.
@@ -133,14 +133,14 @@ class JobProfiler:
         With `Profiler.resume`, the times of earlier calls are kept. Cases share workers as in `by_worker`.
         """
         missing: list[Planned] = []
-        for planned in self.asked.pending(self.job):
-            earlier = self.asked.earlier(planned) if self.asked.resume else None
+        for planned in self.profiler.pending(self.job):
+            earlier = self.profiler.earlier(planned) if self.profiler.resume else None
             if earlier is not None and earlier.status == "ok":
                 found.setdefault(planned.case.key, earlier)
             elif planned.case.key not in found:
                 missing.append(planned)
         for cases in by_worker(missing):
-            with WorkerProcess(self.launch, self.asked.limits.start_s, self.stopped) as worker:
+            with WorkerProcess(self.launch, self.profiler.limits.start_s, self.stopped) as worker:
                 alone = self._alone(worker, cases)
                 for planned in cases:
                     before = alone.get(planned.case.key, _Alone())
@@ -151,9 +151,9 @@ class JobProfiler:
 
         If Nsight Compute is given up, the `stages_s` of a profile lacks "ratios", so that a resumed run counts again.
         """
-        launch = replace(self.launch, env={**self.launch.env, **_lock_of(self.place)})
+        launch = replace(self.launch, env={**self.launch.env, **_lock_of(self.slot)})
         for key, profile in found.items():
-            if profile.status != "ok" or self.asked.has_ratios(profile):
+            if profile.status != "ok" or self.profiler.has_ratios(profile):
                 continue
             profile = replace(profile, notes=tuple(note for note in profile.notes if not note.startswith(NOT_COUNTED)))
             if self.tools.ratios:
@@ -162,22 +162,22 @@ class JobProfiler:
                 found[key] = _took(profile, RATIOS, start) if self.tools.ratios else profile
             else:
                 found[key] = replace(profile, notes=(*profile.notes, GIVEN_UP))
-            write_profile(self.asked.run.folder, found[key])
-            self.asked.on_profile(found[key])
+            write_profile(self.profiler.run.folder, found[key])
+            self.profiler.on_profile(found[key])
 
     def _alone(self, worker: WorkerProcess, cases: Sequence[Planned]) -> dict[str, "_Alone"]:
         """Return times without a profiler by case key; {} if they are not needed.
 
         They are taken before the first case is profiled, because Kineto delays all launches after it has recorded.
         """
-        asked = [planned for planned in cases if not self.asked.skip(planned)]
-        if self.tools.times != "kineto" or len(asked) < 2:
+        timed = [planned for planned in cases if not self.profiler.skip(planned)]
+        if self.tools.times != "kineto" or len(timed) < 2:
             return {}
         if worker.ready().environment.get("device_kind") != "cuda":
             return {}
-        self.asked.say(f"{self.job.name}: {len(asked)} cases are timed before the first is profiled")
+        self.profiler.say(f"{self.job.name}: {len(timed)} cases are timed before the first is profiled")
         found: dict[str, _Alone] = {}
-        for planned in asked:
+        for planned in timed:
             start = time.monotonic()
             try:
                 call_us, lost = self.under_profiler.alone(worker, planned), None
@@ -188,13 +188,13 @@ class JobProfiler:
         return found
 
     def _with_times(self, worker: WorkerProcess, planned: Planned, before: "_Alone") -> Profile:
-        """Profile the times of a case, write the profile to the run's folder, and return the profile.
+        """Profile a case's times, write the profile to the run's folder, and return it.
 
         before: time of the case without a profiler, if known.
         """
         start, started_at = time.monotonic() - before.took_s, datetime.now(UTC).isoformat(timespec="seconds")
         record = None
-        if reason := self.asked.skip(planned):
+        if reason := self.profiler.skip(planned):
             profile = Profile(case=planned.case, status="skipped", reason=reason, started_at=started_at)
         else:
             try:
@@ -211,16 +211,16 @@ class JobProfiler:
         profile = _took(profile, TIMES, start)
         self._keep(profile, record)
         if profile.status == "ok" and self.tools.ratios:
-            self.asked.on_times(profile)
+            self.profiler.on_times(profile)
         else:
-            self.asked.on_profile(profile)
+            self.profiler.on_profile(profile)
         return profile
 
     def _keep(self, profile: Profile, record: Record | None) -> None:
-        run = self.asked.run
+        run = self.profiler.run
         write_profile(run.folder, profile)
         if run.mode == "profile":  # a run that measures keeps its own records
-            environment = snapshot(visible=self.place.env.get(GPU_VARIABLE))
+            environment = snapshot(visible=self.slot.env.get(GPU_VARIABLE))
             record = record or Record(
                 profile.case,
                 profile.status,
@@ -251,9 +251,9 @@ class JobProfiler:
             return found | {"notes": [why, *found["notes"]]}, record
 
     def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
-        """Count the case with Nsight Compute; return the profile with counters, or with a note why there are none."""
+        """Count with Nsight Compute; return the profile with counters, or a note why not."""
         planned = Planned(profile.case)
-        stand_in = self.asked.stand_in(planned)
+        stand_in = self.profiler.stand_in(planned)
         try:
             try:
                 counters, command = self.under_profiler.by_ncu(launch, profile.case, stand_in)
@@ -287,7 +287,7 @@ class JobProfiler:
         part: what the profiler gives.
         """
         why = sentence(_advised(error))
-        self.asked.say(why)
+        self.profiler.say(why)
         if isinstance(error, ToolLost) and error.lasting:
             self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
             self.asked.tools = self.tools if error.everywhere else self.asked.tools
@@ -308,7 +308,7 @@ class _Alone:
 
 
 def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
-    """Return the cases in groups of at most `TOGETHER`; the cases of a group share a worker process.
+    """Group cases by worker process, at most `TOGETHER` in a process.
 
     An engine's cases are grouped by phase, because another phase restarts the engine anyway. In such a group, short
     cases come first, because Kineto delays all launches after it has recorded, which affects short cases most.
@@ -321,13 +321,13 @@ def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
 
 
 def _length(planned: Planned) -> int:
-    """Return the number of tokens in all prompts, or for the phase "generate", in one step of all sequences."""
+    """Return the tokens of all prompts, or for "generate" the tokens of one step."""
     case = planned.case
     return case.batch * (1 if case.phase == "generate" else case.context)
 
 
 def _took(profile: Profile, stage: str, start: float) -> Profile:
-    """Return the profile with the seconds since `start` as the duration of `stage` in its `stages_s`."""
+    """Return the profile with the seconds since `start` as the duration of `stage`."""
     return replace(profile, stages_s={**profile.stages_s, stage: time.monotonic() - start})
 
 
@@ -345,17 +345,17 @@ def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
 
 
 def _advised(error: Exception) -> str:
-    """Return the message of an error, with advice for the user. The message of a ToolLost already has advice."""
+    """Return an error's message with advice, which the message of a ToolLost has already."""
     return str(error) if isinstance(error, ToolLost) else f"{error}; try again (--retry failed), or say --with torch"
 
 
-def _lock_of(place: Place) -> dict[str, str]:
+def _lock_of(slot: GpuSlot) -> dict[str, str]:
     """Return {"TMPDIR": folder}, with a different folder for each GPU; {} for the only GPU slot.
 
     Nsight Compute puts its lock file there. One folder for all GPUs would let only one worker count at a time.
     """
-    if not place.name:
+    if not slot.name:
         return {}
-    folder = Path(tempfile.gettempdir()) / f"ttt-bench-{os.getuid()}-{place.device_id or place.env[GPU_VARIABLE]}"
+    folder = Path(tempfile.gettempdir()) / f"ttt-bench-{os.getuid()}-{slot.device_id or slot.env[GPU_VARIABLE]}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return {"TMPDIR": str(folder)}

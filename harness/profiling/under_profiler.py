@@ -1,4 +1,4 @@
-"""Run a case in a worker under a profiler, and read the worker's answer and the profiler's report."""
+"""Run a case in a worker under a profiler; read the worker's answer and the report."""
 
 import re
 import shlex
@@ -28,7 +28,7 @@ _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 
 
 class ToolLost(Exception):
-    """Raised if a profiler gives no result for a case. The message is the reason in one sentence.
+    """Raised if a profiler gives no result for a case, with the reason in one sentence.
 
     status: of the case, one of `STATUSES`. lasting: whether the job's other cases would fail too.
     everywhere: whether every case on this machine would fail.
@@ -41,14 +41,14 @@ class ToolLost(Exception):
 
 @dataclass(frozen=True)
 class UnderProfiler:
-    """Profiles single cases of a run. Every public method raises ToolLost or ProfileError if there is no result.
+    """Profiles single cases; public methods raise ToolLost or ProfileError without a result.
 
     `place`: the GPU slot of the workers.
     stopped: returns whether the run should end; called while a worker works.
     """
 
     run: Run
-    place: Place
+    slot: GpuSlot
     limits: Limits
     stopped: Callable[[], bool]
 
@@ -65,7 +65,7 @@ class UnderProfiler:
     def by_kineto(
         self, worker: WorkerProcess, launch: Launch, planned: Planned, alone_us: float = 0.0
     ) -> tuple[dict[str, Any], Record]:
-        """Profile a case with Kineto inside the worker; return fields of its profile, and the worker's record.
+        """Profile a case with Kineto in the worker; return profile fields and the record.
 
         launch: the worker's command, for the profile.
         alone_us: result of `alone`; with 0, the worker measures this time.
@@ -80,7 +80,7 @@ class UnderProfiler:
         return answer["profile"] | {"tools": {"torch.profiler": version}, "commands": [command]}, record
 
     def by_nsys(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
-        """Profile a case in a new worker under Nsight Systems; return fields of its profile, and the record."""
+        """Profile a case in a worker under Nsight Systems; return profile fields and the record."""
         report, database = self._raw(planned.case, ".nsys-rep"), self._raw(planned.case, ".sqlite")
         wrapped = replace(launch, command=[*nsys.wrapping(report), *launch.command])
         answer, record = self._under(wrapped, planned, "nsys", report)
@@ -96,7 +96,7 @@ class UnderProfiler:
         return found | {"commands": [command]}, record
 
     def by_ncu(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str]:
-        """Count a case with a new worker under Nsight Compute; return (counters by kernel name, command).
+        """Count with a worker under Nsight Compute; return (counters by kernel name, command).
 
         planned: the case that runs. case: the case whose key names the report; differs if `planned` is a stand-in.
         """
@@ -109,8 +109,9 @@ class UnderProfiler:
     def _under(
         self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
     ) -> tuple[dict[str, Any], Record]:
-        """Run a case in a new worker under a profiler that writes `report`; return the worker's answer and record.
+        """Run a case in a worker under a profiler; return the worker's answer and the record.
 
+        The profiler writes `report`.
         wrapped: the worker's command with the profiler in front. log: the profiler's own log, if it writes one.
         """
         for stale in (report, nsys.recorded(report)):
@@ -128,7 +129,7 @@ class UnderProfiler:
             raise ToolLost(f"{tool} did not end within {STOP_S:g} s and was killed; try a smaller case", True)
         text = _text(log)
         if ncu.FORBIDDEN in text or status or not report.exists():
-            raise _why(tool, text, nsys.not_imported(report, worker.ending_words) or _ending(status), "failed")
+            raise _why(tool, text, nsys.not_imported(report, worker.error_line) or _ending(status), "failed")
         return answer, record
 
     def _request(self, planned: Planned, **asked: Any) -> dict[str, Any]:
@@ -141,7 +142,7 @@ class UnderProfiler:
         """
         try:
             record = record_of(answer, planned)
-            self.place.refuse_another_gpu(record.environment)
+            self.slot.refuse_another_gpu(record.environment)
             if not isinstance(answer["profile"], dict):
                 raise ValueError("its profile is no object")
         except (KeyError, TypeError, ValueError, RecordError) as error:
@@ -201,7 +202,7 @@ def _ending(status: int) -> str:
 
 
 def _read_by(command: Sequence[str]) -> str:
-    """Run a profiler's command that reads a report; return its stdout. Raises ProfileError if the command fails."""
+    """Return a report command's stdout. Raises ProfileError if the command fails."""
     env = child_environment({"LC_ALL": "C"})  # a comma separates thousands only
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_READ_S, env=env)

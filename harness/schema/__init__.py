@@ -1,1 +1,1 @@
-"""Types stored in a run's files (case, record, run, profile, catalogue), and functions that read and write them."""
+"""Types stored in a run's files, and functions that read and write them."""

@@ -1,4 +1,4 @@
-"""A case: one point to measure, frozen and hashable, with a key made of the fields that change the work."""
+"""A case: one point to measure, hashable, with a key of the fields that change the work."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ STORED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Stored:
-    """Base of the dataclasses that files store. Pydantic checks types when a file is read, not in constructors."""
+    """Base of stored dataclasses; pydantic checks types only when a file is read."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STORED
 
@@ -113,7 +113,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """The case in a few words for messages, such as `ttt_linear/triton 1.3b generate B=1 T=2048 bfloat16 graph`."""
+        """The case in a few words: `ttt_linear/triton 1.3b generate B=1 T=2048 bfloat16 graph`."""
         words = [self.system_backend, self.size, self.phase, f"B={self.batch}", f"T={self.context}"]
         words += [self.dtype, *([f"state {self.state_dtype}"] if self.state_dtype not in ("", self.dtype) else [])]
         words += [self.timing, *(["cold"] if self.l2 == "cold" else [])]
@@ -130,12 +130,12 @@ class Case:
 
     @model_serializer
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values, without fields at their default; `options` becomes an object."""
+        """Return the fields as JSON values, without defaults; `options` becomes an object."""
         known = self.__dataclass_fields__.values()
         values = {f.name: value for f in known if (value := getattr(self, f.name)) != f.default}
         return values | ({"options": dict(self.options)} if self.options else {})
 
     @classmethod
     def from_dict(cls, values: Any) -> "Case":
-        """Return the case that `to_dict` converted. Raises pydantic's ValidationError, which names the wrong field."""
+        """Return the case of `to_dict`; a ValidationError of pydantic names a wrong field."""
         return cls(**values)

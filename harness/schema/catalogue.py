@@ -1,4 +1,4 @@
-"""Catalogue of a run: labels, drawing styles, suites and figures. `bench.catalogue` writes it, `reports` draws from it.
+"""Catalogue of a run: labels, drawing styles, suites and figures.
 
 Each run stores its own catalogue. Reports can thus draw runs of other versions, and systems of other repositories.
 """
@@ -40,7 +40,7 @@ class SystemEntry(Stored):
 
 @dataclass(frozen=True)
 class BackendEntry(Stored):
-    """Label and drawing style of a backend in reports. dash: dash pattern of its lines, one of `DASHES`."""
+    """Label and dash pattern of a backend in reports; `dash` is one of `DASHES`."""
 
     name: Text
     label: Text
@@ -56,7 +56,7 @@ _Metric = Annotated[Text, AfterValidator(lambda name: _OLDER_METRICS.get(name, n
 
 @dataclass(frozen=True)
 class MetricEntry(Stored):
-    """How reports show a metric, a recorded or derived number: the number divided by `scale`, in `unit`.
+    """How reports show a metric: the number divided by `scale`, in `unit`.
 
     better: "lower" or "higher", whichever is better; "" if neither is.
     text: whether `ttt-bench table` shows it by default.
@@ -86,7 +86,7 @@ class AxisEntry(Stored):
 
 @dataclass(frozen=True)
 class PaperClaim(Stored):
-    """A claim of the TTT paper about a figure: for x >= `at_least`, `system` is better than `other`.
+    """A claim of the TTT paper on a figure: from `at_least` on, `system` beats `other`.
 
     text: the claim in words, as captions quote it.
     margin: relative tolerance: `system` satisfies the claim even if it is worse by this share.
@@ -131,7 +131,7 @@ class FigureEntry(Stored):
 
 @dataclass(frozen=True)
 class SuiteEntry(Stored):
-    """A suite: the question that it answers, its figures, and the keys (`Case.key`) of its cases."""
+    """A suite: the question that it answers, its figures, and its cases' keys (`Case.key`)."""
 
     name: Text
     question: Text
@@ -167,7 +167,7 @@ class Catalogue(Stored):
                         raise ValueError(f"{where}: {axis!r} is no axis")
 
     def merged(self, newer: "Catalogue") -> "Catalogue":
-        """Return a catalogue with the systems, backends, metrics, axes, phases and suites of both catalogues.
+        """Return a catalogue with the entries of both catalogues.
 
         If both have the same name, the entry of `newer` counts; a suite in both gets the cases of both.
         """
@@ -187,15 +187,15 @@ class Catalogue(Stored):
         return next((each.label for each in self.systems if each.name == name), name)
 
     def backend_label(self, name: str) -> str:
-        """Return the label of the backend `name`, or `name` itself if the catalogue lacks the backend."""
+        """Return the label of the backend `name`, or `name` if the catalogue lacks it."""
         return next((each.label for each in self.backends if each.name == name), name)
 
     def metric(self, name: str) -> MetricEntry:
-        """Return the entry of the metric `name`; if the catalogue lacks it, an entry with the name as label."""
+        """Return the entry of a metric; if the catalogue lacks it, one labelled `name`."""
         return next((each for each in self.metrics if each.name == name), MetricEntry(name, name))
 
     def axis(self, name: str) -> AxisEntry:
-        """Return the entry of the axis `name`; if the catalogue lacks it, an entry with the name as label."""
+        """Return the entry of an axis; if the catalogue lacks it, one labelled `name`."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))
 

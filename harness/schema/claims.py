@@ -1,4 +1,4 @@
-"""Claims: files in a run's folder, each naming the process that holds (has locked) the run or one of its jobs.
+"""Claims: files that name the process which holds (has locked) a run or a job.
 
 FOLDER/claims/run.json           the process that holds the whole run
 FOLDER/claims/submission.json    the Slurm job whose tasks share the run, and the host that submitted it
@@ -35,7 +35,7 @@ class Holder(Stored):
 
     @classmethod
     def here(cls, environment: Mapping[str, str] = os.environ) -> "Holder":
-        """Return the Holder of this process; `environment` gives its Slurm task if Slurm started the process."""
+        """Return this process's Holder, with its Slurm task if `environment` has one."""
         array = environment.get("SLURM_ARRAY_JOB_ID") or environment.get("SLURM_JOB_ID", "")
         index = environment.get("SLURM_ARRAY_TASK_ID", "0") if array else ""
         restart = environment.get("SLURM_RESTART_COUNT", "0") if array else "0"
@@ -75,7 +75,7 @@ _ADAPTER: TypeAdapter[Holder] = TypeAdapter(Holder)
 
 
 class Claims:
-    """Claims on the jobs of a run by tasks of one Slurm array. Each task claims a job before it runs the job."""
+    """Claims of a Slurm array's tasks on a run's jobs; a task claims a job, then runs it."""
 
     def __init__(self, run_folder: Path, array: str) -> None:
         self.folder = _folder(run_folder) / array
@@ -136,25 +136,25 @@ def forget_holder(run_folder: Path, alone: bool) -> None:
 
 
 def holders(run_folder: Path) -> list[Holder]:
-    """Return the process that holds the whole run; if there is none, all tasks that hold a job of the run."""
+    """Return the process that holds the whole run, or else the tasks that hold its jobs."""
     alone = holder_alone(run_folder)
     found = [alone] if alone else [_read(path) for path in sorted(_folder(run_folder).glob("*/*.json"))]
     return [each for each in found if each is not None]
 
 
 def holder_alone(run_folder: Path) -> Holder | None:
-    """Return the process that holds the whole run; None if there is none or if that process is dead."""
+    """Return the living process that holds the whole run; None if there is none."""
     found = _read(_folder(run_folder) / "run.json")
     return None if found is None or found.is_dead else found
 
 
 def note_submission(run_folder: Path, array: str) -> None:
-    """Write a file with the id of the Slurm job whose tasks share the run (`array`) and with this host's name."""
+    """Write a file with the run's Slurm job id (`array`) and this host's name."""
     _note(run_folder, "submission.json", Holder(socket.gethostname(), os.getpid(), array))
 
 
 def submission(run_folder: Path) -> Holder | None:
-    """Return a Holder with the id of the run's Slurm job (`array`) and the `host` that submitted it.
+    """Return a Holder with the run's Slurm job id (`array`) and submitting `host`.
 
     Return None if the run was not submitted to Slurm.
     """

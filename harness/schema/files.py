@@ -1,4 +1,4 @@
-"""Write files whole or not at all, read regular files only, and turn an OSError into one sentence."""
+"""Write files whole or not at all; read regular files; put an OSError in a sentence."""
 
 import errno
 import fcntl
@@ -33,7 +33,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_regular(path: Path, limit: int = READ_LIMIT) -> bytes:
-    """Return the content of a regular file. Raises OSError if the file has more than `limit` bytes."""
+    """Return a regular file's content. Raises OSError beyond `limit` bytes."""
     with os.fdopen(open_regular(path), "rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -42,7 +42,7 @@ def read_regular(path: Path, limit: int = READ_LIMIT) -> bytes:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write the file `path` by renaming a complete temporary file, so that no reader sees half of `content`.
+    """Write `path` by renaming a complete file, so that no reader sees half of it.
 
     Characters that UTF-8 cannot encode become question marks.
     """
@@ -51,7 +51,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def create_atomically(path: Path, content: str | bytes) -> bool:
-    """Create the file `path` with all of `content` and return True; return False if the file exists.
+    """Create the file `path` with all of `content`; return False if it exists.
 
     If several processes try at once, exactly one gets True.
     """
@@ -73,7 +73,7 @@ def create_atomically(path: Path, content: str | bytes) -> bool:
 
 @contextmanager
 def _temporary(path: Path, content: str | bytes) -> Iterator[str]:
-    """Write `content` to a temporary file in the folder of `path`, yield its path, and remove it afterwards."""
+    """Yield the path of a temporary file next to `path` with `content`, then remove it."""
     data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
     temporary = str(path.parent / f".{path.name}.{secrets.token_hex(4)}")
     # The umask sets the mode of the file. There is no chmod, because some mounts refuse it.
@@ -89,7 +89,7 @@ def _temporary(path: Path, content: str | bytes) -> Iterator[str]:
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return the paths in a folder that match `pattern`, sorted by name; [] if the folder is missing.
+    """Return a folder's paths that match `pattern`, by name; [] if the folder is missing.
 
     Hidden files, and files that file managers leave behind, are left out.
     """
@@ -99,10 +99,7 @@ def listed(folder: Path, pattern: str = "*") -> list[Path]:
 
 @contextmanager
 def refusing(path: Path, verb: str, refusal: type[Exception]) -> Iterator[None]:
-    """Turn an OSError of the block into a `refusal` with the message `PATH: cannot be VERB: REASON`.
-
-    verb: "read" or "written".
-    """
+    """Turn the block's OSError into a `refusal`: `PATH: cannot be VERB: REASON`."""
     try:
         yield
     except OSError as error:
@@ -110,7 +107,7 @@ def refusing(path: Path, verb: str, refusal: type[Exception]) -> Iterator[None]:
 
 
 def unlock_and_close(descriptor: int) -> None:
-    """Unlock and close a file. Closing alone keeps the lock while a child process has a copy of the descriptor."""
+    """Unlock and close a file, as a child's copy of the descriptor would keep the lock."""
     with suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

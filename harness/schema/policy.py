@@ -10,8 +10,9 @@ MOST_SAMPLES = 1_000_000
 
 @dataclass(frozen=True, config={"strict": True, "extra": "ignore"})
 class Policy:
-    """When to stop sampling a case: at a precise median or after a time, as in NVBench. `measure.timer` has more rules.
+    """When to stop sampling: at a precise median or after a time, as in NVBench.
 
+    `measure.timer` has more rules.
     precision: sampling ends once the 95% interval of the median is within this share of the median.
     budget_s: seconds of sampling; up to five times as many while the interval exceeds twice `precision`.
         With 0, the warm-up is skipped and sampling ends after `min_samples` samples.

@@ -1,4 +1,4 @@
-"""Profile of one case: kernels, NVTX ranges, idle time and hardware counters; stored as RUN/profiles/KEY.json."""
+"""Profile of one case in RUN/profiles/KEY.json: kernels, ranges, idle time, counters."""
 
 import json
 import zlib
@@ -27,12 +27,12 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class ProfileError(RecordError):
-    """Raised for an unusable profile or profiler report. The message is one sentence with the file and the reason."""
+    """Raised for an unusable profile or report; one sentence with the file and the reason."""
 
 
 @dataclass(frozen=True)
 class Counters(Stored):
-    """Hardware counters of a kernel: means over the counted launches; means of percentages are weighted by time.
+    """Hardware counters of a kernel: means over launches, percentages weighted by time.
 
     A counter that was not measured is None.
     launches: number of counted launches. time_us: their mean time.
@@ -101,7 +101,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether the counted launches took a different time than the mean launch, and so did other work.
+        """Whether the counted launches did other work, as their time differs from the mean.
 
         For example, the last generate step of a TTT mini-batch also updates the weights W.
         """
@@ -109,7 +109,7 @@ class Kernel(Stored):
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
     def _of_mean_launch(self, counted: float | None) -> float | None:
-        """Return a count per mean launch: `counted`, scaled by time if the counted launches did other work."""
+        """Return a count per mean launch, scaled by time if the counted launches differ."""
         if counted is None or self.counters is None:
             return None
         return counted * self.mean_us / self.counters.time_us if self.is_counted_unlike else counted
@@ -140,7 +140,7 @@ class Range(Stored):
 
 @dataclass(frozen=True)
 class Timeline(Stored):
-    """Launches of one run of the timed call, or of its first step only, in order of start. Columns have equal lengths.
+    """Launches of one run or its first step, by start, in columns of equal length.
 
     kernel, range: indices into the profile's kernels and ranges; the range is -1 for a launch in no range.
     wait_ns: time since the end of the previous launch, negative if the two overlap. time_ns: duration.
@@ -160,7 +160,7 @@ class Timeline(Stored):
 
 @dataclass(frozen=True)
 class Region(Stored):
-    """Kernels and times of the profiled runs of a case. Raises ValueError if fields contradict each other.
+    """Kernels and times of a case's profiled runs; ValueError if fields contradict.
 
     units: units of work (such as generate steps) in all runs together.
     region_us: total time of the runs, each from the start of its first kernel to the end of its last.
@@ -206,7 +206,7 @@ class Region(Stored):
 
 
 def short_name(name: str, limit: int = NAME_LIMIT) -> str:
-    """Return a kernel's name in printable characters; in a name longer than `limit`, a checksum replaces the middle."""
+    """Return a kernel's name, printable, with a checksum for its middle beyond `limit`."""
     name = printable(name)
     half = (limit - 10) // 2
     return name if len(name) <= limit else f"{name[:half]}…{zlib.crc32(name.encode()):08x}…{name[-half:]}"
@@ -258,7 +258,7 @@ class Profile(Region):
             raise ProfileError(str(error)) from None
 
     def to_json(self) -> str:
-        """Return the profile as a line of JSON without a newline; the fields `tool` and `schema` come first."""
+        """Return the profile as a line of JSON without newline, `tool` and `schema` first."""
         values = {"tool": self.tool, "schema": self.schema, **_ADAPTER.dump_python(self, mode="json")}
         return json.dumps(values, separators=(",", ":"), allow_nan=False)
 
@@ -269,7 +269,7 @@ def profile_path(folder: Path, key: str) -> Path:
 
 
 def write_profile(folder: Path, profile: Profile) -> None:
-    """Write a profile into the run's folder `folder`, replacing an earlier profile of the same case.
+    """Write a profile into the run's folder, replacing the case's earlier profile.
 
     Raises ProfileError if the file cannot be written.
     """
@@ -280,7 +280,7 @@ def write_profile(folder: Path, profile: Profile) -> None:
 
 
 def read_profile(path: Path) -> Profile:
-    """Read a profile. Raises ProfileError if the file is unreadable, invalid, or named after another case."""
+    """Read a profile; ProfileError if unreadable, invalid, or named after another case."""
     with refusing(path, "read", ProfileError):
         data = read_regular(path, _SIZE_LIMIT)
     try:

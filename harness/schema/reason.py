@@ -1,4 +1,4 @@
-"""Write messages and failure reasons: one printable sentence each, without folders, so that it can be published."""
+"""Write messages and failure reasons: one printable sentence, without folders."""
 
 import math
 import re
@@ -37,12 +37,12 @@ def span(first: object, last: object, to: str = " to ") -> str:
 
 
 def rounded(number: float | None, digits: int) -> float | None:
-    """Return a number with `digits` significant digits; None for None, NaN and infinity, which JSON lacks."""
+    """Return a number with `digits` significant digits; None for NaN, infinity and None."""
     return None if number is None or not math.isfinite(number) else float(f"{number:.{digits}g}")
 
 
-def said_number(number: float, digits: int = 3) -> str:
-    """Return a number as text with `digits` significant digits and no exponent: `3,340`, `4.46`, `4.20`."""
+def format_number(number: float, digits: int = 3) -> str:
+    """Return a number with `digits` significant digits, no exponent: `3,340`, `4.46`, `4.20`."""
     short = rounded(number, digits)
     if short is None:
         return str(number)
@@ -74,7 +74,7 @@ def sentence(text: str) -> str:
 
 
 def _short_memory(found: re.Match[str]) -> str:
-    """Shorten PyTorch's out-of-memory paragraph: `CUDA out of memory: needed 3.0 GiB more, 2.0 of 79.2 free`."""
+    """Shorten PyTorch's message: `CUDA out of memory: needed 3.0 GiB more, 2.0 of 79.2 free`."""
     asked, total, free = (_gib(*found.groups()[at : at + 2]) for at in (0, 2, 4))
     return f"CUDA out of memory: needed {asked} GiB more" + (f", {free} of {total} free" if total else "")
 
@@ -99,13 +99,13 @@ def _without_home(line: str) -> str:
 
 
 def of_exception(error: BaseException) -> str:
-    """Return the type of an exception and the first line of its message as one sentence: `ValueError: too long`."""
+    """Return an exception's type and its message's first line: `ValueError: too long`."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return sentence(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
 
 
 def invalid(error: ValidationError) -> str:
-    """Return the first error that pydantic found: `samples_ms.2: Input should be a valid number, not 'many'`.
+    """Return pydantic's first error: `samples_ms.2: Input should be a valid number, not 'many'`.
 
     An error in the field `tool` or `schema` counts as the first, because it explains all other errors.
     """
@@ -120,10 +120,7 @@ def invalid(error: ValidationError) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return where an error was raised: the innermost frame outside installed packages, as ` (my_rnn.py, line 18)`.
-
-    Return "" if all frames are in installed packages.
-    """
+    """Return the innermost frame outside packages, as ` (my_rnn.py, line 18)`, or ""."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append((error.filename, error.lineno))
@@ -135,8 +132,8 @@ def _frame(frames: Iterable[tuple[str, int | str | None]]) -> str:
     return f" ({own[-1][0]}, line {own[-1][1]})" if own else ""
 
 
-def last_words(stderr: str) -> str:
-    """Return why a process died: the last line of its stderr that names an error, else the last line, else ""."""
+def error_line(stderr: str) -> str:
+    """Return the last line of a process's stderr that names an error, or the last line."""
     lines = [line for line in stderr.splitlines() if not _NOISE.match(line)]
     telling = [line for line in lines if _ERROR.search(line)]
     last = (telling or lines or [""])[-1]

@@ -1,4 +1,4 @@
-"""A record: the result of one case as a line of JSON, and the file that holds the records of a job."""
+"""A record: one case's result as a line of JSON; and the file of a job's records."""
 
 import json
 import math
@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 
 class RecordError(ValueError):
-    """Raised for an unusable record or file. The message is one printable sentence with the reason."""
+    """Raised for an unusable record or file; the message is one printable sentence."""
 
     def __init__(self, message: str) -> None:
         super().__init__(clipped(message, MESSAGE_LIMIT))
 
 
 def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError] = RecordError) -> T:
-    """Return the object in a JSON text, checked by `adapter`. Raises `refusal` with the first error of the check."""
+    """Return the object of a JSON text that `adapter` checks; `refusal` has its first error."""
     try:
         return adapter.validate_json(text.removeprefix(BYTE_ORDER_MARK) if isinstance(text, bytes) else text)
     except ValidationError as error:
@@ -46,8 +46,9 @@ def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError
 
 
 def json_values(value: Any) -> Any:
-    """Return a value with printable text, and with None instead of NaN and infinity, also in nested lists and mappings.
+    """Return a value for JSON: printable text, and None instead of NaN and infinity.
 
+    This includes nested lists and mappings.
     Raises ValueError for an integer of 2^64 or more, because some JSON readers would convert it to a float.
     """
     if isinstance(value, str):
@@ -109,7 +110,7 @@ _Reason = Annotated[
 
 
 def _version(value: Any) -> Any:
-    """Return `SCHEMA_VERSION` for every readable version. Other validators translate the names of older versions."""
+    """Return `SCHEMA_VERSION` for every readable version; other validators translate old names."""
     if isinstance(value, int) and not _OLDEST <= value <= SCHEMA_VERSION:
         raise ValueError(f"must be {_OLDEST} to {SCHEMA_VERSION}")
     return SCHEMA_VERSION if isinstance(value, int) else value
@@ -129,7 +130,7 @@ _Status = Annotated[str, BeforeValidator(lambda text: "incorrect" if text == "ga
 
 @dataclass(config={"strict": True, "extra": "forbid"})
 class Record:
-    """Result of one case. Raises pydantic's ValidationError if a field is wrong or fields contradict each other.
+    """Result of one case; pydantic's ValidationError if fields are wrong or contradict.
 
     repeat: number of the repeat, from 0; each repeat measures the case in a fresh process.
     status: one of `STATUSES`, explained in harness/README.md. Every status except "ok" has a reason and no samples.
@@ -198,7 +199,7 @@ _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 
 class RecordFile:
-    """A file of records, one line of JSON per record. Only a process that has locked the run (`Run.held`) appends.
+    """A file of records, a line of JSON each; only the process with the run's lock appends.
 
     A killed writer may leave its last line incomplete: `read` ignores that line, `append` removes it.
     """
@@ -207,7 +208,7 @@ class RecordFile:
         self.path = Path(path)
 
     def append(self, record: Record) -> None:
-        """Append a record as one line and wait until the line is on disk. Raises RecordError if that fails."""
+        """Append a record as one line and wait until it is on disk, or raise RecordError."""
         with refusing(self.path, "written", RecordError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Not O_APPEND: a failed write is undone by truncating the file.
@@ -253,7 +254,7 @@ class RecordFile:
 
 
 def _is_incomplete(line: bytes) -> bool:
-    """Return whether a file's last line is only the beginning of a record; False for a whole record and other text."""
+    """Whether a file's last line is only the beginning of a record."""
     line = line.removeprefix(BYTE_ORDER_MARK)
     if not line.startswith(_LINE_START[: len(line)]):
         return False

@@ -40,7 +40,7 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, file: RunFile) -> "Run":
-        """Create a run in a new or empty folder. If several processes try at once, all except one get RunError."""
+        """Create a run in a new or empty folder; RunError if another process was first."""
         cls.refuse_held(folder)
         run = cls(folder, file)
         run.save(new=True)
@@ -55,7 +55,7 @@ class Run:
         if held:
             raise RunError(_HELD.format(folder))
         if recorded:
-            raise RunError(f"{folder}: has records but no {FILE}; put its {FILE} back or name another folder")
+            raise RunError(f"{folder}: has records but no {FILE}; restore {FILE} or name another folder")
         if folder.exists() and not folder.is_dir():
             raise RunError(f"{folder}: is not a folder; name another for the run")
         if others:
@@ -114,7 +114,7 @@ class Run:
         return tuple(by_pair.values())
 
     def extend(self, jobs: Iterable[Job], catalogue: Catalogue, request: PastRequest) -> None:
-        """Add a later request with its jobs and catalogue to the run, and write run.json. The run keeps its policy."""
+        """Add a later request with its jobs and catalogue to run.json; the policy stays."""
         self.file = replace(
             self.file,
             jobs=self.joined(jobs),
@@ -129,7 +129,7 @@ class Run:
         return RecordFile(self.folder / "records" / f"{job.name}.jsonl")
 
     def job_records(self, job: Job) -> list[Record]:
-        """Return all records of a job in file order. Raises RunError if a record belongs to another job."""
+        """Return a job's records in file order; RunError if one belongs to another job."""
         file = self.record_file(job)
         records = file.read()
         for number, record in enumerate(records, start=1):
@@ -160,7 +160,7 @@ class Run:
         return [record for job in self.jobs for record in latest(job, self.job_records(job))]
 
     def missing(self, records: Iterable[Record]) -> list[Case]:
-        """Return the planned cases without a record in `records`: the run was interrupted or is still in progress."""
+        """Return the planned cases without a record in `records`."""
         recorded = {record.case.key for record in records}
         planned = (planned.case for job in self.jobs for planned in job.cases)
         return [case for case in planned if case.key not in recorded]
@@ -173,7 +173,7 @@ class Run:
         folder = self.folder / "profiles"
         planned = [each.case.key for job in self.jobs for each in job.cases]
         if stray := {path.stem for path in listed(folder, "*.json")} - set(planned):
-            raise RunError(f"{folder / min(stray)}.json: is of a case that the run has not")
+            raise RunError(f"{folder / min(stray)}.json: belongs to no case of the run")
         paths = {key: profile_path(self.folder, key) for key in planned}
         return {key: read_profile(path) for key, path in paths.items() if path.exists()}
 
@@ -183,7 +183,7 @@ class Run:
 
     @contextmanager
     def held(self, task: Holder | None = None) -> Iterator[None]:
-        """Lock the run's folder during the block: for this process alone, or shared with other Slurm tasks.
+        """Lock the run's folder during the block, for this process or for Slurm tasks.
 
         task: this process as a Slurm task, for a shared lock; None locks the folder for this process alone.
         Raises RunError if another process holds a lock that excludes this one.

@@ -25,7 +25,7 @@ Pair = tuple[str, str]  # (system, backend)
 
 
 class RunError(RecordError):
-    """Raised for an unusable run folder. The message is one sentence with the path and the reason."""
+    """Raised for an unusable run folder; one sentence with the path and the reason."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Job(Stored):
     def __post_init__(self) -> None:
         for part in self.pair:
             if not _SAFE_NAME.fullmatch(part):
-                raise ValueError(f"job {clipped(repr(part), 60)}: that cannot be part of a file's name")
+                raise ValueError(f"job {clipped(repr(part), 60)}: not allowed in a file's name")
         for planned in self.cases:
             if (planned.case.system, planned.case.backend) != self.pair:
                 raise ValueError(f"job {self.name}: has a case of {planned.case.system_backend}")
@@ -133,7 +133,7 @@ _ADAPTER: TypeAdapter[RunFile] = TypeAdapter(RunFile)
 
 
 def read_run_file(folder: Path) -> RunFile:
-    """Return the checked content of a folder's run.json. Raises RunError if the file is missing or invalid."""
+    """Return the checked content of run.json; RunError if it is missing or invalid."""
     path = folder / FILE
     with refusing(path, "read", RunError):
         if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Least FLOPs and bytes of a case, by part, and the roofline bound that follows from measured peaks.
+"""Least FLOPs and bytes of a case, and its roofline bound from measured peaks.
 
 A system's adapter counts FLOPs and bytes for one unit of work. The process that runs the case measures the peaks:
 `product_tflops` of a large GEMM in 10^12 FLOPs/s, and `copy_gbs` of a copy in 10^9 bytes/s.
@@ -43,7 +43,7 @@ class Work(Stored):
 
 
 def needed_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> tuple[float, float]:
-    """Return (ms for `flops` FLOPs, ms for `moved` bytes) at the measured peaks; NaN for an unknown time.
+    """Return (ms for `flops`, ms for `moved` bytes) at the measured peaks; NaN if unknown.
 
     `ceilings`: measured peaks `product_tflops` and `copy_gbs`.
     """
@@ -53,7 +53,7 @@ def needed_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, f
 
 
 def lower_bound_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> float | None:
-    """Return the roofline bound in ms: the longer of the two times from `needed_ms`. None if both are unknown."""
+    """Return the roofline bound in ms, the longer time of `needed_ms`; None if unknown."""
     found = [each for each in needed_ms(flops, moved, ceilings) if not math.isnan(each)]
     return max(found, default=None)
 

@@ -10,14 +10,14 @@ BUSY_SHARE, IDLE_SHARE = 0.1, 0.1
 
 
 class LoadMeter:
-    """Measures from its creation on how much CPU time other processes than `pid` and its descendants use."""
+    """Measures the CPU time of processes other than `pid` and its descendants."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._start = _times(pid)
 
     def reading(self) -> dict[str, Any]:
-        """Return shares of the time of this thread's cores since the creation, in [0, 1]; {} if unknown.
+        """Return shares of this thread's cores since the creation, in [0, 1]; {} if unknown.
 
         others_share: used by other processes. idle_share: used by no process.
         """
@@ -35,8 +35,9 @@ class LoadMeter:
 
 
 def is_loaded(environment: dict[str, Any]) -> bool:
-    """Return whether a case was contended: other processes used over a tenth of its cores, and under a tenth was idle.
+    """Whether a case was contended.
 
+    Other processes used over a tenth of its cores, and under a tenth was idle.
     environment: of the case's record.
     """
     cpu = environment.get("cpu") or {}
@@ -79,7 +80,7 @@ def _times(pid: int) -> tuple[float, float, float] | None:
 
 
 def _seconds_of(pid: int) -> float:
-    """Return the CPU seconds of process `pid` and of its children that have ended; 0 if there is no such process."""
+    """Return the CPU seconds of a process and its ended children; 0 if it does not exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

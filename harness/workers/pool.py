@@ -1,4 +1,4 @@
-"""Run jobs on several GPUs of one host: one job per GPU at a time, each GPU with its own CPU cores."""
+"""Run jobs on several GPUs of one host: a job per GPU, each GPU with its CPU cores."""
 
 import os
 import threading
@@ -13,27 +13,27 @@ from harness.measure.environment import DEVICE_ORDER
 from harness.measure.nvml import VARIABLE, open_gpu
 from harness.schema.reason import counted
 from harness.schema.run_file import RunError
-from harness.workers.process import HERE, Place, PlaceLost
+from harness.workers.process import DEFAULT_SLOT, GpuLost, GpuSlot
 
 T = TypeVar("T")
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
-def places_of(gpus: Sequence[str], device: str) -> list[Place]:
-    """Return a slot for each GPU in `gpus`; if `gpus` is empty, a single slot for the default GPU or the CPU.
+def slots_of(gpus: Sequence[str], device: str) -> list[GpuSlot]:
+    """Return a slot per GPU, or without `gpus` one slot for the default GPU or the CPU.
 
     gpus: names of GPUs as in CUDA_VISIBLE_DEVICES.
     device: "cuda" makes the single slot notice when no GPU answers any more.
     """
     if device == "cuda" and not gpus and _device_id():
-        return [replace(HERE, is_there=lambda: bool(_device_id()))]
-    return [_gpu_place(gpu) for gpu in gpus] or [HERE]
+        return [replace(DEFAULT_SLOT, is_there=lambda: bool(_device_id()))]
+    return [_gpu_slot(gpu) for gpu in gpus] or [DEFAULT_SLOT]
 
 
-def _gpu_place(gpu: str) -> Place:
+def _gpu_slot(gpu: str) -> GpuSlot:
     device_id = _device_id(gpu)
     env = {VARIABLE: gpu, **DEVICE_ORDER}
-    return Place(f"GPU {gpu}", env, device_id, lambda: _device_id(gpu) == device_id)
+    return GpuSlot(f"GPU {gpu}", env, device_id, lambda: _device_id(gpu) == device_id)
 
 
 def _device_id(gpu: str | None = None) -> str:
@@ -43,7 +43,7 @@ def _device_id(gpu: str | None = None) -> str:
 
 @dataclass
 class Pool:
-    """Runs jobs on GPU slots. A single slot uses the caller's thread; several slots have one thread each.
+    """Runs jobs on GPU slots: one in the caller's thread, several in a thread each.
 
     folder: the run's folder, for messages.
     say: called with a sentence for each GPU that does not answer any more.
@@ -51,14 +51,15 @@ class Pool:
     """
 
     folder: Path
-    places: Sequence[Place]
+    slots: Sequence[GpuSlot]
     say: Callable[[str], object]
     stop: threading.Event = field(default_factory=threading.Event)
 
-    def each(self, jobs: Iterable[T], do: Callable[[T, Place], object]) -> None:
-        """Run the jobs in order, each on the next free slot. With several slots, `stop` is set at the end.
+    def each(self, jobs: Iterable[T], do: Callable[[T, GpuSlot], object]) -> None:
+        """Run the jobs in order, each on the next free slot.
 
-        do: runs a job on a slot. It must raise PlaceLost if the slot's GPU does not answer any more, and Stopped once
+        With several slots, `stop` is set at the end.
+        do: runs a job on a slot. It must raise GpuLost if the slot's GPU does not answer any more, and Stopped once
             `stop` is set. A job with a lost GPU runs again on another slot.
         Raises RunError if no GPU is left. If a job raises another exception, or at Ctrl-C, all jobs end.
         """
@@ -93,7 +94,7 @@ class Pool:
 
         under_way: list[threading.Event] = []  # one for each thread, set when it ends
         try:
-            for place, cores in zip(self.places, cores_by_share(len(self.places)), strict=True):
+            for slot, cores in zip(self.slots, cores_by_share(len(self.slots)), strict=True):
                 # A thread lives as long as its workers: the kernel kills a worker with the thread that started it.
                 ended = threading.Event()
                 threading.Thread(target=serve, args=(place, cores, ended), daemon=True).start()
@@ -134,7 +135,7 @@ def _wait_for(under_way: Iterable[threading.Event]) -> None:
 
 
 def cores_by_share(count: int) -> list[frozenset[int]]:
-    """Return for each of `count` workers its share of the CPUs that this thread can use, as in `shares`.
+    """Return each of `count` workers' share of this thread's CPUs, as in `shares`.
 
     The sets are empty if this system cannot set CPU affinity.
     """
@@ -142,7 +143,7 @@ def cores_by_share(count: int) -> list[frozenset[int]]:
 
 
 def shares(cores: Sequence[tuple[int, ...]], count: int) -> list[frozenset[int]]:
-    """Return for each of `count` workers the CPUs of adjacent cores, equally many cores for each worker.
+    """Return the CPUs of adjacent cores for each of `count` workers, in equal numbers.
 
     cores: the logical CPUs of each core. With fewer cores than workers, several workers share a core.
     """

@@ -1,4 +1,4 @@
-"""Start a system's worker process, send requests to it, and end it. A worker can crash or hang at any moment."""
+"""Start a system's worker process, send requests, and end it, even if it hangs."""
 
 import fcntl
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.measure.environment import COMMIT_VARIABLE, child_environment, commit_and_dirty, marked_commit
-from harness.schema.reason import last_words, sentence
+from harness.schema.reason import error_line, sentence
 from harness.workers import warden
 from harness.workers.machine_load import LoadMeter
 from harness.workers.protocol import Probe, WorkerLost, answer_in, line_of, probe_of
@@ -58,7 +58,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Place:
+class GpuSlot:
     """A GPU slot, or the CPU, on which one worker at a time runs.
 
     name: name for users, such as "GPU 0"; "" for the only slot.
@@ -79,15 +79,18 @@ class Place:
             raise ValueError(f"it ran on the GPU {found}, not on {self.device_id}")
 
 
-HERE = Place()
+DEFAULT_SLOT = GpuSlot()
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised in threads that wait for a worker once the run should end, as Ctrl-C reaches only the main thread."""
+    """Raised in threads that wait for a worker at the run's end, which Ctrl-C cannot reach."""
 
 
-class PlaceLost(Exception):
-    """Raised if a slot's GPU does not answer any more. The current case gets no record, and can run on another GPU."""
+class GpuLost(Exception):
+    """Raised if a slot's GPU does not answer any more.
+
+    The current case gets no record, and can run on another GPU.
+    """
 
 
 class WorkerProcess:
@@ -105,7 +108,7 @@ class WorkerProcess:
     ) -> None:
         self.launch = launch
         self.found: Probe | None = None
-        self.ending_words = ""  # last line of stderr of the last stopped worker
+        self.error_line = ""  # last line of stderr of the last stopped worker
         self._start_s, self._stopped = start_s, stopped
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -135,7 +138,7 @@ class WorkerProcess:
         return self.found
 
     def probe(self, entry: str = "") -> Probe:
-        """Send a request "probe" to the worker, started if necessary, and return whether the system can run.
+        """Start the worker if needed, and return its answer whether the system can run.
 
         entry: adapter of the system to probe, as in `Launch`; "" for the worker's own system.
         If there is no usable answer, kill the worker and return a probe with the status "unstarted".
@@ -149,8 +152,9 @@ class WorkerProcess:
         return found
 
     def ask(self, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
-        """Send a request "case"; return the answer with "waited_s" (seconds) and "load" (`LoadMeter.reading`) added.
+        """Send a request "case"; return the answer with "waited_s" and "load" added.
 
+        waited_s: seconds. load: `LoadMeter.reading`.
         If the case needs a new process, start one and send the request again, once. Kill a worker that reports itself
         unhealthy after its answer.
         last: whether this is the last request; then an unhealthy worker is not killed, so that it can end by itself.
@@ -168,7 +172,7 @@ class WorkerProcess:
                     break
                 self.stop()
             else:
-                raise WorkerLost("failed", "a new worker of the system asked for another one")
+                raise WorkerLost("failed", "the case needs a fresh process, and a fresh worker refused it too")
         except WorkerLost:
             self.kill()
             raise
@@ -220,14 +224,11 @@ class WorkerProcess:
             if self._stopped():
                 raise Stopped
             if time.monotonic() >= deadline:
-                raise WorkerLost("timeout", self._with_last_words(f"no answer within {limit_s:g} s"))
+                raise WorkerLost("timeout", self._with_error_line(f"no answer within {limit_s:g} s"))
             self._receive(process, deadline)
 
     def stop(self, limit_s: float = _STOP_S) -> int | None:
-        """Request the worker to end; return its exit status, or None if it had to be killed after `limit_s` seconds.
-
-        Without a worker, return 0.
-        """
+        """Request the worker to end; return its exit status, None if killed, 0 without a worker."""
         if (process := self._process) is None:
             return 0
         status, deadline = None, time.monotonic() + limit_s
@@ -237,12 +238,12 @@ class WorkerProcess:
             with suppress(subprocess.TimeoutExpired):
                 status = process.wait(_POLL_S)
             self._limit_log()
-        self.ending_words = self._last_words()
+        self.error_line = self._error_line()
         self.kill()
         return status
 
     def kill(self) -> None:
-        """Kill the worker and its descendants, and wait until they have ended and their memory is free."""
+        """Kill the worker and its descendants, and wait until their memory is free."""
         if (process := self._process) is None:
             return
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
@@ -266,7 +267,7 @@ class WorkerProcess:
             raise self._death(process) from None
 
     def _receive(self, process: subprocess.Popen[bytes], deadline: float) -> None:
-        """Read more of the worker's answer into the buffer, after waiting for at most 0.1 s and until the deadline.
+        """Wait at most 0.1 s, and not past the deadline, and read more of the answer.
 
         Raises WorkerLost if the worker is dead.
         """
@@ -285,7 +286,7 @@ class WorkerProcess:
         try:
             code = process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            return WorkerLost("failed", self._with_last_words("the worker closed its output"))
+            return WorkerLost("failed", self._with_error_line("the worker closed its output"))
         if code == warden.NOT_STARTED:
             return WorkerLost("failed", self._last_words() or "the worker could not be started")
         if name := signal_of(code):
@@ -293,19 +294,19 @@ class WorkerProcess:
             return WorkerLost("killed", self._with_last_words(f"the worker was killed by {name}{hint}"))
         return WorkerLost("failed", self._with_last_words(f"the worker exited with status {code}"))
 
-    def _with_last_words(self, what: str) -> str:
-        words = self._last_words()
-        return sentence(f"{what}; its last words: {words}" if words else what)
+    def _with_error_line(self, what: str) -> str:
+        words = self._error_line()
+        return sentence(f"{what}; its last error output: {words}" if words else what)
 
     def _limit_log(self) -> None:
         if os.fstat(self._stderr.fileno()).st_size > _LOG_BYTES:
             os.ftruncate(self._stderr.fileno(), 0)
 
-    def _last_words(self) -> str:
+    def _error_line(self) -> str:
         descriptor = self._stderr.fileno()
         size = os.fstat(descriptor).st_size
         tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        return last_words(tail.decode(errors="replace"))
+        return error_line(tail.decode(errors="replace"))
 
 
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
@@ -340,7 +341,7 @@ def signal_of(status: int) -> str:
 
 
 def _environment(launch: Launch) -> dict[str, str]:
-    """Return a worker's environment variables, including the commit and the path of the worker's code.
+    """Return a worker's environment variables, with its code's commit and path.
 
     PYTHONSAFEPATH is set, so that modules in the current folder do not replace installed packages.
     """

@@ -1,4 +1,4 @@
-"""Show a run's progress: a line with the result of each finished case, and on a terminal a progress bar."""
+"""Show a run's progress: each finished case's result, and a bar on a terminal."""
 
 import sys
 from collections import Counter
@@ -18,7 +18,7 @@ _BAR_WIDTH, _NUMBERS_WIDTH = 10, 40
 
 
 class Progress:
-    """Context manager that shows a run's progress while it is open. Pass it to `run_jobs` as `Options.on_event`.
+    """Context manager that shows a run's progress; pass it as `Options.on_event`.
 
     On a terminal, it also shows the current case of each GPU.
     title: name of the run. The event "plan" sets the attribute `total`, the number of cases.
@@ -63,10 +63,10 @@ class Progress:
         elif event.kind == "start" and event.planned is not None:
             room = max(12, self._rich.console.width - _BAR_WIDTH - _NUMBERS_WIDTH)
             label = clipped(_with_slot(event, event.planned.case.label), room)
-            if event.place:
-                if event.place not in self._slots:
-                    self._slots[event.place] = self._rich.add_task("", total=None, counts="")
-                self._rich.update(self._slots[event.place], description=label)
+            if event.slot:
+                if event.slot not in self._slots:
+                    self._slots[event.slot] = self._rich.add_task("", total=None, counts="")
+                self._rich.update(self._slots[event.slot], description=label)
             else:
                 changes["description"] = label
         elif event.record is not None:
@@ -89,7 +89,7 @@ def plan_line(title: str, event: Event) -> str:
 
 
 def outcome(record: Record) -> str:
-    """Return the result of a case on one line: status, label, and the median time or the reason for its absence."""
+    """Return a case's result on one line: status, label, median time or failure reason."""
     result = record.reason
     if record.samples_ms:
         result = f"{_milliseconds(median(record.samples_ms))} median of {len(record.samples_ms)}"
@@ -101,7 +101,7 @@ def outcome(record: Record) -> str:
 
 
 def _with_slot(event: Event, text: str) -> str:
-    return f"{event.place}: {text}" if event.place else text
+    return f"{event.slot}: {text}" if event.slot else text
 
 
 def _milliseconds(value: float) -> str:

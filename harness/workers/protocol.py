@@ -1,4 +1,4 @@
-"""Protocol between a run and its workers: each request and each answer is one JSON object on one line.
+"""Protocol between a run and its workers: requests and answers, a JSON line each.
 
 `harness.worker` answers these requests:
 
@@ -27,7 +27,7 @@ from harness.schema.run_file import Planned
 
 
 class WorkerLost(Exception):
-    """Raised if a worker gives no usable answer. status, reason: as the case's record should have them."""
+    """Raised if a worker gives no usable answer, with status and reason for the record."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -55,12 +55,12 @@ class Probe:
 
 
 def line_of(message: Mapping[str, Any]) -> bytes:
-    """Return a request or an answer as a line of JSON. Raises ValueError if it contains NaN or infinity."""
+    """Return a message as a line of JSON; ValueError if it has NaN or infinity."""
     return json.dumps(message, allow_nan=False).encode() + b"\n"
 
 
 def answer_in(buffer: bytearray) -> dict[str, Any] | None:
-    """Remove the first complete answer from `buffer` and return the answer; None if there is none yet.
+    """Remove the first complete answer from `buffer` and return it; None if none is there.
 
     Lines that do not begin an object, such as messages of a container program, are dropped.
     Raises WorkerLost if the answer is not JSON.
@@ -101,7 +101,7 @@ def record_of(answer: Mapping[str, Any], planned: Planned) -> Record:
 
 
 def probe_of(answer: Mapping[str, Any]) -> Probe:
-    """Return the answer to a request "probe" as a `Probe`; for an unusable answer, its status is "unstarted"."""
+    """Return the answer to a request "probe"; "unstarted" for an unusable answer."""
     try:
         available, reason = answer["available"] is True, str(answer["reason"])
         if not (available or reason):

@@ -1,4 +1,4 @@
-"""Run or resume the jobs of a run: on one device, on several GPUs of a host, or as a Slurm task."""
+"""Run or resume a run's jobs: on one device, on a host's GPUs, or as a Slurm task."""
 
 import signal
 import threading
@@ -19,7 +19,7 @@ from harness.schema.record import Record
 from harness.schema.run import Run, latest
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import Pool
-from harness.workers.process import HERE, Launch, Limits, Place, PlaceLost, Stopped, WorkerProcess
+from harness.workers.process import DEFAULT_SLOT, GpuLost, GpuSlot, Launch, Limits, Stopped, WorkerProcess
 from harness.workers.protocol import WorkerLost, case_request, record_of
 
 TRIES = 2  # attempts at a case whose worker was killed or did not start, over all resumptions
@@ -34,12 +34,12 @@ def nothing(record: Record) -> bool:
 
 
 def not_ok(record: Record) -> bool:
-    """Return whether a record's status is not "ok". As `Options.retry`, this measures such cases again."""
+    """Whether a record's status is not "ok"; an `Options.retry` that repeats such cases."""
     return record.status != "ok"
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised when SIGTERM or SIGHUP arrives. As a KeyboardInterrupt, it ends a run in the same way as Ctrl-C."""
+    """Raised by SIGTERM or SIGHUP, to end a run as Ctrl-C does."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,12 @@ def run_jobs(
     run: Run,
     launches: Mapping[Pair, Launch],
     options: Options = Options(),
-    places: Sequence[Place] = (HERE,),
+    slots: Sequence[GpuSlot] = (DEFAULT_SLOT,),
     task: Holder | None = None,
 ) -> list[Record]:
-    """Run the unfinished cases of a run, append their records, and return the run's last record per case and repeat.
+    """Run a run's unfinished cases and append their records.
 
+    Returns the run's last record of each case and repeat.
     A crash, a signal, a timeout, exhausted memory and a failed check also give a record.
     A case with a record runs again if the case was skipped, if its worker was lost (status in `LOST`) fewer than
     `TRIES` times, or if `options.retry` returns True.
@@ -172,11 +173,11 @@ class _JobRun:
 
         Raises PlaceLost if the slot's GPU does not answer any more, and Stopped once `stop` is set.
         """
-        run, name = self.run, self.place.name
+        run, name = self.run, self.slot.name
         whole = next(each for each in run.jobs if each.pair == self.job.pair)  # also the cases of other calls
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.options.repeat]
         before = {record.case.key: record for record in records}
-        launch = replace(self.launch, env={**self.launch.env, **self.place.env})
+        launch = replace(self.launch, env={**self.launch.env, **self.slot.env})
         with WorkerProcess(launch, self.options.limits.start_s, self.stop.is_set) as worker:
             for planned in list(pending):
                 if self.stop.is_set():
@@ -186,8 +187,8 @@ class _JobRun:
                     record = self._unmeasured(worker, planned, "skipped", reason)
                 else:
                     record = self._record(worker, planned)
-                if record.status not in ("ok", "incorrect") and not self.place.is_there():
-                    raise PlaceLost
+                if record.status not in ("ok", "incorrect") and not self.slot.is_there():
+                    raise GpuLost
                 earlier = before.get(planned.case.key)
                 if earlier and record.status == earlier.status == "skipped" and record.reason == earlier.reason:
                     record = earlier  # the file stays as it is
@@ -198,7 +199,7 @@ class _JobRun:
                 pending.remove(planned)
 
     def _record(self, worker: WorkerProcess, planned: Planned) -> Record:
-        """Run a case in the worker and return its record; if the worker is lost, a record with that reason."""
+        """Run a case in the worker and return its record, or one that says why it was lost."""
         found = worker.ready()
         if not found.available:
             return self._unmeasured(worker, planned, found.status, found.reason)
@@ -224,9 +225,9 @@ class _JobRun:
         """
         record = replace(record_of(answer, planned), repeat=self.options.repeat)
         environment = record.environment
-        self.place.refuse_another_gpu(environment)
+        self.slot.refuse_another_gpu(environment)
         asked = self.run.file.requests[-1].machine if self.run.file.requests else {}
-        of_gpu = bool(self.place.device_id) or asked.get("device_kind") == "cuda"
+        of_gpu = bool(self.slot.device_id) or asked.get("device_kind") == "cuda"
         if record.status == "ok" and of_gpu and environment.get("device_kind") != "cuda":
             raise ValueError("it was measured on the CPU: the worker's packages see no GPU, but this run is for a GPU")
         claimed_s, took_s = sum(record.samples_ms) * record.calls / 1e3, answer["waited_s"]
@@ -238,18 +239,18 @@ class _JobRun:
         return replace(record, environment={**environment, "cpu": cpu})
 
     def _unmeasured(self, worker: WorkerProcess, planned: Planned, status: str, reason: str) -> Record:
-        """Return a record with this status and reason, and without samples, for a case that no worker measured."""
+        """Return a record with this status and reason for a case that no worker measured."""
         found = worker.found
         environment = found.environment if found and found.environment else self._seen_from_here()
         paired = around(environment, environment)
         return Record(planned.case, status, reason, environment=paired, started_at=_now(), repeat=self.options.repeat)
 
     def _seen_from_here(self) -> dict[str, Any]:
-        """Return the environment for the record of a worker that never answered, as seen by this process.
+        """Return the environment of a worker that never answered, as this process sees it.
 
         It has this machine and the commit of the worker's code, but no versions of packages.
         """
-        machine = snapshot(visible=self.place.env.get(GPU_VARIABLE))
+        machine = snapshot(visible=self.slot.env.get(GPU_VARIABLE))
         commit, dirty = commit_and_dirty(self.launch.root)
         return machine | {"software": {}, "commit": commit, "dirty": dirty}
 

@@ -1,4 +1,4 @@
-"""Run an array of Slurm tasks: write its batch script, submit the script, and query the states of the tasks."""
+"""Run an array of Slurm tasks: its batch script, its submission, and task states."""
 
 import re
 import shlex
@@ -24,7 +24,7 @@ REQUEUES = 3  # times that the script requeues a killed task; Slurm itself reque
 
 
 class SlurmError(RecordError):
-    """Raised for a wrong value of --slurm and if a Slurm command fails. The message is one sentence."""
+    """Raised for a wrong --slurm and if a Slurm command fails, with one sentence."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def parsed(text: str) -> SlurmRequest:
         options[name] = value
     counts = [name for name in ("gpus", "tasks") if name in options]
     if len(counts) != 1:
-        raise SlurmError("--slurm: say how many GPUs, gpus=N, or how many tasks without a GPU, tasks=N")
+        raise SlurmError("--slurm: give the number of GPUs, gpus=N, or of tasks without a GPU, tasks=N")
     count = options.pop(counts[0])
     if not count.isdecimal() or not 1 <= int(count) <= 1000:
         raise SlurmError(f"--slurm {counts[0]}={count}: must be a number from 1 to 1000")
@@ -74,7 +74,7 @@ def parsed(text: str) -> SlurmRequest:
 
 
 def script(request: SlurmRequest, tasks: int, command: Sequence[str], folder: str, log: str) -> str:
-    """Return a batch script for `tasks` tasks: each runs `command` in `folder` and appends its output to `log`."""
+    """Return a batch script whose tasks run `command` in `folder` and append to `log`."""
     options = {"job-name": "ttt-bench", "array": f"0-{tasks - 1}", "requeue": "", "open-mode": "append"}
     options |= {"chdir": folder, "output": log}
     options |= {"gres": "gpu:1"} if request.gpu and "gres" not in request.options else {}
@@ -97,12 +97,12 @@ exit "$status"
 
 
 def _directive(name: str, value: str) -> str:
-    """Return the batch script's line for an option of sbatch, with the value quoted as for a shell."""
+    """Return the batch script's line for an option of sbatch, quoted as for a shell."""
     return f"#SBATCH --{name}{'=' + shlex.quote(value) if value else ''}"
 
 
 def submit(script_path: str) -> str:
-    """Submit a batch script to Slurm and return the id of its job. Raises SlurmError if that fails."""
+    """Submit a batch script and return its Slurm job id, or raise SlurmError."""
     output = _ask(["sbatch", "--parsable", script_path])
     ids = [line.strip().split(";")[0] for line in output.splitlines()]  # a site may print more
     if not (jobs := [job for job in ids if job.isdecimal()]):
@@ -144,5 +144,5 @@ def _ask(command: Sequence[str]) -> str:
         raise SlurmError(f"{command[0]}: could not be started: {error.strerror}") from None
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise SlurmError(f"{command[0]} refused: {'; '.join(lines[-2:]) or f'exit status {done.returncode}'}")
+        raise SlurmError(f"{command[0]} failed: {'; '.join(lines[-2:]) or f'exit status {done.returncode}'}")
     return done.stdout

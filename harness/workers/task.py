@@ -1,4 +1,4 @@
-"""Work of one Slurm task: several tasks share a run, and each task claims and runs one free job after another."""
+"""Work of one Slurm task: claim and run one free job after another of a shared run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,14 +10,14 @@ from harness.schema.claims import Claims, Holder
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Pair, RunError
 from harness.workers import slurm
-from harness.workers.process import HERE, Launch, Place
+from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch
 from harness.workers.scheduler import Event, Options, run_jobs
 
 
 def run_task(
-    run: Run, launches: Mapping[Pair, Launch], holder: Holder, options: Options, place: Place = HERE
+    run: Run, launches: Mapping[Pair, Launch], holder: Holder, options: Options, slot: GpuSlot = DEFAULT_SLOT
 ) -> list[str]:
-    """Claim and run jobs of `options.jobs` until none is free; return the names of the jobs that this task finished.
+    """Claim and run jobs of `options.jobs` until none is free; return the finished names.
 
     After Slurm requeued this task, the job that the task claimed before also counts as free.
     holder: this process as a Slurm task.
@@ -35,7 +35,7 @@ def run_task(
         for job in jobs:
             if claimed.take(job.name, holder):
                 watched = partial(_show_own, run, claimed, job, holder, options.on_event)
-                run_jobs(run, launches, replace(options, jobs=[job], on_event=watched), [place], holder)
+                run_jobs(run, launches, replace(options, jobs=[job], on_event=watched), [slot], holder)
                 claimed.finish(job.name)
                 done.append(job.name)
         if all(claimed.is_finished(job.name) for job in jobs):
@@ -44,7 +44,7 @@ def run_task(
 
 
 def refuse_submitted(folder: Path) -> None:
-    """Raise RunError if the run in `folder` was submitted to Slurm and the Slurm job has not certainly ended."""
+    """Raise RunError if the run was submitted to Slurm and may still be running there."""
     known = claims.submission(folder)
     if known is None:
         return

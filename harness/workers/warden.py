@@ -1,4 +1,4 @@
-"""Run a command, and kill all descendants of the command when the command ends or the caller dies.
+"""Run a command; kill its descendants when it ends or the caller dies.
 
     python -I -S warden.py COMMAND [ARGUMENT ...]
 
@@ -53,7 +53,7 @@ def _become(command: list[str], prctl: "ctypes._NamedFuncPointer", warden: int) 
 
 
 def _release_streams() -> None:
-    """Close this process's copies of stdin and stdout, so that the caller sees when the command closes its own."""
+    """Close stdin and stdout here, so that the caller sees when the command closes its own."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -74,7 +74,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def kill_descendants() -> None:
-    """Kill descendants of this process until none is left, for at most 20 s, as they can fork meanwhile."""
+    """Kill this process's descendants until none is left, for at most 20 s: they can fork."""
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         for pid in descendants(os.getpid()):
@@ -91,7 +91,7 @@ def kill_descendants() -> None:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Return the PIDs of all descendants of the process `ancestor`, read from /proc; [] on systems without /proc."""
+    """Return the PIDs of all descendants of `ancestor`, from /proc; [] without /proc."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if entry.isdigit():

@@ -1,1 +1,1 @@
-"""Compare two runs case by case: read their records, decide what changed, and show the result."""
+"""Compare two runs case by case: read records, decide what changed, show the result."""

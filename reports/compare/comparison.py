@@ -1,8 +1,8 @@
-"""Compare two runs case by case: the time ratio B/A with its interval, the differences in environment, and the outcome.
+"""Compare two runs case by case: time ratio B/A, interval, environment and outcome.
 
 Two stored runs of the same packages differ by 0.7% in the median and by 2% in 5% of the cases. So a case of two stored
 runs counts as slower or faster only beyond `STORED_BAR`. For the two runs of `ttt-bench ab`, which alternate their
-processes, `reports.compare.judge` decides. Cases measured on two GPU models get a ratio but no outcome.
+processes, `reports.compare.decision` decides. Cases measured on two GPU models get a ratio but no outcome.
 """
 
 import math
@@ -13,7 +13,7 @@ from harness.measure.interval import FEWEST
 from harness.schema.reason import counted
 from harness.schema.record import RecordError
 from harness.schema.run import Run
-from reports.compare.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
+from reports.compare.decision import BAR, LEAST_ROUNDS, MOST_ROUNDS, CaseResult, decide
 from reports.compare.side import GPU_UNIT, VARIABLES, CaseSide, RunCases, Side
 
 STORED_BAR = 0.05  # the same case has differed by up to 2.6% between two stored runs
@@ -21,7 +21,7 @@ STORED_BAR = 0.05  # the same case has differed by up to 2.6% between two stored
 BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
 NOISE = "same within noise"
 ELSEWHERE = ("another GPU", "another driver", "another CPU")
-VERDICTS = ("slower", "lost", "faster", "gained", "same", NOISE, "undecided", "not judged", *ELSEWHERE)
+OUTCOMES = ("slower", "lost", "faster", "gained", "same", NOISE, "undecided", "unreliable", *ELSEWHERE)
 LOG_LIMIT = 700.0  # exp of more overflows a float
 NAMED = 3  # pairs of values of a setting that are listed; more depend on the case
 _UNFINISHED = "no record in {}, which is unfinished"
@@ -58,7 +58,7 @@ class Row:
     """A case with a result in both runs, as one row of the comparison's table.
 
     name: the labels of system and backend. a_ms, b_ms: each run's latency, the median of its processes' medians.
-    judged: the outcome with the ratio. notes: remarks on the measurement, such as throttling.
+    result: the outcome with the ratio. notes: remarks on the measurement, such as throttling.
     """
 
     key: str
@@ -67,13 +67,13 @@ class Row:
     phase: str
     a_ms: float
     b_ms: float
-    judged: Judged
+    result: CaseResult
     notes: tuple[str, ...] = ()
 
     @property
     def apart(self) -> float:
-        """The relative difference of the two times: the longer over the shorter, less 1 (0.02 for 2%)."""
-        ratio = max(self.judged.ratio, math.exp(-LOG_LIMIT))
+        """The relative difference of the two times: longer / shorter - 1 (0.02 for 2%)."""
+        ratio = max(self.result.ratio, math.exp(-LOG_LIMIT))
         return max(ratio, 1 / ratio) - 1
 
 
@@ -112,9 +112,9 @@ class Comparison:
 
     @property
     def elsewhere(self) -> str:
-        """How the device differs, such as `another GPU`, if every row compares two kinds of device; else ""."""
-        verdicts = [row.judged.verdict for row in self.rows]
-        return verdicts[0] if verdicts and set(verdicts) <= {*ELSEWHERE} else ""
+        """How the device differs, such as `another GPU`, if it does in every row; else ""."""
+        outcomes = [row.result.outcome for row in self.rows]
+        return outcomes[0] if outcomes and set(outcomes) <= {*ELSEWHERE} else ""
 
     @property
     def regressions(self) -> int:
@@ -124,21 +124,22 @@ class Comparison:
         """
         if self.elsewhere:
             return 0
-        return sum(row.judged.regressed for row in self.rows) + sum(each.lost for each in self.missing)
+        return sum(row.result.regressed for row in self.rows) + sum(each.lost for each in self.missing)
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of cases by outcome, such as {"slower": 2, "same": 10}; outcomes without a case are left out."""
-        verdicts = [row.judged.verdict for row in self.rows]
+        """The number of cases by outcome, such as {"slower": 2, "same": 10}, without zeros."""
+        outcomes = [row.result.outcome for row in self.rows]
         if not self.elsewhere:
-            verdicts += ["lost"] * sum(each.lost for each in self.missing)
-            verdicts += ["gained"] * sum(each.gained for each in self.missing)
-        return {verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict in verdicts}
+            outcomes += ["lost"] * sum(each.lost for each in self.missing)
+            outcomes += ["gained"] * sum(each.gained for each in self.missing)
+        return {outcome: outcomes.count(outcome) for outcome in OUTCOMES if outcome in outcomes}
 
 
 def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
-    """Return the comparison of runs A and B. fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
+    """Return the comparison of runs A and B.
 
+    fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
     Raises NotComparable if no case is in both runs, RecordError if a run has no records or did not measure time.
     """
     sides = (RunCases.of(a), RunCases.of(b))
@@ -153,14 +154,15 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
 
 
 def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
-    """Return the comparison of two runs' cases. fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
+    """Return the comparison of two runs' cases.
 
+    fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
     For runs that are not interleaved, the comparison's `fail_on` is at least `STORED_BAR`.
     """
     both = [pair for key in a.cases if key in b.cases and (pair := Pair(a.cases[key], b.cases[key])).has_result]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
-    judged = _judged_rounds(both, fail_on) if interleaved else [judged_stored(pair, fail_on) for pair in both]
-    rows = [pair.row(verdict) for pair, verdict in zip(both, judged, strict=True)]
+    results = _round_results(both, fail_on) if interleaved else [stored_result(pair, fail_on) for pair in both]
+    rows = [pair.row(result) for pair, result in zip(both, results, strict=True)]
     return Comparison(
         a.side,
         b.side,
@@ -186,17 +188,17 @@ class Pair:
 
     @property
     def log_ratios(self) -> list[float]:
-        """The log of (B's / A's median time per token) for each round in which both runs have a result."""
+        """The log of (B's / A's median time per token) per round with a result in both runs."""
         a, b = self.a.log_ms, self.b.log_ms
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
-    def row(self, judged: Judged) -> Row:
-        notes = tuple(self._notes(judged))
-        return Row(self.a.key, self.a.label, self.a.name, self.a.phase, self.a.ms, self.b.ms, judged, notes)
+    def row(self, result: CaseResult) -> Row:
+        notes = tuple(self._notes(result))
+        return Row(self.a.key, self.a.label, self.a.name, self.a.phase, self.a.ms, self.b.ms, result, notes)
 
-    def _notes(self, judged: Judged) -> Iterator[str]:
-        if judged.verdict == "undecided":
-            yield f"{judged.decided_by or f'more than {MOST_ROUNDS}'} rounds would decide"
+    def _notes(self, result: CaseResult) -> Iterator[str]:
+        if result.outcome == "undecided":
+            yield f"{result.decided_by or f'more than {MOST_ROUNDS}'} rounds would decide"
         sides = {"A": self.a, "B": self.b}
         for name, side in sides.items():
             if side.samples < FEWEST:
@@ -206,8 +208,8 @@ class Pair:
         if self.a.others or self.b.others:
             said = ", ".join(f"{side.others:.0%} in {name}" for name, side in sides.items() if side.others)
             yield f"loaded machine: others used {said}"
-        if self.a.tokens_said != self.b.tokens_said:
-            said = ", ".join(f"{side.tokens_said} in {name}" for name, side in sides.items())
+        if self.a.tokens_words != self.b.tokens_words:
+            said = ", ".join(f"{side.tokens_words} in {name}" for name, side in sides.items())
             yield f"sequences at once differ: tokens of a sample are {said}; the ratio is of the time of one"
         if self.on_other_hosts:
             yield "CPU overhead of another host"
@@ -221,7 +223,7 @@ class Pair:
 
     @property
     def elsewhere(self) -> str:
-        """How the device differs, such as "another GPU" or "another driver"; "" for the same kind of device."""
+        """How the device differs, such as "another GPU" or "another driver"; "" if it does not."""
         a, b = _device_facts(self.a), _device_facts(self.b)
         what = next((what for what in (*a, *b) if a.get(what) != b.get(what)), "")
         return f"another {what.removesuffix(' cores')}" if what else ""
@@ -242,57 +244,60 @@ class Pair:
 
     @property
     def is_sound(self) -> bool:
-        """Whether both measurements are sound and, if the case is host-bound, come from the same GPU."""
+        """Whether both measurements are reliable, and on one GPU if the case is host-bound."""
         return self.a.is_sound and self.b.is_sound and not self.on_other_hosts
 
 
-def _judged_rounds(pairs: Sequence[Pair], fail_on: float) -> list[Judged]:
+def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
     """Return each pair's outcome from its interleaved rounds.
 
     The outcome is "undecided" for fewer than two complete rounds, and names the difference for two kinds of device.
     """
     enough = [len(pair.log_ratios) >= LEAST_ROUNDS and not pair.elsewhere for pair in pairs]
-    verdicts = iter(judge([pair.log_ratios for pair, has in zip(pairs, enough, strict=True) if has], fail_on))
-    return [next(verdicts) if has else _undecided(pair) for pair, has in zip(pairs, enough, strict=True)]
+    results = iter(decide([pair.log_ratios for pair, has in zip(pairs, enough, strict=True) if has], fail_on))
+    return [next(results) if has else _undecided(pair) for pair, has in zip(pairs, enough, strict=True)]
 
 
-def _undecided(pair: Pair) -> Judged:
+def _undecided(pair: Pair) -> CaseResult:
     middle, half = _stored_ratio(pair)
-    verdict = pair.elsewhere or "undecided"
-    return replace(_judgement(verdict, middle, half, rounds=len(pair.log_ratios)), decided_by=LEAST_ROUNDS)
+    outcome = pair.elsewhere or "undecided"
+    return replace(_result(outcome, middle, half, rounds=len(pair.log_ratios)), decided_by=LEAST_ROUNDS)
 
 
-def judged_stored(pair: Pair, fail_on: float = BAR) -> Judged:
-    """Return the outcome of a case in two stored runs. fail_on: the slowdown (0.01: 1%) beyond which it regressed."""
+def stored_result(pair: Pair, fail_on: float = BAR) -> CaseResult:
+    """Return the outcome of a case in two stored runs.
+
+    fail_on: the slowdown (0.01: 1%) beyond which the case regressed.
+    """
     middle, half = _stored_ratio(pair)
-    verdict = pair.elsewhere or _stored_verdict(pair, middle, half)
-    regressed = verdict == "slower" and middle > math.log1p(fail_on)
-    return _judgement(verdict, middle, half, rounds=min(pair.a.rounds, pair.b.rounds), regressed=regressed)
+    outcome = pair.elsewhere or _stored_outcome(pair, middle, half)
+    regressed = outcome == "slower" and middle > math.log1p(fail_on)
+    return _result(outcome, middle, half, rounds=min(pair.a.rounds, pair.b.rounds), regressed=regressed)
 
 
-def _stored_verdict(pair: Pair, middle: float, half: float) -> str:
+def _stored_outcome(pair: Pair, middle: float, half: float) -> str:
     if not pair.is_sound:
-        return "not judged"
+        return "unreliable"
     if abs(middle) > max(half, math.log1p(STORED_BAR)):
         return "slower" if middle > 0 else "faster"
     noise = math.log1p(max(STORED_BAR, BETWEEN_RUNS["cpu"] if pair.on_cpu else 0.0))
     own = math.hypot(pair.a.half, pair.b.half)
-    return NOISE if max(abs(middle), own) <= noise else "not judged"
+    return NOISE if max(abs(middle), own) <= noise else "unreliable"
 
 
-def _judgement(verdict: str, middle: float, half: float, rounds: int, regressed: bool = False) -> Judged:
+def _result(outcome: str, middle: float, half: float, rounds: int, regressed: bool = False) -> CaseResult:
     ratio, low, high = (math.exp(min(each, LOG_LIMIT)) for each in (middle, middle - half, middle + half))
-    return Judged(verdict, ratio, low, high, rounds, regressed)
+    return CaseResult(outcome, ratio, low, high, rounds, regressed)
 
 
 def _stored_ratio(pair: Pair) -> tuple[float, float]:
-    """Return log(B/A) and half the width of its 95% interval; the width includes the usual spread between runs."""
+    """Return log(B/A) and half of its 95% interval, with the usual spread between runs."""
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     return pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])
 
 
 def _device_facts(side: CaseSide) -> dict[str, str]:
-    """Return GPU and driver, or the CPU's model and cores, by name; values of several machines are joined by "and"."""
+    """Return GPU and driver, or CPU and cores, by name, joined by "and" for several machines."""
     names = dict.fromkeys(name for device in side.devices for name in device)
     return {
         name: " and ".join(dict.fromkeys(device.get(name) or "not recorded" for device in side.devices))
@@ -301,7 +306,7 @@ def _device_facts(side: CaseSide) -> dict[str, str]:
 
 
 def differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
-    """Yield the differences between runs A and B: devices, commits, machines, packages and settings."""
+    """Yield the differences of runs A and B: devices, commits, machines, packages, settings."""
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for pair in pairs:
         a, b = (_device_facts(side) | dict(side.facts) for side in (pair.a, pair.b))

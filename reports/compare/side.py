@@ -19,7 +19,7 @@ from harness.schema.reason import counted, printable, span
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.workers.machine_load import is_loaded
-from reports.words import BETWEEN, commit_said, commit_words
+from reports.words import BETWEEN, commit_name, commit_words
 
 GPU_UNIT = "GPU unit"
 VARIABLES = "environment variables"
@@ -107,7 +107,7 @@ class CaseSide:
         return median(self.log_ms.values()) if self.medians else math.nan
 
     @property
-    def tokens_said(self) -> str:
+    def tokens_words(self) -> str:
         """The distinct numbers of tokens per sample in words, such as `16` or `12 or 16`."""
         return " or ".join(map(str, sorted(set(self.tokens.values()))))
 
@@ -134,7 +134,7 @@ class RunCases:
 
     @classmethod
     def of(cls, run: Run, records: Sequence[Record] | None = None) -> "RunCases":
-        """Return the run's cases for a comparison. records: the run's records; read from its folder if None."""
+        """Return the run's cases for a comparison, from `records` or the run's folder."""
         records = run.records() if records is None else records
         asked = run.file.requests[0] if run.file.requests else None
         return cls(
@@ -181,7 +181,7 @@ def _unfinished(run: Run, records: Sequence[Record]) -> str:
 
 
 def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) -> CaseSide:
-    """Return one case of a run from its records. repeats: the number of rounds that the run planned."""
+    """Return one case of a run from its records, of `repeats` planned rounds."""
     case, measured = records[0].case, timed(records)
     name = printable(BETWEEN.join([catalogue.system_label(case.system), catalogue.backend_label(case.backend)]))
     medians = _medians(measured)
@@ -214,7 +214,7 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
 
 
 def _medians(measured: Iterable[Record]) -> dict[int, float]:
-    """Return the median in ms by repeat; medians of 0 ms or infinity are left out, as they have no ratio."""
+    """Return the median in ms by repeat, without medians of 0 or infinity."""
     found = {record.repeat: median(record.samples_ms) for record in measured}
     return {repeat: middle for repeat, middle in found.items() if 0 < middle < math.inf}
 
@@ -248,7 +248,7 @@ def _devices(measured: Iterable[Record]) -> tuple[dict[str, str], ...]:
 
 
 def _device(record: Record) -> dict[str, str]:
-    """Return the names of the GPU and its driver; for a CPU measurement, the CPU's model and number of cores."""
+    """Return GPU and driver; for a CPU measurement, CPU model and number of cores."""
     gpu, cpu = _object(record, "gpu"), _object(record, "cpu")
     if record.environment.get("device_kind") == "cpu":
         return {"GPU": NO_GPU, "CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
@@ -256,7 +256,7 @@ def _device(record: Record) -> dict[str, str]:
 
 
 def _facts(measured: Iterable[Record]) -> dict[str, str]:
-    """Return commit, GPU unit, CPU, packages, variables and settings by name; distinct values are joined by "and"."""
+    """Return commit, GPU unit, CPU, packages, variables and settings by name."""
     own = [_facts_of(record) for record in measured]
     found = {name: {facts.get(name, "") for facts in own} for facts in own for name in facts}
     return {
@@ -287,7 +287,7 @@ def _said(value: Any) -> str:
 
 
 def _commit(environment: Mapping[str, Any]) -> str:
-    return printable(commit_words(commit_said(environment)))
+    return printable(commit_words(commit_name(environment)))
 
 
 def _joined(words: Iterable[str]) -> str:

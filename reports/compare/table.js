@@ -26,13 +26,13 @@
   }
 
   const form = document.getElementById("filters");
-  const [words, verdict, count] = ["words", "verdict", "count"].map((id) => document.getElementById(id));
+  const [words, outcome, count] = ["words", "outcome", "count"].map((id) => document.getElementById(id));
 
   function filter() {
     const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const row of rows) {
       const text = row.textContent.toLowerCase();
-      row.hidden = !wanted.every((word) => text.includes(word)) || (verdict.value !== "" && row.cells[0].textContent !== verdict.value);
+      row.hidden = !wanted.every((word) => text.includes(word)) || (outcome.value !== "" && row.cells[0].textContent !== outcome.value);
     }
     count.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} cases`;
   }

@@ -10,20 +10,20 @@ from typing import Any
 
 from markupsafe import Markup
 
-from harness.schema.reason import counted, printable, said_number, span
+from harness.schema.reason import counted, format_number, printable, span
 from harness.schema.record import json_values
 from reports import grid
-from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, STORED_BAR, VERDICTS, Comparison, Missing, Row
-from reports.compare.judge import BAR, SAME
+from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, OUTCOMES, STORED_BAR, Comparison, Missing, Row
+from reports.compare.decision import BAR, SAME
 
-COLUMNS = ("verdict", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
+COLUMNS = ("outcome", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
 STORED_MEANING = (
     f"Two runs of the same packages agree within {BETWEEN_RUNS['gpu']:.0%} in 95% of the cases on one GPU, within "
     f"{BETWEEN_RUNS['gpus']:.0%} on two GPUs of one model and within {BETWEEN_RUNS['cpu']:.0%} on a CPU. "
-    f"Differences up to {STORED_BAR:.0%} get no verdict: `ttt-bench ab` measures two commits in turns and judges from "
-    f"{BAR:.0%}."
+    f"Differences up to {STORED_BAR:.0%} count as noise. `ttt-bench ab` measures two commits in turns and finds "
+    f"differences from {BAR:.0%} on."
 )
-ELSEWHERE_MEANING = "Cases on two devices have a ratio and no verdict."
+ELSEWHERE_MEANING = "Cases on two devices have a ratio, but do not count as slower or faster."
 NUMERIC = (False, True, True, True, True, False, False)
 NEAR = (0.01, 0.02, 0.03)  # limits of the table of two runs
 NAMED_CASES = 12  # more cases without a comparison are counted by system
@@ -49,13 +49,13 @@ def answer(comparison: Comparison) -> str:
     return " ".join(filter(None, [within, _beyond(beyond), _counts(comparison, {"slower", "faster", "lost"})]))
 
 
-def _counts(comparison: Comparison, only: Set[str] = frozenset(VERDICTS)) -> str:
-    counts = [f"{count} {verdict}" for verdict, count in comparison.counts.items() if verdict in only]
+def _counts(comparison: Comparison, only: Set[str] = frozenset(OUTCOMES)) -> str:
+    counts = [f"{count} {outcome}" for outcome, count in comparison.counts.items() if outcome in only]
     return f"{', '.join(counts)}." if counts else ""
 
 
 def _ratios(comparison: Comparison) -> str:
-    ratios = sorted(row.judged.ratio for row in comparison.rows)
+    ratios = sorted(row.result.ratio for row in comparison.rows)
     where, a, b = comparison.elsewhere, comparison.a.name, comparison.b.name
     times = f"{where[0].upper()}{where[1:]}: {b} takes {median(ratios):.2f} times as long as {a}"
     if len(ratios) == 1:
@@ -65,7 +65,7 @@ def _ratios(comparison: Comparison) -> str:
 
 
 def _beyond(rows: Sequence[Row]) -> str:
-    """Return a sentence that counts the rows by system, phase and cause, the first of `Row.notes`; "" for no rows.
+    """Return a sentence counting the rows by system, phase and first note; "" for none.
 
     rows: the rows whose difference is larger than `Comparison.near`.
     """
@@ -77,7 +77,7 @@ def _beyond(rows: Sequence[Row]) -> str:
 
 
 def _cause(row: Row) -> str:
-    """Return the row's first note in parentheses, without the run that it names, such as ` in A`; "" without notes."""
+    """Return the row's first note in parentheses, without its run, such as ` in A`; or ""."""
     return f" ({row.notes[0].partition(' in ')[0]})" if row.notes else ""
 
 
@@ -91,7 +91,7 @@ def text(comparison: Comparison) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Return a Markdown comment for a pull request: the answer, then a collapsed table of the largest differences."""
+    """Return a Markdown comment for a pull request: the answer and a collapsed table."""
     rows = [[grid.escaped(cell) for cell in _cells(row)] for row in comparison.rows[:MARKDOWN_ROWS]]
     left = len(comparison.rows) - len(rows)
     title = f"{counted(len(rows), 'case')}, the largest difference first{f'; {left} more differ less' if left else ''}"
@@ -104,7 +104,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def to_json(comparison: Comparison) -> str:
-    """Return the whole comparison as a JSON text, unrounded. Ratios are B/A; an infinite end of an interval is null."""
+    """Return the whole comparison as JSON, unrounded; ratios are B/A, infinity is null."""
     rows = [_flat(row) for row in comparison.rows]
     values = {
         "tool": "ttt-bench",
@@ -114,7 +114,7 @@ def to_json(comparison: Comparison) -> str:
         "interleaved": comparison.interleaved,
         "fail_on": comparison.fail_on,
         "regressions": comparison.regressions,
-        "verdicts": comparison.counts,
+        "outcomes": comparison.counts,
         "differences": [asdict(each) for each in comparison.differences],
         "cases": rows,
         "without_comparison": [asdict(each) for each in comparison.missing],
@@ -123,7 +123,10 @@ def to_json(comparison: Comparison) -> str:
 
 
 def page(comparison: Comparison, profiles: str = "") -> str:
-    """Return a self-contained HTML page of the comparison. profiles: HTML of `diff_of_runs`, appended to the page."""
+    """Return a self-contained HTML page of the comparison.
+
+    profiles: HTML of `diff_of_runs`, appended to the page.
+    """
     from reports.page.embedding import script_hash
     from reports.resources import environment, source
 
@@ -188,7 +191,7 @@ def _opening(comparison: Comparison) -> list[str]:
 
 
 def _without(comparison: Comparison) -> list[str]:
-    """Return a line for each reason why cases are not compared, followed by the names of these cases."""
+    """Return a line per reason why cases are not compared, with these cases' names."""
     reasons: dict[str, list[Missing]] = {}
     for each in comparison.missing:
         reasons.setdefault(each.reason, []).append(each)
@@ -196,7 +199,7 @@ def _without(comparison: Comparison) -> list[str]:
 
 
 def _named(cases: list[Missing]) -> str:
-    """Return the labels of the cases in words; more than `NAMED_CASES` are only counted by system and backend."""
+    """Return the cases' labels in words, or counts if there are over `NAMED_CASES`."""
     if len(cases) <= NAMED_CASES:
         return ", ".join(case.label for case in cases)
     systems = Counter(case.name for case in cases)
@@ -212,9 +215,9 @@ def _closing(comparison: Comparison) -> list[str]:
             f"Slower and faster are by more than {BAR:.0%}, same is within {SAME:.0%}."
         )
     else:
-        verdicts = {row.judged.verdict for row in comparison.rows}
-        lines += [ELSEWHERE_MEANING] if verdicts & {*ELSEWHERE} else []
-        lines += [STORED_MEANING] if verdicts - {*ELSEWHERE} else []
+        outcomes = {row.result.outcome for row in comparison.rows}
+        lines += [ELSEWHERE_MEANING] if outcomes & {*ELSEWHERE} else []
+        lines += [STORED_MEANING] if outcomes - {*ELSEWHERE} else []
     if comparison.regressions:
         cases = counted(comparison.regressions, "case")
         beyond = "" if comparison.interleaved else ", and by more than two runs differ by themselves"
@@ -223,36 +226,36 @@ def _closing(comparison: Comparison) -> list[str]:
 
 
 def _cells(row: Row) -> list[str]:
-    judged = row.judged
+    result = row.result
     return [
-        judged.verdict,
-        f"{judged.ratio:.3f}",
-        f"{judged.low:.3f} to {judged.high:.3f}",
-        said_number(row.a_ms, 4),
-        said_number(row.b_ms, 4),
+        result.outcome,
+        f"{result.ratio:.3f}",
+        f"{result.low:.3f} to {result.high:.3f}",
+        format_number(row.a_ms, 4),
+        format_number(row.b_ms, 4),
         row.label,
         "; ".join(row.notes),
     ]
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    """Return a row as one dict for JSON, in which the fields of `Judged` stand next to those of `Row`."""
+    """Return a row as one dict for JSON, with the fields of `CaseResult` next to its own."""
     values = asdict(row)
-    return values | values.pop("judged")
+    return values | values.pop("result")
 
 
 def _reach(rows: Sequence[Row]) -> float:
-    """Return where the plots' axis ends, as |log(B/A)|: every ratio and 90% of the interval ends lie within."""
-    ends = sorted(abs(math.log(end)) for row in rows for end in (row.judged.low, row.judged.high))
+    """Return the end of the plots' axis, |log(B/A)|: all ratios and 90% of ends are within."""
+    ends = sorted(abs(math.log(end)) for row in rows for end in (row.result.low, row.result.high))
     return max(SCALE, *(math.log1p(row.apart) for row in rows), ends[int(0.9 * (len(ends) - 1))]) if rows else SCALE
 
 
 def _plot(row: Row, reach: float) -> dict[str, float]:
-    """Return the x in pixels of the row's ratio, "low" and "high" on an axis that ends at ±`reach` in log(B/A).
+    """Return the x in pixels of "ratio", "low" and "high" on an axis up to ±`reach`.
 
     Values outside the axis are moved to its end. "left", "right": whether the interval extends beyond that end.
     """
-    ends = {"low": row.judged.low, "ratio": row.judged.ratio, "high": row.judged.high}
+    ends = {"low": row.result.low, "ratio": row.result.ratio, "high": row.result.high}
     places = {name: WIDTH / 2 * (1 + math.log(at) / reach) for name, at in ends.items()}
     clipped = {name: round(min(WIDTH, max(0, at)), 1) for name, at in places.items()}
     return clipped | {"left": places["low"] < -1, "right": places["high"] > WIDTH + 1}

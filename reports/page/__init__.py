@@ -1,1 +1,1 @@
-"""The HTML page of a run: its figures with their lines and findings, and the scripts that draw the figures."""
+"""The HTML page of a run: figures, lines, findings, and the scripts that draw them."""

@@ -1,4 +1,4 @@
-"""The JSON data of a page, which its scripts read: the columns of the table, the figures, and their labels."""
+"""A page's JSON data for its scripts: table columns, figures and labels."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.quality import by_case, by_place
+from harness.quality import by_case, by_machine
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import rounded
 from harness.schema.record import Record
@@ -30,7 +30,7 @@ from reports.stats import (
     row_keys,
 )
 from reports.tables import plain, shown, telling_apart
-from reports.words import said_setting
+from reports.words import format_setting
 
 DIGITS = 6  # significant digits of a number
 # Labels of the page's own columns. The catalogue has the labels of metrics and axes.
@@ -109,14 +109,14 @@ def page_data(
 
 
 def samples(records: list[Record]) -> str:
-    """Return the timed samples as JSON: for each row of `stats.frame` a list per process, in ms to four digits."""
-    groups = (group for case in by_case(records).values() for group in by_place(case))
+    """Return the timed samples as JSON: per row of `stats.frame` a list per process, in ms."""
+    groups = (group for case in by_case(records).values() for group in by_machine(case))
     found = [[[rounded(ms, 4) for ms in record.samples_ms] for record in group] for group in groups]
     return json.dumps(found, separators=(",", ":"))
 
 
 def profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, str]:
-    """Return {row number: anchor of the profile in the page} for the rows of `stats.frame` whose case has a profile.
+    """Return {row number: anchor of its profile} for rows whose case has a profile.
 
     profiled: the page's section on profiles; None if the run has no profiles.
     """
@@ -125,7 +125,7 @@ def profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, 
 
 
 def _other_settings(table: pd.DataFrame, names: Sequence[str], catalogue: Catalogue) -> list[str]:
-    """Return for each row its values in the columns `names` as one text, without values at their default.
+    """Return each row's values in the columns `names` as text, without defaults.
 
     If every row sets a column that has no default in the catalogue, the most frequent value counts as the default.
     """
@@ -134,7 +134,7 @@ def _other_settings(table: pd.DataFrame, names: Sequence[str], catalogue: Catalo
     usual |= {name: table[name].mode().iat[0] for name in filled}
 
     def words(name: str, value: Any) -> str:
-        return "" if pd.isna(value) or value in ("", usual[name]) else said_setting(catalogue.axis(name), value)
+        return "" if pd.isna(value) or value in ("", usual[name]) else format_setting(catalogue.axis(name), value)
 
     rows = table[list(names)].itertuples(index=False)
     return [", ".join(filter(None, map(words, names, row))) for row in rows]
@@ -150,7 +150,7 @@ def _label(name: str, catalogue: Catalogue) -> str:
 
 
 def _varied(table: pd.DataFrame) -> list[str]:
-    """Return the names of the columns whose values differ between rows, and of those in `_ALWAYS_SHOWN`."""
+    """Return the columns whose values differ between rows, and those of `_ALWAYS_SHOWN`."""
     return [name for name in table.columns if name in _ALWAYS_SHOWN or table[name].nunique(dropna=False) > 1]
 
 
@@ -182,7 +182,7 @@ def constants(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, str]:
 def _names(
     table: pd.DataFrame, catalogue: Catalogue, failures: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, str]]:
-    """Return {"system": {name: label}, "backend": ..., "phase": ...} for names in the table or in `failures`."""
+    """Return {"system": {name: label}, ...} for names in the table or in `failures`."""
     labels: dict[str, Callable[[str], str | None]] = {
         "system": catalogue.system_label,
         "backend": catalogue.backend_label,

@@ -1,4 +1,4 @@
-"""Embed data and scripts in an HTML page whose Content-Security-Policy allows only the page's own scripts."""
+"""Embed data and scripts in an HTML page whose CSP allows only its own scripts."""
 
 import base64
 import gzip
@@ -16,7 +16,7 @@ _OTHER_CHARTS = re.compile(r"([\w$]+)\.register\(\[(?:[\w$]+\(\),?)+\]\);(?=[\w$
 
 
 def embedded_json(value: Any) -> Markup:
-    """Return the value as JSON text for a script element, escaped so that no text in it can end the element.
+    """Return the value as JSON for a script element, which no text in it can end.
 
     Raises ValueError if a number is not finite.
     """
@@ -27,8 +27,9 @@ def embedded_json(value: Any) -> Markup:
 
 
 def packed(text: str) -> Markup:
-    """Return the text compressed and encoded in base 85, which `load.js` unpacks; base 85 adds a quarter to the size.
+    """Return the text compressed and in base 85, which `load.js` unpacks.
 
+    Base 85 adds a quarter to the size.
     The characters <, > and & have a meaning in HTML, so comma, full stop and colon replace them.
     """
     data = base64.b85encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
@@ -36,7 +37,7 @@ def packed(text: str) -> Markup:
 
 
 def script_hash(script: str) -> str:
-    """Return the hash of a script, such as `sha256-...`, with which the Content-Security-Policy allows the script."""
+    """Return a script's hash, such as `sha256-...`, for the Content-Security-Policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 

@@ -25,7 +25,7 @@ LATENCIES, RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "g
 
 @dataclass(frozen=True)
 class Figure:
-    """The data of one figure, which the page holds as JSON; `x` and `y` are names of columns of the table.
+    """The data of one figure as JSON; `x` and `y` are names of columns of the table.
 
     id: the figure's name in URLs. caption: the settings that all lines share. remarks: how the points were measured.
     y_log: whether the y axis is logarithmic at first. headline: whether the figure answers the run's main question.
@@ -56,14 +56,14 @@ class Figure:
 
 
 def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
-    """Return the figures for a table of `stats.frame`; those whose catalogue entry names primary lines come first."""
+    """Return the figures for a table of `stats.frame`, those with primary lines first."""
     looks, table = Looks(table, catalogue), _with_machine(table)
     plans = sorted(_plans(table, catalogue), key=lambda plan: not plan[1].primary)
     return _numbered([figure for plan in plans for figure in _drawn(looks, *plan)])
 
 
 def undrawn(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return a sentence for each figure whose cases have results, but none with the metric of the y axis."""
+    """Return a sentence per figure whose cases have results, but none with its metric."""
     return [
         f"{entry.title} is not drawn: no record has {catalogue.metric(entry.y).label}."
         for _, entry, rows in _plans(table, catalogue)
@@ -72,7 +72,7 @@ def undrawn(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def _numbered(drawn: list[Figure]) -> list[Figure]:
-    """Return the figures with unique ids: a number is appended to an id that an earlier figure has."""
+    """Return the figures with unique ids, a number appended to repeated ones."""
     seen: dict[str, int] = {}
     for number, figure in enumerate(drawn):
         seen[figure.id] = seen.get(figure.id, 0) + 1
@@ -131,7 +131,7 @@ def _default_plans(
 
 
 def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> Iterator[Figure]:
-    """Yield the figures of one catalogue entry, one for each combination of values in the columns `entry.split`."""
+    """Yield the figures of a catalogue entry, one per combination of `entry.split` values."""
     if entry.x not in rows or entry.y not in rows:
         return
     rows = rows[pd.to_numeric(rows[entry.x], errors="coerce").notna()].sort_values(entry.x, kind="stable")
@@ -148,9 +148,7 @@ def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> 
 
 @dataclass(frozen=True)
 class _Panel:
-    """Builds the `Figure` of one panel (title, axes, caption, remarks), and a second one of ratios, primal over
-    dual.
-    """
+    """Builds the `Figure` of one panel, and a second one of ratios, primal over dual."""
 
     panel: FigurePanel
     suite: str
@@ -220,7 +218,7 @@ class _Panel:
         return [f"{text[:1].upper()}{text[1:]}." for text in self._details(lines) if text]
 
     def _details(self, lines: list[Line]) -> Iterator[str]:
-        """Yield remarks on how the points were measured, for the lines that the figure shows at first."""
+        """Yield remarks on how the points were measured, for the lines shown at first."""
         points = [point for line in self._at_first(lines) for point in _points(line)]
         rows = self.panel.rows.loc[sorted({row for point in points for row in point})]
         measured = rows[(rows["status"] == "ok") & (rows["samples"] > 0)]
@@ -266,12 +264,12 @@ class _Panel:
 
 
 def _points(line: Line) -> list[tuple[int, ...]]:
-    """Return for each point of the line the numbers of its rows: one row, or numerator and denominator of a ratio."""
+    """Return the row numbers of each point: one row, or numerator and denominator."""
     return list(zip(line.rows, line.base_rows, strict=True)) if line.base_rows else [(row,) for row in line.rows]
 
 
 def _either(found: list[str]) -> str:
-    """Return the phrases joined, as in `timed eagerly, in graphs or by the engine`; a shared first word stands once."""
+    """Return the phrases joined: `timed eagerly, in graphs or by the engine`."""
     first, *others = found
     if len({each.partition(" ")[0] for each in found}) == 1 and all(" " in each for each in found):
         others = [each.partition(" ")[2] for each in others]
@@ -291,7 +289,7 @@ def _spans_wide(values: pd.Series) -> bool:
 
 
 def days(started: Iterable[str]) -> str:
-    """Return the first and the last day (UTC) as one text; "" if no time can be parsed. started: times in ISO 8601."""
+    """Return the first and last day (UTC) of ISO 8601 times as text; "" without such times."""
     found = sorted({day for text in started if (day := _day(text))})
     return span(found[0], found[-1]) if found else ""
 
@@ -310,19 +308,20 @@ def _x_title(entry: FigureEntry, catalogue: Catalogue) -> str:
 
 
 def _widest_axis(rows: pd.DataFrame) -> str:
-    """Return the axis with the most distinct values, used as x of a figure that the catalogue lacks."""
+    """Return the axis with the most distinct values, as x of a figure without an entry."""
     axes = ["context", "batch", *(name for name in option_columns(rows) if pd.api.types.is_numeric_dtype(rows[name]))]
     return max(axes, key=lambda axis: rows[axis].nunique())
 
 
 def own_ends(y: str) -> tuple[str, str]:
-    """Return the names of the columns (low, high) of a metric's own interval; only a few metrics have these columns."""
+    """Return the columns (low, high) of a metric's own interval, which few metrics have."""
     return f"{y}_low", f"{y}_high"
 
 
 def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
-    """Return words that explain the points and error bars of a figure. y: the column of the metric.
+    """Return words on a figure's points and error bars.
 
+    y: the column of the metric.
     measured: the rows of the figure with samples. are_ratios: whether each point divides two medians.
     """
     samples, processes = measured["samples"], measured["processes"]

@@ -8,11 +8,11 @@ import pandas as pd
 from harness.measure.interval import FEWEST
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue, PaperClaim
-from harness.schema.reason import said_number, span
+from harness.schema.reason import format_number, span
 from reports.page.figures import Figure
 from reports.page.ranking import Standing, View, best_standing, standings
 from reports.stats import FEW_SAMPLES, HOT, LOADED, MARKS, UNSTEADY, UNSTEADY_TIMES, case_statuses, marks_in
-from reports.words import BETWEEN, counts_of_missing, left_out, listed, said_x, share_of
+from reports.words import BETWEEN, counts_of_missing, format_x, left_out, listed, share_of
 
 _FLAGS = {
     FEW_SAMPLES: f"with fewer than {FEWEST} samples",
@@ -36,7 +36,7 @@ def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure
 
 
 def finding(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
-    """Return one sentence that sums up a figure: the best lines and their lead, or else the range of the values."""
+    """Return one sentence on a figure: the best lines and their lead, or the values' range."""
     view = View(table, catalogue, figure)
     if figure.lines and figure.lines[0].base_rows:
         return _ratios(view)
@@ -50,7 +50,7 @@ def finding(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     xs = sorted(point.x for point in points)
     who = next(iter(view.labels(drawn).values())) if len(drawn) == 1 else f"{len(drawn)} lines"
     values = f"{who}: {_span(point.value for point in points)} {view.metric.unit}".rstrip()
-    return f"{values} over {view.at(span(said_x(xs[0]), said_x(xs[-1])))}."
+    return f"{values} over {view.at(span(format_x(xs[0]), format_x(xs[-1])))}."
 
 
 def _ratios(view: View) -> str:
@@ -62,14 +62,11 @@ def _ratios(view: View) -> str:
 
 def _span(values: Iterable[float]) -> str:
     found = sorted(values)
-    return span(said_number(found[0]), said_number(found[-1]))
+    return span(format_number(found[0]), format_number(found[-1]))
 
 
 def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
-    """Return the notice that the run measured small models on CPUs; "" if any record is of a GPU.
-
-    kinds: the records' device kinds, "cpu" or "cuda".
-    """
+    """Return the notice that the run measured small models on CPUs; "" for GPU records."""
     if set(kinds) != {"cpu"}:
         return ""
     sizes = ", ".join(sorted(table["size"].unique()))
@@ -78,7 +75,7 @@ def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
 
 
 def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> str:
-    """Return the notice that planned cases have no record; "" if `missing`, the list of these cases, is empty."""
+    """Return the notice that planned cases have no record; "" if `missing` is empty."""
     if not missing:
         return ""
     counts = [f"{count} of {name}" for name, count in counts_of_missing(missing, table, catalogue).values()]
@@ -112,11 +109,13 @@ def _parts(view: View) -> str:
         return ""
     names = listed(list(view.labels(view.compared, view.held).values()))
     best = min(totals, key=totals.__getitem__)
-    return f"{names} take least together at {view.at(said_x(best))}: {said_number(totals[best])} {view.metric.unit}"
+    return (
+        f"The total of {names} is least at {view.at(format_x(best))}: {format_number(totals[best])} {view.metric.unit}"
+    )
 
 
 def _winners(view: View) -> str:
-    """Describe the best lines at each x, and the lead at the largest x that has a single best line.
+    """Describe the best lines at each x, and the lead at the largest x with one best line.
 
     "" if no x has results of two compared lines.
     """
@@ -128,7 +127,7 @@ def _winners(view: View) -> str:
     ahead = [standing for standing in found if len(standing.level) == 1]
     always = [label for label in ahead[-1].level if all(label in each.level for each in found)] if ahead else []
     if always and (len(spans) > 2 or found[-1] is not ahead[-1]):
-        tie = min(each.tie for each in found if len(each.level) > 1)  # "indistinguishable" if any tie is, else "level"
+        tie = max(each.tie for each in found if len(each.level) > 1)  # "indistinguishable" if any tie is, else "equal"
         words = _span_words(f"{_who(ahead[-1], view)} or {tie}", [each.x for each in found], view)
     elif len(words) > _MOST_LETTERS:
         most = {who: sum(len(xs) for other, xs in spans if other == who) for who, _ in spans}
@@ -150,7 +149,7 @@ def _who(standing: Standing, view: View) -> str:
 
 
 def _span_words(who: str, xs: list[float], view: View) -> str:
-    """Return `who` followed by the values of x in words, as in `at every batch`, `up to 8k` or `from 2k`.
+    """Return `who` and the values of x, as in `at every batch`, `up to 8k` or `from 2k`.
 
     xs: the values of x at which `who` holds. The words depend on all values that were measured (`view.tried`).
     """
@@ -158,10 +157,10 @@ def _span_words(who: str, xs: list[float], view: View) -> str:
     if xs == tried:
         return f"{who} at every {view.axis}" if len(xs) > 1 else who
     if len(xs) == 1 or not _are_neighbours(xs, tried):
-        return f"{who} at {listed([said_x(x) for x in xs])}"
+        return f"{who} at {listed([format_x(x) for x in xs])}"
     if xs[0] == tried[0]:
-        return f"{who} up to {said_x(xs[-1])}"
-    return f"{who} from {said_x(xs[0])}" + ("" if xs[-1] == tried[-1] else f" to {said_x(xs[-1])}")
+        return f"{who} up to {format_x(xs[-1])}"
+    return f"{who} from {format_x(xs[0])}" + ("" if xs[-1] == tried[-1] else f" to {format_x(xs[-1])}")
 
 
 def _lead(last: Standing, view: View) -> str:
@@ -170,15 +169,15 @@ def _lead(last: Standing, view: View) -> str:
     last: the ranking at the largest x that has a single best line.
     """
     (best, _), (after, next_who) = last.ranks[:2]
-    at = said_x(last.x) if len(view.tried) > 1 else view.at(said_x(last.x))
+    at = format_x(last.x) if len(view.tried) > 1 else view.at(format_x(last.x))
     if not view.is_speed:
-        return f": {said_number(best.value)} {view.metric.unit} at {at}, {next_who} {said_number(after.value)}"
+        return f": {format_number(best.value)} {view.metric.unit} at {at}, {next_who} {format_number(after.value)}"
     factor = after.value / best.value if view.lower_is_better else best.value / after.value
-    return f", {said_number(factor)} times as fast as {next_who} at {at}"
+    return f", {format_number(factor)} times as fast as {next_who} at {at}"
 
 
 def _best(view: View) -> str:
-    """Return words on the line with the highest value over all x, and on its lead over the next line.
+    """Return words on the line with the highest value and its lead over the next line.
 
     "" for fewer than two lines.
     """
@@ -186,14 +185,14 @@ def _best(view: View) -> str:
     if not found:
         return ""
     (best, who), (after, next_who) = found.ranks[:2]
-    ahead = f"{said_number(best.value / after.value)} times {next_who}"
+    ahead = f"{format_number(best.value / after.value)} times {next_who}"
     if next_who in found.level:
-        ahead = f"{found.tie} {'with' if found.tie == 'level' else 'from'} {next_who}"
-    return f"{who} reaches {said_number(best.value)} {view.metric.unit} at {view.at(said_x(best.x))}, {ahead}"
+        ahead = f"{found.tie} {'from' if found.tie == 'indistinguishable' else 'to'} {next_who}"
+    return f"{who} reaches {format_number(best.value)} {view.metric.unit} at {view.at(format_x(best.x))}, {ahead}"
 
 
 def flags(rows: pd.DataFrame) -> list[str]:
-    """Return the number of rows with each kind of flag, as in `3 unsteady`; kinds without a row are left out."""
+    """Return the number of rows per kind of flag, as in `3 unsteady`, without zeros."""
     found = [{_FLAGS[mark] for mark in marks_in(cell) if mark in _FLAGS} for cell in rows.get(MARKS, ())]
     counts = {words: sum(words in own for own in found) for words in _FLAGS.values()}
     return [f"{count} {words}" for words, count in counts.items() if count]
@@ -223,7 +222,7 @@ def _checked(view: View, claim: PaperClaim) -> str:
 
 
 def _out_of_memory(views: Iterable[View]) -> str:
-    """Return a sentence that names the ranked lines that ran out of memory, and the smallest x of each; "" for none."""
+    """Return a sentence on ranked lines out of memory, with each one's least x, or ""."""
     found: dict[str, list[str]] = {}
     for view in views:
         labels = view.labels(view.ranked)
@@ -231,18 +230,18 @@ def _out_of_memory(views: Iterable[View]) -> str:
             rows = view.rows([line])
             lost = rows[view.figure.x][rows["status"] == "oom"]
             if len(lost):
-                at = f"{view.figure.title[:1].lower()}{view.figure.title[1:]} at {view.at(said_x(lost.min()))}"
+                at = f"{view.figure.title[:1].lower()}{view.figure.title[1:]} at {view.at(format_x(lost.min()))}"
                 found.setdefault(at, []).append(labels[line.name])
     words = ", ".join(f"{listed(names)} ({where})" for where, names in found.items())
     return f"Did not fit in memory: {words}." if words else ""
 
 
 def _among(xs: Sequence[float], tried: Sequence[float]) -> str:
-    """Return the values `xs` in words: as a span if they are neighbors in `tried`, else as a list.
+    """Return the values `xs` in words: a span if neighbors in `tried`, else a list.
 
     tried: all values of x to be considered, in order.
     """
-    words = [said_x(x) for x in xs]
+    words = [format_x(x) for x in xs]
     return span(words[0], words[-1]) if _are_neighbours(xs, tried) else listed(words)
 
 

@@ -1,4 +1,4 @@
-"""Render the records of a run as one HTML file that can be opened from disk, without a network."""
+"""Render a run's records as one HTML file that opens from disk without a network."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ UNTIMED = "No case was timed: the run only profiled or checked its cases. `ttt-b
 
 @dataclass(frozen=True)
 class Around:
-    """Addresses of the site's other files for a page that is part of a site, relative to the page.
+    """Relative addresses of the site's other files for a page that is part of a site.
 
     plotly: the address of plotly.js, which all pages of the site share. links: (words, address) for the top bar.
     downloads: (words, address) of each file to download.
@@ -71,7 +71,7 @@ def render(
     missing: Sequence[Case] = (),
     part: str = "",
 ) -> str:
-    """Return the page of `records` as HTML; its Content-Security-Policy forbids loading anything from outside the page.
+    """Return the page of `records` as HTML, which loads nothing from outside.
 
     profiled: the section on the run's profiles. table: `stats.frame` of the records; computed if None.
     around: set if the page is part of a site; then the page links to Plotly and downloads instead of embedding them.
@@ -128,7 +128,7 @@ def render(
 
 
 def run_title(name: str, table: pd.DataFrame) -> str:
-    """Return the title of a run's page: the name of the run's folder, then its devices. table: of `stats.frame`."""
+    """Return the title of a run's page: the folder's name, then the devices."""
     return ", ".join(filter(None, [printable(name), " and ".join(devices_of(table))]))
 
 
@@ -138,7 +138,7 @@ def _template() -> Template:
 
 
 def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:
-    """Return groups of cases without a result that agree in status, system, backend, suites, reason, phase and L2.
+    """Return groups of cases without a result that share status, reason and other facts.
 
     Each dict has the first five, the number of `cases`, and `which`: phase, batches and contexts in words.
     missing: the planned cases without a record.
@@ -192,7 +192,7 @@ def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]
 def _facts(
     table: pd.DataFrame, counts: Counter[str], timed: bool, versions: dict[str, str]
 ) -> list[tuple[str, str, str]]:
-    """Return the facts below the page's title as (name, value, note), such as device, software, date and samples.
+    """Return the facts below the page's title as (name, value, note).
 
     counts: the number of cases by status. timed: whether the run measured time. versions: of `Machines`.
     """

@@ -1,4 +1,4 @@
-"""The lines of a figure: the rows that each line joins, its name, and its look (color, marker, dash).
+"""The lines of a figure: their rows, names and looks (color, marker, dash).
 
 A line refers to rows of `stats.frame` by number.
 """
@@ -14,7 +14,7 @@ import pandas as pd
 
 from harness.schema.catalogue import DASHES, MARKERS, TONES, Catalogue, FigureEntry
 from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns
-from reports.words import BETWEEN, said_setting, short_commit
+from reports.words import BETWEEN, format_setting, short_commit
 
 BOUND = "lower_bound_ms"  # the column of the lower bound
 _BOUND_DASHES = ("dot", "dashdot")
@@ -62,7 +62,7 @@ class Line:
 
 
 def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
-    """Return the look of each system by name; a system that the catalogue lacks gets an unused tone and marker."""
+    """Return each system's look; unknown systems get an unused tone and marker."""
     looks = {entry.name: Look(entry.tone % TONES, entry.marker) for entry in catalogue.systems}
     for name in sorted(set(table["system"]) - set(looks)):
         number = len(looks)
@@ -81,7 +81,7 @@ def _unused(looks: Iterable[Look]) -> tuple[list[int], list[str]]:
 
 
 class Looks:
-    """The look, order and label of each system and backend of a table, the same in all figures of a page."""
+    """The looks, order and labels of a table's systems and backends, for all figures."""
 
     def __init__(self, table: pd.DataFrame, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
@@ -94,7 +94,7 @@ class Looks:
         self.pairs = self._pair_looks(table)
 
     def _pair_looks(self, table: pd.DataFrame) -> dict[tuple[str, str], Look]:
-        """Return the look of each (system, backend): tone and marker are the system's, the dash is the backend's.
+        """Return each (system, backend)'s look: the system's tone and marker, the backend's dash.
 
         If two backends of a system share a dash in a phase, the second gets hollow markers or else another dash.
         """
@@ -124,8 +124,9 @@ class Looks:
             yield Look(tones[number % len(tones)], markers[(number + number // turn) % len(markers)])
 
     def words(self, column: str, value: Any, phase: str = "") -> str:
-        """Return a column's value in the words of legends and captions; "" for a missing value other than the device's.
+        """Return a value in the words of legends and captions; "" for most missing values.
 
+        A missing device has words.
         phase: the figure's phase, which changes the words for the timing method.
         """
         if value is None or pd.isna(value) or value == "":
@@ -140,12 +141,12 @@ class Looks:
             return (_REQUEST_TIMINGS if phase == "request" else _TIMINGS).get(value, f"timing {value}")
         if column == "backbone" and value in _BACKBONES:
             return f"backbone {_BACKBONES[value]}"
-        return said_setting(self.catalogue.axis(column), value)
+        return format_setting(self.catalogue.axis(column), value)
 
 
 @dataclass(frozen=True)
 class FigurePanel:
-    """The rows of one figure in order of x, from which its lines are built. entry: the figure in the catalogue."""
+    """The rows of one figure of the catalogue in order of x, for its lines."""
 
     looks: Looks
     entry: FigureEntry
@@ -185,7 +186,7 @@ class FigurePanel:
 
     @cached_property
     def _look_column(self) -> str:
-        """The column whose values color and marker stand for: "system", unless the figure shows a single system.
+        """The column for color and marker: "system", unless the figure shows one system only.
 
         For a single system: "state_dtype" if it has several values, else "backend" if it has several, else "system".
         """
@@ -193,7 +194,7 @@ class FigurePanel:
         return next(differing, "system") if "system" in self.entry.split else "system"
 
     def _own_looks(self) -> dict[str, Look]:
-        """Return the look of each value of `_look_column`; {} if that is "system", whose looks are in `Looks.pairs`."""
+        """Return the look of each value of `_look_column`; {} if that is "system"."""
         column = self._look_column
         if column == "system":
             return {}
@@ -238,11 +239,11 @@ class FigurePanel:
         return column if default is None else column.where(column.notna(), default)
 
     def _rank(self, key: tuple[Any, ...]) -> tuple:
-        """Return a key that sorts lines by system, backend, then the other columns; numbers come before words."""
+        """Return a sort key for lines: system, backend, other columns, numbers before words."""
         return self.looks.order[key[0]], self.looks.backends[key[1]], [sortable(value) for value in key[2:]]
 
     def bounds(self) -> list[Line]:
-        """Return the lines of roofline lower bounds, one for each system, size, form and set of options; [] for none.
+        """Return the roofline lower bounds as lines, one per system, size, form and options.
 
         Several state precisions share one line: that of the precision with the most values of x.
         """
@@ -265,7 +266,7 @@ class FigurePanel:
         return [self._bound(*bound, telling, dash) for bound, dash in zip(ordered, cycle(_BOUND_DASHES))]
 
     def _with_defaults(self) -> pd.DataFrame:
-        """Return the rows with a column "form"; options that a case does not set have their defaults."""
+        """Return the rows with a column "form" and with defaults for unset options."""
         filled = {name: self._filled(name) for name in option_columns(self.rows)}
         forms = forms_of(self.rows)
         filled["form"] = forms.astype(object).where(forms.notna(), filled["form"]) if "form" in filled else forms
@@ -278,7 +279,7 @@ class FigurePanel:
         return Line(name, short, values["system"], "", 0, MARKERS[0], dash, False, rows, y=BOUND)
 
     def form_pairs(self) -> list[Line]:
-        """Return lines of ratios of primal to dual form; each point divides two rows that differ only in the form."""
+        """Return lines of primal / dual ratios, of rows that differ only in the form."""
         rows, x = self.rows, self.entry.x
         forms = forms_of(rows)
         if set(forms) < {"dual", "primal"}:
@@ -305,13 +306,13 @@ class FigurePanel:
         return lines
 
     def _shared_label(self, backends: Iterable[str]) -> str:
-        """Return the words that all labels of these backends have at the same position, joined by spaces."""
+        """Return the words that all labels of these backends share at the same position."""
         labels = [self.looks.catalogue.backend_label(backend).split() for backend in backends]
         return " ".join(words[0] for words in zip(*labels, strict=False) if len(set(words)) == 1)
 
 
 def _grouped(rows: pd.DataFrame, columns: list[str]) -> dict[tuple[Any, ...], list[int]]:
-    """Return {values in `columns`: numbers of the rows with these values}; a missing value is None in the key."""
+    """Return {values in `columns`: row numbers}; a missing value is None in the key."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     keys = rows[columns].astype(object).where(rows[columns].notna(), None)
     for number, key in zip(rows.index, keys.itertuples(index=False, name=None), strict=True):
@@ -329,7 +330,7 @@ def _free(look: Look, taken: set[tuple[str, bool]]) -> Look:
 
 
 def _set_apart(line: Line, others: Sequence[Line]) -> Line:
-    """Return the line with a dash and fill that differ from those of `others` with the same tone and marker."""
+    """Return the line with a dash and fill unlike lines of the same tone and marker."""
     taken = {(other.dash, other.hollow) for other in others if (other.tone, other.marker) == (line.tone, line.marker)}
     look = _free(Look(line.tone, line.marker, line.dash, line.hollow), taken)
     return replace(line, dash=look.dash, hollow=look.hollow)
@@ -341,6 +342,6 @@ def sortable(value: Any) -> tuple[int, float, str]:
 
 
 def forms_of(rows: pd.DataFrame) -> pd.Series:
-    """Return each row's form, "dual" or "primal": its option, else the suffix of the backend's name, else NaN."""
+    """Return each row's form, "dual" or "primal": option, or backend's suffix, or NaN."""
     suffix = rows["backend"].str.extract(r"-(dual|primal)$", expand=False)
     return rows["form"].astype(object).where(rows["form"].notna(), suffix) if "form" in rows else suffix

@@ -1,4 +1,4 @@
-"""Pages that show only some systems of a run: which cases they show, and the notice about the hidden cases."""
+"""Pages of only some systems of a run: their cases, and the notice on hidden cases."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,12 +9,12 @@ from reports.words import listed
 
 
 def is_of(case: Case, systems: Sequence[str]) -> bool:
-    """Return whether a case belongs to one of `systems`, each NAME or NAME/BACKEND; true if the list is empty."""
+    """Whether a case is of `systems`, each NAME or NAME/BACKEND; true for an empty list."""
     return not systems or case.system in systems or case.system_backend in systems
 
 
 def part_of(cases: Iterable[Case], systems: Sequence[str], catalogue: Catalogue) -> str:
-    """Return the notice that a page shows only `systems`; "" if that hides none of the run's `cases`."""
+    """Return the notice that a page shows only `systems`; "" if it hides no case."""
     others = len({case.key for case in cases if not is_of(case, systems)})
     names = [_name(system, catalogue) for system in dict.fromkeys(systems)]
     shown = f"Only {listed(names)} {'is' if len(names) == 1 else 'are'} shown"

@@ -23,7 +23,7 @@ from reports.stats import (
     marks_in,
     option_columns,
 )
-from reports.words import BETWEEN, said_setting
+from reports.words import BETWEEN, format_setting
 
 LEVEL = 0.05  # values that differ by a smaller share are level: runs on different days differ by 2 to 3%
 DOUBTFUL = 0.5  # flagged values need a larger share to be ranked: an unsteady step took 36% longer in a second run
@@ -35,7 +35,7 @@ _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that diffe
 
 @dataclass(frozen=True)
 class Point:
-    """A measured point of a line in the figure's unit, with the ends (low, high) of its interval.
+    """A measured point in the figure's unit, with the ends (low, high) of its interval.
 
     doubt: for a flagged point, the relative difference beyond which another point is still ranked apart; else 0.
     """
@@ -66,7 +66,7 @@ class Standing:
     """The ranking of the compared lines at one x.
 
     ranks: (point, label of its line), the best first. level: labels of the lines that share the first rank.
-    tie: the word for lines that share the first rank, "level" or "indistinguishable".
+    tie: words for lines that share the first rank, "equal within 5%" or "indistinguishable".
     """
 
     x: float
@@ -77,7 +77,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class View:
-    """A figure with the table and catalogue that it was made from; selects and ranks the figure's lines."""
+    """A figure with its table and catalogue; selects and ranks the figure's lines."""
 
     table: pd.DataFrame
     catalogue: Catalogue
@@ -102,7 +102,7 @@ class View:
 
     @cached_property
     def ranked(self) -> list[Line]:
-        """The lines to rank: the primary ones, and lines with results whose system has no primary line."""
+        """The lines to rank: primary ones, and measured systems without a primary line."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
         return [line for line in drawn if line.primary or (line.unnamed and self.points(line))]
 
@@ -158,12 +158,12 @@ class View:
 
     @cached_property
     def held(self) -> list[str]:
-        """The settings that the compared lines share but not all ranked lines have, in words such as `batch 16`."""
+        """The settings that the compared lines share and ranked lines do not: `batch 16`."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
-        return [said_setting(self.catalogue.axis(name), value) for name, value in values.items()]
+        return [format_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
     def labels(self, lines: Sequence[Line], omitted: Collection[str] = ()) -> dict[str, str]:
-        """Return {name of the line: its label}, with the shortest label that is unique among `lines`.
+        """Return {name of the line: its shortest label that is unique among `lines`}.
 
         Tried in this order: short name, name without the parts that all lines share, whole name.
         omitted: further parts to leave out of the second of these, because the page's sentence states them already.
@@ -224,7 +224,7 @@ class View:
         return {point.x: point for line in self.compared if line.system == system for point in self.points(line)}
 
     def standing(self, x: float, ranks: Sequence[tuple[Point, str]]) -> Standing:
-        """Return the ranking at `x` of the points in `ranks`, each given as (point, label of its line).
+        """Return the ranking at `x` of (point, label of its line) pairs.
 
         Lines that are level with the best, or that the measurements cannot tell from it, share the first rank.
         """
@@ -232,7 +232,7 @@ class View:
         best = ordered[0][0]
         level = tuple(label for point, label in ranks if best.is_level(point) or best.hides(point))
         is_hidden = any(best.hides(point) for point, _ in ordered[1:])
-        return Standing(x, ordered, level, "indistinguishable" if is_hidden else "level")
+        return Standing(x, ordered, level, "indistinguishable" if is_hidden else f"equal within {LEVEL:.0%}")
 
     def rows(self, lines: Iterable[Line]) -> pd.DataFrame:
         """Return the rows of the table that belong to these lines."""
@@ -240,7 +240,7 @@ class View:
 
 
 def standings(view: View) -> list[Standing]:
-    """Return the ranking at each x where at least two compared lines have a result, in order of x.
+    """Return the ranking at each x with results of two compared lines, in order of x.
 
     [] if for the figure's metric neither high nor low values are better.
     """
@@ -253,7 +253,7 @@ def standings(view: View) -> list[Standing]:
 
 
 def best_standing(view: View) -> Standing | None:
-    """Return the ranking of the compared lines by their highest value over all x; None for fewer than two lines.
+    """Return the ranking of the compared lines by highest value; None for fewer than two.
 
     A line is left out if it was not tried up to the x of the overall highest value.
     """
@@ -265,7 +265,7 @@ def best_standing(view: View) -> Standing | None:
 
 
 def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
-    """Return the ends (low, high) of a point's error bar as multiples of its value; (1, 1) if no interval is known.
+    """Return a point's error bar (low, high) as multiples of its value; (1, 1) if unknown.
 
     cells: a row of the table. y: the metric's column.
     Latencies use the interval of the latency; so do rates that have no interval of their own.

@@ -1,1 +1,1 @@
-"""The section of a run's page that shows the run's profiles (kernel times and hardware counters)."""
+"""The section of a run's page on its profiles: kernel times and counters."""

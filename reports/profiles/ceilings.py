@@ -1,4 +1,4 @@
-"""Measured peaks of a run: the highest GB/s and TFLOP/s that a process measured or that a counted kernel reached."""
+"""Measured peaks of a run: the highest GB/s and TFLOP/s of a process or kernel."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ _LIKE = 0.15  # share of the mean time; counted launches that differ by more may
 
 
 def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ()) -> dict[str, dict[str, float]]:
-    """Return {device name: measured peaks (`CEILINGS`)}, each the highest of all processes and counted kernels.
+    """Return {device: highest measured peaks (`CEILINGS`)} of processes and kernels.
 
     All systems share the peaks of a device, as power-capped GPUs measure GEMM rates that differ by up to 20%.
     """
@@ -44,7 +44,7 @@ def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] 
 
 
 def reached(region: Region) -> dict[str, float | None]:
-    """Return the region's measured peaks, each replaced by the rate of the fastest counted kernel if that is higher.
+    """Return the region's measured peaks, or a counted kernel's rate where it is higher.
 
     On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak.
     """

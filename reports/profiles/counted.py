@@ -1,9 +1,9 @@
-"""Hardware counters of a kernel as the page shows them: speed of light, warp states, memory traffic, occupancy."""
+"""A kernel's counters as the page shows them: roofline, warp states, memory, occupancy."""
 
 from dataclasses import dataclass
 
 from harness.schema.profile import Counters, Kernel, Profile
-from harness.schema.reason import said_number
+from harness.schema.reason import format_number
 from reports.profiles.words import WAITS, WORKING, bound_of, short
 from reports.words import listed
 
@@ -40,7 +40,7 @@ class Counted:
 
     @property
     def warp_states(self) -> list[tuple[str, float, str]]:
-        """Tuples (state, percent of a warp's time, explanation), the longest first; states below 1% are left out."""
+        """Tuples (state, percent of a warp's time, explanation) from 1% on, the longest first."""
         found = sorted(self.counters.stalls.items(), key=lambda each: -each[1])
         words = WAITS | WORKING
         return [
@@ -51,17 +51,17 @@ class Counted:
 
     @property
     def memory(self) -> list[tuple[str, list[str]]]:
-        """Pairs (memory level, [MB read, MB written, both, GB/s, hit rate in %]) per launch, as text; "" if unknown."""
+        """Texts (memory level, [MB read, MB written, both, GB/s, hit rate in %]) per launch."""
         levels = ((name, self._traffic(level)) for level, name in _LEVELS.items())
         return [
-            (name, ["" if number is None else said_number(number) for number in numbers])
+            (name, ["" if number is None else format_number(number) for number in numbers])
             for name, numbers in levels
             if any(number is not None for number in numbers[:4])
         ]
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """Pairs (name, value in words) for size, occupancy and resources of a launch, without unknown values."""
+        """Pairs (name, value in words) of a launch's size, occupancy and resources."""
         kernel, counters = self.kernel, self.counters
         return [
             (name, said)
@@ -72,7 +72,7 @@ class Counted:
                 ("Shared memory", f"{kernel.shared_bytes / 1e3:.1f} kB per block" if kernel.shared_bytes else ""),
                 ("Bank conflicts", "" if counters.conflicts is None else f"{counters.conflicts:.0%} of wavefronts"),
                 ("Tensor cores", f"busy {counters.use['tensor']:.0f}% of the time" if "tensor" in counters.use else ""),
-                ("Counted launches", f"{counters.launches} of {said_number(counters.time_us)} µs"),
+                ("Counted launches", f"{counters.launches} of {format_number(counters.time_us)} µs"),
             )
             if said
         ]

@@ -1,4 +1,4 @@
-"""Compare two profiles of the same work: parts and kernels next to each other, the largest difference first."""
+"""Compare two profiles of the same work, the largest difference first."""
 
 import math
 from collections import defaultdict
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from harness.schema.profile import Profile
-from harness.schema.reason import said_number
+from harness.schema.reason import format_number
 from harness.schema.run import Run
 from reports.profiles.ceilings import with_common_ceilings
-from reports.profiles.parts import GAPS, LABELS, kernel_parts, parts, spoken
+from reports.profiles.parts import GAPS, LABELS, kernel_parts, parts, within_sentence
 from reports.profiles.words import AGREES, bound_of, cause, short
 from reports.resources import environment
 
@@ -21,7 +21,7 @@ _MOST = 12  # kernels per table
 
 @dataclass(frozen=True)
 class TimeDiff:
-    """The times of a part or kernel in profiles `a` and `b`, in ms per unit of work; None if a profile lacks it."""
+    """A part's or kernel's times in profiles `a` and `b`, ms per unit; None if missing."""
 
     name: str
     a_ms: float | None
@@ -35,7 +35,7 @@ class TimeDiff:
 
 @dataclass(frozen=True)
 class Diff:
-    """Two profiles of the same unit of work to be compared, and the titles that the page gives them."""
+    """Two profiles of the same unit of work to be compared, and their titles."""
 
     a: Profile
     b: Profile
@@ -49,17 +49,17 @@ class Diff:
 
     @property
     def kernels(self) -> list[TimeDiff]:
-        """The times of each kernel in both profiles by the kernel's short name, the largest difference first."""
+        """Each kernel's times in both profiles, by short name, the largest difference first."""
         return _rows(*map(_kernel_ms, (self.a, self.b)))
 
     @property
     def digits(self) -> int:
-        """The number of decimals for times in ms, such that the time of `b` has four significant digits."""
+        """The decimals of times in ms that give `b` four significant digits."""
         return max(0, 3 - math.floor(math.log10(self.b.unit_ms)))
 
     @property
     def tables(self) -> list[tuple[str, list[TimeDiff], str]]:
-        """Tuples (heading, rows, sentence on the rows left out) for the table of parts and the table of kernels."""
+        """Tuples (heading, rows, sentence on rows left out) for tables of parts and kernels."""
         kernels, labelled = self.kernels, [TimeDiff(LABELS[row.name], row.a_ms, row.b_ms) for row in self.parts]
         rest = kernels[_MOST:]
         left_out = f"{len(rest)} more kernels: {_signed(sum(row.ms for row in rest))} together" if rest else ""
@@ -67,7 +67,7 @@ class Diff:
 
     @property
     def sentence(self) -> str:
-        """The difference in time from `a` to `b`, the parts that cause it, and the bottleneck of one part.
+        """The difference in time from `a` to `b`, the parts that cause it, and a bottleneck.
 
         The bottleneck is that of the part that grew most; it appears only if `b` is slower by more than `AGREES`.
         """
@@ -75,15 +75,16 @@ class Diff:
         rows = self.parts
         whole = sum(abs(row.ms) for row in rows)
         named = [row for row in rows if abs(row.ms) >= _NAMED * whole] if whole else []
-        said = ", ".join(f"{spoken(row.name)} {_signed(row.ms)}" for row in named)
+        said = ", ".join(f"{within_sentence(row.name)} {_signed(row.ms)}" for row in named)
         word = "slower" if ms >= 0 else "faster"
-        head = f"{said_number(abs(ms))} ms ({abs(ms) / self.a.unit_ms:.1%}) {word} than {self.a_title}"
+        head = f"{format_number(abs(ms))} ms ({abs(ms) / self.a.unit_ms:.1%}) {word} than {self.a_title}"
         why = self._bottleneck(rows) if ms > AGREES * self.a.unit_ms else ""
         return f"{head}{f': {said}' if said else ''}.{why and f' {why}'}"
 
     def _bottleneck(self, rows: list[TimeDiff]) -> str:
-        """Return a sentence on the bottleneck of the part that grew most. rows: the times of all parts.
+        """Return a sentence on the bottleneck of the part that grew most.
 
+        rows: the times of all parts.
         The sentence is on the kernel that grew most in that part, or on the cause of idle time if that grew most.
         "" if the kernel has no counters.
         """
@@ -117,11 +118,11 @@ def _rows(a: Mapping[str, float], b: Mapping[str, float]) -> list[TimeDiff]:
 
 
 def _signed(ms: float) -> str:
-    return f"{'+' if ms >= 0 else '−'}{said_number(abs(ms))} ms"
+    return f"{'+' if ms >= 0 else '−'}{format_number(abs(ms))} ms"
 
 
 def diff_of_runs(a: Run, b: Run, names: tuple[str, str]) -> Markup:
-    """Return HTML that compares the profiles of each case which both runs profiled, the largest ratio of times first.
+    """Return HTML that compares the runs' common profiles, the largest ratio first.
 
     names: the titles of the two runs. Empty if the runs share no profiled case.
     """

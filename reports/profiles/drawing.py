@@ -1,4 +1,4 @@
-"""The JSON values from which the page's scripts draw a profiled case: its roofline and the timeline of one step."""
+"""JSON from which the page's scripts draw a case's roofline and timeline."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ NAMED = 100  # kernels per case that have a row in the page's table
 
 
 def drawing(profile: Profile) -> dict[str, Any]:
-    """Return the values that `section.js` draws. A part of the computation is given as its index in `LABELS`.
+    """Return the values that `section.js` draws; parts are indices in `LABELS`.
 
     kernels: the part of each kernel that has a row in the page's table.
     timeline: of `timeline`, or None if the profiler did not report each launch.
@@ -48,7 +48,7 @@ def roofline(profile: Profile) -> dict[str, Any]:
 
 
 def timeline(profile: Profile) -> dict[str, Any]:
-    """Return the launches of one step as columns of integers, one element per launch, and the paths of all ranges.
+    """Return one step's launches as columns of integers, and the paths of all ranges.
 
     range: index into `paths`, -1 for none. kernel: row in the page's table, `NAMED` for a kernel without a row.
     part: index into `LABELS`. wait: ns since the end of the previous launch. time: the launch's duration in ns.
@@ -65,7 +65,7 @@ def timeline(profile: Profile) -> dict[str, Any]:
 
 
 def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
-    """Return a kernel's (GB/s, TFLOP/s, FLOPs per byte) from its hardware counters; None for each uncounted value."""
+    """Return a kernel's (GB/s, TFLOP/s, FLOPs per byte) by counters; None if uncounted."""
     if not kernel.mean_us:
         return None, None, None
     moved, computed = kernel.dram_bytes, kernel.operations
@@ -83,7 +83,7 @@ def l2_intensity(kernel: Kernel) -> float | None:
 
 
 def unplaced(region: Region) -> float:
-    """Return the share of the kernels' time spent in kernels without a point in the roofline; 0 if none has a point."""
+    """Return the share of time in kernels without a roofline point; 0 if none has one."""
     total = sum(kernel.time_us for kernel in region.kernels)
     placed = sum(kernel.time_us for _, kernel, *_ in _placed(region))
     return 1 - placed / total if placed else 0.0

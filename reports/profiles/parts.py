@@ -1,4 +1,4 @@
-"""The parts of a profiled case (GEMMs, TTT kernel, attention or scan, ...) and their lower bounds.
+"""The parts of a profiled case (GEMMs, TTT kernel, attention, ...) and lower bounds.
 
 A kernel's part follows from the profiler range around its launch, or else from the kernel's name. A part's lower bound
 is the time of its work at the region's measured peaks. The work is the adapter's count (`Region.work`) or else comes
@@ -79,15 +79,16 @@ class ProfilePart:
         return LABELS[self.name] + (", with the head" if self.with_head else "")
 
 
-def spoken(part: str) -> str:
-    """Return a part's label as written within a sentence: in lower case, except for abbreviations."""
+def within_sentence(part: str) -> str:
+    """Return a part's label within a sentence: lower case, except for abbreviations."""
     label = LABELS[part]
     return label if label[1].isupper() else label[0].lower() + label[1:]
 
 
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
-    """Return the part that a kernel belongs to. name: the kernel's name. path: the ranges around its launch.
+    """Return the part that a kernel belongs to.
 
+    name: the kernel's name. path: the ranges around its launch.
     has_layers: whether ranges mark the layers; then a GEMM in ranges that are outside all layers is the head's.
     """
     if OPERATOR in path:
@@ -98,7 +99,7 @@ def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> 
 
 
 def parts(region: Region) -> list[ProfilePart]:
-    """Return the parts of the region that take time, in the order of `LABELS`; their times add up to the region's time.
+    """Return the region's parts in the order of `LABELS`; their times add up to its time.
 
     If kernels overlap, all times are scaled down so that the parts other than idle add up to the busy time.
     """
@@ -153,7 +154,7 @@ def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
 
 
 def is_fp32(kernel: Kernel) -> bool:
-    """Return whether the kernel's peak is the FP32 rate: it was counted, and the kernel leaves tensor cores idle."""
+    """Whether the kernel's peak is the FP32 rate: counted, with idle tensor cores."""
     counters = kernel.counters
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 
@@ -178,26 +179,27 @@ def kernel_parts(region: Region) -> dict[str, str]:
 
 def launch_parts(region: Region) -> list[str]:
     """Return the part that each launch of the region's timeline belongs to."""
-    told, by_name = _Told(region), kernel_parts(region)
+    part_finder, by_name = _PartFinder(region), kernel_parts(region)
     pairs = zip(region.timeline.kernel, region.timeline.range, strict=True)
     names = ((region.kernels[kernel].name, place) for kernel, place in pairs)
-    return [told(name, region.ranges[place].path) if place >= 0 else by_name[name] for name, place in names]
+    return [part_finder(name, region.ranges[place].path) if place >= 0 else by_name[name] for name, place in names]
 
 
-class _Told:
-    """A callable that returns the part of a kernel from its name and the path of the range around its launch."""
+class _PartFinder:
+    """A callable from a kernel's name and the path of its launch to the kernel's part."""
 
     def __init__(self, region: Region) -> None:
         self._only = next(iter(region.work)) if len(region.work) == 1 else ""  # the whole region is one part
-        self._has_layers = _tell_heads([each.path for each in region.ranges])
+        self._has_layers = _outside_is_head([each.path for each in region.ranges])
 
     def __call__(self, name: str, path: tuple[str, ...] = ()) -> str:
         return self._only if self._only in LABELS else part_of(name, path, self._has_layers)
 
 
-def _tell_heads(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether a GEMM in a range outside all layers belongs to the LM head. paths: of all ranges of the region.
+def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
+    """Whether a GEMM in a range outside all layers is the LM head's.
 
+    paths: of all ranges of the region.
     False if no range is a layer's, as in a replayed CUDA graph, or if a range outside the layers does not enclose one.
     """
     layered = [path for path in paths if any(map(is_layer, path))]
@@ -206,16 +208,16 @@ def _tell_heads(paths: Sequence[tuple[str, ...]]) -> bool:
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """Yield (kernel, part, share): the share of the kernel's time spent in the part, according to the ranges."""
-    told = _Told(region)
+    """Yield (kernel, part, share of the kernel's time in that part), as the ranges show."""
+    part_finder = _PartFinder(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:
         for inner in each.kernels:
-            by_kernel[inner.kernel][told(region.kernels[inner.kernel].name, each.path)] += inner.time_us
+            by_kernel[inner.kernel][part_finder(region.kernels[inner.kernel].name, each.path)] += inner.time_us
     for place, kernel in enumerate(region.kernels):
         shares = by_kernel.get(place, {})
         total = sum(shares.values())
         if not total:
-            yield kernel, told(kernel.name), 1.0
+            yield kernel, part_finder(kernel.name), 1.0
         for part, time_us in shares.items() if total else ():
             yield kernel, part, time_us / total

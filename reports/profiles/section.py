@@ -1,4 +1,4 @@
-"""The page's section on profiles: for each profiled case a bar of its parts, its bottleneck, kernels and counters.
+"""The page's section on profiles: bars of parts, bottlenecks, kernels and counters.
 
 The page embeds the section's HTML, style and script; the script draws rooflines and timelines.
 """
@@ -32,7 +32,7 @@ _MOST_OPEN = 8  # up to so many groups of cases, all are open
 
 @dataclass(frozen=True)
 class Section:
-    """The section on profiles. html: its HTML. anchors: the HTML id of each profiled case by case key."""
+    """The section on profiles: its HTML, and the HTML id of each case by case key."""
 
     html: Markup
     anchors: dict[str, str]
@@ -77,7 +77,7 @@ class ShownProfile:
 
     @property
     def columns(self) -> list[tuple[str, int]]:
-        """Pairs (heading, index into `COLUMNS`) for the columns that have any value in the table of kernels."""
+        """Pairs (heading, index into `COLUMNS`) for the kernel table's nonempty columns."""
         return [(heading, at) for at, (heading, *_) in enumerate(COLUMNS) if any(cells[at] for *_, cells in self.rows)]
 
     @property
@@ -87,13 +87,13 @@ class ShownProfile:
 
     @property
     def roofs(self) -> str:
-        """The measured peaks in words, such as `700 TFLOP/s and 3.90 TB/s`; "" unless both are known."""
+        """The measured peaks in words, such as `700 TFLOP/s and 3.90 TB/s`, or ""."""
         bandwidth, product = (self.profile.ceilings.get(name) for name in ("copy_gbs", "product_tflops"))
         return f"{product:.0f} TFLOP/s and {bandwidth / 1e3:.2f} TB/s" if bandwidth and product else ""
 
     @property
     def lower_bound_ms(self) -> float | None:
-        """The sum of the parts' lower bounds, in ms per unit of work; None if any of them is unknown."""
+        """The sum of the parts' lower bounds, in ms per unit of work; None if one is unknown."""
         lower_bounds = [piece.part.lower_bound_us for piece in self.pieces]
         known = [lower_bound for lower_bound in lower_bounds if lower_bound is not None]
         return sum(known) / self.profile.units / 1e3 if len(known) == len(lower_bounds) else None
@@ -105,7 +105,7 @@ def section(
     catalogue: Catalogue,
     is_of: Callable[[Case], bool] = lambda _: True,
 ) -> Section | None:
-    """Return the section on the profiles of the cases that `is_of` selects; None if no such profile has a time.
+    """Return the section on the profiles that `is_of` selects; None if none has a time.
 
     records: the run's records, from which measured peaks and recorded latencies come.
     """
@@ -167,7 +167,7 @@ def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
 
 
 def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
-    """Return {title: profiles of the same work}: same phase, size, batch, sequences at once and context.
+    """Return {title: profiles} of the same phase, size, batch, sequences and context.
 
     latencies: by case key, with the number of sequences that ran at once.
     """
@@ -183,7 +183,7 @@ def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> d
 
 
 def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str, Recorded]) -> list[ShownProfile]:
-    """Return one group's profiles as the page shows them; the longest time sets the scale of all bars."""
+    """Return one group's profiles as the page shows them, on the longest time's scale."""
     widest = max(profile.unit_ms for profile in profiles)
     cases = [profile.case for profile in profiles]
     titles = [_title(catalogue, case, cases) for case in cases]
@@ -230,7 +230,7 @@ def _pieces(profile: Profile, widest_ms: float) -> Iterable[BarPiece]:
 
 
 def _rows(profile: Profile) -> list[tuple[str, str, str, list[str]]]:
-    """Return (short name, full name, part, cells of `COLUMNS`) for each kernel in the page's table."""
+    """Return (short name, full name, part, cells of `COLUMNS`) for each listed kernel."""
     names = kernel_parts(profile)
     return [
         (short(kernel.name), short_name(kernel.name, _NAME_LIMIT), LABELS[names[kernel.name]], _cells(kernel, profile))

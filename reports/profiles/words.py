@@ -7,9 +7,9 @@ from typing import NamedTuple, TypeGuard
 
 from harness.quality import by_case, timed
 from harness.schema.profile import Kernel, Profile, Region
-from harness.schema.reason import said_number
+from harness.schema.reason import format_number
 from harness.schema.record import Record
-from reports.profiles.parts import GAPS, ceilings_of, is_fp32, parts, spoken
+from reports.profiles.parts import GAPS, ceilings_of, is_fp32, parts, within_sentence
 from reports.words import with_sign
 
 HIGH = 0.6  # share of a peak from which the unit with that peak is the bottleneck
@@ -42,30 +42,30 @@ WORKING = {"selected": "issuing", "not_selected": "ready, another warp issues"}
 
 
 class Recorded(NamedTuple):
-    """A case's latency in the run's records, in ms. at_once: how many sequences ran at once; 0 for the whole batch."""
+    """A case's recorded latency in ms; `at_once` sequences ran at once, 0 for all."""
 
     ms: float
     at_once: int = 0
 
 
 def sentences(region: Region) -> tuple[str, str]:
-    """Return two sentences: on the parts that take most time, and on the bottleneck (idle time or one kernel)."""
+    """Return two sentences: on the longest parts, and on the bottleneck."""
     return _where(region), _why(region)
 
 
 def agreement(region: Region, recorded: Recorded | None) -> str:
-    """Return the profiled time per unit of work and the recorded latency in words, with a note if they disagree."""
-    said = f"{said_number(region.unit_ms, 4)} ms of kernels and idle time"
+    """Return profiled time and recorded latency in words, with a note if they disagree."""
+    said = f"{format_number(region.unit_ms, 4)} ms of kernels and idle time"
     if not (recorded and recorded.ms):
         return f"{said}; the run has no recorded latency of this case"
     off = region.unit_ms / recorded.ms - 1
     beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}"
     by = "0.0%" if round(off, 3) == 0 else with_sign(off, 1)
-    return f"{said}, recorded {said_number(recorded.ms, 4)} ms ({by}{beyond})"
+    return f"{said}, recorded {format_number(recorded.ms, 4)} ms ({by}{beyond})"
 
 
 def _of_operators(region: Region) -> bool:
-    """Return whether the region ran on a CPU, where the profile has PyTorch operators instead of kernels."""
+    """Whether the region ran on a CPU, where a profile has operators, not kernels."""
     return bool(region.kernels) and region.kernels[0].name.startswith("aten::")
 
 
@@ -93,7 +93,7 @@ def _where(region: Region) -> str:
         return "Nothing ran."
     shares = sorted(((part.time_us / total, part.name) for part in parts(region)), reverse=True)
     busy = [(share, name) for share, name in shares if name != GAPS]
-    words = [f"{spoken(name)} {share:.0%}" for share, name in busy[:2] if share >= LEAST]
+    words = [f"{within_sentence(name)} {share:.0%}" for share, name in busy[:2] if share >= LEAST]
     idle = region.gaps_us / total
     said = [f"{' and '.join(words)} of the time"] if words else []
     said += [f"idle {idle:.0%}: {_idle(region)}"] if idle >= _IDLE else []
@@ -132,12 +132,12 @@ def _share_of_kernels(kernel: Kernel, region: Region) -> float:
 
 
 def _idle(region: Region) -> str:
-    """Return words on the idle time: one wait longer than all others together, or the mean wait and its cause."""
+    """Return words on idle time: one dominant wait, or the mean wait and its cause."""
     if region.longest_gap_us > region.gaps_us / 2:
-        return f"most of it one wait of {said_number(region.longest_gap_us / 1e3, 2)} ms"
+        return f"most of it one wait of {format_number(region.longest_gap_us / 1e3, 2)} ms"
     launches = max(1, sum(kernel.launches for kernel in region.kernels))
     each, count = ("step", region.units) if _between_steps(region) else ("launch", launches)
-    return f"{said_number(region.gaps_us / count, 2)} µs per {each} for {cause(region)}"
+    return f"{format_number(region.gaps_us / count, 2)} µs per {each} for {cause(region)}"
 
 
 def cause(region: Region) -> str:
@@ -160,7 +160,7 @@ def _between_steps(region: Region) -> TypeGuard[Profile]:
 
 
 def bound_of(kernel: Kernel, region: Region) -> str:
-    """Return the bottleneck of a kernel in words, without a full stop; region: where the kernel ran."""
+    """Return a kernel's bottleneck in words, without a full stop."""
     counters = kernel.counters
     if counters is None:
         return "bottleneck not counted"
@@ -188,15 +188,15 @@ def bound_of(kernel: Kernel, region: Region) -> str:
 
 
 def _of_which(kernel: Kernel) -> str:
-    """Return a note if the launches with hardware counters took another time than the mean launch; else ""."""
+    """Return a note if counted launches took another time than the mean launch, or ""."""
     if not (kernel.counters and kernel.is_counted_unlike):
         return ""
-    counted, mean = map(said_number, (kernel.counters.time_us, kernel.mean_us))
+    counted, mean = map(format_number, (kernel.counters.time_us, kernel.mean_us))
     return f" in the counted launches ({counted} µs; mean {mean} µs)"
 
 
 def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
-    """Return (share of the peak bandwidth, share of the peak FLOP rate) that a kernel reaches, each None if unknown."""
+    """Return a kernel's shares of (peak bandwidth, peak FLOP rate), None if unknown."""
     ceilings = ceilings_of(kernel, region)
     copied, multiplied = ceilings.get("copy_gbs"), ceilings.get("product_tflops")
     by_copy = _share(kernel.dram_bytes, kernel.mean_us * 1e3, copied)
@@ -204,8 +204,9 @@ def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
 
 
 def short(name: str) -> str:
-    """Return a kernel's name shortened to its last two scopes, without templates and arguments, at most 80 characters.
+    """Return a kernel's name without templates and arguments, at most 80 characters.
 
+    Its last two scopes stay.
     CUTLASS kernels share one generic entry point; they get the name that is in its template argument.
     """
     if name.startswith(("Memcpy", "Memset")):

@@ -1,4 +1,4 @@
-"""Build a static site of runs: an index, a page for each run, each system over time, and comparisons of runs.
+"""Build a static site of runs: index, run pages, histories and comparisons.
 
 The pages of a run are drawn again if the run's files or this program changed, or if a page is missing. All other files
 of the site are rewritten if their text changed. The site needs no network and can be opened from disk.
@@ -36,7 +36,7 @@ _ENTRY = TypeAdapter(Entry)
 
 @dataclass(frozen=True)
 class SiteBuild:
-    """The result of building a site: the number of all runs, of runs drawn in this build, and of removed files.
+    """The result of building a site: how many runs, drawn runs and removed files.
 
     notes: sentences on runs that are no longer on the site.
     """
@@ -62,7 +62,7 @@ class _Drawn:
 
 
 def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] = lambda text: None) -> SiteBuild:
-    """Write the site of `runs`, given by their folders, to the folder `out`, or update the site there.
+    """Write the site of `runs`, given by folder, to `out`, or update it there.
 
     on_run: called with a line of progress for each run that is drawn.
     Raises RecordError if a folder is no run, a run is repeated, or `out` is neither new, empty nor a site.
@@ -89,7 +89,7 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
 
 
 def _unchanged(out: Path, digests: Mapping[str, Path]) -> dict[str, _Drawn]:
-    """Return {digest: run} for the runs whose files in `out` are up to date, in the order of `digests`.
+    """Return {digest: run} for runs with up-to-date files in `out`, as ordered in `digests`.
 
     digests: {digest: folder} of all runs that the site is to show.
     """
@@ -162,7 +162,7 @@ def _program() -> str:
 
 
 def _held(out: Path, entry: Entry) -> RunCases | None:
-    """Return a run's cases from its data file in `out`; None if the file or another file of the run is missing."""
+    """Return a run's cases from its data file in `out`; None if a file is missing."""
     if not ID.fullmatch(entry.id) or not all(map(_OURS.fullmatch, entry.files)):
         return None
     try:
@@ -174,7 +174,7 @@ def _held(out: Path, entry: Entry) -> RunCases | None:
 
 
 def _write_shared(out: Path, drawn: Sequence[_Drawn]) -> set[str]:
-    """Write the files that do not belong to a single run, and return the paths of all files of the site."""
+    """Write the files that all runs share; return the paths of all files of the site."""
     entries = sorted((each.entry for each in drawn), key=lambda entry: (entry.updated, entry.id), reverse=True)
     held = {each.entry.id: each.held for each in drawn}
     pairs = comparisons(entries, held, {each.entry.id: each.folder for each in drawn})
@@ -191,7 +191,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _remove_others(out: Path, expected: set[str]) -> int:
-    """Remove the site's files of runs and systems that it no longer shows, and return how many were removed.
+    """Remove the site's files of runs and systems no longer shown; return their number.
 
     expected: the paths to keep. Files that the site did not write are kept, too.
     """

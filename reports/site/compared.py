@@ -22,7 +22,7 @@ _SHARED = 0.5  # two runs are compared if they share this part of the measured c
 
 @dataclass(frozen=True)
 class Compared:
-    """Two runs of a site and their comparison. If both ran on one GPU model, `a` is the older run.
+    """Two runs of a site and their comparison; on one GPU model, `a` is older.
 
     profiles: HTML that compares the profiles of the cases that both runs profiled; "" for none.
     """
@@ -54,7 +54,7 @@ def comparisons(entries: Sequence[Entry], held: Mapping[str, RunCases], folders:
 
 
 def _pairs(entries: Sequence[Entry], held: Mapping[str, RunCases]) -> Iterator[tuple[Entry, Entry]]:
-    """Yield the pairs (older, newer) of runs to compare; two runs must share enough measured cases.
+    """Yield the pairs (older, newer) of runs with enough common cases to compare.
 
     A run is paired with the newest and the previous run on its GPU model. The newest run on a GPU model is also paired
     with the newest run on each other model, if that is older.

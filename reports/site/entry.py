@@ -1,4 +1,4 @@
-"""One run of a site: its page, its downloads, its entry in the index, and its cases for comparisons.
+"""One run of a site: page, downloads, index entry, and cases for comparisons.
 
 The site stores index entry and cases, and reads them back as long as the run does not change.
 """
@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from harness.schema.catalogue import Catalogue
 from harness.schema.files import listed, read_regular
 from harness.schema.profile import Profile, profile_path
-from harness.schema.reason import printable, said_number, span
+from harness.schema.reason import format_number, printable, span
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import FILE
@@ -34,7 +34,7 @@ from reports.profiles.shared_report import without_names
 from reports.publish import refuse_too_many
 from reports.stats import frame
 from reports.tables import write_frame
-from reports.words import commit_said, said_setting
+from reports.words import commit_name, format_setting
 
 PLOTLY = "assets/plotly.js"
 ID = re.compile(r"[a-z0-9][a-z0-9-]{0,60}-[0-9a-f]{8}")
@@ -88,12 +88,12 @@ class Entry:
 
 
 def slug(name: str) -> str:
-    """Return the name as a file name: lower-case letters, digits and single hyphens, never empty."""
+    """Return the name as a file name: lower case, digits, single hyphens; never empty."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower())[:_SLUG_LIMIT].strip("-") or "x"
 
 
 def run_id(run: Run, records: Iterable[Record]) -> str:
-    """Return a run's id: its name and a digest of its first request, which do not change while the run continues."""
+    """Return a run's lasting id: its name and a digest of its first request."""
     name = run.folder.resolve().name
     asked = run.file.requests[0] if run.file.requests else None
     begun = [asked.at, *asked.arguments] if asked else [min((each.started_at for each in records), default="")]
@@ -106,7 +106,7 @@ def system_id(name: str) -> str:
 
 
 def run_digest(folder: Path, program: str) -> str:
-    """Return a digest of the run's files, name and note, and of `program`, the digest of the drawing code.
+    """Return a digest of the run's files, name and note, and of the drawing code.
 
     The site draws the run again if this digest changes. Raises OSError if a file cannot be read.
     """
@@ -125,7 +125,7 @@ def run_digest(folder: Path, program: str) -> str:
 
 
 def note_of(folder: Path) -> str:
-    """Return the note on a run from section `[runs]` of the file tables.toml next to the run's folder; "" for none."""
+    """Return the note on a run in the neighbouring tables.toml, section `[runs]`, or ""."""
     place = folder.resolve()
     try:
         rows = tomllib.loads((place.parent / "tables.toml").read_text("utf-8"))["runs"]["runs"]
@@ -135,7 +135,7 @@ def note_of(folder: Path) -> str:
 
 
 def files_of(run: Run) -> tuple[Entry, dict[str, str | bytes]]:
-    """Return a run's index entry and the files that the site needs of it, as {path in the site: content}.
+    """Return a run's index entry, and its files as {path in the site: content}.
 
     Raises RecordError if the run is unreadable or has too many records for a page.
     """
@@ -155,12 +155,12 @@ def files_of(run: Run) -> tuple[Entry, dict[str, str | bytes]]:
 
 
 def read_cases(path: Path) -> RunCases:
-    """Return a run's cases from its data file in the site. Raises OSError or, if the content is invalid, ValueError."""
+    """Return a run's cases from its data file; OSError, or ValueError for bad content."""
     return _CASES.validate_json(read_regular(path))
 
 
 def moment(text: str) -> datetime | None:
-    """Return a time in ISO 8601 as a datetime in UTC; None for other text. A time without a zone counts as UTC."""
+    """Return an ISO 8601 time as a datetime in UTC, its default zone; None for other text."""
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
@@ -188,7 +188,7 @@ def _entry(
         day=moments[0].date().isoformat() if moments else "",
         updated=moments[-1].isoformat(timespec="seconds") if moments else "",
         devices=_distinct(each.get("device") for each in places),
-        commits=_distinct(commit_said(each) for each in places),
+        commits=_distinct(commit_name(each) for each in places),
         systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
         suites=() if table is None else tuple(dict.fromkeys(name for names in table["suites"] for name in names)),
         backends=_distinct(run.catalogue.backend_label(record.case.backend) for record in records),
@@ -204,7 +204,7 @@ def _entry(
 
 
 def _result(table: pd.DataFrame, catalogue: Catalogue) -> str:
-    """Return a sentence with the values of a figure's primary lines at the figure's least x; "" for none.
+    """Return a sentence with the primary lines' values at a figure's least x, or "".
 
     The figure is the catalogue's first with such values, such as the paper's Figure 15 with its four systems.
     """
@@ -219,8 +219,8 @@ def _result(table: pd.DataFrame, catalogue: Catalogue) -> str:
             first = rows[rows[figure.x] == rows[figure.x].min()]
             metric, axis = catalogue.metric(figure.y), catalogue.axis(figure.x)
             values = first.groupby("system", sort=False)[figure.y].min() / metric.scale
-            said = [f"{catalogue.system_label(str(name))} {said_number(value)}" for name, value in values.items()]
-            where = f"{figure.source or figure.title}, {said_setting(axis, first[figure.x].iloc[0])}"
+            said = [f"{catalogue.system_label(str(name))} {format_number(value)}" for name, value in values.items()]
+            where = f"{figure.source or figure.title}, {format_setting(axis, first[figure.x].iloc[0])}"
             unit = f" in {metric.unit}" if metric.unit else ""
             return printable(f"{where}, {metric.label[:1].lower()}{metric.label[1:]}{unit}: {', '.join(said)}")
     return ""

@@ -1,4 +1,4 @@
-"""Checks of a site's folder, and the marker file that identifies the folder as a site and lists the site's runs."""
+"""Checks of a site's folder, and its marker file, which lists the site's runs."""
 
 import json
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def refuse_what_belongs_to_others(out: Path, runs: Sequence[Path]) -> None:
 
 
 def read_marker(out: Path) -> list[Any]:
-    """Return the JSON value of each run in the marker file of `out`. Raises RecordError if `out` holds no site."""
+    """Return the JSON value of each run in the marker file; RecordError without a site."""
     try:
         values = json.loads(read_regular(out / MARKER))
         if values["tool"] != _TOOL:

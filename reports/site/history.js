@@ -28,8 +28,8 @@ function percent(ratio) {
 function said(line, at, unit) {
   const change = line.changes.find((each) => each.at === at);
   const interval = line.low[at] === null ? "" : ` (${shown(line.low[at])} to ${shown(line.high[at])})`;
-  return (change ? [`${change.verdict}: ${percent(change.ratio)} against ${page.names[change.before]}`, ...change.differs.slice(0, 5)] : [])
-    .concat([page.names[line.run[at]], line.place, `${line.at[at].replace("T", " ")} UTC`, `commit ${line.commit[at] || "not recorded"}`, `${shown(line.ms[at])} ${unit}${interval}`])
+  return (change ? [`${change.outcome}: ${percent(change.ratio)} against ${page.names[change.before]}`, ...change.differs.slice(0, 5)] : [])
+    .concat([page.names[line.run[at]], line.machine, `${line.at[at].replace("T", " ")} UTC`, `commit ${line.commit[at] || "not recorded"}`, `${shown(line.ms[at])} ${unit}${interval}`])
     .concat(line.sequences.length ? [`${line.sequences[at]} sequences at once`] : [])
     .concat(line.doubtful.includes(at) ? ["few or drifting samples, or a contended or thermally throttled machine"] : []);
 }
@@ -42,7 +42,7 @@ function traces(line, number, unit) {
   const symbol = SYMBOLS[number % SYMBOLS.length];
   const texts = line.at.map((_, at) => said(line, at, unit).map(neutral).join("<br>"));
   const points = {
-    type: "scatter", mode: "lines+markers", name: neutral(line.place), x: line.at, y: line.ms,
+    type: "scatter", mode: "lines+markers", name: neutral(line.machine), x: line.at, y: line.ms,
     line: { color: tone, dash: DASHES[number % DASHES.length], width: 1.5 },
     marker: { size: 9, color: tone, symbol: line.at.map((_, at) => (line.doubtful.includes(at) ? `${symbol}-open` : symbol)) },
     error_y: { type: "data", symmetric: false, color: tone, thickness: 1, width: 2, array: line.ms.map((ms, at) => (line.high[at] ?? ms) - ms), arrayminus: line.ms.map((ms, at) => ms - (line.low[at] ?? ms)) },
@@ -50,8 +50,8 @@ function traces(line, number, unit) {
   };
   const changes = {
     type: "scatter", mode: plot.clientWidth < NARROW ? "markers" : "markers+text", cliponaxis: false, showlegend: false, x: line.changes.map(({ at }) => line.at[at]), y: line.changes.map(({ at }) => line.ms[at]),
-    marker: { size: 14, symbol: line.changes.map(({ verdict }) => (verdict === "slower" ? "triangle-up" : "triangle-down")), color: line.changes.map(({ verdict }) => colour(verdict === "slower" ? "--bad" : "--good")) },
-    text: line.changes.map(({ at, ratio }) => `${percent(ratio)}<br>${neutral(line.commit[at].slice(0, 7))}`), textposition: line.changes.map(({ verdict }) => (verdict === "slower" ? "top center" : "bottom center")), textfont: { color: colour("--ink") },
+    marker: { size: 14, symbol: line.changes.map(({ outcome }) => (outcome === "slower" ? "triangle-up" : "triangle-down")), color: line.changes.map(({ outcome }) => colour(outcome === "slower" ? "--bad" : "--good")) },
+    text: line.changes.map(({ at, ratio }) => `${percent(ratio)}<br>${neutral(line.commit[at].slice(0, 7))}`), textposition: line.changes.map(({ outcome }) => (outcome === "slower" ? "top center" : "bottom center")), textfont: { color: colour("--ink") },
     customdata: line.changes.map(({ at }) => address(line, at)), hovertext: line.changes.map(({ at }) => texts[at]), hovertemplate: "%{hovertext}<extra></extra>",
   };
   return [points, changes];
@@ -112,14 +112,14 @@ async function draw() {
 function numbers(lines, unit) {
   const rows = lines.flatMap((line) => line.at.map((_, at) => ({ line, at }))).sort((a, b) => (a.line.at[a.at] < b.line.at[b.at] ? 1 : -1));
   const held = lines.some(({ sequences }) => sequences.length) ? [["sequences", "Sequences at once", true]] : [];
-  const columns = [["at", "First sample, UTC"], ["run", "Run"], ["commit", "Commit"], ["ms", `Latency (${unit})`, true], ["low", "From", true], ["high", "To", true], ...held, ["place", "Machine"], ["change", "Change"]]
+  const columns = [["at", "First sample, UTC"], ["run", "Run"], ["commit", "Commit"], ["ms", `Latency (${unit})`, true], ["low", "From", true], ["high", "To", true], ...held, ["machine", "Machine"], ["change", "Change"]]
     .map(([key, label, numeric]) => ({ key, label, numeric: Boolean(numeric), scale: 1, names: Object.create(null) }));
   columns.find(({ key }) => key === "run").link = ({ line, at }) => address(line, at);
   const cell = ({ line, at }, key) => {
     const change = line.changes.find((each) => each.at === at);
-    if (key === "change") return change ? `${change.verdict}, ${percent(change.ratio)}` : null;
+    if (key === "change") return change ? `${change.outcome}, ${percent(change.ratio)}` : null;
     if (key === "run") return page.names[line.run[at]];
-    return key === "place" ? line.place : line[key][at];
+    return key === "machine" ? line.machine : line[key][at];
   };
   new Table(document.getElementById("numbers"), { caption: "Numbers", columns, rows, cell });
 }

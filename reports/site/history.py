@@ -8,15 +8,18 @@ from datetime import datetime
 from typing import Any
 
 from harness.schema.reason import rounded
-from reports.compare.comparison import Difference, Pair, differences, judged_stored
-from reports.compare.judge import Judged
+from reports.compare.comparison import Difference, Pair, differences, stored_result
+from reports.compare.decision import CaseResult
 from reports.compare.side import CaseSide, RunCases
 from reports.site.entry import Entry, moment, system_id
 
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """A case as measured in one run. run: the run's id. at: the time of the case's first record in the run."""
+    """A case as measured in one run.
+
+    run: the run's id. at: the time of the case's first record in the run.
+    """
 
     run: str
     at: datetime
@@ -27,7 +30,7 @@ class HistoryPoint:
 class Change:
     """A slowdown or speed-up of a case between two runs on one kind of machine.
 
-    case: the case's key. label: the case in words. judged: the ratio of the times.
+    case: the case's key. label: the case in words. result: the ratio of the times.
     before: the previous sound run; if many small steps add up, the first run since the last change.
     differs: the differences between the runs in words.
     """
@@ -36,15 +39,15 @@ class Change:
     label: str
     before: HistoryPoint
     after: HistoryPoint
-    judged: Judged
+    result: CaseResult
     differs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class HistoryLine:
-    """The history of a case on one kind of machine, such as a GPU model with one driver; `place` names the machine."""
+    """The history of a case on one kind of machine, such as a GPU model and driver."""
 
-    place: str
+    machine: str
     points: tuple[HistoryPoint, ...]
     changes: tuple[Change, ...]
 
@@ -69,7 +72,7 @@ class HistoryCase:
 
     @property
     def is_by_token(self) -> bool:
-        """Whether latencies are given per token, because the numbers of tokens per sample differ between the points.
+        """Whether latencies are per token, as points have different tokens per sample.
 
         They differ if an engine ran different numbers of sequences at once.
         """
@@ -107,7 +110,7 @@ class History:
         return {point.run for case in self.cases for line in case.lines for point in line.points}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON data of the page with the system's history: each line has its points as columns."""
+        """Return the JSON data of a history page: each line has its points as columns."""
         return {"tone": self.tone, "marker": self.marker, "cases": [_drawn(case) for case in self.cases]}
 
 
@@ -125,7 +128,7 @@ def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[Hi
             at = moment(side.started_at)
             if side.medians and at:
                 lines = points.setdefault(side.system, {}).setdefault(key, {})
-                lines.setdefault(_place(side), []).append(HistoryPoint(run, at, side))
+                lines.setdefault(_machine(side), []).append(HistoryPoint(run, at, side))
     found = []
     for name, by_key in points.items():
         cases = [_case(key, lines) for key, lines in by_key.items()]
@@ -140,7 +143,7 @@ def _by_numbers(label: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", label)]
 
 
-def _place(side: CaseSide) -> str:
+def _machine(side: CaseSide) -> str:
     devices = [" · ".join(_said(device)) for device in side.devices]
     return " and ".join(devices) or "device not recorded"
 
@@ -154,13 +157,13 @@ def _said(device: Any) -> Iterable[str]:
 def _case(key: str, lines: dict[str, list[HistoryPoint]]) -> HistoryCase:
     side = next(iter(lines.values()))[0].side
     name = side.label.replace(f" {side.phase} B={side.batch}", "", 1)
-    drawn = tuple(_line(place, key, lines[place]) for place in sorted(lines))
+    drawn = tuple(_line(machine, key, lines[machine]) for machine in sorted(lines))
     return HistoryCase(key, side.label, name, f"{side.phase}, batch {side.batch}", drawn)
 
 
-def _line(place: str, key: str, points: list[HistoryPoint]) -> HistoryLine:
+def _line(machine: str, key: str, points: list[HistoryPoint]) -> HistoryLine:
     points = sorted(points, key=lambda point: (point.at, point.run))
-    return HistoryLine(place, tuple(points), tuple(_changes(key, points)))
+    return HistoryLine(machine, tuple(points), tuple(_changes(key, points)))
 
 
 def _changes(key: str, points: Sequence[HistoryPoint]) -> Iterable[Change]:
@@ -170,16 +173,16 @@ def _changes(key: str, points: Sequence[HistoryPoint]) -> Iterable[Change]:
             continue
         for before in (*level[-1:], *level[:-1][:1]):
             pair = Pair(before.side, point.side)
-            judged = judged_stored(pair)
-            if judged.verdict in ("slower", "faster"):
-                yield Change(key, point.side.label, before, point, judged, tuple(_differs(pair)))
+            result = stored_result(pair)
+            if result.outcome in ("slower", "faster"):
+                yield Change(key, point.side.label, before, point, result, tuple(_differs(pair)))
                 level = []
                 break
         level.append(point)
 
 
 def _differs(pair: Pair) -> Iterator[str]:
-    a, b = pair.a.tokens_said, pair.b.tokens_said
+    a, b = pair.a.tokens_words, pair.b.tokens_words
     if a != b:
         yield Difference("sequences at once", a, b).sentence
     yield from (each.sentence for each in differences([pair]) if each.what != "commit")  # has its own column
@@ -204,7 +207,7 @@ def _line_drawn(line: HistoryLine, is_by_token: bool) -> dict[str, Any]:
     sides = [point.side for point in line.points]
     times = [math.exp(side.middle) if is_by_token else side.ms for side in sides]
     return {
-        "place": line.place,
+        "machine": line.machine,
         "run": [point.run for point in line.points],
         "at": [f"{point.at:%Y-%m-%dT%H:%M:%S}" for point in line.points],
         "ms": [rounded(ms, 6) for ms in times],
@@ -213,7 +216,7 @@ def _line_drawn(line: HistoryLine, is_by_token: bool) -> dict[str, Any]:
             for ms, side in zip(times, sides, strict=True)
         ],
         "high": [rounded(ms * math.exp(side.above), 6) for ms, side in zip(times, sides, strict=True)],
-        "sequences": [side.tokens_said for side in sides] if is_by_token else [],
+        "sequences": [side.tokens_words for side in sides] if is_by_token else [],
         "commit": [side.facts.get("commit", "") for side in sides],
         "doubtful": [at for at, point in enumerate(line.points) if not point.side.is_sound],
         "changes": [_change(change, line.points) for change in line.changes],
@@ -224,7 +227,7 @@ def _change(change: Change, points: Sequence[HistoryPoint]) -> dict[str, Any]:
     return {
         "at": points.index(change.after),
         "before": change.before.run,
-        "verdict": change.judged.verdict,
-        "ratio": rounded(change.judged.ratio, 6),
+        "outcome": change.result.outcome,
+        "ratio": rounded(change.result.ratio, 6),
         "differs": list(change.differs),
     }

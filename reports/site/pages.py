@@ -1,4 +1,4 @@
-"""The files of a site that do not belong to a single run: index, histories, comparisons, scripts and styles."""
+"""The files that a site's runs share: index, histories, comparisons, scripts, styles."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -49,7 +49,7 @@ def _environment() -> Environment:
 
 
 def _drawn(template: str, up: str = "", **values: Any) -> str:
-    """Return the HTML of a template, rendered with `values`. up: the path from the page to the site's root."""
+    """Return the HTML of a template; `up` is the path from the page to the site's root."""
     return _environment().get_template(template).render(up=up, plotly=PLOTLY, **values)
 
 
@@ -90,6 +90,6 @@ def _over_time(history: History, entries: Sequence[Entry], pages: Mapping[tuple[
 
 
 def short(entry: Entry) -> str:
-    """Return the run's commit in a few words, with the number of further commits if the run has several."""
+    """Return the run's commit in a few words, with the number of further commits."""
     first = commit_words(entry.commits[0]) if entry.commits else "not recorded"
     return f"commit {first} and {len(entry.commits) - 1} more" if len(entry.commits) > 1 else f"commit {first}"

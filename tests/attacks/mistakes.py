@@ -38,9 +38,9 @@ class Model:
     """The recurrent model above; `reference` returns a copy in float64."""
 
     def __init__(self, width: int = WIDTH, seed: int = 0, decay: float = 1.0) -> None:
-        chance = torch.Generator().manual_seed(seed)
-        self.recurrence = decay * torch.linalg.qr(torch.randn(width, width, generator=chance))[0]
-        self.embedding = torch.randn(VOCABULARY, width, generator=chance)
+        rng = torch.Generator().manual_seed(seed)
+        self.recurrence = decay * torch.linalg.qr(torch.randn(width, width, generator=rng))[0]
+        self.embedding = torch.randn(VOCABULARY, width, generator=rng)
 
     def reference(self) -> "Model":
         other = Model(len(self.recurrence))
@@ -94,9 +94,9 @@ class Honest:
     def run(self) -> Any:
         return self.model.generate(self.ids) if self.case.phase == "generate" else self.model.prefill(self.ids)
 
-    def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
+    def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
         """Return a check that compares the outputs of two random sequences with the reference."""
-        rows = sorted(chance.sample(range(self.case.batch), 2))
+        rows = sorted(rng.sample(range(self.case.batch), 2))
 
         def compare(outputs: Any, calls: int) -> Checks:
             logits, ids = (outputs[0], outputs[1].T) if self.case.phase == "generate" else (outputs, self.ids)
@@ -187,9 +187,9 @@ class NotANumberWhileTimed(Honest):
     def run(self) -> Any:
         return super().run() * (math.nan if self.kept is None else 1)
 
-    def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
+    def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
         self.kept = True
-        return super().timed_check(chance)
+        return super().timed_check(rng)
 
 
 class SmallerModelTimed(Honest):

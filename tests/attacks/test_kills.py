@@ -39,7 +39,7 @@ _STARTS_S = 0.2  # about as long as a worker takes to import what it needs
 def test_kills_of_each_kind_of_process_lose_double_and_leave_nothing(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chance, mark = random.Random(number), f"{os.getpid()}{number:06}"
+    rng, mark = random.Random(number), f"{os.getpid()}{number:06}"
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     launch = Launch([sys.executable], "tests.attacks.victims:Victim", {MARK: mark})
     launches = {("victim", backend): launch for backend in BACKENDS}
@@ -49,8 +49,8 @@ def test_kills_of_each_kind_of_process_lose_double_and_leave_nothing(
     try:
         while hit.total() < KILLS or set(hit) < set(KINDS):
             if _is_finished(run):
-                _truncate(run, chance)
-            _kill_some(_start(run.folder, launches), mark, chance, hit)
+                _truncate(run, rng)
+            _kill_some(_start(run.folder, launches), mark, rng, hit)
             assert wait_for(lambda: not _family(mark)), f"processes outlive their parent: {_family(mark)}"
         while not _is_finished(run):
             assert _wait(_start(run.folder, launches), _ENDS_S) == 0
@@ -86,19 +86,19 @@ def _start(folder: Path, launches: dict[tuple[str, str], Launch]) -> int:
         os._exit(1)
 
 
-def _kill_some(parent: int, mark: str, chance: random.Random, hit: Counter[str]) -> None:
+def _kill_some(parent: int, mark: str, rng: random.Random, hit: Counter[str]) -> None:
     """Kill processes of a run until its parent ends: each kind once, then at random; count the kills in `hit`.
 
     While some kind has no kill yet, look again after at most 20 ms: a starting worker is soon a worker.
     """
     while hit.total() < KILLS or set(hit) < set(KINDS):
         missed = [kind for kind in KINDS if not hit[kind]]
-        if _wait(parent, chance.uniform(0.0, 0.02 if missed else 0.25)) is not None:
+        if _wait(parent, rng.uniform(0.0, 0.02 if missed else 0.25)) is not None:
             return
-        kind = chance.choice(missed or KINDS)
+        kind = rng.choice(missed or KINDS)
         family = _family(mark)
         victims = [parent] if kind == "parent" else family.get(kind, [])
-        if victims and _kill(chance.choice(victims)):
+        if victims and _kill(rng.choice(victims)):
             hit[kind] += 1
             if kind == "warden":  # the other warden ends the family; a kill of both leaves it alone
                 assert wait_for(partial(_are_gone, mark, _pids(family)))
@@ -173,9 +173,9 @@ def _is_finished(run: Run) -> bool:
     return all(set(each) - set(LOST) or len(each) >= TRIES for each in _statuses(run).values())
 
 
-def _truncate(run: Run, chance: random.Random) -> None:
+def _truncate(run: Run, rng: random.Random) -> None:
     """Truncate the record files at a random byte, as a kill during a write does, so that cases may be left to run."""
     for job in run.jobs:
         path = run.record_file(job).path
         whole = path.read_bytes()
-        path.write_bytes(whole[: chance.randrange(len(whole) + 1)])
+        path.write_bytes(whole[: rng.randrange(len(whole) + 1)])

@@ -26,7 +26,7 @@ from harness.schema.policy import Policy
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Planned, RunFile
-from harness.workers.pool import cores_by_share, places_of
+from harness.workers.pool import cores_by_share, slots_of
 from harness.workers.scheduler import run_jobs
 
 SETTINGS = ("whole", "half", "beside")
@@ -44,7 +44,7 @@ def measured(folder: Path, gpu: str, cores: Sequence[int], policy: Policy = POLI
     os.sched_setaffinity(0, cores)
     jobs = jobs_of(Planned(case, 6) for case in CASES.values())
     run = Run.create(folder, RunFile("measure", "cuda", jobs, catalogue(()), policy))
-    return run_jobs(run, launches(), places=places_of([gpu], "cuda"))
+    return run_jobs(run, launches(), slots=slots_of([gpu], "cuda"))
 
 
 def neighbour(folder: Path) -> None:
@@ -77,10 +77,10 @@ def summary(out: Path) -> list[str]:
     rounds = len([*out.glob("*-whole")])
     found = {setting: [in_order(out / f"{number}-{setting}") for number in range(rounds)] for setting in SETTINGS}
     lines = [f"{rounds} rounds; ratio to the whole machine, with its 95% interval"]
-    for place, name in enumerate(CASES):
-        alone = [medians[place] for medians in found["whole"]]
+    for index, name in enumerate(CASES):
+        alone = [medians[index] for medians in found["whole"]]
         for setting in SETTINGS[1:]:
-            ratios = [[medians[place] / one] for medians, one in zip(found[setting], alone, strict=True)]
+            ratios = [[medians[index] / one] for medians, one in zip(found[setting], alone, strict=True)]
             middle, low, high = repeats_interval(ratios)
             lines.append(f"{name:<32}{setting:<8}{median(alone):9.3f} ms  x {middle:.4f}  ({low:.4f} to {high:.4f})")
     return lines

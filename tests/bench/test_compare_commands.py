@@ -47,7 +47,7 @@ class TorchTransformer:
         tokens = case.batch * (case.context if case.phase == "forward" else 1)
         return Workload(run=lambda: None, tokens=tokens, engine_samples=lambda policy: repeat(samples))
 """
-ITSELF = "name another folder to compare it with"
+ITSELF = "name two different folders"
 ONE = ("quick", "--systems", "transformer/torch", "--context", "64", "--batch", "1", "--device", "cpu")
 
 
@@ -95,9 +95,9 @@ def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, c
     assert "harness/ differs" not in said.err
     assert status == commands.REGRESSION
     forward, generate = found["cases"]
-    assert (forward["verdict"], forward["regressed"], forward["rounds"]) == ("slower", True, 3)
+    assert (forward["outcome"], forward["regressed"], forward["rounds"]) == ("slower", True, 3)
     assert forward["ratio"] == pytest.approx(1.05, abs=0.01)
-    assert (generate["verdict"], generate["regressed"]) == ("same", False)
+    assert (generate["outcome"], generate["regressed"]) == ("same", False)
     assert (found["a"]["commit"], found["b"]["commit"]) == (old[:10], new[:10])
     assert "ab.html" in [path.name for path in tmp_path.iterdir()]
     runs = [Run.open(tmp_path / "out" / "ab" / side) for side in ("old", "new")]
@@ -157,7 +157,7 @@ def test_two_checkouts_by_their_paths(checkout, tmp_path, monkeypatch, capsys):
     assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--rounds", 3, "--markdown") == 0
     said = capsys.readouterr()
     assert "| faster | 0." in said.out
-    assert "harness/ differs between the two" in said.err
+    assert "harness/ differs" in said.err
     (other / "bench" / "systems" / "transformer" / "pytorch.py").write_text("changed")
     assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--out", "again") == 2
     assert f"{other}: bench/systems/transformer/pytorch.py differs from the commit" in capsys.readouterr().err
@@ -179,7 +179,7 @@ def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monk
     [
         (("HEAD", "nowhere"), "nowhere: is neither a folder nor a revision of this checkout"),
         (("HEAD", "--output=x"), "No such option"),
-        (("HEAD", "empty"), "empty: is a folder without harness/worker.py, so it is no checkout"),
+        (("HEAD", "empty"), "empty: is not a checkout of ttt-bench"),
         (("HEAD", "HEAD", "--rounds", "1"), "--rounds 1: must be from 2 to 99"),
         (("HEAD", "HEAD", "--fail-on", "3"), "--fail-on 3: must be a percentage, such as 5%"),
         (("HEAD", "HEAD", "--fail-on", "nan%"), "--fail-on nan%: must be from 1%"),
@@ -293,7 +293,7 @@ def test_compare_reports_and_fails_only_where_it_is_asked_to(tmp_path, monkeypat
     assert ttt_bench(monkeypatch, "compare", "b", "a", "--fail-on", "5%") == 0
     assert ttt_bench(monkeypatch, "compare", "a", "b", "--fail-on", "3%") == 2
     said = capsys.readouterr()
-    assert said.err.startswith("ttt-bench: --fail-on 3%: two stored runs are judged only beyond 5%;")
+    assert said.err.startswith("ttt-bench: --fail-on 3%: ")
     assert "`ttt-bench ab`" in said.err
     (tmp_path / "notes.html").write_text("mine")
     assert ttt_bench(monkeypatch, "compare", "a", "b", "--html", "notes.html") == 2
@@ -310,7 +310,7 @@ def test_another_driver_has_ratios_and_nothing_to_fail_on(tmp_path, monkeypatch,
     assert "differs: driver 580 → 570" in said.out
     failing = ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b", "--fail-on", "5%")
     assert failing == commands.NOT_COMPARABLE
-    assert capsys.readouterr().err == "ttt-bench: nothing could be judged: every case is from another device\n"
+    assert "another device" in capsys.readouterr().err
 
 
 def test_no_case_in_common_is_exit_status_3(tmp_path, monkeypatch, capsys):
@@ -341,8 +341,8 @@ def test_a_comparison_of_nothing_is_exit_status_3(tmp_path, monkeypatch, capsys,
         assert ttt_bench(monkeypatch, "compare", *folders, *options) == commands.NOT_COMPARABLE
         said = capsys.readouterr()
         *itself, nothing = said.err.splitlines()
-        assert nothing == "ttt-bench: nothing could be compared: no case has a result on both sides"
-        assert itself == ([] if sides == ("a", "b") else [f"ttt-bench: {folders[0]} is compared with itself: {ITSELF}"])
+        assert "no case has a result on both sides" in nothing
+        assert itself == ([] if sides == ("a", "b") else [f"ttt-bench: {folders[0]} is compared with itself; {ITSELF}"])
         assert "no result in A: failed, a bug" in said.out
     # A case that only B lost is a regression.
     lost = ttt_bench(monkeypatch, "compare", tmp_path / "b", tmp_path / "a", *options)
@@ -354,7 +354,7 @@ def test_an_ab_of_nothing_is_exit_status_3(checkout, monkeypatch, capsys):
     commit(checkout, "new", forward="2 / 0")
     assert ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2) == commands.NOT_COMPARABLE
     said = capsys.readouterr()
-    assert said.err.splitlines()[-1].startswith("ttt-bench: nothing could be compared")
+    assert "no case has a result" in said.err.splitlines()[-1]
     assert "no result in A: unstarted" in said.out
 
 

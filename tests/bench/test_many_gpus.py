@@ -52,9 +52,9 @@ def ttt_bench(*arguments: object, cwd: Path, path: Path | None = None, **env: st
 @pytest.mark.parametrize(
     ("gpus", "visible", "message"),
     [
-        ("7", None, "--gpus 7: there is no GPU '7' to use; there are 0, 1"),
+        ("7", None, "--gpus 7: GPU '7' was not found"),
         ("0,0", None, "--gpus 0,0: names GPU 0 twice"),
-        ("0", "1", "--gpus 0: there is no GPU '0' to use; there are 1"),
+        ("0", "1", "--gpus 0: GPU '0' was not found"),
     ],
 )
 @pytest.mark.usefixtures("two_gpus")
@@ -68,10 +68,10 @@ def test_gpus_that_are_not_there(tmp_path: Path, command: str, gpus: str, visibl
 @pytest.mark.parametrize(
     ("gpus", "message"),
     [
-        ("", "--gpus : '' is no GPU; use all, or numbers of nvidia-smi, such as 0,1"),
-        ("0,", "--gpus 0,: '' is no GPU"),
-        ("1.5", "--gpus 1.5: '1.5' is no GPU"),
-        ("0,00", "--gpus 0,00: '00' is no GPU"),
+        ("", "--gpus : '' names no GPU"),
+        ("0,", "--gpus 0,: '' names no GPU"),
+        ("1.5", "--gpus 1.5: '1.5' names no GPU"),
+        ("0,00", "--gpus 0,00: '00' names no GPU"),
         ("0,1, 0", "--gpus 0,1, 0: names GPU 0 twice"),
     ],
 )
@@ -145,7 +145,7 @@ def test_status_says_who_works(tmp_path: Path, commands: Path) -> None:
     text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
     assert "held by" not in text
     *_, said, command = text.splitlines()
-    assert said == "no process is running it; to continue:"
+    assert said == "no process works on this run; to continue:"
     assert command == "  ttt-bench run --slurm tasks=2 --resume --out out"
 
 
@@ -157,7 +157,7 @@ def test_status_counts_the_jobs_that_are_done(tmp_path: Path, capsys: pytest.Cap
         status(run.folder)
         return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
-    nobody = ["no process is running it; to continue:", f"ttt-bench run --resume --out {run.folder}"]
+    nobody = ["no process works on this run; to continue:", f"ttt-bench run --resume --out {run.folder}"]
     table = ["job cases state", "one-b 0 of 1 left", "two-b 0 of 1 left"]
     assert lines() == [*table, "0 of 2 cases", *nobody]
     run.record_file(jobs[0]).append(Record(jobs[0].cases[0].case, "failed", "a bug"))
@@ -181,7 +181,7 @@ def test_status_leaves_out_a_process_that_was_killed(tmp_path: Path, capsys: pyt
         status(run.folder)
         said = capsys.readouterr().out
         assert (f"held by {holder}" in said) is works
-        assert ("no process is running it" in said) is not works
+        assert ("no process works on this run" in said) is not works
 
 
 def test_status_of_a_copied_run_needs_no_slurm(tmp_path: Path, commands: Path) -> None:
@@ -194,7 +194,7 @@ def test_status_of_a_copied_run_needs_no_slurm(tmp_path: Path, commands: Path) -
 @pytest.mark.parametrize(
     ("slurm", "message"),
     [
-        ("partition=gpu", "--slurm: say how many GPUs, gpus=N"),
+        ("partition=gpu", "--slurm: give the number of GPUs, gpus=N"),
         ("foo", "--slurm foo: is not NAME=VALUE"),
         ("gpus=0", "--slurm gpus=0: must be a number from 1 to 1000"),
         ("gpus=1,array=7", "--slurm array=7: is set by the run itself"),
@@ -209,7 +209,7 @@ def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands:
     call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2,partition=gpuu", "--out", "out")
     fake(commands, "sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1')
     said = one_sentence(ttt_bench(*call, cwd=tmp_path, path=commands))
-    assert "sbatch refused: sbatch: error: invalid partition specified: gpuu; the run is planned" in said
+    assert "sbatch failed: sbatch: error: invalid partition specified: gpuu; the run is planned" in said
     assert said.endswith("to submit it: ttt-bench run --slurm tasks=2,partition=gpuu --resume --out out")
     again = ttt_bench(*call, "--resume", cwd=tmp_path)  # where there is no command at all
     assert again.returncode == 2

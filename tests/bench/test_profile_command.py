@@ -30,7 +30,7 @@ def test_a_run_of_its_own_holds_a_profile_of_each_case(profiled: Any) -> None:
     profiles = list(run.profiles().values())
     assert [(each.case.phase, each.status) for each in profiles] == [("forward", "ok"), ("generate", "ok")]
     assert profiles[1].units == 16
-    assert ("prefill", "layer 0") in [each.path for each in profiles[0].ranges]
+    assert ("forward", "layer 0") in [each.path for each in profiles[0].ranges]
     assert any(kernel.name == "aten::mm" for kernel in profiles[0].kernels)
     assert [record.status for record in run.records()] == ["ok", "ok"]
     assert str(folder) not in "".join(path.read_text() for path in (folder / "run" / "profiles").glob("*.json"))
@@ -69,7 +69,7 @@ def test_profiles_join_a_run_that_measured(profiled: Any, tmp_path: Path) -> Non
     (tmp_path / "measured" / "run.json").write_text(json.dumps(values | {"mode": "measure"}))
     other = called("profile", *SMALL[:4], "7", *SMALL[5:], "--out", "measured", cwd=tmp_path)
     assert other.returncode == 2
-    assert "has none of these cases" in other.stderr
+    assert "has none of the requested cases" in other.stderr
     done = called("profile", *SMALL, "--out", "measured", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = Run.open(tmp_path / "measured")
@@ -81,7 +81,7 @@ def test_profiles_join_a_run_that_measured(profiled: Any, tmp_path: Path) -> Non
     ("arguments", "words"),
     [
         (["--with", "vtune"], "--with vtune: must be one of auto, ncu, nsys, torch"),
-        (["--with", "ncu"], "there is none to use; say --with torch"),
+        (["--with", "ncu"], "no GPU was found; use --with torch"),
         ([], "resume it (--resume) or name another folder"),
         (["--retry", "flagged"], "--retry flagged: profiles have no flags"),
     ],

@@ -152,7 +152,7 @@ def test_the_default_folder_has_the_current_time(tmp_path, only_planned):
 
 def test_resuming_an_empty_folder_begins_a_run(tmp_path, only_planned):
     done = called("run", "quick", *SMALL, "--out", "nuw", "--resume", cwd=tmp_path)
-    assert "ttt-bench: nuw: no run yet; it begins now\n" in done.stderr
+    assert "ttt-bench: nuw: holds no run to resume; starting a new one\n" in done.stderr
 
 
 def test_cases_of_a_concurrent_call_are_kept(copied, monkeypatch, only_planned):
@@ -296,10 +296,10 @@ def test_the_command_to_continue_has_the_cases_of_the_run(tmp_path, interrupted)
     assert Run.open(folder).jobs == planned
     assert again.stderr.splitlines()[-1].partition("to continue: ")[2] == hint
     done = called("status", "a folder/out", cwd=tmp_path)
-    assert done.stdout.splitlines()[-2:] == ["no process is running it; to continue:", f"  {hint}"]
+    assert done.stdout.splitlines()[-2:] == ["no process works on this run; to continue:", f"  {hint}"]
     note_holder(folder, Holder("another-machine", 17))
     done = called("status", "a folder/out", cwd=tmp_path)
-    assert done.stdout.splitlines()[-2:] == ["process 17 on another-machine may be gone; to continue:", f"  {hint}"]
+    assert done.stdout.splitlines()[-2:] == ["process 17 on another-machine may have ended; to continue:", f"  {hint}"]
 
 
 def test_a_whole_run_has_no_command_to_continue(copied):
@@ -320,7 +320,7 @@ def test_a_run_without_a_stored_request_continues_with_its_cases(copied):
     first, *_ = file.read_text().splitlines(keepends=True)
     file.write_text(first)
     lines = called("status", "out", cwd=copied.parent).stdout.splitlines()[-2:]
-    assert lines == ["no process is running it; to continue:", "  ttt-bench run --resume --out out"]
+    assert lines == ["no process works on this run; to continue:", "  ttt-bench run --resume --out out"]
     done = called(*lines[1].split()[1:], cwd=copied.parent)
     assert (done.returncode, done.stdout) == (0, "2 ok\n")
     assert "out: 1 case to run, 1 kept from before\n" in done.stderr

@@ -50,7 +50,7 @@ def test_one_is_no_plural(tmp_path):
         (["run", "quick", "--systems", "gpt"], ["gpt", "there are ttt-linear, ttt-mlp, transformer", "SYSTEM/BACKEND"]),
         (["run", "quick", "--systems", "ttt-mlp mamba"], ["--systems 'ttt-mlp mamba': separate names by commas"]),
         (["run", "quick,paper"], ["suite 'quick,paper': separate suites by spaces"]),
-        (["run", "quick", "ttt-mlp/torch"], ["suite 'ttt-mlp/torch': is a system; use --systems ttt-mlp/torch"]),
+        (["run", "quick", "ttt-mlp/torch"], ["'ttt-mlp/torch' is a system, not a suite; use --systems ttt-mlp/torch"]),
         (["run", "quick", "--systems", ","], ["--systems ',': is an empty list"]),
         (["run", "quick", "--systems", ""], ["--systems '': is an empty list"]),
         (["run", "quick", "--out", ""], ["--out '': is empty"]),
@@ -68,7 +68,7 @@ def test_one_is_no_plural(tmp_path):
         (["run", "quick", "--phase", "decode"], ["--phase decode: must be 'forward', 'generate' or 'request'"]),
         (
             ["run", "fig20-throughput", "--device", "cuda", "--dry-run", "--systems", "mamba", "--phase", "request"],
-            ["suite fig20-throughput: no case is left by --systems mamba --phase request"],
+            ["suite fig20-throughput: no case matches --systems mamba --phase request"],
         ),
         (["run", "quick", "--context", "many"], ["--context many: must be a valid integer"]),
         (["run", "quick", "--context", "10000000000000"], ["GB"]),
@@ -88,7 +88,7 @@ def test_one_is_no_plural(tmp_path):
         (["table", "none"], ["none: no such folder"]),
         (["table", "."], ["is not a run"]),
         (["table", "none", "--csv", "--json"], ["--csv --json: one format at a time"]),
-        (["build", "gru"], ["build LEARNER: is for --tune; add --tune"]),
+        (["build", "gru"], ["build LEARNER: needs --tune"]),
         (["build", "--tune", "gru"], ["LEARNER gru: unknown; there are linear, mlp"]),
         (["nothing"], ["nothing"]),
     ],
@@ -105,7 +105,7 @@ def test_no_gpu_where_one_is_asked_for(tmp_path):
         pytest.fail("a GPU was found: run this test on a machine without one")
     assert_one_sentence(done, "no CUDA GPU was found")
     done = called("build", "--tune", "linear", cwd=tmp_path)
-    assert_one_sentence(done, "nothing can be tuned here", "no CUDA GPU")
+    assert_one_sentence(done, "cannot be tuned", "no CUDA GPU")
 
 
 @pytest.mark.parametrize("command", ["table", "report"])
@@ -131,7 +131,7 @@ def test_records_without_a_run_json_cannot_be_resumed(tmp_path, call):
     (tmp_path / "out" / "records").mkdir(parents=True)
     (tmp_path / "out" / "records" / "transformer-torch.jsonl").touch()
     done = called(*call, "quick", "--systems", "transformer", "--device", "cpu", "--out", "out", cwd=tmp_path)
-    assert_one_sentence(done, "out: has records but no run.json; put its run.json back or name another folder")
+    assert_one_sentence(done, "out: has records but no run.json; restore run.json or name another folder")
 
 
 def test_an_output_folder_that_cannot_be_written(tmp_path):

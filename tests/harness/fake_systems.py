@@ -30,7 +30,7 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def _exit_with_last_words() -> None:
+def _exit_with_error_line() -> None:
     print("  File nowhere\nEngineError: the engine is on fire\n", file=sys.stderr, flush=True)
     os._exit(3)
 
@@ -71,7 +71,7 @@ RUNS: dict[str, Callable[[], object]] = {
     "work": spin,
     "raise": lambda: _raise(RuntimeError("first line of /home/someone/kernel.cu\nsecond line")),
     "leave": lambda: _raise(SystemExit("the library gave up")),
-    "exit": _exit_with_last_words,
+    "exit": _exit_with_error_line,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "hang": lambda: time.sleep(600),

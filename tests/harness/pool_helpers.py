@@ -11,7 +11,7 @@ from harness_helpers import HERE, ROOT, case, launch
 
 from harness.schema.record import Record
 from harness.schema.run import Run
-from harness.workers.process import Launch, Place
+from harness.workers.process import GpuSlot, Launch
 from harness.workers.scheduler import Options, run_jobs
 
 GPUS = ("0", "1", "2", "3")
@@ -19,8 +19,8 @@ GPUS = ("0", "1", "2", "3")
 SYSTEMS = ("a", "b", "c", "d", "e", "f")
 
 
-def place(gpu: str, **fields: Any) -> Place:
-    return Place(f"GPU {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}, **fields)
+def slot(gpu: str, **fields: Any) -> GpuSlot:
+    return GpuSlot(f"GPU {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}, **fields)
 
 
 def launches(*systems: str, entry: str = "fake_gpus:OnGpu", **env: str) -> dict[tuple[str, str], Launch]:
@@ -34,10 +34,10 @@ def cases_of(systems: Sequence[str], count: int = 3, do: str = "work") -> list[A
 def pooled(
     run: Run,
     of: dict[tuple[str, str], Launch],
-    places: Sequence[Place] = tuple(map(place, GPUS)),
+    slots: Sequence[GpuSlot] = tuple(map(slot, GPUS)),
     **arguments: Any,
 ) -> list[Record]:
-    return run_jobs(run, of, Options(**arguments), places)
+    return run_jobs(run, of, Options(**arguments), slots)
 
 
 PARENT = """

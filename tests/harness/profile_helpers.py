@@ -114,7 +114,7 @@ def nsys_database(path: Path) -> Path:
     for number, value in enumerate(("gemm(float *)", "_dual", "layer 0", "cudaLaunchKernel", "_Z4gemmPf"), start=1):
         nsys_row(database, "StringIds", id=number, value=value)
     for start, end, kind, thread, text, text_id in (
-        (0, 10000, 59, 5, "prefill", None),
+        (0, 10000, 59, 5, "forward", None),
         (1000, 4000, 59, 5, None, 3),
         (20000, 40000, 59, 5, "timed", None),
         (0, 90000, 59, 6, "elsewhere", None),

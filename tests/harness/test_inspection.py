@@ -6,7 +6,7 @@ import pytest
 from harness_helpers import case
 
 from harness.measure import inspection
-from harness.measure.inspection import Inspector, _rows, claim_checks, fill, lower_bound_check, shape_checks
+from harness.measure.inspection import CallChecker, _rows, claim_checks, fill, lower_bound_check, shape_checks
 from harness.measure.system import Input, Workload
 
 torch = pytest.importorskip("torch")
@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 def test_inputs_are_random() -> None:
     def drawn() -> list[int]:
         ids = torch.zeros(64, dtype=torch.long)
-        Inspector(case(), Workload(run=print, inputs={"ids": Input(ids, "tokens", 1000)})).before_sample()
+        CallChecker(case(), Workload(run=print, inputs={"ids": Input(ids, "tokens", 1000)})).before_sample()
         return ids.tolist()
 
     assert drawn() != drawn()
@@ -82,5 +82,5 @@ def test_units_match_the_phase_and_the_outputs(
 
 def test_work_after_the_call_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "wait_for", lambda device: time.sleep(0.01))
-    [late] = Inspector(case(), Workload(run=print, device="cuda"))._late()
+    [late] = CallChecker(case(), Workload(run=print, device="cuda"))._late()
     assert (late.name, late.passed) == ("seconds_of_work_after_the_call", False)

@@ -18,18 +18,18 @@ def shuffled(count: int) -> list[int]:
     raise AssertionError("no order of these is without a trend")
 
 
-def autoregressive(count: int, correlation: float, chance: random.Random) -> list[float]:
+def autoregressive(count: int, correlation: float, rng: random.Random) -> list[float]:
     """Return normal noise with correlation^k at lag k."""
-    at, found = chance.gauss(0, 1), []
+    at, found = rng.gauss(0, 1), []
     for _ in range(count):
         found.append(at)
-        at = correlation * at + math.sqrt(1 - correlation**2) * chance.gauss(0, 1)
+        at = correlation * at + math.sqrt(1 - correlation**2) * rng.gauss(0, 1)
     return found
 
 
 def coverage(count: int, correlation: float, runs: int = 300) -> float:
-    chance = random.Random(7)
-    intervals = [median_interval(autoregressive(count, correlation, chance)) for _ in range(runs)]
+    rng = random.Random(7)
+    intervals = [median_interval(autoregressive(count, correlation, rng)) for _ in range(runs)]
     return sum(low <= 0 <= high for _, low, high in intervals) / runs
 
 
@@ -58,8 +58,8 @@ def test_intervals_of_correlated_samples_contain_the_median(count: int, correlat
 
 
 def test_independent_samples_have_their_own_ranks_nearly_always() -> None:
-    chance = random.Random(3)
-    worth = [independent_samples(autoregressive(200, 0.0, chance)) for _ in range(200)]
+    rng = random.Random(3)
+    worth = [independent_samples(autoregressive(200, 0.0, rng)) for _ in range(200)]
     assert sum(each == 200 for each in worth) >= 130
     assert sum(each >= 150 for each in worth) >= 180
 
@@ -113,8 +113,8 @@ def test_fewer_than_six_samples_have_no_correlation() -> None:
 
 def test_the_fewer_of_both_estimates_count() -> None:
     """Ranks miss a slow drift beneath noise; signs need more than a few dozen samples."""
-    chance = random.Random(1)
-    drift = [math.sin(i / 40) + chance.gauss(0, 1) for i in range(300)]
+    rng = random.Random(1)
+    drift = [math.sin(i / 40) + rng.gauss(0, 1) for i in range(300)]
     assert independent_samples(drift) < 60
     mild = autoregressive(24, 0.5, random.Random(1))
     assert independent_samples(mild) < 6
@@ -153,8 +153,8 @@ def test_repeats_that_lie_far_apart_have_an_interval_of_times() -> None:
 
 
 def test_repeats_are_known_no_better_than_each_process() -> None:
-    chance = random.Random(2)
-    processes = [[chance.gauss(10, 1) for _ in range(20)] for _ in range(3)]
+    rng = random.Random(2)
+    processes = [[rng.gauss(10, 1) for _ in range(20)] for _ in range(3)]
     _, low, high = repeats_interval(processes)
     for samples in processes:
         _, own_low, own_high = median_interval(samples)

@@ -114,7 +114,7 @@ def test_the_reference_is_a_stage_of_its_own() -> None:
         time.sleep(0.05)
         return Checks([Check.at_most("error", 0.0, 1.0)])
 
-    system = Counting(check=None, run=torch.ones(2).clone, timed_check=lambda chance: compare)
+    system = Counting(check=None, run=torch.ones(2).clone, timed_check=lambda rng: compare)
     record = CaseRun(case(), QUICK).record(system)
     assert record.status == "ok", record.reason
     assert list(record.stages_s) == ["build", "warm_up", "sample", "reference", "check"]
@@ -172,7 +172,7 @@ def test_an_axis_that_an_input_has_not_is_named() -> None:
     inputs = {"x": Input(torch.zeros(2, 3), "normal", 1.0, 5, None)}
     record = CaseRun(case(), QUICK).record(Counting(check=None, inputs=inputs))
     assert record.status == "failed"
-    assert "an input of 2 axes has no axis 5, which it names" in record.reason
+    assert "an input names axis 5" in record.reason
 
 
 def test_a_skip_is_for_build_alone() -> None:
@@ -264,7 +264,7 @@ def test_both_checks_of_a_case_are_recorded_together() -> None:
 
     def checked(error: float) -> Counting:
         checked = Checks([Check.at_most("timed_error", error, 1.0)])
-        return Counting(run=torch.ones(2).clone, timed_check=lambda chance: lambda outputs, calls: checked)
+        return Counting(run=torch.ones(2).clone, timed_check=lambda rng: lambda outputs, calls: checked)
 
     both = CaseRun(case(), QUICK).record(checked(0.0))
     assert both.status == "ok", both.reason
@@ -295,13 +295,13 @@ def test_the_clock_of_a_gpu_times_as_the_case_asks(monkeypatch: pytest.MonkeyPat
 def test_an_engine_without_a_check_is_noted() -> None:
     record = CaseRun(case("engine"), QUICK).record(Fake())
     assert record.check is not None
-    assert record.check["unchecked"] == "what the engine answered was compared with nothing"
+    assert "not compared" in record.check["unchecked"]
 
 
 def test_notes_of_a_check_are_recorded() -> None:
     torch = pytest.importorskip("torch")
     note = Checks([], NO_ROOM)
-    system = Counting(run=torch.ones(2).clone, timed_check=lambda chance: lambda outputs, calls: note)
+    system = Counting(run=torch.ones(2).clone, timed_check=lambda rng: lambda outputs, calls: note)
     record = CaseRun(case(), QUICK).record(system)
     assert record.check is not None
     assert NO_ROOM in record.check["unchecked"]

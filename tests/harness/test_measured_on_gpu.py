@@ -202,7 +202,7 @@ def test_wrong_outputs_lose_samples_and_their_metrics(monkeypatch: pytest.Monkey
         (wrong, {"parameters"}),
     ):
         device = FakeDevice()
-        timed_check = (lambda chance, checked=checked: lambda outputs, calls: checked) if checked else None
+        timed_check = (lambda rng, checked=checked: lambda outputs, calls: checked) if checked else None
         record = on_fake_device(monkeypatch, device, case(), **changes, timed_check=timed_check)
         assert record.status == ("incorrect" if checked else "ok")
         assert names <= record.metrics.keys() <= names | {"seconds"}

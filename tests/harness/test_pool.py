@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from harness_helpers import HERE, ROOT, SOON, alive, case, lines_of, new_run, statuses, wait_for
-from pool_helpers import GPUS, SYSTEMS, cases_of, launches, place, pooled, start_parent
+from pool_helpers import GPUS, SYSTEMS, cases_of, launches, pooled, slot, start_parent
 
 from harness.measure import nvml
 from harness.schema.record import Record, RecordError
 from harness.schema.run_file import PastRequest, RunError
 from harness.workers import pool, process
-from harness.workers.pool import places_of, shares
+from harness.workers.pool import shares, slots_of
 from harness.workers.process import Launch
 from harness.workers.scheduler import Event, not_ok, run_jobs
 from tests.two_gpus import TwoGpus
@@ -49,7 +49,7 @@ def test_jobs_begin_in_the_order_in_which_they_are_handed_over(tmp_path: Path) -
 
     run = new_run(tmp_path / "out", cases_of(SYSTEMS[:4], count=1))
     longest_first = sorted(run.jobs, key=lambda job: job.name, reverse=True)
-    pooled(run, launches(*SYSTEMS[:4]), [place("0")], jobs=longest_first, on_event=note)
+    pooled(run, launches(*SYSTEMS[:4]), [slot("0")], jobs=longest_first, on_event=note)
     assert started == list(reversed(SYSTEMS[:4]))
 
 
@@ -58,7 +58,7 @@ def test_each_worker_has_its_share_of_the_cores(tmp_path: Path) -> None:
     if len(cores) < 2:
         pytest.skip("needs two cores")
     run = new_run(tmp_path / "out", cases_of(("a", "b"), count=1))
-    records = pooled(run, launches("a", "b"), [place("0"), place("1")])
+    records = pooled(run, launches("a", "b"), [slot("0"), slot("1")])
     first, second = (set(record.settings["cores"].split(",")) for record in records)
     assert first
     assert second
@@ -104,8 +104,8 @@ def test_the_job_of_a_lost_gpu_goes_to_the_others(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     events: list[Event] = []
     run = new_run(tmp_path / "out", cases_of(SYSTEMS[:3]))
-    places = [place("0"), place("1", is_there=lambda: not gone.exists())]
-    records = pooled(run, launches(*SYSTEMS[:3], FAKE_GONE=f"1:{gone}"), places, on_event=events.append)
+    slots = [slot("0"), slot("1", is_there=lambda: not gone.exists())]
+    records = pooled(run, launches(*SYSTEMS[:3], FAKE_GONE=f"1:{gone}"), slots, on_event=events.append)
     assert gone.exists()
     assert statuses(records) == ["ok"] * 9
     assert [event.message for event in events if event.kind == "lost"] == ["GPU 1 is gone"]
@@ -123,7 +123,7 @@ def test_a_run_without_any_gpu_ends_and_resumes(tmp_path: Path) -> None:
 
 def test_a_record_of_another_gpu_than_the_jobs_is_refused(tmp_path: Path) -> None:
     run = new_run(tmp_path / "out", cases_of(("a",), count=1))
-    (record,) = pooled(run, launches("a", FAKE_DEVICE_ID="0badcafe"), [place("0", device_id="12345678")])
+    (record,) = pooled(run, launches("a", FAKE_DEVICE_ID="0badcafe"), [slot("0", device_id="12345678")])
     assert record.status == "failed"
     assert record.reason.endswith("it ran on the GPU 0badcafe, not on 12345678")
 
@@ -131,11 +131,11 @@ def test_a_record_of_another_gpu_than_the_jobs_is_refused(tmp_path: Path) -> Non
 def test_a_record_of_the_cpu_is_refused_in_a_run_on_gpus(tmp_path: Path) -> None:
     run = new_run(tmp_path / "out", cases_of(("a",), count=1))
     run.file = replace(run.file, requests=(PastRequest("", (), "", None, {"device_kind": "cuda"}),))
-    (record,) = pooled(run, launches("a"), [place("0")])
+    (record,) = pooled(run, launches("a"), [slot("0")])
     assert record.status == "failed"
     assert "it was measured on the CPU: the worker's packages see no GPU, but this run is for a GPU" in record.reason
     run.file = replace(run.file, requests=(PastRequest("", (), "", None, {"device_kind": "cpu"}),))
-    assert statuses(pooled(run, launches("a"), [place("0")], retry=not_ok)) == ["ok"]
+    assert statuses(pooled(run, launches("a"), [slot("0")], retry=not_ok)) == ["ok"]
 
 
 def test_an_error_of_one_job_ends_all_and_is_raised(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_the_gpus_that_may_be_used(two_gpus: TwoGpus, monkeypatch: pytest.Monkey
 
 
 def test_a_slot_knows_whether_its_gpu_answers(two_gpus: TwoGpus) -> None:
-    first, second = places_of(["0", "1"], "cuda")
+    first, second = slots_of(["0", "1"], "cuda")
     assert first.env == {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert first.device_id != second.device_id
     gpu = nvml.open_gpu("1")
@@ -168,19 +168,19 @@ def test_a_slot_knows_whether_its_gpu_answers(two_gpus: TwoGpus) -> None:
 
 def test_a_run_of_one_gpu_ends_when_no_gpu_answers(two_gpus: TwoGpus, tmp_path: Path) -> None:
     """Otherwise every later case would fail."""
-    [place] = places_of([], "cuda")
-    assert (place.name, place.env, place.device_id, place.is_there()) == ("", {}, "", True)
+    [slot] = slots_of([], "cuda")
+    assert (slot.name, slot.env, slot.device_id, slot.is_there()) == ("", {}, "", True)
     two_gpus.there.clear()
     run = new_run(tmp_path / "out", cases_of(("a",), count=2))
     with pytest.raises(RunError, match="no GPU is left for 1 job; what is finished is kept"):
         run_jobs(run, {("a", "cpu"): Launch(["/no/such/python"])}, places=[place])
     assert run.records() == []
-    assert places_of([], "cuda") == places_of([], "cpu") == [process.HERE]
+    assert slots_of([], "cuda") == slots_of([], "cpu") == [process.DEFAULT_SLOT]
 
 
 def test_a_record_without_a_worker_names_the_slots_gpu(two_gpus: TwoGpus, tmp_path: Path) -> None:
     run = new_run(tmp_path / "out", cases_of(("a",), count=1))
-    (record,) = pooled(run, {("a", "cpu"): Launch(["/no/such/python"])}, places_of(["1"], "cuda"))
+    (record,) = pooled(run, {("a", "cpu"): Launch(["/no/such/python"])}, slots_of(["1"], "cuda"))
     assert record.status == "unstarted"
     assert record.environment["gpu"]["name"] == "name of GPU-bb"
 
@@ -188,9 +188,9 @@ def test_a_record_without_a_worker_names_the_slots_gpu(two_gpus: TwoGpus, tmp_pa
 STUBBORN = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from pool_helpers import place
+from pool_helpers import slot
 from harness.workers.pool import Pool
-pool, ended = Pool(Path("."), [place("0"), place("1")], print), []
+pool, ended = Pool(Path("."), [slot("0"), slot("1")], print), []
 both, first = threading.Barrier(2), threading.Event()
 def do(job, at):
     both.wait()

@@ -122,7 +122,7 @@ def test_the_log_of_a_worker_that_prints_without_end_is_emptied(monkeypatch: pyt
 
         def read_and_kill() -> None:
             if worker._process:
-                words.append(worker._last_words())
+                words.append(worker._error_line())
             kill()
 
         monkeypatch.setattr(worker, "kill", read_and_kill)

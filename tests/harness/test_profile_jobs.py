@@ -22,7 +22,7 @@ from harness.schema.policy import Policy
 from harness.schema.profile import Profile, ProfileError, profile_path, write_profile
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunError, RunFile
-from harness.workers.process import HERE, Limits, Place, Stopped
+from harness.workers.process import DEFAULT_SLOT, GpuSlot, Limits, Stopped
 from harness.workers.scheduler import Terminated
 from harness.workers.warden import descendants
 
@@ -61,8 +61,8 @@ def test_kineto_profiles_cases_and_notes_failures(tmp_path: Path) -> None:
     assert "no operator of PyTorch" in idle.reason
     assert {"aten::mm", "aten::add"} <= {kernel.name for kernel in good.kernels}
     paths = [each.path for each in good.ranges]
-    assert ("prefill", "layer 0") in paths
-    assert ("prefill", "layer 1") in paths
+    assert ("forward", "layer 0") in paths
+    assert ("forward", "layer 1") in paths
     assert good.ceilings == {"copy_gbs": 3000.0, "product_tflops": 600.0}
     assert list(good.tools) == ["torch.profiler"]
     assert good.commands[0].endswith("-m harness.worker profile_helpers:WithTorch")
@@ -129,8 +129,8 @@ def many(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         run = Run.create(tmp_path / "run", RunFile("measure", "cpu", jobs, Catalogue(), Policy()))
         said: list[str] = []
         of = {job.pair: launches()[PAIR] for job in jobs}
-        places = [Place(f"GPU {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}, is_there=lambda: is_there) for gpu in "01"]
-        found = Profiler(run, of, WITH_NCU, Limits(60, 60), say=said.append).jobs(jobs, places)
+        slots = [GpuSlot(f"GPU {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}, is_there=lambda: is_there) for gpu in "01"]
+        found = Profiler(run, of, WITH_NCU, Limits(60, 60), say=said.append).jobs(jobs, slots)
         return found, [line.split() for line in log.read_text().splitlines()], said
 
     return profile
@@ -169,8 +169,8 @@ def test_a_lost_gpu_is_noticed_at_its_first_case(many: Any, monkeypatch: pytest.
 def test_a_profile_of_another_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_DEVICE_ID", "beef")
     run = run_of(tmp_path)
-    place = Place("GPU 0", {"CUDA_VISIBLE_DEVICES": "0"}, device_id="cafe")
-    (found,) = Profiler(run, launches(), KINETO).jobs(run.jobs, [place])
+    slot = GpuSlot("GPU 0", {"CUDA_VISIBLE_DEVICES": "0"}, device_id="cafe")
+    (found,) = Profiler(run, launches(), KINETO).jobs(run.jobs, [slot])
     assert (found.status, found.reason) == (
         "failed",
         "the worker's answer is unusable: ValueError: it ran on the GPU beef, not on cafe",
@@ -295,7 +295,7 @@ def test_ctrl_c_during_reading_is_no_failure(
     fake("unreadable")
     run = run_of(tmp_path)
     report = profile_path(run.folder, case().key).with_suffix(suffix)
-    stopped = JobProfiler(Profiler(run, launches(), tools, Limits(60, 60)), run.jobs[0], HERE, report.exists)
+    stopped = JobProfiler(Profiler(run, launches(), tools, Limits(60, 60)), run.jobs[0], DEFAULT_SLOT, report.exists)
     report.parent.mkdir()
     found: dict[str, Profile] = {}
     if tools.ratios:
@@ -422,7 +422,7 @@ def test_a_profiler_that_never_starts_is_given_up(tmp_path: Path, fake: Any) -> 
     ("does", "why"),
     [
         ("oom", "the case did not fit next to ncu: MemoryError: 80 GiB; try a smaller batch"),
-        ("killed", "ncu failed: the worker was killed by SIGKILL (by hand, or by the system when memory ended)"),
+        ("killed", "ncu failed: the worker was killed by SIGKILL (by a user, or by the system for lack of memory)"),
     ],
 )
 def test_a_failure_under_ncu_keeps_the_times(
@@ -439,7 +439,7 @@ def test_auto_chooses_the_best_installed_profilers(fake: Any) -> None:
     fake()
     both = choose("auto", "cuda")
     assert (both.times, both.ratios) == ("nsys", "ncu")
-    assert "Nsight Systems 2025.3.0.0 gives times and Nsight Compute 2025.3.0.0 gives counters" in both.said
+    assert "Nsight Systems 2025.3.0.0 gives times and Nsight Compute 2025.3.0.0 gives counters" in both.summary
     assert choose("torch", "cuda").ratios == ""
     assert (choose("ncu", "cuda").times, choose("ncu", "cuda").ratios) == ("kineto", "ncu")
     assert choose("auto", "cpu").times == "kineto"
@@ -455,10 +455,10 @@ def test_auto_chooses_the_best_installed_profilers(fake: Any) -> None:
 )
 def test_an_unusable_profiler_is_refused(fake: Any, version: str, names: tuple[str, ...], why: str) -> None:
     fake("", version, names)
-    assert why in choose("auto", "cuda").said
+    assert why in choose("auto", "cuda").summary
     assert choose("auto", "cuda").ratios == ""
     with pytest.raises(ProfileError, match=why) as error:
         choose("ncu", "cuda")
     assert "install Nsight Compute" in str(error.value)
-    with pytest.raises(ProfileError, match="there is none to use"):
+    with pytest.raises(ProfileError, match="no GPU was found"):
         choose("ncu", "cpu")

@@ -28,8 +28,8 @@ from harness.schema.profile import NAME_LIMIT, TIMELINE_LIMIT, Counters, Profile
 def test_kineto_joins_kernels_to_the_ranges_of_their_launch() -> None:
     found = kineto.launched(GPU_TRACE, "cuda")
     assert [(each.name, each.path) for each in found] == [
-        ("gemm", ("prefill", "layer 0")),
-        ("_dual", ("prefill",)),
+        ("gemm", ("forward", "layer 0")),
+        ("_dual", ("forward",)),
         ("Memcpy DtoD", ()),
     ]
     assert (found[0].registers, found[0].shared_bytes, found[0].own_us) == (168, 4096, 10)
@@ -71,10 +71,10 @@ def test_operators_count_without_called_ones() -> None:
         event("cpu_op", "aten::mm", 2, 6),
         event("cpu_op", "aten::add", 20, 4),
     ]
-    found = kineto.launched([event("user_annotation", "prefill", 0, 12), *calls], "cpu")
+    found = kineto.launched([event("user_annotation", "forward", 0, 12), *calls], "cpu")
     assert [(each.name, each.own_us, each.path) for each in found] == [
-        ("aten::linear", 4, ("prefill",)),
-        ("aten::mm", 6, ("prefill",)),
+        ("aten::linear", 4, ("forward",)),
+        ("aten::mm", 6, ("forward",)),
         ("aten::add", 4, ()),
     ]
     assert found_in(found, found)["busy_us"] == 14
@@ -126,10 +126,10 @@ def test_a_recording_on_the_cpu_finds_the_operators_in_their_ranges(tmp_path: Pa
     from harness.measure.ranges import nvtx_range
 
     x = torch.ones(32, 32)
-    with kineto.recording("cpu", with_ranges=True, keep=tmp_path / "a.trace.json.gz") as found, nvtx_range("prefill"):
+    with kineto.recording("cpu", with_ranges=True, keep=tmp_path / "a.trace.json.gz") as found, nvtx_range("forward"):
         torch.mm(x, x)
     launched = kineto.launched(found.events, "cpu")
-    assert ("aten::mm", ("prefill",)) in {(each.name, each.path) for each in launched}
+    assert ("aten::mm", ("forward",)) in {(each.name, each.path) for each in launched}
     assert (tmp_path / "a.trace.json.gz").stat().st_size > 100
 
 
@@ -146,8 +146,8 @@ def test_work_before_a_recording_is_not_in_it() -> None:
 def test_nsys_separates_timed_runs_from_the_call_under_ranges(tmp_path: Path) -> None:
     timed, ranged = nsys.read(nsys_database(tmp_path / "a.sqlite"))
     assert [(each.name, each.path) for each in ranged] == [
-        ("gemm(float*)", ("prefill", "layer 0")),
-        ("_dual", ("prefill",)),
+        ("gemm(float*)", ("forward", "layer 0")),
+        ("_dual", ("forward",)),
     ]
     assert [each.name for each in timed] == ["gemm(float*)", "_dual", "memory copy"]
     assert (timed[0].registers, timed[0].shared_bytes) == (32, 128)
@@ -200,8 +200,8 @@ def test_nsys_separates_processes_and_drops_launches_outside_ranges(tmp_path: Pa
         database.commit()
     timed, ranged = nsys.read(path)
     assert [(each.name, each.path) for each in ranged] == [
-        ("gemm(float*)", ("prefill", "layer 0")),
-        ("_dual", ("prefill",)),
+        ("gemm(float*)", ("forward", "layer 0")),
+        ("_dual", ("forward",)),
     ]
     assert [(each.start_us, each.own_us) for each in timed] == [(60.0, 3.0), (61.0, 2.5), (64.0, 2.0), (65.0, 2.0)]
     assert [each.shared_bytes for each in timed[:2]] == [128, 1128]  # the static, and with the dynamic
@@ -248,8 +248,8 @@ def launches_of(*paths: str) -> list[Launched]:
     [
         (["generate", *["generate/layer 0"] * 2, "generate/layer 1", "generate"] * 3, 5),
         (["generate", *["generate/layer 0"] * 4], 5),
-        (["prefill/layer 0", "prefill/layer 1", "generate/layer 0", "generate/layer 1"], 4),
-        ([f"prefill/layer {n}" for n in range(TIMELINE_LIMIT + 7)], TIMELINE_LIMIT),
+        (["forward/layer 0", "forward/layer 1", "generate/layer 0", "generate/layer 1"], 4),
+        ([f"forward/layer {n}" for n in range(TIMELINE_LIMIT + 7)], TIMELINE_LIMIT),
         (["generate/layer 0/operator", "generate/layer 0", "generate/layer 1"] * 2, 3),
     ],
 )
@@ -269,9 +269,9 @@ def test_a_foreign_nsys_export_is_refused(tmp_path: Path) -> None:
     whole = nsys_database(tmp_path / "a.sqlite").read_bytes()
     for name, content in {"foreign": b"not a database at all" * 100, "truncated": whole[: len(whole) // 2]}.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ProfileError, match="truncated or is none"):
+        with pytest.raises(ProfileError, match="truncated or in another format"):
             nsys.read(tmp_path / name)
-    with pytest.raises(ProfileError, match="truncated or is none"):
+    with pytest.raises(ProfileError, match="truncated or in another format"):
         nsys.read(tmp_path / "absent")
     sqlite3.connect(tmp_path / "empty").execute("CREATE TABLE other (id INTEGER)")
     with pytest.raises(ProfileError, match="no table CUPTI_ACTIVITY_KIND_RUNTIME"):
@@ -443,7 +443,7 @@ def test_the_ncu_command_has_every_metric_and_one_layer() -> None:
         "--nvtx-include=request]",
         "--nvtx-include=generate]",
     ]
-    assert {"--nvtx-include=prefill]", "--nvtx-include=layer 1/"} <= set(words)
+    assert {"--nvtx-include=forward]", "--nvtx-include=layer 1/"} <= set(words)
     assert f"--metrics={','.join(ncu.METRICS)}" in words
 
 

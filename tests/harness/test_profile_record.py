@@ -28,7 +28,7 @@ KERNELS = (
     Kernel("gemm", 4, 60.0, 32, 1024, Counters(2, 15.0, 1e6, 2e6, 3e9, {"sm": 40.0}, 55.0, 10.0, {"barrier": 0.4})),
     Kernel("copy", 2, 20.0),
 )
-RANGES = (Range(("prefill", "layer 0"), (RangeKernel(0, 2, 30.0), RangeKernel(1, 1, 10.0))),)
+RANGES = (Range(("forward", "layer 0"), (RangeKernel(0, 2, 30.0), RangeKernel(1, 1, 10.0))),)
 TIMELINE = Timeline((0, 1, 0), (0, -1, 0), (0, 500, -20), (15000, 10000, 15000), 3)
 PROFILE = Profile(
     2,
@@ -119,7 +119,7 @@ def test_a_profile_of_a_newer_version_asks_for_that_version(tmp_path: Path) -> N
 def test_a_profile_of_an_unplanned_case_is_refused(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     write_profile(run.folder, replace(PROFILE, case=case(batch=9)))
-    with pytest.raises(RunError, match="is of a case that the run has not"):
+    with pytest.raises(RunError, match="belongs to no case of the run"):
         run.profiles()
 
 

@@ -38,7 +38,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_nsight_captures_a_call_under_ranges_and_then_the_timed_runs(events: list[str]) -> None:
     workload = Workload(run=lambda: events.append("run"), units=16)
-    call = ["prefill", "run", "end"]
+    call = ["forward", "run", "end"]
     found = in_worker.profile(case(), workload, ProfilerChoice("nsys"))
     seen = {"runs": RUNS, "units": 16, "calls": 1, "host_us": [], "alone_us": 0.0, "replayed": False}
     assert found == {"seen": seen, "apart": True, "notes": [], "work": {}, "ceilings": {}}
@@ -63,7 +63,7 @@ def test_the_lead_in_is_outside_the_timed_range(events: list[str], loaded: None)
     found = in_worker.profile(case(), workload, ProfilerChoice("nsys"))
     assert found["seen"]["runs"] == 6
     assert events[events.index("cpu") :] == [
-        *("cpu", "prefill", "run", "end", "lead", *["run"] * 4, "end"),
+        *("cpu", "forward", "run", "end", "lead", *["run"] * 4, "end"),
         *("timed", *["run"] * 6, "end", "end"),
     ]
 
@@ -320,7 +320,7 @@ def test_only_the_last_runs_count() -> None:
 
 def test_an_engine_without_a_batch_for_a_profiler_is_refused() -> None:
     workload = Workload(run=print, engine_samples=lambda policy: [[1.0]])
-    with pytest.raises(ProfileError, match="no batch for a profiler"):
+    with pytest.raises(ProfileError, match="engine_batch"):
         in_worker.profile(case(timing="engine"), workload, ProfilerChoice())
 
 
@@ -375,7 +375,7 @@ def test_prompts_of_an_engine_have_a_lead_in(
     found = in_worker.profile(case(timing="engine"), engine, ProfilerChoice("nsys"))
     batch = ["prompts", "steps"]
     assert events == [
-        *(*batch, "sampled", "sampled", "cpu", "prompts", "prefill", "steps", "end"),
+        *(*batch, "sampled", "sampled", "cpu", "prompts", "forward", "steps", "end"),
         *("lead", *batch * 4, "end", "timed", *batch * 6, "end", "end"),
     ]
     seen = {"runs": 6, "units": 7, "calls": 1, "host_us": [2e6] * 6, "alone_us": 7 * 2e3, "replayed": False}

@@ -78,6 +78,6 @@ def test_each_gpu_has_its_line_and_each_outcome_names_it() -> None:
             for event in events:
                 progress(event)
         text = stream.getvalue()
-        assert "GPU 3 is gone; what is left goes to the others" in text
+        assert "GPU 3 does not answer" in text
         assert isinstance(stream, Terminal) == ("GPU 3: fake/cpu" in text)
         assert "GPU 0: ok" in text

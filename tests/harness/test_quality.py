@@ -26,6 +26,6 @@ def test_the_first_samples_are_held_against_the_last(samples, apart):
 
 @pytest.mark.parametrize(("count", "most"), [(12, 0.01), (20, 0.01), (39, 0.01), (40, 0.03), (100, 0.01)])
 def test_noise_is_seldom_taken_for_a_change(count, most):
-    chance = random.Random(count)
-    found = [ends_apart([chance.gauss(1, 0.05) for _ in repeat(None, count)]) > 0.05 for _ in range(1_000)]
+    rng = random.Random(count)
+    found = [ends_apart([rng.gauss(1, 0.05) for _ in repeat(None, count)]) > 0.05 for _ in range(1_000)]
     assert sum(found) <= most * len(found)

@@ -25,10 +25,10 @@ def test_nvtx_range_is_popped_even_after_an_error(monkeypatch: pytest.MonkeyPatc
 
 def test_the_callback_gets_each_range_as_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
-    with on_range(names.append), nvtx_range("prefill"), nvtx_range("layer 0"):
+    with on_range(names.append), nvtx_range("forward"), nvtx_range("layer 0"):
         names.append("work")
     with nvtx_range("nobody asks"):
-        assert names == ["prefill", "layer 0", "work"]
+        assert names == ["forward", "layer 0", "work"]
 
 
 def test_before_cuda_is_in_use_a_range_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.schema.reason import LIMIT, last_words, of_exception, rounded, said_number, sentence
+from harness.schema.reason import LIMIT, error_line, format_number, of_exception, rounded, sentence
 
 
 def test_one_line_of_limited_length() -> None:
@@ -98,8 +98,8 @@ ModuleNotFoundError: No module named 'nothing'
         ("  \n---\n", ""),
     ],
 )
-def test_last_words(stderr: str, expected: str) -> None:
-    found = last_words(stderr)
+def test_error_line(stderr: str, expected: str) -> None:
+    found = error_line(stderr)
     assert found.startswith(expected)
     assert bool(found) == bool(expected)
 
@@ -112,7 +112,7 @@ def test_last_words(stderr: str, expected: str) -> None:
     ],
 )  # fmt: skip
 def test_a_number_has_three_digits_and_no_exponent(number: float, said: str) -> None:
-    assert said_number(number) == said
+    assert format_number(number) == said
 
 
 def test_numbers_of_json_are_rounded() -> None:

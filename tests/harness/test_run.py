@@ -97,7 +97,7 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v["jobs"].append(v["jobs"][0]), "two jobs are called fake-cpu"),
     (lambda v: v["jobs"][0]["cases"].append(v["jobs"][0]["cases"][0]), "the case fake/cpu tiny forward B=1 T=8"),
     (lambda v: v["jobs"][0]["cases"][0].update(min_samples=-1), "min_samples: Input should be greater than"),
-    (lambda v: v["jobs"][0].update(system="../x"), "job '../x': that cannot be part of a file's name"),
+    (lambda v: v["jobs"][0].update(system="../x"), "job '../x': not allowed in a file's name"),
     (lambda v: v["jobs"][0].update(system="other"), "job other-cpu: has a case of fake/cpu"),
     (lambda v: first_case(v).update(batch=0), "jobs.0.cases.0.case.batch: "),
     (lambda v: first_case(v).update(size="a\x1b[2J"), "case.size: "),

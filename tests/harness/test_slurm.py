@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from harness_helpers import case, lines_of, new_run, statuses, wait_for
-from pool_helpers import launches, place, pooled
+from pool_helpers import launches, pooled, slot
 from slurm_cluster import Cluster, cluster_or_skip
 from slurm_helpers import claimed, kill_job, kill_node, kill_step, submit, using
 
@@ -204,13 +204,13 @@ def test_a_task_whose_job_was_taken_over_writes_no_more(folder: Path) -> None:
 def test_a_task_without_its_gpu_takes_no_more_jobs(folder: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     run = new_run(folder, [case(system=job, batch=batch) for job in JOBS[:2] for batch in (1, 2)])
-    lost = place("1", is_there=lambda: not gone.exists())
+    lost = slot("1", is_there=lambda: not gone.exists())
     of = launches(*JOBS, FAKE_GONE=f"1:{gone}")
     with pytest.raises(RunError, match="no GPU is left for 1 job; what is finished is kept"):
         run_task(run, of, TASK, Options(), lost)
     assert len(run.records()) == 1
-    assert run_task(run, of, replace(TASK, index="1"), Options(), place("0")) == ["s1-cpu"]
-    pooled(run, of, [place("0")])
+    assert run_task(run, of, replace(TASK, index="1"), Options(), slot("0")) == ["s1-cpu"]
+    pooled(run, of, [slot("0")])
     assert statuses(run.records()) == ["ok"] * 4
 
 
@@ -248,9 +248,9 @@ def test_a_submission_without_slurm_is_not_over(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "say how many GPUs"),
-        ("partition=gpu", "say how many GPUs"),
-        ("gpus=2,tasks=2", "say how many GPUs"),
+        ("", "number of GPUs"),
+        ("partition=gpu", "number of GPUs"),
+        ("gpus=2,tasks=2", "number of GPUs"),
         ("gpus=0", "gpus=0: must be a number from 1 to 1000"),
         ("gpus=two", "gpus=two: must be"),
         ("gpus=1,array=0-9", "array=0-9: is set by the run itself"),
@@ -260,7 +260,7 @@ def test_a_submission_without_slurm_is_not_over(folder: Path) -> None:
         ("gpus=2,nodelist=n1,n2", "n2: is not NAME=VALUE; a value cannot hold a comma"),
         ("gpus=2,time", "time: is not NAME=VALUE"),
         ("gpus=2,gres=gpu:4", "gres=gpu:4: a task has one GPU"),
-        ("gres=gpu:4", "say how many GPUs"),
+        ("gres=gpu:4", "number of GPUs"),
         ("gpus=2,gpus-per-node=4", "gpus-per-node=4: use gpus=N"),
         ("gpus=2,account=...", "account=...: stands for a private name"),
     ],
@@ -290,7 +290,7 @@ def test_the_script_has_the_requested_options() -> None:
 
 def test_a_refusal_of_sbatch_is_reported(squeue: Path) -> None:
     fake_command(squeue, "sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1')
-    with pytest.raises(slurm.SlurmError, match="sbatch refused: sbatch: error: invalid partition specified: gpuu"):
+    with pytest.raises(slurm.SlurmError, match="sbatch failed: sbatch: error: invalid partition specified: gpuu"):
         slurm.submit("x")
     fake_command(squeue, "sbatch", "echo welcome")
     with pytest.raises(slurm.SlurmError, match="sbatch answered 'welcome', which is no job id"):

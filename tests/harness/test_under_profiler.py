@@ -10,7 +10,7 @@ from profile_helpers import PAIR, launches, run_of
 from harness.profiling.under_profiler import ToolLost, UnderProfiler
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
-from harness.workers.process import HERE, Limits
+from harness.workers.process import DEFAULT_SLOT, Limits
 from harness.workers.protocol import WorkerLost
 
 LAUNCH = launches()[PAIR]

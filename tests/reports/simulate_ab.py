@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reports.compare.comparison import STORED_BAR
-from reports.compare.judge import judge
+from reports.compare.decision import decide
 
 SYSTEM_SD = 0.0065  # standard deviation of the shift that all cases of a system in one process share
 CASE_SD = 0.003  # standard deviation of a case's own shift, in the median of cases
@@ -87,20 +87,20 @@ def study(
     shape: tuple[int, int] = (SYSTEMS, CASES),
     noise: Noise = RECORDED,
 ) -> Found:
-    """Simulate suites with some slowed cases, and count the outcomes of `judge`."""
+    """Simulate suites with some slowed cases, and count the outcomes of `decide`."""
     random = np.random.default_rng(seed)
     counts = np.zeros(4)
     for _ in range(suites):
         suite = noise.differences(random, rounds, *shape)
         mask = slowed(suite) if slowdown else np.zeros(suite.shape[:2], bool)
         suite[mask] += np.log1p(slowdown)
-        verdicts = np.array([each.verdict for each in judge(suite.reshape(-1, rounds).tolist())]).reshape(mask.shape)
+        outcomes = np.array([each.outcome for each in decide(suite.reshape(-1, rounds).tolist())]).reshape(mask.shape)
         of = mask if slowdown else ~mask
         counts += (
-            np.isin(verdicts[~mask], ["slower", "faster"]).any() or (verdicts[mask] == "faster").any(),
-            (verdicts[mask] == "slower").mean() if mask.any() else np.nan,
-            (verdicts[of] == "same").mean(),
-            (verdicts[of] == "undecided").mean(),
+            np.isin(outcomes[~mask], ["slower", "faster"]).any() or (outcomes[mask] == "faster").any(),
+            (outcomes[mask] == "slower").mean() if mask.any() else np.nan,
+            (outcomes[of] == "same").mean(),
+            (outcomes[of] == "undecided").mean(),
         )
     return Found(*(counts / suites))
 

@@ -90,15 +90,14 @@ def _run(case: Case, latency_ms: float, per_layer: int, gap_us: float, start_us:
 def _launches(
     case: Case, layers_us: float, per_layer: int, latency_ms: float
 ) -> Iterator[tuple[str, tuple[str, ...], float]]:
-    phase = "prefill" if case.phase == "forward" else case.phase
-    yield "void at::native::indexSelectLargeIndex<bf16>(int)", (phase,), latency_ms * 2
+    yield "void at::native::indexSelectLargeIndex<bf16>(int)", (case.phase,), latency_ms * 2
     for layer in range(LAYERS):
         for name, inside, share, *_ in BLOCK * per_layer:
             operator = [inside] if inside and case.system.startswith("ttt") else []
-            path = (phase, f"layer {layer}", *operator)
+            path = (case.phase, f"layer {layer}", *operator)
             yield name or TTT[case.system], path, layers_us * share / LAYERS / per_layer
-    yield "Memset (Device)", (phase,), latency_ms / 10
-    yield HEAD, (phase,), latency_ms * 3
+    yield "Memset (Device)", (case.phase,), latency_ms / 10
+    yield HEAD, (case.phase,), latency_ms * 3
 
 
 def _counters(kernel) -> Counters:

@@ -41,7 +41,7 @@ def environment(
     device_id: str = "5eedf00d",
 ) -> dict:
     """Return the environment of a GPU machine, about 2 KB as JSON."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     packages = (
         "torch triton vllm mamba-ssm causal-conv1d flash-attn numpy pandas plotly jinja2 rich typer pydantic "
         "safetensors transformers tokenizers nvidia-cublas-cu13 nvidia-cudnn-cu13 nvidia-nccl-cu13 "
@@ -53,11 +53,11 @@ def environment(
     software = {name: f"{len(name)}.{3 * len(name) % 20}.1" for name in packages.split()}
     readings = {
         when: {
-            "sm_clock_mhz": chance.choice([1980, 1965, 1755]),
+            "sm_clock_mhz": rng.choice([1980, 1965, 1755]),
             "memory_clock_mhz": 2619,
-            "temperature_c": chance.randint(38, 64),
-            "power_w": round(chance.uniform(110, 690), 2),
-            "throttle_reasons": chance.choice([[], [], [], ["sw_power_cap"]]),
+            "temperature_c": rng.randint(38, 64),
+            "power_w": round(rng.uniform(110, 690), 2),
+            "throttle_reasons": rng.choice([[], [], [], ["sw_power_cap"]]),
         }
         for when in ("before", "after")
     }
@@ -70,7 +70,7 @@ def environment(
         "power_limit_w": 700.0,
     }
     cpu = {"model": "Intel(R) Xeon(R) Platinum 8480C", "cores": 16}
-    loads = {when: {"load_1m": round(chance.uniform(0.2, 6), 2)} for when in ("before", "after")}
+    loads = {when: {"load_1m": round(rng.uniform(0.2, 6), 2)} for when in ("before", "after")}
     return {
         "device": device,
         "device_kind": "cuda",
@@ -84,17 +84,17 @@ def environment(
 
 def ok(case: Case, latency_ms: float, count: int = 30, spread: float = 0.012, **fields: object) -> Record:
     """Return a record with `count` samples near `latency_ms`, most of them slightly above."""
-    chance = random.Random(case.key)
-    samples = [latency_ms * (1 + abs(chance.gauss(0, spread)) + chance.gauss(0, spread / 4)) for _ in range(count)]
+    rng = random.Random(case.key)
+    samples = [latency_ms * (1 + abs(rng.gauss(0, spread)) + rng.gauss(0, spread / 4)) for _ in range(count)]
     defaults = {
         "tokens": case.batch * case.context if case.phase == "forward" else case.batch,
         "throttled": [False for _ in samples],
         "check": {"passed": True, "checks": [{"name": "output", "value": 0.001, "limit": 0.02, "passed": True}]},
         "stop": "interval",
         "peak_memory_bytes": int(3e9 + 1e5 * case.batch * max(case.context, 64)),
-        "environment": environment(seed=chance.randrange(100)),
+        "environment": environment(seed=rng.randrange(100)),
         "metrics": {"parameters": _PARAMETERS[case.size], "flops": 2.6e9 * case.batch, "bytes": 2.62e9},
-        "started_at": f"2026-03-0{chance.randint(1, 4)}T10:{chance.randint(10, 59)}:05+00:00",
+        "started_at": f"2026-03-0{rng.randint(1, 4)}T10:{rng.randint(10, 59)}:05+00:00",
         "wall_s": 12.5,
     }
     return Record(case, "ok", samples_ms=samples, **(defaults | fields))

@@ -14,8 +14,8 @@ def compared(study):
 
 
 def test_two_copies_of_a_commit_are_not_told_apart():
-    assert Counter(row.judged.verdict for row in compared("same").rows) == {"same": 2, "undecided": 2}
+    assert Counter(row.result.outcome for row in compared("same").rows) == {"same": 2, "undecided": 2}
 
 
 def test_five_percent_more_work_is_found_in_every_case():
-    assert Counter(row.judged.verdict for row in compared("slower").rows) == {"slower": 4}
+    assert Counter(row.result.outcome for row in compared("slower").rows) == {"slower": 4}

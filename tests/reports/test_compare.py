@@ -42,9 +42,9 @@ def test_cases_are_paired_by_key_and_sorted_from_the_largest_difference(tmp_path
         )
     )
     assert [row.key for row in found.rows] == [cases[1].key, cases[2].key, cases[0].key]
-    assert [row.judged.ratio for row in found.rows] == pytest.approx([0.8, 1.2, 1.0])
-    assert [row.judged.verdict for row in found.rows] == ["faster", "slower", "same within noise"]
-    assert all(row.judged.low < row.judged.ratio < row.judged.high for row in found.rows)
+    assert [row.result.ratio for row in found.rows] == pytest.approx([0.8, 1.2, 1.0])
+    assert [row.result.outcome for row in found.rows] == ["faster", "slower", "same within noise"]
+    assert all(row.result.low < row.result.ratio < row.result.high for row in found.rows)
     assert found.counts == {"slower": 1, "faster": 1, "same within noise": 1}
 
 
@@ -60,20 +60,20 @@ def test_a_run_that_is_not_finished_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("by", "verdict"), [(1.04, "same within noise"), (1.06, "slower"), (0.96, "same within noise"), (0.9, "faster")]
+    ("by", "outcome"), [(1.04, "same within noise"), (1.06, "slower"), (0.96, "same within noise"), (0.9, "faster")]
 )
-def test_two_stored_runs_are_not_judged_below_5_percent(tmp_path, by, verdict):
+def test_two_stored_runs_are_not_judged_below_5_percent(tmp_path, by, outcome):
     found = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 10 * by)]), fail_on=0.01)
-    assert found.rows[0].judged.verdict == verdict
-    assert found.regressions == (verdict == "slower")
+    assert found.rows[0].result.outcome == outcome
+    assert found.regressions == (outcome == "slower")
 
 
 @pytest.mark.parametrize(
-    ("by", "verdict"), [(1.3, "same within noise"), (0.78, "same within noise"), (0.7, "faster"), (1.4, "slower")]
+    ("by", "outcome"), [(1.3, "same within noise"), (0.78, "same within noise"), (0.7, "faster"), (1.4, "slower")]
 )
-def test_two_stored_runs_on_a_cpu_are_further_apart_by_themselves(tmp_path, by, verdict):
+def test_two_stored_runs_on_a_cpu_are_further_apart_by_themselves(tmp_path, by, outcome):
     found = compare(*two(tmp_path, [timed(a_case(), 10, on_cpu())], [timed(a_case(), 10 * by, on_cpu())]))
-    assert found.rows[0].judged.verdict == verdict
+    assert found.rows[0].result.outcome == outcome
     assert found.fail_on == 0.05
 
 
@@ -86,18 +86,18 @@ def test_a_stored_regression_is_held_against_a_higher_bar(tmp_path):
 def test_of_repeats_the_median_of_the_process_medians_counts(tmp_path):
     runs = two(tmp_path, rounds(a_case(), [10, 10, 19]), rounds(a_case(), [10, 11, 10]), repeats=3)
     row = compare(*runs).rows[0]
-    assert (row.a_ms, row.b_ms, row.judged.ratio) == pytest.approx((10, 10, 1))
-    assert row.judged.verdict == "not judged"
-    assert row.judged.high > 1.3  # three processes that disagree say little
+    assert (row.a_ms, row.b_ms, row.result.ratio) == pytest.approx((10, 10, 1))
+    assert row.result.outcome == "unreliable"
+    assert row.result.high > 1.3  # three processes that disagree say little
 
 
 @pytest.mark.parametrize("sides", [("quiet", "apart"), ("apart", "quiet")])
 def test_the_interval_of_stored_repeats_is_students(tmp_path, sides):
     middles = {"quiet": [10.3] * 3, "apart": [10, 10.3, 10.5]}
-    judged = compare(*two(tmp_path, *(rounds(a_case(), middles[each]) for each in sides), repeats=3)).rows[0].judged
+    result = compare(*two(tmp_path, *(rounds(a_case(), middles[each]) for each in sides), repeats=3)).rows[0].result
     half = stats.t.isf(0.025, 2) * stdev(map(math.log, middles["apart"])) / math.sqrt(3)
     expected = math.hypot(half, 0.02)
-    assert (math.log(judged.low), math.log(judged.high)) == pytest.approx((-expected, expected))
+    assert (math.log(result.low), math.log(result.high)) == pytest.approx((-expected, expected))
 
 
 def test_an_interval_beyond_the_axis_ends_in_arrows(tmp_path):
@@ -119,15 +119,15 @@ def test_the_interval_of_a_stored_process_is_the_longer_half_of_its_own(tmp_path
     skewed.samples_ms[:] = samples
     random.Random(1).shuffle(skewed.samples_ms)
     even.samples_ms[:] = [10.0] * 9
-    judged = compare(*two(tmp_path, [skewed], [even])).rows[0].judged
-    assert math.log(judged.high) == pytest.approx(math.hypot(math.log(ratio), 0.02))
+    result = compare(*two(tmp_path, [skewed], [even])).rows[0].result
+    assert math.log(result.high) == pytest.approx(math.hypot(math.log(ratio), 0.02))
 
 
 def test_the_sides_of_ab_are_held_against_a_higher_bar(tmp_path):
     of_b = rounds(a_case(), [10.51, 10.5, 10.49])
     runs = two(tmp_path, rounds(a_case(), [10.01, 10, 9.99]), of_b, repeats=3, arguments=AB)
     found = compare(*runs, fail_on=0.1)
-    assert (found.interleaved, found.fail_on, found.rows[0].judged.verdict, found.regressions) == (
+    assert (found.interleaved, found.fail_on, found.rows[0].result.outcome, found.regressions) == (
         True,
         0.1,
         "slower",
@@ -145,29 +145,29 @@ def test_the_sides_of_ab_are_judged_by_their_rounds(tmp_path):
     ]
     found = compare(*two(tmp_path, of_a, of_b, repeats=5, arguments=AB))
     assert found.interleaved
-    assert [row.judged.verdict for row in found.rows] == ["slower", *["same"] * 4]
+    assert [row.result.outcome for row in found.rows] == ["slower", *["same"] * 4]
     assert found.regressions == 1
-    assert found.rows[0].judged.rounds == 5
+    assert found.rows[0].result.rounds == 5
 
 
 def test_steps_of_unlike_numbers_of_sequences_are_compared_by_the_token(tmp_path):
     runs = two(tmp_path, [timed(a_case(), 100, tokens=338)], [timed(a_case(), 99.4, tokens=320)])
     row = compare(*runs).rows[0]
     assert (row.a_ms, row.b_ms) == pytest.approx((100, 99.4))
-    assert row.judged.ratio == pytest.approx(0.994 * 338 / 320)
+    assert row.result.ratio == pytest.approx(0.994 * 338 / 320)
     said = "sequences at once differ: tokens of a sample are 338 in A, 320 in B; the ratio is of the time of one"
     assert row.notes == (said,)
 
 
-@pytest.mark.parametrize(("arguments", "verdict", "half"), [(("run",), "same within noise", 0.02), (AB, "same", 0.0)])
-def test_rounds_and_repeats_are_compared_by_the_token(tmp_path, arguments, verdict, half):
+@pytest.mark.parametrize(("arguments", "outcome", "half"), [(("run",), "same within noise", 0.02), (AB, "same", 0.0)])
+def test_rounds_and_repeats_are_compared_by_the_token(tmp_path, arguments, outcome, half):
     sides = (
         [timed(a_case(), 10 * each, repeat=at, tokens=each) for at, each in enumerate(held)]
         for held in ((20, 25, 30), (30, 20, 25))
     )
     [row] = compare(*two(tmp_path, *sides, repeats=3, arguments=arguments)).rows
-    assert (row.judged.verdict, row.notes) == (verdict, ())
-    assert (math.log(row.judged.low), math.log(row.judged.high)) == pytest.approx((-half, half))
+    assert (row.result.outcome, row.notes) == (outcome, ())
+    assert (math.log(row.result.low), math.log(row.result.high)) == pytest.approx((-half, half))
 
 
 def test_only_the_sides_of_one_ab_are_judged_as_such(tmp_path):
@@ -190,12 +190,12 @@ def test_a_run_that_ended_within_its_repeats_is_unfinished(tmp_path):
 def test_a_case_of_one_round_is_undecided_and_says_so(tmp_path):
     lost = [timed(a_case(), 10), Record(a_case(), "killed", "by hand", repeat=1, environment=on_gpu())]
     found = compare(*two(tmp_path, rounds(a_case(), [10, 10]), lost, repeats=2, arguments=AB))
-    assert found.rows[0].judged.verdict == "undecided"
+    assert found.rows[0].result.outcome == "undecided"
     assert found.rows[0].notes == ("2 rounds would decide", "B has 1 of 2 rounds")
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "verdict"),
+    ("a", "b", "outcome"),
     [
         (on_gpu("H100"), on_gpu("A100"), "another GPU"),
         (on_gpu(driver="580"), on_gpu(driver="570"), "another driver"),
@@ -205,10 +205,10 @@ def test_a_case_of_one_round_is_undecided_and_says_so(tmp_path):
         (on_gpu(), {}, "another GPU"),
     ],
 )
-def test_cases_on_another_device_have_a_ratio_and_no_verdict(tmp_path, a, b, verdict):
+def test_cases_on_another_device_have_a_ratio_and_no_verdict(tmp_path, a, b, outcome):
     found = compare(*two(tmp_path, [timed(a_case(), 10, a)], [timed(a_case(), 20, b or {"device": ""})]))
-    assert found.counts == {verdict: 1}
-    assert (found.rows[0].judged.ratio, found.regressions) == (pytest.approx(2), 0)
+    assert found.counts == {outcome: 1}
+    assert (found.rows[0].result.ratio, found.regressions) == (pytest.approx(2), 0)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_markdown_folds_its_table_and_leaves_out_the_smallest_differences(tmp_pa
     assert shown.startswith("**Not confirmed: 1 of 3 points within 3%. The 2 beyond: 2 ttt-linear · torch forward. 1")
     assert shown.count("<details>") == shown.count("</details>") == 1
     assert shown.index("- B: b, commit") < shown.index("<details>") < shown.index("- differs: nothing")
-    assert "<details><summary>2 cases, the largest difference first; 1 more differ less</summary>\n\n| verdict" in shown
+    assert "<details><summary>2 cases, the largest difference first; 1 more differ less</summary>\n\n| outcome" in shown
     assert [line.split(" | ")[1] for line in shown.splitlines() if "T=" in line] == ["1.200", "0.900"]
 
 
@@ -285,7 +285,7 @@ def test_what_differs_is_named_with_the_systems_it_is_true_of(tmp_path):
         "commit aaaaaaaaaa → bbbbbbbbbb with uncommitted changes",
         "torch 2.11 → 2.12 (transformer · torch)",
     ]
-    assert views.text(found).index("differs: commit") < views.text(found).index("verdict")
+    assert views.text(found).index("differs: commit") < views.text(found).index("outcome")
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_engines_are_on_other_hosts_where_one_process_is(tmp_path):
     case = a_case(timing="engine", batch=4)
     of_b = [timed(case, 11, each, repeat) for repeat, each in enumerate((on_gpu(), ANOTHER))]
     [row] = compare(*two(tmp_path, rounds(case, [10, 10]), of_b, repeats=2)).rows
-    assert row.judged.verdict == "not judged"
+    assert row.result.outcome == "unreliable"
     assert any("another host" in note for note in row.notes)
 
 
@@ -396,30 +396,30 @@ def test_few_samples_and_a_loaded_or_hot_machine_are_named_and_not_judged(tmp_pa
         "T=2": ("loaded machine: others used 50% in B",),
         "T=3": ("thermally throttled in B",),
     }
-    assert {row.judged.verdict for row in found.rows} == {"not judged"}
+    assert {row.result.outcome for row in found.rows} == {"unreliable"}
 
 
 @pytest.mark.parametrize(
-    ("case", "unit", "verdict"),
+    ("case", "unit", "outcome"),
     [
-        ({"timing": "engine", "batch": 4}, "another", "not judged"),
+        ({"timing": "engine", "batch": 4}, "another", "unreliable"),
         ({"timing": "engine", "batch": 4}, "12345678", "slower"),
         ({"timing": "engine", "batch": 8}, "another", "slower"),
         ({"timing": "graph", "batch": 2}, "another", "slower"),
     ],
 )
-def test_an_engine_of_few_sequences_is_not_judged_on_another_host(tmp_path, case, unit, verdict):
+def test_an_engine_of_few_sequences_is_not_judged_on_another_host(tmp_path, case, unit, outcome):
     case = a_case(**case)
     found = compare(*two(tmp_path, [timed(case, 10)], [timed(case, 11, on_gpu(unit=unit))])).rows[0]
-    assert found.judged.verdict == verdict
-    assert any("another host" in note for note in found.notes) == (verdict == "not judged")
+    assert found.result.outcome == outcome
+    assert any("another host" in note for note in found.notes) == (outcome == "unreliable")
 
 
 def test_two_gpus_of_a_kind_differ_more_than_one_and_which_run_is_called_a_does_not_matter(tmp_path):
     here = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 10.306)]))
     a, b = two(tmp_path / "other", [timed(a_case(), 10)], [timed(a_case(), 10.306, ANOTHER)])
     onto, back = compare(a, b), compare(b, a)
-    assert here.rows[0].judged.low > 1 > onto.rows[0].judged.low
+    assert here.rows[0].result.low > 1 > onto.rows[0].result.low
     assert onto.rows[0].apart == pytest.approx(back.rows[0].apart) == pytest.approx(0.0306)
 
 
@@ -433,7 +433,7 @@ def test_two_gpus_of_a_kind_differ_more_than_one_and_which_run_is_called_a_does_
 def test_the_most_disturbed_process_of_a_case_counts(tmp_path, environments, note):
     of_b = [timed(a_case(), 20, environment, repeat) for repeat, environment in enumerate(environments)]
     [row] = compare(*two(tmp_path, rounds(a_case(), [10, 10]), of_b, repeats=2)).rows
-    assert (row.notes, row.judged.verdict) == ((note,), "not judged")
+    assert (row.notes, row.result.outcome) == ((note,), "unreliable")
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -449,7 +449,7 @@ def test_samples_that_changed_in_their_course_are_not_judged(tmp_path):
     steady = timed(a_case(), 10, samples=32)
     moved = replace(steady, samples_ms=[12.0] * 8 + [20.0] * (len(steady.samples_ms) - 8))
     [row] = compare(*two(tmp_path, [steady], [moved])).rows
-    assert row.judged.verdict == "not judged"
+    assert row.result.outcome == "unreliable"
     assert row.notes == ("samples drifted in B",)
 
 
@@ -477,16 +477,16 @@ def test_json_holds_everything_unrounded(tmp_path):
     found = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 12)]), fail_on=0.1)
     values = json.loads(views.to_json(found))
     (case,) = values["cases"]
-    assert (case["key"], case["verdict"], case["regressed"]) == (a_case().key, "slower", True)
+    assert (case["key"], case["outcome"], case["regressed"]) == (a_case().key, "slower", True)
     assert math.isclose(case["ratio"], 1.2)
-    assert (values["regressions"], values["verdicts"], values["interleaved"]) == (1, {"slower": 1}, False)
+    assert (values["regressions"], values["outcomes"], values["interleaved"]) == (1, {"slower": 1}, False)
 
 
 def test_text_has_a_line_a_case_and_its_columns_stand_below_each_other(tmp_path):
     cases = [a_case(context) for context in (64, 1024)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], [timed(case, 123.456) for case in cases]))
     lines = views.text(found).splitlines()
-    head = next(line for line in lines if line.startswith("verdict"))
+    head = next(line for line in lines if line.startswith("outcome"))
     rows = [line for line in lines if line.startswith("slower ")]
     assert len(rows) == 2
     assert all(row.index("ttt-linear") == head.index("case") for row in rows)

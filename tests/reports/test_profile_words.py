@@ -236,16 +236,16 @@ def test_a_record_says_how_many_sequences_ran_at_once(phase: str, held: tuple[in
 )
 def test_parts_by_name(name: str, part: str) -> None:
     assert part_of(name) == part
-    assert part_of(name, ("prefill", "layer 3", "operator"), True) == TTT
-    assert part_of(name, ("prefill",), True) == (HEAD if part == PRODUCTS else part)
-    assert part_of(name, ("prefill", "layer 3"), True) == part_of(name, ("prefill",)) == part
+    assert part_of(name, ("forward", "layer 3", "operator"), True) == TTT
+    assert part_of(name, ("forward",), True) == (HEAD if part == PRODUCTS else part)
+    assert part_of(name, ("forward", "layer 3"), True) == part_of(name, ("forward",)) == part
 
 
 def test_products_of_steps_without_layers_are_not_the_heads() -> None:
     """A request: its prompt is launched layer by layer, its steps are replays of a graph."""
     ranges = (
-        Range(("request", "prefill", "layer 0"), (RangeKernel(0, 3, 30.0),)),
-        Range(("request", "prefill"), (RangeKernel(0, 1, 10.0),)),
+        Range(("request", "forward", "layer 0"), (RangeKernel(0, 3, 30.0),)),
+        Range(("request", "forward"), (RangeKernel(0, 1, 10.0),)),
         Range(("request", "generate"), (RangeKernel(1, 8, 60.0),)),
     )
     found = region(Kernel("gemm", 4, 40.0), Kernel("nvjet", 8, 60.0), ranges=ranges)
@@ -292,15 +292,15 @@ def test_a_part_counted_almost_whole_has_the_lower_bound_of_all_of_it() -> None:
 
 def test_the_lower_bound_of_a_kernel_of_two_parts_is_shared_as_its_time_is() -> None:
     ranges = (
-        Range(("prefill", "layer 0"), (RangeKernel(0, 3, 30.0),)),
-        Range(("prefill",), (RangeKernel(0, 1, 10.0),)),
+        Range(("forward", "layer 0"), (RangeKernel(0, 3, 30.0),)),
+        Range(("forward",), (RangeKernel(0, 1, 10.0),)),
     )
     gemm = Kernel("gemm", 4, 80.0, counters=counted(time_us=20.0, dram_bytes=3e7))  # 10 us of 20 us
     found = {part.name: part.lower_bound_us for part in parts(region(gemm, ranges=ranges))}
     assert found == {PRODUCTS: pytest.approx(30.0), HEAD: pytest.approx(10.0)}
     # A quarter of a kernel that was counted is not all of a part.
     beside = region(
-        gemm, Kernel("another_gemm", 1, 40.0), ranges=(*ranges, Range(("prefill",), (RangeKernel(1, 1, 4.0),)))
+        gemm, Kernel("another_gemm", 1, 40.0), ranges=(*ranges, Range(("forward",), (RangeKernel(1, 1, 4.0),)))
     )
     assert {part.name: part.lower_bound_us for part in parts(beside)} == {PRODUCTS: pytest.approx(30.0), HEAD: None}
 
@@ -308,8 +308,8 @@ def test_the_lower_bound_of_a_kernel_of_two_parts_is_shared_as_its_time_is() -> 
 @pytest.mark.parametrize(("inside", "part"), [(30.0, PRODUCTS), (3.0, HEAD)])
 def test_a_kernel_of_two_parts_is_listed_with_the_one_in_which_it_takes_longest(inside: float, part: str) -> None:
     ranges = (
-        Range(("prefill", "layer 0"), (RangeKernel(0, 3, inside),)),
-        Range(("prefill",), (RangeKernel(0, 1, 10.0),)),
+        Range(("forward", "layer 0"), (RangeKernel(0, 3, inside),)),
+        Range(("forward",), (RangeKernel(0, 1, 10.0),)),
     )
     found = region(Kernel("gemm", 4, 80.0), Kernel("odd", 1, 1.0), ranges=ranges)
     assert kernel_parts(found) == {"gemm": part, "odd": OTHER}
@@ -319,9 +319,9 @@ def test_a_kernel_of_two_parts_is_listed_with_the_one_in_which_it_takes_longest(
 
 def test_a_kernel_of_two_ranges_is_shared_between_their_parts() -> None:
     ranges = (
-        Range(("prefill", "layer 0"), (RangeKernel(0, 3, 30.0),)),
-        Range(("prefill", "layer 0", "operator"), (RangeKernel(1, 1, 5.0),)),
-        Range(("prefill",), (RangeKernel(0, 1, 10.0),)),
+        Range(("forward", "layer 0"), (RangeKernel(0, 3, 30.0),)),
+        Range(("forward", "layer 0", "operator"), (RangeKernel(1, 1, 5.0),)),
+        Range(("forward",), (RangeKernel(0, 1, 10.0),)),
     )
     found = region(Kernel("gemm", 8, 80.0), Kernel("odd", 2, 12.0), gaps=8.0, ranges=ranges)
     assert {part.name: (part.time_us, part.launches) for part in parts(found)} == {

@@ -210,7 +210,7 @@ def test_points_lie_on_their_scales(profile):
 def test_a_timeline_zooms_by_keys_and_buttons(profile, page):
     whole = ticks(profile)
     assert whole[-1].endswith("ms")
-    assert profile.locator(".timeline .label").all_text_contents()[:3] == ["prefill", "0", "1"]
+    assert profile.locator(".timeline .label").all_text_contents()[:3] == ["forward", "0", "1"]
     host = profile.locator(".timeline .plot-host")
     host.focus()
     for _ in range(6):
@@ -238,8 +238,8 @@ def test_a_timeline_is_read_launch_by_launch(profile, page):
     for _ in range(6):
         page.keyboard.press("ArrowDown")
         seen.append(readout(profile, "timeline"))
-    assert seen[0].startswith("native::indexSelectLargeIndex: 308.7 µs, from 0 on, in prefill; Other")
-    assert "in prefill / layer 0 / operator; TTT kernel" in seen[5]
+    assert seen[0].startswith("native::indexSelectLargeIndex: 308.7 µs, from 0 on, in forward; Other")
+    assert "in forward / layer 0 / operator; TTT kernel" in seen[5]
     assert profile.locator("tr.chosen th").inner_text() == "linear_forward"
     page.keyboard.press("ArrowUp")
     assert readout(profile, "timeline") == seen[4]
@@ -321,7 +321,7 @@ def test_a_pointer_reads_and_the_wheel_scrolls_the_page(profile, page):
     whole = ticks(profile)
     box = host.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 68)
-    profile.locator(".timeline .readout", has_text="in prefill / layer 11").wait_for()
+    profile.locator(".timeline .readout", has_text="in forward / layer 11").wait_for()
     scrolled = page.evaluate("scrollY")
     page.mouse.wheel(0, -40)
     page.wait_for_function("before => scrollY < before", arg=scrolled)

@@ -241,10 +241,10 @@ def test_without_counters_whole_parts_have_points(tmp_path: Path) -> None:
 
 
 def test_a_timeline_has_the_paths_and_parts_of_its_launches(tmp_path: Path) -> None:
-    ranges = (Range(("prefill", "layer 0", "operator"), (RangeKernel(1, 1, 9.0),)),)
+    ranges = (Range(("forward", "layer 0", "operator"), (RangeKernel(1, 1, 9.0),)),)
     found = profile(case(), ranges=ranges, timeline=Timeline((1, 0), (0, -1), (0, 70), (9000, 8000), 5))
     drawn = timeline(found)
-    assert drawn["paths"] == [("prefill", "layer 0", "operator")]
+    assert drawn["paths"] == [("forward", "layer 0", "operator")]
     assert (drawn["kernel"], drawn["part"]) == ([1, 0], [1, 0])
     html = section_of(run_with(tmp_path, found)).html
     assert "2 launches in 0.01707 ms; 5 later ones are not drawn." in html

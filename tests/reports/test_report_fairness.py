@@ -101,7 +101,7 @@ def test_options_that_make_another_model_are_said():
         (1_010_000, (("backbone", "transformer"),)),
         (1_000_000, (("backbone", "transformer"),)),
     ]
-    assert models[1].said(Catalogue()) == "1.3b, backbone transformer"
+    assert models[1].words(Catalogue()) == "1.3b, backbone transformer"
 
 
 def test_a_system_with_many_options_has_one_voice():

@@ -8,7 +8,7 @@ import synthetic_records as synthetic
 from headline_records import FAST, SLOW, finding, forward, said, spread, stepped, throughput, winner
 
 from harness.schema.case import Case
-from harness.schema.reason import said_number
+from harness.schema.reason import format_number
 from reports.page import findings
 from reports.page.figures import figures
 from reports.page.findings import small_models, unfinished
@@ -30,7 +30,7 @@ CONTEXTS = (1024, 2048, 4096, 8192)
         (
             {2048: 4.0, 8192: 4.0},
             {2048: 8.0, 8192: 4.1},
-            "TTT-Linear is fastest or level at every context, 2.00 times as fast as Transformer at 2k.",
+            "TTT-Linear is fastest or equal within 5% at every context, 2.00 times as fast as Transformer at 2k.",
         ),
         (
             dict.fromkeys(CONTEXTS, 4.0),
@@ -53,7 +53,7 @@ def test_who_is_fastest_where_and_by_how_much(ours, theirs, expected):
 @pytest.mark.parametrize(("theirs", "level"), [(4.19, True), (4.21, False), (3.82, True), (3.8, False)])
 def test_values_within_five_percent_are_level(theirs, level):
     found = winner({2048: 4.0, 4096: 4.0}, {2048: theirs, 4096: theirs})
-    assert (("level" in found), ("fastest" in found)) == (level, not level)
+    assert (("equal within 5%" in found), ("fastest" in found)) == (level, not level)
 
 
 def test_overlapping_intervals_are_not_told_apart():
@@ -112,17 +112,17 @@ def test_only_cases_that_are_alike_are_compared():
     theirs = [layered(context, 8.0, "mamba") for context in (64, 128)]
     assert finding(*ours, *theirs, suite="quick").startswith("Context 128: TTT-Linear is fastest")
     found = finding(*ours, theirs[0], layered(64, 4.1, "ttt-mlp"), suite="quick")
-    assert found.startswith("Context 64: TTT-Linear and TTT-MLP are level")
+    assert found.startswith("Context 64: TTT-Linear and TTT-MLP are equal within 5%")
     assert "fastest" not in finding(*ours, layered(256, 4.0, "mamba"), suite="quick")
 
 
 def test_labels_omit_shared_words():
     ours = [layered(context, 4.0, backend=backend) for backend in ("torch", "triton-dual") for context in (64, 128)]
-    assert finding(*ours, suite="quick") == "Context 128: Triton dual and PyTorch are level."
+    assert finding(*ours, suite="quick") == "Context 128: Triton dual and PyTorch are equal within 5%."
     states = [layered(64, 4.0, "ttt-mlp", "triton-dual", state_dtype=state) for state in ("float16", "bfloat16")]
     slow = layered(64, 9.0, "ttt-mlp", "triton-primal", state_dtype="bfloat16")
     found = finding(*states, slow, suite="quick")
-    assert found == "Triton dual · state bfloat16 and state float16 are level."
+    assert found == "Triton dual · state bfloat16 and state float16 are equal within 5%."
     lines = [SimpleNamespace(name=name, short="TTT") for name in ("TTT · PyTorch", "TTT · PyTorch · context 128")]
     assert View.labels(None, lines, ["context 128"]) == {line.name: line.name for line in lines}
     assert View.labels(None, lines[1:], ["context 128"]) == {lines[1].name: "TTT"}
@@ -151,7 +151,7 @@ def test_a_figure_of_ratios_states_their_range():
     ms = made.table["latency_ms"]
     ratios = [ms[a] / ms[b] for line in drawn.lines for a, b in zip(line.rows, line.base_rows, strict=True)]
     found = findings.finding(made.table, made.catalogue, drawn)
-    assert f"{said_number(min(ratios))} to {said_number(max(ratios))} times" in found
+    assert f"{format_number(min(ratios))} to {format_number(max(ratios))} times" in found
 
 
 def test_parts_of_one_computation_are_added():
@@ -165,7 +165,7 @@ def test_parts_of_one_computation_are_added():
         part("w", 128, 1.0),
         suite="fig8-minibatch",
     )
-    assert found == "w and z take least together at mini-batch 32: 6.00 ms."
+    assert found == "The total of w and z is least at mini-batch 32: 6.00 ms."
 
 
 def test_a_single_line_states_its_range():
@@ -190,7 +190,7 @@ def test_the_best_throughput_and_where():
     found = throughput(*stepped("ttt-linear", {64: 8.0, 128: 8.0, 256: 32.0}), *stepped("mamba", {64: 8.0, 128: 16.0}))
     assert found == "TTT-Linear reaches 16,000 tokens/s at batch 128, 2.00 times Mamba."
     found = throughput(*stepped("ttt-linear", {64: 8.0}), *stepped("mamba", {64: 7.9}))
-    assert found == "Mamba reaches 8,100 tokens/s at batch 64, level with TTT-Linear."
+    assert found == "Mamba reaches 8,100 tokens/s at batch 64, equal within 5% to TTT-Linear."
 
 
 def test_the_best_throughput_compares_equal_settings():

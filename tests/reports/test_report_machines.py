@@ -16,14 +16,14 @@ def test_readings_span_all_records_of_a_machine():
     hot = {"sm_clock_mhz": 1700, "throttle_reasons": ["heat"]}
     warm = {"before": {"sm_clock_mhz": 1980, "throttle_reasons": []}, "after": hot}
     cool = {"before": {"sm_clock_mhz": 1800, "throttle_reasons": []}, "after": {"sm_clock_mhz": None}}
-    [machine] = machines([record(gpu=warm), record("ttt-mlp", gpu=cool)]).places
+    [machine] = machines([record(gpu=warm), record("ttt-mlp", gpu=cool)]).hardware
     assert machine.readings == {"gpu sm clock": "1700 MHz to 1980 MHz", "gpu throttle reasons": "heat"}
     assert (machine.records, machine.systems) == (2, [("mamba", "torch"), ("ttt-mlp", "torch")])
 
 
 def test_how_busy_others_were_is_a_reading():
     loads = [record(cpu={"cores": 2, "others_share": share, "idle_share": 0.1}) for share in (0.2, 0.8)]
-    [machine] = machines(loads).places
+    [machine] = machines(loads).hardware
     assert machine.records == 2
     assert machine.readings["cpu others share"] == "0.2 to 0.8"
 
@@ -33,7 +33,7 @@ def test_the_order_of_names_makes_no_machine():
     gpus = ({"name": "H100", "before": {"power_w": 300}}, {"before": {"power_w": 310}, "name": "H100"})
     first, second = ({"software": each, "gpu": gpu} for each, gpu in zip(software, gpus, strict=True))
     found = machines([record(device="A", **first), record(device="A", **dict(reversed(second.items())))])
-    assert [(machine.records, machine.facts) for machine in (*found.places, *found.software)] == [(2, {})] * 2
+    assert [(machine.records, machine.facts) for machine in (*found.hardware, *found.software)] == [(2, {})] * 2
 
 
 def test_common_facts_stand_once_and_a_machine_names_only_what_differs():
@@ -44,7 +44,7 @@ def test_common_facts_stand_once_and_a_machine_names_only_what_differs():
         ]
     )
     assert found.common == {"gpu": {"name": "H100"}, "software": {"numpy": "2.3"}}
-    assert [(machine.facts, machine.records) for machine in found.places] == [
+    assert [(machine.facts, machine.records) for machine in found.hardware] == [
         ({"device id": "a"}, 2),
         ({"device id": "b"}, 1),
     ]
@@ -61,7 +61,7 @@ def test_a_random_name_makes_no_machine():
         for at in "ab"
     ]
     found = machines(named)
-    assert [machine.records for machine in found.places] == [2]
+    assert [machine.records for machine in found.hardware] == [2]
     assert found.common == {"variables": {"OMP NUM THREADS": "2"}}
 
 
@@ -79,9 +79,9 @@ def test_facts_carry_units_and_lists():
 
 
 def test_records_without_environment_are_left_out():
-    assert machines([record()]).places == []
+    assert machines([record()]).hardware == []
 
 
 def test_synthetic_run_is_one_machine():
-    [machine] = machines(synthetic.paper().records).places
+    [machine] = machines(synthetic.paper().records).hardware
     assert "gpu temperature" in machine.readings

@@ -291,7 +291,7 @@ def changes_of(out):
     text = only(out, "over-time/ttt-linear-*.html").read_text()
     data = json.loads(text.partition('id="page-data">')[2].partition("</script>")[0])
     lines = data["cases"][0]["lines"]
-    return lines, [(line["place"], change["verdict"], change["at"]) for line in lines for change in line["changes"]]
+    return lines, [(line["machine"], change["outcome"], change["at"]) for line in lines for change in line["changes"]]
 
 
 def test_a_change_beyond_5_percent_is_marked_and_its_commits_are_named(tmp_path):
@@ -364,7 +364,7 @@ def test_long_lists_of_changes_are_cut_and_counted(tmp_path, monkeypatch):
     write_site(runs, tmp_path / "site")
     text = only(tmp_path / "site", "over-time/ttt-linear-*.html").read_text()
     assert "The newest 2; 2 older ones are marked in the figure." in text
-    assert text.count("data-verdict=") == 2
+    assert text.count("data-outcome=") == 2
 
 
 def compared_in(out):

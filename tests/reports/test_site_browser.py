@@ -128,7 +128,7 @@ def test_a_comparison_says_what_compare_says_and_is_filtered(browser, tmp_path):
         assert [each.rstrip() for each in cases.locator("td:nth-child(7)").all_inner_texts()] == [
             row.label for row in found.rows
         ]
-        page.get_by_label("Verdict").select_option("slower")
+        page.get_by_label("Outcome").select_option("slower")
         assert cases.count() == found.counts["slower"]
         page.get_by_label("Search").fill("no such words")
         assert cases.count() == 0

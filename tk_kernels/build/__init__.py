@@ -1,4 +1,4 @@
-"""Compile CUDA kernels ahead of time, cache and load them; compile many Triton kernels at once."""
+"""Compile, cache and load CUDA kernels; compile many Triton kernels at once."""
 
 from tk_kernels.build.cache import Built, ingredients, source_digest
 from tk_kernels.build.compiler import KernelResources, demangle, find_nvcc, parse_resources

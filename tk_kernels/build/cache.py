@@ -43,7 +43,7 @@ SHARED_HEADERS = "forward/*.cuh"  # in addition to headers in a kernel's own fol
 
 @dataclass(frozen=True)
 class Built:
-    """One compiled kernel file: its library (.so), the compiler's log and the resources of each kernel in it."""
+    """One compiled kernel file: its library (.so), compiler log and kernels' resources."""
 
     name: str
     library: Path
@@ -56,12 +56,12 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """The ingredients that the cache recorded when the kernel was compiled, perhaps on another machine."""
+        """The ingredients that the cache recorded at the build, perhaps on another machine."""
         return json.loads((self.library.parent / NOTE).read_text())["ingredients"]
 
 
 def source_path(name: str) -> Path:
-    """Return the `.cu` file of a kernel such as `ttt_linear/forward_sm90`. Raises BuildError if there is none."""
+    """Return the `.cu` file of a kernel such as `ttt_linear/forward_sm90`, or raise BuildError."""
     path = SOURCE_ROOT / f"{name}.cu"
     if not path.is_file():
         raise BuildError(f"{name}: there is no {name}.cu in {SOURCE_ROOT.name}")
@@ -69,7 +69,10 @@ def source_path(name: str) -> Path:
 
 
 def source_digest(name: str) -> str:
-    """Return the SHA-256 digest of a kernel's `.cu` file, every `.cuh` in its folder, and the headers in `forward/`."""
+    """Return the SHA-256 digest of a kernel's `.cu` file and of all headers it can include.
+
+    The headers are every `.cuh` in the kernel's folder, and the headers in `forward/`.
+    """
     source = source_path(name)
     files = [source, *sorted(SOURCE_ROOT.glob(SHARED_HEADERS)), *sorted(source.parent.glob("*.cuh"))]
     digest = hashlib.sha256()
@@ -79,7 +82,7 @@ def source_digest(name: str) -> str:
 
 
 def ingredients(name: str) -> dict[str, str | None]:
-    """Return everything that determines the machine code of kernel `name`, by the name of the ingredient.
+    """Return everything that determines the machine code of kernel `name`, by ingredient.
 
     The value is None for an ingredient that this machine lacks, such as nvcc.
     Raises BuildError if there is no such kernel.
@@ -97,7 +100,7 @@ def ingredients(name: str) -> dict[str, str | None]:
 
 
 def _tvm_ffi_version() -> str | None:
-    """Version of tvm-ffi, whose headers are compiled in and whose library is linked; None if it is not installed."""
+    """Version of tvm-ffi, which kernels include and link; None if it is not installed."""
     try:
         return version("apache-tvm-ffi")
     except PackageNotFoundError:
@@ -105,7 +108,7 @@ def _tvm_ffi_version() -> str | None:
 
 
 def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
-    """Return the newest undamaged build of kernel `wanted["name"]` with these ingredients; None if there is none.
+    """Return the newest undamaged build that matches `wanted`; None if there is none.
 
     wanted: the result of `ingredients`; a value of None matches every build.
     """
@@ -116,8 +119,9 @@ def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
 
 
 def compile_into_cache(wanted: Mapping[str, str | None]) -> Built:
-    """Compile kernel `wanted["name"]` into a folder of the cache; return the build. Raises BuildError if nvcc fails.
+    """Compile kernel `wanted["name"]` into a folder of the cache; return the build.
 
+    Raises BuildError if nvcc fails.
     wanted: the result of `ingredients`. The folder gets its final name when the build is complete.
     If another process is compiling the same kernel, this one waits and returns that process's build.
     Leftovers of killed builds are removed.
@@ -144,7 +148,7 @@ def _compiled(name: str, wanted: Mapping[str, str | None]) -> Built:
 
 
 def _dotted(name: str) -> str:
-    """Return the kernel's name with dots, such as `ttt_linear.forward_sm90`: the start of its cached files' names."""
+    """Return the kernel's name with dots, with which the names of its cached files start."""
     return name.replace("/", ".")
 
 
@@ -153,7 +157,7 @@ def _builds() -> Path:
 
 
 def _built_at(folder: Path, wanted: Mapping[str, str | None]) -> float:
-    """Time of the build in `folder`, in seconds since 1970; 0 if the build is damaged or does not match `wanted`."""
+    """Time of the build in `folder`, in Unix seconds; 0 if damaged or not as `wanted`."""
     try:
         if not ((folder / LIBRARY).stat().st_size and (folder / LOG).is_file()):  # empty after a power failure
             return 0

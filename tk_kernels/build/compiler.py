@@ -34,7 +34,7 @@ FLAGS = (
 
 @dataclass(frozen=True)
 class KernelResources:
-    """Resources of one kernel, per thread, as ptxas reports them: registers, and bytes of spill stores and loads."""
+    """Registers and bytes of spill stores and loads of one kernel, per thread, from ptxas."""
 
     name: str
     registers: int
@@ -53,7 +53,7 @@ def find_nvcc() -> Path | None:
 
 
 def compiler_version(nvcc: Path | None) -> str | None:
-    """Version of nvcc, such as `13.0, V13.0.88`; None without nvcc. Raises BuildError if nvcc does not run."""
+    """Version of nvcc, `13.0, V13.0.88`; None without nvcc; BuildError if it does not run."""
     if nvcc is None:
         return None
     with os_errors("nvcc cannot be run"):
@@ -63,7 +63,7 @@ def compiler_version(nvcc: Path | None) -> str | None:
 
 
 def run_nvcc(source: Path, include: Path, library: Path) -> tuple[int, str]:
-    """Compile `source` into the .so file `library`; nvcc also looks for headers in the folder `include`.
+    """Compile `source` into the .so file `library`, with `include` as a folder of headers.
 
     Returns nvcc's exit status and a log, which is the command line and then nvcc's output.
     """
@@ -97,7 +97,7 @@ def compile_error(name: str, log: str, kept_in: Path) -> BuildError:
 
 
 def parse_resources(log: str) -> list[KernelResources]:
-    """Return the resources of each kernel in a compiler log, from its `ptxas -v` lines, with demangled names."""
+    """Return the resources of each kernel, by demangled name, from `ptxas -v` lines of a log."""
     pattern = re.compile(
         r"Compiling entry function '(?P<name>[^']+)'.*?"
         r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
@@ -110,7 +110,7 @@ def parse_resources(log: str) -> list[KernelResources]:
 
 
 def demangle(name: str) -> str:
-    """Return the demangled C++ symbol, from c++filt; the symbol unchanged if c++filt is not installed."""
+    """Return the C++ symbol as c++filt demangles it, or unchanged without c++filt."""
     tool = shutil.which("c++filt")
     if tool is None:
         return name

@@ -1,4 +1,4 @@
-"""BuildError, which the functions in this folder raise, and a context manager that turns an OSError into one."""
+"""BuildError, and a context manager that turns an OSError into one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +7,12 @@ ANOTHER_CACHE = "set TTT_BENCH_CACHE to a folder that can be written"
 
 
 class BuildError(RuntimeError):
-    """A kernel cannot be built or loaded here; the message is one sentence that names the missing part."""
+    """A kernel cannot be built or loaded here; one sentence names the missing part."""
 
 
 @contextmanager
 def os_errors(what: str) -> Iterator[None]:
-    """Turn an OSError in the block into a BuildError, whose message has `what`, the path and the system's reason."""
+    """Turn an OSError in the block into a BuildError: `what`, the path and the reason."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Turn a .cu file into a loaded module: compiled by nvcc or found in the cache, loaded by tvm-ffi.
+"""Turn a .cu file into a loaded module: compile it with nvcc, cache it, load it by tvm-ffi.
 
 `build("ttt_linear/forward_sm90")` compiles `tk_kernels/ttt_linear/forward_sm90.cu` on any machine with nvcc, GPU or
 not; `load("ttt_linear/forward_sm90")` needs a Hopper GPU and compiles only what the cache lacks.
@@ -30,8 +30,9 @@ NO_TVM_FFI = "apache-tvm-ffi is not installed (pip install apache-tvm-ffi)"
 
 
 def build(name: str) -> Built:
-    """Return the build of kernel `name`, such as `ttt_linear/forward_sm90`: from the cache, otherwise compiled now.
+    """Return the build of a kernel from the cache; compile it if the cache lacks it.
 
+    name: such as `ttt_linear/forward_sm90`.
     Raises BuildError if the cache lacks a build and the kernel cannot be compiled here.
     """
     with os_errors(f"{name} cannot be built into {cache_directory()} ({ANOTHER_CACHE})"):
@@ -46,7 +47,7 @@ def build(name: str) -> Built:
 
 
 def build_all() -> list[Built]:
-    """Return a build of every kernel in KERNELS; compile what the cache lacks, with nvcc but without a GPU."""
+    """Return a build of every kernel in KERNELS; compiling them needs nvcc, but no GPU."""
     return [build(name) for name in KERNELS]
 
 
@@ -71,10 +72,7 @@ def unavailable(name: str) -> str:
 
 @functools.cache
 def load(name: str) -> Any:
-    """Return the module of kernel `name`, compiled first if needed; its functions, such as `forward`, launch kernels.
-
-    Raises BuildError if the kernel is unavailable.
-    """
+    """Return a kernel's module, compiled if needed, or raise BuildError if unavailable."""
     reason = unavailable(name)
     if reason:
         raise BuildError(reason)
@@ -86,7 +84,7 @@ def load(name: str) -> Any:
 
 
 def hidden() -> str:
-    """Return why TTT_BENCH_ARCH hides the Hopper kernels, in one sentence; an empty string if the variable is unset.
+    """Return why TTT_BENCH_ARCH hides the Hopper kernels; "" if the variable is unset.
 
     The value "portable" hides them; so does any unknown value.
     """
@@ -97,7 +95,7 @@ def hidden() -> str:
 
 
 def missing_to_compile() -> str:
-    """Return one sentence on the first requirement for compiling kernels that this machine lacks; otherwise ""."""
+    """Return one sentence on the first missing requirement for compiling kernels, or ""."""
     if importlib.util.find_spec("tvm_ffi") is None:
         return NO_TVM_FFI
     if find_nvcc() is None:
@@ -123,7 +121,7 @@ def _no_hopper_gpu() -> str:
 
 
 def _load_driver() -> None:
-    """Load libcuda.so.1, the driver's library: kernel modules call `cuTensorMapEncodeTiled` to make TMA descriptors.
+    """Load the driver's library libcuda.so.1, which kernel modules call for TMA descriptors.
 
     Raises BuildError if the library cannot be loaded.
     """

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def compile_all(calls: Iterable[Callable[[], object]]) -> None:
-    """Compile the Triton kernels that `calls` launch with `warmup=True`, in one process per CPU core.
+    """Compile the Triton kernels that `calls` launch with `warmup=True`, a process per core.
 
     A failed compilation raises no error here: the first real launch of the kernel reports it.
     """
@@ -26,8 +26,9 @@ def compile_all(calls: Iterable[Callable[[], object]]) -> None:
 
 
 class ForkedProcesses(Executor):
-    """An executor that compiles Triton kernels in forked processes; threads would wait for Python's lock.
+    """An executor that compiles Triton kernels in forked processes.
 
+    Threads would wait for Python's lock.
     Each task runs in a child, which writes its result to Triton's cache on disk. Then it runs again in this process,
     which reads the result from there. The children touch no GPU.
     """
@@ -43,7 +44,7 @@ class ForkedProcesses(Executor):
         return future
 
     def work(self) -> None:
-        """Run all queued tasks in children, then again here; set each future to its task's result or exception."""
+        """Run the queued tasks in children, then again here, and set the tasks' futures."""
         tasks = [task for _, task in self._tasks]
         count, children = min(self._processes, len(tasks)), []
         with suppress(OSError):  # no memory for another process: the tasks run below
@@ -59,7 +60,7 @@ class ForkedProcesses(Executor):
 
 
 def _fork(tasks: list[Callable[[], Any]]) -> int:
-    """Fork a child that runs `tasks`, ignores their exceptions and exits. Returns the child's process id."""
+    """Return the process id of a forked child that runs `tasks` and ignores exceptions."""
     child = os.fork()
     if child:
         return child

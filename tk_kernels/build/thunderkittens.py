@@ -21,12 +21,12 @@ _ASIDE = ".fetching-"  # prefix of an incomplete clone
 
 
 def cache_directory() -> Path:
-    """The folder of compiled kernels and of the ThunderKittens clone: `TTT_BENCH_CACHE`, or `~/.cache/ttt-bench`."""
+    """The cache folder: `TTT_BENCH_CACHE`, or `~/.cache/ttt-bench`."""
     return Path(os.environ.get("TTT_BENCH_CACHE") or Path.home() / ".cache" / "ttt-bench")
 
 
 def find_thunderkittens() -> Path | None:
-    """Path of the ThunderKittens checkout: `THUNDERKITTENS_ROOT` if set, otherwise the clone in the cache.
+    """Path of ThunderKittens: `THUNDERKITTENS_ROOT` if set, otherwise the clone in the cache.
 
     None if that folder has no `include/kittens.cuh`.
     """
@@ -36,7 +36,7 @@ def find_thunderkittens() -> Path | None:
 
 
 def fetch_thunderkittens() -> Path:
-    """Return the path of the cache's ThunderKittens clone at the pinned commit; clone it if it is missing or changed.
+    """Return the cache's ThunderKittens at the pinned commit, cloned if missing or changed.
 
     The folder gets its final name when the clone is complete; an interrupted clone is repeated.
     Raises BuildError if git or the network fails.
@@ -71,8 +71,9 @@ def alone(path: Path) -> Iterator[None]:
 
 @contextmanager
 def named_when_whole(target: Path, prefix: str) -> Iterator[Path]:
-    """Yield a new folder for the block to fill; it becomes `target` if the block succeeds and is removed otherwise.
+    """Yield a folder to fill, which becomes `target` if the block succeeds.
 
+    It is removed if the block fails.
     prefix: the start of the new folder's temporary name. An existing `target` is replaced. Call this inside `alone`:
     other folders with the prefix count as leftovers of killed processes and are removed.
     """
@@ -89,8 +90,9 @@ def named_when_whole(target: Path, prefix: str) -> Iterator[Path]:
 
 
 def thunderkittens_version(root: Path | None) -> str | None:
-    """Return the commit of a checkout, from a file COMMIT next to `include` or from git; None without a checkout.
+    """Return the commit of a ThunderKittens checkout; None without a checkout.
 
+    The commit is from a file COMMIT next to `include`, or from git.
     If git reports changes in `include`, or the commit is unknown, the version ends in a digest of `include`.
     """
     if root is None or not root.is_dir():
@@ -109,7 +111,7 @@ def thunderkittens_version(root: Path | None) -> str | None:
 
 
 def _git_status(root: Path, folder: str) -> list[str]:
-    """Return the lines of `git status` that give a checkout's commit and the changes in `folder`; [] if git fails.
+    """Return the lines of `git status` on the commit and on `folder`; [] if git fails.
 
     git takes no optional locks here: a killed `git status` would leave the checkout locked.
     """
@@ -126,7 +128,7 @@ def _git_status(root: Path, folder: str) -> list[str]:
 
 
 def _without_repository() -> dict[str, str]:
-    """Return this process's environment without the variables by which a git hook names its own repository."""
+    """Return this process's environment without variables that a git hook sets."""
     return {name: value for name, value in os.environ.items() if not re.match("GIT_(?!CONFIG)", name)}
 
 

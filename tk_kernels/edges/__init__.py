@@ -1,1 +1,1 @@
-"""Kernels for the parts of a TTT block around its learner: short convolutions, norms, output gates, SwiGLU, GEMMs."""
+"""Kernels around a block's learner: short convolutions, norms, output gates, SwiGLU, GEMMs."""

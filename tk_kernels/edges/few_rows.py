@@ -1,4 +1,4 @@
-"""GEMMs y = x W^T with few rows of x, as in steps of few sequences, fused with the norm before or SwiGLU after.
+"""GEMMs y = x W^T with few rows of x, fused with the norm before or SwiGLU after.
 
 Reading the weights takes all the time of such a GEMM. SwiGLU or a residual addition after the GEMM costs nothing in
 the same kernel and saves a launch. There are two kernels.
@@ -45,7 +45,7 @@ SHARED_BYTES = 196_608  # shared memory that the largest tiles need
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm of the rows of x before the GEMM, for the argument `before` of `few_rows_product`; weight [K]."""
+    """RMSNorm of the rows of x before the GEMM, as `before` of `few_rows_product`; weight [K]."""
 
     weight: Tensor
     eps: float
@@ -57,7 +57,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class NormGate:
-    """LayerNorm of x's rows times gelu_tanh(`gate`), for the argument `before` of `few_rows_product`.
+    """LayerNorm of x's rows times gelu_tanh(`gate`), as `before` of `few_rows_product`.
 
     `gate` [..., K]: the output gate. weight and bias [K]: those of the LayerNorm.
     With one row of x, the GEMM's kernel computes both, and float32 rounding errors grow by the factor mean / deviation.
@@ -74,15 +74,16 @@ class NormGate:
 
 
 def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether `few_rows_product` should be used for x [..., K] and weights [N, K] (SwiGLU: [2 N, K]) on x's GPU.
+    """Whether `few_rows_product` should be used on x's GPU: x [..., K], weights [N, K].
 
+    With SwiGLU, weights are [2 N, K].
     It should if `suits` is true and the GPU has enough shared memory per block.
     """
     return x.is_cuda and suits(x, weights, swiglu=swiglu) and shared_bytes(x.device) >= SHARED_BYTES
 
 
 def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether `few_rows_product` supports the arguments, whatever the GPU, and is at least as fast as cuBLAS."""
+    """Whether `few_rows_product` supports the arguments and is at least as fast as cuBLAS."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
     laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _is_near(x)
@@ -111,8 +112,9 @@ def few_rows_product(
     out: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """Return before(x) W^T, [..., N] in x's dtype, for x [..., K] and weights W [N, K]; without `before`, return x W^T.
+    """Return before(x) W^T, [..., N] in x's dtype, for x [..., K] and weights W [N, K].
 
+    Without `before`, return x W^T.
     out [..., N]: the result is added to this tensor in place. It must share no memory with the inputs.
     swiglu: W is [2 N, K], Wg's rows before Wu's, and the result is silu(x Wg^T) * (x Wu^T), with before(x) for x.
     It excludes `out` and a NormGate.
@@ -141,7 +143,7 @@ def few_rows_product(
 def _checked(
     x: Tensor, weights: Tensor, before: Norm | NormGate | None, swiglu: bool, out: Tensor | None
 ) -> tuple[Tensor, int]:
-    """Return x as rows [R, K], and the number of outputs N. Raises ValueError for unsupported arguments."""
+    """Return x as rows [R, K] and N. Raises ValueError for unsupported arguments."""
     *many, K = x.shape
     N, odd = divmod(len(weights), 2) if swiglu else (len(weights), 0)
     check_shape("weights", weights, (len(weights), K))
@@ -194,10 +196,7 @@ def _few_rows_product(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute OUTPUTS outputs of all R rows of x per program, on tensor cores, from INPUTS inputs at a time.
-
-    ROWS: R padded to a tile of tensor cores.
-    """
+    """Compute OUTPUTS outputs of all R rows of x on tensor cores, INPUTS inputs at a time."""
     let_next_begin(PDL)
     wait_for_previous(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -230,7 +229,7 @@ def _few_rows_summed(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute OUTPUTS outputs of all R rows of x per program, without tensor cores, from INPUTS inputs at a time.
+    """Compute OUTPUTS outputs of all R rows of x by sums, INPUTS inputs at a time.
 
     R is a power of two. NORMED: the norm before the GEMM is computed here. GATED: so is the output gate, with R = 1.
     """

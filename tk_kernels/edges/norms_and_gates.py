@@ -1,4 +1,4 @@
-"""The output norm and output gate of a TTT layer, RMSNorm, and SwiGLU's elementwise part, each one pass over memory."""
+"""Output norm and output gate of a TTT layer, RMSNorm, SwiGLU: a memory pass each."""
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
@@ -24,7 +24,7 @@ COLUMNS = 2048  # columns of a SwiGLU row per program
 
 @on_its_device
 def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
-    """Return LayerNorm(z) * gelu_tanh(`gate`), [..., C] in z's dtype, for z and the output gate `gate` [..., C].
+    """Return LayerNorm(z) * gelu_tanh(`gate`), in z's dtype; all are [..., C].
 
     ttt_layer.md, "Inside TTT", step 6. weight and bias [C] are those of the LayerNorm. A z that is not contiguous is
     copied. `gate` can be a slice of columns of a wider tensor.
@@ -47,7 +47,7 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
 
 @on_its_device
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
-    """Return x / rms(x) * weight over the last dimension, [..., C] in x's dtype, for x [..., C] and weight [C].
+    """Return x / rms(x) * weight over the last dimension, in x's dtype; weight is [C].
 
     pdl: a dependent launch (`dependent_launch`) reads `weight` early. Arithmetic is float32, rounded once.
     Raises ValueError on a wrong shape, stride or device.
@@ -65,7 +65,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Ten
 
 @on_its_device
 def swiglu(x: Tensor) -> Tensor:
-    """Return silu(a) * b, [..., F] in x's dtype, where a and b are the first and last F columns of x [..., 2 F].
+    """Return silu(a) * b, [..., F] in x's dtype, where x [..., 2 F] holds a, then b.
 
     Arithmetic is float32, rounded once. Raises ValueError on an odd number of columns or a wrong stride.
     """
@@ -108,7 +108,7 @@ def _norm_gate(
 
 @jit
 def rms_normed(row, weight, C: tl.constexpr, eps):
-    """Return row / rms(row) * weight in float32, for a row of C channels that is padded with zeros, which stay 0."""
+    """Return row / rms(row) * weight in float32 for C channels, padded with zeros."""
     return row * (1.0 / tl.sqrt(tl.sum(row * row, 0) / C + eps)) * weight
 
 

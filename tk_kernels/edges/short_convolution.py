@@ -1,4 +1,4 @@
-"""The causal depthwise convolutions of a TTT block, each fused with the operations around it into one pass over memory.
+"""The causal depthwise convolutions of a TTT block, fused with the operations around them.
 
 `residual_convolution` is step 1 of a block in ttt_layer.md with the norms before and after it. `query_key` is the two
 convolutions for Q and K, followed by RoPE, and the learning rate. Both take any number of tokens T >= 1, and cache the
@@ -47,7 +47,7 @@ def residual_convolution(
     slots: Tensor | None = None,
     sequences: Packed | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return h + conv(RMSNorm(h)) and the RMSNorm of that sum, both [B, T, C] in h's dtype; reads h once.
+    """Return h + conv(RMSNorm(h)) and the RMSNorm of that sum, both [B, T, C] in h's dtype.
 
     h [B, T, C] contiguous. cache [B, 3, C]: the last three inputs of the convolution, replaced in place.
     slots [B], only with T = 1: sequence b uses cache[slots[b]]. The cache can then hold more than B sequences, with any
@@ -97,7 +97,7 @@ def query_key(
     slots: Tensor | None = None,
     sequences: Packed | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q and k [B, T, H, D] with RoPE, contiguous in x's dtype, and lr [B, T, H] float32; reads x once.
+    """Return q, k [B, T, H, D] with RoPE, in x's dtype, and lr [B, T, H] float32.
 
     x [B, T, C]: input of both convolutions.
     lr_logits [B, T, H], lr_bias [H]: lr = base_lr * sigmoid(lr_logits + lr_bias) / D.
@@ -177,7 +177,7 @@ def _chunks(batch: int, tokens: int, sequences: Packed | None) -> tuple[int, int
 
 
 def _caches(cache: Tensor, tokens: int, sequences: Packed | None) -> tuple[Tensor, Tensor]:
-    """Return two tensors: a kernel reads the last three inputs from the first and writes the new ones to the second.
+    """Return two tensors: the cache that a kernel reads, and the one that it writes.
 
     For a single token both are `cache`, because one program reads and writes each element. Packed sequences read a copy
     of their slots and write to `cache`. For other tokens the second tensor is new; `_store_cache` copies it to `cache`.
@@ -188,7 +188,7 @@ def _caches(cache: Tensor, tokens: int, sequences: Packed | None) -> tuple[Tenso
 
 
 def _slots(sequences: Packed | None, slots: Tensor | None, after: Tensor) -> dict[str, Any]:
-    """Return a kernel's arguments by name: the slots, and for packed sequences also their layout.
+    """Return a kernel's arguments by name: the slots, and the layout of packed sequences.
 
     after: the cache to which the kernel writes; packed sequences need its stride between slots.
     """
@@ -204,7 +204,7 @@ def _store_cache(cache: Tensor, after: Tensor) -> None:
 
 
 def _check_rows(**tensors: Tensor) -> None:
-    """Raise ValueError unless one stride reaches all rows of each tensor [B, T, N], and each row is contiguous."""
+    """Raise ValueError unless each tensor [B, T, N] has contiguous rows at one stride."""
     for name, x in tensors.items():
         in_rows = x.shape[0] <= 1 or x.stride(0) == x.shape[1] * x.stride(1)
         if x.numel() and not (in_rows and x.stride(2) == 1):
@@ -213,7 +213,7 @@ def _check_rows(**tensors: Tensor) -> None:
 
 @jit
 def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
-    """Return RMSNorm of a row, rounded to the row's dtype as in the cache, and then converted to float32."""
+    """Return RMSNorm of a row, rounded to the row's dtype, as the cache stores it, in float32."""
     return rms_normed(row.to(tl.float32), weight, C, eps).to(row.dtype).to(tl.float32)
 
 
@@ -230,7 +230,7 @@ def _taps(weight, channel, valid, weight_stride, tap_stride):
 
 @jit
 def _cached(at, valid, C: tl.constexpr):
-    """Load the last three inputs, oldest first, from the address `at` of the cache; they bypass L1, being read once."""
+    """Load the last three inputs, oldest first, from the address `at`, past the L1 cache."""
     r3 = tl.load(at, mask=valid, other=0, cache_modifier=".cg")
     r2 = tl.load(at + C, mask=valid, other=0, cache_modifier=".cg")
     r1 = tl.load(at + 2 * C, mask=valid, other=0, cache_modifier=".cg")
@@ -239,7 +239,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return a chunk's sequence and its offset there, and where that sequence's tokens begin and how many there are."""
+    """Return a chunk's sequence and its offset there, and the sequence's start and length."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)
@@ -253,7 +253,7 @@ def _residual_convolution(
     C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute a chunk of tokens in order and all channels per program; registers hold the last three inputs."""
+    """Compute all channels of a chunk of tokens; registers hold the last three inputs."""
     let_next_begin(PDL)
     rc = tl.arange(0, CP)
     valid = rc < C
@@ -310,7 +310,7 @@ def _residual_convolution(
 
 @jit
 def _rotate(y, cos, sin, BLOCK: tl.constexpr):
-    """Return y [BLOCK] with its pairs (2i, 2i+1) rotated by angles [BLOCK / 2] (ttt_layer.md, "Inside TTT", step 2)."""
+    """Return y [BLOCK] with its pairs (2i, 2i+1) rotated by angles [BLOCK / 2]."""
     even, odd = tl.split(tl.reshape(y, (BLOCK // 2, 2)))
     return tl.reshape(tl.join(even * cos - odd * sin, odd * cos + even * sin), (BLOCK,))
 
@@ -323,7 +323,7 @@ def _query_key(
     SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute a chunk of tokens in order and BLOCK channels per program; registers hold the last three inputs."""
+    """Compute BLOCK channels of a chunk of tokens; registers hold the last three inputs."""
     let_next_begin(PDL)
     C: tl.constexpr = H * D
     BLOCKS: tl.constexpr = (C + BLOCK - 1) // BLOCK

@@ -1,4 +1,4 @@
-"""SwiGLU with its GEMM, silu(x Wg^T) * (x Wu^T): one kernel on Hopper, elsewhere cuBLAS and an elementwise kernel."""
+"""SwiGLU and its GEMM: one kernel on Hopper, elsewhere cuBLAS and a second kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MULTIPLE = 64  # outputs and inputs must be multiples of this
 
 @functools.cache
 def available(device: torch.device | None = None) -> str:
-    """Return why the Hopper kernel cannot run on `device`, in one sentence; an empty string if it can.
+    """Return why the Hopper kernel cannot run on `device`, in one sentence, or "".
 
     device: None is the current GPU.
     """
@@ -29,8 +29,9 @@ def available(device: torch.device | None = None) -> str:
 
 
 def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -> Tensor:
-    """Return silu(x Wg^T) * (x Wu^T), [..., F] in x's dtype: x [..., C], weights [2 F, C], Wg's rows before Wu's.
+    """Return silu(x Wg^T) * (x Wu^T), [..., F] in x's dtype, for x [..., C].
 
+    weights [2 F, C]: Wg's rows before Wu's.
     Arithmetic is float32. If `fits`, one kernel rounds once. Otherwise a GEMM rounds its result, and `swiglu` rounds
     again.
     beside_others: whether other kernels occupy some SMs meanwhile. Blocks of the Hopper kernel then take tiles from a
@@ -46,7 +47,7 @@ def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -
 
 
 def fits(rows: Tensor, weights: Tensor) -> bool:
-    """Whether the Hopper kernel can run on the GPU of `rows` [M, C] and supports them with weights [2 F, C]."""
+    """Whether the Hopper kernel can compute `rows` [M, C] and weights [2 F, C] on their GPU."""
     outputs, inputs = len(weights) // 2, weights.shape[1]
     return (
         rows.is_cuda

@@ -1,1 +1,1 @@
-"""Shared code of both operators' forward kernels: argument checks, helpers in Triton, and headers for .cu files."""
+"""Shared code of the forward kernels: checks, Triton helpers, headers for .cu files."""

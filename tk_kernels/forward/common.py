@@ -1,4 +1,4 @@
-"""Shared code of the portable forward kernels: where Triton can run them, launch arguments, RoPE, LayerNorm sums, GELU.
+"""Shared code of the portable forward kernels: launch arguments, RoPE, LayerNorm sums, GELU.
 
 The kernels run on CUDA GPUs of compute capability 8.0 or higher, and in Triton's interpreter.
 """
@@ -27,7 +27,7 @@ GRADIENT_SCALE = {torch.float16: 1024.0}
 
 
 def available() -> str:
-    """Return why the portable kernels cannot run here, in one sentence; an empty string if they can."""
+    """Return why the portable kernels cannot run here, in one sentence, or ""."""
     reason = common.available()
     if reason or triton.knobs.runtime.interpret:
         return reason
@@ -44,7 +44,7 @@ def processors(q: Tensor) -> int:
 
 
 def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
-    """Return the compile-time arguments that every forward kernel takes, for q [..., H, D] and the mini-batch m.
+    """Return the compile-time arguments of every forward kernel, for q [..., H, D] and m.
 
     M, DP: m and D, padded to powers of two of at least 16. DOT: dtype of matmul operands.
     UP: the factor by which gradients are scaled as matmul operands, so that float16 can represent small ones.
@@ -72,7 +72,7 @@ def packed_arguments(sequences: Packed, planes: bool) -> dict[str, Any]:
 
 
 def rotated(x: Tensor, mini_batch: int) -> Tensor:
-    """Return x [B, T, H, D] with RoPE, theta 10000; token t has position t mod m, where m is `mini_batch`."""
+    """Return x [B, T, H, D] with RoPE of theta 10000, at positions t mod `mini_batch`."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     batch, tokens, heads, head_dim = x.shape
     rows, pairs = 16, triton.next_power_of_2(head_dim // 2)
@@ -103,7 +103,7 @@ def _rotate(
 
 @jit
 def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
-    """Return where the tokens of packed sequence `seq` begin in the packed tensors, their number, and three integers.
+    """Return where packed sequence `seq` begins, how many tokens it has, and three integers.
 
     The three are: the number of earlier tokens, the mini-batch position at which the tokens begin, and the slot.
     """
@@ -146,8 +146,9 @@ def normalization(s0, s1, D: tl.constexpr):
 
 @jit
 def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
-    """Return mean, 1/std, mean(g) and mean(g * xhat) / std of rows z [D]: the coefficients of `ln_l2_grad`.
+    """Return the coefficients of `ln_l2_grad`, from sums over the rows z [D].
 
+    They are mean, 1/std, mean(g) and mean(g * xhat) / std.
     xhat is the normalised z. With o = weight (bias - R) and c = z - mean, g = weight^2 c / std + o.
     The arguments are sums over a row: s0 of z, s1 of z^2, s2 of u = weight^2 z, s3 of u z, s4 of o z, s5 of o.
     weight_squared: the sum of weight^2.
@@ -160,7 +161,7 @@ def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexp
 
 @jit
 def tanh(x, INTERPRETED: tl.constexpr):
-    """Return tanh(x), in one instruction on a GPU; its 11 exact bits suffice for bfloat16 and float16 operands."""
+    """Return tanh(x), in one instruction on a GPU: 11 exact bits suffice for 16-bit operands."""
     if INTERPRETED:
         return 2.0 * tl.sigmoid(2.0 * x) - 1.0
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
@@ -168,7 +169,7 @@ def tanh(x, INTERPRETED: tl.constexpr):
 
 @jit
 def gelu_tanh(x, INTERPRETED: tl.constexpr):
-    """Return GELU(x) in its tanh form, and the value of the tanh in it, which `gelu_slope` takes."""
+    """Return GELU(x) in its tanh form, and the value of the tanh, for `gelu_slope`."""
     th = tanh(x * (0.7978845608028654 + 0.035677408136300125 * x * x), INTERPRETED)
     half = 0.5 * x
     return half + half * th, th

@@ -1,4 +1,4 @@
-"""The forward of TTT-Linear or TTT-MLP as a PyTorch operator that selects a Hopper kernel, Triton or the reference."""
+"""The forward of TTT-Linear or TTT-MLP: a Hopper kernel, Triton or the reference."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +43,7 @@ def hopper_unavailable(kernel: str, arch: str | None) -> str:
 
 
 def chosen(q: Tensor, mini_batch: int, kernels: dict[int, str]) -> str:
-    """Return the backend for tokens like q: the Hopper kernel if it can run, else Triton if it can, else the reference.
+    """Return the first backend that can run for tokens like q: Hopper, Triton or reference.
 
     kernels: names of the Hopper kernels, by mini-batch.
     """
@@ -57,7 +57,7 @@ def chosen(q: Tensor, mini_batch: int, kernels: dict[int, str]) -> str:
 
 
 class ForwardOperator:
-    """The forward of TTT-Linear or of TTT-MLP: checks the arguments, then runs one of three backends.
+    """The forward of TTT-Linear or TTT-MLP: checks arguments and runs one of three backends.
 
     name: "linear" or "mlp". learner: the PyTorch reference. portable: function that launches the Triton kernel.
     widths: the width of each layer's input, then of the output, as multiples of the head dimension.
@@ -83,7 +83,7 @@ class ForwardOperator:
         return self.learner.state._fields[: 2 * len(self.widths) - 2]
 
     def available(self, mini_batch: int = 16) -> str:
-        """Return why the Hopper kernel for this mini-batch cannot run here, in one sentence; an empty string if it can.
+        """Return why the Hopper kernel cannot run here, in one sentence, or "".
 
         Raises ValueError for a mini-batch without a Hopper kernel.
         """
@@ -162,7 +162,7 @@ class ForwardOperator:
         state: State,
         rope: bool,
     ) -> tuple[Tensor, State]:
-        """Return the outputs and the next state for tokens that start at a mini-batch's first position.
+        """Return the outputs and the next state for tokens from a mini-batch's start.
 
         shapes: those of the state's tensors, by name. inplace: write the next state to the tensors of `state`.
         """
@@ -219,7 +219,7 @@ def forward_packed(
     state: Any,
     sequences: Packed,
 ) -> Tensor:
-    """Check the arguments of `launch`, run it, and return the outputs [N, H, D] of packed sequences in q's dtype.
+    """Check the arguments, run `launch`, and return packed outputs [N, H, D] in q's dtype.
 
     launch: the `launch_packed` of a portable kernel. sequences: the layout of the N tokens.
     tokens: q, k, v [N, H, D] with RoPE in the dtype of the state's rows, lr [N, H]. outer: as in `ops.forward`.
@@ -266,7 +266,10 @@ def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:
 
 
 def _check_strides(name: str, x: Tensor) -> None:
-    """Raise ValueError unless D is contiguous and other strides are multiples of 8: a kernel reads 16 bytes at once."""
+    """Raise ValueError unless a kernel can read 16 bytes of x at once.
+
+    D must be contiguous, and other strides must be multiples of 8.
+    """
     if x.stride(-1) != 1 or any(stride % 8 for stride in x.stride()[:-1]):
         raise ValueError(
             f"{name} has strides {x.stride()}: the kernel takes D contiguous (stride 1), the others multiples of 8"
@@ -286,7 +289,7 @@ def _check_addresses(tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def to_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors as contiguous float32, copied only if needed; kernels need it for all but q, k and v."""
+    """Return the tensors as contiguous float32, copied only if needed."""
     return tuple(x.float().contiguous() for x in tensors)
 
 
@@ -299,7 +302,7 @@ def forward_from(
     reference: Callable[..., tuple[Tensor, State]],
     aligned: Callable[[Tokens, Outer, State, bool], tuple[Tensor, State]],
 ) -> tuple[Tensor, State]:
-    """Return the outputs of tokens that start at position `start` of a mini-batch, and the state after them.
+    """Return the outputs for tokens from position `start`, and the state after them.
 
     Tokens up to the end of that mini-batch run in `reference`, in float32; the tokens after it run in `aligned`.
     """
@@ -330,8 +333,9 @@ def by_reference(
     start: int,
     rope: bool,
 ) -> tuple[Tensor, State]:
-    """Return the outputs, in the tokens' dtype, and the next state of `reference`, which computes in float32.
+    """Return the outputs, in the tokens' dtype, and the next state from `reference`.
 
+    It computes in float32.
     start: position of the tokens in a mini-batch. rope: first apply RoPE to q and k.
     """
     q, k, v, lr = tokens

@@ -1,1 +1,1 @@
-"""Shared code of both operators' generate kernels: state precisions, Triton helpers, launch settings."""
+"""Shared code of the generate kernels: state precisions, Triton helpers, launch settings."""

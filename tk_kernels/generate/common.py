@@ -1,4 +1,4 @@
-"""Shared code of the generate kernels of both operators: state precisions, checks, parts of Triton kernels."""
+"""Shared code of the generate kernels: state precisions, checks, parts of Triton kernels."""
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
@@ -45,12 +45,12 @@ PRECISIONS = {
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Apply `triton.jit` to a kernel; without Triton return the function itself, so that its module can be imported."""
+    """Apply `triton.jit` to a kernel; without Triton, return the function itself."""
     return triton.jit(function) if triton else function
 
 
 def on_its_device(launch: Launch) -> Launch:
-    """Decorate a function that launches Triton kernels: while it runs, its first argument's GPU is the current GPU."""
+    """Decorate a launch function: its first argument's GPU is current while it runs."""
     first = next(iter(signature(launch).parameters))
 
     @wraps(launch)
@@ -65,7 +65,7 @@ def on_its_device(launch: Launch) -> Launch:
 
 
 def available() -> str:
-    """Return why the generate kernels cannot run here, in one sentence; an empty string if they can."""
+    """Return why the generate kernels cannot run here, in one sentence, or ""."""
     if triton is None:
         return "Triton is not installed (pip install triton)"
     if triton.knobs.runtime.interpret:
@@ -76,7 +76,7 @@ def available() -> str:
 
 
 def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split float32 x into two tensors of its shape, from which `join_planes` restores every bit.
+    """Split float32 x into two planes of its shape; `join_planes` restores every bit.
 
     The high plane, bfloat16, is x rounded to nearest; the low plane, int16, is the remainder of the bits. Ties round
     away from zero, so the remainder always fits 16 signed bits. All NaNs become 0x7FC00000, because a GPU's NaN,
@@ -89,13 +89,13 @@ def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """Return the float32 tensor whose planes are `high` and `low`, bit for bit: the inverse of `split_planes`."""
+    """Return the float32 tensor with these planes, the inverse of `split_planes`."""
     bits = (high.view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)
     return bits.view(torch.float32)
 
 
 def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return float32 weights x in a precision, a key of PRECISIONS: the tensor that tokens read, and the low plane.
+    """Return float32 weights x in a precision of PRECISIONS: main tensor and low plane.
 
     The low plane is None for precisions without planes.
     """
@@ -108,8 +108,9 @@ PIECE_BYTES = 1 << 28
 
 
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
-    """Apply `function` to tensors [B, ...], a few sequences at a time, to limit the arguments of a call to PIECE_BYTES.
+    """Apply `function` to tensors [B, ...] a few sequences at a time, to save memory.
 
+    The arguments of one call have at most PIECE_BYTES.
     One call takes at least one sequence. Returns a tuple of whole outputs [B, ...]; None where `function` returns None.
     """
     batch, size = len(given[0]), sum(x.numel() * x.element_size() for x in given)
@@ -135,7 +136,7 @@ def restore(weights: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
 
 
 def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Return the table [m, 2, D] float32 that the kernels read for RoPE, from cos and sin [m, D/2].
+    """Return the kernels' RoPE table [m, 2, D] float32, from cos and sin [m, D/2].
 
     Columns 2i and 2i+1 both hold value i; in the rows of sin, column 2i holds it negated.
     """
@@ -149,7 +150,7 @@ def check_form(form: str, precision: str) -> None:
 
 
 def check_token(name: str, x: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError, which gives `name`, unless x has this shape and is contiguous after its first dimension."""
+    """Raise ValueError, which gives `name`, unless x has this shape and contiguous rows."""
     if tuple(x.shape) != shape:
         raise ValueError(f"{name}: shape {tuple(x.shape)}, must be {shape}")
     if x[:1].numel() and not x[0].is_contiguous():
@@ -165,7 +166,7 @@ def check_step(
     mini_batch: int,
     kept: torch.Tensor,
 ) -> None:
-    """Raise ValueError unless the arguments of `generate_step` fit a state of these sizes and are on its device.
+    """Raise ValueError unless the arguments of `generate_step` fit the state's sizes and device.
 
     tokens: q, k, v and out, each of `shape` [B, H, D]. parameters: token_scale [m], ln_weight and ln_bias [H, D].
     mini_batch: m. kept: any tensor of the state, for its device.
@@ -191,7 +192,7 @@ def check_slots(slots: torch.Tensor | None, form: str, batch: int) -> None:
 
 
 def dot_type(rows: torch.Tensor) -> Any:
-    """Return Triton's dtype for matmul operands: the dtype of `rows`, or float32 in Triton's interpreter."""
+    """Return Triton's dtype of matmul operands: that of `rows`, float32 in the interpreter."""
     if triton.knobs.runtime.interpret:
         return tl.float32
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[rows.dtype]
@@ -206,7 +207,7 @@ def runs_sm90(device: torch.device) -> bool:
 
 
 def dependent_launch(pdl: bool) -> dict[str, bool]:
-    """Return launch arguments for a kernel with a PDL parameter: a dependent launch if `pdl`, otherwise a plain launch.
+    """Return launch arguments: a dependent launch if `pdl`, otherwise a plain launch.
 
     Programmatic dependent launch (PDL): the kernel starts as soon as the launch before it allows it. It reads its
     parameters and state, then waits for the end of all earlier launches. The caller guarantees that parameters and
@@ -218,13 +219,14 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
 
 
 def _before_hopper() -> bool:
-    """Whether the current GPU is below compute capability 9.0, or TTT_BENCH_ARCH treats it as such."""
+    """Whether the current GPU is below compute capability 9.0, or TTT_BENCH_ARCH says so."""
     return bool(hidden()) or (torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0))
 
 
 def section_name(suits_sm90: bool, device: torch.device) -> str:
-    """Return the name by which `tuning.toml` finds a section: the GPU's, with the prefix SM90 for a kernel in Gluon.
+    """Return the GPU's name, with the prefix SM90 for a kernel in Gluon.
 
+    `tuning.toml` has a section for each such name.
     suits_sm90: whether a kernel in Gluon supports the state; the prefix also needs a GPU that runs it. A CPU's name is
     "cpu".
     """
@@ -237,7 +239,7 @@ def section_name(suits_sm90: bool, device: torch.device) -> str:
 
 @jit
 def let_next_begin(PDL: tl.constexpr):
-    """With PDL, let the next dependent launch start once all programs of this launch have called this."""
+    """With PDL, let the next dependent launch start once all programs have called this."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
@@ -254,7 +256,7 @@ def wait_for_previous(PDL: tl.constexpr):
 
 @jit
 def slot_of(slots, seq, SLOTS: tl.constexpr):
-    """Return the index of sequence `seq` in the tensors of the state: slots[seq] with SLOTS, otherwise `seq`."""
+    """Return sequence `seq`'s index in the state's tensors: slots[seq] with SLOTS, or `seq`."""
     if SLOTS:
         seq = tl.load(slots + seq).to(tl.int64)
     return seq
@@ -262,7 +264,7 @@ def slot_of(slots, seq, SLOTS: tl.constexpr):
 
 @jit
 def join(high, low):
-    """Return the float32 number with a bfloat16 high plane and an int16 low plane, exactly (see `split_planes`)."""
+    """Return the float32 number of a bfloat16 high and an int16 low plane (`split_planes`)."""
     bits = (high.to(tl.int16, bitcast=True).to(tl.int32) << 16) + low.to(tl.int32)
     return bits.to(tl.float32, bitcast=True)
 
@@ -284,7 +286,7 @@ def store_weights(weights, low, at, x, mask, PLANES: tl.constexpr):
 
 @jit
 def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
-    """Load a tile of `weights` at the offsets `at` as float32; with PLANES, join it with the same tile of `low`."""
+    """Load the tile of `weights` at `at` as float32; with PLANES, join it with that of `low`."""
     x = tl.load(weights + at, mask=mask, other=0)
     if PLANES:
         x = join(x, tl.load(low + at, mask=mask, other=0))
@@ -293,7 +295,7 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """Load one row of Q or K [D]. With ROPE, also load the row with both elements of each pair swapped, for `rotate`.
+    """Load one row of Q or K [D]; with ROPE, also the row with its pairs swapped.
 
     Kernels load everything before the first use: a use moves registers between threads behind a barrier, and no load
     passes a barrier. All loads together take one memory latency instead of one per vector.
@@ -307,7 +309,7 @@ def load_token(x, at, rd, valid, ROPE: tl.constexpr):
 
 @jit
 def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
-    """Load the rows [D] of cos and sin at this position from `rope_table`; without ROPE return two zeros."""
+    """Load the rows [D] of cos and sin at a position; without ROPE, return two zeros."""
     cos, sin = 0.0, 0.0
     if ROPE:
         cos = tl.load(rope + position * (2 * D) + rd, mask=valid, other=0)
@@ -317,7 +319,7 @@ def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
 
 @jit
 def rotate(row, pair, cos, sin, ROPE: tl.constexpr):
-    """Return a row of Q or K as float32. With ROPE, rotate it first (ttt_layer.md, step 2) and round it to its dtype.
+    """Return a row of Q or K as float32; with ROPE, rotated and rounded to the row's dtype.
 
     pair: the second result of `load_token`. cos, sin: the results of `load_angles`.
     """
@@ -328,7 +330,7 @@ def rotate(row, pair, cos, sin, ROPE: tl.constexpr):
 
 @jit
 def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
-    """Return a token's learning rate in float32: `rate`, or with LOGITS base_lr * sigmoid(rate) / D."""
+    """Return a learning rate in float32: `rate`, or with LOGITS base_lr * sigmoid(rate) / D."""
     rate = rate.to(tl.float32)
     if LOGITS:
         rate = base_lr * tl.sigmoid(rate) / D
@@ -337,7 +339,7 @@ def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
 
 @jit
 def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
-    """Expand x [N] to [N, 16] of dtype DOT, so that a matmul on tensor cores loses almost no precision of x.
+    """Expand x [N] to [N, 16] of dtype DOT for a precise matmul on tensor cores.
 
     Column FIRST holds x rounded to DOT, the next column the remainders; all other columns are zeros.
     """
@@ -349,7 +351,7 @@ def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def normalise(z, valid, D: tl.constexpr):
-    """Return the normalised row xhat and 1/std of a row z [D], with the biased variance and eps 1e-6."""
+    """Return the normalised row xhat and 1/std of z [D]: biased variance, eps 1e-6."""
     centred = tl.where(valid, z - tl.sum(z, 0) / D, 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / D + 1e-6)
     return centred * rstd, rstd
@@ -357,7 +359,7 @@ def normalise(z, valid, D: tl.constexpr):
 
 @jit
 def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
-    """Return the gradient [D] of 1/2 |LN(z) - target|^2 with respect to z (ttt_layer.md, step 5)."""
+    """Return the gradient [D] of 1/2 |LN(z) - target|^2 in z (ttt_layer.md, step 5)."""
     xhat, rstd = normalise(z, valid, D)
     g = (weight * xhat + bias - target) * weight
     grad = (g - tl.sum(g, 0) / D - xhat * (tl.sum(g * xhat, 0) / D)) * rstd

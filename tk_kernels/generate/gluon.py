@@ -1,4 +1,4 @@
-"""Shared code of kernels in Gluon, Triton's dialect with explicit layouts: 16-bit conversions and order of loads."""
+"""Shared code of kernels in Gluon, Triton's dialect with explicit layouts."""
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels and knows no type except gl.constexpr)
 
@@ -10,7 +10,10 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def wide(x):
-    """Convert 16-bit x to float32. Two bfloat16 numbers take two instructions, one fewer than the compiler's code."""
+    """Convert 16-bit x to float32.
+
+    Two bfloat16 numbers take two instructions, one fewer than the compiler's code.
+    """
     if x.dtype == gl.bfloat16:
         asm: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
         x = gl.inline_asm_elementwise(asm, "=r,=r,r", [x], dtype=gl.float32, is_pure=True, pack=2)
@@ -19,7 +22,7 @@ def wide(x):
 
 @gluon.jit
 def all_loads_before(position):
-    """Make the kernel issue all loads above this call before it waits for the value of any, except that of `position`.
+    """Issue all loads above this call before waiting for any value except `position`.
 
     This is a branch on position < 0, which is never true: across a barrier, the assembler would move conversions of
     loaded values up between the loads, but across a branch it does not.
@@ -30,7 +33,7 @@ def all_loads_before(position):
 
 @gluon.jit
 def narrow(x, dtype: gl.constexpr):
-    """Convert float32 x to the 16-bit `dtype`, rounded to nearest. Two bfloat16 numbers take one instruction."""
+    """Round float32 x to the 16-bit `dtype`; two bfloat16 numbers take one instruction."""
     if dtype == gl.bfloat16:
         asm: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
         return gl.inline_asm_elementwise(asm, "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2)

@@ -1,4 +1,4 @@
-"""The generate step of both operators: its state, the checks of its arguments, and the launch of its kernel."""
+"""The generate step of both operators: its state, argument checks and kernel launch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tk_kernels.reference.token_rows import rows_before
 
 @dataclass(kw_only=True)
 class StepState:
-    """State of `generate_step`, updated in place at every token. Subclasses, named `GenerateState`, add the weights.
+    """State of `generate_step`, updated in place; subclasses, `GenerateState`, add the weights.
 
     position [B, H] int32: tokens so far in the current mini-batch, the same for all heads of a sequence.
     gathered: data of the current mini-batch. In the dual form these are cached rows [B, H, m, width] of each layer's
@@ -55,7 +55,7 @@ class StepState:
     sm90_widths: ClassVar[tuple[int, ...]]  # of the layers' outputs, that `generate_sm90.py` takes
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
-        """Return the kernel that `launch` selects, and the compile-time arguments that depend on the operator."""
+        """Return the kernel that `launch` selects, and the operator's compile-time arguments."""
         raise NotImplementedError
 
     @classmethod
@@ -130,16 +130,16 @@ class StepState:
         return in_16_bits and widths == self.sm90_widths and self.mini_batch <= 16
 
     def tuned_as(self) -> str:
-        """Return the name by which `tuning.toml` finds a section for this state's kernel and GPU (`section_name`)."""
+        """Return the name of the section of `tuning.toml` for this state (see `section_name`)."""
         return section_name(self.suits_sm90(), self.position.device)
 
     def default_launch(self) -> Tuning:
-        """Return the launch settings for this state from `tuning.toml`; their field `sm90` selects the kernel."""
+        """Return the settings of `tuning.toml` for this state; their `sm90` selects the kernel."""
         return tuning(self.operator, self.form, self.precision, self.tuned_as())
 
 
 def _running_sums(*rows: Tensor) -> tuple[Tensor, ...]:
-    """Return dW and db of each layer, the gradient sums, in float32; dW has the layout of the state's weight.
+    """Return the gradient sums dW and db of each layer in float32; dW in the weight's layout.
 
     rows: each layer's inputs, then each layer's lr * G, [B, H, m, width]. They are summed in float64.
     """
@@ -185,8 +185,9 @@ def generate_step(
     pdl: bool = False,
     compile_only: bool = False,
 ) -> Tensor:
-    """Return q + LN(f(q)) [B, H, D] of one token per sequence, after the token's gradient step on f; advance `gstate`.
+    """Return q + LN(f(q)) [B, H, D] of one token per sequence, after its gradient step on f.
 
+    The step advances `gstate`.
     q, k, v [B, H, D] of one dtype, contiguous except in B. lr [B, H] float32 or of q's dtype.
     token_scale [m]; ln_weight, ln_bias [H, D]. gstate: updated in place.
     out: the tensor to write and return, of any floating dtype; by default a new one of q's dtype.

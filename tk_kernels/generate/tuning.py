@@ -1,4 +1,4 @@
-"""Launch settings of the Triton kernels: the table for known GPUs, the user's own, and settings to try on others."""
+"""Launch settings of the Triton kernels: two tables, and settings to try on other GPUs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Tuning:
 
 @cache
 def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
-    """Return the settings for `name` from the user's file, otherwise from the repository's table `tuning.toml`.
+    """Return the settings for `name` from the user's file, or else from `tuning.toml`.
 
     In each file, the section whose name is the longest prefix of `name` comes first, then the section "default".
     form: "dual", "primal" or "forward". row: the state's precision; for the form "forward" one of FORWARD_ROWS.
@@ -50,7 +50,7 @@ def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
 
 @cache
 def _tables() -> list[dict[str, Any]]:
-    """Return the tables in the order of lookup: the user's file, if TTT_BENCH_TUNING names one, then the repository's.
+    """Return the tables by precedence: the user's (TTT_BENCH_TUNING), if any; the repository's.
 
     Raises ValueError if the user's file cannot be read.
     """
@@ -87,7 +87,7 @@ def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterat
 
 
 def section(gpu: str, operator: str, form: str, rows: Mapping[str, Tuning]) -> str:
-    """Return a section of `tuning.toml` as text: the settings in `rows`, by row, without fields at their default."""
+    """Return the settings `rows` as a section of `tuning.toml`, without defaults."""
     lines = [f'["{gpu}".{operator}.{form}]']
     for row, chosen in rows.items():
         kept = [(f.name, getattr(chosen, f.name)) for f in fields(chosen) if getattr(chosen, f.name) != f.default]

@@ -1,1 +1,1 @@
-"""Both operators in PyTorch: `naive` defines them, `learner` has all their forms, `layer` has the parts around f."""
+"""Both operators in PyTorch: `naive` defines them, `learner` is fast, `layer` surrounds f."""

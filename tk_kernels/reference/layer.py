@@ -1,4 +1,4 @@
-"""The parts of a layer around the learner f: RoPE, loss, output (ttt_layer.md, "Inside TTT", steps 2 and 5).
+"""The parts of a layer around f: RoPE, loss, output (ttt_layer.md, steps 2 and 5).
 
 Shapes: B batch, T tokens, H heads, D head dimension, m mini-batch size.
 """
@@ -36,7 +36,7 @@ def rope(x: Tensor, position: Tensor, theta: float = 10000.0) -> Tensor:
 
 
 def gradient_offset(k: Tensor, v: Tensor, outer: Outer) -> Tensor:
-    """Return the term of g in `ln_l2_grad` that does not depend on z: (ln_bias - R) * ln_weight with R = v - k.
+    """Return (ln_bias - R) * ln_weight with R = v - k, the part of `ln_l2_grad` without z.
 
     k, v [B, n, H, D] -> the same shape, in the state's dtype.
     """
@@ -45,7 +45,7 @@ def gradient_offset(k: Tensor, v: Tensor, outer: Outer) -> Tensor:
 
 
 def ln_l2_grad(z: Tensor, offset: Tensor, weight_squared: Tensor) -> Tensor:
-    """Return the gradient of 1/2 |LN(z) - R|^2 with respect to z [..., D], in three launches on a GPU.
+    """Return the gradient of 1/2 |LN(z) - R|^2 in z [..., D], in three launches on a GPU.
 
     offset: the result of `gradient_offset`, in z's shape. weight_squared: ln_weight^2. With xhat the normalised z and
     g = weight_squared * xhat + offset, the gradient is (g - mean(g) - xhat * mean(g * xhat)) / std.

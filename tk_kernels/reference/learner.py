@@ -1,4 +1,4 @@
-"""The PyTorch reference of a learner f: linear layers with a GELU between, then LN; TTT-Linear has one, TTT-MLP two.
+"""The PyTorch reference of TTT-Linear and TTT-MLP: linear layers, GELU between, then LN.
 
     Z1 = K @ W1 + b1, Z2 = gelu(Z1) @ W2 + b2      arXiv 2407.04620, Sections 2.3 to 2.7; inference only, no autograd
 
@@ -71,7 +71,7 @@ Trace = tuple[Tensor, ...]
 
 
 class Layer(NamedTuple):
-    """One layer's tensors in a state: weight [B, H, in, out], bias [B, H, out], and the mini-batch's gradients so far.
+    """One layer in a state: weight [B, H, in, out], bias [B, H, out], and gradients so far.
 
     In a state with rows, x holds the inputs [B, H, m, in] and g holds lr_j * G_j [B, H, m, out]. In a state with
     gradient sums, x is dW, shaped like the weight, and g is db, shaped like the bias.
@@ -97,7 +97,7 @@ def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
 
 
 def _in_its_dtypes(method: Method) -> Method:
-    """Decorate a method to run without autocast, which would round. Its first argument must be a tensor."""
+    """Decorate a method on tensors to run without autocast, which would round."""
 
     @wraps(method)
     def called(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -109,7 +109,7 @@ def _in_its_dtypes(method: Method) -> Method:
 
 
 class Learner(Generic[State, PrimalState]):
-    """The reference of TTT-Linear or TTT-MLP. Its methods check the arguments and split sequences into mini-batches.
+    """The reference of TTT-Linear or TTT-MLP: checks arguments, splits into mini-batches.
 
     state, primal: the classes of states with rows and with gradient sums, named tuples in the order of `layers_of`.
     together: most mini-batches to compute at once; fewer if they have more than 16 tokens.
@@ -138,7 +138,7 @@ class Learner(Generic[State, PrimalState]):
         return shapes
 
     def init_state(self, parameters: Sequence[Tensor], batch: int, mini_batch: int, dtype: torch.dtype) -> State:
-        """Return the state of `batch` new sequences, with weights and biases in `dtype` and empty rows.
+        """Return the state of `batch` new sequences: initial weights in `dtype`, empty rows.
 
         parameters: W [H, in, out] and b [H, 1, out] of each layer. Raises ValueError on a wrong shape.
         """
@@ -177,7 +177,7 @@ class Learner(Generic[State, PrimalState]):
         form: str = "dual",
         start: int | None = None,
     ) -> tuple[Tensor, State]:
-        """Return the outputs [B, T, H, D] of T tokens and the state after them; the given state is not changed.
+        """Return the outputs [B, T, H, D] of T tokens and a new state after them.
 
         q, k, v [B, T, H, D]: float64, float32 or bfloat16. lr [B, T, H] = base_lr * sigmoid(...) / D.
         token_scale [m]; ln_weight, ln_bias [H, D]. form: "primal" computes W_t of every token, "dual" does not.
@@ -217,7 +217,7 @@ class Learner(Generic[State, PrimalState]):
         *,
         inplace: bool = False,
     ) -> tuple[Tensor, State | PrimalState]:
-        """Run one token of each sequence; return the outputs [B, H, D] and the state after the token.
+        """Return the outputs [B, H, D] of one token per sequence, and the state after it.
 
         q, k, v [B, H, D], lr [B, H]. Sequences can have different positions in their mini-batches.
         state: its class selects the form, dual with rows, primal with gradient sums.
@@ -244,7 +244,7 @@ class Learner(Generic[State, PrimalState]):
         *,
         start: int | None = None,
     ) -> tuple[Trace, State]:
-        """Run the sequential part of `forward` over whole mini-batches; return a trace for `outputs`, and a state.
+        """Run the sequential part of `forward`; return a trace for `outputs`, and a state.
 
         The state is the one after the tokens. start: the given state's position, if known.
         The trace is one tuple of tensors in the tokens' dtype, for N mini-batches:
@@ -272,7 +272,7 @@ class Learner(Generic[State, PrimalState]):
         ln_bias: Tensor,
         trace: Trace,
     ) -> Tensor:
-        """Run the parallel part of `forward` over whole mini-batches: return the outputs [B, T, H, D].
+        """Return the outputs [B, T, H, D], by the parallel part of `forward`.
 
         trace: the first result of `states` for the same tokens. Raises ValueError unless they are whole mini-batches.
         """
@@ -290,8 +290,9 @@ class Learner(Generic[State, PrimalState]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """Return the outer parameters in the state's dtype. Raises ValueError if an argument is not supported.
+        """Return the outer parameters in the state's dtype.
 
+        Raises ValueError if an argument is not supported.
         tokens: q, k or v by name. layout: SEQUENCES or TOKENS, their shape.
         """
         check_tokens(tokens, lr, layout)
@@ -306,8 +307,9 @@ class Learner(Generic[State, PrimalState]):
 
 
 def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Trace:
-    """Train on whole mini-batches in order; advance the weights and biases of `state` in place, and return the trace.
+    """Train on whole mini-batches in order; return the trace.
 
+    This advances the weights and biases of `state` in place.
     On a GPU it takes seven launches per mini-batch with one layer, 16 with two. `Learner.states` describes the trace.
     """
     layers, mini_batch = layers_of(state), len(outer.token_scale)
@@ -341,13 +343,13 @@ def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Tra
 
 
 def _parts(trace: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
-    """Return three parts of a trace: all layers' weights, inputs of layers after the first, all layers' gradients."""
+    """Split a trace into all layers' weights, later layers' inputs, all layers' gradients."""
     layers = (len(trace) + 1) // 3
     return trace[:layers], trace[layers:-layers], trace[-layers:]
 
 
 def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tensor:
-    """Return the outputs [B, T, H, D] of whole mini-batches, computed all at once from the trace of `_train_`.
+    """Return the outputs [B, T, H, D] of whole mini-batches at once, from `_train_`'s trace.
 
     For each layer: Zbar = Xbar @ W + b - tril(eta * (Xbar @ X^T + 1)) @ G. Then out = Q + LN(Zbar).
     """
@@ -364,8 +366,9 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
 def _advance_(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", start: int = 0
 ) -> Tensor:
-    """Return the outputs [B, n, H, D] of n tokens inside one mini-batch; advance `state`, which holds rows, in place.
+    """Return the outputs [B, n, H, D] of n tokens of one mini-batch; advance `state` in place.
 
+    state: with rows.
     In the dual form, sequences can have different positions, and `start` is ignored.
     In the primal form, all sequences are at position `start`.
     """
@@ -391,7 +394,7 @@ def _advance_(
 
 
 def _advance_sums_(q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any) -> Tensor:
-    """Return the outputs [B, 1, H, D] of one token per sequence; advance `state`, with gradient sums, in place."""
+    """Return the outputs [B, 1, H, D] of a token per sequence; advance gradient sums in place."""
     layers, positions = layers_of(state, rows=False), positions_of(state.position, 1)
     x, z, new = _gradients(q, k, v, lr, outer, layers)
     scale = outer.token_scale[positions][:, None, :, None]
@@ -410,7 +413,7 @@ def _advance_sums_(q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, st
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[Layer]
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return q, q @ W1 + b1, and a list with two tensors per layer: the layer's input for the keys, and lr * G.
+    """Return q, q @ W1 + b1, and per layer the input for the keys and lr * G.
 
     All use the weights of the mini-batch's start. Each tensor is [B, H, n, width] in the state's dtype; W1 is read
     once.

@@ -25,7 +25,10 @@ class Piece(NamedTuple):
 
 
 def pieces(tokens: int, start: int, mini_batch: int, together: int) -> Iterator[Piece]:
-    """Yield pieces of `tokens` tokens from position `start`: up to `together` whole mini-batches, or a part of one."""
+    """Yield pieces of `tokens` tokens: up to `together` whole mini-batches, or a part of one.
+
+    start: the position in a mini-batch at which the tokens begin.
+    """
     low = 0
     while low < tokens:
         first = (start + low) % mini_batch
@@ -36,7 +39,7 @@ def pieces(tokens: int, start: int, mini_batch: int, together: int) -> Iterator[
 
 
 def mini_batches_together(mini_batch: int, limit: int) -> int:
-    """Return how many mini-batches to compute at once: `limit`, or fewer (at least 1) above 16 tokens each."""
+    """Return how many mini-batches to compute at once: `limit`, fewer beyond 16 tokens each."""
     return max(1, min(limit, 16 * limit // mini_batch))
 
 
@@ -47,19 +50,19 @@ def tiled(x: Tensor, mini_batch: int) -> Tensor:
 
 
 def untiled(x: Tensor, batch: int) -> Tensor:
-    """Return x [N, B*H, m, D], rearranged to [B, N*m, H, D]: the inverse of `tiled`; `batch` is B."""
+    """Return x [N, B*H, m, D] as [B, N*m, H, D] for B = `batch`, the inverse of `tiled`."""
     return x.unflatten(1, (batch, -1)).transpose(2, 3).movedim(0, 1).flatten(1, 2)
 
 
 def with_bias_input(x: Tensor) -> Tensor:
-    """Return x [..., D] padded to [..., D + 8] with a one and seven zeros, so that a matmul also adds the bias."""
+    """Return x [..., D] padded by a one and seven zeros, so that a matmul adds the bias."""
     x = F.pad(x, (0, BIAS_INPUTS))
     x[..., -BIAS_INPUTS] = 1.0
     return x
 
 
 def packed(weight: Tensor, bias: Tensor) -> Tensor:
-    """Return weight [B, H, D, F] and bias [B, H, F] as one matrix [B*H, D + 8, F], for inputs of `with_bias_input`."""
+    """Return weight [B, H, D, F] and bias [B, H, F] as one matrix [B*H, D + 8, F]."""
     rows = torch.cat((weight, bias.unsqueeze(2)), 2).flatten(0, 1)
     return F.pad(rows, (0, 0, 0, BIAS_INPUTS - 1))
 
@@ -72,7 +75,7 @@ def unpack_(matrix: Tensor, weight: Tensor, bias: Tensor) -> None:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b for each matrix of a batch. bfloat16 inputs are summed in float32 and give a float32 result."""
+    """Return the batched matmul a @ b; bfloat16 inputs give float32 sums and results."""
     if a.dtype != torch.bfloat16:
         return torch.bmm(a, b)
     if a.is_cuda:
@@ -81,7 +84,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def subtract_matmul_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Subtract a @ b, computed as by `matmul`, from the batch of matrices `total` in place; return `total`."""
+    """Subtract a @ b from the matrices `total` in place, as `matmul` does; return `total`."""
     if torch.compiler.is_compiling():  # tracing does not support baddbmm with an out_dtype
         return total.sub_(matmul(a, b))
     if a.dtype == torch.bfloat16 and a.is_cuda:
@@ -90,13 +93,14 @@ def subtract_matmul_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def causal_eta(lr: Tensor, token_scale: Tensor) -> Tensor:
-    """Return eta [..., m, m] for lr [..., m] and s = token_scale [m]: eta_ij = s_i * lr_j for j <= i, otherwise 0."""
+    """Return eta [..., m, m] for lr [..., m], s [m]: s_i * lr_j for j <= i, otherwise 0."""
     return lr.unsqueeze(-2) * token_scale[:, None].expand(-1, len(token_scale)).tril()
 
 
 def read_layer(x: Tensor, weights: Tensor, rows: Tensor, gradients: Tensor, eta: Tensor) -> Tensor:
-    """Return the output of one layer in the dual form: x @ W - (eta * (x @ rows^T)) @ gradients, all [N*B*H, ...].
+    """Return one layer's output in the dual form, x @ W - (eta * (x @ rows^T)) @ gradients.
 
+    All are [N*B*H, ...].
     x: the layer's input for queries. rows: its input for keys. Both come from `with_bias_input`.
     weights: W, from `packed`.
     """

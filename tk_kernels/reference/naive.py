@@ -1,4 +1,4 @@
-"""Both operators token by token, as one would write them from the paper (arXiv 2407.04620, Sections 2.1 to 2.4).
+"""Both operators token by token, as in the paper (arXiv 2407.04620, Sections 2.1 to 2.4).
 
 The hidden state of this RNN is a small model f: `linear` for TTT-Linear, `mlp` for TTT-MLP. Each token trains that
 model a little: it learns to reconstruct v from k. The output is the trained model at q.
@@ -30,7 +30,7 @@ Loss = Callable[[Weights, Tensor, Tensor], Tensor]  # weights, k, v -> a scalar
 
 
 class State(NamedTuple):
-    """State of one head of one sequence: weights of the model at the mini-batch's start, and gradient sums since."""
+    """State of one head of a sequence: weights at the mini-batch's start, gradient sums."""
 
     weights: Weights
     sums: Weights  # of lr_j * d loss_j / d weight over the tokens of this mini-batch so far
@@ -49,7 +49,7 @@ def linear(x: Tensor, weights: Weights) -> Tensor:
 
 
 def mlp(x: Tensor, weights: Weights) -> Tensor:
-    """Return f(x) of TTT-MLP, [..., D] for x [..., D] and weights W1 [D, F], b1 [F], W2 [F, D], b2 [D] with F = 4D."""
+    """Return f(x) of TTT-MLP, [..., D]; weights: W1 [D, F], b1 [F], W2 [F, D], b2 [D]."""
     W1, b1, W2, b2 = weights
     return gelu(x @ W1 + b1, approximate="tanh") @ W2 + b2
 
@@ -72,7 +72,7 @@ def train(
     *,
     read_updated: bool = True,
 ) -> tuple[Tensor, State]:
-    """Train f on every token t in order and then evaluate it at q_t; return the values [T, D] and the state afterwards.
+    """Train f on each token t, then evaluate f(q_t); return all values [T, D] and the state.
 
     loss: function of weights, k_t and v_t. q, k, v [T, D], lr [T], token_scale [m].
     read_updated: evaluate with the weights theta_t after token t; False: with the weights of the mini-batch's start.
@@ -102,7 +102,7 @@ def forward(
     *,
     read_updated: bool = True,
 ) -> tuple[Tensor, State]:
-    """Run T tokens of one head in order; return the outputs [T, D] and the state after the tokens.
+    """Return the outputs [T, D] of T tokens of one head, and the state after them.
 
     model: `linear` or `mlp`. q, k, v [T, D], lr [T], token_scale [m], ln_weight, ln_bias [D].
     read_updated: see `train`.

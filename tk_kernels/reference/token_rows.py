@@ -1,4 +1,4 @@
-"""Advance one layer of a learner by tokens at any position of a mini-batch, from cached rows or from gradient sums.
+"""Advance one layer by tokens at any position, from cached rows or from gradient sums.
 
 The arguments x_rows and g_rows hold a row for each token j of the mini-batch so far: its input x_j, and lr_j * G_j. The
 weight and bias change only at the mini-batch's end.
@@ -15,7 +15,7 @@ State = TypeVar("State", bound=tuple)
 
 
 def positions_of(position: Tensor, tokens: int) -> Tensor:
-    """Return the positions [B, n] of the next n = `tokens` tokens, which must lie inside one mini-batch.
+    """Return the positions [B, n] of the next n = `tokens` tokens, all in one mini-batch.
 
     position [B]: the position of the first of them in each sequence.
     """
@@ -33,8 +33,9 @@ def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
 
 
 def causal_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """Return the factors [B, 1, n, m] of m rows for n tokens: for a token at position p, s_p for rows j <= p, else 0.
+    """Return each token's factors for m rows, [B, 1, n, m]: s_p for rows j <= p, else 0.
 
+    p: the token's position.
     positions [B, n]. token_scale [m] holds s.
     """
     rows = torch.arange(len(token_scale), device=token_scale.device)
@@ -47,7 +48,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def row_correction(x: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
-    """Return what the dual form subtracts from x @ W + b, from rows: (scale * (x @ x_rows^T + 1)) @ g_rows.
+    """Return (scale * (x @ x_rows^T + 1)) @ g_rows, by which the dual form reduces x @ W + b.
 
     scale: the result of `causal_scale`.
     """
@@ -55,7 +56,7 @@ def row_correction(x: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> 
 
 
 def sum_correction(x: Tensor, dW: Tensor, db: Tensor, scale: Tensor) -> Tensor:
-    """Return what the primal form subtracts from x @ W + b, from gradient sums: scale * (x @ dW + db).
+    """Return scale * (x @ dW + db), by which the primal form reduces x @ W + b.
 
     It equals `row_correction` of the same tokens. scale [B, 1, 1, 1]: s at each sequence's position.
     """
@@ -71,7 +72,7 @@ def stepped_affine(
     token_scale: Tensor,
     start: int,
 ) -> Tensor:
-    """Return x_t @ W_t + b_t, [B, H, n, F], for n tokens from position `start`, in the primal form.
+    """Return x_t @ W_t + b_t, [B, H, n, F], in the primal form, for n tokens from `start`.
 
     W_t and b_t are the weight and bias after token t. This computes every gradient x_j^T g_j, [B, H, m, D, F].
     It also computes every W_t = W - s_t * sum_{j <= t} x_j^T g_j.
@@ -84,12 +85,12 @@ def stepped_affine(
 
 
 def completion_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """Return [B, 1, 1, 1]: s_{m-1} for each sequence whose last position is the end of a mini-batch, otherwise 0."""
+    """Return [B, 1, 1, 1]: s_{m-1} where the last position ends a mini-batch, otherwise 0."""
     return torch.where(positions[:, -1] == len(token_scale) - 1, token_scale[-1], 0)[:, None, None, None]
 
 
 def apply_rows_(weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> None:
-    """Update W -= scale * x_rows^T @ g_rows and b -= scale * sum(g_rows) in place; scale [B, 1, 1, 1]."""
+    """Update W -= scale * x_rows^T @ g_rows and b -= scale * sum(g_rows) in place."""
     steps = (scale * x_rows).flatten(0, 1).mT
     weight.view(-1, *weight.shape[2:]).baddbmm_(steps, g_rows.flatten(0, 1), alpha=-1)
     bias.addcmul_(scale[..., 0], g_rows.sum(2), value=-1)
@@ -102,7 +103,7 @@ def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
 
 
 def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions: Tensor, token_scale: Tensor) -> None:
-    """Update the weight and bias of each sequence whose mini-batch ends at `positions`, in place, and reset its sums.
+    """Apply the gradient sums of sequences at a mini-batch's end in place, and reset them.
 
     W -= s_{m-1} * dW, b -= s_{m-1} * db, then dW = 0, db = 0. Other sequences do not change.
     """
@@ -115,13 +116,13 @@ def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions:
 
 
 def rows_before(rows: Tensor, position: Tensor) -> Tensor:
-    """Return a copy of rows [B, H, m, D], with zeros in the rows at and after each sequence's position [B]."""
+    """Return a copy of rows [B, H, m, D] with zeros from each sequence's position [B] on."""
     index = torch.arange(rows.shape[2], device=rows.device)
     return torch.where((index < position[:, None])[:, None, :, None], rows, 0)
 
 
 def summed_rows(x_rows: Tensor, g_rows: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient sums dW [B, H, D, F] and db [B, H, F] over the rows before each sequence's position [B]."""
+    """Return dW [B, H, D, F] and db [B, H, F], summed over rows before `position` [B]."""
     g = rows_before(g_rows, position)
     return rows_before(x_rows, position).mT @ g, g.sum(2)
 
@@ -132,14 +133,14 @@ def clone(state: State) -> State:
 
 
 def overwrite(state: Any, after: Any) -> None:
-    """Copy the tensors of state `after` into those of `state`, except where both are the same tensor."""
+    """Copy the tensors of state `after` into those of `state`, unless they are the same."""
     for old, new in zip(_tensors(state), _tensors(after), strict=True):
         if old is not new:
             old.copy_(new)
 
 
 def _tensors(state: Any) -> list[Tensor]:
-    """List the tensors of a named tuple or dataclass in field order, including those in nested tuples."""
+    """List the tensors of a named tuple or dataclass, nested ones included, in field order."""
     values = [getattr(state, field.name) for field in fields(state)] if is_dataclass(state) else list(state)
     nested = [value if isinstance(value, tuple) else (value,) for value in values]
     return [value for group in nested for value in group if isinstance(value, Tensor)]

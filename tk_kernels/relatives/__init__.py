@@ -1,1 +1,1 @@
-"""Relatives of the TTT layer from other texts, each in its naive form; no other module uses them, only tests."""
+"""Relatives of the TTT layer from other texts, in naive form; only tests use them."""

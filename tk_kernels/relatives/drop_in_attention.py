@@ -1,4 +1,4 @@
-"""TTT-Linear as a replacement for attention, with no learned outer parameters (the November 2024 post).
+"""TTT-Linear in place of attention, without learned outer parameters (November 2024 post).
 
 It takes the q, k and v of an attention. LayerNorm has weight 1 and bias 0, the token scale is 1/(i+1), and the learning
 rate is that of the untrained layer, sigmoid(0) / D. Use it to try TTT in a model without training a new layer.
@@ -15,7 +15,7 @@ from tk_kernels.ttt_linear.reference import forward as linear_forward
 
 
 def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0, std: float = 0.02) -> LinearState:
-    """Return an initial state for q [B, T, H, D]: W from N(0, std^2), drawn with `seed`, and b = 0.
+    """Return an initial state for q [B, T, H, D]: random W, std `std`, and b = 0.
 
     All sequences have the same W. mini_batch: tokens per mini-batch, which `attention` takes from the state.
     """
@@ -26,7 +26,7 @@ def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0, std: float = 
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState]:
-    """Run TTT-Linear on q, k, v [B, T, H, D]; return the outputs [B, T, H, D] and the state after the tokens.
+    """Return TTT-Linear's outputs [B, T, H, D] for q, k, v, and the state after the tokens.
 
     state: the second result of the call for the tokens before; None starts from `fresh_state`.
     """

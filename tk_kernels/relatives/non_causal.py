@@ -1,4 +1,4 @@
-"""A residual output gate, and a pass over the reversed sequence, that make a causal TTT layer fit a non-causal model.
+"""An output gate and a reversed pass, by which TTT layers fit a non-causal model.
 
 They are from a video model, arXiv 2504.05298: a block runs h = gated(layer)(x), then gated(reversed_time(layer))(h).
 With an output gate near 0, an added TTT layer hardly changes the output of a pretrained model.

@@ -1,4 +1,4 @@
-"""Linear and softmax attention as TTT layers with other learners (Theorems 1 and 2, arXiv 2407.04620, Section 2.6)."""
+"""Linear and softmax attention as TTT layers (arXiv 2407.04620, Theorems 1 and 2)."""
 
 import math
 from collections.abc import Callable
@@ -11,8 +11,9 @@ from tk_kernels.reference.naive import Weights, fresh_state, train
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return linear attention of one head, out_t = sum over j <= t of (q_t . k_j) v_j, for q, k, v [T, D] (Theorem 1).
+    """Return linear attention of one head, [T, D] for q, k, v [T, D] (Theorem 1).
 
+    out_t = sum over j <= t of (q_t . k_j) v_j.
     It is computed as a TTT layer: the learner is f(x) = x @ W without LayerNorm or bias, W_0 = 0, the loss |f(k) -
     v|^2, and eta = 1/2. All T tokens are one mini-batch.
     """
@@ -47,7 +48,7 @@ def nadaraya_watson(
     seen: TrainingSet | None = None,
     log_kernel: Callable[[Tensor, Tensor], Tensor] = exponential_kernel,
 ) -> tuple[Tensor, TrainingSet]:
-    """Return the outputs [B, T, H, D] of a Nadaraya-Watson learner and its training set after T tokens (Theorem 2).
+    """Return a Nadaraya-Watson learner's outputs [B, T, H, D] and training set (Theorem 2).
 
     Token t adds (k_t, v_t) to the training set, then the output is the prediction for q_t:
     f(q) = sum_j kernel(q, k_j) v_j / sum_j kernel(q, k_j). With the exponential kernel this is softmax attention.

@@ -1,4 +1,4 @@
-"""The two-layer operator of "Implementating Test-Time Training - Part 1": no LayerNorm, ReLU, and a residual inside f.
+"""The operator of "Implementating Test-Time Training - Part 1": two layers, ReLU, no LN.
 
 f(x) = x + relu(x @ W1 + b1) @ W2 + b2 learns v from k, and the output is f(q). The gradient of f needs no LayerNorm
 backward.
@@ -23,8 +23,9 @@ def loss(weights: Weights, k: Tensor, v: Tensor) -> Tensor:
 
 
 def forward(weights: Weights, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, token_scale: Tensor) -> Tensor:
-    """Return the outputs [T, D] of one new sequence and head: q, k, v [T, D], lr [T], token_scale [m].
+    """Return the outputs [T, D] of one new sequence and head.
 
+    q, k, v [T, D], lr [T], token_scale [m].
     weights: those of `f` at the start.
     """
     return train(f, loss, q, k, v, lr, token_scale, fresh_state(*weights))[0]

@@ -1,1 +1,1 @@
-"""TTT-Linear: `reference` is the fast PyTorch form for tests; `ops` (forward) and `generate` run the kernels."""
+"""TTT-Linear: the PyTorch `reference`; `ops` (forward) and `generate` run the kernels."""

@@ -1,4 +1,4 @@
-"""TTT-Linear forward in Triton, for any CUDA GPU of compute capability 8.0 or higher: the dual form (ttt_layer.md).
+"""TTT-Linear forward in Triton: the dual form (ttt_layer.md), for GPUs from Ampere on.
 
 One program owns one head of one sequence. W^T stays in registers as a float32 accumulator. The rows of W^T (outputs)
 are split over the N warps by a leading dimension, so that no matmul moves W^T between warps.
@@ -42,7 +42,7 @@ CROWDED = 3  # programs per SM from which two warps per program are faster than 
 
 
 def tuned_as(q: Tensor, mini_batch: int) -> str:
-    """Return the name of the row of `tuning.toml` that sets the launch for tokens like q [B, T, H, D]."""
+    """Return the row of `tuning.toml` that sets the launch for tokens like q [B, T, H, D]."""
     return _tuned_as(q, len(q), mini_batch)
 
 
@@ -62,7 +62,7 @@ def launch(
     launch: Tuning | None = None,
     compile_only: bool = False,
 ) -> None:
-    """Run T tokens that start at a mini-batch's first position, and write the results to `outputs`.
+    """Run T tokens from a mini-batch's start, and write the results to `outputs`.
 
     tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W, b. Shapes are those of `ops.forward`.
     outputs: out, W, b, k_rows, g_rows. Its W and b are allowed to be those of `weights`, for an update in place.
@@ -92,7 +92,7 @@ def launch_packed(
     state: Any,
     sequences: Packed,
 ) -> Tensor:
-    """Return the outputs [N, H, D] of packed sequences, and advance their slots of `state` in place.
+    """Return the outputs [N, H, D] of packed sequences; advance their slots of `state`.
 
     tokens: q, k, v [N, H, D] with RoPE, lr [N, H]; q has the dtype of the state's rows.
     outer: token_scale, ln_weight, ln_bias. initial: W [H, D, D], b [H, D], from which new sequences start.

@@ -1,4 +1,4 @@
-"""TTT-Linear generate in Triton: one token for each sequence of a large batch, in one launch, also in a CUDA graph.
+"""TTT-Linear generate in Triton: one token per sequence and launch, for large batches.
 
 Two forms of the function in `reference.py` (ttt_layer.md, "Three forms"):
 

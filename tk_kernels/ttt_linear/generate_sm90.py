@@ -126,8 +126,9 @@ def dual(
 
 @gluon.constexpr_function
 def permuted_columns():
-    """Return a layout [16, 64] in shared memory with permuted columns: bits 5, 2, 1, 4, 3, 0 of one are d's 5 to 0.
+    """Return a layout [16, 64] in shared memory that permutes the columns d.
 
+    Bits 5, 2, 1, 4, 3, 0 of a column's number are bits 5 to 0 of d.
     If the right operand of a matmul has these columns, each thread gets results that are neighbours in d.
     """
     columns = [[0, 1], [0, 8], [0, 16], [0, 2], [0, 4], [0, 32]]
@@ -136,7 +137,7 @@ def permuted_columns():
 
 @gluon.jit
 def apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES: gl.constexpr):
-    """Update W -= s K^T g with the rows of a mini-batch, and store W; 16 rows of W at a time. scale: s.
+    """Update W -= scale K^T g with a mini-batch's rows, 16 rows of W at a time; store W.
 
     w_shared [D, D]: W, or its high plane. k_shared, g_shared [16, D]: K and g. weights, low: where W is stored.
     """

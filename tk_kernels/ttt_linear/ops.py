@@ -1,4 +1,4 @@
-"""The TTT-Linear forward, in a Hopper kernel, a Triton kernel or the reference; see `ForwardOperator.forward`."""
+"""The TTT-Linear forward in three backends; see `ForwardOperator.forward`."""
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ KERNELS = dict.fromkeys((16, 32), "ttt_linear/forward_sm90")  # for Hopper, by m
 
 
 def schedule(heads: int, mini_batch: int, processors: int) -> tuple[int, int]:
-    """Return the Hopper kernel's (warps per head, heads per block), for a GPU with `processors` SMs.
+    """Return the Hopper kernel's (warps per head, heads per block) for a number of SMs.
 
     heads: number of heads in all sequences together. Few heads are split over more warps; many heads share an SM.
     """

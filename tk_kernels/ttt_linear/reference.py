@@ -1,4 +1,4 @@
-"""The PyTorch reference of TTT-Linear, f(k) = k @ W + b; `tk_kernels.reference.learner` has the arithmetic."""
+"""The PyTorch reference of TTT-Linear, f(k) = k @ W + b; its arithmetic is in `learner`."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from tk_kernels.reference.learner import Learner
 
 
 class LinearState(NamedTuple):
-    """State with rows: weights at the start of the current mini-batch, and a row for each of its tokens so far.
+    """State with rows: weights at the mini-batch's start, and a row per token so far.
 
     W [B, H, D, D] and b [B, H, D]: master weights, float32 or float64.
     k_rows, g_rows [B, H, m, D]: inputs k_j and lr_j * G_j. Rows from position on hold any finite values.
@@ -24,7 +24,7 @@ class LinearState(NamedTuple):
 
 
 class LinearPrimalState(NamedTuple):
-    """State with gradient sums: weights at the start of the current mini-batch, and sums over its tokens so far.
+    """State with gradient sums: weights at the mini-batch's start, and sums over its tokens.
 
     dW [B, H, D, D] is the sum of lr_j k_j^T G_j, db [B, H, D] that of lr_j G_j. W, b and position: as in `LinearState`.
     """
@@ -44,5 +44,5 @@ primal_state = LINEAR.primal_state
 def init_state(
     W: Tensor, b: Tensor, batch: int, mini_batch: int = 16, dtype: torch.dtype = torch.float32
 ) -> LinearState:
-    """Return the state of `batch` new sequences in `dtype`, from the parameters W [H, D, D] and b [H, 1, D]."""
+    """Return the state of `batch` new sequences, from W [H, D, D] and b [H, 1, D]."""
     return LINEAR.init_state((W, b), batch, mini_batch, dtype)

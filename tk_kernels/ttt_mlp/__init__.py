@@ -1,1 +1,1 @@
-"""TTT-MLP: `reference` is the fast PyTorch form for tests; `ops` (forward) and `generate` run the kernels."""
+"""TTT-MLP: the PyTorch `reference`; `ops` (forward) and `generate` run the kernels."""

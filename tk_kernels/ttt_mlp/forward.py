@@ -1,4 +1,4 @@
-"""TTT-MLP forward in Triton, for any CUDA GPU of compute capability 8.0 or higher: the dual form (ttt_layer.md).
+"""TTT-MLP forward in Triton: the dual form (ttt_layer.md), for GPUs from Ampere on.
 
 One program owns one head of one sequence and keeps W1^T and W2 in float32 accumulators in registers. A leading
 dimension splits both over the N warps, by hidden units, so that Z1, Y1 and both updates never leave a warp. Once per
@@ -42,7 +42,7 @@ IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers 
 
 
 def tuned_as(q: Tensor, mini_batch: int) -> str:
-    """Return the name of the row of `tuning.toml` that sets the launch for tokens like q [B, T, H, D]."""
+    """Return the row of `tuning.toml` that sets the launch for tokens like q [B, T, H, D]."""
     return "wide" if q.shape[-1] > IN_REGISTERS else "narrow"
 
 
@@ -55,7 +55,7 @@ def launch(
     launch: Tuning | None = None,
     compile_only: bool = False,
 ) -> None:
-    """Run T tokens that start at a mini-batch's first position, and write the results to `outputs`.
+    """Run T tokens from a mini-batch's start, and write the results to `outputs`.
 
     tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W1, b1, W2, b2. Shapes: as in `ops.forward`.
     outputs: out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows. Its weights and biases are allowed to be those of
@@ -97,7 +97,7 @@ def launch_packed(
     state: Any,
     sequences: Packed,
 ) -> Tensor:
-    """Return the outputs [N, H, D] of packed sequences, and advance their slots of `state` in place.
+    """Return the outputs [N, H, D] of packed sequences; advance their slots of `state`.
 
     tokens: q, k, v [N, H, D] with RoPE, lr [N, H]; q has the dtype of the state's rows.
     outer: token_scale, ln_weight, ln_bias. initial: W1 [H, D, F], b1 [H, F], W2 [H, F, D], b2 [H, D], from which new
@@ -130,7 +130,7 @@ def launch_packed(
 
 
 def takes_gluon(q: Tensor, mini_batch: int, hidden: int) -> bool:
-    """Whether the kernel of `forward_gluon` supports q [..., H, D], this mini-batch and `hidden` units on q's GPU.
+    """Whether the Gluon kernel supports q [..., H, D], mini-batch and hidden units on q's GPU.
 
     The kernel takes bfloat16 only: its scaled gradients need that dtype's range of exponents.
     """

@@ -1,5 +1,6 @@
-"""TTT-MLP forward in Gluon for heads of 64 channels and mini-batches of up to 16: the dual form (ttt_layer.md).
+"""TTT-MLP forward in Gluon for 64 channels per head: the dual form (ttt_layer.md).
 
+Mini-batches have up to 16 tokens.
 One program owns one head of one sequence. Each of 8 warps owns 32 hidden units. W1^T stays in float32 accumulators in
 registers. W2^T stays in shared memory twice: in float32 for the update, and rounded as a matmul operand. Z2 and Z2bar
 are sums over warps, exchanged through shared memory. LayerNorm rows lie inside a warp. Compared with the kernel in
@@ -247,5 +248,5 @@ def forward(
 
 @gluon.jit
 def all_warps(x, N: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """Return x [ROWS, COLUMNS] as a matmul operand [N, ROWS, COLUMNS] that is the same for each of N warps."""
+    """Return x [ROWS, COLUMNS] as a matmul operand [N, ROWS, COLUMNS], equal for N warps."""
     return x.expand_dims(0).broadcast_to([N, ROWS, COLUMNS])

@@ -1,4 +1,4 @@
-"""TTT-MLP generate in Triton: one token for each sequence of a large batch, in one launch, also in a CUDA graph.
+"""TTT-MLP generate in Triton: one token per sequence and launch, for large batches.
 
 Two forms of the function in `reference.py` (ttt_layer.md, "Three forms"):
 
@@ -185,13 +185,13 @@ def _dual(
 
 @jit
 def sum_columns(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return the vector w @ x [M] for w [M, N] and x [N]; with MATRIX on tensor cores, otherwise in float32."""
+    """Return w @ x [M] for w [M, N]; with MATRIX on tensor cores, otherwise in float32."""
     return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(to_float32_again(w) * x[None, :], 1)
 
 
 @jit
 def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return the vector x @ w [N] for w [M, N] and x [M]; with MATRIX on tensor cores, otherwise in float32."""
+    """Return x @ w [N] for w [M, N]; with MATRIX on tensor cores, otherwise in float32."""
     if MATRIX:
         w = tl.trans(w)
     return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(w.to(tl.float32) * x[:, None], 0)
@@ -199,7 +199,7 @@ def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return w1 @ k and w1 @ q + weight1 @ past_g1, each [F], for w1 [F, D], past_g1 [m, F] and weight1 [m].
+    """Return w1 @ k and w1 @ q + weight1 @ past_g1 [F], from w1 [F, D], past_g1 [m, F].
 
     With MATRIX they are computed on tensor cores, otherwise in float32.
     """

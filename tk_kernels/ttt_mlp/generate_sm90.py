@@ -191,7 +191,7 @@ def row_layout(G, FT):
 
 @gluon.constexpr_function
 def spread_layout(rows, G):
-    """Return a layout [rows, 64] in which a thread has two columns of all rows, and all G warps have the same data."""
+    """Return a layout [rows, 64], equal in G warps, with two columns per thread."""
     registers = [[0, 1], *[[1 << i, 0] for i in range(rows.bit_length() - 1)]]
     return gl.DistributedLinearLayout(
         registers, [[0, 2 << i] for i in range(5)], [[0, 0]] * (G.bit_length() - 1), [], [rows, 64]
@@ -200,7 +200,7 @@ def spread_layout(rows, G):
 
 @gluon.jit
 def offsets(layout: gl.constexpr, G: gl.constexpr, N: gl.constexpr, D: gl.constexpr, FW: gl.constexpr):
-    """Return the offsets [G, N, D] in a weight [F, D] of the first N hidden units of each warp, which owns FW of F."""
+    """Return the offsets [G, N, D] in a weight [F, D] of each warp's first N hidden units."""
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     f = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
     d = gl.arange(0, D, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)
@@ -212,7 +212,7 @@ def load_rows(
     rows, pos, layout: gl.constexpr, G: gl.constexpr, STEP: gl.constexpr, N: gl.constexpr, ROW: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Return the cached rows j < pos of `rows` [16, ROW], and zeros for the other rows, as a tensor [G, 16, N].
+    """Return the cached rows j < pos of `rows` [16, ROW], the others zero, as [G, 16, N].
 
     Warp w has the N columns from w * STEP on. With PDL the loads bypass L1, because each row is read once.
     """
@@ -231,7 +231,7 @@ def along_d(x):
 
 @gluon.constexpr_function
 def apply_layouts(G):
-    """Return the layouts of a [16 G, 64] matmul result on tensor cores, and of its left and right operands."""
+    """Return layouts of a [16 G, 64] tensor-core matmul: result, left and right operand."""
     product = gl.NVMMADistributedLayout([2, 0], [G, 1], [16, 8])
     return product, gl.DotOperandLayout(0, product, 2), gl.DotOperandLayout(1, product, 2)
 
@@ -241,9 +241,9 @@ def apply_rows(
     high, weights, low, bias, rows_f, rows_d, scale,
     G: gl.constexpr, FW: gl.constexpr, m: gl.constexpr, PLANES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
-    """Update one weight, W -= s rows_f^T rows_d, and store it, 16 hidden units of each warp at a time. scale: s.
+    """Update and store W -= scale rows_f^T rows_d, 16 hidden units of each warp at a time.
 
-    rows_f, rows_d: a mini-batch's cached rows of F and D columns. With BIAS, also update bias -= s sum(rows_f).
+    rows_f, rows_d: a mini-batch's cached rows of F and D columns. With BIAS, also update bias -= scale sum(rows_f).
     high: W, or its high plane, in shared memory, [G, FW, D]. weights, low: where W is stored.
     Columns of the matmul are permuted, so that a thread has neighbours in memory: bits 5, 4-3, 2-1, 0 of a column's
     number are bits 5, 2-1, 4-3, 0 of d.

@@ -12,7 +12,7 @@ from tk_kernels.reference.learner import Learner
 
 
 class MLPState(NamedTuple):
-    """State with rows: weights at the start of the current mini-batch, and a row for each of its tokens so far.
+    """State with rows: weights at the mini-batch's start, and a row per token so far.
 
     W1 [B, H, D, F], b1 [B, H, F], W2 [B, H, F, D], b2 [B, H, D]: master weights, float32 or float64. F = 4 D in the
     paper. k_rows [B, H, m, D] and x2_rows [B, H, m, F]: inputs of the two layers.
@@ -32,7 +32,7 @@ class MLPState(NamedTuple):
 
 
 class MLPPrimalState(NamedTuple):
-    """State with gradient sums: weights at the start of the current mini-batch, and sums over its tokens so far.
+    """State with gradient sums: weights at the mini-batch's start, and sums over its tokens.
 
     dW1, db1, dW2 and db2 are sums of lr_j times the gradients, shaped like the weights and biases. The other tensors
     are as in `MLPState`.
@@ -63,5 +63,5 @@ def init_state(
     mini_batch: int = 16,
     dtype: torch.dtype = torch.float32,
 ) -> MLPState:
-    """Return the state of `batch` new sequences, from W1 [H, D, F], b1 [H, 1, F], W2 [H, F, D] and b2 [H, 1, D]."""
+    """Return the state of new sequences: W1 [H, D, F], b1 [H, 1, F], W2 [H, F, D], b2 [H, 1, D]."""
     return MLP.init_state((W1, b1, W2, b2), batch, mini_batch, dtype)

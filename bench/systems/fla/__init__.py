@@ -1,1 +1,1 @@
-"""Adapters of flash-linear-attention: its TTT-Linear layer, Gated DeltaNet, RWKV-7, and layers of related models."""
+"""Adapters of flash-linear-attention: TTT-Linear, Gated DeltaNet, RWKV-7, related layers."""

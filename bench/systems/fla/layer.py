@@ -1,4 +1,4 @@
-"""Measure flash-linear-attention's TTT-Linear layer. Only its speed is comparable: its function is not the paper's.
+"""Measure flash-linear-attention's TTT-Linear layer, whose function is not the paper's.
 
 In the package, the learning rate scales the query's row instead of the key's column, the output is o + LN(o), and q
 is scaled.
@@ -42,7 +42,7 @@ MINI_BATCHES = (16, 32, 64)  # sizes that the package's Triton kernels and the r
 
 
 class FlaTTTLinear:
-    """Adapter of ttt-linear/fla: the layer's forward, checked against flash-linear-attention's own PyTorch version."""
+    """Adapter of ttt-linear/fla: the layer's forward, checked against fla's PyTorch version."""
 
     packages: tuple[str, ...] = ("flash-linear-attention", "triton")
 
@@ -86,13 +86,13 @@ class FlaTTTLinear:
 
     def _refuse(self, case: Case, mini_batch: int) -> None:
         if case.phase != "forward" or case.option("part", ""):
-            raise Skip("flash-linear-attention has the forward of the whole TTT-Linear layer only")
+            raise Skip("flash-linear-attention runs only the forward of the whole TTT-Linear layer")
         if case.option("form", "dual") != "dual" or mini_batch not in MINI_BATCHES:
-            raise Skip(f"flash-linear-attention has the dual form with mini-batches of {MINI_BATCHES} only")
+            raise Skip(f"flash-linear-attention runs only the dual form with mini-batches of {MINI_BATCHES}")
 
 
 def package_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a reference's `forward` (`layer_inputs`) under the package's names and in its shapes.
+    """Return the arguments of a reference's `forward` under fla's names and in its shapes.
 
     The learning rate is converted to the tokens' dtype, because the package's GEMMs take no other dtype.
     """
@@ -110,7 +110,7 @@ def package_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any], str]:
-    """Time the functions PACKAGE_FORMS on these inputs; return the fastest and a text with the time of each.
+    """Time the functions PACKAGE_FORMS; return the fastest and a text with all times.
 
     Each function is tuned for these inputs. Otherwise a tuning for one sequence would be reused for sixteen, as the
     package caches one tuning per mini-batch size. If no function runs, raises the error of the first.
@@ -140,7 +140,7 @@ def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any
 
 
 def _check(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_batch: int) -> Checks:
-    """Check `form` on the first tokens of one sequence against the package's float32 version in PyTorch."""
+    """Check `form` on one sequence's first tokens against fla's float32 PyTorch version."""
     tokens = max(LAYER_CHECK_TOKENS, mini_batch)
     piece = sequences_of(inputs, [0], tokens)
     out, state, _ = form(**piece, chunk_size=mini_batch, output_final_state=True)
@@ -155,10 +155,10 @@ def _check(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_ba
 
 
 def _timed_check(inputs: dict[str, Any], case: Case, mini_batch: int) -> TimedCheck:
-    """Return a timed check (see `Workload`) of drawn sequences against the package's float32 version in PyTorch."""
+    """Return a timed check of drawn sequences against fla's float32 PyTorch version."""
 
-    def timed_check(chance: Random) -> Callable[[Any, int], Checks]:
-        rows = drawn(chance, case.batch, case.context, LAYER_CHECKED_TOKENS)
+    def timed_check(rng: Random) -> Callable[[Any, int], Checks]:
+        rows = drawn(rng, case.batch, case.context, LAYER_CHECKED_TOKENS)
 
         def compare(outputs: list[torch.Tensor], calls: int) -> Checks:
             expected, expected_state = _exact(sequences_of(inputs, rows, case.context), mini_batch)
@@ -171,13 +171,13 @@ def _timed_check(inputs: dict[str, Any], case: Case, mini_batch: int) -> TimedCh
 
 
 def sequences_of(inputs: dict[str, Any], rows: list[int], tokens: int) -> dict[str, Any]:
-    """Return the package's arguments `inputs` for the first `tokens` tokens of the sequences `rows`."""
+    """Return the arguments `inputs` for the first `tokens` tokens of the sequences `rows`."""
     piece = {name: value[rows] if name not in ("w", "b") else value for name, value in inputs.items()}
     return piece | {name: inputs[name][rows, :tokens] for name in PER_TOKEN}
 
 
 def _exact(piece: dict[str, Any], mini_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs and final state of the package's PyTorch version in float32, for the package's arguments `piece`.
+    """Return outputs and final state of fla's float32 PyTorch version for `piece`.
 
     It runs on copies, because that version scales q in place.
     """

@@ -1,4 +1,4 @@
-"""Run Gated DeltaNet and RWKV-7 in flash-linear-attention, at the size 1.3b of the TTT paper."""
+"""Run Gated DeltaNet and RWKV-7 in flash-linear-attention at size 1.3b."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class FlaModel(CausalLM):
         self.config = _Config(inner.config.vocab_size, inner.config.hidden_size)
 
     def init_state(self, batch: int, context: int = 0) -> Any:
-        """Return an empty cache of the package, to which the first call adds states. The arguments have no effect."""
+        """Return fla's empty cache, whatever the arguments; the first call adds states."""
         from fla.models.utils import Cache
 
         return Cache()
@@ -58,7 +58,7 @@ class FlaModel(CausalLM):
         state.__init__()
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read ids [B, T] piece by piece along T; return (logits [B, V] after the last token, state)."""
+        """Read ids [B, T] piece by piece; return (logits [B, V] after the last token, state)."""
         check_ids(ids, 2, ids.shape[0])
         for piece in self._pieces(ids):
             out = self.inner(piece, past_key_values=state, use_cache=True, logits_to_keep=1)
@@ -116,7 +116,7 @@ class Fla(TunedLanguageModel):
         return no_gpu() or cannot_find("fla")
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings for the record: which of the package's kernels run, and the limits of the check."""
+        """Return the record's settings: the package's kernels, and the limits of the check."""
         kernels = "recurrent" if case.phase == "generate" else "chunked"
         return {"kernels": kernels, "check_limits": f"{ROUNDINGS:g} times the model's own rounding, at most twice ours"}
 
@@ -129,7 +129,7 @@ class Fla(TunedLanguageModel):
         if case.option("scope", "model") == "layer":
             return Regressor().build(case)
         if case.phase == "request":
-            raise Skip("the package's cache takes new tensors at every step, which replays of one graph cannot follow")
+            raise Skip("flash-linear-attention allocates a new state at every step, which a CUDA graph cannot replay")
         return super().build(case)
 
     def load(self, case: Case) -> FlaModel:
@@ -143,7 +143,7 @@ class Fla(TunedLanguageModel):
 
         size, layers = uncut(case.size)
         if size not in self.sizes:
-            raise Skip(f"{case.system} is set up for the size {', '.join(self.sizes)} only")
+            raise Skip(f"{case.system} supports only the size {', '.join(self.sizes)}")
         config_class, model_class = (getattr(fla.models, name) for name in self.classes)
         shape = self.sizes[size] | ({"num_hidden_layers": layers} if layers else {})
         config = config_class(vocab_size=VOCABULARY, tie_word_embeddings=True, **shape)
@@ -156,7 +156,7 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner.to(getattr(torch, case.dtype)).eval())
 
     def reference(self, model: FlaModel, dtype: torch.dtype) -> FlaModel:
-        """Return a model with the same weights in `dtype` on the package's recurrent kernels, which use no GEMM."""
+        """Return a model with the same weights in `dtype` on fla's recurrent kernels."""
         config = type(model.inner.config).from_dict(model.inner.config.to_dict())
         with torch.device(device()):
             inner = type(model.inner)(config).to(dtype).eval()
@@ -167,7 +167,7 @@ class Fla(TunedLanguageModel):
     def rounded_reference(self, model: FlaModel, case: Case) -> None:
         """Return None, because `check_rounding` derives the limits."""
 
-    def _judge(self, model: FlaModel, ids: Tensor, got: Tensor, expected: Tensor, case: Case) -> Checks:
+    def _check_logits(self, model: FlaModel, ids: Tensor, got: Tensor, expected: Tensor, case: Case) -> Checks:
         """Check logits `got` against `expected`, both [CHECK_STEPS + 1, B, V], by `check_rounding`.
 
         The logits whose rounding sets the limits come from the recurrent kernels, with the same weights and dtype.
@@ -176,7 +176,7 @@ class Fla(TunedLanguageModel):
         return check_rounding(got, rounded, expected, case.dtype)
 
     def shape(self, config: Any) -> DeltaRuleConfig:
-        """Return the state's shape and the FLOPs per token, from the package's configuration `config`."""
+        """Return the state's shape and FLOPs per token from the package's `config`."""
         raise NotImplementedError
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
@@ -191,15 +191,15 @@ class Fla(TunedLanguageModel):
 
 
 class FlaForward(Forward):
-    """The forward phase from an empty state, with limits for the larger rounding error of the package's models."""
+    """The forward phase from an empty state, with wider limits for the package's rounding."""
 
-    def timed_check(self, chance: Random) -> Callable[[Tensor, int], Checks]:
+    def timed_check(self, rng: Random) -> Callable[[Tensor, int], Checks]:
         """Return a check of the logits of one drawn prompt.
 
         Up to RECURRENT_CHECKED_TOKENS, the logits are compared with those of the recurrent kernels.
         For longer prompts, they are compared with those of the timed kernels on other pieces of the prompt.
         """
-        row = chance.randrange(self.case.batch)
+        row = rng.randrange(self.case.batch)
         long = self.case.context > RECURRENT_CHECKED_TOKENS
 
         @torch.inference_mode()
@@ -212,7 +212,7 @@ class FlaForward(Forward):
         return compare
 
     def _by_other_pieces(self, logits: Tensor, ids: Tensor) -> Checks:
-        """Check logits [1, V] of a prompt, ids [1, T], against the same model, which reads it alone and in pieces."""
+        """Check logits [1, V] of ids [1, T] against the same model reading them in pieces."""
 
         def read() -> Tensor:
             state = self.model.init_state(1)
@@ -264,12 +264,12 @@ class FlaGenerate(Generate):
             layer.state = dict(tensors)
         return found
 
-    def timed_check(self, chance: Random) -> Callable[[Any, int], Checks]:
+    def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
         """Return a check of the last step's logits of drawn sequences.
 
         It compares them with the recurrent kernels' logits after the same tokens.
         """
-        rows = drawn(chance, self.case.batch, STEPS)
+        rows = drawn(rng, self.case.batch, STEPS)
 
         @torch.inference_mode()
         def compare(outputs: tuple[Tensor, Tensor], calls: int) -> Checks:
@@ -288,10 +288,7 @@ def _copied(kept: Any) -> Any:
 
 
 def check_timed_rounding(adapter: Any, model: FlaModel, logits: Tensor, ids: Tensor, dtype: str) -> Checks:
-    """Check timed logits [B, V] after ids [B, T] against the recurrent kernels in a wider dtype, by `check_rounding`.
-
-    dtype: of the timed model.
-    """
+    """Check timed logits [B, V] of ids [B, T] against recurrent kernels in a wider dtype."""
     reference = adapter.reference(model, torch.float64 if dtype == "float32" else torch.float32)
 
     def both(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -303,7 +300,7 @@ def check_timed_rounding(adapter: Any, model: FlaModel, logits: Tensor, ids: Ten
 
 
 def check_rounding(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: str) -> Checks:
-    """Check logits [..., V] against the reference's, for a model that rounds more than this repository's models.
+    """Check logits [..., V] of a model that rounds more than this repository's models.
 
     rounded: logits of the same weights in `dtype` without the measured kernels.
     Each limit is ROUNDINGS times the error of `rounded`, but at least its value in LOGIT_LIMITS and at most twice that.
@@ -317,7 +314,7 @@ def check_rounding(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: st
 
 
 class GatedDeltaNet(Fla):
-    """Adapter of gated-deltanet/fla: 21 blocks with the package's default of 6 heads, keys of 256 and values of 512."""
+    """Adapter of gated-deltanet/fla: 21 blocks, 6 heads, keys of 256 and values of 512."""
 
     classes = ("GatedDeltaNetConfig", "GatedDeltaNetForCausalLM")
     sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 21}}
@@ -375,7 +372,7 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings for the record, with the package's warning that its RWKV-7 can be incorrect.
+        """Return the record's settings, with the package's warning that RWKV-7 can be wrong.
 
         The correctness check does not rule this out, because its reference runs in the same package.
         """

@@ -1,4 +1,4 @@
-"""Measure one layer of Gated DeltaNet, Kimi Delta Attention or Gated DeltaProduct with chunked kernels.
+"""Measure one layer of Gated DeltaNet, Kimi Delta Attention or Gated DeltaProduct.
 
 The kernels are those of flash-linear-attention. A layer is its sequence mixer alone, as in TTT's layers: projections,
 convolutions and output gating are left out.
@@ -32,7 +32,7 @@ CHECKED_TOKENS = 4096  # a token of the naive form takes ten launches
 
 @dataclass(frozen=True)
 class Rule:
-    """A layer in RULES: its chunked kernel (MODULE:FUNCTION), its heads, and how its state changes.
+    """A layer in RULES: its chunked kernel (MODULE:FUNCTION), heads and state update.
 
     vector_decay: one decay per key channel instead of one per head. householder: delta-rule updates per token.
     """
@@ -72,7 +72,7 @@ RULES = {
 
 
 class Regressor:
-    """Adapter of the layers in RULES on the backend fla: the forward of whole sequences from an empty state."""
+    """Adapter of the layers in RULES on fla: forwards of whole sequences from zero states."""
 
     packages: tuple[str, ...] = ("flash-linear-attention", "triton")
 
@@ -85,13 +85,13 @@ class Regressor:
         return no_gpu() or cannot_find("fla")
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of the forward of `batch` sequences of `context` tokens through one layer.
+        """Build the forward of `batch` sequences of `context` tokens through one layer.
 
         The outputs are checked against `naive`. Raises Skip for sizes other than SIZE, or if the kernel cannot be
         imported.
         """
         if case.size != SIZE:
-            raise Skip(f"{case.system} is set up for the size {SIZE} only")
+            raise Skip(f"{case.system} supports only the size {SIZE}")
         rule = RULES[case.system]
         module, _, name = rule.kernel.partition(":")
         import_or_skip(module)
@@ -121,8 +121,9 @@ class Regressor:
 
 
 def random_inputs(rule: Rule, case: Case) -> dict[str, Tensor]:
-    """Return q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H] and log-decays g [B, T, H] or [B, T, H, K], by name.
+    """Return q, k [B, T, H, K], v [B, T, H, V], beta and log-decays g, by name.
 
+    beta is [B, T, H]; g is [B, T, H] or [B, T, H, K].
     In k, v and beta, T is `householder` times the number of tokens. Keys have norm 1 on average, to bound the state.
     """
     batch, tokens, heads, dtype = case.batch, case.context, rule.heads, getattr(torch, case.dtype)
@@ -143,8 +144,9 @@ def random_inputs(rule: Rule, case: Case) -> dict[str, Tensor]:
 
 @torch.inference_mode()
 def naive(rule: Rule, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a layer token by token in float32; return outputs [B, T, H, V] and the final state [B, H, K, V].
+    """Run a layer token by token in float32; return outputs [B, T, H, V] and the state.
 
+    The final state is [B, H, K, V].
     The arguments are those of `random_inputs`.
     S = Diag(exp g) S; S += beta k (v - S^T k)^T for each of the token's (k, v); o = S^T q / sqrt(K).
     """
@@ -169,10 +171,7 @@ def _some(rule: Rule, inputs: dict[str, Tensor], rows: list[int], tokens: int) -
 
 
 def _check(rule: Rule, kernel: Any, more: dict[str, int], inputs: dict[str, Tensor], case: Case) -> Checks:
-    """Check a kernel's output and final state for the first tokens of one sequence against `naive`.
-
-    more: further arguments of the kernel.
-    """
+    """Check a kernel's outputs and state on a sequence's first tokens against `naive`."""
     piece = _some(rule, inputs, [0], min(LAYER_CHECK_TOKENS + 1, case.context))  # past a chunk's end
     with torch.inference_mode():
         got = kernel(**piece, **more, output_final_state=True)
@@ -188,8 +187,8 @@ def _timed_check(rule: Rule, inputs: dict[str, Tensor], case: Case) -> TimedChec
     It compares the outputs of the first CHECKED_TOKENS tokens, and the final states if the context has no more tokens.
     """
 
-    def timed_check(chance: Random) -> Callable[[Any, int], Checks]:
-        rows = drawn(chance, case.batch, case.context, CHECKED_TOKENS)
+    def timed_check(rng: Random) -> Callable[[Any, int], Checks]:
+        rows = drawn(rng, case.batch, case.context, CHECKED_TOKENS)
         tokens = min(case.context, CHECKED_TOKENS)
 
         def compare(outputs: list[Tensor], calls: int) -> Checks:
@@ -197,7 +196,7 @@ def _timed_check(rule: Rule, inputs: dict[str, Tensor], case: Case) -> TimedChec
             found = [("output", outputs[0][rows, :tokens], out)]
             if tokens == case.context:
                 return check_timed([*found, ("state", outputs[1][rows], state)], case.dtype)
-            rest = f"tokens after the first {tokens} were compared with nothing: the naive form reads one at a time"
+            rest = f"tokens after the first {tokens} were not checked: the reference reads one token at a time"
             return check_timed(found, case.dtype, rest)
 
         return compare

@@ -1,1 +1,1 @@
-"""Adapters of Mamba and Mamba-2: in mamba-ssm and in plain PyTorch, and the scan that is their reference."""
+"""Adapters of Mamba and Mamba-2: mamba-ssm, plain PyTorch, and their reference scan."""

@@ -32,9 +32,9 @@ class TorchMamba(LanguageModel):
         return Mamba.from_seed(config, 0, device(), getattr(torch, case.dtype))
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a `ScannedMamba` with the same weights, whose scan shares no code with the timed model's."""
+        """Return a `ScannedMamba` with the same weights, which shares no scan code."""
         return ScannedMamba(self.reference(model, dtype).inner, device())
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return transformers' Mamba with the same weights in the case's dtype, which rounds only its activations."""
+        """Return transformers' Mamba with the same weights; it rounds only activations."""
         return self.reference(model, getattr(torch, case.dtype))

@@ -1,4 +1,4 @@
-"""Mamba and Mamba-2 in plain PyTorch, vectorised over chunks of a prompt: the reference for prompts of any length.
+"""Mamba and Mamba-2 in PyTorch, vectorised over chunks: reference for long prompts.
 
 transformers scans Mamba token by token, and for Mamba-2 stores every pair of a chunk's tokens for all heads. Here a
 prompt is split into pieces, and a piece into chunks. All chunks of a piece are scanned in parallel from a zero state;
@@ -21,7 +21,7 @@ PIECE_TOKENS = 2048  # most tokens of a piece of Mamba-2
 
 
 def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
-    """Return x [B, T, ...] with x_t = decay_t * x_(t-1) + inputs_t for t in 1..T, from x_0 = `state` [B, ...].
+    """Return x [B, T, ...] with x_t = decay_t * x_(t-1) + inputs_t, from x_0 = `state`.
 
     decay, within [0, 1], and inputs are [B, T, ...]; both are overwritten.
     """
@@ -43,7 +43,7 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
 
 
 class ScannedMamba:
-    """A reference that runs transformers' Mamba (`inner`: MambaForCausalLM) with this module's scan, for whole prompts.
+    """A reference for whole prompts: transformers' Mamba (`inner`) with this module's scan.
 
     If the weights are on another device than `device`, each block is copied there while it runs.
     """
@@ -91,7 +91,7 @@ class ScannedMamba:
 
 
 class ScannedMamba2(ScannedMamba):
-    """A reference that runs transformers' Mamba-2 (`inner`: Mamba2ForCausalLM) with this module's scan.
+    """A reference for whole prompts: transformers' Mamba-2 with this module's scan.
 
     All channels of a head share a decay, so the scan of a chunk is a few GEMMs.
     """
@@ -124,7 +124,7 @@ CHUNK = 64  # tokens of a Mamba-2 chunk, for which all pairs are computed
 
 
 def whole_chunks(piece: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
-    """Split a piece's tensors [B, T, ...] into chunks: yield all whole chunks together, then the rest as a shorter one.
+    """Split a piece's tensors [B, T, ...]: yield all whole chunks, then the shorter rest.
 
     Whole chunks are tensors [B, c, CHUNK, ...], the rest [B, 1, T % CHUNK, ...]. An empty part is not yielded.
     """
@@ -135,8 +135,9 @@ def whole_chunks(piece: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
 
 
 def chunked_scan(chunks: tuple[Tensor, ...], state: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Scan c chunks of L tokens from `state` [B, H, P, N]; return outputs [B, c * L, H, P] and the final state.
+    """Scan c chunks of L tokens from `state` [B, H, P, N]; return outputs and final state.
 
+    The outputs are [B, c * L, H, P].
     chunks: inputs [B, c, L, H, P], log_decay [B, c, L, H], B and C [B, c, L, groups * N].
     """
     inputs, log_decay, B, C = chunks

@@ -1,4 +1,4 @@
-"""Run Mamba and Mamba-2 in their authors' package, mamba-ssm. A forward also fills the state that generate reads."""
+"""Run Mamba and Mamba-2 in mamba-ssm; a forward also fills the state for generate."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -62,7 +62,7 @@ class MambaSSMModel(CausalLM):
         return torch.cat(logits) if len(logits) > 1 else logits[0], state
 
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read ids [B]; return (logits [B, V], state). The package's own CUDA graph captures the same call."""
+        """Read ids [B]; return (logits [B, V], state), as in the package's CUDA graph."""
         check_ids(ids, 1, state.max_batch_size)
         state.seqlen_offset += 1  # a nonzero offset chooses the step instead of the scan
         return self.inner(ids[:, None], inference_params=state, num_last_tokens=1).logits[:, 0], state
@@ -101,20 +101,20 @@ class MambaSSM(TunedLanguageModel):
         assert isinstance(config, MambaConfig)
         if case.phase != "generate" and case.context > (longest := self.longest(config)):
             raise Skip(
-                f"{case.system_backend} scans a prompt at once, and the 32 bits of its kernels' indices hold one of "
-                f"{longest} tokens, not of {case.context}"
+                f"{case.system_backend} reads prompts of at most "
+                f"{longest} tokens, because its kernels have 32-bit indices; this one has {case.context}"
             )
         return super().build(case)
 
     def longest(self, config: MambaConfig) -> int:
-        """Return the longest prompt in tokens that the kernels' unsigned 32-bit indices of [channel, token] can hold.
+        """Return the longest prompt in tokens for 32-bit unsigned indices [channel, token].
 
         Source: mamba-ssm 2.3.1, selective_scan.h, and causal-conv1d 1.6.2, causal_conv1d.h.
         """
         return (1 << 32) // config.inner_width
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings for the record: the residual stream's dtype, and whether causal-conv1d is present.
+        """Return the record's settings: residual dtype, and whether causal-conv1d is present.
 
         Without causal-conv1d, the package silently uses other code. By the package's default, the residual stream is
         float32; other models use the activations' dtype.
@@ -154,13 +154,14 @@ class MambaSSM(TunedLanguageModel):
 
 
 class Mamba2SSM(MambaSSM):
-    """Adapter of mamba2/mamba-ssm: Mamba-2 with Mamba's width and depth, so that it has as many parameters."""
+    """Adapter of mamba2/mamba-ssm: Mamba-2 with Mamba's width, depth and parameter count."""
 
     layer = "Mamba2"
 
     def longest(self, config: MambaConfig) -> int:
-        """Return the longest prompt in tokens that Triton's signed 32-bit indices of [token, channel] can hold.
+        """Return the longest prompt in tokens for Triton's 32-bit signed indices.
 
+        They count elements [token, channel].
         The channels of a token are: inputs and z, B and C with 128 each, and one time step per head of 64 channels.
         """
         return (1 << 31) // (2 * config.inner_width + 2 * 128 + config.inner_width // 64)
@@ -195,7 +196,7 @@ class Mamba2SSM(MambaSSM):
 
 @torch.no_grad()
 def copy_weights(source: dict[str, Tensor], target: torch.nn.Module) -> None:
-    """Copy weights with the names of mamba-ssm into a model of transformers. Raises KeyError if one is missing."""
+    """Copy weights with mamba-ssm's names to a model of transformers, or raise KeyError."""
     named = dict(target.named_parameters())
     renamed = {name.replace("backbone.embedding.", "backbone.embeddings."): weight for name, weight in source.items()}
     if missing := set(named) - set(renamed):

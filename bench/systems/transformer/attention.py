@@ -16,7 +16,7 @@ PACKAGE, VERSION = "vllm.vllm_flash_attn", 3
 
 
 class FlashAttention(Sdpa):
-    """The attention of a `Transformer`, computed by flash_attn_varlen_func, the package's only function.
+    """The attention of a `Transformer` by FlashAttention's flash_attn_varlen_func.
 
     Tensors have the model's layout, [B, heads, T, D]. Prompts are concatenated for that function. In a generate step,
     each sequence's KV cache is one page of the function's block table.
@@ -49,13 +49,13 @@ class FlashAttention(Sdpa):
         return out[:, :, None]
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:
-        """Call FlashAttention and return the output without the log-sum-exp, which some versions also return."""
+        """Call FlashAttention; return the output without the log-sum-exp of some versions."""
         out = self._varlen(q, k, v, causal=True, fa_version=VERSION, **arguments)
         return out[0] if isinstance(out, tuple) else out
 
 
 class FlashAttn(TorchTransformer):
-    """Adapter of transformer/flash-attn and transformer-gqa/flash-attn; the reference is the Transformer on SDPA."""
+    """Adapter of transformer/flash-attn and transformer-gqa/flash-attn, checked by SDPA."""
 
     packages = ("vllm",)
 

@@ -1,4 +1,4 @@
-"""Run this repository's Llama-shaped Transformer: scaled_dot_product_attention and a KV cache."""
+"""Run this repository's Llama-shaped Transformer on SDPA and a KV cache."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class TorchTransformer(LanguageModel):
     prompt_tokens = None
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings for the record, with the attention: PyTorch's SDPA, which chooses its own kernel."""
+        """Return the record's settings, with PyTorch's SDPA, which chooses its own kernel."""
         return {**super().settings(case), "attention": "SDPA's choice"}
 
     def load(self, case: Case) -> Any:
@@ -28,12 +28,12 @@ class TorchTransformer(LanguageModel):
         """Return the attention of the model."""
         return Sdpa()
 
-    def place(self, state: TransformerState, context: int) -> None:
-        """Set the position to `context` in place; whatever the KV cache contains before it is the past."""
+    def set_position(self, state: TransformerState, context: int) -> None:
+        """Set the position to `context` in place; the KV cache before it counts as the past."""
         state.position.fill_(context)
 
     def fill_past(self, state: TransformerState) -> None:
-        """Fill the KV cache with standard normal numbers, like projections of normalised activations."""
+        """Fill the KV cache with standard normal numbers, like normalised projections."""
         state.cache.normal_()
 
     def repeat_past(self, state: TransformerState, sources: list[int]) -> None:
@@ -45,10 +45,10 @@ class TorchTransformer(LanguageModel):
             state.cache[:, :, row] = state.cache[:, :, source]
 
     def restart(self, model: Any, state: TransformerState) -> None:
-        """Do nothing, because `place` starts every call at the context."""
+        """Do nothing, because `set_position` starts every call at the context."""
 
     def rows_of_state(self, state: TransformerState, rows: list[int]) -> torch.Tensor:
-        """Return a copy of the KV cache of the sequences `rows`: [layers, 2, rows, KV heads, capacity, D]."""
+        """Return a copy of the sequences' KV cache: [layers, 2, rows, KV heads, capacity, D]."""
         return state.cache[:, :, rows].clone()
 
     def expected_logits(
@@ -60,7 +60,7 @@ class TorchTransformer(LanguageModel):
         """
         state = reference.init_state(begun.shape[2], begun.shape[4])
         state.cache[..., : begun.shape[4], :] = begun
-        self.place(state, case.context)
+        self.set_position(state, case.context)
         for ids in calls[-1]:
             logits, _ = reference.generate_step(ids, state)
         return logits

@@ -1,1 +1,1 @@
-"""Adapters of TTT-Linear and TTT-MLP: on the project's kernels, in plain PyTorch and by torch.compile."""
+"""Adapters of TTT-Linear and TTT-MLP: project kernels, plain PyTorch, torch.compile."""

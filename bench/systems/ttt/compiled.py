@@ -1,4 +1,4 @@
-"""Run the PyTorch dual form of a TTT layer by torch.compile, in pieces of a few mini-batches."""
+"""Run a TTT layer's PyTorch dual form by torch.compile, in pieces of few mini-batches."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -64,10 +64,7 @@ class CompiledLayer:
 
 
 def compiled_forward(reference: Any, piece: int) -> Callable[..., Any]:
-    """Return a function like `reference.forward` in the dual form, compiled for pieces of `piece` tokens.
-
-    reference: a module `tk_kernels.ttt_*.reference`.
-    """
+    """Return `reference.forward` in the dual form, compiled for pieces of `piece` tokens."""
     torch.compiler.reset()  # shapes of earlier cases count towards the recompilation limit
     states = torch.compile(reference.states, dynamic=False, fullgraph=True)
     outputs = torch.compile(reference.outputs, dynamic=False, fullgraph=True)
@@ -89,9 +86,9 @@ def compiled_forward(reference: Any, piece: int) -> Callable[..., Any]:
 
 def _refuse(case: Case, config: TTTConfig) -> None:
     if case.phase != "forward" or case.option("part", "") or case.option("form", "dual") != "dual":
-        raise Skip("torch-compile has the forward of the whole layer in the dual form only")
+        raise Skip("torch-compile runs only the forward of a whole layer in the dual form")
     if case.context % config.mini_batch:
-        raise Skip(f"torch-compile has whole mini-batches of {config.mini_batch} tokens only")
+        raise Skip(f"torch-compile runs only whole mini-batches of {config.mini_batch} tokens")
 
 
 def _check(forward: Callable[..., Any], reference: Any, inputs: dict[str, Any], piece: int) -> Checks:

@@ -1,4 +1,4 @@
-"""Measure how far a generating model drifts from an exact one: distance of next-token probabilities, token by token.
+"""Measure how far a generating model drifts from an exact one, token by token.
 
 Both models read the same tokens (teacher forcing). The exact model, in float64, draws these tokens once from its own
 probabilities. Runs of the measured model with different state precisions are compared with the same exact run.
@@ -24,7 +24,7 @@ PARTS = 8  # equal parts of a run; the first and the last show whether the dista
 
 @dataclass(frozen=True)
 class Exact:
-    """A run of the exact model: the tokens ids [T, B] that it read, and the next token's probabilities after each.
+    """A run of the exact model: tokens ids [T, B], and probabilities after each.
 
     The probabilities [T, B, V] stay on the host, outside the measured model's GPU memory. They are float64, because
     rounding to float32 would be an eighth of the smallest measured distance.
@@ -38,7 +38,7 @@ _LAST_EXACT: WeakKeyDictionary[LanguageModel, tuple[object, Exact]] = WeakKeyDic
 
 
 def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case) -> Workload:
-    """Return the workload with a check that also compares the model with the exact one, over `context` tokens.
+    """Return the workload with a check against the exact model over `context` tokens.
 
     The check limits the mean distance, and adds the metrics of `drift` to the workload.
     """
@@ -55,7 +55,7 @@ def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case)
 
 
 def _exact_of(adapter: LanguageModel, model: Any, case: Case) -> Exact:
-    """Return the exact model's run, cached until a case differs in more than the dtype of its state."""
+    """Return the exact model's run, cached for cases that differ in the state's dtype."""
     key = replace(case, state_dtype="")
     if _LAST_EXACT.get(adapter, (None,))[0] != key:
         _LAST_EXACT.pop(adapter, None)  # free it before making the next
@@ -65,20 +65,20 @@ def _exact_of(adapter: LanguageModel, model: Any, case: Case) -> Exact:
 
 @torch.inference_mode()
 def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
-    """Generate `tokens` tokens in `sequences` sequences with the exact model; return what it read and predicted.
+    """Generate tokens with the exact model; return what it read and predicted.
 
     It starts at a random token and reads samples from its own probabilities after that.
     """
     device, vocabulary = reference.device, reference.config.vocabulary
-    chance = torch.Generator(device).manual_seed(SEED)
-    ids = torch.randint(0, vocabulary, (sequences,), device=device, generator=chance)
+    rng = torch.Generator(device).manual_seed(SEED)
+    ids = torch.randint(0, vocabulary, (sequences,), device=device, generator=rng)
     step, read = _Stepper(reference, ids, tokens), []
     probabilities = torch.empty(tokens, sequences, vocabulary, dtype=torch.float64, pin_memory=device.type == "cuda")
     for kept in probabilities:
         read.append(ids.clone())
         found = step.next().double().softmax(-1)
         kept.copy_(found, non_blocking=True)
-        ids.copy_(torch.multinomial(found, 1, generator=chance)[:, 0])
+        ids.copy_(torch.multinomial(found, 1, generator=rng)[:, 0])
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # the copies to the host
     return Exact(torch.stack(read), probabilities)
@@ -86,7 +86,7 @@ def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
 
 @torch.inference_mode()
 def drift(model: Any, exact: Exact) -> dict[str, float]:
-    """Run a model on the tokens of an exact run; return metrics of how its next-token probabilities differ.
+    """Run a model on an exact run's tokens; return how its probabilities differ.
 
     total_variation_*: mean and maximum distance, and the mean over the run's first and last eighth.
     argmax_disagreement: share of positions at which the two models' most probable tokens differ.
@@ -105,7 +105,7 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _steps(model: Any, exact: Exact) -> list[tuple[Tensor, Tensor]]:
-    """Return two tensors [B] for each step, comparing the next-token probabilities of `model` with the exact ones.
+    """Return per step two tensors [B] that compare `model` with the exact one.
 
     First: the total variation distance, NaN for NaN probabilities. Second: whether the most probable token differs.
     """
@@ -120,7 +120,7 @@ def _steps(model: Any, exact: Exact) -> list[tuple[Tensor, Tensor]]:
 
 
 class _Stepper:
-    """Runs generate steps of a model from an empty state, for sequences of up to `tokens` tokens.
+    """Runs a model's generate steps from an empty state, up to `tokens` tokens.
 
     Each step reads the token ids in the buffer `ids` [B]; on a GPU it is a graph replay.
     """

@@ -1,4 +1,4 @@
-"""Compare each layer's inner loop with the reference, because a small model's logits hardly show errors in it."""
+"""Compare each layer's inner loop with the reference: logits hardly show its errors."""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -19,7 +19,7 @@ Call = tuple[Projections, Tensor]  # inputs of one layer's operator in float64, 
 
 
 class RecordedOperator:
-    """A TTT operator that calls another one and records inputs and outputs of each call in `calls`.
+    """A TTT operator that calls another one and records inputs and outputs in `calls`.
 
     `calls` is in order of time: all layers for the prompt, then all layers for each step.
     """
@@ -46,7 +46,7 @@ class RecordedOperator:
 
 @torch.inference_mode()
 def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
-    """Check all layers' inner loops on a prompt of `prompt` tokens and on steps, by the worst layer's relative error.
+    """Check all layers' inner loops on a prompt and steps, by the worst relative error.
 
     The steps reach two ends of a mini-batch, where the state's weights are rewritten. The reference is the primal form
     in float64 on the model's own projections.
@@ -71,7 +71,7 @@ def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
 
 
 def _errors(layer: TTTLayer, calls: list[Call]) -> tuple[float, float]:
-    """Return a layer's relative errors on its first call, the prompt, and on its other calls, the steps."""
+    """Return a layer's relative errors on the prompt, its first call, and on the steps."""
     config, (prompt, out), steps = layer.config, calls[0], calls[1:]
     exact = TorchOperator(config.learner, form="primal")
     learner = _exact_learner(layer)

@@ -87,7 +87,7 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
 
 
 def _made_of(built: Built) -> dict[str, str]:
-    """Return settings with the compiler, the flags and the ThunderKittens version of a compiled module."""
+    """Return settings with a module's compiler, flags and ThunderKittens version."""
     made = built.ingredients
     return {name: str(made[name]) for name in ("compiler", "flags", "thunderkittens")}
 
@@ -102,7 +102,7 @@ def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
 
 
 def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workload:
-    """Build the workload of a mini-batch of generate steps, in a form and with a precision of the state."""
+    """Build a mini-batch of generate steps, in a form and with a state's precision."""
     cost = COSTS[config.learner]
     _compile_steps(config, getattr(torch, case.dtype), form)
     first = generate_set(config, case.batch, case.dtype, form, precision)
@@ -133,7 +133,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
 
 @dataclass
 class GenerateSet:
-    """A batch of sequences that generate together: their state, and inputs and outputs for a mini-batch of steps.
+    """A batch of sequences that generate together: state, and a mini-batch's tokens.
 
     generate: module of the kernels. outer: the arguments OUTER. tokens: q, k, v and lr, each [steps, B, ...].
     out: [steps, B, H, D]. launch: launch settings instead of those in `tuning.toml`.
@@ -164,7 +164,7 @@ class GenerateSet:
         return cls(generate, state, outer, tokens, torch.empty_like(tokens[0]))
 
     def copy(self, steps: int) -> "GenerateSet":
-        """Return a copy of the set with its own state and with the tokens of its first `steps` steps."""
+        """Return a copy of the set with its own state and its first `steps` tokens."""
         tokens = [each[:steps].clone() for each in self.tokens]
         return replace(self, state=deepcopy(self.state), tokens=tokens, out=self.out[:steps].clone())
 
@@ -179,7 +179,7 @@ class GenerateSet:
 
 
 class Steps:
-    """The timed generate steps: `rounds` steps of each set, alternating between the sets; at least a mini-batch in all.
+    """The timed generate steps: `rounds` of each set in turn, at least a mini-batch in all.
 
     q, k, v, lr and the outputs are one tensor each for all sets: [sets, rounds, B, ...].
     """
@@ -212,15 +212,15 @@ class Steps:
                 some.advance(step)
         return self._out.flatten(0, 1)
 
-    def timed_check(self, chance: Random) -> Callable[[torch.Tensor, int], Checks]:
-        """Draw sequences of one set, copy their state, and return a check of the outputs of their last step.
+    def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
+        """Draw sequences of one set, copy their state, and return a check of the last outputs.
 
         The reference runs all steps since then from the copied state; more than CHECKED_STEPS steps are not compared.
         """
-        drawn_set = chance.randrange(len(self.sets))
+        drawn_set = rng.randrange(len(self.sets))
         some = self.sets[drawn_set]
         batch = some.out.shape[1]
-        rows = sorted(chance.sample(range(batch), min(batch, KERNEL_CHECK_SEQUENCES)))
+        rows = sorted(rng.sample(range(batch), min(batch, KERNEL_CHECK_SEQUENCES)))
         begun = rows_of(some.state, rows).to_state()
 
         def compare(out: torch.Tensor, calls: int) -> Checks:
@@ -236,8 +236,9 @@ class Steps:
 
 @torch.no_grad()
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
-    """Run `calls` times `rounds` steps in float64 from the state `begun`; return the last outputs [rows, H, D].
+    """Run `calls` times `rounds` steps in float64 from `begun`; return outputs [rows, H, D].
 
+    They are those of the last step.
     Weights of a 16-bit state are rounded after each step, so that the check does not count this rounding as an error.
     """
     reference = import_module(some.generate.__name__.rpartition(".")[0] + ".reference")
@@ -261,7 +262,7 @@ def generate_set(config: TTTConfig, batch: int, dtype: str, form: str, precision
 
 
 def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
-    """Return steps over enough alternating sets that each step reads its state from memory instead of the L2."""
+    """Return steps over enough sets in turn that each reads its state from memory, not L2."""
     streamed = first.state_bytes > STREAMED * l2_bytes()
     return Steps(staggered(first, 1 if streamed else input_sets(first.state_bytes, l2_bytes())), config, dtype)
 
@@ -272,7 +273,7 @@ def token_of(inputs: dict[str, Any], t: int) -> list[torch.Tensor]:
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """Return `first` and copies of it, at least `at_least` sets, at positions spread evenly over a mini-batch.
+    """Return at least `at_least` copies of `first` at positions spread over a mini-batch.
 
     One step of each of m sets, or m / n steps of each of n sets, then covers the m positions of a mini-batch.
     """
@@ -287,7 +288,7 @@ def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
 
 @cache
 def _compile_steps(config: TTTConfig, dtype: torch.dtype, form: str) -> None:
-    """Compile the generate step of all state precisions in parallel, once for each set of arguments."""
+    """Compile the generate steps of all state precisions and sets of arguments in parallel."""
     generate = import_module(f"tk_kernels.ttt_{config.learner}.generate")
     inputs = layer_inputs(config, 1, config.mini_batch, dtype)
     sets = [GenerateSet.of(generate, inputs, form, precision) for precision in PRECISIONS]
@@ -303,7 +304,7 @@ def _check_steps(config: TTTConfig) -> int:
 def check_generate(
     config: TTTConfig, sequences: int, dtype: str, form: str, precision: str, launch: Tuning | None = None
 ) -> Checks:
-    """Check the generate steps of a few sequences at different positions, over two mini-batches, against float64.
+    """Check a few sequences' generate steps over two mini-batches against float64.
 
     Cached for all cases with these arguments. Their batch does not matter, because the sequences of a batch are
     independent.

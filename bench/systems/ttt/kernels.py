@@ -1,4 +1,4 @@
-"""Run a TTT model, or one TTT layer, on the project's kernels: ThunderKittens or Triton forward, Triton generate."""
+"""Run a TTT model or layer on the project's kernels: ThunderKittens or Triton."""
 
 from collections.abc import Collection
 from importlib import import_module
@@ -31,13 +31,13 @@ class TTTKernels(TTTLanguageModel):
         self.learner, self.form, self.prefill = learner, form, prefill
 
     def unavailable(self) -> str:
-        """Return what the kernels lack: a supported GPU, nvcc or a build, ThunderKittens or Triton; "" if nothing."""
+        """Return what the kernels lack (GPU, nvcc, a build, ThunderKittens, Triton), or ""."""
         modules = [*{THUNDERKITTENS: ["ops"], TRITON: ["forward"], "": []}[self.prefill], "generate"]
         reasons = (import_module(f"tk_kernels.ttt_{self.learner}.{module}").available() for module in modules)
         return next(filter(None, reasons), "")
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of the whole model, or of one kernel if the case has the option scope=layer.
+        """Build the workload of the whole model, or of one kernel for scope=layer.
 
         Raises Skip for options that the kernels do not support.
         """
@@ -53,7 +53,7 @@ class TTTKernels(TTTLanguageModel):
         return model_of(case, operator=operator, block=FusedBlock)
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings for the record, with the GEMMs that run on this repository's kernels instead of cuBLAS."""
+        """Return the record's settings, with the GEMMs that run on this repository's kernels."""
         few, many = few_rows.MOST_ROWS_FEW_OUTPUTS, few_rows.MOST_ROWS
         fused = f" and from {swiglu_product.LEAST_ROWS} rows on"
         return super().settings(case) | {

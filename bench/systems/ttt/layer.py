@@ -53,7 +53,7 @@ def build(case: Case) -> Workload:
 
 
 def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
-    """Return FLOPs and least bytes of a layer's forward in the case's form; {} for a case with the option part."""
+    """Return a layer's FLOPs and least bytes in the case's form; {} with the option part."""
     if case.option("part", ""):
         return {}
     cost = COSTS[config.learner]
@@ -67,7 +67,7 @@ def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
 
 
 def layer_metrics(work: dict[str, Work]) -> dict[str, float | None]:
-    """Return the metrics of a layer's record: FLOPs and bytes of `work` and, on a GPU, the measured peaks.
+    """Return a layer record's metrics: `work` and, on a GPU, the measured peaks.
 
     work: result of `layer_work`. Returns {} if `work` is empty.
     """
@@ -75,7 +75,7 @@ def layer_metrics(work: dict[str, Work]) -> dict[str, float | None]:
 
 
 def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Return random arguments, by name, for `forward` of a reference (module `tk_kernels.ttt_*.reference`).
+    """Return random arguments, by name, for a reference's `forward`.
 
     q, k, v [B, T, H, D] are standard normal, like normalised projections; lr [B, T, H] is uniform up to base_lr / D.
     """
@@ -109,7 +109,7 @@ def renewed(inputs: dict[str, Any], config: TTTConfig, names: tuple[str, ...] = 
 
 
 def outputs_of(found: tuple[torch.Tensor, Any]) -> list[torch.Tensor]:
-    """Return the compared results of a `forward`: outputs [B, T, H, D], then the final state's weights and biases."""
+    """Return a `forward`'s compared results: outputs [B, T, H, D], final weights and biases."""
     out, state = found
     return [out, *learned(state).values()]
 
@@ -125,7 +125,7 @@ TimedCheck = Callable[[Random], Callable[[Any, int], Checks]]
 def _part(
     reference: Any, case: Case, inputs: dict[str, Any]
 ) -> tuple[Callable[[], list[torch.Tensor]], tuple[str, ...], TimedCheck]:
-    """Return the timed callable, the names of the inputs that it reads, and the check of its outputs.
+    """Return the timed callable, the names of its inputs, and its check.
 
     The case's options `part` and `form` choose what is timed.
     """
@@ -152,8 +152,8 @@ def forward_timed_check(reference: Any, inputs: dict[str, Any], dtype: str, with
     batch, context = inputs["q"].shape[:2]
     tokens = min(context, LAYER_CHECKED_TOKENS)
 
-    def timed_check(chance: Random) -> Callable[[Any, int], Checks]:
-        rows = drawn(chance, batch, context, LAYER_CHECKED_TOKENS)
+    def timed_check(rng: Random) -> Callable[[Any, int], Checks]:
+        rows = drawn(rng, batch, context, LAYER_CHECKED_TOKENS)
 
         def compare(outputs: list[torch.Tensor], calls: int) -> Checks:
             expected, state = exact_forward(reference, inputs, rows, tokens)
@@ -199,7 +199,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
 
 
 def _outputs_timed_check(reference: Any, arguments: dict[str, Any], trace: Any, dtype: str) -> TimedCheck:
-    """Return a timed check of one drawn sequence's first outputs against float64, for the part "z".
+    """Return a check of one drawn sequence's first outputs against float64, for part "z".
 
     trace: states of the mini-batches, from which both the timed work and the reference compute outputs.
     """
@@ -207,8 +207,8 @@ def _outputs_timed_check(reference: Any, arguments: dict[str, Any], trace: Any, 
     mini_batches = max(1, min(context, CHECKED_PIECE) // len(arguments["token_scale"]))
     tokens = mini_batches * len(arguments["token_scale"])
 
-    def timed_check(chance: Random) -> Callable[[Any, int], Checks]:
-        row = chance.randrange(batch)
+    def timed_check(rng: Random) -> Callable[[Any, int], Checks]:
+        row = rng.randrange(batch)
 
         def compare(outputs: list[torch.Tensor], calls: int) -> Checks:
             some = {
@@ -241,21 +241,21 @@ def check_forward(run: Callable[[dict[str, Any]], Any], reference: Any, form: st
 
 
 def inputs_of(inputs: dict[str, Any], sequences: slice, tokens: int) -> dict[str, Any]:
-    """Return the arguments of a `forward` for the first `tokens` tokens of the slice `sequences` of the batch."""
+    """Return a `forward`'s arguments for `sequences` and their first `tokens` tokens."""
     piece = {name: value[sequences, :tokens] if name in PER_TOKEN else value for name, value in inputs.items()}
     piece["state"] = type(inputs["state"])(*(tensor[sequences] for tensor in inputs["state"]))
     return piece
 
 
 def check_layer(forward: Callable[..., Any], reference: Any, case: Case, inputs: dict[str, Any]) -> Checks:
-    """Check `forward` on the first tokens of one sequence against the primal form, which materialises every W_t."""
+    """Check `forward` on a sequence's first tokens against the primal form."""
     piece = inputs_of(inputs, slice(0, 1), max(LAYER_CHECK_TOKENS, int(case.option("mini_batch", 16))))
     form = case.option("form", "dual")
     return check_forward(lambda some: forward(**some, form=form), reference, "primal", piece)
 
 
 def to_float64(value: Any) -> Any:
-    """Return a tensor, or a state with all its tensors, in float64. Integer tensors are returned unchanged."""
+    """Return a tensor, or all tensors of a state, in float64; integers are unchanged."""
     if isinstance(value, tuple):
         return type(value)(*(to_float64(tensor) for tensor in value))
     return value.double() if value.is_floating_point() else value

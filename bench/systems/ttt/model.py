@@ -1,4 +1,4 @@
-"""Run a whole TTT model, with random or checkpoint weights, in PyTorch, and check it against the reference."""
+"""Run a whole TTT model, random or from a checkpoint, in PyTorch, and check it."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ class TTTLanguageModel(LanguageModel):
         return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a model with the same weights in the primal form, which materialises every gradient and every W_t."""
+        """Return a model with the same weights in the primal form, which computes every W_t."""
         reference = super().reference(model, dtype)
         reference.operator = TorchOperator(reference.config.learner, form="primal")
         return reference
@@ -51,18 +51,18 @@ class TTTLanguageModel(LanguageModel):
         return reference
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype; None for a 16-bit state, because a reference's state is float32."""
+        """Return a reference in the case's dtype; None for 16-bit states, which references lack."""
         return None if case.state_dtype in ("bfloat16", "float16") else super().rounded_reference(model, case)
 
     def _compare(self, model: Any, case: Case) -> Checks:
-        """Check the logits, each layer's inner loop and, for a checkpoint, the tokens that it generates."""
+        """Check the logits, the inner loops and, for a checkpoint, the generated tokens."""
         checked = super()._compare(model, case)
         checked += Checks(inner_loop_checks(model, case, self.check_prompt))
         return checked + Checks(self._token_for_token(model, case)) if case.option("checkpoint") else checked
 
     @torch.inference_mode()
     def _token_for_token(self, model: Any, case: Case) -> list[Check]:
-        """Check the logits after a random prompt and after each token that the reference generates from this prompt.
+        """Check the logits after a random prompt and after each token the reference generates.
 
         Also check that the model chooses the reference's tokens, up to rounding.
         """
@@ -81,10 +81,10 @@ class TTTLanguageModel(LanguageModel):
 
 
 class TTTTorch(TTTLanguageModel):
-    """Adapter of ttt-linear/torch and ttt-mlp/torch: the dual form. A generate step computes one row of it."""
+    """Adapter of ttt-linear/torch and ttt-mlp/torch: the dual form; a step computes one row."""
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of the whole model, or with the option scope=layer of one layer's inner operator."""
+        """Build the workload of the whole model, or of one inner operator for scope=layer."""
         return layer.build(case) if case.option("scope", "model") == "layer" else super().build(case)
 
     def load(self, case: Case) -> Any:
@@ -93,8 +93,9 @@ class TTTTorch(TTTLanguageModel):
 
 
 def model_of(case: Case, **options: Any) -> TTTModel:
-    """Load the model on `device()` in the dtype of the case; options (operator, block) go to TTTModel.
+    """Load the case's model on `device()` in its dtype.
 
+    options: operator and block, for TTTModel.
     Raises CheckpointError if the case's checkpoint cannot be loaded or has other settings.
     """
     dtype, folder = getattr(torch, case.dtype), checkpoint_folder(case)

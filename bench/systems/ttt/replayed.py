@@ -1,4 +1,4 @@
-"""Reference for long prompts: the PyTorch operator as a CUDA graph that is replayed for each piece of a prompt."""
+"""Reference for long prompts: the PyTorch operator as a replayed CUDA graph."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ PIECE_TOKENS = 512  # tokens per replay: little memory, and copies in and out ar
 
 
 class ReplayedOperator(TorchOperator):
-    """`TorchOperator` in the dual form that replays CUDA graphs for whole pieces of about PIECE_TOKENS tokens.
+    """`TorchOperator` in the dual form that replays CUDA graphs of about PIECE_TOKENS tokens.
 
     A mini-batch takes up to 16 launches per layer, which are slow from Python. Tokens after the last whole piece, and
     prompts that begin inside a mini-batch, run without a graph.
@@ -50,7 +50,7 @@ class ReplayedOperator(TorchOperator):
         return out
 
     def _piece(self, ready: Projections, outer: Sequence[Tensor], state: Any) -> "_Piece":
-        """Return the graph for pieces with the shape of `ready`, made at first use and shared by all layers."""
+        """Return the graph for pieces shaped as `ready`, made once and shared by all layers."""
         shape = ready.q.shape
         if shape not in self._pieces:
             self._pieces[shape] = _Piece(self._reference, ready, outer, state)

@@ -1,4 +1,4 @@
-"""Find the fastest launch settings of a Triton kernel on this GPU: check and time each setting on one layer."""
+"""Find a Triton kernel's fastest launch settings on this GPU, checked on one layer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -43,7 +43,7 @@ def replays() -> Clock:
 def fastest_step(
     learner: str, form: str, precision: str, log: Log, clock: Callable[[], Clock] = replays
 ) -> tuple[str, Tuning | None]:
-    """Return the name of this GPU's section in `tuning.toml` and the fastest correct settings of a generate step.
+    """Return this GPU's section in `tuning.toml` and the fastest correct step settings.
 
     The settings are None if none are correct. log: gets a line for each setting. clock: makes the clock that times it.
     """
@@ -57,7 +57,7 @@ def fastest_step(
         return check_generate(config, min(BATCH, KERNEL_CHECK_SEQUENCES), dtype, form, precision, launch)
 
     def step_us(launch: Tuning) -> float:
-        """Time a step on new sequences, because a state after thousands of steps is another load."""
+        """Time a step on new sequences, because thousands of steps would change the state."""
         fresh = replace(generate_set(config, BATCH, dtype, form, precision), launch=launch)
         work = steps_in_turn(fresh, config, dtype)
         return median(measure(work.run, clock(), POLICY).samples_ms) * 1e3 / work.units
@@ -68,7 +68,7 @@ def fastest_step(
 def fastest_forward(
     learner: str, row: str, log: Log, clock: Callable[[], Clock] = replays
 ) -> tuple[str, Tuning | None]:
-    """Return the name of a section in `tuning.toml` and the fastest correct settings of the Triton forward.
+    """Return a section in `tuning.toml` and the fastest correct Triton forward settings.
 
     row: key in that section, which chooses the model size and the batch. The settings are None if none are correct.
     log: gets a line for each setting. clock: makes the clock that times it.

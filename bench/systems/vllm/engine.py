@@ -65,7 +65,7 @@ class Settings:
             raise ValueError(f"graphs {self.graphs!r}: must be one of {', '.join(GRAPHS)}")
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of vllm.LLM. The arguments for log-probabilities serve only the correctness check."""
+        """Return the arguments of vllm.LLM; those for log-probabilities serve only checks."""
         graphs: dict[str, Any] = {"cudagraph_capture_sizes": sizes} if (sizes := self.graph_sizes()) else {}
         graphs |= {"cudagraph_mode": self.cuda_graphs} if self.cuda_graphs else {}
         attention: dict[str, Any] = {}
@@ -135,7 +135,7 @@ class Batch:
         ]
 
     def steady_ms(self, sequences: int) -> list[float]:
-        """Return the times in ms of the steps in which every sequence generated, as in the step before.
+        """Return the ms of steps in which every sequence generated, as in the step before.
 
         sequences: number of all sequences. Raises RuntimeError if there is no such step.
         """
@@ -143,13 +143,14 @@ class Batch:
         samples = [(end - began) * 1e3 for (began, before), (end, now) in pairs if before == now == sequences]
         if not samples:
             most = max((tokens for _, tokens in self.steps), default=0)
-            raise RuntimeError(f"{sequences} sequences were to generate at once, at most {most} did")
+            raise RuntimeError(f"at most {most} of {sequences} sequences generated at once")
         return samples
 
 
 class Engine:
-    """A vLLM engine that runs one of this repository's models. Only the end of its process frees all of its memory.
+    """A vLLM engine that runs one of this repository's models, until its process ends.
 
+    Only the end of the process frees all memory.
     model: builds the model, whose weights the engine loads. config: the model's configuration in this repository.
     hugging_face: the same configuration as the config.json that vLLM reads.
     Raises MemoryError if the weights leave no room for the cache of one sequence.
@@ -170,7 +171,7 @@ class Engine:
         self._tokens_of_step, self._tokens_at = _watch(self.llm.llm_engine.engine_core)
 
     def prompts(self, batch: int, tokens: int) -> list[list[int]]:
-        """Draw prompts of random token ids, [batch][tokens], that this engine never read, because it can cache prompts.
+        """Draw prompts [batch][tokens] of random ids that this engine, which caches, never read.
 
         Raises RuntimeError if a prompt was drawn twice.
         """
@@ -190,8 +191,9 @@ class Engine:
         around: AbstractContextManager[object] | None = None,
         steady_steps: int = 0,
     ) -> Batch:
-        """Generate new_tokens[i] tokens greedily after prompts[i]; the clock starts after the prompts are enqueued.
+        """Generate new_tokens[i] tokens greedily after prompts[i]; return the timed batch.
 
+        The clock starts after all prompts are enqueued.
         due: seconds after the start at which each prompt arrives, ascending. logits: keep the logits of each token.
         around: context manager around all steps. With `steady_steps`, it wraps that many steps, which follow the first
             step in which every sequence generates.
@@ -236,12 +238,13 @@ class Engine:
         self.llm.enqueue(prompts, params, use_tqdm=False)
 
     def cache_blocks(self) -> int:
-        """Return the number of blocks of the engine's KV or state cache; `described` gives the tokens of one block."""
+        """Return how many blocks the engine's KV or state cache has; see `described`."""
         return self.core.scheduler.kv_cache_config.num_blocks
 
     def sequences_that_fit(self, tokens: int) -> int:
-        """Return how many sequences of `tokens` tokens run at once: as many as the cache holds, at most `max_num_seqs`.
+        """Return how many sequences of `tokens` tokens run at once.
 
+        As many as the cache holds, at most `max_num_seqs`.
         A share SPARE_BLOCKS of the cache's blocks stays free.
         """
         blocks_each = sum(-(-tokens // size) for size in self._block_sizes())
@@ -269,7 +272,7 @@ class Engine:
         }
 
     def attention(self) -> tuple[str, str]:
-        """Return name and version of the attention kernel in the model's layers; ("none", "") if there is none."""
+        """Return name and version of the model's attention kernel, or ("none", "")."""
         found = {_attention_of(layer) for model in self.llm.apply_model(_modules) for layer in model} - {None}
         if not found:
             return "none", ""
@@ -277,7 +280,7 @@ class Engine:
         return ", ".join(dict.fromkeys(names)), ", ".join(dict.fromkeys(versions))
 
     def facts(self, head_rows: float | None = None) -> model_facts.Facts:
-        """Return the facts about model and engine that `bench.model_facts` needs to check a fair comparison.
+        """Return the facts about model and engine that the fairness check needs.
 
         head_rows: positions per prompt for which the LM head computed logits; None if they were not counted.
         """
@@ -291,7 +294,7 @@ class Engine:
         )
 
     def check(self, case: Case) -> Checks:
-        """Check the logits after a prompt and after each greedy step against the repository's model in float32.
+        """Check the logits after a prompt and each greedy step against the float32 model.
 
         Also check that the comparison is fair (`bench.model_facts`).
         """
@@ -322,7 +325,7 @@ class Engine:
         return self._reference
 
     def _expected(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the float32 reference's logits [B, CHECK_STEPS + 1, V] after the prompt and each generated token.
+        """Return the reference's logits [B, CHECK_STEPS + 1, V] after prompt and tokens.
 
         ids [B, CHECK_PROMPT + CHECK_STEPS + 1]: the prompt and the generated tokens, the last of which is not read.
         """
@@ -340,7 +343,7 @@ class Engine:
 
 
 def write_model(folder: Path, model: Callable[[], CausalLM], hugging_face: dict[str, Any]) -> None:
-    """Build a model, write its weights and its configuration as a checkpoint for vLLM, and free the model.
+    """Build a model, write it as a checkpoint for vLLM, and free it.
 
     hugging_face: the contents of config.json.
     """
@@ -363,7 +366,7 @@ def _start(folder: str, settings: Settings) -> Any:
 
 
 def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
-    """Record the outputs of the engine's core; return a list and a dictionary that each later step extends.
+    """Record the core's outputs; return a list and a dictionary that each step extends.
 
     The list gets the number of sequences with a new token; the dictionary maps a request id to its tokens' timestamps.
     """
@@ -383,12 +386,12 @@ def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
 
 
 def _number(request_id: str) -> int:
-    """Return a request's number in order of arrival, from its id, to which vLLM can append random digits."""
+    """Return a request's number in order of arrival, from its id without vLLM's suffix."""
     return int(request_id.partition("-")[0])
 
 
 def _cache_dtype(spec: Any) -> str:
-    """Return the dtype of keys and values as text, or those of a recurrent model's convolution window and state."""
+    """Return the cache's dtype as text: keys and values, or convolution window and state."""
     dtypes = getattr(spec, "dtypes", None) or [getattr(spec, "dtype", "")]
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
@@ -405,13 +408,13 @@ def _attention_of(layer: Any) -> tuple[str, str] | None:
 
 
 def _logits(output: Any, vocabulary: int) -> torch.Tensor:
-    """Return logits [steps, V] of one request, from the engine's dictionary {token id: logit} of each step."""
+    """Return logits [steps, V] of a request, from dictionaries {token id: logit}."""
     rows = [[step[token].logprob for token in range(vocabulary)] for step in output.outputs[0].logprobs]
     return torch.tensor(rows)
 
 
 class _HeadRows:
-    """A context manager that counts in `rows` for how many positions the engine's LM head computes logits."""
+    """Context manager that counts positions with computed logits in `rows`."""
 
     def __init__(self, llm: Any) -> None:
         self.rows = 0

@@ -1,4 +1,4 @@
-"""Give the models of successive engines the same folder name, because vLLM's compile cache depends on it."""
+"""Give successive engines' models one folder name, on which vLLM's cache depends."""
 
 import fcntl
 import os

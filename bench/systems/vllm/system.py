@@ -1,4 +1,4 @@
-"""Run a case in vLLM: start its engine, take samples in each phase, and check the timed outputs."""
+"""Run a case in vLLM: start its engine, sample each phase, check timed outputs."""
 
 import importlib
 import os
@@ -54,7 +54,7 @@ MODEL_OPTIONS = ("backbone", "checkpoint", "mini_batch")  # options of a case th
 
 
 class VllmSystem:
-    """Base class of adapters (`harness.measure.system.SystemAdapter`) that run one architecture in vLLM.
+    """Base class of adapters that run one architecture in vLLM.
 
     A process has one engine. A subclass defines the model and its engine's settings.
     """
@@ -75,7 +75,7 @@ class VllmSystem:
         self._checked: Checks | None = None
 
     def unavailable(self) -> str:
-        """Return why vLLM cannot run: no GPU, an unsupported release, or an import error; "" if it can.
+        """Return why vLLM cannot run (no GPU, release, import error), or "".
 
         vllm.platforms.cuda imports the CUDA kernels; starting an engine imports the rest.
         """
@@ -86,7 +86,7 @@ class VllmSystem:
         return config_of(case)
 
     def model(self, case: Case) -> CausalLM:
-        """Return the repository's model with the weights that the engine gets: random ones from a fixed seed."""
+        """Return the repository's model with the engine's weights: random, fixed seed."""
         return from_seed(self.config(case), 0, device(), getattr(torch, case.dtype))
 
     def register(self) -> None:
@@ -109,11 +109,11 @@ class VllmSystem:
         raise NotImplementedError
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings for the record that `Engine.described` lacks, such as wider limits of the check."""
+        """Return the record's settings that `Engine.described` lacks, such as wider limits."""
         return widened(case)
 
     def check(self, engine: Engine, case: Case) -> None:
-        """Raise RuntimeError if the engine runs other kernels than this system names. By default, do nothing."""
+        """Raise RuntimeError if the engine runs other kernels than named. By default, do nothing."""
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
         """Return logits [B, last, V] after each of the last `last` tokens of ids [B, T].
@@ -123,7 +123,7 @@ class VllmSystem:
         raise NotImplementedError
 
     def prompt_tokens(self, case: Case) -> int:
-        """Return the prompt length: the context, or at most GENERATE_PROMPT tokens if a recurrent model generates."""
+        """Return the prompt length: the context, or for recurrent generate GENERATE_PROMPT at most."""
         short = case.phase == "generate" and not self.steps_grow
         return min(case.context, GENERATE_PROMPT) if short else case.context
 
@@ -151,7 +151,7 @@ class VllmSystem:
             check=lambda: self._check(engine, case),
             engine_samples=work.samples,
             engine_batch=work.inside,
-            timed_check=lambda chance: work.timed_check(chance, self.last_logits),
+            timed_check=lambda rng: work.timed_check(rng, self.last_logits),
             measured=work.measured,
             metrics=facts.metrics() | work.metrics() | total(cost).metrics() | kept | peaks,
             work=cost,
@@ -202,7 +202,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return how many bytes the engine's cache gets; None lets the engine use all memory that is left.
+        """Return the bytes of the engine's cache; None gives the engine all memory left.
 
         A truncated model gets its layers' share, so that as many sequences fit as in the whole model.
         """
@@ -240,7 +240,7 @@ def gpu_memory() -> int:
 
 
 class _Work:
-    """The timed work of a case in the engine: batches of prompts of `context` tokens, each followed by an answer.
+    """A case's timed work in the engine: batches of prompts, each followed by an answer.
 
     new_tokens: number of tokens generated after each prompt. A subclass implements one phase.
     """
@@ -270,14 +270,14 @@ class _Work:
         return [batch.total_ms()]
 
     def metrics(self) -> dict[str, float | None]:
-        """Return metrics for the record: sequences that run at once, at most the batch, and blocks of the cache."""
+        """Return the record's metrics: sequences at once, at most the batch; cache blocks."""
         return {"sequences_at_once": self.at_once, "cache_blocks": self.engine.cache_blocks()}
 
     def measured(self, calls: int) -> dict[str, float | None]:
         return {}
 
     def once(self) -> Batch:
-        """Run one batch of new prompts and return it; `timed_check` checks the batch of the last call."""
+        """Run and return a batch of new prompts, the one that `timed_check` then checks."""
         self._prompts = self.prompts()
         self._ran = self.ran(self._prompts)
         return self._ran
@@ -303,15 +303,15 @@ class _Work:
         while True:
             yield self.samples_of(self.once())
 
-    def timed_check(self, chance: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
-        """Return a check of drawn sequences of the last batch: the tokens at their end must be the reference's choice.
+    def timed_check(self, rng: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
+        """Return a check that drawn sequences' last tokens are the reference's choice.
 
         last_logits: `VllmSystem.last_logits`.
         """
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
-        rows = drawn(chance, self.batch, tokens)
+        rows = drawn(rng, self.batch, tokens)
 
         def compare(outputs: Any, calls: int) -> Checks:
             made = {row: list(self._ran.outputs[row].outputs[0].token_ids) for row in rows}
@@ -366,12 +366,12 @@ class EngineGenerate(_Work):
             self.timed = f"{self.timed}; a sample is the mean of {self._steps} steps"
 
     def centre(self) -> None:
-        """Shorten the prompts by half of the generated tokens, so that the timed steps lie around the context."""
+        """Shorten the prompts by half of the generated tokens, to centre the timed steps."""
         self.context = max(1, self.context - self.new_tokens // 2)
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
     def wanted_tokens(self, case: Case) -> int:
-        """Return how many tokens each sequence generates: enough for a sample after the last prompt is read.
+        """Return the tokens to generate per sequence, enough for a sample after the last prompt.
 
         After that, there are at least STEADY_STEPS steps in which every sequence generates.
         """
@@ -389,7 +389,7 @@ class EngineGenerate(_Work):
         batch = self.ran(self.prompts(), around=around, steady_steps=STEPS_SEEN)
         steady = len(batch.steady_ms(self.batch))
         if steady < STEPS_SEEN:
-            raise RuntimeError(f"all sequences generated in {steady} steps, a profiler sees {STEPS_SEEN}")
+            raise RuntimeError(f"all sequences generated together in only {steady} steps; a profile needs {STEPS_SEEN}")
         return STEPS_SEEN
 
     def samples_of(self, batch: Batch) -> list[float]:
@@ -410,7 +410,7 @@ class EngineRequest(_Work):
         self._requests: deque[list[tuple[float, list[float]]]] = deque(maxlen=token_times.TIMED_REQUESTS)
 
     def samples_of(self, batch: Batch) -> list[float]:
-        """Return the time of the whole batch in ms, and store its requests' TTFT and ITLs for `measured`."""
+        """Return the batch's time in ms, and store its TTFT and ITLs for `measured`."""
         self._requests.append(batch.requests_ms())
         return super().samples_of(batch)
 
@@ -431,7 +431,7 @@ class EngineRequest(_Work):
 
 
 class EngineArrivals(EngineRequest):
-    """The request phase with the option `rate`: requests arrive over time, at `rate` requests per second.
+    """The request phase with the option `rate`: requests arrive over time.
 
     Arrivals are a Poisson process, and lengths are drawn from half to one and a half of the case's, with the case's as
     mean. All are drawn from one seed, so every system gets the same requests. The engine runs in this process, so times
@@ -442,11 +442,11 @@ class EngineArrivals(EngineRequest):
 
     def __init__(self, engine: Engine, case: Case) -> None:
         super().__init__(engine, case)
-        chance = Random(ARRIVALS_SEED)
-        gaps = [chance.expovariate(float(case.option("rate"))) for _ in range(1, self.batch)]
+        rng = Random(ARRIVALS_SEED)
+        gaps = [rng.expovariate(float(case.option("rate"))) for _ in range(1, self.batch)]
         self._due = [0.0, *accumulate(gaps)]
-        self._lengths = _around(chance, self.context, self.batch)
-        self._answers = [1 + steps for steps in _around(chance, self.new_tokens - 1, self.batch)]
+        self._lengths = _around(rng, self.context, self.batch)
+        self._answers = [1 + steps for steps in _around(rng, self.new_tokens - 1, self.batch)]
         self._seconds: deque[float] = deque(maxlen=token_times.TIMED_REQUESTS)
 
     def prompts(self) -> list[list[int]]:
@@ -469,12 +469,12 @@ class EngineArrivals(EngineRequest):
         return super().measured(calls) | token_times.of_arrivals(requests, seconds)
 
 
-def _around(chance: Random, mean: int, count: int) -> list[int]:
+def _around(rng: Random, mean: int, count: int) -> list[int]:
     """Return `count` random lengths from half to one and a half of `mean`.
 
     Lengths are drawn in pairs at the same distance below and above `mean`, so that their mean is exact.
     """
-    away = [chance.randint(0, mean // 2) for _ in range(count // 2)]
+    away = [rng.randint(0, mean // 2) for _ in range(count // 2)]
     lengths = [mean] * (count % 2) + [mean + sign * each for each in away for sign in (-1, 1)]
-    chance.shuffle(lengths)
+    rng.shuffle(lengths)
     return lengths

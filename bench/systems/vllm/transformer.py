@@ -1,4 +1,4 @@
-"""Run the Llama-shaped Transformer in vLLM, with FlashAttention 3 on Hopper and no silent fallback."""
+"""Run the Llama-shaped Transformer in vLLM, FlashAttention 3 on Hopper, no fallback."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -31,7 +31,7 @@ class VllmTransformer(VllmSystem):
     graphs: ClassVar[Mapping[str, str]] = {"forward": "prompts"}
 
     def hugging_face(self, config: TransformerConfig, length: int) -> dict[str, Any]:
-        """Return the config.json of the same model for transformers' Llama, for sequences of up to `length` tokens."""
+        """Return config.json of transformers' Llama for sequences of up to `length` tokens."""
         return {
             "architectures": [self.architecture],
             "model_type": "llama",
@@ -56,13 +56,13 @@ class VllmTransformer(VllmSystem):
         return transformer_logits(reference, ids, last, torch.device(device()))
 
     def check(self, engine: Engine, case: Case) -> None:
-        """Raise RuntimeError unless the engine runs the attention that the case requests, by default the GPU's best."""
+        """Raise RuntimeError unless the engine runs the requested or the GPU's best attention."""
         found = "-".join(engine.attention()).rstrip("-")
         asked = str(case.option("attention", ""))
         expected = asked or f"FLASH_ATTN-{BEST_VERSION.get(compute_capability(), '2')}"
         if not found.startswith(expected):
             raise RuntimeError(
-                f"vLLM runs on {found}, expected {expected}; a suite's panel accepts it by the option attention"
+                f"vLLM uses {found}, expected {expected}; to accept it, set the option attention in the suite's panel"
             )
 
 

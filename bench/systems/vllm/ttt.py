@@ -23,10 +23,7 @@ from tk_kernels.generate import common
 
 
 class VllmTTT(VllmSystem):
-    """Adapter of ttt-linear/vllm and ttt-mlp/vllm, which registers the plug-in `bench.serving` itself.
-
-    The plug-in need not be installed.
-    """
+    """Adapter of ttt-linear/vllm and ttt-mlp/vllm, which registers `bench.serving`."""
 
     packages = ("vllm", "triton", "apache-tvm-ffi")
     implementation = "bench.serving.model:TTTForCausalLM"

@@ -1,1 +1,1 @@
-"""Choose between Kineto, Nsight Systems and Nsight Compute, write their commands, and read their reports."""
+"""Choose between Kineto, Nsight Systems and Nsight Compute; write commands, read reports."""

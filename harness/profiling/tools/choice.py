@@ -24,14 +24,14 @@ class Tools:
     """The chosen profilers.
 
     times: the profiler for times. ratios: the profiler for hardware counters, "" for none.
-    versions: of the Nsight tools, by program; "" for an unusable one. `said`: the choice in one sentence.
+    versions: of the Nsight tools, by program; "" for an unusable one. summary: the choice in one sentence.
     fallback: whether Kineto gives the times if Nsight Systems fails.
     """
 
     times: Literal["kineto", "nsys"]
     ratios: Literal["", "ncu"] = ""
     versions: Mapping[str, str] = field(default_factory=dict)
-    said: str = ""
+    summary: str = ""
     fallback: bool = True
 
 
@@ -45,8 +45,8 @@ def choose(way: str, device: str) -> Tools:
         raise ProfileError(f"--with {way}: must be one of {', '.join(WAYS)}")
     if device == "cpu":
         if way in ("nsys", "ncu"):
-            raise ProfileError(f"--with {way}: it profiles GPUs, and there is none to use; say --with torch")
-        return Tools("kineto", said="torch.profiler tells the times of operators on the CPU")
+            raise ProfileError(f"--with {way}: profiles GPUs, and no GPU was found; use --with torch")
+        return Tools("kineto", summary="torch.profiler measures operators on the CPU")
     versions, missing = {}, {}
     for program, oldest in ((nsys.PROGRAM, nsys.OLDEST), (ncu.PROGRAM, ncu.OLDEST)):
         versions[program], missing[program] = usable(program, oldest)

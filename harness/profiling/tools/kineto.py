@@ -1,4 +1,4 @@
-"""Record with torch.profiler (Kineto), and read kernels and their ranges from its trace; on a CPU, operators."""
+"""Record with torch.profiler (Kineto), and read kernels, or a CPU's operators."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ _LAUNCH = ("cuda_runtime", "cuda_driver")
 
 
 class Recording:
-    """Result of `recording`. The attribute `events`, the trace's events, exists once the block has ended."""
+    """Result of `recording`; its `events`, the trace, exist once the block has ended."""
 
     events: list[Mapping[str, Any]]
 
@@ -62,14 +62,16 @@ def recording(
 
 
 def events_of(text: bytes) -> list[Mapping[str, Any]]:
-    """Return the events in the JSON text of a trace. Raises ProfileError if the text is truncated or no trace."""
+    """Return the events of a trace in JSON; ProfileError if truncated or no trace."""
     try:
         # Kernel names may have another encoding or control characters.
         events = json.loads(text.decode("utf-8-sig", "replace"), strict=False)["traceEvents"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ProfileError(f"the trace of torch.profiler is truncated or is none ({of_exception(error)})") from None
+        raise ProfileError(
+            f"torch.profiler's trace is truncated or in another format ({of_exception(error)})"
+        ) from None
     if not isinstance(events, list) or not all(isinstance(event, Mapping) for event in events):
-        raise ProfileError("the trace of torch.profiler is none: it has no list of events")
+        raise ProfileError("the trace of torch.profiler has no list of events")
     return events
 
 

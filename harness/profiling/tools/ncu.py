@@ -91,7 +91,7 @@ _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 
 
 def wrapping(report: Path, log: Path, phase_ranges: Sequence[str]) -> list[str]:
-    """Return the start of a command line that runs a worker under Nsight Compute; the worker's command follows.
+    """Return the start of a command that runs a worker under Nsight Compute.
 
     Nsight Compute counts kernels of the layer `COUNTED_LAYER` and kernels outside layers, only in `profiler_range`.
     report, log: files that Nsight Compute writes. phase_ranges: names of the ranges that contain the layers.
@@ -150,14 +150,14 @@ def read(table: str, launches: int | None = None) -> dict[str, Counters]:
 
 
 def _rows(table: str) -> list[tuple[str, Mapping[str, float]]]:
-    """Return (kernel name, numbers by metric) for each launch in the table; times in microseconds, sizes in bytes.
+    """Return (kernel, numbers by metric) of each launch in the table, in µs and bytes.
 
     Raises ProfileError if the table is truncated, empty or not Nsight Compute's.
     """
     lines = [line for line in table.splitlines() if line.startswith('"')]  # the others are messages
     begin = next((place for place, line in enumerate(lines) if line.startswith('"ID"')), None)
     if begin is None:
-        raise ProfileError("the table of Nsight Compute has no header: no kernel was profiled, or it is none")
+        raise ProfileError("the table of Nsight Compute has no header: no kernel was profiled, or it is another file")
     units, *launches = [*csv.DictReader(lines[begin:])] or [{}]
     if "Kernel Name" not in units or _TIME not in units:
         raise ProfileError(f"the table of Nsight Compute lacks the columns Kernel Name and {_TIME}")

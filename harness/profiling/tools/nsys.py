@@ -1,4 +1,4 @@
-"""Write commands for Nsight Systems, and read kernels and their ranges from its SQLite export."""
+"""Write commands for Nsight Systems, and read kernels and ranges from its SQLite export."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ _COPIES = (("CUPTI_ACTIVITY_KIND_MEMCPY", "memory copy"), ("CUPTI_ACTIVITY_KIND_
 
 
 def wrapping(report: Path) -> list[str]:
-    """Return the start of a command line that runs a worker under Nsight Systems; the worker's command follows.
+    """Return the start of a command that runs a worker under Nsight Systems.
 
     report: path ending in .nsys-rep, for the report on the worker's `profiler_range`.
     """
@@ -38,12 +38,12 @@ def wrapping(report: Path) -> list[str]:
 
 
 def recorded(report: Path) -> Path:
-    """Return the path of the raw recording (.qdstrm), from which Nsight Systems makes `report` at the end."""
+    """Return the path of the raw recording (.qdstrm), from which nsys makes `report`."""
     return report.with_suffix(".qdstrm")
 
 
 def not_imported(report: Path, words: str) -> str:
-    """Return a sentence with advice if Nsight Systems left a raw recording but no report, otherwise "".
+    """Return advice if Nsight Systems left a raw recording but no report, otherwise "".
 
     words: last line of the profiler's stderr.
     """
@@ -60,7 +60,7 @@ def exporting(report: Path, database: Path) -> list[str]:
 
 
 def read(database: Path) -> tuple[list[Launched], list[Launched]]:
-    """Return (launches of the timed runs, launches of the call with ranges) from an exported database.
+    """Return (launches of timed runs, launches of the call with ranges) from an export.
 
     Raises ProfileError if the database is truncated or lacks a table.
     """
@@ -69,7 +69,7 @@ def read(database: Path) -> tuple[list[Launched], list[Launched]]:
             connection.text_factory = lambda raw: raw.decode(errors="replace")
             launched = _launched(connection)
     except sqlite3.Error as error:
-        raise ProfileError(f"the export of Nsight Systems is truncated or is none: {error}") from None
+        raise ProfileError(f"the export of Nsight Systems is truncated or in another format: {error}") from None
     timed = [each for each in launched if TIMED in each.path]
     return timed, [each for each in launched if each.path and not {LEAD, TIMED}.intersection(each.path)]
 
@@ -104,8 +104,9 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
 
 
 def _rows(connection: sqlite3.Connection, tables: set[str]) -> Iterator[Sequence]:
-    """Yield (name, start, end, registers, shared bytes, GPU, stream, process, correlation) for each kernel or copy.
+    """Yield each kernel or copy as a row.
 
+    (name, start, end, registers, shared bytes, GPU, stream, process, correlation)
     start, end: in nanoseconds. correlation: number that relates GPU work to the call on the host that launched it.
     """
     if _KERNELS in tables:

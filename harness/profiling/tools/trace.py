@@ -1,4 +1,4 @@
-"""Turn the launches that a profiler recorded into a profile's kernels, ranges, idle time and timeline."""
+"""Turn recorded launches into a profile's kernels, ranges, idle time and timeline."""
 
 import ctypes
 from collections import Counter, defaultdict
@@ -42,7 +42,7 @@ class Launched:
 
 
 def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
-    """Return launches in order of start, each starting no earlier than the previous launch on its stream ended.
+    """Return launches by start, each after the end of the previous one on its stream.
 
     With programmatic dependent launch, a kernel can start earlier, but then only waits for the end of the previous one.
     """
@@ -58,7 +58,7 @@ def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
 
 
 def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 1) -> dict[str, Any]:
-    """Return the fields of a `Region` that follow from launches: times, kernels, ranges and timeline.
+    """Return the fields of a `Region` from launches: times, kernels, ranges and timeline.
 
     timed: launches of `runs` runs, which give times and kernels. ranged: launches of one call, which give the ranges.
     Raises ProfileError if there are no launches, or more distinct kernels than a profile holds.
@@ -124,7 +124,7 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
 
 
 def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], int, float, list[str]]:
-    """Return (launches, number of runs, total time, notes) for the middle half of the runs by duration.
+    """Return (launches, runs, total time, notes) of the middle half of runs by duration.
 
     Runs that the profiler delayed are thus left out, and so are pauses between runs. If runs launch different kernels,
     the result is for all runs and includes pauses.
@@ -151,7 +151,7 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Return (launches, number of runs) for the last `runs` runs; for all runs if they launch different kernels.
+    """Return (launches, runs) of the last `runs` runs, or of all if their kernels differ.
 
     launched: launches of `recorded` runs.
     """
@@ -174,7 +174,7 @@ def _extent(launched: Sequence[Launched]) -> float:
 
 
 def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
-    """Return the kernels of the launches, each with its number of launches and total time, the longest time first."""
+    """Return the launches' kernels with count and total time, the longest time first."""
     groups: dict[str, list[Launched]] = defaultdict(list)
     for each in launched:
         groups[short_name(each.name)].append(each)
@@ -192,7 +192,7 @@ def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
 
 
 def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[Range]:
-    """Return the ranges around the launches, in order of start, each with its launches by kernel.
+    """Return the ranges around launches, by start, each with its launches by kernel.
 
     kernels: the profile's kernels; launches of other kernels are left out.
     """
@@ -265,7 +265,7 @@ def _layer_depth(path: tuple[str, ...]) -> int | None:
 
 
 def busy(launched: Iterable[Launched]) -> tuple[float, float]:
-    """Return (time during which at least one launch runs, longest idle time between launches) in microseconds."""
+    """Return (time with a running launch, longest idle time) in microseconds."""
     total = longest_gap = 0.0
     begin = end = None
     for each in sorted(launched, key=lambda each: each.start_us):
@@ -291,7 +291,7 @@ class Span:
 
 
 class Nesting:
-    """Finds the ranges around a moment on a thread. The ranges of a thread must be nested or disjoint."""
+    """Finds the ranges around a moment on a thread, whose ranges are nested or disjoint."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self._threads: dict[Any, list[Span]] = defaultdict(list)
@@ -299,7 +299,7 @@ class Nesting:
             self._threads[span.thread].append(span)
 
     def paths(self, moments: Iterable[tuple[Any, float]]) -> list[tuple[str, ...]]:
-        """Return for each (thread, moment in microseconds) the names of the ranges around it, the outermost first."""
+        """Return for each (thread, moment in µs) the names of ranges around it, outermost first."""
         wanted: dict[Any, list[tuple[float, int]]] = defaultdict(list)
         paths: list[tuple[str, ...]] = []
         for number, (thread, moment) in enumerate(moments):

@@ -41,7 +41,7 @@ def run(folder: Path, *faults: str, time_limit_s: float = LIMIT_S, gpu: bool = F
 
 def test_an_engine_that_fails_takes_no_other_case_with_it(tmp_path):
     records = run(tmp_path, "dies", "dies later", "memory later", "none")
-    died = "the worker exited with status 7; its last words: EngineDeadError: the core is gone"
+    died = "the worker exited with status 7; its last error output: EngineDeadError: the core is gone"
     assert [(record.status, record.reason, record.samples_ms) for record in records[:-1]] == [
         ("failed", died, []),
         ("failed", died, []),

@@ -74,5 +74,5 @@ def test_the_work_of_a_token_is_counted_by_the_state(package, system, flops):
 
 
 def test_another_size_is_skipped(package):
-    with pytest.raises(Skip, match=r"kda is set up for the size 1\.3b only"):
+    with pytest.raises(Skip, match=r"kda supports only the size 1\.3b"):
         Regressor().build(replace(CASE, size="tiny"))

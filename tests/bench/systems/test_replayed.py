@@ -21,12 +21,12 @@ def through(operator: Any, prompts: list[int], learner: str, mini_batch: int, de
     """Run successive prompts of two sequences; return the logits after each prompt, then the final state's tensors."""
     config = TTTConfig(learner, 128, 96, 3, 2, vocabulary=512, base_lr=1.0, mini_batch=mini_batch)
     model = from_seed(config, 0, device, torch.float64, operator=operator)
-    chance = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     for name, weight in model.weights().items():  # so that no two layers are alike
         if "learnable" in name or "norm" in name:
-            noise = 0.1 * torch.rand(weight.shape, generator=chance, dtype=weight.dtype)
+            noise = 0.1 * torch.rand(weight.shape, generator=rng, dtype=weight.dtype)
             weight.copy_(weight + noise.to(device))
-    ids = torch.randint(0, 512, (2, sum(prompts)), generator=chance).to(device)
+    ids = torch.randint(0, 512, (2, sum(prompts)), generator=rng).to(device)
     state = model.init_state(*ids.shape)
     found = [model.prefill(part, state)[0].clone() for part in ids.split(prompts, dim=1)]
     return [*found, *(x for layer in state.layers for x in layer.inner)]

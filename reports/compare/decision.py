@@ -1,4 +1,4 @@
-"""Decide from paired rounds whether each case is slower in run B than in run A, faster, the same, or undecided.
+"""Decide from paired rounds whether each case is slower, faster or the same in run B.
 
 A round measures a case once per run, each time in a fresh process. Samples of one process share memory layout, clocks
 and temperature, so a process counts as one observation: log(B's median / A's median) of the round.
@@ -22,8 +22,8 @@ Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Judged:
-    """The outcome of a case, such as "slower" (`verdict`), and the ratio of B's time to A's.
+class CaseResult:
+    """The outcome of a case, such as "slower" (`outcome`), and the ratio of B's time to A's.
 
     ratio: the geometric mean over the rounds; for two stored runs, the ratio of their medians.
     low, high: the ratio's 95% interval. regressed: significantly slower by more than the requested limit.
@@ -31,7 +31,7 @@ class Judged:
     more than `MOST_ROUNDS`.
     """
 
-    verdict: str
+    outcome: str
     ratio: float
     low: float
     high: float
@@ -40,7 +40,7 @@ class Judged:
     decided_by: int | None = None
 
 
-def judge(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[Judged]:
+def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseResult]:
     """Return the outcome of each case in the order of `cases`.
 
     cases: for each case the log ratios of its rounds. fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
@@ -56,21 +56,21 @@ def judge(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[Judged
     slower, faster = found.discoveries(BAR), found.discoveries(BAR, sign=-1)
     regressed = found.discoveries(fail_on)
     same = (found.p_values(-SAME) < ALPHA) & (found.p_values(-SAME, sign=-1) < ALPHA)
-    verdicts = np.select([slower, faster, same], ["slower", "faster", "same"], "undecided")
+    outcomes = np.select([slower, faster, same], ["slower", "faster", "same"], "undecided")
     # The level that the p-value of one more discovery must reach.
     level = ALPHA * (1 + max(slower.sum(), faster.sum())) / len(cases)
     low, high = found.interval()
     return [
-        Judged(
-            verdict=str(verdict),
+        CaseResult(
+            outcome=str(outcome),
             ratio=float(np.exp(found.mean[at])),
             low=float(np.exp(low[at])),
             high=float(np.exp(high[at])),
             rounds=int(found.rounds[at]),
             regressed=bool(regressed[at]),
-            decided_by=found.decided_by(at, level) if verdict == "undecided" else None,
+            decided_by=found.decided_by(at, level) if outcome == "undecided" else None,
         )
-        for at, verdict in enumerate(verdicts)
+        for at, outcome in enumerate(outcomes)
     ]
 
 
@@ -90,7 +90,7 @@ class _Estimates:
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
-        """Estimate mean and variance per case, and shrink each variance towards the median variance of all cases.
+        """Estimate mean and variance per case; shrink variances towards the median variance.
 
         The shrunk variance is s² = (w·median(s²) + (k-1)·s²) / (w + k - 1), where k is the number of rounds.
         The weight w is the smaller of `PRIOR_ROUNDS` and the number of cases - 1. It is 0 for a case with a
@@ -109,7 +109,7 @@ class _Estimates:
         return cls(np.nanmean(values, axis=1), np.sqrt(shrunk), rounds, freedom, prior)
 
     def p_values(self, bar: float, sign: int = 1) -> Numbers:
-        """Return each case's p-value for a slowdown of more than `bar`; sign -1: for a speed-up of more than `bar`.
+        """Return each case's p-value for a slowdown above `bar`; sign -1: for a speed-up.
 
         A negative `bar` reverses the question: the p-value for a slowdown (speed-up) of less than -bar.
         """
@@ -130,7 +130,7 @@ class _Estimates:
         return self.mean - half, self.mean + half
 
     def decided_by(self, at: int, level: float) -> int | None:
-        """Return the least number of rounds that would decide case number `at` with the same mean and variance.
+        """Return how many rounds would decide case `at` with the same mean and variance.
 
         None if that is more than `MOST_ROUNDS`. level: the p-value below which a case counts as slower or faster.
         """

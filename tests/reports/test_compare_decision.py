@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from reports.compare.judge import BAR, judge
+from reports.compare.decision import BAR, decide
 from tests.reports.simulate_ab import RECORDED_QUANTILES, Noise, a_single_case, stored_wolf, study, two_runs
 
 QUIET = [[0.001, -0.002, 0.0, 0.001, -0.001]] * 9
@@ -17,8 +17,8 @@ def shifted(by, rounds=5):
 
 
 def test_verdicts_in_the_order_of_the_cases():
-    found = judge([shifted(0.05), *QUIET, shifted(-0.05), [0.04, -0.03, 0.05, -0.02, 0.0]])
-    assert [each.verdict for each in found] == ["slower", *["same"] * 9, "faster", "undecided"]
+    found = decide([shifted(0.05), *QUIET, shifted(-0.05), [0.04, -0.03, 0.05, -0.02, 0.0]])
+    assert [each.outcome for each in found] == ["slower", *["same"] * 9, "faster", "undecided"]
     assert found[0].ratio == pytest.approx(1.05, abs=0.002)
     assert found[0].low < found[0].ratio < found[0].high
     assert [each.regressed for each in found] == [True, *[False] * 11]
@@ -27,9 +27,9 @@ def test_verdicts_in_the_order_of_the_cases():
 def test_a_single_case_is_students_test_beyond_the_bar():
     values = [0.031, 0.012, 0.025, 0.018]
     expected = stats.ttest_1samp(values, math.log1p(BAR), alternative="greater").pvalue
-    assert (judge([values])[0].verdict == "slower") == (expected < 0.05)
+    assert (decide([values])[0].outcome == "slower") == (expected < 0.05)
     interval = stats.ttest_1samp(values, 0).confidence_interval()
-    found = judge([values])[0]
+    found = decide([values])[0]
     assert (math.log(found.low), math.log(found.high)) == pytest.approx((interval.low, interval.high))
 
 
@@ -37,45 +37,45 @@ def test_the_variance_of_a_case_is_drawn_to_that_of_all():
     """Rounds that agree by chance: slower on their own, undecided among noisy cases."""
     lucky = [0.021, 0.0211, 0.0209]
     noisy = [[0.04, -0.04, 0.02], [-0.03, 0.03, 0.0], [0.05, -0.02, -0.03], [0.02, 0.02, -0.05]]
-    assert judge([lucky])[0].verdict == "slower"
-    assert judge([lucky, *noisy])[0].verdict == "undecided"
+    assert decide([lucky])[0].outcome == "slower"
+    assert decide([lucky, *noisy])[0].outcome == "undecided"
 
 
 @pytest.mark.parametrize(("times", "own"), [(6.94, False), (6.95, True)])
 def test_a_variance_keeps_its_own_beyond_what_the_others_allow(times, own):
     """F(2, 4) exceeds 6.944 once in twenty; F(3, 4), F(1, 4), F(2, 3) and F(2, 5) have other limits."""
     deviations = [0.01] * 4 + [0.01 * math.sqrt(times)]
-    found = judge([[-each, 0.0, each] for each in deviations])[-1]
+    found = decide([[-each, 0.0, each] for each in deviations])[-1]
     variance, shared = 1e-4 * times, (4 * 1e-4 + 2 * 1e-4 * times) / 6
     expected = stats.t.isf(0.025, 2 if own else 6) * math.sqrt((variance if own else shared) / 3)
     assert math.log(found.high) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    ("by", "verdict"),
+    ("by", "outcome"),
     [(0.0099, "same"), (0.0101, "slower"), (-0.0101, "faster"), (-0.0097, "same")],
 )
-def test_rounds_without_noise_are_slower_or_faster_beyond_1_percent(by, verdict):
-    assert judge([[math.log1p(by)] * 3])[0].verdict == verdict
+def test_rounds_without_noise_are_slower_or_faster_beyond_1_percent(by, outcome):
+    assert decide([[math.log1p(by)] * 3])[0].outcome == outcome
 
 
-@pytest.mark.parametrize(("noise", "verdict"), [(0.00313, "same"), (0.00314, "undecided")])
-def test_two_rounds_are_the_same_where_their_error_keeps_2_percent_out(noise, verdict):
+@pytest.mark.parametrize(("noise", "outcome"), [(0.00313, "same"), (0.00314, "undecided")])
+def test_two_rounds_are_the_same_where_their_error_keeps_2_percent_out(noise, outcome):
     """Student's limit at one degree of freedom is 6.314; log(1.02) / 6.314 is 0.003136."""
-    assert judge([[noise, -noise]])[0].verdict == verdict
+    assert decide([[noise, -noise]])[0].outcome == outcome
 
 
 def test_one_of_many_cases_must_be_surer_than_one_alone():
     values = [math.log1p(0.03) + each for each in (-0.012, 0.012, -0.008, 0.008, 0.0)]
-    assert judge([values])[0].verdict == "slower"
+    assert decide([values])[0].outcome == "slower"
     noise = [[0.01 * (-1) ** (at + each) for at in range(5)] for each in range(200)]
-    assert judge([values, *noise])[0].verdict == "undecided"
+    assert decide([values, *noise])[0].outcome == "undecided"
 
 
 def test_a_raised_bar_keeps_the_verdict_and_asks_more_of_a_regression():
-    at_bar, at_10 = judge([shifted(0.05)])[0], judge([shifted(0.05)], fail_on=0.1)[0]
-    assert (at_bar.verdict, at_bar.regressed) == ("slower", True)
-    assert (at_10.verdict, at_10.regressed) == ("slower", False)
+    at_bar, at_10 = decide([shifted(0.05)])[0], decide([shifted(0.05)], fail_on=0.1)[0]
+    assert (at_bar.outcome, at_bar.regressed) == ("slower", True)
+    assert (at_10.outcome, at_10.regressed) == ("slower", False)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_raised_bar_keeps_the_verdict_and_asks_more_of_a_regression():
 def test_how_many_rounds_would_decide(by, noise, rounds):
     """The least n at which Student's limit times deviation / sqrt(n) keeps the mean out of the bar or within 2%."""
     values = [math.log1p(by) + noise * each for each in (0.03, -0.03, 0.02, -0.02, 0.0)]
-    assert judge([values])[0].decided_by == rounds
+    assert decide([values])[0].decided_by == rounds
 
 
 @pytest.mark.parametrize(("others", "rounds"), [((), 12), ((0.1,), 9), ((0.1, 0.11), 8), ((0.1, -0.1), 9)])
@@ -104,23 +104,23 @@ def test_discoveries_among_the_others_make_fewer_rounds_enough(others, rounds):
     """Five cases of one noise: four degrees of freedom come from the others, the level is 0.05 (1 + found) / 5."""
     means = [0.03, *others, *[0.0] * (4 - len(others))]
     noise = (0.03, -0.03, 0.02, -0.02, 0.0)
-    found = judge([[math.log1p(mean) + each for each in noise] for mean in means])
-    assert (found[0].verdict, found[0].decided_by) == ("undecided", rounds)
+    found = decide([[math.log1p(mean) + each for each in noise] for mean in means])
+    assert (found[0].outcome, found[0].decided_by) == ("undecided", rounds)
 
 
 def test_being_the_same_asks_no_more_of_one_case_among_many():
     """At the level 0.05, as of one case alone; at 0.05 / 5 it would take 21 rounds."""
     noise = [1.4 * each for each in (0.03, -0.03, 0.02, -0.02, 0.0)]
-    assert [each.decided_by for each in judge([noise] * 5)] == [11] * 5
+    assert [each.decided_by for each in decide([noise] * 5)] == [11] * 5
 
 
 def test_rounds_that_agree_exactly_and_cases_that_lost_some():
-    found = judge([[0.0] * 5, [math.log(1.2)] * 5, [math.log(1.2)] * 2])
-    assert [each.verdict for each in found] == ["same", "slower", "slower"]
+    found = decide([[0.0] * 5, [math.log(1.2)] * 5, [math.log(1.2)] * 2])
+    assert [each.outcome for each in found] == ["same", "slower", "slower"]
     assert [each.rounds for each in found] == [5, 5, 2]
-    assert judge([]) == []
+    assert decide([]) == []
     with pytest.raises(ValueError, match="fewer than two rounds"):
-        judge([[0.1]])
+        decide([[0.1]])
 
 
 def test_the_simulated_noise_is_no_less_than_the_recorded():
@@ -145,8 +145,8 @@ def test_what_the_host_bounds_keeps_its_own_variance_beside_quiet_cases():
     random, suites, cried, held = np.random.default_rng(5), 400, 0, 0
     for _ in range(suites):
         noisy = random.normal(0, 0.06, (2, 3))
-        found = judge([*random.normal(0, 0.002, (16, 3)).tolist(), *noisy.tolist()])
-        cried += any(each.verdict in ("slower", "faster") for each in found)
+        found = decide([*random.normal(0, 0.002, (16, 3)).tolist(), *noisy.tolist()])
+        cried += any(each.outcome in ("slower", "faster") for each in found)
         held += sum(each.low <= 1 <= each.high for each in found[16:])
     assert cried / suites <= 0.05
     assert held / (2 * suites) >= 0.92
