@@ -19,12 +19,9 @@ def site(runs: Sequence[Path], output: Path) -> None:
     from reports.site.build import write_site
 
     with refusing(output, "written", UserError):
-        built = write_site(runs, output, lambda text: print(text, file=sys.stderr, flush=True))
-    for note in built.notes:
-        print(f"ttt-bench: {note}", file=sys.stderr)
-    drawn = f"{built.drawn} drawn, {built.runs - built.drawn} as they were"
-    removed = f", {counted(built.removed, 'file')} removed" if built.removed else ""
-    print(f"wrote {output / 'index.html'}: {counted(built.runs, 'run')}, {drawn}{removed}")
+        removed = write_site(runs, output, lambda text: print(text, file=sys.stderr, flush=True))
+    others = f", {counted(removed, 'file')} of others removed" if removed else ""
+    print(f"wrote {output / 'index.html'}: {counted(len(runs), 'run')}{others}")
 
 
 def serve(folder: Path, port: int) -> None:

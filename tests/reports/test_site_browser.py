@@ -74,7 +74,7 @@ def site(runs, tmp_path_factory):
 
 
 def id_of(site, name):
-    (path,) = site.glob(f"data/{name}-????????.json")
+    (path,) = site.glob(f"runs/{name}-????????.html")
     return path.stem
 
 
