@@ -37,8 +37,9 @@
     count.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} cases`;
   }
 
-  form.hidden = false;
   form.oninput = filter;
   form.onsubmit = (event) => event.preventDefault();
   filter();
 })();
+
+document.documentElement.dataset.ready = "yes";

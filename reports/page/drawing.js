@@ -14,11 +14,12 @@ const TICK_SIZE = 12.5, TICK_GAP = 5;
 
 const probe = document.body.appendChild(element("span", { hidden: true }));
 
+const darkTheme = matchMedia("(prefers-color-scheme: dark)");
 const colours = new Map(); // by name and theme, because computed styles are slow
 
 /* A color of style.css in the current theme. */
 function themed(name) {
-  const key = `${name} ${probe.style.colorScheme || `${document.documentElement.dataset.theme} ${matchMedia("(prefers-color-scheme: dark)").matches}`}`;
+  const key = `${name} ${probe.style.colorScheme || darkTheme.matches}`;
   if (!colours.has(key)) {
     probe.style.color = `var(${name})`;
     colours.set(key, getComputedStyle(probe).color);

@@ -77,23 +77,10 @@ function startFigures() {
   });
 }
 
-let cameFrom = null; // {hash, from}: the address and element that a reader left
-
-/* Go to an anchor and remember the element `from` for `comeBack`. If the address has the anchor, follow it again. */
-function goTo(anchor, from) {
-  if (location.hash === `#${anchor}`) {
-    dispatchEvent(new HashChangeEvent("hashchange"));
-    return;
-  }
-  cameFrom = { hash: location.hash, from };
-  location.hash = anchor;
-}
-
-/* If the reader has returned to the address that they left, focus the element that they left. */
-function comeBack() {
-  if (cameFrom?.hash !== location.hash) return;
-  cameFrom.from.focus({ preventScroll: true });
-  cameFrom = null;
+/* Go to an anchor; if the address has it, follow it again. */
+function goTo(anchor) {
+  if (location.hash === `#${anchor}`) dispatchEvent(new HashChangeEvent("hashchange"));
+  else location.hash = anchor;
 }
 
 /* Highlight the figure that the address names, apply the settings in the address, and scroll to the figure. */
@@ -131,7 +118,6 @@ function startDrawing(figures) {
   for (const { host } of figures) observer.observe(host);
   addEventListener("hashchange", () => {
     followAddress(figures);
-    comeBack();
     drawInView(figures);
   });
   followAddress(figures);
@@ -145,14 +131,6 @@ function startPrint(figures) {
     for (const figure of figures) figure.drawForPrint();
   });
   addEventListener("afterprint", () => redraw(figures));
-}
-
-/* Draw the thumbnails in the index of figures when it is first opened. */
-function startIndex(figures) {
-  const index = document.getElementById("index");
-  index?.addEventListener("toggle", () => {
-    for (const link of index.querySelectorAll("a")) link.prepend(thumbnail(figures[link.dataset.thumbnail]));
-  }, { once: true });
 }
 
 /* Add the page's web address, if it has one, to the BibTeX entry, and start the entry's copy button. */
@@ -203,9 +181,8 @@ async function start() {
   if (document.getElementById("plotly")) await run("plotly"); // the pages of a site share a file
   figures.push(...startFigures());
   startSystems(figures);
-  startTheme(() => redraw(figures));
+  darkTheme.onchange = () => redraw(figures);
   await startDrawing(figures);
-  startIndex(figures);
   startResults();
   startFailures();
   startDownloads();

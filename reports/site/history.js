@@ -165,6 +165,6 @@ words.oninput = offerCases;
 select.onchange = () => { location.hash = select.value; };
 select.form.onsubmit = (event) => event.preventDefault();
 addEventListener("hashchange", follow);
-startPage(draw);
+matchMedia("(prefers-color-scheme: dark)").onchange = draw;
 matchMedia("print").onchange = draw;
 follow();

@@ -12,7 +12,6 @@ function search() {
   document.getElementById("count").textContent = `${runs.filter(([host]) => !host.hidden).length} of ${runs.length} runs`;
 }
 
-startPage();
 words.oninput = () => {
   history.replaceState(null, "", words.value ? `#${new URLSearchParams({ search: words.value })}` : location.pathname);
   search();

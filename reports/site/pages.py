@@ -19,9 +19,7 @@ from reports.site.history import History
 from reports.words import commit_words
 
 PACKAGE = "reports.site"
-_SCRIPTS = {"site.js": "index.js", "over-time.js": "history.js"}
 _CHANGES_SHOWN = 200
-_READY = 'startPage();\ndocument.documentElement.dataset.ready = "yes";\n'
 
 
 def shared_files(
@@ -31,12 +29,13 @@ def shared_files(
 
     entries: the runs, the newest first.
     """
-    shared = source(PAGE, "table.js") + source(PACKAGE, "start.js")
-    found = {f"assets/{name}": shared + source(PACKAGE, script) for name, script in _SCRIPTS.items()}
-    found["assets/theme.js"] = source(PAGE, "theme.js")
+    found = {
+        "assets/site.js": source(PACKAGE, "index.js"),
+        "assets/over-time.js": source(PAGE, "table.js") + source(PACKAGE, "history.js"),
+        "assets/compared.js": views.script(),
+    }
     styles = source(PAGE, "style.css"), source("reports.compare", "table.css"), profile_style()
     found["assets/site.css"] = "".join(styles) + source(PACKAGE, "site.css")
-    found["assets/compared.js"] = shared + views.script() + _READY
     found["index.html"] = _index(entries, histories, comparisons)
     found |= {each.page: _compared(each) for each in comparisons}
     pages = {(each.a.id, each.b.id): each.page for each in comparisons}

@@ -91,14 +91,6 @@ def test_the_keyboard_goes_from_each_point_to_its_own_profile(page, made):
     is_opened(page, f"profile-{made[1][3]}")
 
 
-def test_who_comes_back_from_a_profile_is_at_the_figure_again(page, made):
-    walk_to(page, "Mamba", "2k")
-    page.keyboard.press("Enter")
-    is_opened(page, f"profile-{made[1][3]}")
-    page.go_back()
-    page.wait_for_function("() => document.activeElement === document.querySelector('#figure-0 .plot')")
-
-
 def test_a_profile_that_was_closed_opens_again_from_its_point(page, made):
     anchor = f"profile-{made[1][3]}"
     for _ in range(2):
@@ -126,24 +118,6 @@ def test_a_point_without_a_profile_leads_nowhere(page):
     }"""
     assert "no profile" in page.locator("#figure-0 .plot").evaluate(enter)  # at once: Plotly's hover may be late
     assert "profile" not in page.evaluate("location.hash")
-
-
-def test_a_click_finds_the_profiled_point_below_another(browser, tmp_path):
-    """Only two systems are profiled; the third has nearly the time of the second."""
-    run = synthetic_profiles.write_run(tmp_path / "run", count=2)
-    write_report(run.folder, tmp_path / "page.html")
-    with browsing.opened(browser, tmp_path / "page.html") as (page, _):
-        page.locator("#figure-0").scroll_into_view_if_needed()
-        page.evaluate(
-            """() => {
-              const figure = figures[0];
-              const [above] = figure.places.filter(([line, point]) => line.system === "SYSTEM" && point.x === 2048);
-              figure.click({ points: [{ curveNumber: above[2], pointNumber: above[3] }] });
-            }""".replace("SYSTEM", synthetic_profiles.synthetic.PAPER_SYSTEMS[2][0])
-        )
-        second = synthetic_profiles.synthetic.PAPER_SYSTEMS[1][0]
-        anchors = {f"profile-{key}": each.case.system for key, each in run.profiles().items()}
-        assert anchors[page.evaluate("location.hash")[1:]] == second
 
 
 def test_points_keep_their_links_when_the_figure_is_drawn_anew(page, made):
@@ -350,7 +324,6 @@ def test_on_a_phone_nothing_reaches_beyond_the_screen(browser, made):
 def test_a_dark_page_prints_dark_ink_on_paper(browser, made):
     path, keys = made
     with browsing.opened(browser, path, color_scheme="dark") as (page, _):
-        page.evaluate("document.documentElement.dataset.theme = 'dark'")
         page.evaluate("a => { location.hash = a; }", f"profile-{keys[0]}")
         profile = page.locator(f"#profile-{keys[0]}")
         profile.locator(".timeline svg").wait_for()

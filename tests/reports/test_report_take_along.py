@@ -151,8 +151,6 @@ def test_a_saved_csv_has_the_points_and_their_machine(browser, saved):
 
 def test_print_is_light_and_keeps_a_figure_on_one_page(browser, saved):
     with browsing.opened(browser, saved, color_scheme="dark") as (page, _):
-        page.get_by_role("button", name="Light theme").click()
-        page.get_by_role("button", name="Dark theme").click()
         page.emulate_media(media="print", color_scheme="dark")
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         look = page.evaluate("""() => ({
@@ -234,29 +232,6 @@ def test_samples_of_a_point_are_drawn_and_saved(browser, saved):
         assert strip.locator("circle").count() == 30
         rows = list(csv.DictReader(io.StringIO(browsing.downloaded(page, "Samples (CSV)"))))
     assert [float(row["ms"]) for row in rows] == pytest.approx(two_backends().records[0].samples_ms, rel=1e-3)
-
-
-def test_the_index_has_a_thumbnail_of_each_figure(browser, paper_page):
-    with browsing.opened(browser, paper_page, every=False) as (page, _):
-        page.locator("#index > summary").click()
-        stamps = page.locator("#index svg:has(polyline)")
-        stamps.first.wait_for()
-        assert stamps.count() == page.locator("figure").count()
-
-
-def test_a_chosen_theme_is_restored(browser, saved):
-    with browsing.opened(browser, saved) as (page, _):
-        for chosen, other in (("dark", "Light theme"), ("light", "Dark theme")):
-            page.get_by_role("button", name=f"{chosen} theme").click()
-            page.reload()
-            page.wait_for_selector("html[data-ready]", state="attached")
-            page.get_by_role("button", name=other).wait_for()
-        assert page.evaluate("localStorage.length") == 0  # the system's own theme is not stored
-    refusing = "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no') } })"
-    with browsing.opened(browser, saved) as (page, _):
-        page.evaluate(refusing)
-        page.get_by_role("button", name="Dark theme").click()
-        page.get_by_role("button", name="Light theme").click()
 
 
 def test_a_citation_has_version_commit_device_and_date():

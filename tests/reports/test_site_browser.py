@@ -183,23 +183,6 @@ def test_without_scripts_the_index_is_a_plain_list(browser, site):
     context.close()
 
 
-def test_a_theme_that_was_chosen_on_one_page_is_that_of_all(browser, site):
-    paper = "getComputedStyle(document.body).backgroundColor"
-    with opened(browser, site, "index.html") as page:
-        light = page.evaluate(paper)
-        page.get_by_role("button", name="Dark theme").click()
-        dark = page.evaluate(paper)
-        assert dark != light
-        for path in [*pages_of(site), f"runs/{id_of(site, 'monday')}.html"]:
-            page.goto(f"{site.as_uri()}/{path}")
-            settle(page)
-            assert page.evaluate(paper) == dark, path
-            assert page.get_by_role("button", name="Light theme").is_visible(), path
-        page.get_by_role("button", name="Light theme").click()
-        page.goto(f"{site.as_uri()}/index.html")
-        assert page.evaluate(paper) == light
-
-
 def test_no_page_is_wider_than_a_phone(browser, site):
     for path in pages_of(site):
         with opened(browser, site, path, viewport=PHONE) as page:
