@@ -175,10 +175,11 @@ function foldOpening() {
 }
 
 const figures = [];
+const plotlyIsThere = document.getElementById("plotly") && run("plotly"); // the pages of a site share a file
 
 async function start() {
   foldOpening();
-  if (document.getElementById("plotly")) await run("plotly"); // the pages of a site share a file
+  await plotlyIsThere;
   figures.push(...startFigures());
   startSystems(figures);
   darkTheme.onchange = () => redraw(figures);

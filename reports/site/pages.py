@@ -30,7 +30,6 @@ def shared_files(
     entries: the runs, the newest first.
     """
     found = {
-        "assets/site.js": source(PACKAGE, "index.js"),
         "assets/over-time.js": source(PAGE, "table.js") + source(PACKAGE, "history.js"),
         "assets/compared.js": views.script(),
     }
