@@ -17,7 +17,6 @@ class Figure {
     this.readout = host.querySelector(".readout");
     this.strip = host.querySelector(".strip");
     [this.xLog, this.yLog, this.relative, this.link, this.inches] = ["x-log", "y-log", "ratio", "link", "inches"].map((role) => host.querySelector(`[data-role=${role}]`));
-    this.numbers = host.querySelector("details.numbers");
     this.more = host.querySelector(".more");
     this.lines = new Map(); // from a line to its points, not divided
   }
@@ -58,7 +57,6 @@ class Figure {
       button.disabled = !this.measured.length;
       button.onclick = () => FILES[button.dataset.save](this);
     }
-    this.numbers.addEventListener("toggle", () => this.changed());
     this.plot.addEventListener("keydown", (event) => this.go(event));
     this.plot.addEventListener("blur", () => this.measured.length && Plotly.Fx.unhover(this.plot));
     this.more.onclick = () => {
@@ -135,7 +133,6 @@ class Figure {
     this.drawLegend();
     this.link.href = this.address();
     this.host.classList.toggle("wide", this.visibleLines().length >= MANY_LINES);
-    if (this.numbers.open) drawPivot(this);
     if (!this.measured.length) {
       this.plot.className = "empty";
       this.plot.textContent = "No case of this figure has a result. The section Without a result has the reasons.";
@@ -186,7 +183,6 @@ class Figure {
       ...(this.xLog.checked ? [] : ["x=linear"]),
       ...(this.yLog.checked === this.data.y_log ? [] : [`y=${this.yLog.checked ? "log" : "linear"}`]),
       ...(this.ratio ? [`relative=${slug(this.ratio.name)}`] : []),
-      ...(this.numbers.open ? ["numbers=open"] : []),
     ];
     return `#${encodeURIComponent(this.data.id)}${parts.length ? `?${parts.join("&")}` : ""}`;
   }
@@ -204,7 +200,6 @@ class Figure {
     if (parameters.has("y")) this.yLog.checked = parameters.get("y") === "log";
     this.ratio = this.relative ? (named("relative")[0] ?? null) : null;
     if (this.ratio) this.relative.value = this.measured.indexOf(this.ratio);
-    this.numbers.open = parameters.has("numbers");
   }
 
   /* Left and Right move through the points line by line, Up and Down to the next line, Home and End to a line's ends;

@@ -32,7 +32,7 @@ from reports.words import short_commit
 
 TITLE = "Test-Time Training, measured"
 PACKAGE = "reports.page"
-PROGRAM = ("table", "points", "stamps", "drawing", "files", "samples", "pivot", "figures", "page")
+PROGRAM = ("table", "points", "stamps", "drawing", "files", "samples", "figures", "page")
 MISSING = "missing"
 STATUS_MEANINGS = {
     "ok": "measured",

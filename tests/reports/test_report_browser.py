@@ -254,21 +254,6 @@ def test_table_filters_by_words_and_choices(page):
     page.get_by_text(f"Rows 1–100 of {len(TABLE)}").wait_for()
 
 
-def test_a_plot_is_as_wide_as_its_figure_when_its_numbers_are_opened_and_closed(page):
-    widths = (
-        "n => ['.plot', '.main-svg'].map(part =>"
-        " Math.round(document.querySelector(`#figure-${n} ${part}`).getBoundingClientRect().width))"
-    )
-    [narrow, drawn] = page.evaluate(widths, STEP)
-    assert narrow == drawn
-    numbers = page.locator(f"#figure-{STEP} .numbers > summary")
-    numbers.click()
-    browsing.eventually(page, lambda: page.evaluate(widths, STEP), [1136, 1136])
-    assert narrow < 1136
-    numbers.click()
-    browsing.eventually(page, lambda: page.evaluate(widths, STEP), [narrow, narrow])
-
-
 def test_long_axis_titles_of_ratios_fit(page):
     figure = page.locator(f"#figure-{STEP}")
     name = "TTT-Linear · Triton primal · state float32-planes"
@@ -323,7 +308,6 @@ def test_hostile_records_are_shown_and_run_nothing(browser, saved):
         browsing.open_options(page)
         page.locator("#figure-0").get_by_label("relative to").select_option(index=1)
         assert "<imgsrc=x" in page.locator("#figure-0 .ytitle").text_content().replace(" ", "")  # is folded
-        browsing.open_all(page, ".numbers, .rows")
         rows = list(csv.reader(io.StringIO(browsing.downloaded(page, "Table (CSV)"))))
         assert len(rows) == 4
         records = [json.loads(line) for line in browsing.downloaded(page, "Records (JSON lines)").split("\n") if line]
