@@ -7,13 +7,13 @@ processes, `reports.compare.judge` decides. Cases measured on two GPU models get
 
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness.measure.interval import FEWEST
 from harness.schema.reason import counted
 from harness.schema.record import RecordError
 from harness.schema.run import Run
-from reports.compare.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
+from reports.compare.judge import BAR, LEAST_ROUNDS, Judged, judge
 from reports.compare.side import GPU_UNIT, VARIABLES, CaseSide, RunCases, Side
 
 STORED_BAR = 0.05  # the same case has differed by up to 2.6% between two stored runs
@@ -191,12 +191,10 @@ class Pair:
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
     def row(self, judged: Judged) -> Row:
-        notes = tuple(self._notes(judged))
-        return Row(self.a.key, self.a.label, self.a.name, self.a.phase, self.a.ms, self.b.ms, judged, notes)
+        a, b = self.a, self.b
+        return Row(a.key, a.label, a.name, a.phase, a.ms, b.ms, judged, tuple(self._notes()))
 
-    def _notes(self, judged: Judged) -> Iterator[str]:
-        if judged.verdict == "undecided":
-            yield f"{judged.decided_by or f'more than {MOST_ROUNDS}'} rounds would decide"
+    def _notes(self) -> Iterator[str]:
         sides = {"A": self.a, "B": self.b}
         for name, side in sides.items():
             if side.samples < FEWEST:
@@ -258,8 +256,7 @@ def _judged_rounds(pairs: Sequence[Pair], fail_on: float) -> list[Judged]:
 
 def _undecided(pair: Pair) -> Judged:
     middle, half = _stored_ratio(pair)
-    verdict = pair.elsewhere or "undecided"
-    return replace(_judgement(verdict, middle, half, rounds=len(pair.log_ratios)), decided_by=LEAST_ROUNDS)
+    return _judgement(pair.elsewhere or "undecided", middle, half, rounds=len(pair.log_ratios))
 
 
 def judged_stored(pair: Pair, fail_on: float = BAR) -> Judged:

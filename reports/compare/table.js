@@ -17,7 +17,6 @@
   }
 
   for (const header of table.tHead.rows[0].cells) {
-    if (header.textContent === "faster, slower") continue;
     const button = document.createElement("button");
     button.type = "button";
     button.append(...header.childNodes);

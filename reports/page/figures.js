@@ -76,9 +76,7 @@ class Figure {
     const name = element("span", { textContent: line.name });
     const button = element("button", { type: "button", title: "Hide or show this line" }, swatch(line), name);
     button.onclick = () => this.toggle(line);
-    const only = element("button", { type: "button", className: "only", textContent: "only", ariaLabel: `Only ${line.name}` });
-    only.onclick = () => this.showOnly(line);
-    return element("li", {}, button, ...(this.measured.length > 1 ? [only] : []));
+    return element("li", {}, button);
   }
 
   /* The legend's entry of a line without a result, with the reason. */
@@ -91,13 +89,6 @@ class Figure {
 
   toggle(line) {
     if (!this.shown.delete(line)) this.shown.add(line);
-    this.changed();
-  }
-
-  /* Show this line alone, or all lines if it is alone already. */
-  showOnly(line) {
-    const alone = this.shown.size === 1 && this.shown.has(line);
-    this.shown = new Set(alone ? this.measured.filter((each) => this.isOffered(each)) : [line]);
     this.changed();
   }
 

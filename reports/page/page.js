@@ -27,24 +27,11 @@ function startResults() {
   const haystacks = [];
   const called = (name, value) => [shown(value), page.names[name]?.[value] ?? ""];
   const haystack = (row) => (haystacks[row] ??= [...columns.keys()].flatMap((name) => called(name, cell(row, name))).join("\n").toLowerCase());
-  const filters = () => new URLSearchParams([...controls.map((control) => [control.dataset.filter, control.value]), ["search", words.value]].filter(([, value]) => value));
   const apply = () => {
     const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
     const chosen = controls.filter((control) => control.value !== "").map((control) => [control.dataset.filter, control.value]);
     table.filter((row) => chosen.every(([name, value]) => [cell(row, name)].flat().includes(value)) && wanted.every((word) => haystack(row).includes(word)));
-    if (page.started) history.replaceState(null, "", `#results${filters().size ? `?${filters()}` : ""}`);
   };
-  const follow = () => {
-    const [id, query] = location.hash.slice(1).split("?");
-    if (id !== "results" || !query) return;
-    const wanted = new URLSearchParams(query);
-    for (const control of controls) control.value = wanted.get(control.dataset.filter) ?? "";
-    words.value = wanted.get("search") ?? "";
-    apply();
-    host.closest("section").scrollIntoView();
-  };
-  addEventListener("hashchange", follow);
-  follow();
   words.oninput = apply;
   for (const control of controls) control.onchange = apply;
   document.getElementById("filters").onreset = () => setTimeout(apply);
@@ -157,7 +144,7 @@ function startSystems(figures) {
 }
 
 function tableCsv() {
-  const names = [...columns.keys()].filter((name) => name !== "others"); // repeats other columns in words
+  const names = [...columns.keys()];
   return csvText([names, ...allRows.map((row) => names.map((name) => cell(row, name)))]);
 }
 

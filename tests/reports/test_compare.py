@@ -191,7 +191,7 @@ def test_a_case_of_one_round_is_undecided_and_says_so(tmp_path):
     lost = [timed(a_case(), 10), Record(a_case(), "killed", "by hand", repeat=1, environment=on_gpu())]
     found = compare(*two(tmp_path, rounds(a_case(), [10, 10]), lost, repeats=2, arguments=AB))
     assert found.rows[0].judged.verdict == "undecided"
-    assert found.rows[0].notes == ("2 rounds would decide", "B has 1 of 2 rounds")
+    assert found.rows[0].notes == ("B has 1 of 2 rounds",)
 
 
 @pytest.mark.parametrize(
@@ -360,11 +360,7 @@ def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):
     assert (found.regressions, found.counts["lost"]) == (1, 1)
     assert "only in A: ttt-linear · torch tiny forward B=2 T=4" in views.text(found)
     page = views.page(found)
-    assert (page.count("<svg"), "only in A: ttt-linear · torch" in page, "http" in page.replace("http-equiv", "")) == (
-        1,
-        True,
-        False,
-    )
+    assert ("only in A: ttt-linear · torch" in page, "http" in page.replace("http-equiv", "")) == (True, False)
 
 
 def test_what_an_unfinished_run_was_asked_for_is_lost(tmp_path):

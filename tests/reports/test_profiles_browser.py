@@ -44,7 +44,7 @@ def profile(page):
     anchor = page.locator(".profile").first.get_attribute("id")
     page.evaluate("anchor => { location.hash = anchor; }", anchor)
     found = page.locator(f"#{anchor}")
-    found.locator(".timeline .xtick").first.wait_for()
+    found.locator(".timeline .xtick text").first.wait_for()
     return found
 
 
@@ -238,7 +238,7 @@ def test_on_a_phone_nothing_reaches_beyond_the_screen(browser, made):
     path, keys = made
     with browsing.opened(browser, path, viewport=PHONE, has_touch=True) as (page, _):
         page.evaluate("a => { location.hash = a; }", f"profile-{keys[0]}")
-        page.locator(f"#profile-{keys[0]} .timeline .xtick").first.wait_for()
+        page.locator(f"#profile-{keys[0]} .timeline .xtick text").first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         beyond = page.evaluate(
             "[...document.querySelectorAll('#profiles *')].filter(e => !e.closest('.scroller, .unseen, select')"
@@ -252,7 +252,7 @@ def test_a_dark_page_prints_dark_ink_on_paper(browser, made):
     with browsing.opened(browser, path, color_scheme="dark") as (page, _):
         page.evaluate("a => { location.hash = a; }", f"profile-{keys[0]}")
         profile = page.locator(f"#profile-{keys[0]}")
-        profile.locator(".timeline .xtick").first.wait_for()
+        profile.locator(".timeline .xtick text").first.wait_for()
         ink = "e => getComputedStyle(e).color.match(/\\d+/g).map(Number)"
         assert min(profile.evaluate(ink)) > 200
         page.emulate_media(media="print")

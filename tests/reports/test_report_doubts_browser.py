@@ -79,21 +79,6 @@ def test_numbers_of_the_results_have_their_signs(doubtful):
     assert f"({meaning})" in doubtful.locator("#results-table td", has_text="†*").text_content()
 
 
-@pytest.mark.parametrize(("others", "is_below"), [((1.05,), True), ((0.95, 1.05), False), ((2.0,), False)])
-def test_a_sign_stands_below_a_point_with_another_just_above(browser, tmp_path, others, is_below):
-    few = synthetic.ok(Case("transformer", "vllm", "1.3b", "generate", 512, 2048), 1.0, count=3)
-    systems = [("mamba", "mamba-ssm"), ("ttt-linear", "triton-dual")]
-    beside = [
-        synthetic.ok(Case(*system, "1.3b", "generate", 512, 2048), ms)
-        for system, ms in zip(systems, others, strict=False)
-    ]
-    path = browsing.save(synthetic.of_suite("fig15-generate", few, *beside), tmp_path, "crowded")
-    with browsing.opened(browser, path) as (page, _):
-        data = page.evaluate("document.querySelector('#figure-0 .plot').data.map(t => [t.text, t.textposition])")
-        [places] = [place for text, place in data if text]
-        assert places == ["bottom left" if is_below else "top left"]
-
-
 def test_the_size_of_a_state_has_no_flags_of_times(browser, tmp_path):
     cases = [Case("ttt-linear", "thunderkittens", "1.3b", "forward", 1, context) for context in (8192, 16384)]
     kept = {"state_bytes": 1.3e7}
@@ -210,7 +195,7 @@ def test_captions_of_pairs_describe_ratios(pairs):
 def test_a_button_adds_other_backends(doubtful):
     browsing.open_options(doubtful)
     assert browsing.lines_drawn(doubtful, 0) == 2
-    entries = doubtful.locator("#figure-0 .legend li:visible button:not(.only)")
+    entries = doubtful.locator("#figure-0 .legend li:visible button")
     assert entries.all_inner_texts() == ["Transformer · vLLM", "Mamba · mamba-ssm"]
     doubtful.get_by_role("button", name="More lines (1)").click()
     assert browsing.lines_drawn(doubtful, 0) == 3

@@ -77,15 +77,6 @@ def test_a_link_with_unknown_parts_opens_the_page(browser, saved, part):
         assert page.evaluate(STATE, 0)["y"] == "linear"
 
 
-def test_only_shows_a_line_alone_and_again_all(browser, saved):
-    with browsing.opened(browser, saved) as (page, _):
-        page.get_by_role("button", name="Only Mamba · mamba-ssm").click()
-        assert page.evaluate(STATE, 0)["lines"] == ["Mamba · mamba-ssm"]
-        assert browsing.lines_drawn(page, 0) == 1
-        page.get_by_role("button", name="Only Mamba · mamba-ssm").click()
-        assert browsing.lines_drawn(page, 0) == 3
-
-
 def file_of(page, kind, title="Forward latency per token", name="fig15-forward"):
     with page.expect_download() as download:
         page.get_by_role("button", name=f"Save {kind} of {title}").click()
@@ -207,18 +198,6 @@ def test_figures_are_drawn_near_the_screen(browser, paper_page):
         ]
         top = page.locator("figure").last.evaluate("e => e.getBoundingClientRect().top")
         assert top == pytest.approx(64, abs=4)  # below the bar
-
-
-def test_a_filtered_table_has_an_address(browser, paper_page):
-    with browsing.opened(browser, paper_page, every=False) as (page, _):
-        page.locator("[data-filter=system]").select_option("mamba")
-        page.locator("#filter-text").fill("generate")
-        said, address = page.locator("#results-table .count").inner_text(), page.url
-        assert address.endswith("#results?system=mamba&search=generate")
-        page.goto("about:blank")
-        page.goto(address)
-        page.wait_for_selector("html[data-ready]", state="attached")
-        assert page.locator("#results-table .count").inner_text() == said
 
 
 def test_samples_of_a_point_are_drawn_and_saved(browser, saved):

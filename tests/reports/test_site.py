@@ -13,7 +13,6 @@ from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
 from harness.schema.record import RecordError
 from harness.schema.run import Run
 from reports.publish import write_table
-from reports.site import pages
 from reports.site.build import write_site
 from reports.site.entry import slug
 from reports.site.folder import MARKER
@@ -203,33 +202,11 @@ def test_the_index_has_a_result_and_the_note_of_a_run_beside_its_tables(tmp_path
     assert "two GPUs" not in (out / "index.html").read_text()
 
 
-def changes_of(out):
-    """Return the lines of TTT-Linear's first case over time, and (machine, outcome, index) of each change."""
+def lines_of(out):
+    """Return the lines of TTT-Linear's first case over time."""
     text = only(out, "over-time/ttt-linear-*.html").read_text()
     data = json.loads(text.partition('id="page-data">')[2].partition("</script>")[0])
-    lines = data["cases"][0]["lines"]
-    return lines, [(line["place"], change["verdict"], change["at"]) for line in lines for change in line["changes"]]
-
-
-def test_a_change_beyond_5_percent_is_marked_and_its_commits_are_named(tmp_path):
-    runs = [nightly(tmp_path, day, ms) for day, ms in enumerate((10, 10.2, 11.5, 11.4, 10))]
-    out = tmp_path / "site"
-    write_site(runs, out)
-    (line,), changes = changes_of(out)
-    assert line["ms"] == [10, 10.2, 11.5, 11.4, 10]
-    assert changes == [("H100 · driver 580", "slower", 2), ("H100 · driver 580", "faster", 4)]
-    assert line["changes"][0]["ratio"] == pytest.approx(11.5 / 10.2, rel=1e-4)
-    text = only(out, "over-time/ttt-linear-*.html").read_text()
-    assert "0101010101 → 0202020202" in text
-    assert f"../compared/{line['run'][1]}--{line['run'][2]}.html" in text
-
-
-def test_many_small_steps_are_a_change(tmp_path):
-    """Against the level since the last change; the run that goes beyond begins a new one."""
-    runs = [nightly(tmp_path, day, 10 * 1.03**day) for day in range(7)]
-    write_site(runs, tmp_path / "site")
-    _, changes = changes_of(tmp_path / "site")
-    assert changes == [("H100 · driver 580", "slower", at) for at in (2, 4, 6)]
+    return data["cases"][0]["lines"]
 
 
 def test_a_bar_has_the_ends_of_its_interval(tmp_path):
@@ -237,7 +214,7 @@ def test_a_bar_has_the_ends_of_its_interval(tmp_path):
     skewed = timed(a_case(), 10)
     skewed.samples_ms[:] = [10, 20, 9.95, 10.2, 10, 21, 9.9, 10, 10.5]
     write_site([a_run(tmp_path / "run", skewed).folder], tmp_path / "site")
-    (line,), _ = changes_of(tmp_path / "site")
+    (line,) = lines_of(tmp_path / "site")
     assert (line["low"], line["ms"], line["high"]) == ([9.95], [10], [20])
 
 
@@ -247,41 +224,25 @@ def test_where_an_engine_held_unlike_numbers_of_sequences_the_time_of_a_token_is
         record = timed(a_case(), ms, tokens=tokens, at=f"2026-01-0{1 + day}T03:00:00+00:00")
         runs.append(a_run(tmp_path / f"day-{day:02}", record).folder)
     write_site(runs, tmp_path / "site")
-    (line,), changes = changes_of(tmp_path / "site")
+    (line,) = lines_of(tmp_path / "site")
     assert line["ms"] == pytest.approx([2, 2.05, 2.25])
     assert all(low < ms < high for low, ms, high in zip(line["low"], line["ms"], line["high"], strict=True))
     assert line["sequences"] == ["11", "11", "10"]
-    assert [change[1:] for change in changes] == [("slower", 2)]
-    assert line["changes"][0]["differs"][0] == "sequences at once 11 → 10"
-    assert '<td class="words">sequences at once 11 → 10' in only(tmp_path / "site", "over-time/*.html").read_text()
 
 
 def test_no_line_joins_two_machines_or_drivers(tmp_path):
     places = [on_gpu(), on_gpu("A100"), on_gpu(driver="590"), on_cpu(), on_cpu(cores=2)]
     runs = [nightly(tmp_path, day, 10 + 5 * day, environment=place) for day, place in enumerate(places)]
     write_site(runs, tmp_path / "site")
-    lines, changes = changes_of(tmp_path / "site")
-    assert [len(line["run"]) for line in lines] == [1] * 5
-    assert not changes
+    assert [len(line["run"]) for line in lines_of(tmp_path / "site")] == [1] * 5
 
 
-def test_few_samples_and_a_loaded_machine_are_drawn_and_not_judged(tmp_path):
+def test_few_samples_and_a_loaded_machine_are_doubtful(tmp_path):
     loaded = on_gpu(cpu={"others_share": 0.5, "idle_share": 0.01})
     days = [(10, {}), (15, {"samples": 3}), (15, {"environment": loaded}), (12, {})]
     write_site([nightly(tmp_path, day, ms, **changes) for day, (ms, changes) in enumerate(days)], tmp_path / "site")
-    (line,), changes = changes_of(tmp_path / "site")
+    (line,) = lines_of(tmp_path / "site")
     assert line["doubtful"] == [1, 2]
-    assert [change[1:] for change in changes] == [("slower", 3)]
-    assert line["changes"][0]["before"] == line["run"][0]
-
-
-def test_long_lists_of_changes_are_cut_and_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "_CHANGES_SHOWN", 2)
-    runs = [nightly(tmp_path, day, 10 + 5 * (day % 2)) for day in range(5)]
-    write_site(runs, tmp_path / "site")
-    text = only(tmp_path / "site", "over-time/ttt-linear-*.html").read_text()
-    assert "The newest 2; 2 older ones are marked in the figure." in text
-    assert text.count("data-verdict=") == 2
 
 
 def compared_in(out):
