@@ -1,4 +1,4 @@
-/* The table of a comparison: clicking a header sorts the rows; search words and a chosen outcome filter them. */
+/* The table of a comparison: clicking a header sorts the rows. */
 
 (() => {
   const table = document.getElementById("cases");
@@ -23,22 +23,6 @@
     button.onclick = () => sort(header);
     header.append(button);
   }
-
-  const form = document.getElementById("filters");
-  const [words, verdict, count] = ["words", "verdict", "count"].map((id) => document.getElementById(id));
-
-  function filter() {
-    const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const row of rows) {
-      const text = row.textContent.toLowerCase();
-      row.hidden = !wanted.every((word) => text.includes(word)) || (verdict.value !== "" && row.cells[0].textContent !== verdict.value);
-    }
-    count.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} cases`;
-  }
-
-  form.oninput = filter;
-  form.onsubmit = (event) => event.preventDefault();
-  filter();
 })();
 
 document.documentElement.dataset.ready = "yes";

@@ -62,15 +62,6 @@ def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
     return _numbered([figure for plan in plans for figure in _drawn(looks, *plan)])
 
 
-def undrawn(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return a sentence for each figure whose cases have results, but none with the metric of the y axis."""
-    return [
-        f"{entry.title} is not drawn: no record has {catalogue.metric(entry.y).label}."
-        for _, entry, rows in _plans(table, catalogue)
-        if entry.y not in rows and rows["status"].eq("ok").any()
-    ]
-
-
 def _numbered(drawn: list[Figure]) -> list[Figure]:
     """Return the figures with unique ids: a number is appended to an id that an earlier figure has."""
     seen: dict[str, int] = {}

@@ -20,7 +20,7 @@ from reports.machines import machines
 from reports.page.citation import citation, devices_of
 from reports.page.data import LABELS, constants, page_data, profiled_rows, samples
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
-from reports.page.figures import Figure, days, ends, figures, undrawn
+from reports.page.figures import Figure, days, ends, figures
 from reports.page.findings import contended, finding, flags, headline, small_models, unfinished
 from reports.page.lines import system_looks
 from reports.profiles.section import Section
@@ -98,7 +98,7 @@ def render(
             unfinished(table, missing, catalogue),
             small_models(table, kinds),
         ],
-        findings=[*unequal(models, catalogue), *headline(table, catalogue, drawn), *undrawn(table, catalogue)],
+        findings=[*unequal(models, catalogue), *headline(table, catalogue, drawn)],
         sentences=[finding(table, catalogue, figure) for figure in drawn],
         citation=citation(title or TITLE, table, len(missing), part),
         facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],

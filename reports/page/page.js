@@ -120,17 +120,6 @@ function startPrint(figures) {
   addEventListener("afterprint", () => redraw(figures));
 }
 
-/* Add the page's web address, if it has one, to the BibTeX entry, and start the entry's copy button. */
-function startCitation() {
-  const entry = document.getElementById("citation");
-  if (location.protocol.startsWith("http")) entry.textContent = entry.textContent.replace(/\n}$/, `,\n  url     = {${location.href.split("#")[0]}}\n}`);
-  const button = document.getElementById("copy-citation");
-  button.onclick = async () => {
-    await navigator.clipboard.writeText(entry.textContent);
-    document.getElementById("copied").textContent = "Copied.";
-  };
-}
-
 function startSystems(figures) {
   const looks = new Map(page.looks);
   for (const box of document.querySelectorAll("[data-system]")) {
@@ -175,7 +164,6 @@ async function start() {
   startFailures();
   startDownloads();
   startPrint(figures);
-  startCitation();
   page.started = true;
   document.documentElement.dataset.ready = "yes";
 }

@@ -56,8 +56,6 @@ function days(lines) {
   return last > first ? {} : { range: [first - DAY / 2, last + DAY / 2].map((time) => new Date(time).toISOString()) };
 }
 
-const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
-
 async function draw() {
   document.documentElement.dataset.ready = "no";
   const { label, lines, unit } = cases.get(chosen);
@@ -71,8 +69,7 @@ async function draw() {
   };
   await Plotly.newPlot(plot, lines.map((line, number) => trace(line, number, unit)), layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
   plot.on("plotly_click", ({ points: [{ customdata }] }) => location.assign(customdata));
-  const runs = lines.reduce((sum, { at }) => sum + at.length, 0);
-  plot.setAttribute("aria-label", `Line chart of the latency of ${label}: ${counted(runs, "run")} on ${counted(lines.length, "kind")} of machine. The numbers are in the table below it.`);
+  plot.setAttribute("aria-label", `Line chart of the latency of ${label}. The numbers are in the table below it.`);
   numbers(lines, unit);
   document.documentElement.dataset.ready = "yes";
 }

@@ -232,10 +232,3 @@ def test_a_citation_escapes_text_of_records():
     assert "%" not in bare
     assert "\\input" not in bare
     assert len(found.splitlines()) == 7
-
-
-def test_the_citation_is_copied(browser, saved):
-    with browsing.opened(browser, saved, permissions=("clipboard-read", "clipboard-write")) as (page, _):
-        page.get_by_role("button", name="Copy the BibTeX entry").click()
-        page.get_by_text("Copied.").wait_for()
-        assert page.evaluate("navigator.clipboard.readText()") == page.locator("#citation").inner_text()
