@@ -179,13 +179,17 @@ COLUMNS: tuple[tuple[str, int, Callable[[Kernel, Profile], float | None]], ...] 
     ("FLOP/byte", 1, lambda kernel, _: rates(kernel)[2]),
     ("Registers", 0, lambda kernel, _: kernel.registers),
     ("Shared (kB)", 1, lambda kernel, _: None if kernel.shared_bytes is None else kernel.shared_bytes / 1e3),
-    ("Occupancy (%)", 0, lambda kernel, _: kernel.counters and kernel.counters.occupancy),
-    ("SM (% of peak)", 0, lambda kernel, _: kernel.counters and kernel.counters.use.get("sm")),
-    ("Tensor (% of peak)", 0, lambda kernel, _: kernel.counters and kernel.counters.use.get("tensor")),
-    ("L2 (% of peak)", 0, lambda kernel, _: kernel.counters and kernel.counters.use.get("l2")),
-    ("DRAM (% of peak)", 0, lambda kernel, _: kernel.counters and kernel.counters.use.get("dram")),
-    ("L2 hits (%)", 0, lambda kernel, _: kernel.counters and kernel.counters.l2_hit),
+    ("Occupancy (%)", 0, lambda kernel, _: kernel.counters.occupancy if kernel.counters else None),
+    ("SM (% of peak)", 0, lambda kernel, _: _use(kernel, "sm")),
+    ("Tensor (% of peak)", 0, lambda kernel, _: _use(kernel, "tensor")),
+    ("L2 (% of peak)", 0, lambda kernel, _: _use(kernel, "l2")),
+    ("DRAM (% of peak)", 0, lambda kernel, _: _use(kernel, "dram")),
+    ("L2 hits (%)", 0, lambda kernel, _: kernel.counters.l2_hit if kernel.counters else None),
 )
+
+
+def _use(kernel: Kernel, unit: str) -> float | None:
+    return kernel.counters.use.get(unit) if kernel.counters else None
 
 
 def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
