@@ -86,6 +86,7 @@ def render(
     loader, plotly = source(PACKAGE, "load.js"), None if around else plotly_source()
     models, environments = fairness(records, catalogue), machines(records)
     kinds = (str(record.environment.get("device_kind")) for record in records)
+    systems = {line.system for figure in drawn for line in figure.lines}
     counts = case_statuses(table) + Counter({MISSING: len(missing)})
     return _template().render(
         label=LABELS.get,
@@ -103,7 +104,7 @@ def render(
         citation=citation(title or TITLE, table, len(missing), part),
         facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],
         suites=_by_suite(drawn),
-        systems=[name for name in system_looks(table, catalogue) if any(_has(name, figure) for figure in drawn)],
+        systems=[name for name in system_looks(table, catalogue) if name in systems],
         filters=_filters(table),
         constants=constants(table, catalogue),
         statuses={
@@ -171,10 +172,6 @@ def _filters(table: pd.DataFrame) -> dict[str, list[str]]:
     """
     suites = sorted({suite for names in table["suites"] for suite in names})
     return {"suites": suites} | {name: sorted(table[name].unique()) for name in ("system", "status")}
-
-
-def _has(system: str, figure: Figure) -> bool:
-    return any(line.system == system for line in figure.lines)
 
 
 def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]:

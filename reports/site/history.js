@@ -87,15 +87,6 @@ function numbers(lines, unit) {
   new Table(document.getElementById("numbers"), { caption: "Numbers", columns, rows, cell });
 }
 
-/* Decode a part of an address; a malformed one stays as it is. */
-function fromAddress(text) {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    return text;
-  }
-}
-
 /* The number of runs that measured a case. */
 const runsOf = ({ lines }) => new Set(lines.flatMap(({ run }) => run)).size;
 
@@ -114,7 +105,7 @@ function opening() {
 
 /* Draw the case in the address, or else the one to open with. */
 function follow() {
-  const wanted = fromAddress(location.hash.slice(1));
+  const wanted = location.hash.slice(1);
   chosen = cases.has(wanted) ? wanted : opening();
   offerCases();
   draw();
