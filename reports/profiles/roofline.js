@@ -3,6 +3,7 @@
 const LARGEST = 30, SMALLEST = 7; // pixels: the diameters for a kernel that takes all of the time, and of the shortest
 const NAMED_SHARE = 0.05; // share of the time from which a kernel's name stands at its point
 const NAME_LETTERS = 28;
+const NARROW = 640; // pixels; a narrower page has no room for names
 
 /* The {traces, layout} of a case's roofline; hollow points are parts as the adapter counts them. */
 function drawnRoofline({ names, kernels, roofline }) {
@@ -43,7 +44,8 @@ function drawnRoofline({ names, kernels, roofline }) {
   }
 
   // The longest kernels have names: to the left of the first point, below the second, to the right of the last.
-  const named = marks.filter(({ kernel, ms }) => kernel !== null && ms >= NAMED_SHARE * total).slice(0, 3).sort((a, b) => a.x - b.x);
+  const most = innerWidth < NARROW ? 0 : 3;
+  const named = marks.filter(({ kernel, ms }) => kernel !== null && ms >= NAMED_SHARE * total).slice(0, most).sort((a, b) => a.x - b.x);
   const places = ["middle left", "bottom center", "middle right"].slice(3 - named.length);
   const short = (name) => (name.length > NAME_LETTERS ? `${name.slice(0, NAME_LETTERS - 1)}…` : name);
   const colours = marks.map(({ part }) => themed(`--part-${PARTS[part]}`));
