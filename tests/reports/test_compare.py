@@ -100,13 +100,6 @@ def test_the_interval_of_stored_repeats_is_students(tmp_path, sides):
     assert (math.log(judged.low), math.log(judged.high)) == pytest.approx((-expected, expected))
 
 
-def test_an_interval_beyond_the_axis_ends_in_arrows(tmp_path):
-    of_a, of_b = ([timed(a_case(context), 10) for context in range(1, 13)] for _ in "ab")
-    of_b[0].samples_ms[:] = [8, 9, 9.5, 9.8, 10, 10, 10, 10.05, 10.1]
-    page = views.page(compare(*two(tmp_path, of_a, of_b)))
-    assert (page.count("<circle"), page.count('"M6 3 0 7l6 4"'), page.count('"M154 3l6 4-6 4"')) == (12, 1, 1)
-
-
 @pytest.mark.parametrize(
     ("samples", "ratio"),
     [  # the interval goes from the second sample to the eighth
