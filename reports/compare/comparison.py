@@ -159,12 +159,12 @@ def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     """
     both = [pair for key in a.cases if key in b.cases and (pair := Pair(a.cases[key], b.cases[key])).has_result]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
-    judged = _judged_rounds(both, fail_on) if interleaved else [judged_stored(pair, fail_on) for pair in both]
+    judged = _judged_rounds(both, fail_on) if interleaved else [_judged_stored(pair, fail_on) for pair in both]
     rows = [pair.row(verdict) for pair, verdict in zip(both, judged, strict=True)]
     return Comparison(
         a.side,
         b.side,
-        tuple(differences(both)),
+        tuple(_differences(both)),
         tuple(sorted(rows, key=lambda row: -row.apart)),
         tuple(_missing(a.cases, b.cases, a.unmeasured, b.unmeasured)),
         interleaved,
@@ -259,7 +259,7 @@ def _undecided(pair: Pair) -> Judged:
     return _judgement(pair.elsewhere or "undecided", middle, half, rounds=len(pair.log_ratios))
 
 
-def judged_stored(pair: Pair, fail_on: float = BAR) -> Judged:
+def _judged_stored(pair: Pair, fail_on: float) -> Judged:
     """Return the outcome of a case in two stored runs. fail_on: the slowdown (0.01: 1%) beyond which it regressed."""
     middle, half = _stored_ratio(pair)
     verdict = pair.elsewhere or _stored_verdict(pair, middle, half)
@@ -297,7 +297,7 @@ def _device_facts(side: CaseSide) -> dict[str, str]:
     }
 
 
-def differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
+def _differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
     """Yield the differences between runs A and B: devices, commits, machines, packages and settings."""
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for pair in pairs:
