@@ -1,7 +1,9 @@
 """Fairness checks: do models of one size and dtype agree in parameters and vocabulary?"""
 
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from harness.schema.case import Scalar
 from harness.schema.catalogue import Catalogue
@@ -124,24 +126,15 @@ def _voices(models: Iterable[Model]) -> list[Model]:
     return [model for model in ordered if model.options == first[model.system, model.backend]]
 
 
-def _most(others: Iterable[Model], differs: Callable[[Model], bool | None]) -> list[Model]:
-    """Return the models that differ if they are more than half of the known ones, else [].
-
-    differs: returns whether a model differs, or None if that is unknown.
-    """
-    known = [(other, differing) for other in others if (differing := differs(other)) is not None]
-    found = [other for other, differing in known if differing]
-    return found if 2 * len(found) > len(known) else []
+def _alike(a: int, b: int) -> bool:
+    """Return whether two parameter counts differ by at most a factor of PARAMETERS_LIMIT."""
+    return max(a, b) / min(a, b) <= PARAMETERS_LIMIT
 
 
-def _differ(a: str | int | None, b: str | int | None) -> bool | None:
-    """Return whether two values differ; None if one of them is unknown."""
-    return a != b if a and b else None
-
-
-def _off(a: int | None, b: int | None) -> bool | None:
-    """Whether parameter counts differ by more than PARAMETERS_LIMIT; None if one is unknown."""
-    return max(a, b) / min(a, b) > PARAMETERS_LIMIT if a and b else None
+def _is_outvoted(own: object, others: Iterable[Any], alike: Callable[[Any, Any], bool] = operator.eq) -> bool:
+    """Return whether the own value is known, and is unlike more than half of the known values of others."""
+    known = [other for other in others if other]
+    return bool(own) and 2 * sum(not alike(own, other) for other in known) > len(known)
 
 
 def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> tuple[str, ...]:
@@ -152,13 +145,13 @@ def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> tuple[st
     own = (model.system, model.backend)
     others = _voices(other for other in models if (other.system, other.backend) != own)
     found = [_UNRECORDED] if model.parameters is None else []
-    far = _most(others, lambda other: _off(model.parameters, other.parameters))
-    if far:
-        other = f"{catalogue.system_label(far[0].system)} ({catalogue.backend_label(far[0].backend)})"
+    if _is_outvoted(model.parameters, [other.parameters for other in others], _alike):
+        far = next(each for each in others if each.parameters and not _alike(model.parameters or 0, each.parameters))
+        other = f"{catalogue.system_label(far.system)} ({catalogue.backend_label(far.backend)})"
         found.append(f"parameters more than {PARAMETERS_LIMIT - 1:.0%} off those of {other}")
-    if _most(others, lambda other: _differ(model.weights_dtype, other.weights_dtype)):
+    if _is_outvoted(model.weights_dtype, [other.weights_dtype for other in others]):
         found.append("weights of another type")
-    if _most(others, lambda other: _differ(model.vocabulary, other.vocabulary)):
+    if _is_outvoted(model.vocabulary, [other.vocabulary for other in others]):
         found.append("another vocabulary")
     if model.head_rows_per_prompt is not None and model.head_rows_per_prompt > 1:
         found.append("the head runs on more than the last token")

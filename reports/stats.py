@@ -179,7 +179,7 @@ def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -
         (case.system_backend, name)
         for case, of in zip(cases, table["suites"], strict=True)
         for name in names
-        if _any_in(of, name, axes)
+        if any((suite, name) in axes for suite in of)
     }
     values = {}
     for name in names:
@@ -187,10 +187,6 @@ def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -
         column = [case.option(name, default if (case.system_backend, name) in varied else None) for case in cases]
         values[f"option_{name}" if name in table else name] = pd.array(column, dtype=object)
     return pd.DataFrame(values, index=table.index).convert_dtypes()
-
-
-def _any_in(suites: Iterable[str], name: str, axes: set[tuple[str, str]]) -> bool:
-    return any((suite, name) in axes for suite in suites)
 
 
 def _row(

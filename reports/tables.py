@@ -12,12 +12,12 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.reason import printable
 from harness.schema.record import RecordError
 from reports.grid import markdown, text
-from reports.stats import CASE_COLUMNS, MARKS, OUTCOME_COLUMNS, option_columns
+from reports.stats import MARKS, OUTCOME_COLUMNS, option_columns
 from reports.words import short_commit
 
 FORMATS = ("csv", "json", "markdown", "text")
 WIDTH = 80  # columns of a terminal of unknown width
-MOST_COLUMNS = 8  # of a text table without --columns
+MOST_COLUMNS = 8  # of a text table without --columns, if fewer tell the rows apart
 _CASE = ("system", "backend", "phase", "batch", "context")
 
 
@@ -26,9 +26,8 @@ def write_frame(
 ) -> None:
     """Write a table of `stats.frame` to `out`.
 
-    fmt: one of `FORMATS`. columns: write only these; ("all",) for all.
-    Without `columns`, CSV and JSON have all columns. Text and Markdown then have the columns that identify rows, and
-    further ones that fit; values that all rows share are printed once, above the table.
+    Without `columns`, CSV and JSON have all columns. Text and Markdown then have those of `_chosen`; values that all
+    rows share are printed once, above the table.
     Text and Markdown show numbers in the catalogue's units. Raises RecordError if the format or a column is unknown.
     """
     if fmt not in FORMATS:
@@ -75,11 +74,8 @@ def _write_json(table: pd.DataFrame, out: TextIO) -> None:
 
 
 def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue, chosen: list[str]) -> None:
-    width = _width()
-    names, unsaid = (chosen, []) if chosen else _telling(table, catalogue, None if fmt == "markdown" else width)
+    names = chosen or _chosen(table, catalogue)
     same = {} if chosen else _same(table, names)
-    if unsaid:
-        out.write(f"rows differ in what has no room here: {', '.join(unsaid)}; --columns shows it\n")
     if said_once := ", ".join(f"{name} {text}" for name, text in same.items()):
         out.write(f"in every row: {said_once}\n\n")
     head = [_heading(name, catalogue) for name in names]
@@ -89,7 +85,7 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
     if fmt == "markdown":
         out.write(markdown(head, [[_escaped(cell) for cell in row] for row in rows], numeric))
     else:
-        out.write(text(head, rows, numeric, width if out.isatty() else None))
+        out.write(text(head, rows, numeric, _width() if out.isatty() else None))
 
 
 def _escaped(cell: str) -> str:
@@ -101,33 +97,22 @@ def _width() -> int:
     return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
-def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int | None) -> tuple[list[str], list[str]]:
-    """Return (columns to show, columns whose values differ between rows but that do not fit).
+def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
+    """Return the columns to show: case, settings that tell rows apart, outcome, latency, flags, and further metrics.
 
-    Columns that identify cases are chosen first, then status and reason, then others that fit.
-    width: in characters; None for no limit, in which case all settings that distinguish rows are shown.
+    Metrics are added up to `MOST_COLUMNS` columns, in the catalogue's order.
     """
-    names = [name for name in _CASE if name in ("system", "backend") or _varies(table, name)]
-    settings = _settings(table)
-    apart = telling_apart(table, settings)
-    names += apart if width is None else []
     ok = table["status"] == "ok"
-    if not ok.all():
-        names += ["status"] if ok.any() else OUTCOME_COLUMNS
-    left = math.inf if width is None else width + 2 - sum(_widest(table, name, catalogue) + 2 for name in names)
-    unsaid = []
-    for name in _wanted(table, catalogue, apart):
-        if name in names:
-            continue
-        needed = _widest(table, name, catalogue) + 2
-        if name == "latency_ms" or ((len(names) < MOST_COLUMNS or name == MARKS) and needed <= left):
-            names.append(name)
-            left -= needed
-        elif name == MARKS or _varies(table, name):
-            unsaid.append(name)
-    order = [*CASE_COLUMNS, *settings, *OUTCOME_COLUMNS]
-    names.sort(key=lambda name: (order.index(name) if name in order else len(order), name == MARKS))
-    return names, unsaid
+    names = [
+        *(name for name in _CASE if name in ("system", "backend") or _varies(table, name)),
+        *telling_apart(table, [*option_columns(table), "size", "state_dtype", "dtype", "l2"]),
+        *([] if ok.all() else ["status"] if ok.any() else OUTCOME_COLUMNS),
+        "latency_ms",
+    ]
+    marks = [MARKS] if MARKS in table else []
+    numbers = [each.name for each in catalogue.metrics if each.text and each.name in table and each.name not in names]
+    varied = [name for name in numbers if _varies(table, name)]
+    return [*names, *varied[: max(1, MOST_COLUMNS - len(names) - len(marks))], *marks]
 
 
 def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
@@ -145,25 +130,8 @@ def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
         found.append(best)
 
 
-def _wanted(table: pd.DataFrame, catalogue: Catalogue, apart: Sequence[str]) -> list[str]:
-    """Return the columns to show while they fit, the most useful first, `apart` early."""
-    settings = [*apart, *(name for name in _settings(table) if _varies(table, name))]
-    numbers = [metric.name for metric in catalogue.metrics if metric.text]
-    names = dict.fromkeys(["latency_ms", *settings, MARKS, *numbers, *CASE_COLUMNS[1:], "status", "samples"])
-    return [name for name in names if name in table and not table[name].isna().all()]
-
-
 def _varies(table: pd.DataFrame, name: str) -> bool:
     return bool(table[name].nunique(dropna=False) > 1)
-
-
-def _settings(table: pd.DataFrame) -> list[str]:
-    return [*option_columns(table), "size", "state_dtype", "dtype", "l2"]
-
-
-def _widest(table: pd.DataFrame, name: str, catalogue: Catalogue) -> int:
-    scale = catalogue.metric(name).scale
-    return max([len(_heading(name, catalogue)), *(len(shown(value, scale)) for value in table[name].unique())])
 
 
 def _same(table: pd.DataFrame, names: Sequence[str]) -> dict[str, str]:

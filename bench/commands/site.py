@@ -14,9 +14,25 @@ def site(runs: Sequence[Path], output: Path) -> None:
     from reports.site.build import write_site
 
     with refusing(output, "written", UserError):
-        built = write_site(runs, output, lambda text: print(text, file=sys.stderr, flush=True))
-    for note in built.notes:
-        print(f"ttt-bench: {note}", file=sys.stderr)
-    drawn = f"{built.drawn} drawn, {built.runs - built.drawn} as they were"
-    removed = f", {counted(built.removed, 'file')} removed" if built.removed else ""
-    print(f"wrote {output / 'index.html'}: {counted(built.runs, 'run')}, {drawn}{removed}")
+        removed = write_site(runs, output, lambda text: print(text, file=sys.stderr, flush=True))
+    others = f", {counted(removed, 'file')} of others removed" if removed else ""
+    print(f"wrote {output / 'index.html'}: {counted(len(runs), 'run')}{others}")
+
+
+def serve(folder: Path, port: int) -> None:
+    """Serve a site on the loopback address until Ctrl-C."""
+    from reports.site.folder import refuse_what_is_no_site
+
+    if Run.exists(folder):
+        raise UserError(f"{folder}: is a run; make a site of it: ttt-bench site {folder} -o SITE")
+    refuse_what_is_no_site(folder)
+    try:
+        server = ThreadingHTTPServer((_LOOPBACK, port), partial(SimpleHTTPRequestHandler, directory=str(folder)))
+    except OSError as error:
+        raise UserError(f"--port {port}: cannot be used: {error.strerror}") from None
+    with server:
+        print(f"http://{_LOOPBACK}:{server.server_address[1]}/  (Ctrl-C ends it)", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return

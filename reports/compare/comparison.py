@@ -7,13 +7,13 @@ processes, `reports.compare.decision` decides. Cases measured on two GPU models 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness.measure.interval import FEWEST
 from harness.schema.reason import counted
 from harness.schema.record import RecordError
 from harness.schema.run import Run
-from reports.compare.decision import BAR, LEAST_ROUNDS, MOST_ROUNDS, CaseResult, decide
+from reports.compare.judge import BAR, LEAST_ROUNDS, Judged, judge
 from reports.compare.side import GPU_UNIT, VARIABLES, CaseSide, RunCases, Side
 
 STORED_BAR = 0.05  # the same case has differed by up to 2.6% between two stored runs
@@ -161,12 +161,12 @@ def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     """
     both = [pair for key in a.cases if key in b.cases and (pair := Pair(a.cases[key], b.cases[key])).has_result]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
-    results = _round_results(both, fail_on) if interleaved else [stored_result(pair, fail_on) for pair in both]
-    rows = [pair.row(result) for pair, result in zip(both, results, strict=True)]
+    judged = _judged_rounds(both, fail_on) if interleaved else [_judged_stored(pair, fail_on) for pair in both]
+    rows = [pair.row(verdict) for pair, verdict in zip(both, judged, strict=True)]
     return Comparison(
         a.side,
         b.side,
-        tuple(differences(both)),
+        tuple(_differences(both)),
         tuple(sorted(rows, key=lambda row: -row.apart)),
         tuple(_missing(a.cases, b.cases, a.unmeasured, b.unmeasured)),
         interleaved,
@@ -192,13 +192,11 @@ class Pair:
         a, b = self.a.log_ms, self.b.log_ms
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
-    def row(self, result: CaseResult) -> Row:
-        notes = tuple(self._notes(result))
-        return Row(self.a.key, self.a.label, self.a.name, self.a.phase, self.a.ms, self.b.ms, result, notes)
+    def row(self, judged: Judged) -> Row:
+        a, b = self.a, self.b
+        return Row(a.key, a.label, a.name, a.phase, a.ms, b.ms, judged, tuple(self._notes()))
 
-    def _notes(self, result: CaseResult) -> Iterator[str]:
-        if result.outcome == "undecided":
-            yield f"{result.decided_by or f'more than {MOST_ROUNDS}'} rounds would decide"
+    def _notes(self) -> Iterator[str]:
         sides = {"A": self.a, "B": self.b}
         for name, side in sides.items():
             if side.samples < FEWEST:
@@ -260,15 +258,11 @@ def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
 
 def _undecided(pair: Pair) -> CaseResult:
     middle, half = _stored_ratio(pair)
-    outcome = pair.elsewhere or "undecided"
-    return replace(_result(outcome, middle, half, rounds=len(pair.log_ratios)), decided_by=LEAST_ROUNDS)
+    return _judgement(pair.elsewhere or "undecided", middle, half, rounds=len(pair.log_ratios))
 
 
-def stored_result(pair: Pair, fail_on: float = BAR) -> CaseResult:
-    """Return the outcome of a case in two stored runs.
-
-    fail_on: the slowdown (0.01: 1%) beyond which the case regressed.
-    """
+def _judged_stored(pair: Pair, fail_on: float) -> Judged:
+    """Return the outcome of a case in two stored runs. fail_on: the slowdown (0.01: 1%) beyond which it regressed."""
     middle, half = _stored_ratio(pair)
     outcome = pair.elsewhere or _stored_outcome(pair, middle, half)
     regressed = outcome == "slower" and middle > math.log1p(fail_on)
@@ -305,8 +299,8 @@ def _device_facts(side: CaseSide) -> dict[str, str]:
     }
 
 
-def differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
-    """Yield the differences of runs A and B: devices, commits, machines, packages, settings."""
+def _differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
+    """Yield the differences between runs A and B: devices, commits, machines, packages and settings."""
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for pair in pairs:
         a, b = (_device_facts(side) | dict(side.facts) for side in (pair.a, pair.b))

@@ -6,7 +6,6 @@ and temperature, so a process counts as one observation: log(B's median / A's me
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +26,6 @@ class CaseResult:
 
     ratio: the geometric mean over the rounds; for two stored runs, the ratio of their medians.
     low, high: the ratio's 95% interval. regressed: significantly slower by more than the requested limit.
-    decided_by: how many rounds would decide an undecided case with the same mean and variance. It is None if that is
-    more than `MOST_ROUNDS`.
     """
 
     outcome: str
@@ -37,7 +34,6 @@ class CaseResult:
     high: float
     rounds: int
     regressed: bool = False
-    decided_by: int | None = None
 
 
 def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseResult]:
@@ -56,9 +52,7 @@ def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseR
     slower, faster = found.discoveries(BAR), found.discoveries(BAR, sign=-1)
     regressed = found.discoveries(fail_on)
     same = (found.p_values(-SAME) < ALPHA) & (found.p_values(-SAME, sign=-1) < ALPHA)
-    outcomes = np.select([slower, faster, same], ["slower", "faster", "same"], "undecided")
-    # The level that the p-value of one more discovery must reach.
-    level = ALPHA * (1 + max(slower.sum(), faster.sum())) / len(cases)
+    verdicts = np.select([slower, faster, same], ["slower", "faster", "same"], "undecided")
     low, high = found.interval()
     return [
         CaseResult(
@@ -68,7 +62,6 @@ def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseR
             high=float(np.exp(high[at])),
             rounds=int(found.rounds[at]),
             regressed=bool(regressed[at]),
-            decided_by=found.decided_by(at, level) if outcome == "undecided" else None,
         )
         for at, outcome in enumerate(outcomes)
     ]
@@ -79,14 +72,13 @@ class _Estimates:
     """Statistics of each case's log ratios, one array element per case.
 
     deviation: the standard deviation after shrinkage. rounds: the number of rounds.
-    freedom: the degrees of freedom of the t tests. prior: the part of `freedom` that shrinkage adds.
+    freedom: the degrees of freedom of the t tests.
     """
 
     mean: Numbers
     deviation: Numbers
     rounds: Numbers
     freedom: Numbers
-    prior: Numbers
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
@@ -106,7 +98,7 @@ class _Estimates:
         prior = np.where(apart, 0.0, shared)
         freedom = prior + rounds - 1
         shrunk = (prior * typical + (rounds - 1) * variance) / freedom
-        return cls(np.nanmean(values, axis=1), np.sqrt(shrunk), rounds, freedom, prior)
+        return cls(np.nanmean(values, axis=1), np.sqrt(shrunk), rounds, freedom)
 
     def p_values(self, bar: float, sign: int = 1) -> Numbers:
         """Return each case's p-value for a slowdown above `bar`; sign -1: for a speed-up.
@@ -129,27 +121,8 @@ class _Estimates:
         half = stats.t.isf(0.025, self.freedom) * self.deviation / np.sqrt(self.rounds)
         return self.mean - half, self.mean + half
 
-    def decided_by(self, at: int, level: float) -> int | None:
-        """Return how many rounds would decide case `at` with the same mean and variance.
-
-        None if that is more than `MOST_ROUNDS`. level: the p-value below which a case counts as slower or faster.
-        """
-        size, deviation = abs(self.mean[at]), self.deviation[at]
-        rounds = np.arange(self.rounds[at] + 1, MOST_ROUNDS + 1)
-        error = deviation / np.sqrt(rounds)
-        freedom = tuple(self.prior[at] + rounds - 1)
-        differs = size - np.log1p(BAR) >= _limits(level, freedom) * error
-        alike = np.log1p(SAME) - size >= _limits(ALPHA, freedom) * error
-        enough = np.flatnonzero(differs | alike)
-        return int(rounds[enough[0]]) if enough.size else None
-
     def _tail(self, excess: Numbers) -> Numbers:
         error = self.deviation / np.sqrt(self.rounds)
         with np.errstate(divide="ignore", invalid="ignore"):  # rounds that agree exactly have no error
             statistic = np.where(error > 0, excess / error, np.where(excess > 0, np.inf, -np.inf))
         return stats.t.sf(statistic, self.freedom)
-
-
-@lru_cache(maxsize=1024)
-def _limits(level: float, freedom: tuple[float, ...]) -> Numbers:
-    return stats.t.isf(level, np.array(freedom))

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median, stdev
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator
+from typing import Any
 
 from harness.measure.environment import changes_speed
 from harness.measure.interval import FEWEST, median_interval
@@ -24,8 +22,6 @@ from reports.words import BETWEEN, commit_name, commit_words
 GPU_UNIT = "GPU unit"
 VARIABLES = "environment variables"
 NO_GPU = "none"  # stands for the GPU in a CPU measurement
-# JSON has no infinity: pydantic writes null.
-MaybeInfinite = Annotated[float, BeforeValidator(lambda value: math.inf if value is None else value)]
 FEW_SEQUENCES = 4  # up to so many, an engine's step is host-bound: another host changed it by 5%
 
 
@@ -66,8 +62,8 @@ class CaseSide:
     batch: int
     medians: Mapping[int, float]
     tokens: Mapping[int, int]
-    below: MaybeInfinite
-    above: MaybeInfinite
+    below: float
+    above: float
     samples: int
     timed: int
     rounds: int

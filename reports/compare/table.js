@@ -1,4 +1,4 @@
-/* The table of a comparison: clicking a header sorts the rows; search words and a chosen outcome filter them. */
+/* The table of a comparison: clicking a header sorts the rows. */
 
 (() => {
   const table = document.getElementById("cases");
@@ -17,28 +17,12 @@
   }
 
   for (const header of table.tHead.rows[0].cells) {
-    if (header.textContent === "faster, slower") continue;
     const button = document.createElement("button");
     button.type = "button";
     button.append(...header.childNodes);
     button.onclick = () => sort(header);
     header.append(button);
   }
-
-  const form = document.getElementById("filters");
-  const [words, outcome, count] = ["words", "outcome", "count"].map((id) => document.getElementById(id));
-
-  function filter() {
-    const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const row of rows) {
-      const text = row.textContent.toLowerCase();
-      row.hidden = !wanted.every((word) => text.includes(word)) || (outcome.value !== "" && row.cells[0].textContent !== outcome.value);
-    }
-    count.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} cases`;
-  }
-
-  form.hidden = false;
-  form.oninput = filter;
-  form.onsubmit = (event) => event.preventDefault();
-  filter();
 })();
+
+document.documentElement.dataset.ready = "yes";

@@ -1,7 +1,6 @@
 """A comparison as text, Markdown, JSON or an HTML page."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import asdict
@@ -30,8 +29,6 @@ NAMED_CASES = 12  # more cases without a comparison are counted by system
 MARKDOWN_ROWS = 100  # GitHub takes comments of up to 65,536 characters
 BEYOND = 0.05  # a run is confirmed if at most this share of its points differs by more than `Comparison.near`
 NAMED_GROUPS = 3  # groups of cases that the answer names
-SCALE = math.log(1.02)  # the least half width of the plots' axis, in log(B/A)
-WIDTH = 160  # pixels per plot
 
 
 def answer(comparison: Comparison) -> str:
@@ -162,7 +159,6 @@ def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
     """
     from reports.resources import environment
 
-    reach = _reach(comparison.rows)
     template = environment("reports.compare", tidy=True).get_template("body.html.j2")
     return Markup(
         template.render(
@@ -170,12 +166,10 @@ def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
             answer=answer(comparison),
             columns=COLUMNS,
             numeric=NUMERIC,
-            rows=[(row, _cells(row), _plot(row, reach)) for row in comparison.rows],
+            rows=[_cells(row) for row in comparison.rows],
             closing=_closing(comparison),
             without=_without(comparison),
             sides=list(zip("AB", (comparison.a, comparison.b), links, strict=True)),
-            width=WIDTH,
-            ends=f"{math.exp(-reach):.2f} to {math.exp(reach):.2f}",
         )
     )
 
@@ -241,21 +235,4 @@ def _cells(row: Row) -> list[str]:
 def _flat(row: Row) -> dict[str, Any]:
     """Return a row as one dict for JSON, with the fields of `CaseResult` next to its own."""
     values = asdict(row)
-    return values | values.pop("result")
-
-
-def _reach(rows: Sequence[Row]) -> float:
-    """Return the end of the plots' axis, |log(B/A)|: all ratios and 90% of ends are within."""
-    ends = sorted(abs(math.log(end)) for row in rows for end in (row.result.low, row.result.high))
-    return max(SCALE, *(math.log1p(row.apart) for row in rows), ends[int(0.9 * (len(ends) - 1))]) if rows else SCALE
-
-
-def _plot(row: Row, reach: float) -> dict[str, float]:
-    """Return the x in pixels of "ratio", "low" and "high" on an axis up to ±`reach`.
-
-    Values outside the axis are moved to its end. "left", "right": whether the interval extends beyond that end.
-    """
-    ends = {"low": row.result.low, "ratio": row.result.ratio, "high": row.result.high}
-    places = {name: WIDTH / 2 * (1 + math.log(at) / reach) for name, at in ends.items()}
-    clipped = {name: round(min(WIDTH, max(0, at)), 1) for name, at in places.items()}
-    return clipped | {"left": places["low"] < -1, "right": places["high"] > WIDTH + 1}
+    return values | values.pop("judged")

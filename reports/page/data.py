@@ -30,7 +30,6 @@ from reports.stats import (
     row_keys,
 )
 from reports.tables import plain, shown, telling_apart
-from reports.words import format_setting
 
 DIGITS = 6  # significant digits of a number
 # Labels of the page's own columns. The catalogue has the labels of metrics and axes.
@@ -54,14 +53,13 @@ LABELS = {
     "lower_bound_share": "Share of lower bound",
     "cases": "Cases",
     "which": "Which cases",
-    "others": "Other settings",
     NOTES: "Notes",
     MARKS: "Flags",
 }
 _ALWAYS_SHOWN = ("suites", "system", "backend", "phase", "batch", "context", "status", "latency_ms")
 # The columns shown at first, together with settings that separate rows. The page's menu offers the others.
 _SHORT = ("system", "backend", "phase", "batch", "context", "status", "latency_ms", "us_per_token")
-_SETTINGS, _MOST_SETTINGS = ("scope", "state_dtype", "l2"), 3
+_SETTINGS = ("scope", "state_dtype", "l2")
 _LATE = ("started_at", "device_id", "commit", "reason", NOTES)
 
 
@@ -79,10 +77,6 @@ def page_data(
     """
     settings = [*SETTING_COLUMNS, *option_columns(table)]
     apart = telling_apart(table, settings)
-    most = _MOST_SETTINGS
-    if len(apart) > most:  # the settings without a column of their own share one
-        most -= 1
-        table = table.assign(others=_other_settings(table, apart[most:], catalogue))
     labels = {name: _label(name, catalogue) for name in (*table.columns, "cases", "which")}
     columns = _shown_columns(table, catalogue)
     telling = [name for name in dict.fromkeys([*apart, *_SETTINGS]) if name in columns]
@@ -91,7 +85,7 @@ def page_data(
         "columns": [_column(name, table[name]) for name in table.columns],
         "numeric": [*(name for name in table.columns if _holds_numbers(table[name])), "cases"],
         "shown": columns,
-        "short": [name for name in columns if name in {*_SHORT, *telling[:most], "others"}],
+        "short": [name for name in columns if name in {*_SHORT, *telling}],
         "names": _names(table, catalogue, failures),
         "settings": settings,
         "labels": labels,
@@ -122,22 +116,6 @@ def profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, 
     """
     anchors = profiled.anchors if profiled else {}
     return {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
-
-
-def _other_settings(table: pd.DataFrame, names: Sequence[str], catalogue: Catalogue) -> list[str]:
-    """Return each row's values in the columns `names` as text, without defaults.
-
-    If every row sets a column that has no default in the catalogue, the most frequent value counts as the default.
-    """
-    usual = {name: catalogue.axis(name).default for name in names}
-    filled = [name for name in names if usual[name] is None and table[name].notna().all() and (table[name] != "").all()]
-    usual |= {name: table[name].mode().iat[0] for name in filled}
-
-    def words(name: str, value: Any) -> str:
-        return "" if pd.isna(value) or value in ("", usual[name]) else format_setting(catalogue.axis(name), value)
-
-    rows = table[list(names)].itertuples(index=False)
-    return [", ".join(filter(None, map(words, names, row))) for row in rows]
 
 
 def _label(name: str, catalogue: Catalogue) -> str:

@@ -8,17 +8,17 @@ const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
 const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // pixels: a row of the y title, a letter of it
 const SIGN_ROOM = 13; // pixels for the sign of a point
-const CROWDED = 0.07; // a point above within this share of the height leaves no room for a sign
 const TICKS = [1, 2, 5];
 const TICK_SIZE = 12.5, TICK_GAP = 5;
 
 const probe = document.body.appendChild(element("span", { hidden: true }));
 
+const darkTheme = matchMedia("(prefers-color-scheme: dark)");
 const colours = new Map(); // by name and theme, because computed styles are slow
 
 /* A color of style.css in the current theme. */
 function themed(name) {
-  const key = `${name} ${probe.style.colorScheme || `${document.documentElement.dataset.theme} ${matchMedia("(prefers-color-scheme: dark)").matches}`}`;
+  const key = `${name} ${probe.style.colorScheme || darkTheme.matches}`;
   if (!colours.has(key)) {
     probe.style.color = `var(${name})`;
     colours.set(key, getComputedStyle(probe).color);
@@ -177,23 +177,13 @@ class Drawing {
       x: flagged.map((point) => point.x),
       y: flagged.map((point) => point.y.value),
       text: flagged.map((point) => this.points.signs(point)),
-      textposition: flagged.map((point) => (this.isCrowdedAbove(line, point) ? "bottom left" : "top left")),
+      textposition: "top left",
       textfont: { size: 14, color: themed(tone(line)) },
       marker: { size: 9, opacity: 0 }, // keeps the text off the point
       hoverinfo: "skip",
       cliponaxis: false,
       showlegend: false,
     }];
-  }
-
-  /* Whether another line's point takes the room above a point, and there is more room below. */
-  isCrowdedAbove(line, point) {
-    const [from, to] = this.yRange();
-    const place = this.view.yLog ? Math.log10 : Number;
-    const others = this.lines.filter(([other]) => other !== line).flatMap(([, all]) => all.filter((each) => each.y && each.x === point.x));
-    const gaps = others.map((each) => (place(each.y.value) - place(point.y.value)) / (to - from));
-    const above = smallest(gaps.filter((gap) => gap >= 0));
-    return above < CROWDED && above < smallest(gaps.filter((gap) => gap < 0).map((gap) => -gap));
   }
 
   failedTrace(line, points, lane) {

@@ -7,7 +7,6 @@ function slug(text) {
 
 const NEAR = 300; // draw figures this many pixels beyond the screen
 const MANY_LINES = 8;
-const COVER = 8; // pixels; a nearer point covers another
 
 class Figure {
   /* `cell(row, column)`: a value of the table. `scales`: the divisor of each column. `hiddenSystems`: the systems
@@ -18,7 +17,6 @@ class Figure {
     this.readout = host.querySelector(".readout");
     this.strip = host.querySelector(".strip");
     [this.xLog, this.yLog, this.relative, this.link, this.inches] = ["x-log", "y-log", "ratio", "link", "inches"].map((role) => host.querySelector(`[data-role=${role}]`));
-    this.numbers = host.querySelector("details.numbers");
     this.more = host.querySelector(".more");
     this.lines = new Map(); // from a line to its points, not divided
   }
@@ -59,10 +57,8 @@ class Figure {
       button.disabled = !this.measured.length;
       button.onclick = () => FILES[button.dataset.save](this);
     }
-    this.numbers.addEventListener("toggle", () => this.changed());
     this.plot.addEventListener("keydown", (event) => this.go(event));
     this.plot.addEventListener("blur", () => this.measured.length && Plotly.Fx.unhover(this.plot));
-    this.keepReachable = roving(this.host.querySelector(".legend"));
     this.more.onclick = () => {
       this.hasMore = !this.hasMore;
       for (const line of this.others) this.shown[this.hasMore ? "add" : "delete"](line);
@@ -80,9 +76,7 @@ class Figure {
     const name = element("span", { textContent: line.name });
     const button = element("button", { type: "button", title: "Hide or show this line" }, swatch(line), name);
     button.onclick = () => this.toggle(line);
-    const only = element("button", { type: "button", className: "only", textContent: "only", ariaLabel: `Only ${line.name}` });
-    only.onclick = () => this.showOnly(line);
-    return element("li", {}, button, ...(this.measured.length > 1 ? [only] : []));
+    return element("li", {}, button);
   }
 
   /* The legend's entry of a line without a result, with the reason. */
@@ -95,13 +89,6 @@ class Figure {
 
   toggle(line) {
     if (!this.shown.delete(line)) this.shown.add(line);
-    this.changed();
-  }
-
-  /* Show this line alone, or all lines if it is alone already. */
-  showOnly(line) {
-    const alone = this.shown.size === 1 && this.shown.has(line);
-    this.shown = new Set(alone ? this.measured.filter((each) => this.isOffered(each)) : [line]);
     this.changed();
   }
 
@@ -135,10 +122,8 @@ class Figure {
     this.stale = false;
     this.prepare();
     this.drawLegend();
-    this.keepReachable();
     this.link.href = this.address();
     this.host.classList.toggle("wide", this.visibleLines().length >= MANY_LINES);
-    if (this.numbers.open) drawPivot(this);
     if (!this.measured.length) {
       this.plot.className = "empty";
       this.plot.textContent = "No case of this figure has a result. The section Without a result has the reasons.";
@@ -189,7 +174,6 @@ class Figure {
       ...(this.xLog.checked ? [] : ["x=linear"]),
       ...(this.yLog.checked === this.data.y_log ? [] : [`y=${this.yLog.checked ? "log" : "linear"}`]),
       ...(this.ratio ? [`relative=${slug(this.ratio.name)}`] : []),
-      ...(this.numbers.open ? ["numbers=open"] : []),
     ];
     return `#${encodeURIComponent(this.data.id)}${parts.length ? `?${parts.join("&")}` : ""}`;
   }
@@ -207,7 +191,6 @@ class Figure {
     if (parameters.has("y")) this.yLog.checked = parameters.get("y") === "log";
     this.ratio = this.relative ? (named("relative")[0] ?? null) : null;
     if (this.ratio) this.relative.value = this.measured.indexOf(this.ratio);
-    this.numbers.open = parameters.has("numbers");
   }
 
   /* Left and Right move through the points line by line, Up and Down to the next line, Home and End to a line's ends;
@@ -240,7 +223,7 @@ class Figure {
   openProfile(place) {
     if (!place) return;
     const anchor = profileOf(place[1].row);
-    if (anchor) goTo(anchor, this.plot);
+    if (anchor) goTo(anchor);
     else this.readout.append(" · This point has no profile: `ttt-bench profile` makes one.");
   }
 
@@ -262,46 +245,11 @@ class Figure {
     this.described = place?.[1];
   }
 
-  /* The profiled point that a point covers, or else the point itself. */
-  profiledBelow(place) {
-    const { xaxis, yaxis } = this.plot._fullLayout;
-    const pixels = ([, point]) => [xaxis.d2p(point.x), yaxis.d2p(point.y.value)];
-    const isCovered = (each) => Math.hypot(...pixels(each).map((at, axis) => at - pixels(place)[axis])) < COVER;
-    const profiled = this.places.filter(([, point]) => point.y && profileOf(point.row));
-    return place[1].y && !profiled.includes(place) ? profiled.find(isCovered) ?? place : place;
-  }
-
   /* A click opens the profile; a tap only describes the point. */
   click(event) {
-    const found = this.placeAt(event);
-    if (!found) return;
-    const place = this.profiledBelow(found);
+    const place = this.placeAt(event);
+    if (!place) return;
     this.tell(place);
     if (profileOf(place[1].row) && matchMedia("(hover: hover)").matches) this.openProfile(place);
   }
-}
-
-/* Give the buttons of a list one tab stop, with arrow keys between visible buttons. Returns a function to call after
-   hiding elements: it moves the tab stop to a visible button. */
-function roving(host) {
-  const every = () => [...host.querySelectorAll("button")];
-  const items = () => every().filter((each) => !each.closest("[hidden]"));
-  const reach = (item) => {
-    for (const other of every()) other.tabIndex = other === item ? 0 : -1;
-  };
-  const keep = () => {
-    const all = items();
-    if (all.length && !all.some((item) => item.tabIndex === 0)) reach(all[0]);
-  };
-  reach(items()[0]);
-  host.addEventListener("focusin", (event) => reach(event.target));
-  host.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    const all = items();
-    const at = all.indexOf(event.target);
-    if (!step || at < 0) return;
-    event.preventDefault();
-    all.at((at + step) % all.length).focus();
-  });
-  return keep;
 }

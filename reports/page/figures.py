@@ -62,15 +62,6 @@ def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
     return _numbered([figure for plan in plans for figure in _drawn(looks, *plan)])
 
 
-def undrawn(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return a sentence per figure whose cases have results, but none with its metric."""
-    return [
-        f"{entry.title} is not drawn: no record has {catalogue.metric(entry.y).label}."
-        for _, entry, rows in _plans(table, catalogue)
-        if entry.y not in rows and rows["status"].eq("ok").any()
-    ]
-
-
 def _numbered(drawn: list[Figure]) -> list[Figure]:
     """Return the figures with unique ids, a number appended to repeated ones."""
     seen: dict[str, int] = {}
@@ -175,7 +166,7 @@ class _Panel:
             x_title=_x_title(entry, catalogue),
             y_label=catalogue.metric(entry.y).label,
             y_title=axis_title(catalogue.metric(entry.y)),
-            y_log=entry.y_log or _spans_wide(_primary_values(rows, lines, entry.y)),
+            y_log=entry.y_log or _spans_wide(rows, lines, entry.y),
             best=entry.best,
             lines=lines + (self.panel.bounds() if entry.lower_bound else []),
             headline=bool(entry.primary),
@@ -276,15 +267,12 @@ def _either(found: list[str]) -> str:
     return " or ".join(filter(None, [", ".join([first, *others[:-1]]), *others[-1:]]))
 
 
-def _primary_values(rows: pd.DataFrame, lines: list[Line], y: str) -> pd.Series:
-    return rows.loc[[row for line in lines if line.primary for row in line.rows], y].dropna()
-
-
-def _spans_wide(values: pd.Series) -> bool:
-    """Return whether the largest value is more than `WIDE_RANGE` times the least.
+def _spans_wide(rows: pd.DataFrame, lines: list[Line], y: str) -> bool:
+    """Return whether the largest value of the primary lines is more than `WIDE_RANGE` times the least.
 
     On a linear axis, the lowest lines of such a figure would merge.
     """
+    values = rows.loc[[row for line in lines if line.primary for row in line.rows], y].dropna()
     return len(values) > 0 and bool(values.max() > WIDE_RANGE * values.min())
 
 

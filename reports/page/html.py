@@ -20,7 +20,7 @@ from reports.machines import machines
 from reports.page.citation import citation, devices_of
 from reports.page.data import LABELS, constants, page_data, profiled_rows, samples
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
-from reports.page.figures import Figure, days, ends, figures, undrawn
+from reports.page.figures import Figure, days, ends, figures
 from reports.page.findings import contended, finding, flags, headline, small_models, unfinished
 from reports.page.lines import system_looks
 from reports.profiles.section import Section
@@ -32,7 +32,7 @@ from reports.words import short_commit
 
 TITLE = "Test-Time Training, measured"
 PACKAGE = "reports.page"
-PROGRAM = ("table", "points", "stamps", "drawing", "files", "samples", "pivot", "figures", "page")
+PROGRAM = ("table", "points", "stamps", "drawing", "files", "samples", "figures", "page")
 MISSING = "missing"
 STATUS_MEANINGS = {
     "ok": "measured",
@@ -83,9 +83,10 @@ def render(
     drawn = figures(table, catalogue) if timed else []
     sources = [source(PACKAGE, f"{name}.js") for name in PROGRAM]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
-    loader, plotly = source(PACKAGE, "theme.js") + source(PACKAGE, "load.js"), None if around else plotly_source()
+    loader, plotly = source(PACKAGE, "load.js"), None if around else plotly_source()
     models, environments = fairness(records, catalogue), machines(records)
     kinds = (str(record.environment.get("device_kind")) for record in records)
+    systems = {line.system for figure in drawn for line in figure.lines}
     counts = case_statuses(table) + Counter({MISSING: len(missing)})
     return _template().render(
         label=LABELS.get,
@@ -98,12 +99,12 @@ def render(
             unfinished(table, missing, catalogue),
             small_models(table, kinds),
         ],
-        findings=[*unequal(models, catalogue), *headline(table, catalogue, drawn), *undrawn(table, catalogue)],
+        findings=[*unequal(models, catalogue), *headline(table, catalogue, drawn)],
         sentences=[finding(table, catalogue, figure) for figure in drawn],
         citation=citation(title or TITLE, table, len(missing), part),
         facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],
         suites=_by_suite(drawn),
-        systems=[name for name in system_looks(table, catalogue) if any(_has(name, figure) for figure in drawn)],
+        systems=[name for name in system_looks(table, catalogue) if name in systems],
         filters=_filters(table),
         constants=constants(table, catalogue),
         statuses={
@@ -171,10 +172,6 @@ def _filters(table: pd.DataFrame) -> dict[str, list[str]]:
     """
     suites = sorted({suite for names in table["suites"] for suite in names})
     return {"suites": suites} | {name: sorted(table[name].unique()) for name in ("system", "status")}
-
-
-def _has(system: str, figure: Figure) -> bool:
-    return any(line.system == system for line in figure.lines)
 
 
 def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]:

@@ -27,24 +27,11 @@ function startResults() {
   const haystacks = [];
   const called = (name, value) => [shown(value), page.names[name]?.[value] ?? ""];
   const haystack = (row) => (haystacks[row] ??= [...columns.keys()].flatMap((name) => called(name, cell(row, name))).join("\n").toLowerCase());
-  const filters = () => new URLSearchParams([...controls.map((control) => [control.dataset.filter, control.value]), ["search", words.value]].filter(([, value]) => value));
   const apply = () => {
     const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
     const chosen = controls.filter((control) => control.value !== "").map((control) => [control.dataset.filter, control.value]);
     table.filter((row) => chosen.every(([name, value]) => [cell(row, name)].flat().includes(value)) && wanted.every((word) => haystack(row).includes(word)));
-    if (page.started) history.replaceState(null, "", `#results${filters().size ? `?${filters()}` : ""}`);
   };
-  const follow = () => {
-    const [id, query] = location.hash.slice(1).split("?");
-    if (id !== "results" || !query) return;
-    const wanted = new URLSearchParams(query);
-    for (const control of controls) control.value = wanted.get(control.dataset.filter) ?? "";
-    words.value = wanted.get("search") ?? "";
-    apply();
-    host.closest("section").scrollIntoView();
-  };
-  addEventListener("hashchange", follow);
-  follow();
   words.oninput = apply;
   for (const control of controls) control.onchange = apply;
   document.getElementById("filters").onreset = () => setTimeout(apply);
@@ -77,23 +64,10 @@ function startFigures() {
   });
 }
 
-let cameFrom = null; // {hash, from}: the address and element that a reader left
-
-/* Go to an anchor and remember the element `from` for `comeBack`. If the address has the anchor, follow it again. */
-function goTo(anchor, from) {
-  if (location.hash === `#${anchor}`) {
-    dispatchEvent(new HashChangeEvent("hashchange"));
-    return;
-  }
-  cameFrom = { hash: location.hash, from };
-  location.hash = anchor;
-}
-
-/* If the reader has returned to the address that they left, focus the element that they left. */
-function comeBack() {
-  if (cameFrom?.hash !== location.hash) return;
-  cameFrom.from.focus({ preventScroll: true });
-  cameFrom = null;
+/* Go to an anchor; if the address has it, follow it again. */
+function goTo(anchor) {
+  if (location.hash === `#${anchor}`) dispatchEvent(new HashChangeEvent("hashchange"));
+  else location.hash = anchor;
 }
 
 /* Highlight the figure that the address names, apply the settings in the address, and scroll to the figure. */
@@ -131,7 +105,6 @@ function startDrawing(figures) {
   for (const { host } of figures) observer.observe(host);
   addEventListener("hashchange", () => {
     followAddress(figures);
-    comeBack();
     drawInView(figures);
   });
   followAddress(figures);
@@ -147,25 +120,6 @@ function startPrint(figures) {
   addEventListener("afterprint", () => redraw(figures));
 }
 
-/* Draw the thumbnails in the index of figures when it is first opened. */
-function startIndex(figures) {
-  const index = document.getElementById("index");
-  index?.addEventListener("toggle", () => {
-    for (const link of index.querySelectorAll("a")) link.prepend(thumbnail(figures[link.dataset.thumbnail]));
-  }, { once: true });
-}
-
-/* Add the page's web address, if it has one, to the BibTeX entry, and start the entry's copy button. */
-function startCitation() {
-  const entry = document.getElementById("citation");
-  if (location.protocol.startsWith("http")) entry.textContent = entry.textContent.replace(/\n}$/, `,\n  url     = {${location.href.split("#")[0]}}\n}`);
-  const button = document.getElementById("copy-citation");
-  button.onclick = async () => {
-    await navigator.clipboard.writeText(entry.textContent);
-    document.getElementById("copied").textContent = "Copied.";
-  };
-}
-
 function startSystems(figures) {
   const looks = new Map(page.looks);
   for (const box of document.querySelectorAll("[data-system]")) {
@@ -179,7 +133,7 @@ function startSystems(figures) {
 }
 
 function tableCsv() {
-  const names = [...columns.keys()].filter((name) => name !== "others"); // repeats other columns in words
+  const names = [...columns.keys()];
   return csvText([names, ...allRows.map((row) => names.map((name) => cell(row, name)))]);
 }
 
@@ -197,20 +151,19 @@ function foldOpening() {
 }
 
 const figures = [];
+const plotlyIsThere = document.getElementById("plotly") && run("plotly"); // the pages of a site share a file
 
 async function start() {
   foldOpening();
-  if (document.getElementById("plotly")) await run("plotly"); // the pages of a site share a file
+  await plotlyIsThere;
   figures.push(...startFigures());
   startSystems(figures);
-  startTheme(() => redraw(figures));
+  darkTheme.onchange = () => redraw(figures);
   await startDrawing(figures);
-  startIndex(figures);
   startResults();
   startFailures();
   startDownloads();
   startPrint(figures);
-  startCitation();
   page.started = true;
   document.documentElement.dataset.ready = "yes";
 }

@@ -1,4 +1,4 @@
-/* Small drawings: a line in the legend, and a figure in the index. */
+/* Small drawings of a line's dash and marker. */
 
 const DASH_ARRAYS = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4", longdashdot: "11 3 2 3" };
 const MARKER_PATHS = {
@@ -23,23 +23,5 @@ function swatch(line) {
   const colour = `var(${tone(line)})`;
   svg.append(svgElement("path", { d: "M-3 6H31", stroke: colour, "stroke-width": 2, "stroke-dasharray": DASH_ARRAYS[line.dash] }));
   if (!line.y) svg.append(svgElement("path", { d: MARKER_PATHS[line.marker], stroke: colour, "stroke-width": 1.5, fill: line.hollow ? "var(--paper)" : colour }));
-  return svg;
-}
-
-/* A thumbnail of a figure: its primary lines in their colors. */
-function thumbnail({ points, data }) {
-  const lines = data.lines.filter((line) => line.primary && !line.y).map((line) => [line, points.of(line).filter(({ y }) => y?.value > 0)]);
-  const all = lines.flatMap(([, found]) => found);
-  const place = (values, size) => {
-    const logs = values.map(Math.log);
-    const [least, most] = [smallest(logs), largest(logs)];
-    return (value) => 4 + ((size - 8) * (Math.log(value) - least)) / (most - least || 1);
-  };
-  const x = place(all.map((point) => point.x || 1), 96);
-  const y = place(all.map((point) => point.y.value), 54);
-  const svg = svgElement("svg", { viewBox: "0 0 96 54", "aria-hidden": "true" });
-  for (const [line, found] of lines) {
-    svg.append(svgElement("polyline", { points: found.map((point) => `${x(point.x || 1).toFixed(1)},${(54 - y(point.y.value)).toFixed(1)}`).join(" "), stroke: `var(${tone(line)})` }));
-  }
   return svg;
 }

@@ -1,34 +1,51 @@
 /* The section of profiles: opening a case draws its roofline and timeline, and a link to a case opens it. */
 
 const PARTS = ["products", "ttt", "scan", "edges", "head", "other", "gaps"];
-const SVG = "http://www.w3.org/2000/svg";
-const NARROWEST = 280;
+const KEYS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
+const ZOOM = [["zoomIn2d", "zoomOut2d", "pan2d", "resetScale2d"]];
+const redraws = []; // one function per drawing of an opened case
 
-/* Make an SVG element; `children` are elements or texts. */
-function drawn(tag, attributes = {}, ...children) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
+/* A part's label in the page's legend. */
+function partLabel(part) {
+  return document.querySelectorAll("#profiles > .parts li")[part].textContent.trim();
 }
 
-/* A time in ms, µs or ns. */
-function timeWords(ns) {
-  if (ns === 0) return "0";
-  const [unit, name] = ns >= 1e6 ? [1e6, "ms"] : ns >= 1e3 ? [1e3, "µs"] : [1, "ns"];
-  return `${Number((ns / unit).toPrecision(4))} ${name}`;
-}
-
-/* Call `draw(width)` when the host element is first seen, and whenever its width changes. */
-function drawWhenSeen(host, draw) {
-  let width = 0;
-  new ResizeObserver(() => {
-    const now = Math.floor(host.clientWidth);
-    if (now > 0 && now !== width) {
-      width = now;
-      draw(Math.max(NARROWEST, now));
-    }
-  }).observe(host);
+/* Draw `build()`, {traces, layout}, and describe the points of its last trace below the plot, under the pointer and by
+   arrow keys. A point's customdata is [words, row of its kernel in the table or null]; `each` points are one item. */
+async function drawProfile(host, build, choose, each = 1) {
+  const readout = host.parentNode.querySelector(".readout");
+  const draw = () => {
+    const { traces, layout } = build();
+    const axis = { gridcolor: themed("--grid"), linecolor: themed("--rule-strong"), zeroline: false };
+    Object.assign(layout, {
+      xaxis: { ...axis, ...layout.xaxis },
+      yaxis: { ...axis, ...layout.yaxis },
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: themed("--muted") },
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      hoverlabel: { bgcolor: themed("--raised"), font: { color: themed("--ink") }, align: "left" },
+      showlegend: false,
+    });
+    return Plotly.react(host, traces, layout, { responsive: true, modeBarButtons: ZOOM, displaylogo: false });
+  };
+  await plotlyIsThere;
+  await draw();
+  redraws.push(draw);
+  let read = -1;
+  const tell = (item) => {
+    read = item;
+    const [words, kernel] = host.data.at(-1).customdata[item * each];
+    readout.textContent = words;
+    choose(kernel);
+  };
+  host.on("plotly_hover", ({ points: [{ pointNumber }] }) => tell(Math.floor(pointNumber / each)));
+  host.addEventListener("keydown", (event) => {
+    if (!KEYS[event.key]) return;
+    event.preventDefault();
+    const next = Math.max(0, Math.min(host.data.at(-1).x.length / each - 1, read + KEYS[event.key]));
+    Plotly.Fx.hover(host, [{ curveNumber: host.data.length - 1, pointNumber: next * each + Math.floor(each / 2) }]);
+    tell(next);
+  });
 }
 
 function startProfile(details) {
@@ -38,8 +55,8 @@ function startProfile(details) {
   const choose = (kernel) => rows.forEach((row, number) => row.classList.toggle("chosen", number === kernel));
   const roofline = details.querySelector(".roofline .plot-host");
   const timeline = details.querySelector(".timeline .plot-host");
-  if (roofline) new Roofline(roofline, data, choose);
-  if (timeline) new Timeline(timeline, data, choose);
+  if (roofline) drawProfile(roofline, () => drawnRoofline(data), choose);
+  if (timeline) startTimeline(timeline, data, choose);
 }
 
 /* Open and focus the profile in the address. */
@@ -56,5 +73,9 @@ function openProfile() {
 for (const details of document.querySelectorAll("details[data-profile]")) {
   details.addEventListener("toggle", () => startProfile(details), { once: true });
 }
+const redrawAll = () => redraws.forEach((draw) => draw());
+darkTheme.addEventListener("change", redrawAll);
+addEventListener("beforeprint", () => inLight(redrawAll));
+addEventListener("afterprint", redrawAll);
 addEventListener("hashchange", openProfile);
 openProfile();

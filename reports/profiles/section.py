@@ -16,17 +16,17 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.profile import Kernel, Profile, short_name
 from harness.schema.record import Record
 from reports.profiles.ceilings import with_common_ceilings
-from reports.profiles.counted import counted_kernels
 from reports.profiles.diff import Diff
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
 from reports.profiles.parts import LABELS, ProfilePart, kernel_lower_bound_us, kernel_parts, parts
-from reports.profiles.words import Recorded, agreement, recorded, sentences, short
+from reports.profiles.words import WAITS, WORKING, Recorded, agreement, bound_of, recorded, sentences, short
 from reports.resources import environment, source
 
 PACKAGE = "reports.profiles"
 SCRIPTS = ("roofline.js", "timeline.js", "section.js")
 _NAME_LIMIT = 108  # characters of a kernel's full name in the page
 _BAR = 1000.0  # units of a bar's width
+_LEAST_WAIT, _MOST_WAITS = 0.01, 3  # share of a warp's time for a wait to be shown, and how many are
 _MOST_OPEN = 8  # up to so many groups of cases, all are open
 
 
@@ -54,6 +54,21 @@ class BarPiece:
 
 
 @dataclass(frozen=True)
+class KernelRow:
+    """A kernel in the page's table: its short and full name, its part, and a text for each of `COLUMNS`.
+
+    bound: the bottleneck in words. waits: what its warps wait for most. Both are "" without hardware counters.
+    """
+
+    name: str
+    full_name: str
+    part: str
+    cells: list[str]
+    bound: str
+    waits: str
+
+
+@dataclass(frozen=True)
 class ShownProfile:
     """A profiled case as the page shows it.
 
@@ -67,7 +82,7 @@ class ShownProfile:
     pieces: tuple[BarPiece, ...]
     agreement: str
     slower_than: tuple[Diff, ...]
-    rows: tuple[tuple[str, str, str, list[str]], ...]
+    rows: tuple[KernelRow, ...]
     drawn: dict[str, Any]
 
     @property
@@ -77,8 +92,13 @@ class ShownProfile:
 
     @property
     def columns(self) -> list[tuple[str, int]]:
-        """Pairs (heading, index into `COLUMNS`) for the kernel table's nonempty columns."""
-        return [(heading, at) for at, (heading, *_) in enumerate(COLUMNS) if any(cells[at] for *_, cells in self.rows)]
+        """Pairs (heading, index into `COLUMNS`) for the columns that have any value in the table of kernels."""
+        return [(heading, at) for at, (heading, *_) in enumerate(COLUMNS) if any(row.cells[at] for row in self.rows)]
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether any kernel in the table has hardware counters."""
+        return any(row.bound for row in self.rows)
 
     @property
     def summary(self) -> str:
@@ -116,7 +136,7 @@ def section(
     latencies = recorded([record for record in records if is_of(record.case)])
     groups = [(title, _shown(catalogue, group, latencies)) for title, group in _groups(good, latencies).items()]
     jinja = environment(PACKAGE)
-    functions = (device_id_of, counted_kernels, sentences, unplaced)
+    functions = (device_id_of, sentences, unplaced)
     jinja.globals.update({function.__name__: function for function in functions})
     jinja.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     html = jinja.get_template("section.html.j2").render(
@@ -159,7 +179,17 @@ COLUMNS: tuple[tuple[str, int, Callable[[Kernel, Profile], float | None]], ...] 
     ("FLOP/byte", 1, lambda kernel, _: rates(kernel)[2]),
     ("Registers", 0, lambda kernel, _: kernel.registers),
     ("Shared (kB)", 1, lambda kernel, _: None if kernel.shared_bytes is None else kernel.shared_bytes / 1e3),
+    ("Occupancy (%)", 0, lambda kernel, _: kernel.counters.occupancy if kernel.counters else None),
+    ("SM (% of peak)", 0, lambda kernel, _: _use(kernel, "sm")),
+    ("Tensor (% of peak)", 0, lambda kernel, _: _use(kernel, "tensor")),
+    ("L2 (% of peak)", 0, lambda kernel, _: _use(kernel, "l2")),
+    ("DRAM (% of peak)", 0, lambda kernel, _: _use(kernel, "dram")),
+    ("L2 hits (%)", 0, lambda kernel, _: kernel.counters.l2_hit if kernel.counters else None),
 )
+
+
+def _use(kernel: Kernel, unit: str) -> float | None:
+    return kernel.counters.use.get(unit) if kernel.counters else None
 
 
 def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
@@ -229,13 +259,27 @@ def _pieces(profile: Profile, widest_ms: float) -> Iterable[BarPiece]:
         x += width
 
 
-def _rows(profile: Profile) -> list[tuple[str, str, str, list[str]]]:
-    """Return (short name, full name, part, cells of `COLUMNS`) for each listed kernel."""
+def _rows(profile: Profile) -> list[KernelRow]:
     names = kernel_parts(profile)
     return [
-        (short(kernel.name), short_name(kernel.name, _NAME_LIMIT), LABELS[names[kernel.name]], _cells(kernel, profile))
+        KernelRow(
+            short(kernel.name),
+            short_name(kernel.name, _NAME_LIMIT),
+            LABELS[names[kernel.name]],
+            _cells(kernel, profile),
+            bound_of(kernel, profile) if kernel.counters else "",
+            _waits(kernel),
+        )
         for kernel in profile.kernels[:NAMED]
     ]
+
+
+def _waits(kernel: Kernel) -> str:
+    """Return the longest waits of a kernel's warps in words, each with its share of a warp's time."""
+    stalls = kernel.counters.stalls if kernel.counters else {}
+    waits = sorted(((share, state) for state, share in stalls.items() if state not in WORKING), reverse=True)
+    shown = [f"{WAITS.get(state, state)} {share:.0%}" for share, state in waits[:_MOST_WAITS] if share >= _LEAST_WAIT]
+    return ", ".join(shown)
 
 
 def _cells(kernel: Kernel, profile: Profile) -> list[str]:

@@ -6,7 +6,6 @@ with the newest run on each other model.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from markupsafe import Markup
 
@@ -43,14 +42,14 @@ class Compared:
         return answer(self.comparison)
 
 
-def comparisons(entries: Sequence[Entry], held: Mapping[str, RunCases], folders: Mapping[str, Path]) -> list[Compared]:
+def comparisons(entries: Sequence[Entry], held: Mapping[str, RunCases], runs: Mapping[str, Run]) -> list[Compared]:
     """Return the comparisons for a site's runs, those of the newest runs first.
 
-    entries: the runs, the newest first. held, folders: each run's cases and folder by run id.
+    entries: the runs, the newest first. held, runs: each run's cases, and the run, by run id.
     """
     timed = [entry for entry in entries if entry.mode == "measure" and held[entry.id].measured]
     pairs = {(a.id, b.id): (a, b) for a, b in _pairs(timed, held)}
-    return [Compared(a, b, compared(held[a.id], held[b.id]), _profiles(a, b, folders)) for a, b in pairs.values()]
+    return [Compared(a, b, compared(held[a.id], held[b.id]), _profiles(a, b, runs)) for a, b in pairs.values()]
 
 
 def _pairs(entries: Sequence[Entry], held: Mapping[str, RunCases]) -> Iterator[tuple[Entry, Entry]]:
@@ -74,10 +73,10 @@ def _pairs(entries: Sequence[Entry], held: Mapping[str, RunCases]) -> Iterator[t
                 yield others[0], entry
 
 
-def _profiles(a: Entry, b: Entry, folders: Mapping[str, Path]) -> Markup:
+def _profiles(a: Entry, b: Entry, runs: Mapping[str, Run]) -> Markup:
     if not (a.profiles and b.profiles):
         return Markup()
-    return diff_of_runs(Run.open(folders[a.id]), Run.open(folders[b.id]), (a.name, b.name))
+    return diff_of_runs(runs[a.id], runs[b.id], (a.name, b.name))
 
 
 def _share(one: Entry, other: Entry, held: Mapping[str, RunCases]) -> bool:

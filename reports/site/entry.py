@@ -1,36 +1,27 @@
-"""One run of a site: page, downloads, index entry, and cases for comparisons.
-
-The site stores index entry and cases, and reads them back as long as the run does not change.
-"""
+"""One run of a site: its page, its downloads, its entry in the index, and its cases for comparisons."""
 
 import hashlib
 import io
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import TypeAdapter
 
 from harness.schema.catalogue import Catalogue
-from harness.schema.files import listed, read_regular
-from harness.schema.profile import Profile, profile_path
-from harness.schema.reason import format_number, printable, span
+from harness.schema.reason import printable, said_number, span
 from harness.schema.record import Record
 from harness.schema.run import Run
-from harness.schema.run_file import FILE
 from reports.compare.side import RunCases
 from reports.page.html import Around, render, run_title
 from reports.page.lines import system_looks
 from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import Section, section
-from reports.profiles.shared_report import without_names
 from reports.publish import refuse_too_many
 from reports.stats import frame
 from reports.tables import write_frame
@@ -39,7 +30,6 @@ from reports.words import commit_name, format_setting
 PLOTLY = "assets/plotly.js"
 ID = re.compile(r"[a-z0-9][a-z0-9-]{0,60}-[0-9a-f]{8}")
 _SLUG_LIMIT = 48
-_CASES = TypeAdapter(RunCases)
 
 
 @dataclass(frozen=True)
@@ -50,7 +40,7 @@ class Entry:
     systems: (name, label, tone, marker) of each. result: a sentence on the first figure (`_result`).
     note: the author's note on the run (`note_of`). profiles: the number of profiles.
     measured, cases, missing: the numbers of cases with a result, planned cases, and planned cases without a record.
-    files: the paths of the run's files in the site.
+    page: the path of the run's page in the site; "" without records.
     """
 
     id: str
@@ -69,7 +59,7 @@ class Entry:
     measured: int
     cases: int
     missing: int
-    files: tuple[str, ...]
+    page: str
 
     @property
     def last_day(self) -> str:
@@ -81,10 +71,14 @@ class Entry:
         """The days of the run's first and last record as one text; "" without records."""
         return span(self.day, self.last_day)
 
-    @property
-    def page(self) -> str:
-        """The path of the run's page in the site; "" without records."""
-        return next((path for path in self.files if path.startswith("runs/")), "")
+
+@dataclass(frozen=True)
+class Drawn:
+    """A run whose files were drawn: its entry in the index, and its cases for comparisons."""
+
+    run: Run
+    entry: Entry
+    cases: RunCases
 
 
 def slug(name: str) -> str:
@@ -105,25 +99,6 @@ def system_id(name: str) -> str:
     return f"{slug(name)}-{_digest([name])}"
 
 
-def run_digest(folder: Path, program: str) -> str:
-    """Return a digest of the run's files, name and note, and of the drawing code.
-
-    The site draws the run again if this digest changes. Raises OSError if a file cannot be read.
-    """
-    total = hashlib.sha256(f"{program}\n{folder.resolve().name}\n{note_of(folder)}".encode("utf-8", "replace"))
-    parts = [
-        folder / FILE,
-        *listed(folder / "records", "*.jsonl"),
-        *listed(folder / "profiles", "*.json"),
-        *listed(folder / "profiles", "*.ncu-rep"),
-    ]
-    for path in parts:
-        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-        total.update(f"\n{path.name} {len(content)}\n".encode("utf-8", "replace"))
-        total.update(content)
-    return total.hexdigest()
-
-
 def note_of(folder: Path) -> str:
     """Return the note on a run in the neighbouring tables.toml, section `[runs]`, or ""."""
     place = folder.resolve()
@@ -134,29 +109,21 @@ def note_of(folder: Path) -> str:
         return ""
 
 
-def files_of(run: Run) -> tuple[Entry, dict[str, str | bytes]]:
-    """Return a run's index entry, and its files as {path in the site: content}.
+def files_of(run: Run) -> tuple[Drawn, dict[str, str]]:
+    """Return a run for the site's index, and the files that the site needs of it, as {path in the site: content}.
 
     Raises RecordError if the run is unreadable or has too many records for a page.
     """
-    records, by_key = run.records(), run.profiles()
-    profiles = list(by_key.values())
+    records, profiles = run.records(), list(run.profiles().values())
     refuse_too_many(records, run.folder)
     found = run_id(run, records)
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
-    files: dict[str, str | bytes] = {f"data/{found}.json": _CASES.dump_json(RunCases.of(run, records)).decode()}
+    files: dict[str, str] = {}
     if table is not None:
-        downloads = list(_downloads(table, records, run, found, by_key))
-        files |= {path: content for _, path, content in downloads}
+        files = _downloads(table, records, run, found)
         profiled = section(records, profiles, run.catalogue)
-        links = tuple((label, f"../{path}") for label, path, _ in downloads)
-        files[f"runs/{found}.html"] = _page(run, found, records, table, profiled, links)
-    return _entry(run, found, records, table, len(profiles), tuple(files)), files
-
-
-def read_cases(path: Path) -> RunCases:
-    """Return a run's cases from its data file; OSError, or ValueError for bad content."""
-    return _CASES.validate_json(read_regular(path))
+        files[f"runs/{found}.html"] = _page(run, found, records, table, profiled)
+    return Drawn(run, _entry(run, found, records, table, len(profiles)), RunCases.of(run, records)), files
 
 
 def moment(text: str) -> datetime | None:
@@ -172,9 +139,7 @@ def _digest(parts: list[str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
 
-def _entry(
-    run: Run, found: str, records: list[Record], table: pd.DataFrame | None, profiles: int, files: tuple[str, ...]
-) -> Entry:
+def _entry(run: Run, found: str, records: list[Record], table: pd.DataFrame | None, profiles: int) -> Entry:
     asked = run.file.requests[-1] if run.file.requests else None
     moments = sorted(when for record in records if (when := moment(record.started_at)))
     places = [record.environment for record in records] or (
@@ -199,7 +164,7 @@ def _entry(
         measured=len({record.case.key for record in records if record.status == "ok"}),
         cases=sum(len(job.cases) for job in run.jobs),
         missing=len(run.missing(records)),
-        files=files,
+        page="" if table is None else f"runs/{found}.html",
     )
 
 
@@ -230,38 +195,22 @@ def _distinct(values: Iterable[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(value) for value in values if value))
 
 
-def _page(
-    run: Run,
-    found: str,
-    records: list[Record],
-    table: pd.DataFrame,
-    profiled: Section | None,
-    downloads: tuple[tuple[str, str], ...],
-) -> str:
+def _page(run: Run, found: str, records: list[Record], table: pd.DataFrame, profiled: Section | None) -> str:
     around = Around(
         plotly=f"../{PLOTLY}",
         links=(("All runs", "../index.html"), ("Comparisons", f"../index.html#{found}")),
-        downloads=downloads,
+        downloads=(
+            ("Table (CSV)", f"../downloads/{found}.csv"),
+            ("Records (JSON lines)", f"../downloads/{found}.jsonl"),
+        ),
     )
     title = run_title(run.folder.resolve().name, table)
     missing = run.missing(records)
     return render(records, run.catalogue, title, profiled, around, table, missing)
 
 
-def _downloads(
-    table: pd.DataFrame, records: Iterable[Record], run: Run, found: str, profiles: Mapping[str, Profile]
-) -> Iterator[tuple[str, str, str | bytes]]:
-    """Yield (label, path in the site, content) of each download of a run.
-
-    These are the table, the records and the reports of Nsight Compute without names of host and folders.
-    found: the run's id. profiles: by key. A missing report, or one with a name that cannot be removed, is left out.
-    """
+def _downloads(table: pd.DataFrame, records: Iterable[Record], run: Run, found: str) -> dict[str, str]:
     text = io.StringIO()
     write_frame(table, "csv", text, run.catalogue)
-    yield "Table (CSV)", f"downloads/{found}.csv", text.getvalue()
-    yield "Records (JSON lines)", f"downloads/{found}.jsonl", "".join(f"{record.to_json()}\n" for record in records)
-    for key, profile in profiles.items():
-        report = profile_path(run.folder, key).with_suffix(".ncu-rep")
-        with suppress(OSError, ValueError):
-            label = f"Nsight Compute: {profile.case.label}"
-            yield label, f"downloads/{found}--{key}.ncu-rep", without_names(read_regular(report))
+    lines = "".join(f"{record.to_json()}\n" for record in records)
+    return {f"downloads/{found}.csv": text.getvalue(), f"downloads/{found}.jsonl": lines}

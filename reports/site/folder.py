@@ -1,16 +1,15 @@
-"""Checks of a site's folder, and its marker file, which lists the site's runs."""
+"""Checks of a site's folder, and the marker file that identifies the folder as a site."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from harness.schema.files import listed, read_regular
+from harness.schema.files import listed, read_regular, write_atomically
 from harness.schema.record import RecordError
 from harness.schema.run import Run
 
 MARKER = "ttt-bench-site.json"
-FOLDERS = ("assets", "compared", "data", "downloads", "over-time", "runs")
+FOLDERS = ("assets", "compared", "downloads", "over-time", "runs")
 _TOOL = "ttt-bench site"
 
 
@@ -19,7 +18,7 @@ def refuse_what_is_no_site(folder: Path) -> None:
     if not folder.is_dir():
         why = "is not a folder" if folder.exists() else "no such folder"
         raise RecordError(f"{folder}: {why}; name that of a site")
-    read_marker(folder)
+    refuse_without_marker(folder)
 
 
 def refuse_what_belongs_to_others(out: Path, runs: Sequence[Path]) -> None:
@@ -36,23 +35,20 @@ def refuse_what_belongs_to_others(out: Path, runs: Sequence[Path]) -> None:
     if not out.is_dir():
         raise RecordError(f"{out}: is not a folder; name one for the site")
     if listed(out):
-        read_marker(out)
+        refuse_without_marker(out)
     for path in (out / name for name in FOLDERS):
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise RecordError(f"{path}: is no folder of a site; remove it, or name another folder")
 
 
-def read_marker(out: Path) -> list[Any]:
-    """Return the JSON value of each run in the marker file; RecordError without a site."""
+def refuse_without_marker(out: Path) -> None:
+    """Raise RecordError if no marker file says that `out` holds a site."""
     try:
-        values = json.loads(read_regular(out / MARKER))
-        if values["tool"] != _TOOL:
+        if json.loads(read_regular(out / MARKER))["tool"] != _TOOL:
             raise ValueError
-        return list(values["runs"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         raise RecordError(f"{out}: is no site of ttt-bench, as its {MARKER} does not say so") from None
 
 
-def marker_text(runs: Sequence[Any]) -> str:
-    """Return the text of a marker file. runs: a JSON value for each run."""
-    return json.dumps({"tool": _TOOL, "runs": list(runs)}, separators=(",", ":")) + "\n"
+def write_marker(out: Path) -> None:
+    write_atomically(out / MARKER, json.dumps({"tool": _TOOL}) + "\n")

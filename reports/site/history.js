@@ -1,9 +1,8 @@
-/* The history of a case: a line for each kind of machine, a triangle at each change. */
+/* The history of a case: a line for each kind of machine. */
 
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const cases = new Map(page.cases.map((each) => [each.key, each]));
 const select = document.getElementById("case");
-const words = document.getElementById("words");
 let chosen = ""; // the key of the case that is drawn
 const plot = document.getElementById("plot");
 const DASHES = ["solid", "dash", "dot", "dashdot"];
@@ -11,7 +10,6 @@ const SYMBOLS = [page.marker, ...["circle", "square", "diamond"].filter((each) =
 /* The y axis extends at least this share beyond the latencies, so that noise does not look like change. */
 const LEAST_REACH = 0.1;
 const DAY = 86400e3; // ms
-const NARROW = 500; // pixels; in a narrower figure changes have no text
 
 function colour(name) {
   plot.style.color = `var(${name})`;
@@ -20,56 +18,27 @@ function colour(name) {
   return found;
 }
 
-function percent(ratio) {
-  return `${ratio > 1 ? "+" : "−"}${Math.abs(100 * (ratio - 1)).toFixed(1)}%`;
-}
-
-/* The lines of text of a point: its change, run, time, commit and latency. */
+/* The lines of text of a point: its run, time, commit and latency. */
 function said(line, at, unit) {
-  const change = line.changes.find((each) => each.at === at);
   const interval = line.low[at] === null ? "" : ` (${shown(line.low[at])} to ${shown(line.high[at])})`;
-  return (change ? [`${change.outcome}: ${percent(change.ratio)} against ${page.names[change.before]}`, ...change.differs.slice(0, 5)] : [])
-    .concat([page.names[line.run[at]], line.machine, `${line.at[at].replace("T", " ")} UTC`, `commit ${line.commit[at] || "not recorded"}`, `${shown(line.ms[at])} ${unit}${interval}`])
+  return [page.names[line.run[at]], line.place, `${line.at[at].replace("T", " ")} UTC`, `commit ${line.commit[at] || "not recorded"}`, `${shown(line.ms[at])} ${unit}${interval}`]
     .concat(line.sequences.length ? [`${line.sequences[at]} sequences at once`] : [])
     .concat(line.doubtful.includes(at) ? ["few or drifting samples, or a contended or thermally throttled machine"] : []);
 }
 
 const address = (line, at) => `../runs/${line.run[at]}.html`;
 
-/* The two Plotly traces of a line: the points, in the order of the data, and a triangle at each change. */
-function traces(line, number, unit) {
+function trace(line, number, unit) {
   const tone = colour(`--tone-${page.tone}`);
   const symbol = SYMBOLS[number % SYMBOLS.length];
   const texts = line.at.map((_, at) => said(line, at, unit).map(neutral).join("<br>"));
-  const points = {
-    type: "scatter", mode: "lines+markers", name: neutral(line.machine), x: line.at, y: line.ms,
+  return {
+    type: "scatter", mode: "lines+markers", name: neutral(line.place), x: line.at, y: line.ms,
     line: { color: tone, dash: DASHES[number % DASHES.length], width: 1.5 },
     marker: { size: 9, color: tone, symbol: line.at.map((_, at) => (line.doubtful.includes(at) ? `${symbol}-open` : symbol)) },
     error_y: { type: "data", symmetric: false, color: tone, thickness: 1, width: 2, array: line.ms.map((ms, at) => (line.high[at] ?? ms) - ms), arrayminus: line.ms.map((ms, at) => ms - (line.low[at] ?? ms)) },
     customdata: line.at.map((_, at) => address(line, at)), text: texts, hovertemplate: "%{text}<extra></extra>",
   };
-  const changes = {
-    type: "scatter", mode: plot.clientWidth < NARROW ? "markers" : "markers+text", cliponaxis: false, showlegend: false, x: line.changes.map(({ at }) => line.at[at]), y: line.changes.map(({ at }) => line.ms[at]),
-    marker: { size: 14, symbol: line.changes.map(({ outcome }) => (outcome === "slower" ? "triangle-up" : "triangle-down")), color: line.changes.map(({ outcome }) => colour(outcome === "slower" ? "--bad" : "--good")) },
-    text: line.changes.map(({ at, ratio }) => `${percent(ratio)}<br>${neutral(line.commit[at].slice(0, 7))}`), textposition: line.changes.map(({ outcome }) => (outcome === "slower" ? "top center" : "bottom center")), textfont: { color: colour("--ink") },
-    customdata: line.changes.map(({ at }) => address(line, at)), hovertext: line.changes.map(({ at }) => texts[at]), hovertemplate: "%{hovertext}<extra></extra>",
-  };
-  return [points, changes];
-}
-
-/* Make each point a link that Tab reaches; its focus shows the same text as the mouse. */
-function link(lines, unit) {
-  const drawn = [...plot.querySelectorAll(".scatterlayer .trace")]; // Plotly leaves out traces without points
-  lines.forEach((line, number) => drawn[number].querySelectorAll(".point").forEach((point, at) => {
-    const anchor = document.createElementNS("http://www.w3.org/2000/svg", "a");
-    anchor.setAttribute("href", address(line, at));
-    anchor.setAttribute("aria-label", said(line, at, unit).join(", "));
-    anchor.onfocus = () => Plotly.Fx.hover(plot, [{ curveNumber: number, pointNumber: at }]);
-    anchor.onblur = () => Plotly.Fx.unhover(plot);
-    point.replaceWith(anchor);
-    anchor.append(point);
-  }));
-  plot.on("plotly_click", ({ points: [{ customdata }] }) => location.assign(customdata));
 }
 
 function range(lines) {
@@ -87,8 +56,6 @@ function days(lines) {
   return last > first ? {} : { range: [first - DAY / 2, last + DAY / 2].map((time) => new Date(time).toISOString()) };
 }
 
-const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
-
 async function draw() {
   document.documentElement.dataset.ready = "no";
   const { label, lines, unit } = cases.get(chosen);
@@ -100,11 +67,9 @@ async function draw() {
     xaxis: { ...axis, type: "date", title: { text: "first sample, UTC", standoff: 12 }, automargin: true, ...days(lines) }, yaxis: { ...axis, title: { text: `latency, ${unit}`, standoff: 8 }, range: range(lines), automargin: true },
     dragmode: false, showlegend: true, legend: { orientation: "h", y: 0, yref: "container", yanchor: "bottom" }, hoverlabel: { bgcolor: colour("--raised"), font: { color: ink }, align: "left" },
   };
-  const drawn = lines.map((line, number) => traces(line, number, unit));
-  await Plotly.newPlot(plot, [...drawn.map(([points]) => points), ...drawn.map(([, changes]) => changes)], layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
-  link(lines, unit);
-  const [runs, changes] = ["at", "changes"].map((part) => lines.reduce((sum, line) => sum + line[part].length, 0));
-  plot.setAttribute("aria-label", `Line chart of the latency of ${label}: ${counted(runs, "run")} on ${counted(lines.length, "kind")} of machine, ${counted(changes, "change")}. The numbers are in the table below it.`);
+  await Plotly.newPlot(plot, lines.map((line, number) => trace(line, number, unit)), layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
+  plot.on("plotly_click", ({ points: [{ customdata }] }) => location.assign(customdata));
+  plot.setAttribute("aria-label", `Line chart of the latency of ${label}. The numbers are in the table below it.`);
   numbers(lines, unit);
   document.documentElement.dataset.ready = "yes";
 }
@@ -112,59 +77,43 @@ async function draw() {
 function numbers(lines, unit) {
   const rows = lines.flatMap((line) => line.at.map((_, at) => ({ line, at }))).sort((a, b) => (a.line.at[a.at] < b.line.at[b.at] ? 1 : -1));
   const held = lines.some(({ sequences }) => sequences.length) ? [["sequences", "Sequences at once", true]] : [];
-  const columns = [["at", "First sample, UTC"], ["run", "Run"], ["commit", "Commit"], ["ms", `Latency (${unit})`, true], ["low", "From", true], ["high", "To", true], ...held, ["machine", "Machine"], ["change", "Change"]]
+  const columns = [["at", "First sample, UTC"], ["run", "Run"], ["commit", "Commit"], ["ms", `Latency (${unit})`, true], ["low", "From", true], ["high", "To", true], ...held, ["place", "Machine"]]
     .map(([key, label, numeric]) => ({ key, label, numeric: Boolean(numeric), scale: 1, names: Object.create(null) }));
   columns.find(({ key }) => key === "run").link = ({ line, at }) => address(line, at);
   const cell = ({ line, at }, key) => {
-    const change = line.changes.find((each) => each.at === at);
-    if (key === "change") return change ? `${change.outcome}, ${percent(change.ratio)}` : null;
     if (key === "run") return page.names[line.run[at]];
     return key === "machine" ? line.machine : line[key][at];
   };
   new Table(document.getElementById("numbers"), { caption: "Numbers", columns, rows, cell });
 }
 
-/* Decode a part of an address; a malformed one stays as it is. */
-function fromAddress(text) {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    return text;
-  }
-}
-
 /* The number of runs that measured a case. */
 const runsOf = ({ lines }) => new Set(lines.flatMap(({ run }) => run)).size;
 
-/* Offer the cases that match the search, by phase and batch, with their number of runs. */
+/* Offer the cases by phase and batch, with their number of runs. */
 function offerCases() {
-  const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
-  const kept = page.cases.filter(({ label, group }) => wanted.every((word) => `${label} ${group}`.toLowerCase().includes(word)));
   const runs = (each) => (runsOf(each) > 1 ? ` · ${runsOf(each)} runs` : "");
   const option = (each) => element("option", { value: each.key, textContent: each.name + runs(each), selected: each.key === chosen });
-  const groups = [...new Set(kept.map(({ group }) => group))].sort(collator.compare);
-  select.replaceChildren(...groups.map((label) => element("optgroup", { label }, ...kept.filter(({ group }) => group === label).map(option))));
-  document.getElementById("count").textContent = `${kept.length} of ${page.cases.length} cases`;
+  const groups = [...new Set(page.cases.map(({ group }) => group))].sort(collator.compare);
+  select.replaceChildren(...groups.map((label) => element("optgroup", { label }, ...page.cases.filter(({ group }) => group === label).map(option))));
 }
 
-/* The case to open with: the first, if it changed, else the one with the most runs. */
+/* The case to open with: the one with the most runs. */
 function opening() {
-  if (page.cases[0].lines.some(({ changes }) => changes.length)) return page.cases[0].key;
   return page.cases.reduce((best, each) => (runsOf(each) > runsOf(best) ? each : best)).key;
 }
 
 /* Draw the case in the address, or else the one to open with. */
 function follow() {
-  const wanted = fromAddress(location.hash.slice(1));
+  const wanted = location.hash.slice(1);
   chosen = cases.has(wanted) ? wanted : opening();
   offerCases();
   draw();
 }
 
-words.oninput = offerCases;
 select.onchange = () => { location.hash = select.value; };
 select.form.onsubmit = (event) => event.preventDefault();
 addEventListener("hashchange", follow);
-startPage(draw);
+matchMedia("(prefers-color-scheme: dark)").onchange = draw;
 matchMedia("print").onchange = draw;
 follow();

@@ -2,14 +2,12 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from harness.schema.reason import rounded
-from reports.compare.comparison import Difference, Pair, differences, stored_result
-from reports.compare.decision import CaseResult
 from reports.compare.side import CaseSide, RunCases
 from reports.site.entry import Entry, moment, system_id
 
@@ -27,29 +25,11 @@ class HistoryPoint:
 
 
 @dataclass(frozen=True)
-class Change:
-    """A slowdown or speed-up of a case between two runs on one kind of machine.
-
-    case: the case's key. label: the case in words. result: the ratio of the times.
-    before: the previous sound run; if many small steps add up, the first run since the last change.
-    differs: the differences between the runs in words.
-    """
-
-    case: str
-    label: str
-    before: HistoryPoint
-    after: HistoryPoint
-    result: CaseResult
-    differs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class HistoryLine:
     """The history of a case on one kind of machine, such as a GPU model and driver."""
 
     machine: str
     points: tuple[HistoryPoint, ...]
-    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True)
@@ -66,11 +46,6 @@ class HistoryCase:
     lines: tuple[HistoryLine, ...]
 
     @property
-    def changes(self) -> list[Change]:
-        """The changes on all kinds of machine."""
-        return [change for line in self.lines for change in line.changes]
-
-    @property
     def is_by_token(self) -> bool:
         """Whether latencies are per token, as points have different tokens per sample.
 
@@ -84,7 +59,7 @@ class HistoryCase:
 class History:
     """The history of one system through the runs of a site; tone, marker: its color and marker.
 
-    cases: those with most changes first, then by label.
+    cases: by label.
     """
 
     name: str
@@ -97,12 +72,6 @@ class History:
     def page(self) -> str:
         """The path in the site of the page with the system's history."""
         return f"over-time/{system_id(self.name)}.html"
-
-    @property
-    def changes(self) -> list[Change]:
-        """The changes of all cases, the newest first."""
-        found = [change for case in self.cases for change in case.changes]
-        return sorted(found, key=lambda change: (change.after.at, change.label), reverse=True)
 
     @property
     def runs(self) -> set[str]:
@@ -132,7 +101,7 @@ def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[Hi
     found = []
     for name, by_key in points.items():
         cases = [_case(key, lines) for key, lines in by_key.items()]
-        cases.sort(key=lambda case: (-len(case.changes), _by_numbers(case.label)))
+        cases.sort(key=lambda case: _by_numbers(case.label))
         if cases:
             found.append(History(name, *looks[name], cases))
     return found
@@ -157,35 +126,12 @@ def _said(device: Any) -> Iterable[str]:
 def _case(key: str, lines: dict[str, list[HistoryPoint]]) -> HistoryCase:
     side = next(iter(lines.values()))[0].side
     name = side.label.replace(f" {side.phase} B={side.batch}", "", 1)
-    drawn = tuple(_line(machine, key, lines[machine]) for machine in sorted(lines))
+    drawn = tuple(_line(place, lines[place]) for place in sorted(lines))
     return HistoryCase(key, side.label, name, f"{side.phase}, batch {side.batch}", drawn)
 
 
-def _line(machine: str, key: str, points: list[HistoryPoint]) -> HistoryLine:
-    points = sorted(points, key=lambda point: (point.at, point.run))
-    return HistoryLine(machine, tuple(points), tuple(_changes(key, points)))
-
-
-def _changes(key: str, points: Sequence[HistoryPoint]) -> Iterable[Change]:
-    level: list[HistoryPoint] = []  # since the last change
-    for point in points:
-        if not point.side.is_sound:
-            continue
-        for before in (*level[-1:], *level[:-1][:1]):
-            pair = Pair(before.side, point.side)
-            result = stored_result(pair)
-            if result.outcome in ("slower", "faster"):
-                yield Change(key, point.side.label, before, point, result, tuple(_differs(pair)))
-                level = []
-                break
-        level.append(point)
-
-
-def _differs(pair: Pair) -> Iterator[str]:
-    a, b = pair.a.tokens_words, pair.b.tokens_words
-    if a != b:
-        yield Difference("sequences at once", a, b).sentence
-    yield from (each.sentence for each in differences([pair]) if each.what != "commit")  # has its own column
+def _line(place: str, points: list[HistoryPoint]) -> HistoryLine:
+    return HistoryLine(place, tuple(sorted(points, key=lambda point: (point.at, point.run))))
 
 
 def _drawn(case: HistoryCase) -> dict[str, Any]:
@@ -219,15 +165,4 @@ def _line_drawn(line: HistoryLine, is_by_token: bool) -> dict[str, Any]:
         "sequences": [side.tokens_words for side in sides] if is_by_token else [],
         "commit": [side.facts.get("commit", "") for side in sides],
         "doubtful": [at for at, point in enumerate(line.points) if not point.side.is_sound],
-        "changes": [_change(change, line.points) for change in line.changes],
-    }
-
-
-def _change(change: Change, points: Sequence[HistoryPoint]) -> dict[str, Any]:
-    return {
-        "at": points.index(change.after),
-        "before": change.before.run,
-        "outcome": change.result.outcome,
-        "ratio": rounded(change.result.ratio, 6),
-        "differs": list(change.differs),
     }

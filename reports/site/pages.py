@@ -1,6 +1,6 @@
 """The files that a site's runs share: index, histories, comparisons, scripts, styles."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -8,7 +8,6 @@ from jinja2 import Environment
 
 from harness.schema.reason import span
 from reports.compare import views
-from reports.compare.side import FEW_SEQUENCES
 from reports.page.embedding import embedded_json
 from reports.page.html import PACKAGE as PAGE
 from reports.profiles.section import style as profile_style
@@ -19,9 +18,6 @@ from reports.site.history import History
 from reports.words import commit_words
 
 PACKAGE = "reports.site"
-_SCRIPTS = {"site.js": "index.js", "over-time.js": "history.js"}
-_CHANGES_SHOWN = 200
-_READY = 'startPage();\ndocument.documentElement.dataset.ready = "yes";\n'
 
 
 def shared_files(
@@ -31,16 +27,15 @@ def shared_files(
 
     entries: the runs, the newest first.
     """
-    shared = source(PAGE, "table.js") + source(PACKAGE, "start.js")
-    found = {f"assets/{name}": shared + source(PACKAGE, script) for name, script in _SCRIPTS.items()}
-    found["assets/theme.js"] = source(PAGE, "theme.js")
+    found = {
+        "assets/over-time.js": source(PAGE, "table.js") + source(PACKAGE, "history.js"),
+        "assets/compared.js": views.script(),
+    }
     styles = source(PAGE, "style.css"), source("reports.compare", "table.css"), profile_style()
     found["assets/site.css"] = "".join(styles) + source(PACKAGE, "site.css")
-    found["assets/compared.js"] = shared + views.script() + _READY
     found["index.html"] = _index(entries, histories, comparisons)
     found |= {each.page: _compared(each) for each in comparisons}
-    pages = {(each.a.id, each.b.id): each.page for each in comparisons}
-    return found | {history.page: _over_time(history, entries, pages) for history in histories}
+    return found | {history.page: _over_time(history, entries) for history in histories}
 
 
 @cache
@@ -72,21 +67,9 @@ def _compared(each: Compared) -> str:
     return _drawn("compared.html.j2", up="../", title=title, body=views.body(each.comparison, links) + each.profiles)
 
 
-def _over_time(history: History, entries: Sequence[Entry], pages: Mapping[tuple[str, str], str]) -> str:
-    names = {entry.id: entry.name for entry in entries if entry.id in history.runs}
-    data = history.to_dict() | {"names": names}
-    changes = history.changes
-    return _drawn(
-        "history.html.j2",
-        up="../",
-        history=history,
-        names=names,
-        pages=pages,
-        changes=changes[:_CHANGES_SHOWN],
-        left_out=max(0, len(changes) - _CHANGES_SHOWN),
-        few_sequences=FEW_SEQUENCES,
-        data=embedded_json(data),
-    )
+def _over_time(history: History, entries: Sequence[Entry]) -> str:
+    data = history.to_dict() | {"names": {entry.id: entry.name for entry in entries if entry.id in history.runs}}
+    return _drawn("history.html.j2", up="../", history=history, data=embedded_json(data))
 
 
 def short(entry: Entry) -> str:

@@ -15,4 +15,4 @@ def opened(browser, site, path, **options):
 
 
 def settle(page):
-    page.wait_for_selector("html[data-ready=yes]", state="attached")
+    page.wait_for_function("!document.scripts.length || document.documentElement.dataset.ready === 'yes'")

@@ -100,13 +100,6 @@ def test_the_interval_of_stored_repeats_is_students(tmp_path, sides):
     assert (math.log(result.low), math.log(result.high)) == pytest.approx((-expected, expected))
 
 
-def test_an_interval_beyond_the_axis_ends_in_arrows(tmp_path):
-    of_a, of_b = ([timed(a_case(context), 10) for context in range(1, 13)] for _ in "ab")
-    of_b[0].samples_ms[:] = [8, 9, 9.5, 9.8, 10, 10, 10, 10.05, 10.1]
-    page = views.page(compare(*two(tmp_path, of_a, of_b)))
-    assert (page.count("<circle"), page.count('"M6 3 0 7l6 4"'), page.count('"M154 3l6 4-6 4"')) == (12, 1, 1)
-
-
 @pytest.mark.parametrize(
     ("samples", "ratio"),
     [  # the interval goes from the second sample to the eighth
@@ -190,8 +183,8 @@ def test_a_run_that_ended_within_its_repeats_is_unfinished(tmp_path):
 def test_a_case_of_one_round_is_undecided_and_says_so(tmp_path):
     lost = [timed(a_case(), 10), Record(a_case(), "killed", "by hand", repeat=1, environment=on_gpu())]
     found = compare(*two(tmp_path, rounds(a_case(), [10, 10]), lost, repeats=2, arguments=AB))
-    assert found.rows[0].result.outcome == "undecided"
-    assert found.rows[0].notes == ("2 rounds would decide", "B has 1 of 2 rounds")
+    assert found.rows[0].judged.verdict == "undecided"
+    assert found.rows[0].notes == ("B has 1 of 2 rounds",)
 
 
 @pytest.mark.parametrize(
@@ -360,11 +353,7 @@ def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):
     assert (found.regressions, found.counts["lost"]) == (1, 1)
     assert "only in A: ttt-linear · torch tiny forward B=2 T=4" in views.text(found)
     page = views.page(found)
-    assert (page.count("<svg"), "only in A: ttt-linear · torch" in page, "http" in page.replace("http-equiv", "")) == (
-        1,
-        True,
-        False,
-    )
+    assert ("only in A: ttt-linear · torch" in page, "http" in page.replace("http-equiv", "")) == (True, False)
 
 
 def test_what_an_unfinished_run_was_asked_for_is_lost(tmp_path):

@@ -78,42 +78,6 @@ def test_a_raised_bar_keeps_the_verdict_and_asks_more_of_a_regression():
     assert (at_10.outcome, at_10.regressed) == ("slower", False)
 
 
-@pytest.mark.parametrize(
-    ("by", "noise", "rounds"),
-    [
-        (0.025, 0.7, 6),  # one more than there are
-        (0.03, 1.0, 7),
-        (0.022, 0.9, 13),  # 12 by one degree of freedom more
-        (0.025, 1.0, 11),
-        (-0.03, 2.0, 19),
-        (0.0, 2.0, 20),
-        (0.008, 1.3, 24),
-        (0.022, 2.0, 53),
-        (0.03, 4.6, 99),
-        (0.03, 4.62, None),  # 100
-    ],
-)
-def test_how_many_rounds_would_decide(by, noise, rounds):
-    """The least n at which Student's limit times deviation / sqrt(n) keeps the mean out of the bar or within 2%."""
-    values = [math.log1p(by) + noise * each for each in (0.03, -0.03, 0.02, -0.02, 0.0)]
-    assert decide([values])[0].decided_by == rounds
-
-
-@pytest.mark.parametrize(("others", "rounds"), [((), 12), ((0.1,), 9), ((0.1, 0.11), 8), ((0.1, -0.1), 9)])
-def test_discoveries_among_the_others_make_fewer_rounds_enough(others, rounds):
-    """Five cases of one noise: four degrees of freedom come from the others, the level is 0.05 (1 + found) / 5."""
-    means = [0.03, *others, *[0.0] * (4 - len(others))]
-    noise = (0.03, -0.03, 0.02, -0.02, 0.0)
-    found = decide([[math.log1p(mean) + each for each in noise] for mean in means])
-    assert (found[0].outcome, found[0].decided_by) == ("undecided", rounds)
-
-
-def test_being_the_same_asks_no_more_of_one_case_among_many():
-    """At the level 0.05, as of one case alone; at 0.05 / 5 it would take 21 rounds."""
-    noise = [1.4 * each for each in (0.03, -0.03, 0.02, -0.02, 0.0)]
-    assert [each.decided_by for each in decide([noise] * 5)] == [11] * 5
-
-
 def test_rounds_that_agree_exactly_and_cases_that_lost_some():
     found = decide([[0.0] * 5, [math.log(1.2)] * 5, [math.log(1.2)] * 2])
     assert [each.outcome for each in found] == ["same", "slower", "slower"]

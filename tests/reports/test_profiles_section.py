@@ -151,7 +151,13 @@ def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
         "0.0067",
     ]
     assert [first[name] for name in ("GB/s", "TFLOP/s", "FLOP/byte")] == ["667", "66.7", "100.0"]
-    assert [first[name] for name in ("Registers", "Shared (kB)")] == ["168", "4.1"]
+    assert [first[name] for name in ("Registers", "Shared (kB)", "Occupancy (%)", "L2 hits (%)")] == [
+        "168",
+        "4.1",
+        "61",
+        "72",
+    ]
+    assert (first["Warps wait"], second["Warps wait"]) == ("for barriers 50%", "")
     columns = ("Time (ms)", "GB/s", "TFLOP/s", "Lower bound (ms)")
     assert [second[name] for name in columns] == ["0.0150", "", "", ""]
 

@@ -254,21 +254,6 @@ def test_table_filters_by_words_and_choices(page):
     page.get_by_text(f"Rows 1–100 of {len(TABLE)}").wait_for()
 
 
-def test_a_plot_is_as_wide_as_its_figure_when_its_numbers_are_opened_and_closed(page):
-    widths = (
-        "n => ['.plot', '.main-svg'].map(part =>"
-        " Math.round(document.querySelector(`#figure-${n} ${part}`).getBoundingClientRect().width))"
-    )
-    [narrow, drawn] = page.evaluate(widths, STEP)
-    assert narrow == drawn
-    numbers = page.locator(f"#figure-{STEP} .numbers > summary")
-    numbers.click()
-    browsing.eventually(page, lambda: page.evaluate(widths, STEP), [1136, 1136])
-    assert narrow < 1136
-    numbers.click()
-    browsing.eventually(page, lambda: page.evaluate(widths, STEP), [narrow, narrow])
-
-
 def test_long_axis_titles_of_ratios_fit(page):
     figure = page.locator(f"#figure-{STEP}")
     name = "TTT-Linear · Triton primal · state float32-planes"
@@ -285,7 +270,7 @@ def test_lost_cases_have_their_reasons(page):
     assert {record.reason for record in PAPER.records if record.reason and record.reason not in text} == set()
 
 
-def test_theme_changes_page_and_figures(page):
+def test_page_and_figures_follow_the_theme_of_the_system(page):
     def look():
         page.evaluate("drawAll(figures.filter((figure) => figure.stale))")
         return page.evaluate(
@@ -295,9 +280,9 @@ def test_theme_changes_page_and_figures(page):
         )
 
     light = look()
-    page.get_by_role("button", name="Dark theme").click()
+    page.emulate_media(color_scheme="dark")
     browsing.eventually(page, lambda: [one != other for one, other in zip(light, look(), strict=True)], [True, True])
-    page.get_by_role("button", name="Light theme").click()
+    page.emulate_media(color_scheme="light")
     browsing.eventually(page, look, light)
 
 
@@ -323,13 +308,12 @@ def test_hostile_records_are_shown_and_run_nothing(browser, saved):
         browsing.open_options(page)
         page.locator("#figure-0").get_by_label("relative to").select_option(index=1)
         assert "<imgsrc=x" in page.locator("#figure-0 .ytitle").text_content().replace(" ", "")  # is folded
-        browsing.open_all(page, ".numbers, .rows")
         rows = list(csv.reader(io.StringIO(browsing.downloaded(page, "Table (CSV)"))))
         assert len(rows) == 4
         records = [json.loads(line) for line in browsing.downloaded(page, "Records (JSON lines)").split("\n") if line]
         assert [record["reason"] for record in records] == [record.reason for record in synthetic.hostile().records]
         page.locator("#figure-0").get_by_role("button", name="Save SVG of").click()
-        assert page.locator("main :is(img, a:not([data-role=link], [data-thumbnail]), script, iframe)").count() == 0
+        assert page.locator("main :is(img, a:not([data-role=link], #index a), script, iframe)").count() == 0
 
 
 def check_phone(page):
@@ -349,7 +333,6 @@ def check_phone(page):
 def test_phone_scrolls_only_inside_tables(browser, saved):
     with browsing.opened(browser, saved["paper"], viewport=PHONE, has_touch=True, color_scheme="dark") as (page, _):
         check_phone(page)
-        assert page.get_by_role("button", name="Light theme").is_visible()
         assert max(page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")) < 64
 
 

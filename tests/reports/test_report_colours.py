@@ -104,7 +104,7 @@ def test_the_first_four_differ_in_grey(theme):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_parts_of_a_profile_differ_from_each_other_and_from_every_system(theme):
     style = files("reports.profiles").joinpath("section.css").read_text("utf-8")
-    found = re.findall(r"\.part-\w+ { color: light-dark\((#\w{6}), (#\w{6})\)", style)
+    found = re.findall(r"--part-\w+: light-dark\((#\w{6}), (#\w{6})\)", style)
     parts = [linear(pair[theme == "dark"]) for pair in found]
     assert len(parts) == 6
     for seen in (list, deuteranope):

@@ -79,21 +79,6 @@ def test_numbers_of_the_results_have_their_signs(doubtful):
     assert f"({meaning})" in doubtful.locator("#results-table td", has_text="†*").text_content()
 
 
-@pytest.mark.parametrize(("others", "is_below"), [((1.05,), True), ((0.95, 1.05), False), ((2.0,), False)])
-def test_a_sign_stands_below_a_point_with_another_just_above(browser, tmp_path, others, is_below):
-    few = synthetic.ok(Case("transformer", "vllm", "1.3b", "generate", 512, 2048), 1.0, count=3)
-    systems = [("mamba", "mamba-ssm"), ("ttt-linear", "triton-dual")]
-    beside = [
-        synthetic.ok(Case(*system, "1.3b", "generate", 512, 2048), ms)
-        for system, ms in zip(systems, others, strict=False)
-    ]
-    path = browsing.save(synthetic.of_suite("fig15-generate", few, *beside), tmp_path, "crowded")
-    with browsing.opened(browser, path) as (page, _):
-        data = page.evaluate("document.querySelector('#figure-0 .plot').data.map(t => [t.text, t.textposition])")
-        [places] = [place for text, place in data if text]
-        assert places == ["bottom left" if is_below else "top left"]
-
-
 def test_the_size_of_a_state_has_no_flags_of_times(browser, tmp_path):
     cases = [Case("ttt-linear", "thunderkittens", "1.3b", "forward", 1, context) for context in (8192, 16384)]
     kept = {"state_bytes": 1.3e7}
@@ -127,34 +112,33 @@ def test_an_unsteady_ttft_is_flagged_only_in_its_figure(browser, tmp_path):
         assert page.locator("#figure-0 .annotation", has_text="§ unsteady").count() == 1
 
 
-def numbers(figure, line):
-    """Return (text, status, title) of each cell of a line's row in the figure's table of numbers."""
-    return figure.locator(f".pivot td[data-line='{line}']").evaluate_all(
-        "all => all.map(e => [e.firstChild.textContent, e.firstChild.dataset.status ?? '', e.title])"
+def told(page, figure, line):
+    """Return for each point of a line its signs and its words, one part a line."""
+    return page.evaluate(
+        """([number, name]) => {
+          const { points, lines, yTitle } = figures[number].drawing();
+          const [line, all] = lines.find(([each]) => each.name === name);
+          return all.map((point) => [points.signs(point), points.words(line, point, yTitle).join("\\n")]);
+        }""",
+        [figure, line],
     )
 
 
 def test_a_ratio_has_the_signs_and_status_of_its_baseline(doubtful):
     figure = doubtful.locator("#figure-0")
     browsing.open_options(doubtful)
-    figure.locator(".numbers > summary").click()
     figure.get_by_label("relative to").select_option(label="Transformer · vLLM")
     figure.get_by_role("button", name="Transformer · vLLM", exact=True).click()  # leaves the one that is divided
-    full, lost, nowhere = numbers(figure, "Mamba · mamba-ssm")
-    said, caption = doubtful.locator("#figure-0 .annotation").all_text_contents()[-1], figure.locator("caption")
-    caption = caption.inner_text()
+    full, lost, nowhere = told(doubtful, 0, "Mamba · mamba-ssm")
+    said = doubtful.locator("#figure-0 .annotation").all_text_contents()[-1]
     figure.get_by_role("button", name="Transformer · vLLM", exact=True).click()
     figure.get_by_label("relative to").select_option(index=0)
-    figure.locator(".numbers > summary").click()
-    assert full[0].startswith("†* 1.")
-    assert "\n30 samples\nbaseline: 3 samples\n" in full[2]
-    assert "baseline: 5 of 512 sequences at once" in full[2]
+    assert full[0] == "†*"
+    assert "\n30 samples\nbaseline: 3 samples\n" in full[1]
+    assert "baseline: 5 of 512 sequences at once" in full[1]
     assert "† fewer sequences at once than requested: 5 of 512" in said
-    assert "† fewer sequences at once than requested: 5 of 512" in caption
-    assert lost[:2] == ["baseline: failed", "failed"]
-    assert lost[2].endswith("baseline: failed: it broke")
-    assert nowhere[:2] == ["–", ""]
-    assert nowhere[2].endswith("baseline: not measured")
+    assert lost[1].endswith("baseline: failed: it broke")
+    assert nowhere[1].endswith("baseline: not measured")
 
 
 @pytest.fixture(scope="module")
@@ -176,18 +160,14 @@ def pairs(browser, tmp_path_factory):
     ]
     path = browsing.save(synthetic.of_suite("kernel-generate", *records), tmp_path_factory.mktemp("pairs"), "pairs")
     with browsing.opened(browser, path) as (page, _):
-        page.locator("#figure-1 .numbers > summary").click()
-        page.locator("#figure-1 .pivot").wait_for()
         yield page.locator("#figure-1")
 
 
 def test_a_pair_has_the_signs_and_status_of_its_dual(pairs):
-    sure, few, lost, unmeasured = numbers(pairs, "TTT-MLP · Triton · state float32")
-    assert sure[0].startswith("3.")
-    assert few[0].startswith("* ")
-    assert lost[:2] == ["baseline: skipped", "skipped"]
-    assert lost[2].endswith("baseline: skipped: not here")
-    assert unmeasured[:2] == ["baseline: measured without Latency", ""]
+    sure, few, lost, unmeasured = told(pairs.page, 1, "TTT-MLP · Triton · state float32")
+    assert (sure[0], few[0]) == ("", "*")
+    assert lost[1].endswith("baseline: skipped: not here")
+    assert unmeasured[1].endswith("baseline: measured without Latency")
     notes = pairs.locator(".annotation").last.text_content()
     for words in ("* fewer than 6 samples", "× no result", "– not run"):
         assert words in notes
@@ -208,7 +188,6 @@ def test_a_saved_csv_of_pairs_has_the_flags_of_both(pairs):
 
 
 def test_captions_of_pairs_describe_ratios(pairs):
-    assert "the ratio's worst case from both 95% intervals within one process" in pairs.locator("caption").inner_text()
     remarks = pairs.locator(".remarks").text_content()
     assert "Ratios of medians of 3–30 samples, with 95% intervals within one process, divided worst case" in remarks
 
@@ -216,22 +195,10 @@ def test_captions_of_pairs_describe_ratios(pairs):
 def test_a_button_adds_other_backends(doubtful):
     browsing.open_options(doubtful)
     assert browsing.lines_drawn(doubtful, 0) == 2
-    entries = doubtful.locator("#figure-0 .legend li:visible button:not(.only)")
+    entries = doubtful.locator("#figure-0 .legend li:visible button")
     assert entries.all_inner_texts() == ["Transformer · vLLM", "Mamba · mamba-ssm"]
     doubtful.get_by_role("button", name="More lines (1)").click()
     assert browsing.lines_drawn(doubtful, 0) == 3
     assert "Transformer · PyTorch" in entries.all_inner_texts()
     doubtful.get_by_role("button", name="Fewer lines").click()
     assert browsing.lines_drawn(doubtful, 0) == 2
-
-
-def test_numbers_of_a_ratio_name_the_kind_of_interval(browser, one_place):
-    cases = [Case(system, "torch", "1.3b", "forward", 16, 2048) for system in ("ttt-linear", "mamba")]
-    records = [synthetic.ok(case, 1.0 + repeat / 9, repeat=repeat) for case in cases for repeat in range(3)]
-    path = browsing.save(synthetic.of_suite("fig15-forward", *records), one_place, "page")
-    with browsing.opened(browser, path) as (page, _):
-        browsing.open_options(page)
-        page.locator("#figure-0 .numbers > summary").click()
-        page.locator("#figure-0").get_by_label("relative to").select_option(label="Mamba · PyTorch")
-        caption = page.locator("#figure-0 .pivot caption").inner_text()
-    assert "the ratio's worst case from both 95% intervals over processes" in caption

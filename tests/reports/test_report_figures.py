@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import pytest
 import synthetic_records as synthetic
-from markupsafe import escape
 
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
-from reports.page.figures import figures, undrawn
-from reports.page.html import render
+from reports.page.figures import figures
 from reports.page.lines import system_looks
 from reports.stats import frame
 
@@ -72,20 +70,6 @@ def test_remarks_mention_only_intervals_that_exist():
     assert "samples, with 95% intervals within one process" in whole
     assert "samples" in between
     assert "interval" not in between
-
-
-def test_a_figure_without_its_metric_is_named_if_its_suite_has_results():
-    asked = case(phase="request")
-    made = synthetic.of_suite("prompt-then-128", synthetic.ok(asked, 1.0, metrics={}))
-    words = [each for each in undrawn(made.table, made.catalogue) if "first token" in each]
-    assert len(words) == 1
-    assert words[0].endswith(" is not drawn: no record has Time to first token.")
-    assert escape(words[0]) in render(made.records, made.catalogue)
-    told = {"time_to_first_token_ms": 1.0, "time_between_tokens_ms": 1.0}
-    whole = synthetic.of_suite("prompt-then-128", synthetic.ok(asked, 1.0, metrics=told))
-    assert undrawn(whole.table, whole.catalogue) == []
-    broken = synthetic.of_suite("prompt-then-128", synthetic.lost(asked, "failed", "why"))
-    assert undrawn(broken.table, broken.catalogue) == []
 
 
 def test_every_row_is_in_a_line_in_order_of_x():

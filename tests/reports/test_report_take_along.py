@@ -18,8 +18,7 @@ STATE = """number => {
   const figure = document.querySelector(`#figure-${number}`);
   const { xaxis, yaxis } = figure.querySelector(".plot")._fullLayout;
   const pressed = [...figure.querySelectorAll(".legend li:not([hidden]) button[aria-pressed=true] span")];
-  const open = figure.querySelector(".numbers").open;
-  return { x: xaxis.type, y: yaxis.type, lines: pressed.map(e => e.textContent), open };
+  return { x: xaxis.type, y: yaxis.type, lines: pressed.map(e => e.textContent) };
 }"""
 
 
@@ -46,8 +45,7 @@ def arrange(page):
     page.get_by_role("button", name="Mamba · mamba-ssm", exact=True).click()
     page.get_by_label("log x").uncheck()
     page.get_by_label("log y").check()
-    page.locator("#figure-0 .numbers > summary").click()
-    browsing.eventually(page, lambda: "numbers=open" in page.url, True)
+    browsing.eventually(page, lambda: "y=log" in page.url, True)
 
 
 def test_a_link_restores_a_figure(browser, saved):
@@ -64,7 +62,7 @@ def test_a_link_restores_a_figure(browser, saved):
         page.wait_for_selector("html[data-ready]", state="attached")
         assert page.evaluate(STATE, 0) == state
         assert state["lines"] == ["TTT-Linear · ThunderKittens", "Transformer · vLLM", "Transformer · PyTorch"]
-        assert (state["x"], state["y"], state["open"]) == ("linear", "log", True)
+        assert (state["x"], state["y"]) == ("linear", "log")
         assert opened_with != state
         page.evaluate("location.hash = '#fig15-forward?relative=mamba-mamba-ssm'")
         browsing.eventually(page, lambda: browsing.plotted(page, 0)[2]["y"], [1, 1])
@@ -77,15 +75,6 @@ def test_a_link_restores_a_figure(browser, saved):
 def test_a_link_with_unknown_parts_opens_the_page(browser, saved, part):
     with browsing.opened(browser, saved, part) as (page, _):
         assert page.evaluate(STATE, 0)["y"] == "linear"
-
-
-def test_only_shows_a_line_alone_and_again_all(browser, saved):
-    with browsing.opened(browser, saved) as (page, _):
-        page.get_by_role("button", name="Only Mamba · mamba-ssm").click()
-        assert page.evaluate(STATE, 0)["lines"] == ["Mamba · mamba-ssm"]
-        assert browsing.lines_drawn(page, 0) == 1
-        page.get_by_role("button", name="Only Mamba · mamba-ssm").click()
-        assert browsing.lines_drawn(page, 0) == 3
 
 
 def file_of(page, kind, title="Forward latency per token", name="fig15-forward"):
@@ -151,8 +140,6 @@ def test_a_saved_csv_has_the_points_and_their_machine(browser, saved):
 
 def test_print_is_light_and_keeps_a_figure_on_one_page(browser, saved):
     with browsing.opened(browser, saved, color_scheme="dark") as (page, _):
-        page.get_by_role("button", name="Light theme").click()
-        page.get_by_role("button", name="Dark theme").click()
         page.emulate_media(media="print", color_scheme="dark")
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         look = page.evaluate("""() => ({
@@ -213,18 +200,6 @@ def test_figures_are_drawn_near_the_screen(browser, paper_page):
         assert top == pytest.approx(64, abs=4)  # below the bar
 
 
-def test_a_filtered_table_has_an_address(browser, paper_page):
-    with browsing.opened(browser, paper_page, every=False) as (page, _):
-        page.locator("[data-filter=system]").select_option("mamba")
-        page.locator("#filter-text").fill("generate")
-        said, address = page.locator("#results-table .count").inner_text(), page.url
-        assert address.endswith("#results?system=mamba&search=generate")
-        page.goto("about:blank")
-        page.goto(address)
-        page.wait_for_selector("html[data-ready]", state="attached")
-        assert page.locator("#results-table .count").inner_text() == said
-
-
 def test_samples_of_a_point_are_drawn_and_saved(browser, saved):
     with browsing.opened(browser, saved) as (page, _):
         page.locator("#figure-0 .plot").focus()
@@ -234,29 +209,6 @@ def test_samples_of_a_point_are_drawn_and_saved(browser, saved):
         assert strip.locator("circle").count() == 30
         rows = list(csv.DictReader(io.StringIO(browsing.downloaded(page, "Samples (CSV)"))))
     assert [float(row["ms"]) for row in rows] == pytest.approx(two_backends().records[0].samples_ms, rel=1e-3)
-
-
-def test_the_index_has_a_thumbnail_of_each_figure(browser, paper_page):
-    with browsing.opened(browser, paper_page, every=False) as (page, _):
-        page.locator("#index > summary").click()
-        stamps = page.locator("#index svg:has(polyline)")
-        stamps.first.wait_for()
-        assert stamps.count() == page.locator("figure").count()
-
-
-def test_a_chosen_theme_is_restored(browser, saved):
-    with browsing.opened(browser, saved) as (page, _):
-        for chosen, other in (("dark", "Light theme"), ("light", "Dark theme")):
-            page.get_by_role("button", name=f"{chosen} theme").click()
-            page.reload()
-            page.wait_for_selector("html[data-ready]", state="attached")
-            page.get_by_role("button", name=other).wait_for()
-        assert page.evaluate("localStorage.length") == 0  # the system's own theme is not stored
-    refusing = "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no') } })"
-    with browsing.opened(browser, saved) as (page, _):
-        page.evaluate(refusing)
-        page.get_by_role("button", name="Dark theme").click()
-        page.get_by_role("button", name="Light theme").click()
 
 
 def test_a_citation_has_version_commit_device_and_date():
@@ -280,10 +232,3 @@ def test_a_citation_escapes_text_of_records():
     assert "%" not in bare
     assert "\\input" not in bare
     assert len(found.splitlines()) == 7
-
-
-def test_the_citation_is_copied(browser, saved):
-    with browsing.opened(browser, saved, permissions=("clipboard-read", "clipboard-write")) as (page, _):
-        page.get_by_role("button", name="Copy the BibTeX entry").click()
-        page.get_by_text("Copied.").wait_for()
-        assert page.evaluate("navigator.clipboard.readText()") == page.locator("#citation").inner_text()
