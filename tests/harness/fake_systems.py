@@ -220,6 +220,16 @@ class WithFamily(Fake):
         return workload
 
 
+class HoldsGpuMemory(Fake):
+    """Holds 4 GiB of GPU memory when its case fails."""
+
+    def build(self, case: Case) -> Workload:
+        import torch
+
+        self.held = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+        return super().build(case)
+
+
 class Wanders(Fake):
     """Records its folder, environment and CPU affinity, then changes all three."""
 

@@ -113,6 +113,17 @@ def test_a_timeout_ends_all_descendants(tmp_path: Path, note: Path) -> None:
     assert not [name for name, pid in family(note).items() if alive(pid)]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("do", "status"), [("exit", "failed"), ("hang", "timeout"), ("oom", "oom")])
+def test_gpu_memory_is_free_after_a_failed_case(tmp_path: Path, do: str, status: str) -> None:
+    torch = pytest.importorskip("torch")
+    torch.cuda.init()
+    before, _ = torch.cuda.mem_get_info()
+    launches = systems("fake_systems:HoldsGpuMemory")
+    assert statuses(measured(tmp_path / "out", [case(do)], launches, limits=Limits(case_s=20.0))) == [status]
+    assert wait_for(lambda: before - torch.cuda.mem_get_info()[0] < 1 << 29, 10.0)
+
+
 def test_the_log_of_a_worker_that_prints_without_end_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_LOG_BYTES", 1 << 16)
     with WorkerProcess(launch("fake_systems:PrintsMuch")) as worker:

@@ -1,8 +1,9 @@
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from statistics import median
 
 import pytest
+from fake_clock import FakeClock
 from simulate_coverage import held
 
 from harness.measure.interval import median_interval
@@ -16,32 +17,6 @@ from harness.measure.timer import (
     warm_up_engine,
 )
 from harness.schema.policy import Policy
-
-
-class FakeClock:
-    """A clock that returns given samples in ms; its time is the sum of those returned."""
-
-    own_bytes = 0
-    launches = 1
-    loaded_s = 0.0
-    replays = False
-
-    def __init__(self, samples: Iterable[float], settles_s: float = 0.0, wakes_s: float = 0.0) -> None:
-        self.settles_s, self.wakes_s = settles_s, wakes_s
-        self._samples = iter(samples)
-        self._now_ms = 0.0
-        self.prepared: Callable[[], object] | None = None
-
-    def prepare(self, run: Callable[[], object]) -> None:
-        self.prepared = run
-
-    def sample(self) -> float:
-        value = next(self._samples)
-        self._now_ms += value
-        return value
-
-    def now(self) -> float:
-        return self._now_ms / 1e3
 
 
 def noisy(spread: float) -> Iterator[float]:
