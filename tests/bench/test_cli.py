@@ -198,11 +198,21 @@ def test_the_run_folder_has_a_short_option(tmp_path, written, command):
     assert_one_sentence(called(command, *written, "quick", "--device", "cpu", cwd=tmp_path), "mine")
 
 
-def test_help_imports_no_heavy_package(tmp_path):
-    done = python(
-        "import sys; from bench.cli import app; app(['--help'], standalone_mode=False); "
-        "print(sorted({'torch', 'numpy', 'scipy', 'pandas', 'plotly', 'jinja2', 'transformers', 'triton'} "
-        "& set(sys.modules)))",
-        tmp_path,
-    )
+HEAVY = "torch numpy scipy pandas plotly jinja2 transformers triton"
+
+
+@pytest.mark.parametrize(
+    ("program", "unused"),
+    [
+        ("from bench.cli import app; app(['--help'], standalone_mode=False)", HEAVY),
+        ("import bench.cost, tk_kernels.cost, bench.models.hugging_face", "torch pandas"),
+        ("import harness.worker", "torch numpy"),
+        (
+            "import harness.profiling.block",
+            "harness.schema.run harness.workers harness.profiling.jobs harness.profiling.under_profiler",
+        ),
+    ],
+)
+def test_imports_are_light(tmp_path, program, unused):
+    done = python(f"import sys; {program}; print([name for name in {unused.split()} if name in sys.modules])", tmp_path)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -356,19 +356,3 @@ def test_an_ab_of_nothing_is_exit_status_3(checkout, monkeypatch, capsys):
     said = capsys.readouterr()
     assert said.err.splitlines()[-1].startswith("ttt-bench: nothing could be compared")
     assert "no result in A: unstarted" in said.out
-
-
-def test_a_mistake_in_compare_is_one_sentence(tmp_path, monkeypatch, capsys):
-    a_run(tmp_path / "a", 10)
-    a_run(tmp_path / "later", 10)
-    later = tmp_path / "later" / "run.json"
-    later.write_text(later.read_text().replace('"schema":1', '"schema":9'))
-    for name, said in (
-        ("none", "no such folder"),
-        (".", "is not a run: it has no run.json"),
-        ("later", "schema: 9 is newer than 1; update ttt-bench"),
-    ):
-        assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / name) == 2
-        error = capsys.readouterr().err
-        assert said in error
-        assert len(error.splitlines()) == 1

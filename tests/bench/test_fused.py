@@ -14,7 +14,6 @@ import torch
 from plans import run
 
 from bench.models import fused
-from bench.models.checkpoint import load_weights, save
 from bench.models.config import TTTConfig, model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
@@ -77,12 +76,6 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(
             fused, "fits", lambda x, weights, swiglu=False: x.numel() <= MOST_ROWS_FEW_OUTPUTS * x.shape[-1]
         )
-
-
-@backbones
-@pytest.mark.parametrize("system", ["ttt-linear", "ttt-mlp"])
-def test_a_model_of_fused_blocks(system: str, backbone: str) -> None:
-    check_model(model_config(system, "tiny", backbone=backbone), (1, 2, 14, -2), torch.float32)
 
 
 @backbones
@@ -168,15 +161,6 @@ def test_packed_weights_keep_their_names_and_values(backbone: str) -> None:
     fused, plain = (from_seed(config, 0, "cpu", torch.float32, **options) for options in ({"block": FusedBlock}, {}))
     assert list(fused.weights()) == list(plain.weights())
     assert all(torch.equal(weight, plain.weights()[name]) for name, weight in fused.weights().items())
-
-
-@backbones
-def test_packed_weights_are_saved_and_loaded(backbone: str, tmp_path: Any) -> None:
-    config = model_config("ttt-linear", "tiny", backbone=backbone)
-    saved = from_seed(config, 3, "cpu", torch.float32, block=FusedBlock)
-    save(saved, tmp_path / "model.safetensors")
-    again = load_weights(config, tmp_path / "model.safetensors", "cpu", torch.float32, block=FusedBlock)
-    assert all(torch.equal(weight, again.weights()[name]) for name, weight in saved.weights().items())
 
 
 @pytest.mark.gpu

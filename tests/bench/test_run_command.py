@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from datetime import datetime
 from types import SimpleNamespace
@@ -35,7 +34,8 @@ from pathlib import Path
 from bench.cli import app
 app(["run", "quick", *{SMALL!r}, "--out", "out"], standalone_mode=False)
 peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-print(peak.split()[1], *{{"torch", "pandas", "plotly", "transformers", "triton"}} & set(sys.modules), file=sys.stderr)
+heavy = {{"torch", "numpy", "pandas", "plotly", "transformers", "triton"}} & set(sys.modules)
+print(peak.split()[1], *heavy, file=sys.stderr)
 """
 
 
@@ -280,22 +280,12 @@ def interruptible(*arguments, cwd):
     )
 
 
-def test_an_interrupt_prints_the_command_to_continue(tmp_path):
-    process = interruptible("run", "quick", "--device", "cpu", "--out", "out", cwd=tmp_path)
-    while not list(tmp_path.glob("out/records/*.jsonl")) and process.poll() is None:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)  # many cases are left
-    _, errors = process.communicate()
-    assert process.returncode == 130
-    assert errors.splitlines()[-1] == "ttt-bench: interrupted; to continue: ttt-bench run --resume --out out"
-    assert all(record.status == "ok" for record in records_of(tmp_path / "out"))
-
-
 def test_the_command_to_continue_has_the_cases_of_the_run(tmp_path, interrupted):
     folder = tmp_path / "a folder" / "out"
     folder.parent.mkdir()
     first = called("run", "--out=a folder/out", "quick", *SMALL, cwd=tmp_path)
     planned = Run.open(folder).jobs
+    assert first.returncode == 130
     hint = first.stderr.splitlines()[-1].partition("to continue: ")[2]
     assert hint == "ttt-bench run --resume --out 'a folder/out'"
     again = called(*shlex.split(hint)[1:], cwd=tmp_path)

@@ -1,13 +1,10 @@
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness_helpers import (
-    HERE,
-    ROOT,
     SOON,
     case,
     file_of,
@@ -270,22 +267,3 @@ def test_the_least_number_of_samples_is_spread_over_the_repeats(
     policy = Policy(budget_s=0.0)
     records = measured(folder, [Planned(case(), least)], policy=policy, repeats=repeats)
     assert [len(record.samples_ms) for record in records] == [each] * repeats
-
-
-def test_the_parent_stays_light(folder: Path) -> None:
-    code = """
-import sys
-sys.path.insert(0, {here!r})
-from pathlib import Path
-from harness_helpers import case, measured
-import harness.workers.progress
-measured(Path(sys.argv[1]), [case()], on_event=harness.workers.progress.Progress())
-print(*sorted({{"torch", "pandas", "numpy"}} & set(sys.modules)))
-# Not ru_maxrss, which a process inherits from the one that started it.
-print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
-"""
-    command = [sys.executable, "-c", code.format(here=str(HERE)), str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    *heavy, kilobytes = done.stdout.split()
-    assert heavy == []
-    assert int(kilobytes) < 200_000
