@@ -154,7 +154,7 @@ def test_two_checkouts_by_their_paths(checkout, tmp_path, monkeypatch, capsys):
     shutil.copytree(checkout, other)
     (other / "harness" / "measure" / "timer.py").open("a").write("\n")
     commit(other, "new", forward=0.5)
-    assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--rounds", 3, "--markdown") == 0
+    assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--rounds", 2, "--markdown") == 0
     said = capsys.readouterr()
     assert "| faster | 0." in said.out
     assert "harness/ differs between the two" in said.err
@@ -347,12 +347,3 @@ def test_a_comparison_of_nothing_is_exit_status_3(tmp_path, monkeypatch, capsys,
     # A case that only B lost is a regression.
     lost = ttt_bench(monkeypatch, "compare", tmp_path / "b", tmp_path / "a", *options)
     assert lost == (commands.REGRESSION if "--fail-on" in options else 0)
-
-
-def test_an_ab_of_nothing_is_exit_status_3(checkout, monkeypatch, capsys):
-    commit(checkout, "old", forward="1 / 0")
-    commit(checkout, "new", forward="2 / 0")
-    assert ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2) == commands.NOT_COMPARABLE
-    said = capsys.readouterr()
-    assert said.err.splitlines()[-1].startswith("ttt-bench: nothing could be compared")
-    assert "no result in A: unstarted" in said.out

@@ -100,9 +100,6 @@ class Cluster:
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60)
         return done.stdout
 
-    def does(self, *command: str) -> bool:
-        return subprocess.run(command, env=self.env, capture_output=True, timeout=60).returncode == 0
-
     def kill_node(self, node: str) -> None:
         """Kill a node's daemon and its processes."""
         _kill(int((self.folder / f"{node}.pid").read_text()))

@@ -5,9 +5,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
-from harness_helpers import HERE, ROOT, wait_for
+from harness_helpers import HERE, ROOT
 from slurm_cluster import Cluster
 
 from harness.schema import claims
@@ -57,16 +56,6 @@ def kill_step(cluster: Cluster, holder: Holder) -> None:
     """Kill the task that holds a job; its batch script requeues the task."""
     with suppress(ProcessLookupError):
         os.kill(holder.process, signal.SIGKILL)
-
-
-def kill_job(cluster: Cluster, holder: Holder) -> None:
-    """Kill the batch script and its task, and requeue them."""
-    script = int(Path(f"/proc/{holder.process}/stat").read_text().rpartition(")")[2].split()[1])
-    for pid in (script, holder.process):
-        os.kill(pid, signal.SIGKILL)
-    # Refused until Slurm has seen its end.
-    assert wait_for(lambda: slurm.task_states(holder.array).get(holder.index) in (None, "FAILED"))
-    assert wait_for(lambda: cluster.does("scontrol", "requeue", holder.name)), cluster.ask("scontrol", "show", "job")
 
 
 def kill_node(cluster: Cluster, holder: Holder) -> None:

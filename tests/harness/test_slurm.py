@@ -14,7 +14,7 @@ import pytest
 from harness_helpers import case, lines_of, new_run, statuses, wait_for
 from pool_helpers import launches, place, pooled
 from slurm_cluster import Cluster, cluster_or_skip
-from slurm_helpers import claimed, kill_job, kill_node, kill_step, submit, using
+from slurm_helpers import claimed, kill_node, kill_step, submit, using
 
 from harness.schema import claims
 from harness.schema.claims import Claims, Holder
@@ -331,17 +331,7 @@ def all_once(run: Run) -> None:
     assert lines == [1] * len(JOBS)
 
 
-def test_a_real_slurm_runs_every_job_once_on_its_gpus(cluster: Cluster, folder: Path) -> None:
-    run = new_run(folder, [case(system=job) for job in JOBS])
-    array = submit(run)
-    cluster.finish(array)
-    all_once(run)
-    assert {record.settings["gpu"] for record in run.records()} <= {"0", "1"}
-    assert claims.submission(folder) is None
-    refuse_submitted(folder)
-
-
-@pytest.mark.parametrize("kill", [kill_step, kill_job, kill_node])
+@pytest.mark.parametrize("kill", [kill_step, kill_node])
 def test_a_killed_task_is_requeued(cluster: Cluster, folder: Path, kill: Callable[[Cluster, Holder], None]) -> None:
     run = slow_run(folder)
     array = submit(run)
@@ -351,6 +341,9 @@ def test_a_killed_task_is_requeued(cluster: Cluster, folder: Path, kill: Callabl
     cluster.finish(array)
     all_once(run)
     assert '"restart":1' in " ".join(path.read_text() for path in (folder / "claims").rglob("*.done"))
+    assert {record.settings["gpu"] for record in run.records()} <= {"0", "1"}
+    assert claims.submission(folder) is None
+    refuse_submitted(folder)
 
 
 def test_a_cancelled_run_is_free_and_goes_on_alone(cluster: Cluster, folder: Path) -> None:
