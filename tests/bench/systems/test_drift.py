@@ -40,7 +40,7 @@ def models(adapter, system):
 
 
 @pytest.mark.parametrize("system", ["ttt-linear", "ttt-mlp"])
-def test_the_gate_compares_and_the_metrics_hold_the_distances(system):
+def test_the_check_compares_and_the_metrics_hold_the_distances(system):
     workload = TTTTorch().build(case(system))
     checked = workload.check()
     assert checked.passed, checked.reason

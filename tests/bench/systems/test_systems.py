@@ -216,7 +216,7 @@ def test_adapters_whose_state_is_put_at_the_context_are_those_that_claim_no_prom
         assert (kind.place is not LanguageModel.place) is (kind.prompt_tokens is None), kind
 
 
-def test_the_gate_notices_a_step_that_is_off_by_a_thousandth():
+def test_the_check_notices_a_step_that_is_off_by_a_thousandth():
     adapter = TTTTorch()
     workload = adapter.build(case("ttt-linear"))
     _, model = adapter._loaded
@@ -282,7 +282,7 @@ def test_the_adapter_of_the_documents_is_complete():
         adapter.build(case("my-rnn", "generate"))
 
 
-def test_the_backend_of_the_documents_passes_its_gate_and_is_complete():
+def test_the_backend_of_the_documents_passes_its_check_and_is_complete():
     example = re.findall(r"```python\n(\"\"\"Run a TTT model.*?)```", CONTRIBUTING.read_text(), re.DOTALL)[0]
     names: dict = {}
     exec(compile(example, "CONTRIBUTING.md", "exec"), names)
