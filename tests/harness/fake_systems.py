@@ -107,7 +107,7 @@ class Fake:
             metrics={"parameters": 7, "unknown": float("nan")},
             settings={"pid": str(os.getpid())},
         )
-        if do == "ungated":
+        if do == "unchecked":
             workload.check = None
         if do == "engine":
             workload.engine_samples = lambda policy: ([float(i)] for i in range(4))  # the first warms up

@@ -11,15 +11,8 @@ from harness.profiling.tools.trace import found_in
 from tests.harness.make_profile_fixtures import FIXTURES, LAUNCHES
 
 
-def fixture(name: str) -> Path:
-    path = FIXTURES / name
-    if not path.exists():
-        pytest.skip(f"{name} is not made yet: python -m tests.harness.make_profile_fixtures on an H100")
-    return path
-
-
 def test_the_counters_of_an_h100_are_read() -> None:
-    found = ncu.read(fixture("h100.ncu.csv").read_text())
+    found = ncu.read((FIXTURES / "h100.ncu.csv").read_text())
     assert 1 <= sum(each.launches for each in found.values()) <= LAUNCHES
     counted = max(found.values(), key=lambda each: each.time_us)
     assert counted.dram_bytes
@@ -32,7 +25,7 @@ def test_the_counters_of_an_h100_are_read() -> None:
 def test_the_export_of_an_h100_is_read(tmp_path: Path) -> None:
     export = tmp_path / "h100.sqlite"
     with closing(sqlite3.connect(export)) as database:
-        database.executescript(fixture("h100.nsys.sql").read_text())
+        database.executescript((FIXTURES / "h100.nsys.sql").read_text())
     timed, ranged = nsys.read(export)
     assert len(timed) == len(ranged) == LAUNCHES // 2
     assert {each.path for each in ranged} == {("prefill", "layer 0"), ("prefill", "layer 0", "operator")}
@@ -41,7 +34,7 @@ def test_the_export_of_an_h100_is_read(tmp_path: Path) -> None:
 
 
 def test_the_trace_of_an_h100_is_read() -> None:
-    launched = kineto.launched(kineto.events_of(fixture("h100.trace.json").read_bytes()), "cuda")
+    launched = kineto.launched(kineto.events_of((FIXTURES / "h100.trace.json").read_bytes()), "cuda")
     region = found_in(launched, launched)
     assert 1 <= len(launched) <= LAUNCHES
     assert 0 < region["busy_us"] <= region["region_us"]
