@@ -307,6 +307,14 @@ def test_a_change_beyond_5_percent_is_marked_and_its_commits_are_named(tmp_path)
     assert f"../compared/{line['run'][1]}--{line['run'][2]}.html" in text
 
 
+def test_a_history_is_in_the_order_of_time(tmp_path):
+    runs = [nightly(tmp_path, day, 10 + day) for day in range(4)]
+    for name, given in (("old-first", runs), ("new-first", runs[::-1])):
+        write_site(given, tmp_path / name)
+        (line,), _ = changes_of(tmp_path / name)
+        assert line["ms"] == [10, 11, 12, 13]
+
+
 def test_many_small_steps_are_a_change(tmp_path):
     """Against the level since the last change; the run that goes beyond begins a new one."""
     runs = [nightly(tmp_path, day, 10 * 1.03**day) for day in range(7)]
