@@ -228,16 +228,3 @@ class HoldsGpuMemory(Fake):
 
         self.held = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
         return super().build(case)
-
-
-class Wanders(Fake):
-    """Records its folder, environment and CPU affinity, then changes all three."""
-
-    def build(self, case: Case) -> Workload:
-        found = f"{os.getcwd()} {os.environ.get('FAKE_LEAK')} {sorted(os.sched_getaffinity(0))}"
-        os.chdir("/")
-        os.environ["FAKE_LEAK"] = str(case.batch)
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        workload = super().build(case)
-        workload.settings = {"found": found, "process": str(os.getpid())}
-        return workload

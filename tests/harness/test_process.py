@@ -106,13 +106,6 @@ def test_the_death_of_the_parent_ends_all_descendants(tmp_path: Path, note: Path
     assert all_dead(note)
 
 
-def test_a_timeout_ends_all_descendants(tmp_path: Path, note: Path) -> None:
-    launches = systems("fake_systems:WithFamily", FAKE_CHILD=str(note))
-    records = measured(tmp_path / "out", [case()], launches, limits=Limits(case_s=2.0))
-    assert statuses(records) == ["timeout"]
-    assert not [name for name, pid in family(note).items() if alive(pid)]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("do", "status"), [("exit", "failed"), ("hang", "timeout"), ("oom", "oom")])
 def test_gpu_memory_is_free_after_a_failed_case(tmp_path: Path, do: str, status: str) -> None:

@@ -275,6 +275,8 @@ def test_a_failure_of_ncu_keeps_the_times_and_adds_a_note(
     assert found[0].kernels[0].counters is None
     assert len(said) == (1 if lasting else 2)
     assert ("given up" in found[1].notes[-1]) is lasting
+    if does not in ("die", "unreadable"):
+        return
     monkeypatch.setenv("FAKE_PROFILER", "")
     monkeypatch.setenv("FAKE_LAUNCHES", "4")
     resumed = Profiler(run, launches(), WITH_NCU, Limits(60, 60), resume=True)

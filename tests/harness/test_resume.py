@@ -78,12 +78,6 @@ def test_a_killed_case_is_tried_twice_and_then_final(folder: Path) -> None:
     assert len(file_of(folder).read()) == 4
 
 
-def test_a_killed_case_that_lives_the_second_time_is_ok(folder: Path, tmp_path: Path) -> None:
-    launches = systems("fake_systems:DiesInRun", FAKE_NOTE=str(tmp_path / "runs"), FAKE_DEATHS="1")
-    assert statuses(measured(folder, [case()], launches=launches)) == ["killed"]
-    assert statuses(measured(folder, launches=launches)) == ["ok"]
-
-
 def test_retry_failed_retries_every_status_except_ok(folder: Path) -> None:
     cases = [case("raise"), case("miss"), case("oom"), case("work")]
     measured(folder, cases)

@@ -12,7 +12,6 @@ from harness_helpers import (
     lines_of,
     measured,
     new_repository,
-    new_run,
     statuses,
     systems,
 )
@@ -20,7 +19,7 @@ from harness_helpers import (
 from harness.schema.policy import Policy
 from harness.schema.run_file import Planned
 from harness.workers.process import Launch, Limits
-from harness.workers.scheduler import TRIES, Event, Options, not_ok, run_jobs
+from harness.workers.scheduler import TRIES, Event, not_ok
 
 
 def test_measures_with_one_worker_while_it_is_healthy(folder: Path) -> None:
@@ -207,13 +206,6 @@ def test_each_job_has_its_file(folder: Path) -> None:
     records = measured(folder, [a, b, c], launches=both)
     assert [record.case for record in records] == [a, c, b]
     assert [len(lines_of(folder, job)) for job in ("fake-cpu", "other-cpu")] == [2, 1]
-
-
-def test_one_job_of_a_run_alone(folder: Path) -> None:
-    both = systems() | {("other", "cpu"): launch()}
-    run = new_run(folder, [case(), case(system="other")])
-    run_jobs(run, both, Options(jobs=run.jobs[1:]))
-    assert [path.name for path in (folder / "records").iterdir()] == ["other-cpu.jsonl"]
 
 
 def test_refuses_a_system_without_a_launch(folder: Path) -> None:

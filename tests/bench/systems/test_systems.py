@@ -378,7 +378,7 @@ def test_a_prompt_that_the_reference_would_read_for_minutes_is_not_compared_and_
         assert "compared with nothing: the reference reads at most 40" in record.check["unchecked"]
 
 
-def test_each_model_that_is_loaded_has_a_verdict_of_its_own(monkeypatch):
+def test_each_model_that_is_loaded_has_a_check_of_its_own(monkeypatch):
     compared = []
     checked = Checks([])
     monkeypatch.setattr(TTTTorch, "_compare", lambda self, model, case: compared.append(case.dtype) or checked)

@@ -274,13 +274,6 @@ def test_vllm_is_handed_its_own_class_of_the_model(llm):
     ]
 
 
-def test_the_engines_logits_are_held_against_the_repositorys_model(llm):
-    llm.compute = True
-    checked = VllmTransformer().build(CASE).check()
-    assert checked.passed
-    assert {check.name: check.value for check in checked.checks}["head_rows_per_prompt"] == 1
-
-
 def test_an_engine_that_computes_something_else_misses_its_check(llm, monkeypatch):
     llm.compute = True
     compute = fake_vllm.Model.compute_logits
