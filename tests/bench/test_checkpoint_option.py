@@ -17,7 +17,7 @@ from bench.errors import UserError
 from bench.memory import skip_reason
 from bench.models.case_model import VARIABLE, checkpoint_folder, config_of, offer, read_checkpoint
 from bench.models.checkpoint import save
-from bench.models.config import CheckpointError, TTTConfig, model_config
+from bench.models.config import CheckpointError, model_config
 from bench.models.factory import from_seed
 from bench.models.hugging_face import config_values
 from bench.plan import open_checkpoint, plan
@@ -44,7 +44,6 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> None:
 def folder(tmp_path: Path) -> Path:
     """A checkpoint folder of a tiny TTT-MLP with settings that no size has: another rate, mini-batch and backbone."""
     base = model_config("ttt-mlp", "tiny", backbone="transformer", mini_batch=8)
-    assert isinstance(base, TTTConfig)
     config = replace(base, base_lr=RATE, rope_theta=THETA, width=64, heads=1)
     place = tmp_path / "secret" / "my-model"
     place.mkdir(parents=True)
@@ -77,7 +76,6 @@ def test_a_case_names_it_by_its_folders_name_and_content(folder: Path, tmp_path:
 def test_the_size_is_the_tables_where_it_is_one(folder: Path) -> None:
     found = read_checkpoint(folder)
     tiny = model_config("ttt-mlp", "125m")
-    assert isinstance(tiny, TTTConfig)
     assert replace(found, config=tiny).size == "125m"
 
 

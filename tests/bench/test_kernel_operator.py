@@ -91,7 +91,6 @@ def models(config: TTTConfig, block: type[TTTBlock], **options: Any) -> tuple[An
 
 def config_of(learner: str, **changes: Any) -> TTTConfig:
     config = model_config(f"ttt-{learner}", "tiny")
-    assert isinstance(config, TTTConfig)
     return replace(config, layers=1, heads=2, width=64, ffn_width=64, vocabulary=64, **changes)
 
 

@@ -87,7 +87,6 @@ def test_snapshot_of_a_gpu(install: Any) -> None:
 def test_throttling_is_queried_at_intervals(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     install(FakeNvml(reasons=0x04))
     gpu = nvml.open_gpu()
-    assert gpu is not None
     answers = iter([["sw_power_cap"], []])
     monkeypatch.setattr(gpu, "throttle_reasons", lambda: next(answers))
     now = 100.0
@@ -103,7 +102,6 @@ def test_the_highest_throttled_temperature_is_kept_until_forget(install: Any, mo
     """At the end of a profile the GPU has cooled while the trace was written."""
     fake = install(FakeNvml(reasons=0x20))
     gpu = nvml.open_gpu()
-    assert gpu is not None
     for now, celsius in ((100.0, 78), (101.0, 79), (102.0, 77)):
         monkeypatch.setattr(nvml.time, "monotonic", lambda now=now: now)
         fake.nvmlDeviceGetTemperature = lambda h, kind, celsius=celsius: celsius
@@ -157,7 +155,6 @@ def test_unsupported_readings_are_none(install: Any) -> None:
 def test_rest_and_settings_are_not_throttling(install: Any, bits: int, throttled: bool) -> None:
     install(FakeNvml(reasons=bits))
     gpu = nvml.open_gpu()
-    assert gpu is not None
     assert gpu.throttled() is throttled
     assert gpu.energy_j() == 5.0
 

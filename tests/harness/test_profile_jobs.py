@@ -222,7 +222,6 @@ def test_ncu_adds_counters_to_the_times_of_kineto(tmp_path: Path, fake: Any) -> 
     (found,), said = profile_all(run_of(tmp_path), WITH_NCU, on_times=timed.append)
     assert [list(each.stages_s) for each in timed] == [["times"]]
     counters = {kernel.name: kernel.counters for kernel in found.kernels}
-    assert counters["aten::mm"] is not None
     assert counters["aten::mm"].launches == 2
     assert found.tools["ncu"] == "2025.3.0"
     assert [command.split()[0] for command in found.commands][1:] == ["ncu"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bench.catalogue.systems import ADAPTERS
-from bench.systems import logits, phases, token_times
+from bench.systems import phases, token_times
 from bench.systems.fla.models import GatedDeltaNet
 from bench.systems.language_model import LanguageModel
 from bench.systems.mamba.pytorch import TorchMamba
@@ -159,8 +159,9 @@ SPOILS = {
 
 @pytest.mark.parametrize(
     ("adapter", "system", "phase", "options", "spoil"),
-    [(*each, "a hundredth more") for each in MEASURED] + [(*MEASURED[0], spoil) for spoil in ("zeros", "a NaN")],
-)
+    [(*each, "a hundredth more") for each in (MEASURED[0], *MEASURED[8:])]
+    + [(*MEASURED[0], spoil) for spoil in ("zeros", "a NaN")],
+)  # tests/attacks has the other phases and models
 def test_outputs_that_go_wrong_while_they_are_timed_are_seen(adapter, system, phase, options, spoil):
     spoiled = Later(adapter(), torch.inference_mode()(SPOILS[spoil]))
     record = CaseRun(case(system, phase, **options), POLICY).record(spoiled)
@@ -290,38 +291,6 @@ def test_the_backend_of_the_documents_passes_its_check_and_is_complete():
         checked = names["TTTTokenByToken"]().build(case(system, phase)).check()
         assert checked.passed, checked.reason
         assert "inner_loop_prefill_relative_error" in {check.name for check in checked.checks}
-
-
-@pytest.mark.parametrize(
-    ("dtype", "state_dtype", "limits"),
-    [
-        ("float32", "float32", "float32"),
-        ("float32", "float16", "float16"),
-        ("float32", "bfloat16", "bfloat16"),
-        ("float32", "float32-planes", "bfloat16"),
-        ("bfloat16", "float32", "bfloat16"),
-        ("float16", "", "float16"),
-    ],
-)
-def test_a_states_rounding_is_no_error_of_a_model_with_finer_activations(dtype, state_dtype, limits):
-    judged = replace(case("ttt-linear", "generate"), dtype=dtype, state_dtype=state_dtype)
-    assert logits.rounding_of(judged) == limits
-
-
-@pytest.mark.parametrize(
-    ("system", "backbone", "dtype", "wider"),
-    [
-        ("ttt-linear", "transformer", "bfloat16", 2),
-        ("ttt-linear", "transformer", "float32", 1),
-        ("ttt-linear", "mamba", "bfloat16", 1),
-        ("ttt-mlp", "transformer", "bfloat16", 1),
-    ],
-)
-def test_a_model_that_rounds_more_has_wider_limits_and_its_record_says_so(system, backbone, dtype, wider):
-    judged = replace(case(system, "forward"), dtype=dtype, options=(("backbone", backbone),))
-    assert logits.widening(judged) == wider
-    adapter = LanguageModel()
-    assert ("check_limits" in adapter.settings(judged)) is (wider == 2)
 
 
 def test_a_request_says_when_its_tokens_came(monkeypatch):
