@@ -174,9 +174,10 @@ def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monk
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_a_mistake_in_ab_is_one_sentence(checkout, tmp_path, monkeypatch, capsys):
+    commit(checkout, "old")
+    (tmp_path / "empty").mkdir()
+    for arguments, said in (
         (("HEAD", "nowhere"), "nowhere: is neither a folder nor a revision of this checkout"),
         (("HEAD", "--output=x"), "No such option"),
         (("HEAD", "empty"), "empty: is a folder without harness/worker.py, so it is no checkout"),
@@ -185,15 +186,11 @@ def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monk
         (("HEAD", "HEAD", "--fail-on", "nan%"), "--fail-on nan%: must be from 1%"),
         (("HEAD", "HEAD", "--fail-on", "0.5%"), "--fail-on 0.5%: must be from 1% to 1000%"),
         (("HEAD", "HEAD", "--json", "--markdown"), "--markdown --json: one format at a time"),
-    ],
-)
-def test_a_mistake_in_ab_is_one_sentence(checkout, tmp_path, monkeypatch, capsys, arguments, said):
-    commit(checkout, "old")
-    (tmp_path / "empty").mkdir()
-    assert ttt_bench(monkeypatch, "ab", *arguments, *ONE) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert len(error.splitlines()) == 1
+    ):
+        assert ttt_bench(monkeypatch, "ab", *arguments, *ONE) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert len(error.splitlines()) == 1
     assert not (tmp_path / "started").exists()
 
 
