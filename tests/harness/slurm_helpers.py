@@ -1,10 +1,9 @@
-"""Submit runs to a real Slurm, and kill its processes."""
+"""Submit runs to a real Slurm."""
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from harness_helpers import HERE, ROOT
 from slurm_cluster import Cluster
@@ -50,17 +49,3 @@ def submit(run: Run, tasks: int = 4) -> str:
 def claimed(run: Run, array: str) -> list[Holder]:
     found = (Claims(run.folder, array).holder(job.name) for job in run.jobs)
     return [holder for holder in found if holder]
-
-
-def kill_step(cluster: Cluster, holder: Holder) -> None:
-    """Kill the task that holds a job; its batch script requeues the task."""
-    with suppress(ProcessLookupError):
-        os.kill(holder.process, signal.SIGKILL)
-
-
-def kill_node(cluster: Cluster, holder: Holder) -> None:
-    """Kill the holder's node and restart it; Slurm requeues the task."""
-    node = cluster.ask("squeue", "-h", "-j", holder.name, "-o", "%N").strip()
-    if node:  # it has not ended since
-        cluster.kill_node(node)
-        cluster.revive_node(node)
