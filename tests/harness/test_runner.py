@@ -4,17 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_helpers import (
-    SOON,
-    case,
-    file_of,
-    launch,
-    lines_of,
-    measured,
-    new_repository,
-    statuses,
-    systems,
-)
+from harness_helpers import SOON, case, file_of, launch, lines_of, measured, new_repository, statuses, systems
 
 from harness.schema.policy import Policy
 from harness.schema.run_file import Planned
