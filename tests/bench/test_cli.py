@@ -131,11 +131,6 @@ def test_verify_prints_what_failed_and_exits_accordingly(monkeypatch, capsys, re
     assert code == status or str(code).startswith(f"ttt-bench: {status}")
 
 
-def test_verify_of_an_unavailable_system_verifies_nothing(tmp_path):
-    done = called("verify", "quick", "--systems", "transformer/vllm", *SMALL[2:-2], cwd=tmp_path)
-    assert (done.returncode, done.stderr.splitlines()[-1][:34]) == (1, "ttt-bench: nothing was verified: e")
-
-
 def test_build_prints_template_arguments_and_no_markup(monkeypatch, capsys):
     names = ("run<[/a]>(float [16])", "void ttt::run<ttt::layout<16, true> >(ttt::layout<16, true>::globals)")
     resources = [build.KernelResources(name, 40, 0) for name in names]

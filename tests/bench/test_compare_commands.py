@@ -224,10 +224,7 @@ def test_a_worktree_that_git_cannot_make_says_why_and_is_not_left(checkout, tmp_
     assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert "HEAD: git could not make a worktree of it in " in said
-    assert said.endswith(
-        "no network error: external filter 'echo no network >&2; false' failed 1 error: external "
-        "filter 'echo no network >&2; false' failed fatal: weights.bin: smudge filter broken failed"
-    )
+    assert "no network" in said
     assert git(checkout, "worktree", "list").count("\n") == 0
 
 

@@ -447,15 +447,3 @@ def test_a_system_without_records_is_one_sentence(measured, tmp_path, command):
 def test_a_page_that_cannot_be_written_is_one_sentence(measured, tmp_path):
     (tmp_path / "file").write_text("")
     assert_one_sentence(called("report", measured[0] / "out", "-o", "file/page.html", cwd=tmp_path), "file/page.html")
-
-
-@pytest.mark.usefixtures("without_torch")
-def test_a_torn_line_is_measured_again(copied):
-    (file,) = (copied / "records").glob("*.jsonl")
-    whole = file.read_text().splitlines(keepends=True)
-    file.write_text(whole[0] + whole[1][:200])
-    done = called("run", "quick", *SMALL, "--out", "out", "--resume", cwd=copied.parent)
-    assert done.returncode == 0, done.stderr
-    after = file.read_text().splitlines(keepends=True)
-    assert after[0] == whole[0]
-    assert json.loads(after[1])["case"] == json.loads(whole[1])["case"]

@@ -22,13 +22,6 @@ def test_probe() -> None:
     assert "the system could not be started" in found[2].reason
 
 
-def test_systems_of_one_interpreter_share_a_process(tmp_path: Path) -> None:
-    note = str(tmp_path / "starts")
-    found = probe([launch("fake_systems:NotesItsProcess", FAKE_NOTE=note) for _ in range(3)])
-    assert [each.available for each in found] == [True] * 3
-    assert len(set(Path(note).read_text().split())) == 1
-
-
 @pytest.mark.parametrize(("cores", "processes"), [(2, 1), (8, 2)])
 def test_with_enough_cores_each_package_has_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, processes: int

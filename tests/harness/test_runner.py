@@ -129,13 +129,6 @@ def test_a_worker_that_never_starts_is_tried_twice_per_resumption(folder: Path, 
     assert statuses(measured(folder, retry=not_ok)) == ["ok", "ok"]
 
 
-def test_a_command_that_does_not_exist(folder: Path) -> None:
-    launches = {("fake", "cpu"): Launch(["/no/such/python"], "fake_systems:Fake")}
-    record = measured(folder, [case()], launches=launches)[0]
-    assert record.status == "unstarted"
-    assert record.reason == "the system could not be started: python could not be started: No such file or directory"
-
-
 def test_a_record_without_a_worker_has_the_commit_of_its_code(folder: Path, tmp_path: Path) -> None:
     code = tmp_path / "code"
     head = new_repository(code)
