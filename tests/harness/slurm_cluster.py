@@ -10,7 +10,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import pytest
 from harness_helpers import wait_for
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol")
@@ -139,13 +138,6 @@ def missing() -> str:
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     absent = [name for name in NEEDED if not shutil.which(name, path=path)]
     return f"needs Slurm (apt-get install slurm-wlm munge): no {', '.join(absent)}" if absent else ""
-
-
-def cluster_or_skip() -> Cluster:
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
-    return Cluster()
 
 
 def _free_ports() -> list[int]:

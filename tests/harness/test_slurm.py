@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -13,10 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness_helpers import case, lines_of, new_run, statuses, wait_for
+from harness_helpers import HERE, ROOT, case, lines_of, new_run, statuses, wait_for
 from pool_helpers import launches, place, pooled
-from slurm_cluster import Cluster, cluster_or_skip
-from slurm_helpers import claimed, submit, using
+from slurm_cluster import Cluster, missing
 
 from harness.schema import claims
 from harness.schema.claims import Claims, Holder
@@ -306,18 +306,44 @@ def test_commands_report_a_missing_slurm() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    made = cluster_or_skip()
-    with using(made):
-        yield made
+    """A cluster that this process's Slurm commands use."""
+    if reason := missing():
+        pytest.skip(reason)
+    made = Cluster()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", made.env["SLURM_CONF"])
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(HERE)]))
+        patch.setenv("PATH", f"{os.environ['PATH']}:/usr/sbin:/sbin")
+        made.env.update(os.environ)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()
 
 
 def logs_of(run: Run) -> str:
     return "\n".join(path.read_text() for path in run.folder.glob("*.log"))
 
 
-def slow_run(folder: Path) -> Run:
-    """Make a run whose ten jobs last long enough for a test to kill their processes."""
-    return new_run(folder, [case("slow", system=job) for job in JOBS])
+def submitted(folder: Path) -> tuple[Run, str]:
+    """Submit a run as `ttt-bench run --slurm` does; return it and the id of its job array.
+
+    Its ten jobs last long enough for a test to kill their processes.
+    """
+    run = new_run(folder, [case("slow", system=job) for job in JOBS])
+    command = [sys.executable, str(HERE / "slurm_task.py"), str(folder)]
+    text = slurm.script(slurm.parsed("partition=gpu,gpus=4,mem=20"), 4, command, str(HERE), f"{folder}/task %a.log")
+    (folder / "a script.sbatch").write_text(text)
+    with run.held():
+        array = slurm.submit(str(folder / "a script.sbatch"))
+        claims.note_submission(folder, array)
+    return run, array
+
+
+def claimed(run: Run, array: str) -> list[Holder]:
+    found = (Claims(run.folder, array).holder(job.name) for job in run.jobs)
+    return [holder for holder in found if holder]
 
 
 def all_once(run: Run) -> None:
@@ -327,8 +353,7 @@ def all_once(run: Run) -> None:
 
 
 def test_a_killed_task_is_requeued_and_every_job_runs_once(cluster: Cluster, folder: Path) -> None:
-    run = slow_run(folder)
-    array = submit(run)
+    run, array = submitted(folder)
     assert wait_for(lambda: len(claimed(run, array)) >= 2), cluster.logs() + logs_of(run)
     with suppress(ProcessLookupError):
         os.kill(claimed(run, array)[0].process, signal.SIGKILL)
@@ -341,8 +366,7 @@ def test_a_killed_task_is_requeued_and_every_job_runs_once(cluster: Cluster, fol
 
 
 def test_a_cancelled_run_is_free_and_goes_on_alone(cluster: Cluster, folder: Path) -> None:
-    run = slow_run(folder)
-    array = submit(run)
+    run, array = submitted(folder)
     assert wait_for(lambda: claimed(run, array))
     with pytest.raises(RunError, match=f"Slurm job {array} submitted from"):
         refuse_submitted(folder)
