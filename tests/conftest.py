@@ -47,6 +47,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         os.environ.pop("TRITON_INTERPRET", None)
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Run tiny models on one thread: on a loaded machine a second thread costs seconds."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a test run Triton kernels: on the GPU, or without one in the interpreter."""

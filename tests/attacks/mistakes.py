@@ -327,17 +327,8 @@ def in_bfloat16(system: str, phase: str) -> Case:
     """Return a bfloat16 case of a model of this repository, with the state's dtype that a run gives it."""
     steps = (("steps", 16),) if phase == "request" else ()
     [adapter] = (each for each in ADAPTERS if (each.system, each.backend) == (system, "torch"))
-    return Case(
-        system,
-        "torch",
-        "tiny",
-        phase,
-        8,
-        136,
-        dtype="bfloat16",
-        state_dtype=adapter.state_dtype or "bfloat16",
-        options=steps,
-    )
+    state_dtype = adapter.state_dtype or "bfloat16"
+    return Case(system, "torch", "tiny", phase, 8, 136, "bfloat16", state_dtype, options=steps)
 
 
 STAGGERED = replace(in_bfloat16("ttt-linear", "generate"), batch=32, options=(("positions", "staggered"),))

@@ -6,7 +6,6 @@
 import os
 import random
 import signal
-import sys
 import time
 from collections import Counter
 from functools import partial
@@ -14,20 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.schema.case import Case
-from harness.schema.catalogue import Catalogue
 from harness.schema.policy import Policy
 from harness.schema.run import Run
-from harness.schema.run_file import Job, Planned, RunFile
 from harness.workers.process import Launch
 from harness.workers.scheduler import LOST, TRIES, run_jobs
-from tests.attacks.victims import MARK
-from tests.harness.harness_helpers import wait_for
+from tests.harness.harness_helpers import case, launch, new_run, wait_for
 
-ROOT = Path(__file__).resolve().parents[2]
-POLICY = Policy(min_samples=2, budget_s=0.0)
-CHILDREN = ("", "group", "session", "orphan", "group session orphan")
 BACKENDS = ("a", "b")
+CASES = 5  # of each backend
+REPEATS = 2
 KILLS = 10
 KINDS = ("parent", "warden", "worker", "starting worker", "grandchild")
 ROUNDS = range(int(os.environ.get("KILL_ROUNDS", "1")))
@@ -36,15 +30,12 @@ _STARTS_S = 0.2  # about as long as a worker takes to import what it needs
 
 
 @pytest.mark.parametrize("number", ROUNDS)
-def test_kills_of_each_kind_of_process_lose_double_and_leave_nothing(
-    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng, mark = random.Random(number), f"{os.getpid()}{number:06}"
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    launch = Launch([sys.executable], "tests.attacks.victims:Victim", {MARK: mark})
-    launches = {("victim", backend): launch for backend in BACKENDS}
-    jobs = tuple(Job("victim", backend, tuple(map(Planned, _cases(backend)))) for backend in BACKENDS)
-    run = Run.create(tmp_path / "out", RunFile("measure", "cpu", jobs, Catalogue(), POLICY))
+def test_kills_of_each_kind_of_process_lose_double_and_leave_nothing(tmp_path: Path, number: int) -> None:
+    chance, mark = random.Random(number), f"FAKE_CHILD={tmp_path / 'family'}"  # in the environment of each process
+    victim = launch("fake_systems:WithFamily", FAKE_CHILD=str(tmp_path / "family"), FAKE_THEN="return")
+    launches = {("fake", backend): victim for backend in BACKENDS}
+    cases = [case(backend=backend, batch=number + 1) for backend in BACKENDS for number in range(CASES)]
+    run = new_run(tmp_path / "out", cases, policy=Policy(min_samples=2, budget_s=0.0), repeats=REPEATS)
     hit: Counter[str] = Counter()
     try:
         while hit.total() < KILLS or set(hit) < set(KINDS):
@@ -64,13 +55,6 @@ def test_kills_of_each_kind_of_process_lose_double_and_leave_nothing(
         assert statuses in ([*lost, "ok"], lost)  # ok at most once, and last
         assert statuses
         assert len(lost) <= TRIES
-
-
-def _cases(backend: str) -> list[Case]:
-    return [
-        Case("victim", backend, "tiny", "forward", batch, 8, options=(("children", children),) if children else ())
-        for batch, children in enumerate(CHILDREN, start=1)
-    ]
 
 
 def _start(folder: Path, launches: dict[tuple[str, str], Launch]) -> int:
@@ -126,21 +110,17 @@ def _wait(pid: int, seconds: float) -> int | None:
 
 
 def _family(mark: str) -> dict[str, list[int]]:
-    """Return the ids of a run's living processes by kind, found by the mark in their environment or command line."""
+    """Return the ids of a run's living processes by kind, found by the mark in their environment."""
     found: dict[str, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
             command = (entry / "cmdline").read_bytes().split(b"\0")
             state = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-            if not command[0] or state[0] in (b"Z", b"X"):
-                continue
-            environment = (entry / "environ").read_bytes().split(b"\0")
+            ours = mark.encode() in (entry / "environ").read_bytes().split(b"\0")
             young = time.clock_gettime(time.CLOCK_BOOTTIME) - int(state[19]) / os.sysconf("SC_CLK_TCK") < _STARTS_S
         except (OSError, IndexError):
             continue
-        if f"{MARK}={mark}".encode() in environment or any(mark.encode() in word for word in command):
+        if ours and command[0] and state[0] not in (b"Z", b"X"):
             found.setdefault(_kind(command, young), []).append(int(entry.name))
     return found
 

@@ -1,22 +1,14 @@
 """Each mistake fails the check that names it; an honest adapter passes."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from harness.schema.case import Case
 from tests.attacks.mistakes import HONEST_CASES, MISTAKES, POLICY, Honest, record_of
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(

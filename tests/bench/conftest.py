@@ -1,4 +1,4 @@
-"""Fixtures for tests of the models and of the command line."""
+"""A fixture for tests of the command line."""
 
 import os
 from dataclasses import replace
@@ -7,17 +7,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def one_thread():
-    """Run tiny models on one thread: on a loaded machine a second thread costs seconds."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from bench.errors import UserError
 from bench.memory import skip_reason
 from bench.models.case_model import VARIABLE, checkpoint_folder, config_of, offer, read_checkpoint
 from bench.models.checkpoint import save
-from bench.models.config import CheckpointError, TTTConfig, model_config
+from bench.models.config import CheckpointError, model_config
 from bench.models.factory import from_seed
+from bench.models.hugging_face import config_values
 from bench.plan import open_checkpoint, plan
 from bench.request import RunRequest
 from bench.run_folder import request_of
@@ -28,7 +29,6 @@ from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.run import Run
 from harness.schema.run_file import Planned
-from tests.bench.published_config import PUBLISHED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RATE, THETA = 0.25, 50.0  # of the inner loop and of RoPE; no size of the table has them
@@ -44,15 +44,11 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> None:
 def folder(tmp_path: Path) -> Path:
     """A checkpoint folder of a tiny TTT-MLP with settings that no size has: another rate, mini-batch and backbone."""
     base = model_config("ttt-mlp", "tiny", backbone="transformer", mini_batch=8)
-    assert isinstance(base, TTTConfig)
     config = replace(base, base_lr=RATE, rope_theta=THETA, width=64, heads=1)
     place = tmp_path / "secret" / "my-model"
     place.mkdir(parents=True)
     save(from_seed(config, 7, "cpu", torch.float32), place / "model.safetensors")
-    switches = {"pre_conv": False, "share_qk": False, "use_gate": False, "ttt_layer_type": "mlp"}
-    sizes = {"hidden_size": 64, "num_attention_heads": 1, "num_hidden_layers": 2, "vocab_size": config.vocabulary}
-    own = {"intermediate_size": config.ffn_width, "mini_batch_size": 8, "ttt_base_lr": RATE, "rope_theta": THETA}
-    (place / "config.json").write_text(json.dumps({**PUBLISHED, **switches, **sizes, **own}))
+    (place / "config.json").write_text(json.dumps(config_values(config)))
     return place
 
 
@@ -80,7 +76,6 @@ def test_a_case_names_it_by_its_folders_name_and_content(folder: Path, tmp_path:
 def test_the_size_is_the_tables_where_it_is_one(folder: Path) -> None:
     found = read_checkpoint(folder)
     tiny = model_config("ttt-mlp", "125m")
-    assert isinstance(tiny, TTTConfig)
     assert replace(found, config=tiny).size == "125m"
 
 

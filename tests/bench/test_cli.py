@@ -131,11 +131,6 @@ def test_verify_prints_what_failed_and_exits_accordingly(monkeypatch, capsys, re
     assert code == status or str(code).startswith(f"ttt-bench: {status}")
 
 
-def test_verify_of_an_unavailable_system_verifies_nothing(tmp_path):
-    done = called("verify", "quick", "--systems", "transformer/vllm", *SMALL[2:-2], cwd=tmp_path)
-    assert (done.returncode, done.stderr.splitlines()[-1][:34]) == (1, "ttt-bench: nothing was verified: e")
-
-
 def test_build_prints_template_arguments_and_no_markup(monkeypatch, capsys):
     names = ("run<[/a]>(float [16])", "void ttt::run<ttt::layout<16, true> >(ttt::layout<16, true>::globals)")
     resources = [build.KernelResources(name, 40, 0) for name in names]
@@ -192,17 +187,26 @@ def test_a_run_names_the_install_command_of_a_skipped_system():
 
 
 @pytest.mark.parametrize("command", ["run", "profile"])
-@pytest.mark.parametrize("written", [["-o", "mine"], ["-omine"], ["--out", "mine"], ["--out=mine"]])
-def test_the_run_folder_has_a_short_option(tmp_path, written, command):
+def test_the_run_folder_has_a_short_option(tmp_path, command):
     (tmp_path / "mine").touch()
-    assert_one_sentence(called(command, *written, "quick", "--device", "cpu", cwd=tmp_path), "mine")
+    assert_one_sentence(called(command, "-o", "mine", "quick", "--device", "cpu", cwd=tmp_path), "mine")
 
 
-def test_help_imports_no_heavy_package(tmp_path):
-    done = python(
-        "import sys; from bench.cli import app; app(['--help'], standalone_mode=False); "
-        "print(sorted({'torch', 'numpy', 'scipy', 'pandas', 'plotly', 'jinja2', 'transformers', 'triton'} "
-        "& set(sys.modules)))",
-        tmp_path,
-    )
+HEAVY = "torch numpy scipy pandas plotly jinja2 transformers triton"
+
+
+@pytest.mark.parametrize(
+    ("program", "unused"),
+    [
+        ("from bench.cli import app; app(['--help'], standalone_mode=False)", HEAVY),
+        ("import bench.cost, tk_kernels.cost, bench.models.hugging_face", "torch pandas"),
+        ("import harness.worker", "torch numpy"),
+        (
+            "import harness.profiling.block",
+            "harness.schema.run harness.workers harness.profiling.jobs harness.profiling.under_profiler",
+        ),
+    ],
+)
+def test_imports_are_light(tmp_path, program, unused):
+    done = python(f"import sys; {program}; print([name for name in {unused.split()} if name in sys.modules])", tmp_path)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.models import fused
-from bench.models.config import TTTConfig, model_config
+from bench.models.config import model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
@@ -58,7 +58,6 @@ def tensors_of(state: Any) -> list[torch.Tensor]:
 def model_of(learner: str, backbone: str = "mamba") -> Any:
     """Return a model of three layers with the width of 1.3B; skip if few-row GEMMs run in cuBLAS on this GPU."""
     config = model_config(f"ttt-{learner}", "tiny", backbone=backbone)
-    assert isinstance(config, TTTConfig)
     config = replace(config, width=2048, heads=32, layers=3, ffn_width=5504)
     operator = KernelOperator(learner, prefill_on_reference=True)
     model = from_seed(config, 0, "cuda", torch.bfloat16, operator=operator, block=FusedBlock)

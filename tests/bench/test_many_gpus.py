@@ -92,7 +92,6 @@ def test_a_plan_names_gpus_of_another_machine(tmp_path: Path) -> None:
     for gpus, count in (("6,7", 2), ("GPU-a1b2,GPU-c3d4,MIG-e5", 3)):
         done = ttt_bench(*plan, gpus, cwd=tmp_path)
         assert f" jobs on {count} GPUs" in done.stdout.splitlines()[-1], done.stderr
-    assert " jobs on 1 GPU" in ttt_bench(*plan, "2", cwd=tmp_path).stdout.splitlines()[-1]
     assert " jobs on 1 GPU" in ttt_bench(*plan, "all", cwd=tmp_path).stdout
     done = ttt_bench("run", "quick", "--dry-run", "--device", "cpu", "--gpus", "0,1", cwd=tmp_path)
     assert "--gpus 0,1: this run is on the CPU; add --device cuda" in one_sentence(done)
@@ -191,20 +190,6 @@ def test_status_of_a_copied_run_needs_no_slurm(tmp_path: Path, commands: Path) -
     assert "squeue: is not on this machine" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("slurm", "message"),
-    [
-        ("partition=gpu", "--slurm: give the number of GPUs, gpus=N"),
-        ("foo", "--slurm foo: is not NAME=VALUE"),
-        ("gpus=0", "--slurm gpus=0: must be a number from 1 to 1000"),
-        ("gpus=1,array=7", "--slurm array=7: is set by the run itself"),
-    ],
-)
-def test_slurm_options_that_cannot_be(tmp_path: Path, commands: Path, slurm: str, message: str) -> None:
-    assert message in one_sentence(ttt_bench("run", "--slurm", slurm, cwd=tmp_path, path=commands))
-    assert not (tmp_path / "out").exists()
-
-
 def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands: Path) -> None:
     call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2,partition=gpuu", "--out", "out")
     fake(commands, "sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1')
@@ -214,11 +199,6 @@ def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands:
     again = ttt_bench(*call, "--resume", cwd=tmp_path)  # where there is no command at all
     assert again.returncode == 2
     assert "sbatch: is not on this machine" in again.stderr
-
-
-def test_both_ways_at_once(tmp_path: Path) -> None:
-    said = one_sentence(ttt_bench("run", "--gpus", "all", "--slurm", "gpus=1", cwd=tmp_path))
-    assert "--gpus --slurm: use one of them" in said
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, commands: Path) -> None:

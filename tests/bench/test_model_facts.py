@@ -69,7 +69,7 @@ def test_rows_of_the_head_are_counted():
     assert count_head_rows(lambda: torch.nn.Linear(4, 10)(hidden), head.weight)[1] == 0
 
 
-def test_the_gate_of_an_adapter_includes_them_and_its_record_their_facts():
+def test_the_check_of_an_adapter_includes_them_and_its_record_their_facts():
     workload = TorchTransformer().build(CASE)
     checked = workload.check()
     values = {check.name: check.value for check in checked.checks}

@@ -106,23 +106,6 @@ def test_one_forward_gives_the_logits_after_each_of_the_last_tokens(models, name
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_rows_of_a_batch_do_not_touch(models, name):
-    ids = random_ids(3, 20)
-    together = run(models[name], ids, (17, -3))
-    for row in range(3):
-        assert_close(together[row : row + 1], run(models[name], ids[row : row + 1], (17, -3)), dtype_of(name))
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_every_token_counts(models, name):
-    """The first of 20 tokens changes the logits: no model forgets it."""
-    ids = random_ids(1, 20)
-    other = ids.clone()
-    other[0, 0] = (ids[0, 0] + 1) % 512
-    assert not torch.equal(run(models[name], ids, (20,)), run(models[name], other, (20,)))
-
-
-@pytest.mark.parametrize("name", VARIANTS)
 def test_the_state_stays_where_it_is_and_can_be_reset(models, name):
     model, ids = models[name], random_ids(2, 20)
     state = model.init_state(2, 20)

@@ -75,11 +75,6 @@ def test_committed_tables_match_the_committed_runs(file):
     assert with_numbers(text, DEFINITIONS, source) == text
 
 
-def test_each_definition_has_one_table():
-    tables = [name for file in FILES for name in re.findall(r"<!-- table ([\w-]+) -->", (ROOT / file).read_text())]
-    assert sorted(tables) == sorted(DEFINITIONS)
-
-
 def test_a_cell_is_the_case_of_its_row_and_column():
     definition = DEFINED % ('{ label = "B=1", batch = 1 }, { label = 16, batch = 16 }', "")
     text = with_numbers(TEXT, {"t": tomllib.loads(definition)}, lambda run: Source(cases()))

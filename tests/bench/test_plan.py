@@ -7,16 +7,9 @@ import pytest
 
 from bench import plan
 from bench.cases import adapters_of, jobs_of, suite_cases, timing_of
-from bench.catalogue import OPTION_DEFAULTS, catalogue
-from bench.catalogue.suites import (
-    GROUPS,
-    SUITES,
-    Panel,
-    Suite,
-    default_suite,
-    find_group,
-    find_suite,
-)
+from bench.catalogue import catalogue
+from bench.catalogue.metrics import AXES
+from bench.catalogue.suites import GROUPS, SUITES, TTT, Panel, Suite, default_suite, find_group, find_suite
 from bench.catalogue.systems import ADAPTERS
 from bench.errors import UserError
 from bench.memory import beyond_memory, beyond_memory_of, least_bytes, refuse_beyond_memory, skip_reason
@@ -145,12 +138,6 @@ def test_a_launch_bound_case_is_replayed_in_a_graph(label, phase, batch, device,
 def test_the_default_suite_and_the_groups():
     assert (default_suite("cpu"), default_suite("cuda")) == ("quick", "paper")
     assert find_group("paper").suites == ("fig15-forward", "fig15-generate", "fig20-throughput")
-    assert set(find_group("all").suites) == {suite.name for suite in SUITES} - {
-        "quick",
-        "arrivals",
-        "peers",
-        "vllm-settings",
-    }
     assert {find_suite(name).min_samples for name in find_group("all").suites} == {6}
     assert {label for group in GROUPS for label in group.systems} <= {each.label for each in ADAPTERS}
 

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from datetime import datetime
 from types import SimpleNamespace
@@ -35,7 +34,8 @@ from pathlib import Path
 from bench.cli import app
 app(["run", "quick", *{SMALL!r}, "--out", "out"], standalone_mode=False)
 peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-print(peak.split()[1], *{{"torch", "pandas", "plotly", "transformers", "triton"}} & set(sys.modules), file=sys.stderr)
+heavy = {{"torch", "numpy", "pandas", "plotly", "transformers", "triton"}} & set(sys.modules)
+print(peak.split()[1], *heavy, file=sys.stderr)
 """
 
 
@@ -274,22 +274,12 @@ def interruptible(*arguments, cwd):
     )
 
 
-def test_an_interrupt_prints_the_command_to_continue(tmp_path):
-    process = interruptible("run", "quick", "--device", "cpu", "--out", "out", cwd=tmp_path)
-    while not list(tmp_path.glob("out/records/*.jsonl")) and process.poll() is None:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)  # many cases are left
-    _, errors = process.communicate()
-    assert process.returncode == 130
-    assert errors.splitlines()[-1] == "ttt-bench: interrupted; to continue: ttt-bench run --resume --out out"
-    assert all(record.status == "ok" for record in records_of(tmp_path / "out"))
-
-
 def test_the_command_to_continue_has_the_cases_of_the_run(tmp_path, interrupted):
     folder = tmp_path / "a folder" / "out"
     folder.parent.mkdir()
     first = called("run", "--out=a folder/out", "quick", *SMALL, cwd=tmp_path)
     planned = Run.open(folder).jobs
+    assert first.returncode == 130
     hint = first.stderr.splitlines()[-1].partition("to continue: ")[2]
     assert hint == "ttt-bench run --resume --out 'a folder/out'"
     again = called(*shlex.split(hint)[1:], cwd=tmp_path)
@@ -443,15 +433,3 @@ def test_a_system_without_records_is_one_sentence(measured, tmp_path, command):
 def test_a_page_that_cannot_be_written_is_one_sentence(measured, tmp_path):
     (tmp_path / "file").write_text("")
     assert_one_sentence(called("report", measured[0] / "out", "-o", "file/page.html", cwd=tmp_path), "file/page.html")
-
-
-@pytest.mark.usefixtures("without_torch")
-def test_a_torn_line_is_measured_again(copied):
-    (file,) = (copied / "records").glob("*.jsonl")
-    whole = file.read_text().splitlines(keepends=True)
-    file.write_text(whole[0] + whole[1][:200])
-    done = called("run", "quick", *SMALL, "--out", "out", "--resume", cwd=copied.parent)
-    assert done.returncode == 0, done.stderr
-    after = file.read_text().splitlines(keepends=True)
-    assert after[0] == whole[0]
-    assert json.loads(after[1])["case"] == json.loads(whole[1])["case"]

@@ -11,37 +11,14 @@ from harness.quality import quality_of
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.record import Record
+from tests.harness.fake_clock import FakeClock
 
 CASE = Case("ttt-linear", "torch", "tiny", "forward", 1, 16)
 
 
-class Unsettled:
-    """A clock whose samples alternate between 50 and 100 ms and so never settle."""
-
-    own_bytes = 0
-    launches = 1
-    wakes_s = settles_s = loaded_s = 0.0
-    replays = False
-
-    def __init__(self) -> None:
-        self._s = 0.0
-        self._next_ms = cycle([50.0, 100.0])
-
-    def prepare(self, run) -> None:
-        pass
-
-    def sample(self) -> float:
-        taken_ms = next(self._next_ms)
-        self._s += taken_ms / 1e3
-        return taken_ms
-
-    def now(self) -> float:
-        return self._s
-
-
 def sampled_s(policy: Policy) -> float:
-    """Return the seconds of sampling an unsettled case, which must end with a flag."""
-    clock = Unsettled()
+    """Return the seconds of sampling a case whose samples alternate and never settle; it must end with a flag."""
+    clock = FakeClock(cycle([50.0, 100.0]))
     timing = take_samples(clock, policy)
     assert timing.stop == "budget"
     record = Record(CASE, "ok", samples_ms=timing.samples_ms, throttled=timing.throttled, stop="budget")

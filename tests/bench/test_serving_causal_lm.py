@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from bench.models import checkpoint
 from bench.models.config import model_config
 from bench.models.factory import from_seed
+from bench.models.hugging_face import config_values
 from bench.serving.causal_lm import register
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -18,10 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def folder(tmp_path):
     config = model_config("ttt-linear", "tiny")
     checkpoint.save(from_seed(config, 0, "cpu"), tmp_path / "model.safetensors")
-    sizes = {"hidden_size": 128, "intermediate_size": config.ffn_width, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 2, "vocab_size": 512}
-    values = {"model_type": "ttt", "pre_conv": True, "share_qk": True, "use_gate": True} | sizes
-    (tmp_path / "config.json").write_text(json.dumps(values))
+    (tmp_path / "config.json").write_text(json.dumps(config_values(config)))
     register()
     return tmp_path
 

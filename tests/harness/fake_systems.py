@@ -107,7 +107,7 @@ class Fake:
             metrics={"parameters": 7, "unknown": float("nan")},
             settings={"pid": str(os.getpid())},
         )
-        if do == "ungated":
+        if do == "unchecked":
             workload.check = None
         if do == "engine":
             workload.engine_samples = lambda policy: ([float(i)] for i in range(4))  # the first warms up
@@ -220,13 +220,11 @@ class WithFamily(Fake):
         return workload
 
 
-class Wanders(Fake):
-    """Records its folder and CPU affinity, then changes both."""
+class HoldsGpuMemory(Fake):
+    """Holds 4 GiB of GPU memory when its case fails."""
 
     def build(self, case: Case) -> Workload:
-        found = f"{os.getcwd()} {sorted(os.sched_getaffinity(0))}"
-        os.chdir("/")
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        workload = super().build(case)
-        workload.settings = {"found": found, "process": str(os.getpid())}
-        return workload
+        import torch
+
+        self.held = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+        return super().build(case)

@@ -107,6 +107,10 @@ def measured(
     return run_jobs(run, launches or systems(), Options(**arguments))
 
 
+def no_profiler(*_: object) -> dict[str, Any]:
+    return {}
+
+
 def lines_of(folder: Path, job: str = "fake-cpu") -> list[dict[str, Any]]:
     """Return the parsed lines of a job's record file."""
     return [json.loads(line) for line in (folder / "records" / f"{job}.jsonl").read_text().splitlines()]

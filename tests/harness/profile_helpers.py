@@ -1,6 +1,7 @@
 """A system with torch operators, fake profilers, and runs to profile."""
 
 import os
+import re
 import sqlite3
 import stat
 import sys
@@ -88,29 +89,20 @@ def ncu_table(*names: str, launches: int = 2, **changes: str) -> str:
     return "\n".join([*said, *(",".join(f'"{field}"' for field in row) for row in (head, units, *rows))]) + "\n"
 
 
-# Columns as NVIDIA documents them (Nsight Systems, SQLite Schema Reference); "!" marks those that are never NULL.
-NSYS_TABLES = {
-    "StringIds": "id! value!",
-    "NVTX_EVENTS": "start! end eventType! rangeId category color text globalTid endGlobalTid textId domainId "
-    "uint64Value int64Value doubleValue uint32Value int32Value floatValue jsonTextId jsonText",
-    "CUPTI_ACTIVITY_KIND_RUNTIME": "start! end! eventClass! globalTid correlationId nameId! returnValue! callchainId",
-    "CUPTI_ACTIVITY_KIND_KERNEL": "start! end! deviceId! contextId! greenContextId streamId! correlationId globalPid "
-    "demangledName! shortName! mangledName launchType cacheConfig registersPerThread! gridX! gridY! gridZ! blockX! "
-    "blockY! blockZ! staticSharedMemory! dynamicSharedMemory! localMemoryPerThread! localMemoryTotal! gridId! "
-    "sharedMemoryExecuted graphNodeId sharedMemoryLimitConfig",
-    "CUPTI_ACTIVITY_KIND_MEMCPY": "start! end! deviceId! contextId! greenContextId streamId! correlationId globalPid "
-    "bytes! copyKind! deprecatedSrcId srcKind dstKind srcDeviceId srcContextId dstDeviceId dstContextId graphNodeId",
-}
-NSYS_TEXTS = ("value", "text", "jsonText")
+# Tables of an export of an H100, and the one that it lacks.
+NSYS_TABLES = re.findall(r"^CREATE TABLE .*?;$", (HERE / "fixtures" / "h100.nsys.sql").read_text(), re.DOTALL | re.M)
+NSYS_TABLES.append(
+    "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, "
+    "streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER)"
+)
 PROCESS = 0x1000007 << 24  # a globalPid; threads of it add their number
 
 
 def nsys_database(path: Path) -> Path:
     """Write an export of Nsight Systems: one call under its ranges, then two timed runs on two streams."""
     database = sqlite3.connect(path)
-    for table, columns in NSYS_TABLES.items():
-        declared = ", ".join(f"{name.strip('!')} {_sql_type(name)}" for name in columns.split())
-        database.execute(f"CREATE TABLE {table} ({declared})")
+    for table in NSYS_TABLES:
+        database.execute(table)
     for number, value in enumerate(("gemm(float *)", "_dual", "layer 0", "cudaLaunchKernel", "_Z4gemmPf"), start=1):
         nsys_row(database, "StringIds", id=number, value=value)
     for start, end, kind, thread, text, text_id in (
@@ -151,15 +143,9 @@ GEMM = {"demangledName": 1, "mangledName": 5, "registersPerThread": 32, "staticS
 DUAL = {"demangledName": 2, "registersPerThread": 64}
 
 
-def _sql_type(column: str) -> str:
-    kind = "TEXT" if column.strip("!") in NSYS_TEXTS else "INTEGER"
-    return f"{kind} NOT NULL" if column.endswith("!") else kind
-
-
 def nsys_row(database: sqlite3.Connection, table: str, **values: Any) -> None:
     """Insert a row; missing values are NULL if allowed, else 0."""
-    zeros = {name.strip("!"): 0 for name in NSYS_TABLES[table].split() if name.endswith("!")}
-    row = zeros | values
+    row = {name: 0 for _, name, _, required, *_ in database.execute(f"PRAGMA table_info({table})") if required} | values
     marks = ", ".join("?" * len(row))
     database.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
 

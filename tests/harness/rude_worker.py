@@ -4,58 +4,32 @@ python -m rude_worker ENTRY
 """
 
 import json
-import os
 import sys
 import time
 from typing import Any
 
-ENVIRONMENT: dict[str, Any] = {
-    "device": "x",
-    "gpu": None,
-    "cpu": {"model": "x", "before": {}, "after": {}},
-    "software": {},
+ENVIRONMENT = {"device": "x", "gpu": None, "cpu": {"model": "x", "before": {}, "after": {}}, "software": {}}
+SAMPLED = {"samples_ms": [0.5], "throttled": [False], "stop": "count", "tokens": 16}
+CHANGES: dict[str, dict[str, Any]] = {
+    "long-calls": {"calls": 1_000_000},
+    "nul": {"environment": ENVIRONMENT | {"device": "a\0b\x1b[2J"}},
+    "nan": {"samples_ms": [float("nan")]},
+    "too-long-ago": {"samples_ms": [1e9]},
+    "unsampled": {"samples_ms": [], "throttled": []},
 }
 
 
-def answer_to(request: dict[str, Any]) -> dict[str, Any]:
-    record = {
-        "schema": 2,
-        "case": request["case"],
-        "status": "ok",
-        "samples_ms": [0.5],
-        "throttled": [False],
-        "stop": "count",
-        "tokens": 16,
-        "environment": ENVIRONMENT,
-    }
-    return {"record": record, "healthy": True}
-
-
-def lines_for(do: str, request: dict[str, Any]) -> list[str]:
-    """Return the lines to print as the answer."""
-    answer = answer_to(request)
-    record = answer["record"]
-    if do == "long-calls":
-        record["calls"] = 1_000_000
-    elif do == "another-case":
-        record["case"] = record["case"] | {"batch": record["case"]["batch"] + 1}
-    elif do == "nul":
-        record["environment"] = ENVIRONMENT | {"device": "a\0b\x1b[2J"}
-    elif do == "deep":
-        return ['{"record": ' + "[" * 100_000 + "]" * 100_000 + "}"]
-    elif do == "no-record":
+def answer_to(case: dict[str, Any]) -> Any:
+    do = case["options"]["do"]
+    if do == "deaf":
+        time.sleep(600)
+    if do == "another-case":
+        case = case | {"batch": case["batch"] + 1}
+    record = {"schema": 2, "case": case, "status": "ok", "environment": ENVIRONMENT} | SAMPLED | CHANGES.get(do, {})
+    answer = {"record": "ok" if do == "record-text" else record, "healthy": True}
+    if do == "no-record":
         del answer["record"]
-    elif do == "record-text":
-        answer["record"] = "ok"
-    elif do == "list":
-        return [json.dumps([answer])]
-    elif do == "nan":
-        record["samples_ms"] = [float("nan")]
-    elif do == "too-long-ago":
-        record["samples_ms"] = [1e9]
-    elif do == "unsampled":
-        record["samples_ms"], record["throttled"] = [], []
-    return [json.dumps(answer)]
+    return [answer] if do == "list" else answer
 
 
 def main() -> None:
@@ -63,20 +37,10 @@ def main() -> None:
         request = json.loads(line)
         if request["do"] == "stop":
             return
-        if request["do"] == "probe":
-            versions: dict[str, str] = {}
-            found = {"available": True, "reason": "", "versions": versions, "environment": ENVIRONMENT}
-            say(json.dumps(found))
-            continue
-        do = dict(request["case"].get("options", {})).get("do")
-        if do == "deaf":
-            time.sleep(600)
-        for each in lines_for(do, request):
-            say(each)
-
-
-def say(line: str) -> None:
-    os.write(1, line.encode("utf-8", "surrogatepass") + b"\n")
+        found = {"available": True, "reason": "", "versions": {}, "environment": ENVIRONMENT}
+        text = json.dumps(found if request["do"] == "probe" else answer_to(request["case"]))
+        deep = request["do"] == "case" and request["case"]["options"]["do"] == "deep"
+        print('{"record": ' + "[" * 100_000 + "]" * 100_000 + "}" if deep else text, flush=True)
 
 
 if __name__ == "__main__":

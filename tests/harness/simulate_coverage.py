@@ -12,6 +12,7 @@ import numpy as np
 from harness.measure.interval import median_interval
 from harness.measure.timer import MAX_SAMPLES, take_samples
 from harness.schema.policy import Policy
+from tests.harness.fake_clock import FakeClock
 
 CORRELATIONS = (0.0, 0.5, 0.8, 0.95)
 SAMPLES_MS = (1, 20, 150, 1300)
@@ -21,33 +22,14 @@ NOISE, LEVELS = (0.01, 0.05), (0.0, 0.03, 0.06)  # of a level, and between two
 POLICY = Policy(min_samples=6, budget_s=1.0)  # of the published runs
 
 
-class Series:
-    """A clock whose samples are correlated and have the true median `ms`."""
-
-    def __init__(
-        self, random: np.random.Generator, ms: float, correlation: float, spread: float = SPREAD, apart: float = 0.0
-    ) -> None:
-        self._seconds, self._samples = 0.0, iter(self._drawn(random, ms, correlation, spread, apart))
-
-    def _drawn(
-        self, random: np.random.Generator, ms: float, correlation: float, spread: float, apart: float
-    ) -> list[float]:
-        noise = random.standard_normal(MAX_SAMPLES + 20)
-        noise[1:] *= np.sqrt(1 - correlation**2)
-        for at in range(1, noise.size):
-            noise[at] += correlation * noise[at - 1]
-        level = random.choice([-apart / 2, apart / 2], noise.size) if apart else 0.0
-        return (ms * (1 + level + spread * noise)).tolist()
-
-    def now(self) -> float:
-        """Return seconds since the first sample."""
-        return self._seconds
-
-    def sample(self) -> float:
-        """Return milliseconds of the next sample."""
-        taken = next(self._samples)
-        self._seconds += (taken + BETWEEN_MS) / 1e3
-        return taken
+def drawn(random: np.random.Generator, ms: float, correlation: float, spread: float, apart: float) -> list[float]:
+    """Draw samples with the true median `ms`."""
+    noise = random.standard_normal(MAX_SAMPLES + 20)
+    noise[1:] *= np.sqrt(1 - correlation**2)
+    for at in range(1, noise.size):
+        noise[at] += correlation * noise[at - 1]
+    level = random.choice([-apart / 2, apart / 2], noise.size) if apart else 0.0
+    return (ms * (1 + level + spread * noise)).tolist()
 
 
 def held(
@@ -55,7 +37,8 @@ def held(
 ) -> float:
     """Return the share of simulated series whose 95% interval contains the true median `ms`."""
     random = np.random.default_rng(seed)
-    taken = (take_samples(Series(random, ms, correlation, spread, apart), POLICY).samples_ms for _ in range(series))
+    samples = (drawn(random, ms, correlation, spread, apart) for _ in range(series))
+    taken = (take_samples(FakeClock(each, between_ms=BETWEEN_MS), POLICY).samples_ms for each in samples)
     return sum(low <= ms <= high for _, low, high in map(median_interval, taken)) / series
 
 

@@ -10,7 +10,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import pytest
 from harness_helpers import wait_for
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol")
@@ -81,11 +80,8 @@ class Cluster:
         )
         self._daemon("slurmctld", "-c", "-f", f"{at}/slurm.conf")
         for node in NODES:
-            self.start_node(node)
+            self._daemon("slurmd", "-c", "-N", node, "-f", f"{at}/slurm.conf")
         assert wait_for(lambda: self.ask("sinfo", "-h", "-o", "%T").split() == ["idle"]), self.logs()
-
-    def start_node(self, node: str) -> None:
-        self._daemon("slurmd", "-c", "-N", node, "-f", f"{self.folder}/slurm.conf")
 
     def stop(self) -> None:
         for name in ("munge.pid", "slurmctld.pid", *(f"{node}.pid" for node in NODES)):
@@ -100,25 +96,6 @@ class Cluster:
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60)
         return done.stdout
 
-    def does(self, *command: str) -> bool:
-        return subprocess.run(command, env=self.env, capture_output=True, timeout=60).returncode == 0
-
-    def kill_node(self, node: str) -> None:
-        """Kill a node's daemon and its processes."""
-        _kill(int((self.folder / f"{node}.pid").read_text()))
-        jobs = self.ask("squeue", "-h", "-r", "-w", node, "-o", "%A").split()
-        steps = {f"slurmstepd: [{job}.batch]" for job in jobs}
-        mine = self._of_this_cluster()
-        started = [pid for pid in mine if f"SLURMD_NODENAME={node}" in _environ(pid)]
-        for pid in [*(pid for pid in mine if _command(pid) in steps), *started]:
-            _kill(pid)
-        self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
-
-    def revive_node(self, node: str) -> None:
-        assert wait_for(lambda: not self._listens(node))
-        self.start_node(node)
-        self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
-
     def hurry(self) -> None:
         """Start requeued jobs after two seconds, when they get a new credential, instead of after two minutes."""
         pending = {
@@ -130,8 +107,7 @@ class Cluster:
                 self.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def finish(self, job: str, seconds: float = 60) -> None:
-        """Wait until a job has left the queue for good; tasks of a lost node may return to the queue."""
-        ended_at = [0.0]
+        """Wait until all tasks of a job have ended; a requeued task is in the queue."""
 
         def is_over() -> bool:
             self.hurry()
@@ -140,11 +116,7 @@ class Cluster:
                 ["squeue", "-h", "-r", "-j", job, "-t", "all", "-o", "%T"], env=self.env, capture_output=True, text=True
             )
             states = set(done.stdout.split())
-            if done.returncode or not states or not states <= {"COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"}:
-                ended_at[0] = 0.0
-                return False
-            ended_at[0] = ended_at[0] or time.monotonic()
-            return "NODE_FAIL" not in states or time.monotonic() > ended_at[0] + 5
+            return not done.returncode and bool(states) and states <= {"COMPLETED", "FAILED", "CANCELLED"}
 
         assert wait_for(is_over, seconds), self.ask("squeue") + self.logs()
 
@@ -154,10 +126,6 @@ class Cluster:
     def _daemon(self, *command: str) -> None:
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
-
-    def _listens(self, node: str) -> bool:
-        path = self.folder / f"{node}.pid"
-        return path.exists() and Path(f"/proc/{path.read_text().strip()}").exists()
 
     def _of_this_cluster(self) -> list[int]:
         mark = f"SLURM_CONF={self.folder}/slurm.conf"
@@ -170,13 +138,6 @@ def missing() -> str:
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     absent = [name for name in NEEDED if not shutil.which(name, path=path)]
     return f"needs Slurm (apt-get install slurm-wlm munge): no {', '.join(absent)}" if absent else ""
-
-
-def cluster_or_skip() -> Cluster:
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
-    return Cluster()
 
 
 def _free_ports() -> list[int]:
@@ -199,13 +160,6 @@ def _environ(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return []
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _kill(pid: int) -> None:

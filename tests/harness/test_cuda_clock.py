@@ -71,7 +71,6 @@ class FakeGpu:
         flush = SimpleNamespace(zero_=lambda: self._do("flush", 0.3))
 
         def allocate(size: int, dtype: Any, device: Any) -> Any:
-            self.flushed_bytes = size
             return flush
 
         fakes = {
@@ -105,12 +104,6 @@ class FakeGpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return FakeGpu(monkeypatch)
-
-
-def sampled(gpu: FakeGpu, clock: CudaEventClock, run: Callable[[], None]) -> tuple[float, list[str]]:
-    clock.prepare(run)
-    gpu.log.clear()
-    return clock.sample(), gpu.log
 
 
 def test_a_run_of_seconds_is_its_own_estimate(gpu: FakeGpu) -> None:
@@ -154,39 +147,33 @@ def test_the_first_runs_take_until_the_device_has_done_them(gpu: FakeGpu, monkey
     assert (clock.loaded_s, clock.launches, gpu.log) == (3.0, 1, ["waited"] * 2)
 
 
-def test_a_long_eager_launch_stands_alone(gpu: FakeGpu) -> None:
-    sample, log = sampled(gpu, CudaEventClock(), gpu.kernel("a", 5.0))
-    assert sample == pytest.approx(5.0)
-    assert log == ["event", "a", "event", "wait"]
-
-
-def test_short_eager_launches_share_one_pair_of_events(gpu: FakeGpu) -> None:
-    clock = CudaEventClock()
-    sample, log = sampled(gpu, clock, gpu.kernel("a", 0.02))
-    assert sample == pytest.approx(0.02)
-    assert log == ["event", *["a"] * 50, "event", "wait"]
-    assert clock.launches == 50
-
-
-def test_short_launches_share_one_graph(gpu: FakeGpu) -> None:
-    sample, log = sampled(gpu, CudaEventClock("graph"), gpu.kernel("a", 0.02))
-    assert sample == pytest.approx(0.02)
-    assert log == ["event", "replay", *["a"] * 50, "event", "wait"]
+@pytest.mark.parametrize(
+    ("timing", "l2", "run_ms", "log"),
+    [
+        ("eager", "warm", 5.0, ["event", "a", "event", "wait"]),
+        ("eager", "warm", 0.02, ["event", *["a"] * 50, "event", "wait"]),
+        ("graph", "warm", 0.02, ["event", "replay", *["a"] * 50, "event", "wait"]),
+        ("eager", "cold", 0.5, ["flush", "event", "a", "event"] * 2 + ["wait"]),
+        ("graph", "cold", 0.5, ["flush", "event", "replay", "a", "event"] * 2 + ["wait"]),
+    ],
+)
+def test_short_launches_share_events_and_a_flush_is_outside_of_them(
+    gpu: FakeGpu, timing: str, l2: str, run_ms: float, log: list[str]
+) -> None:
+    clock = CudaEventClock(timing, l2)
+    clock.prepare(gpu.kernel("a", run_ms))
+    gpu.log.clear()
+    assert clock.sample() == pytest.approx(run_ms)
+    assert (gpu.log, clock.launches) == (log, log.count("a"))
+    assert clock.own_bytes == (100 if l2 == "cold" else 0)  # twice the cache
 
 
 def test_a_graph_has_launches_for_its_own_time_not_for_that_of_the_host(gpu: FakeGpu) -> None:
     clock = CudaEventClock("graph")
-    sample, log = sampled(gpu, clock, lambda: gpu.kernel("a", 2.0 if gpu.recording is None else 0.125)())
-    assert sample == pytest.approx(0.125)
-    assert clock.launches == log.count("a") == 8
-
-
-def test_cold_flushes_outside_of_the_events(gpu: FakeGpu) -> None:
-    clock = CudaEventClock(l2="cold")
-    sample, log = sampled(gpu, clock, gpu.kernel("a", 0.5))
-    assert sample == pytest.approx(0.5)
-    assert log == ["flush", "event", "a", "event"] * 2 + ["wait"]
-    assert clock.own_bytes == gpu.flushed_bytes == 100  # twice the cache
+    clock.prepare(lambda: gpu.kernel("a", 2.0 if gpu.recording is None else 0.125)())
+    gpu.log.clear()
+    assert clock.sample() == pytest.approx(0.125)
+    assert clock.launches == gpu.log.count("a") == 8
 
 
 @pytest.mark.parametrize("broken", [RuntimeError("operation not permitted"), torch.OutOfMemoryError("no memory")])
@@ -210,12 +197,6 @@ def test_a_failed_capture_names_its_first_failure(
     with pytest.raises(RuntimeError, match=f"cannot be captured in a CUDA graph: .*{broken}") as caught:
         CudaEventClock("graph").prepare(run)
     assert is_out_of_memory(caught.value) is isinstance(broken, torch.OutOfMemoryError)
-
-
-def test_cold_graphs_flush_before_each_replay(gpu: FakeGpu) -> None:
-    sample, log = sampled(gpu, CudaEventClock("graph", "cold"), gpu.kernel("a", 0.5))
-    assert sample == pytest.approx(0.5)
-    assert log == ["flush", "event", "replay", "a", "event"] * 2 + ["wait"]
 
 
 @pytest.mark.parametrize("l2", ["warm", "cold"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_systems import Fake, OutOfMemoryError
-from harness_helpers import QUICK, case
+from harness_helpers import QUICK, case, no_profiler
 
 from harness.measure import measured_case
 from harness.measure.correctness import Check, Checks
@@ -15,7 +15,8 @@ from harness.measure.measured_case import CaseRun
 from harness.measure.process_state import is_out_of_memory
 from harness.measure.system import Input, Workload
 from harness.measure.timer import CpuClock
-from harness.schema.case import Case
+
+torch = pytest.importorskip("torch")
 
 
 class Counting(Fake):
@@ -56,7 +57,6 @@ def test_a_failed_first_check_has_no_timing(do: str) -> None:
     system = Counting()
     record = CaseRun(case(do), QUICK).record(system)
     assert (record.status, record.samples_ms, record.peak_memory_bytes) == ("incorrect", [], None)
-    assert record.check is not None
     assert not record.check["passed"]
     assert record.reason.startswith("error is ")
     assert "run" not in system.events
@@ -71,13 +71,12 @@ def test_verify_stops_after_the_first_check() -> None:
 
 
 def test_verify_without_a_reference_claims_nothing() -> None:
-    record = CaseRun(case("ungated"), QUICK, "verify").record(Fake())
+    record = CaseRun(case("unchecked"), QUICK, "verify").record(Fake())
     assert record.status == "skipped"
     assert "no reference" in record.reason
 
 
 def test_a_sample_is_of_one_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
     monkeypatch.setattr(CpuClock, "sample", lambda clock: (clock._run(), 2.0)[1])
     system = Counting(run=torch.zeros(16, 2).clone)
     whole, part = (CaseRun(case(phase="generate", options={"units": units}), QUICK).record(system) for units in (1, 16))
@@ -108,7 +107,6 @@ def test_a_record_has_the_time_of_each_stage() -> None:
 
 
 def test_the_reference_is_a_stage_of_its_own() -> None:
-    torch = pytest.importorskip("torch")
 
     def compare(outputs: Any, calls: int) -> Checks:
         time.sleep(0.05)
@@ -120,10 +118,6 @@ def test_the_reference_is_a_stage_of_its_own() -> None:
     assert list(record.stages_s) == ["build", "warm_up", "sample", "reference", "check"]
     assert record.stages_s["reference"] >= 0.05
     assert record.stages_s["reference"] + record.stages_s["check"] <= record.wall_s
-
-
-def no_profiler(case: Case, workload: Workload, throttled: Callable[[], bool]) -> dict[str, Any]:
-    return {}
 
 
 def test_only_sampled_cases_have_the_budget_in_their_settings() -> None:
@@ -168,7 +162,6 @@ def test_a_build_without_a_workload_is_named() -> None:
 
 
 def test_an_axis_that_an_input_has_not_is_named() -> None:
-    torch = pytest.importorskip("torch")
     inputs = {"x": Input(torch.zeros(2, 3), "normal", 1.0, 5, None)}
     record = CaseRun(case(), QUICK).record(Counting(check=None, inputs=inputs))
     assert record.status == "failed"
@@ -216,7 +209,6 @@ def test_workload_refuses() -> None:
 
 @pytest.mark.gpu
 def test_a_cuda_workload_is_measured_with_its_memory() -> None:
-    torch = pytest.importorskip("torch")
     x = torch.randn(1 << 24, device="cuda")
 
     system = Counting(check=None, run=lambda: x.mul(1.0), device="cuda")
@@ -231,19 +223,13 @@ def test_a_cuda_workload_is_measured_with_its_memory() -> None:
 
 
 def test_the_first_check_may_add_metrics() -> None:
-    class Finding(Fake):
-        def build(self, case: Any) -> Workload:
-            workload = super().build(case)
-            workload.metrics = {"parameters": 7.0}
+    metrics = {"parameters": 7.0}
 
-            def check() -> Checks:
-                workload.metrics |= {"total_variation_mean": 0.1}
-                return Checks([Check.at_most("error", 0.0, 1.0)])
+    def check() -> Checks:
+        metrics["total_variation_mean"] = 0.1
+        return Checks([Check.at_most("error", 0.0, 1.0)])
 
-            workload.check = check
-            return workload
-
-    record = CaseRun(case(), QUICK).record(Finding())
+    record = CaseRun(case(), QUICK).record(Counting(check=check, metrics=metrics))
     assert record.status == "ok", record.reason
     assert record.metrics["total_variation_mean"] == 0.1
 
@@ -260,17 +246,15 @@ def test_tokens_of_a_request_are_prompt_and_new_tokens(tokens: int, status: str)
 
 
 def test_both_checks_of_a_case_are_recorded_together() -> None:
-    torch = pytest.importorskip("torch")
 
-    def checked(error: float) -> Counting:
-        checked = Checks([Check.at_most("timed_error", error, 1.0)])
-        return Counting(run=torch.ones(2).clone, timed_check=lambda rng: lambda outputs, calls: checked)
+    def with_timed_error(error: float) -> Counting:
+        checks = Checks([Check.at_most("timed_error", error, 1.0)])
+        return Counting(run=torch.ones(2).clone, timed_check=lambda chance: lambda outputs, calls: checks)
 
-    both = CaseRun(case(), QUICK).record(checked(0.0))
+    both = CaseRun(case(), QUICK).record(with_timed_error(0.0))
     assert both.status == "ok", both.reason
-    assert both.check is not None
     assert [check["name"] for check in both.check["checks"]] == ["error", "outputs_not_finite", "timed_error"]
-    missed = CaseRun(case(), QUICK).record(checked(2.0))
+    missed = CaseRun(case(), QUICK).record(with_timed_error(2.0))
     assert (missed.status, missed.samples_ms) == ("incorrect", [])
     assert missed.reason == "timed_error is 2, limit 1"
 
@@ -278,7 +262,6 @@ def test_both_checks_of_a_case_are_recorded_together() -> None:
 @pytest.mark.parametrize(("tokens", "status"), [(1, "ok"), (1 << 20, "incorrect")])
 def test_outputs_need_not_change_for_equal_inputs(tokens: int, status: str) -> None:
     """A sequence of one token may draw the same token again."""
-    torch = pytest.importorskip("torch")
     inputs = {"ids": Input(torch.zeros(2, dtype=torch.long), "tokens", tokens, batch_axis=0)}
     record = CaseRun(case(), QUICK).record(Counting(check=None, run=torch.ones(2, 8).clone, inputs=inputs))
     assert record.status == status, record.reason
@@ -294,14 +277,11 @@ def test_the_clock_of_a_gpu_times_as_the_case_asks(monkeypatch: pytest.MonkeyPat
 
 def test_an_engine_without_a_check_is_noted() -> None:
     record = CaseRun(case("engine"), QUICK).record(Fake())
-    assert record.check is not None
-    assert "not compared" in record.check["unchecked"]
+    assert record.check["unchecked"] == "what the engine answered was compared with nothing"
 
 
 def test_notes_of_a_check_are_recorded() -> None:
-    torch = pytest.importorskip("torch")
     note = Checks([], NO_ROOM)
     system = Counting(run=torch.ones(2).clone, timed_check=lambda rng: lambda outputs, calls: note)
     record = CaseRun(case(), QUICK).record(system)
-    assert record.check is not None
     assert NO_ROOM in record.check["unchecked"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_systems import Fake
-from harness_helpers import case
+from harness_helpers import case, no_profiler
 
 from harness.measure import measured_case
 from harness.measure.correctness import Check, Checks
@@ -16,9 +16,8 @@ from harness.measure.system import Workload
 from harness.schema.case import Case, Mode
 from harness.schema.policy import Policy
 
-
-def no_profiler(case: Case, workload: Workload, throttled: Callable[[], bool]) -> dict[str, Any]:
-    return {}
+torch = pytest.importorskip("torch")
+ENGINE: dict[str, Any] = {"engine_samples": lambda policy: [[100.0] * 5] * 2, "policy": {"budget_s": 0.0}}
 
 
 class FakeDevice:
@@ -103,7 +102,6 @@ class FakeMeter:
 
 def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any, **changes: Any) -> Any:
     """Return the record of 5 samples of 8 generate steps of 2 tokens. changes: fields of the workload, or `policy`."""
-    torch = pytest.importorskip("torch")
     policy = Policy(**{"min_samples": 5, "budget_s": 1.0, **changes.pop("policy", {})})
     run = {name: changes.pop(name) for name in ("mode", "profiler") if name in changes}
     workload = Workload(**{"run": lambda: torch.zeros(8, 2), "device": "cuda", "units": 8, "tokens": 2, **changes})
@@ -160,8 +158,7 @@ def test_energy_is_of_the_samples_alone_and_of_all_their_tokens(monkeypatch: pyt
     # Flushing the cache draws energy of its own.
     assert "energy_j_per_token" not in on_fake_device(monkeypatch, FakeDevice(), case(l2="cold")).metrics
     # The meter decides whether an engine's samples fill the time.
-    engine = {"engine_samples": lambda policy: [[100.0] * 5] * 2, "policy": {"budget_s": 0.0}}
-    record = on_fake_device(monkeypatch, FakeDevice(), case(timing="engine"), **engine)
+    record = on_fake_device(monkeypatch, FakeDevice(), case(timing="engine"), **ENGINE)
     assert record.metrics["seconds"] == pytest.approx(5 * 4 * 8 * 0.1)
 
 
@@ -215,8 +212,7 @@ def test_throttling_is_queried_in_warm_up_and_samples(monkeypatch: pytest.Monkey
     assert cool.stages_s["warm_up"] == pytest.approx(1.2 + 1.6)
     assert hot.stages_s["warm_up"] == pytest.approx(1.2 + 2.0)
     for hot in (False, True):  # the first batch of an engine is its warm-up
-        engine = {"engine_samples": lambda policy: [[1.0] * 5] * 2, "policy": {"budget_s": 0.0}}
-        record = on_fake_device(monkeypatch, FakeDevice(hot), case(timing="engine"), **engine)
+        record = on_fake_device(monkeypatch, FakeDevice(hot), case(timing="engine"), **ENGINE)
         assert record.throttled == [hot] * 5
 
 
@@ -224,8 +220,7 @@ def test_throttling_of_an_engines_warm_up_is_not_recorded(monkeypatch: pytest.Mo
     device = FakeDevice()
     device.facts = {"throttle_reasons": [], "temperature_c": 70}
     device.slowed_by.add("sw_thermal_slowdown")
-    engine = {"engine_samples": lambda policy: [[100.0] * 5] * 2, "policy": {"budget_s": 0.0}}
-    environment = on_fake_device(monkeypatch, device, case(timing="engine"), **engine).environment
+    environment = on_fake_device(monkeypatch, device, case(timing="engine"), **ENGINE).environment
     assert environment["gpu"]["after"]["throttle_reasons"] == []
 
 

@@ -159,7 +159,6 @@ def test_a_slot_knows_whether_its_gpu_answers(two_gpus: TwoGpus) -> None:
     assert first.env == {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert first.device_id != second.device_id
     gpu = nvml.open_gpu("1")
-    assert gpu is not None
     assert gpu.constants()["device_id"] == second.device_id
     del two_gpus.there["1"]
     assert first.is_there()

@@ -22,13 +22,6 @@ def test_probe() -> None:
     assert "the system could not be started" in found[2].reason
 
 
-def test_systems_of_one_interpreter_share_a_process(tmp_path: Path) -> None:
-    note = str(tmp_path / "starts")
-    found = probe([launch("fake_systems:NotesItsProcess", FAKE_NOTE=note) for _ in range(3)])
-    assert [each.available for each in found] == [True] * 3
-    assert len(set(Path(note).read_text().split())) == 1
-
-
 @pytest.mark.parametrize(("cores", "processes"), [(2, 1), (8, 2)])
 def test_with_enough_cores_each_package_has_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, processes: int
@@ -55,6 +48,6 @@ def test_a_full_disk_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_hanging_probe_does_not_affect_others() -> None:
     hung, well = launch("fake_systems:HangsAtProbe"), launch(FAKE_NOTE="another environment")
-    found = probe([hung, well], limit_s=10.0)
+    found = probe([hung, well], limit_s=5.0)
     assert [each.status for each in found] == ["unstarted", ""]
-    assert "no answer within 10 s" in found[0].reason
+    assert "no answer within 5 s" in found[0].reason

@@ -105,11 +105,15 @@ def test_the_death_of_the_parent_ends_all_descendants(tmp_path: Path, note: Path
     assert all_dead(note)
 
 
-def test_a_timeout_ends_all_descendants(tmp_path: Path, note: Path) -> None:
-    launches = systems("fake_systems:WithFamily", FAKE_CHILD=str(note))
-    records = measured(tmp_path / "out", [case()], launches, limits=Limits(case_s=2.0))
-    assert statuses(records) == ["timeout"]
-    assert not [name for name, pid in family(note).items() if alive(pid)]
+@pytest.mark.gpu
+@pytest.mark.parametrize(("do", "status"), [("exit", "failed"), ("hang", "timeout"), ("oom", "oom")])
+def test_gpu_memory_is_free_after_a_failed_case(tmp_path: Path, do: str, status: str) -> None:
+    torch = pytest.importorskip("torch")
+    torch.cuda.init()
+    before, _ = torch.cuda.mem_get_info()
+    launches = systems("fake_systems:HoldsGpuMemory")
+    assert statuses(measured(tmp_path / "out", [case(do)], launches, limits=Limits(case_s=20.0))) == [status]
+    assert wait_for(lambda: before - torch.cuda.mem_get_info()[0] < 1 << 29, 10.0)
 
 
 def test_the_log_of_a_worker_that_prints_without_end_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,11 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness_helpers import HERE
 from profile_helpers import DUAL, GEMM, PROCESS, ncu_table, nsys_database, nsys_row
-from trace_events import GPU_TRACE, event
 
 from harness.measure.ranges import range_names
 from harness.profiling.tools import kineto, ncu, nsys
@@ -23,6 +23,26 @@ from harness.profiling.tools.trace import (
     timeline_of,
 )
 from harness.schema.profile import NAME_LIMIT, TIMELINE_LIMIT, Counters, ProfileError, Timeline, short_name
+from tests.harness.make_profile_fixtures import FIXTURES, LAUNCHES
+
+
+def event(category: str, name: str, start: float, duration: float, **arguments: Any) -> dict[str, Any]:
+    thread = arguments.pop("tid", 1)
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration, "tid": thread, "args": arguments}
+
+
+GPU_TRACE = [
+    event("user_annotation", "prefill", 0, 100),
+    event("user_annotation", "layer 0", 10, 20),
+    event("cpu_op", "aten::mm", 11, 5),
+    event("cuda_runtime", "cudaLaunchKernel", 12, 1, correlation=1),
+    event("cuda_driver", "cuLaunchKernelEx", 40, 1, correlation=2),
+    event("cuda_runtime", "cudaMemcpyAsync", 50, 1, correlation=3, tid=2),
+    event("kernel", "gemm", 200, 10, correlation=1, **{"registers per thread": 168, "shared memory": 4096}),
+    event("kernel", "_dual", 215, 20, correlation=2),
+    event("gpu_memcpy", "Memcpy DtoD", 230, 10, correlation=3),
+    {"ph": "M", "name": "process_name", "args": {}},
+]
 
 
 def test_kineto_joins_kernels_to_the_ranges_of_their_launch() -> None:
@@ -452,3 +472,32 @@ def test_long_names_with_different_middles_are_two_kernels() -> None:
     assert max(len(short_name(name)) for name in names) <= NAME_LIMIT
     region = found_in([Launched(name, place, place + 1, 1.0) for place, name in enumerate(names)], [])
     assert [kernel.launches for kernel in region["kernels"]] == [1, 1]
+
+
+def test_the_counters_of_an_h100_are_read() -> None:
+    found = ncu.read((FIXTURES / "h100.ncu.csv").read_text())
+    assert 1 <= sum(each.launches for each in found.values()) <= LAUNCHES
+    counted = max(found.values(), key=lambda each: each.time_us)
+    assert counted.dram_bytes
+    assert counted.operations
+    assert set(counted.use) == {"sm", "l2", "dram", "tensor"}
+    assert counted.occupancy
+    assert sum(counted.stalls.values()) == pytest.approx(1.0)
+
+
+def test_the_export_of_an_h100_is_read(tmp_path: Path) -> None:
+    export = tmp_path / "h100.sqlite"
+    with closing(sqlite3.connect(export)) as database:
+        database.executescript((FIXTURES / "h100.nsys.sql").read_text())
+    timed, ranged = nsys.read(export)
+    assert len(timed) == len(ranged) == LAUNCHES // 2
+    assert {each.path for each in ranged} == {("prefill", "layer 0"), ("prefill", "layer 0", "operator")}
+    assert {each.path for each in timed} == {("timed", "layer 23"), ("timed",)}
+    assert all(each.registers for each in ranged)
+
+
+def test_the_trace_of_an_h100_is_read() -> None:
+    launched = kineto.launched(kineto.events_of((FIXTURES / "h100.trace.json").read_bytes()), "cuda")
+    region = found_in(launched, launched)
+    assert 1 <= len(launched) <= LAUNCHES
+    assert 0 < region["busy_us"] <= region["region_us"]

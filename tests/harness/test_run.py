@@ -11,17 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_helpers import (
-    case,
-    catalogue,
-    lines_of,
-    measured,
-    new_run,
-    ok_record,
-    planned_jobs,
-    run_file,
-    systems,
-)
+from harness_helpers import case, catalogue, lines_of, measured, new_run, ok_record, planned_jobs, run_file, systems
 
 from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, SuiteEntry
 from harness.schema.record import Record

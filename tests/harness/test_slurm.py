@@ -1,20 +1,22 @@
 """Tasks that share a run: claims, requests to Slurm, and a real Slurm of two nodes."""
 
 import os
+import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness_helpers import case, lines_of, new_run, statuses, wait_for
-from pool_helpers import launches, pooled, slot
-from slurm_cluster import Cluster, cluster_or_skip
-from slurm_helpers import claimed, kill_job, kill_node, kill_step, submit, using
+from harness_helpers import HERE, ROOT, case, lines_of, new_run, statuses, wait_for
+from pool_helpers import launches, place, pooled
+from slurm_cluster import Cluster, missing
 
 from harness.schema import claims
 from harness.schema.claims import Claims, Holder
@@ -51,13 +53,15 @@ def squeue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 # Claims
 
 
-def test_one_task_alone_gets_a_job_and_a_finished_one_is_not_taken_again(folder: Path) -> None:
+def test_one_task_alone_may_claim_a_job_again_until_it_finished_it(folder: Path) -> None:
     mine = Claims(folder, "77")
     assert mine.take("a", TASK)
+    assert mine.take("a", TASK)
     assert not mine.take("a", replace(TASK, index="1"))
-    assert mine.holder("a") == TASK
+    assert (mine.holder("a"), claims.holders(folder)) == (TASK, [TASK])
     mine.finish("a")
     assert mine.is_finished("a")
+    assert claims.holders(folder) == []
     assert not mine.take("a", TASK)
     assert Claims(folder, "78").take("a", replace(TASK, array="78"))
 
@@ -73,15 +77,6 @@ def test_a_job_finished_during_a_claim_is_not_taken(folder: Path, monkeypatch: p
 
     monkeypatch.setattr(claims, "create_atomically", slow)
     assert not claimed.take("a", TASK)
-
-
-def test_a_task_may_claim_its_job_again_until_it_finished_it(folder: Path) -> None:
-    claimed = Claims(folder, "77")
-    assert claimed.take("a", TASK)
-    assert claimed.take("a", TASK)
-    assert claims.holders(folder) == [TASK]
-    claimed.finish("a")
-    assert claims.holders(folder) == []
 
 
 def test_two_processes_of_one_allocation_do_not_take_a_job_from_each_other(folder: Path) -> None:
@@ -311,18 +306,44 @@ def test_commands_report_a_missing_slurm() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    made = cluster_or_skip()
-    with using(made):
-        yield made
+    """A cluster that this process's Slurm commands use."""
+    if reason := missing():
+        pytest.skip(reason)
+    made = Cluster()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", made.env["SLURM_CONF"])
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(HERE)]))
+        patch.setenv("PATH", f"{os.environ['PATH']}:/usr/sbin:/sbin")
+        made.env.update(os.environ)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()
 
 
 def logs_of(run: Run) -> str:
     return "\n".join(path.read_text() for path in run.folder.glob("*.log"))
 
 
-def slow_run(folder: Path) -> Run:
-    """Make a run whose ten jobs last long enough for a test to kill their processes."""
-    return new_run(folder, [case("slow", system=job) for job in JOBS])
+def submitted(folder: Path) -> tuple[Run, str]:
+    """Submit a run as `ttt-bench run --slurm` does; return it and the id of its job array.
+
+    Its ten jobs last long enough for a test to kill their processes.
+    """
+    run = new_run(folder, [case("slow", system=job) for job in JOBS])
+    command = [sys.executable, str(HERE / "slurm_task.py"), str(folder)]
+    text = slurm.script(slurm.parsed("partition=gpu,gpus=4,mem=20"), 4, command, str(HERE), f"{folder}/task %a.log")
+    (folder / "a script.sbatch").write_text(text)
+    with run.held():
+        array = slurm.submit(str(folder / "a script.sbatch"))
+        claims.note_submission(folder, array)
+    return run, array
+
+
+def claimed(run: Run, array: str) -> list[Holder]:
+    found = (Claims(run.folder, array).holder(job.name) for job in run.jobs)
+    return [holder for holder in found if holder]
 
 
 def all_once(run: Run) -> None:
@@ -331,31 +352,21 @@ def all_once(run: Run) -> None:
     assert lines == [1] * len(JOBS)
 
 
-def test_a_real_slurm_runs_every_job_once_on_its_gpus(cluster: Cluster, folder: Path) -> None:
-    run = new_run(folder, [case(system=job) for job in JOBS])
-    array = submit(run)
+def test_a_killed_task_is_requeued_and_every_job_runs_once(cluster: Cluster, folder: Path) -> None:
+    run, array = submitted(folder)
+    assert wait_for(lambda: len(claimed(run, array)) >= 2), cluster.logs() + logs_of(run)
+    with suppress(ProcessLookupError):
+        os.kill(claimed(run, array)[0].process, signal.SIGKILL)
     cluster.finish(array)
     all_once(run)
+    assert '"restart":1' in " ".join(path.read_text() for path in (folder / "claims").rglob("*.done"))
     assert {record.settings["gpu"] for record in run.records()} <= {"0", "1"}
     assert claims.submission(folder) is None
     refuse_submitted(folder)
 
 
-@pytest.mark.parametrize("kill", [kill_step, kill_job, kill_node])
-def test_a_killed_task_is_requeued(cluster: Cluster, folder: Path, kill: Callable[[Cluster, Holder], None]) -> None:
-    run = slow_run(folder)
-    array = submit(run)
-    assert wait_for(lambda: len(claimed(run, array)) >= 2), cluster.logs() + logs_of(run)
-    killed = claimed(run, array)[0]
-    kill(cluster, killed)
-    cluster.finish(array)
-    all_once(run)
-    assert '"restart":1' in " ".join(path.read_text() for path in (folder / "claims").rglob("*.done"))
-
-
 def test_a_cancelled_run_is_free_and_goes_on_alone(cluster: Cluster, folder: Path) -> None:
-    run = slow_run(folder)
-    array = submit(run)
+    run, array = submitted(folder)
     assert wait_for(lambda: claimed(run, array))
     with pytest.raises(RunError, match=f"Slurm job {array} submitted from"):
         refuse_submitted(folder)

@@ -1,8 +1,9 @@
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from statistics import median
 
 import pytest
+from fake_clock import FakeClock
 from simulate_coverage import held
 
 from harness.measure.interval import median_interval
@@ -18,58 +19,36 @@ from harness.measure.timer import (
 from harness.schema.policy import Policy
 
 
-class FakeClock:
-    """A clock that returns given samples in ms; its time is the sum of those returned."""
-
-    own_bytes = 0
-    launches = 1
-    loaded_s = 0.0
-    replays = False
-
-    def __init__(self, samples: Iterable[float], settles_s: float = 0.0, wakes_s: float = 0.0) -> None:
-        self.settles_s, self.wakes_s = settles_s, wakes_s
-        self._samples = iter(samples)
-        self._now_ms = 0.0
-        self.prepared: Callable[[], object] | None = None
-
-    def prepare(self, run: Callable[[], object]) -> None:
-        self.prepared = run
-
-    def sample(self) -> float:
-        value = next(self._samples)
-        self._now_ms += value
-        return value
-
-    def now(self) -> float:
-        return self._now_ms / 1e3
-
-
 def noisy(spread: float) -> Iterator[float]:
     """Yield samples in ms without end, alternately 10 plus and minus the share `spread`."""
     return itertools.cycle([10 * (1 + spread), 10 * (1 - spread)])
 
 
-def test_stops_when_the_median_is_known() -> None:
-    timing = take_samples(FakeClock(noisy(0.004)), Policy())
-    assert (timing.stop, len(timing.samples_ms)) == ("interval", 50)
-
-
-@pytest.mark.parametrize(("budget_s", "samples"), [(10.0, 500), (0.2, 200)])
-def test_short_samples_take_half_a_second(budget_s: float, samples: int) -> None:
-    """Twenty samples of 1 ms lie in one swing of the clocks; a budget may be shorter."""
-    timing = take_samples(FakeClock(itertools.repeat(1.0)), Policy(budget_s=budget_s))
-    assert (timing.stop, len(timing.samples_ms)) == ("interval", samples)
+@pytest.mark.parametrize(
+    ("samples", "policy", "stop", "count"),
+    [
+        (noisy(0.004), Policy(), "interval", 50),
+        (
+            itertools.repeat(1.0),
+            Policy(budget_s=10.0),
+            "interval",
+            500,
+        ),  # 20 samples of 1 ms lie in one swing of clocks
+        (itertools.repeat(1.0), Policy(budget_s=0.2), "interval", 200),
+        (noisy(0.05), Policy(budget_s=100.0), "count", 1000),  # the median is not known
+        (noisy(0.05), Policy(budget_s=0.2), "budget", 100),  # a lasting disturbance: five budgets
+        (itertools.repeat(1e6), Policy(min_samples=6, budget_s=1), "budget", 6),  # the least number stands
+    ],
+)
+def test_each_criterion_ends_sampling(samples: Iterator[float], policy: Policy, stop: str, count: int) -> None:
+    timing = take_samples(FakeClock(samples), policy)
+    assert (timing.stop, len(timing.samples_ms)) == (stop, count)
 
 
 def test_a_disturbance_extends_the_budget_by_at_most_a_minute() -> None:
     clock = FakeClock(itertools.cycle([1000.0, 1500.0]))
     assert take_samples(clock, Policy(budget_s=100.0)).stop == "budget"
     assert clock.now() < 165
-
-
-def test_goes_on_while_the_median_is_not_known() -> None:
-    timing = take_samples(FakeClock(noisy(0.05)), Policy(budget_s=100.0))
-    assert (timing.stop, len(timing.samples_ms)) == ("count", 1000)
 
 
 def test_stops_at_the_budget() -> None:
@@ -84,17 +63,6 @@ def test_a_passing_disturbance_extends_the_budget() -> None:
     timing = take_samples(clock, Policy(budget_s=0.1, min_samples=6))
     assert (timing.stop, median(timing.samples_ms)) == ("interval", 10.0)
     assert 0.2 < clock.now() < 0.5
-
-
-def test_a_lasting_disturbance_ends_after_five_budgets() -> None:
-    clock = FakeClock(noisy(0.05))
-    timing = take_samples(clock, Policy(budget_s=0.2))
-    assert (timing.stop, len(timing.samples_ms)) == ("budget", 100)
-
-
-def test_the_least_number_of_samples_stands_whatever_the_budget() -> None:
-    timing = take_samples(FakeClock(itertools.repeat(1e6)), Policy(min_samples=6, budget_s=1))
-    assert (timing.stop, len(timing.samples_ms)) == ("budget", 6)
 
 
 def test_an_outlier_of_six_long_samples_adds_three() -> None:

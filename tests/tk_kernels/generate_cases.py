@@ -239,6 +239,8 @@ def compare(
         worst = [max(w, relative_error(x, expected)) for w, x in zip(worst, found, strict=True)]
     final = selected(gstate, chosen).to_state()
     assert torch.equal(final.position, (first.position + steps) % m)
+    for name, sums in final._asdict().items():
+        assert name[0] != "d" or not sums[final.position == 0].any(), f"{name} of an earlier mini-batch"
     changes = [_change_error(state, exact.state, before) for state in (final, simulation.state)]
     kernel, simulated = (Errors(*pair) for pair in zip(worst, changes, strict=True))
     return Comparison(kernel, simulated, final)

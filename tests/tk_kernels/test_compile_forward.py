@@ -43,7 +43,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict]]:
 @pytest.mark.parametrize("capability", SHARED_KB)
 def test_fits(compiled: dict[int, list[dict]], capability: int) -> None:
     kernels = compiled[capability]
-    assert {"linear", "mlp", "mlp-96", "linear-packed"} <= {each["kernel"] for each in kernels}
+    assert {"linear-packed", "mlp-packed", "mlp-96-packed"} <= {each["kernel"] for each in kernels}
     for each in kernels:
         assert each["shared"] <= SHARED_KB[capability] * 1024, each
         assert each["stack"] is None or each["stack"] <= STACK[each["kernel"]], each

@@ -114,14 +114,6 @@ def test_padded_head(operator: str, form: str, head_dim: int) -> None:
 
 @interpreted
 @pytest.mark.parametrize("operator", MODULES)
-def test_steps_repeat_bitwise(operator: str) -> None:
-    start = random_state(operator, [1, 3], H=1, D=16, m=4)
-    states = [compare(operator, "dual", "planes", start, steps=2).final for _ in range(2)]
-    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
-
-
-@interpreted
-@pytest.mark.parametrize("operator", MODULES)
 def test_rope_and_lr_logits_in_the_launch(operator: str) -> None:
     """Fused RoPE and sigmoid match their PyTorch versions."""
     check_rope_and_rates_in_the_launch(operator, [0, 3], 2, 16, 4, "float32")

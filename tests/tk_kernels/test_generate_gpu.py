@@ -12,15 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from generate_cases import (
-    MODULES,
-    combinations,
-    compare,
-    outer_parameters,
-    prefilled_state,
-    random_state,
-    random_token,
-)
+from generate_cases import MODULES, combinations, compare, outer_parameters, prefilled_state, random_state, random_token
 from torch import Tensor
 
 from tk_kernels import FORMS

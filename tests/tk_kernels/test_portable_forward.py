@@ -5,30 +5,20 @@ from typing import Any
 
 import pytest
 import torch
-from reference_cases import OPERATORS, Case, case
+from reference_cases import Case, case
 from torch import Tensor
 
 from tests.interpreter import DEVICE, INTERPRETED
+from tests.tk_kernels.forward_prompts import OPS, exact
 from tests.tk_kernels.tolerances import OUTPUT_ERROR, relative_error
 from tk_kernels.forward import common, operator
 from tk_kernels.generate.common import dependent_launch
-from tk_kernels.reference.layer import rope
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_mlp import ops as mlp_ops
 
-OPS: dict[str, Any] = {"linear": linear_ops, "mlp": mlp_ops}
 # float32: the references' limit. 16 bits: only the output is rounded.
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: OUTPUT_ERROR[torch.bfloat16], torch.float16: 5e-3}
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="float32 tokens run in Triton's interpreter only")
-
-
-def exact(name: str, given: Case, rotate: bool = False) -> tuple[Tensor, Any]:
-    """Run the float64 reference."""
-    q, k = given.q, given.k
-    if rotate:
-        position = torch.arange(q.shape[1]) % len(given.token_scale)
-        q, k = rope(q, position), rope(k, position)
-    return OPERATORS[name].forward(q, k, *given[2:], start=0)
 
 
 def in_type(given: Case, dtype: torch.dtype) -> list[Any]:
@@ -71,7 +61,7 @@ def test_equals_the_reference(triton_kernels, poisoned, name, head_dim, mini_bat
     heads = 2 if tokens == 37 else 1
     given = case(name, tokens, batch=1, heads=heads, head_dim=head_dim, mini_batch=mini_batch)
     found = OPS[name].forward(*in_type(given, torch.float32), start=0, backend="triton")
-    assert_equal(found, exact(name, given), LIMITS[torch.float32])
+    assert_equal(found, exact(name, list(given)), LIMITS[torch.float32])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -80,7 +70,7 @@ def test_tokens_of_16_bits(triton_kernels, name, dtype):
     given = case(name, 20, batch=1, heads=1, head_dim=64)
     out, state = OPS[name].forward(*in_type(given, dtype), start=0, backend="triton")
     assert out.dtype == dtype
-    assert_equal((out, state), exact(name, given), LIMITS[dtype])
+    assert_equal((out, state), exact(name, list(given)), LIMITS[dtype])
 
 
 @interpreted
@@ -103,7 +93,7 @@ def test_pieces_with_rope_in_place_are_the_whole(triton_kernels, name):
             backend="triton",
         )
         outputs.append(out)
-    assert_equal((torch.cat(outputs, 1), state), exact(name, given, rotate=True), 5e-6)
+    assert_equal((torch.cat(outputs, 1), state), exact(name, list(given), rotate=True), 5e-6)
 
 
 @interpreted
@@ -113,7 +103,7 @@ def test_strided_tokens_of_one_projection(triton_kernels, name):
     arguments = in_type(given, torch.float32)
     packed = torch.stack(arguments[:3], 3)
     found = OPS[name].forward(*packed.unbind(3), *arguments[3:], start=0, backend="triton")
-    assert_equal(found, exact(name, given), LIMITS[torch.float32])
+    assert_equal(found, exact(name, list(given)), LIMITS[torch.float32])
 
 
 @pytest.mark.parametrize(("head_dim", "rotate"), [(64, False), (96, True)])
@@ -122,7 +112,7 @@ def test_the_reference_as_a_backend(name, head_dim, rotate):
     given = case(name, 20, batch=1, heads=2, head_dim=head_dim)
     arguments = in_type(given, torch.float32)
     found = OPS[name].forward(*arguments, start=0, rope=rotate, backend="reference")
-    assert_equal(found, exact(name, given, rotate), LIMITS[torch.float32])
+    assert_equal(found, exact(name, list(given), rotate), LIMITS[torch.float32])
 
 
 def tokens_on(device: str, head_dim: int = 64, dtype: torch.dtype = torch.bfloat16) -> Any:

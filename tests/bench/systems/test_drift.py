@@ -18,18 +18,9 @@ from harness.schema.case import Case
 from tk_kernels.generate.common import PRECISIONS
 
 
-def case(system, tokens=20, dtype="float32"):
-    return Case(
-        system,
-        "torch",
-        "tiny",
-        "generate",
-        2,
-        tokens,
-        dtype=dtype,
-        state_dtype="float32",
-        options=(("compare", "float64"),),
-    )
+def case(system, tokens=20):
+    options = (("compare", "float64"),)
+    return Case(system, "torch", "tiny", "generate", 2, tokens, "float32", "float32", options=options)
 
 
 def models(adapter, system):
@@ -40,7 +31,7 @@ def models(adapter, system):
 
 
 @pytest.mark.parametrize("system", ["ttt-linear", "ttt-mlp"])
-def test_the_gate_compares_and_the_metrics_hold_the_distances(system):
+def test_the_check_compares_and_the_metrics_hold_the_distances(system):
     workload = TTTTorch().build(case(system))
     checked = workload.check()
     assert checked.passed, checked.reason

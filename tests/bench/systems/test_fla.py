@@ -202,7 +202,7 @@ def test_a_timed_call_that_differs_is_seen(package, monkeypatch, phase, context)
     assert (record.status, "timed_logits_relative_error" in record.reason) == ("incorrect", True)
 
 
-def test_a_model_is_tuned_on_the_work_that_is_timed_and_gated_once_after(package, monkeypatch):
+def test_a_model_is_tuned_on_the_work_that_is_timed_and_checked_once_after(package, monkeypatch):
     monkeypatch.setattr("bench.model_facts.checks", lambda facts, case: [])  # the fake is smaller than the 1.3b size
     forward = replace(CASE, phase="forward", context=20, timing="eager")
     system = GatedDeltaNet()
@@ -211,17 +211,17 @@ def test_a_model_is_tuned_on_the_work_that_is_timed_and_gated_once_after(package
     assert lengths == [20, 20]  # compiled ahead, then run
     assert workload.check().passed
     assert 20 not in lengths[2:]
-    checked = len(lengths)
+    runs = len(lengths)
     longer = system.build(replace(forward, context=30))
     assert longer.check().passed
-    assert lengths[checked:] == [30]  # new shapes compile again; the check is not repeated
+    assert lengths[runs:] == [30]  # new shapes compile again; the check is not repeated
     assert longer.settings["tuned"] == workload.settings["tuned"] == "on the first forward of 16 to 255 tokens at once"
     far = system.build(replace(forward, context=200))
-    assert lengths[checked + 1 :] == [200, 200]  # another size is tuned again
+    assert lengths[runs + 1 :] == [200, 200]  # another size is tuned again
     assert far.settings["tuned"] == "on the first forward of 256 to 4,095 tokens at once"
 
 
-def test_a_model_that_differs_from_its_reference_misses_its_gate(package, monkeypatch):
+def test_a_model_that_differs_from_its_reference_misses_its_check(package, monkeypatch):
     system = GatedDeltaNet()
     reference = system.reference
 
@@ -243,7 +243,7 @@ def test_kernels_may_be_off_a_little_more_than_the_rounding_of_their_model(off, 
     assert checked.checks[0].passed is passes  # 0.05 is the table's limit; 0.09 = 1.5 * 0.06
 
 
-def test_the_record_says_that_the_gate_is_wider_and_what_the_package_says_of_its_rwkv7():
+def test_the_record_says_that_the_check_is_wider_and_what_the_package_says_of_its_rwkv7():
     settings = [system().settings(CASE) for system in (GatedDeltaNet, fla_models.RWKV7)]
     assert all(found["check_limits"].startswith("1.5 times the model's own rounding") for found in settings)
     assert [("may be incorrect" in found.get("warning", "")) for found in settings] == [False, True]
@@ -370,7 +370,7 @@ def test_what_is_timed_of_the_layer_is_compared_too(layer_package):
     assert {"timed_output_relative_error", "timed_W_relative_error"} <= set(names)
 
 
-def test_a_layer_that_is_wrong_beyond_the_gates_tokens_is_seen(layer_package):
+def test_a_layer_that_is_wrong_beyond_the_checked_tokens_is_seen(layer_package):
     whole = layer_package.fused_chunk_ttt_linear
 
     def off(**arguments):

@@ -86,12 +86,6 @@ def test_a_prompt_that_continues_a_state():
     torch.testing.assert_close(model.prefill(ids[:, 9:], state)[0], whole, rtol=1e-4, atol=1e-5)
 
 
-def test_a_prompt_longer_than_its_state_is_an_error():
-    model = Transformer.from_seed(model_config("transformer", "tiny"), 0, "cpu", torch.float32, attend=ATTENTION)
-    with pytest.raises(ValueError, match="70 tokens: the state holds 64"):
-        model.prefill(torch.zeros(1, 70, dtype=torch.int64), model.init_state(1, 64))
-
-
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(attention, "no_gpu", lambda: "")
     monkeypatch.setattr(attention, "PACKAGE", "no_flash_here")

@@ -40,7 +40,7 @@ class WrongOperator(TorchOperator):
 
 @pytest.mark.parametrize("in_prefill", [True, False])
 @pytest.mark.parametrize("wrong", ["zeros", "queries", "more", "learns"])
-def test_the_gate_notices_a_wrong_operator_in_a_model_whose_logits_hardly_show_it(wrong, in_prefill, monkeypatch):
+def test_the_check_notices_a_wrong_operator_in_a_model_whose_logits_hardly_show_it(wrong, in_prefill, monkeypatch):
     """Two layers of 128 channels in bfloat16: the logits of zero outputs pass their limit."""
     adapter, small = TTTTorch(), replace(case("ttt-linear"), dtype="bfloat16")
     model = model_of(small, operator=WrongOperator("linear", wrong, in_prefill))
@@ -73,7 +73,7 @@ class BrokenInTheLastLayer(TorchOperator):
 
 
 @pytest.mark.parametrize("mini_batch", [8, 16, 32])
-def test_the_steps_of_the_gate_go_beyond_the_end_of_a_mini_batch(mini_batch):
+def test_the_steps_of_the_check_go_beyond_the_end_of_a_mini_batch(mini_batch):
     small = replace(case("ttt-linear", mini_batch=mini_batch), dtype="bfloat16")
     model = model_of(small, operator=ForgetfulOperator("linear"))
     prefill, steps = inner_loop_checks(model, small, 37)
@@ -90,7 +90,7 @@ def test_a_layer_that_is_no_number_is_not_hidden_by_another():
     assert steps.passed
 
 
-def test_what_is_timed_is_not_recorded_after_the_gate():
+def test_what_is_timed_is_not_recorded_after_the_check():
     adapter = TTTTorch()
     workload = adapter.build(case("ttt-linear"))
     _, model = adapter._loaded

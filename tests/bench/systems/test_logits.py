@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.systems.logits import check_response, limits_by_rounding
+from bench.systems.language_model import LanguageModel
+from bench.systems.logits import check_response, limits_by_rounding, rounding_of
 from harness.schema.case import Case
 
 CASE = Case("ttt-linear", "torch", "tiny", "forward", 2, 32, dtype="bfloat16")
+ON_TRANSFORMER = replace(CASE, options=(("backbone", "transformer"),))
 REFERENCE = torch.ones(2, 8)
 
 
@@ -21,11 +23,33 @@ REFERENCE = torch.ones(2, 8)
         (replace(CASE, dtype="float32"), 0.01, 1.0),
         (replace(CASE, state_dtype="float32-planes"), 0.01, 0.3),
         (replace(CASE, system="transformer", state_dtype="bfloat16"), 0.01, 0.3),  # its KV cache
-        (replace(CASE, options=(("backbone", "transformer"),)), 0.06, 1.8),
+        (ON_TRANSFORMER, 0.06, 1.8),  # which rounds more, so its table is twice as wide
+        (replace(ON_TRANSFORMER, dtype="float32"), 0.06, 1.0),
+        (replace(ON_TRANSFORMER, system="ttt-mlp"), 0.06, 1.0),
     ],
 )
 def test_limits_are_one_and_a_half_times_the_rounding_of_the_dtype(asked, rounding, wide):
     assert limits_by_rounding(REFERENCE * (1 + rounding), REFERENCE, asked) == pytest.approx(wide, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "state_dtype", "limits"),
+    [
+        ("float32", "float32", "float32"),
+        ("float32", "float16", "float16"),
+        ("float32", "bfloat16", "bfloat16"),
+        ("float32", "float32-planes", "bfloat16"),
+        ("bfloat16", "float32", "bfloat16"),
+        ("float16", "", "float16"),
+    ],
+)
+def test_the_coarser_of_activations_and_state_has_its_limits(dtype, state_dtype, limits):
+    assert rounding_of(replace(CASE, dtype=dtype, state_dtype=state_dtype)) == limits
+
+
+def test_a_record_says_that_its_limits_are_wider():
+    settings = [LanguageModel().settings(asked) for asked in (CASE, ON_TRANSFORMER)]
+    assert ["check_limits" in each for each in settings] == [False, True]
 
 
 @pytest.mark.parametrize(("slope", "off"), [(1.0, 0.0), (0.0, 1.0), (0.4, 0.6), (-1.0, 2.0)])

@@ -93,15 +93,6 @@ def test_prefill_in_pieces_leaves_every_sequence_its_own_state(model, monkeypatc
 
 
 @torch.inference_mode()
-def test_steps_go_on_from_the_prompt(model):
-    ids = torch.randint(0, 32, (3, 6))
-    _, state = model.prefill(ids[:, :4], model.init_state(3))
-    model.generate_step(ids[:, 4], state)
-    stepped, _ = model.generate_step(ids[:, 5], state)
-    torch.testing.assert_close(stepped, model.prefill(ids, model.init_state(3))[0])
-
-
-@torch.inference_mode()
 def test_a_reset_state_is_a_new_one_in_the_same_memory(model):
     ids = torch.randint(0, 32, (2, 5))
     _, state = model.prefill(ids, model.init_state(2))
@@ -110,16 +101,6 @@ def test_a_reset_state_is_a_new_one_in_the_same_memory(model):
     assert not tensor.any()
     assert state.key_value_memory_dict[1][1] is tensor
     torch.testing.assert_close(model.prefill(ids, state)[0], model.prefill(ids, model.init_state(2))[0])
-
-
-@torch.inference_mode()
-def test_a_state_that_was_never_filled_takes_the_step(model):
-    state = model.init_state(2)
-    model.generate_step(torch.zeros(2, dtype=torch.int64), state)
-    before = state.key_value_memory_dict[0][1].clone()
-    model.generate_step(torch.ones(2, dtype=torch.int64), state)
-    assert not torch.equal(before, state.key_value_memory_dict[0][1])
-    assert state.seqlen_offset == 2
 
 
 def test_the_packages_weights_become_those_of_transformers():

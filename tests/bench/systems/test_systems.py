@@ -13,11 +13,8 @@ from typing import ClassVar
 import pytest
 import torch
 
-from bench.cases import suite_cases
-from bench.catalogue.suites import find_suite
 from bench.catalogue.systems import ADAPTERS
-from bench.request import RunRequest
-from bench.systems import logits, phases, token_times
+from bench.systems import phases, token_times
 from bench.systems.fla.models import GatedDeltaNet
 from bench.systems.language_model import LanguageModel
 from bench.systems.mamba.pytorch import TorchMamba
@@ -162,8 +159,9 @@ SPOILS = {
 
 @pytest.mark.parametrize(
     ("adapter", "system", "phase", "options", "spoil"),
-    [(*each, "a hundredth more") for each in MEASURED] + [(*MEASURED[0], spoil) for spoil in ("zeros", "a NaN")],
-)
+    [(*each, "a hundredth more") for each in (MEASURED[0], *MEASURED[8:])]
+    + [(*MEASURED[0], spoil) for spoil in ("zeros", "a NaN")],
+)  # tests/attacks has the other phases and models
 def test_outputs_that_go_wrong_while_they_are_timed_are_seen(adapter, system, phase, options, spoil):
     spoiled = Later(adapter(), torch.inference_mode()(SPOILS[spoil]))
     record = CaseRun(case(system, phase, **options), POLICY).record(spoiled)
@@ -219,7 +217,7 @@ def test_adapters_whose_state_is_put_at_the_context_are_those_that_claim_no_prom
         assert (kind.set_position is not LanguageModel.set_position) is (kind.prompt_tokens is None), kind
 
 
-def test_the_gate_notices_a_step_that_is_off_by_a_thousandth():
+def test_the_check_notices_a_step_that_is_off_by_a_thousandth():
     adapter = TTTTorch()
     workload = adapter.build(case("ttt-linear"))
     _, model = adapter._loaded
@@ -285,7 +283,7 @@ def test_the_adapter_of_the_documents_is_complete():
         adapter.build(case("my-rnn", "generate"))
 
 
-def test_the_backend_of_the_documents_passes_its_gate_and_is_complete():
+def test_the_backend_of_the_documents_passes_its_check_and_is_complete():
     example = re.findall(r"```python\n(\"\"\"Run a TTT model.*?)```", CONTRIBUTING.read_text(), re.DOTALL)[0]
     names: dict = {}
     exec(compile(example, "CONTRIBUTING.md", "exec"), names)
@@ -293,44 +291,6 @@ def test_the_backend_of_the_documents_passes_its_gate_and_is_complete():
         checked = names["TTTTokenByToken"]().build(case(system, phase)).check()
         assert checked.passed, checked.reason
         assert "inner_loop_prefill_relative_error" in {check.name for check in checked.checks}
-
-
-def test_every_case_of_quick_names_an_adapter():
-    known = {(each.system, each.backend) for each in ADAPTERS}
-    found = suite_cases(find_suite("quick"), RunRequest(), "cpu")
-    assert {(each.case.system, each.case.backend) for each in found} <= known
-
-
-@pytest.mark.parametrize(
-    ("dtype", "state_dtype", "limits"),
-    [
-        ("float32", "float32", "float32"),
-        ("float32", "float16", "float16"),
-        ("float32", "bfloat16", "bfloat16"),
-        ("float32", "float32-planes", "bfloat16"),
-        ("bfloat16", "float32", "bfloat16"),
-        ("float16", "", "float16"),
-    ],
-)
-def test_a_states_rounding_is_no_error_of_a_model_with_finer_activations(dtype, state_dtype, limits):
-    judged = replace(case("ttt-linear", "generate"), dtype=dtype, state_dtype=state_dtype)
-    assert logits.rounding_of(judged) == limits
-
-
-@pytest.mark.parametrize(
-    ("system", "backbone", "dtype", "wider"),
-    [
-        ("ttt-linear", "transformer", "bfloat16", 2),
-        ("ttt-linear", "transformer", "float32", 1),
-        ("ttt-linear", "mamba", "bfloat16", 1),
-        ("ttt-mlp", "transformer", "bfloat16", 1),
-    ],
-)
-def test_a_model_that_rounds_more_has_wider_limits_and_its_record_says_so(system, backbone, dtype, wider):
-    judged = replace(case(system, "forward"), dtype=dtype, options=(("backbone", backbone),))
-    assert logits.widening(judged) == wider
-    adapter = LanguageModel()
-    assert ("check_limits" in adapter.settings(judged)) is (wider == 2)
 
 
 def test_a_request_says_when_its_tokens_came(monkeypatch):
@@ -387,7 +347,7 @@ def test_a_prompt_that_the_reference_would_read_for_minutes_is_not_compared_and_
         assert "the reference reads at most 40" in record.check["unchecked"]
 
 
-def test_each_model_that_is_loaded_has_a_verdict_of_its_own(monkeypatch):
+def test_each_model_that_is_loaded_has_a_check_of_its_own(monkeypatch):
     compared = []
     checked = Checks([])
     monkeypatch.setattr(TTTTorch, "_compare", lambda self, model, case: compared.append(case.dtype) or checked)

@@ -13,17 +13,8 @@ from harness.schema.case import Case
 
 
 def case(system, context=64, **options):
-    return Case(
-        system,
-        "torch-compile",
-        "tiny",
-        "forward",
-        2,
-        context,
-        dtype="float32",
-        state_dtype="float32",
-        options=(("scope", "layer"), *options.items()),
-    )
+    options = (("scope", "layer"), *options.items())
+    return Case(system, "torch-compile", "tiny", "forward", 2, context, "float32", "float32", options=options)
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def fastest(kernel, log=lambda line: None):
         return trial.fastest_step("linear", "dual", "float32", log, lambda: Clock(kernel))
 
 
-def test_the_fastest_that_passes_the_gate_is_chosen(kernel):
+def test_the_fastest_that_passes_the_check_is_chosen(kernel):
     lines = []
     assert fastest(kernel, lines.append) == ("cpu", FAST)
     took, faster, wrong, too_large = (line.partition("): ")[2] for line in lines)

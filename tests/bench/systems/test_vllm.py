@@ -274,14 +274,7 @@ def test_vllm_is_handed_its_own_class_of_the_model(llm):
     ]
 
 
-def test_the_engines_logits_are_held_against_the_repositorys_model(llm):
-    llm.compute = True
-    checked = VllmTransformer().build(CASE).check()
-    assert checked.passed
-    assert {check.name: check.value for check in checked.checks}["head_rows_per_prompt"] == 1
-
-
-def test_an_engine_that_computes_something_else_misses_its_gate(llm, monkeypatch):
+def test_an_engine_that_computes_something_else_misses_its_check(llm, monkeypatch):
     llm.compute = True
     compute = fake_vllm.Model.compute_logits
     monkeypatch.setattr(fake_vllm.Model, "compute_logits", lambda model, hidden: 1.2 * compute(model, hidden))
@@ -290,7 +283,7 @@ def test_an_engine_that_computes_something_else_misses_its_gate(llm, monkeypatch
     assert "logits_relative_error" in checked.reason
 
 
-def test_an_engine_that_remembers_prompts_misses_its_gate(llm):
+def test_an_engine_that_remembers_prompts_misses_its_check(llm):
     llm.compute = True
     workload = VllmTransformer().build(CASE)
     llm.started[0].llm_engine.vllm_config.cache_config.enable_prefix_caching = True
@@ -375,7 +368,7 @@ def test_a_prompt_beyond_the_references_room_is_said_to_be_compared_with_nothing
     assert "not checked" in workload.timed_check(Random(1))(None, 1).unchecked
 
 
-def test_the_reference_of_the_gate_serves_what_was_timed_block_by_block(llm, monkeypatch):
+def test_the_reference_of_the_check_serves_what_was_timed_block_by_block(llm, monkeypatch):
     """As with a GPU: weights are replaced on their way to the host and for each block."""
 
     def replaced(model):
