@@ -223,7 +223,7 @@ class _Side:
 
         def show(event: Event) -> None:
             if event.kind != "plan":  # of all rounds, one was shown
-                progress(replace(event, place=turn) if event.kind == "record" else event)
+                progress(replace(event, slot=turn) if event.kind == "record" else event)
 
         options = Options(jobs=[job], repeat=number, limits=work.request.limits, on_event=show, skip=work.skip)
         records = run_jobs(self.run, self.launches, options)

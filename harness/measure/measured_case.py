@@ -14,7 +14,7 @@ from typing import Any, get_args
 from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.environment import around, snapshot, versions_of
-from harness.measure.inspection import Inspector, claim_checks, lower_bound_check, unless_out_of_memory
+from harness.measure.inspection import CallChecker, claim_checks, lower_bound_check, unless_out_of_memory
 from harness.measure.nvml import LASTS_S, EnergyMeter, Gpu, open_gpu
 from harness.measure.process_state import (
     forget_peak,
@@ -23,7 +23,7 @@ from harness.measure.process_state import (
     peak_bytes,
     process_settings,
 )
-from harness.measure.ranges import nvtx_range, range_name
+from harness.measure.ranges import nvtx_range
 from harness.measure.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
 from harness.measure.timer import (
     LEAST_S,

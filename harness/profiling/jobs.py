@@ -107,8 +107,8 @@ class Profiler:
         """
         pool = Pool(self.run.folder, slots, self.say)
 
-        def at(number: int, place: Place) -> None:
-            do(number, JobProfiler(self, jobs[number], place, pool.stop.is_set))
+        def at(number: int, slot: GpuSlot) -> None:
+            do(number, JobProfiler(self, jobs[number], slot, pool.stop.is_set))
 
         pool.each(range(len(jobs)), at)
 
@@ -120,12 +120,12 @@ class JobProfiler:
     tools: the profilers that this job still uses.
     """
 
-    def __init__(self, asked: Profiler, job: Job, place: Place, stopped: Callable[[], bool]) -> None:
-        self.asked, self.job, self.place, self.stopped = asked, job, place, stopped
-        self.tools = asked.tools
-        launch = asked.launches[job.pair]
-        self.launch = replace(launch, env={**launch.env, **place.env})
-        self.under_profiler = UnderProfiler(asked.run, place, asked.limits, stopped)
+    def __init__(self, profiler: Profiler, job: Job, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
+        self.profiler, self.job, self.slot, self.stopped = profiler, job, slot, stopped
+        self.tools = profiler.tools
+        launch = profiler.launches[job.pair]
+        self.launch = replace(launch, env={**launch.env, **slot.env})
+        self.under_profiler = UnderProfiler(profiler.run, slot, profiler.limits, stopped)
 
     def times(self, found: dict[str, Profile]) -> None:
         """Add a profile with times to `found`, by case key, for each pending case of the job.
@@ -274,11 +274,11 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _blame_the_case(self) -> None:
-        """Raise Stopped if the run should end, as Ctrl-C also kills the profiler, and PlaceLost if the GPU is gone."""
+        """Raise Stopped if the run should end, as Ctrl-C also kills the profiler, and GpuLost if the GPU is gone."""
         if self.stopped():
             raise Stopped
-        if not self.place.is_there():
-            raise PlaceLost
+        if not self.slot.is_there():
+            raise GpuLost
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
         """Report a profiler's error to the user, and return the reported sentence.
@@ -290,7 +290,7 @@ class JobProfiler:
         self.profiler.say(why)
         if isinstance(error, ToolLost) and error.lasting:
             self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
-            self.asked.tools = self.tools if error.everywhere else self.asked.tools
+            self.profiler.tools = self.tools if error.everywhere else self.profiler.tools
         return why
 
 

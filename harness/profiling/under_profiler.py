@@ -19,7 +19,7 @@ from harness.schema.reason import of_exception
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import Planned
-from harness.workers.process import Launch, Limits, Place, WorkerProcess, signal_of
+from harness.workers.process import GpuSlot, Launch, Limits, WorkerProcess, signal_of
 from harness.workers.protocol import WorkerLost, case_request, record_of
 
 STOP_S = 180.0  # for a profiler to write its report
@@ -43,7 +43,7 @@ class ToolLost(Exception):
 class UnderProfiler:
     """Profiles single cases; public methods raise ToolLost or ProfileError without a result.
 
-    `place`: the GPU slot of the workers.
+    slot: the GPU slot of the workers.
     stopped: returns whether the run should end; called while a worker works.
     """
 

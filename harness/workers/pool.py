@@ -66,8 +66,8 @@ class Pool:
         waiting: Queue[T] = Queue()  # also a job whose GPU was lost waits
         for job in jobs:
             waiting.put(job)
-        if len(self.places) == 1:
-            self._take_turns(waiting, self.places[0], do)
+        if len(self.slots) == 1:
+            self._take_turns(waiting, self.slots[0], do)
         else:
             self._in_threads(waiting, do)
         if left := waiting.qsize():
@@ -76,15 +76,15 @@ class Pool:
                 "what is finished is kept, resume it (--resume)"
             )
 
-    def _in_threads(self, waiting: Queue[T], do: Callable[[T, Place], object]) -> None:
+    def _in_threads(self, waiting: Queue[T], do: Callable[[T, GpuSlot], object]) -> None:
         """Run waiting jobs with one thread per slot. Raises the first exception of a job, after all jobs have ended."""
         errors: list[BaseException] = []
 
-        def serve(place: Place, cores: frozenset[int], ended: threading.Event) -> None:
+        def serve(slot: GpuSlot, cores: frozenset[int], ended: threading.Event) -> None:
             try:
                 if cores:
                     os.sched_setaffinity(0, cores)  # of this thread and its workers
-                self._take_turns(waiting, place, do)
+                self._take_turns(waiting, slot, do)
             except BaseException as error:
                 if not self.stop.is_set():
                     errors.append(error)
@@ -97,7 +97,7 @@ class Pool:
             for slot, cores in zip(self.slots, cores_by_share(len(self.slots)), strict=True):
                 # A thread lives as long as its workers: the kernel kills a worker with the thread that started it.
                 ended = threading.Event()
-                threading.Thread(target=serve, args=(place, cores, ended), daemon=True).start()
+                threading.Thread(target=serve, args=(slot, cores, ended), daemon=True).start()
                 under_way.append(ended)
             _wait_for(under_way)
         finally:
@@ -106,7 +106,7 @@ class Pool:
         if errors:
             raise errors[0]
 
-    def _take_turns(self, waiting: Queue[T], place: Place, do: Callable[[T, Place], object]) -> None:
+    def _take_turns(self, waiting: Queue[T], slot: GpuSlot, do: Callable[[T, GpuSlot], object]) -> None:
         """Run waiting jobs on one slot until all jobs of all slots have ended, or the slot's GPU is lost."""
         while waiting.unfinished_tasks and not self.stop.is_set():
             try:
@@ -114,10 +114,10 @@ class Pool:
             except Empty:
                 continue
             try:
-                do(job, place)
-            except PlaceLost:
+                do(job, slot)
+            except GpuLost:
                 waiting.put(job)
-                self.say(f"{place.name or 'the GPU'} is gone")
+                self.say(f"{slot.name or 'the GPU'} is gone")
                 return
             finally:
                 waiting.task_done()

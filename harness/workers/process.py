@@ -288,11 +288,11 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return WorkerLost("failed", self._with_error_line("the worker closed its output"))
         if code == warden.NOT_STARTED:
-            return WorkerLost("failed", self._last_words() or "the worker could not be started")
+            return WorkerLost("failed", self._error_line() or "the worker could not be started")
         if name := signal_of(code):
             hint = " (by hand, or by the system when memory ended)" if name == "SIGKILL" else ""
-            return WorkerLost("killed", self._with_last_words(f"the worker was killed by {name}{hint}"))
-        return WorkerLost("failed", self._with_last_words(f"the worker exited with status {code}"))
+            return WorkerLost("killed", self._with_error_line(f"the worker was killed by {name}{hint}"))
+        return WorkerLost("failed", self._with_error_line(f"the worker exited with status {code}"))
 
     def _with_error_line(self, what: str) -> str:
         words = self._error_line()

@@ -49,7 +49,7 @@ class Event:
     kind: "plan" (before the first case), "start" (of a case), "record" (end of a case), or "lost" (a GPU does not
         answer any more; `message` says which).
     planned: the case that started or ended. record: the result of the case that ended.
-    `place`: name of the case's GPU slot, "" for the only one.
+    slot: name of the case's GPU slot, "" for the only one.
     total: for "plan", the number of cases in this call. kept: of further cases, which an earlier call finished.
     """
 
@@ -57,7 +57,7 @@ class Event:
     planned: Planned | None = None
     record: Record | None = None
     message: str = ""
-    place: str = ""
+    slot: str = ""
     total: int = 0
     kept: int = 0
 
@@ -95,7 +95,7 @@ def run_jobs(
     A case with a record runs again if the case was skipped, if its worker was lost (status in `LOST`) fewer than
     `TRIES` times, or if `options.retry` returns True.
     launches: the worker command of each (system, backend).
-    `places`: GPU slots.
+    `slots`: GPU slots.
     task: the Slurm task that claimed the jobs, which shares the run with other tasks. With None, this process locks the
         run for itself.
     Raises RecordError for an unusable file, RunError if no GPU is left, ValueError for a job without a launch.
@@ -116,11 +116,11 @@ def run_jobs(
 
         total = sum(len(each.pending) for each in todo.values())
         emit("plan", total=total, kept=sum(each.kept for each in todo.values()))
-        pool = Pool(run.folder, places, lambda text: emit("lost", message=text))
+        pool = Pool(run.folder, slots, lambda text: emit("lost", message=text))
 
-        def run_one(job: Job, place: Place) -> None:
+        def run_one(job: Job, slot: GpuSlot) -> None:
             if pending := todo[job.name].pending:
-                _JobRun(run, job, launches[job.pair], options, place, emit, pool.stop).cases(pending)
+                _JobRun(run, job, launches[job.pair], options, slot, emit, pool.stop).cases(pending)
 
         pool.each(jobs, run_one)
         return run.records()
@@ -164,14 +164,14 @@ class _JobRun:
     job: Job
     launch: Launch
     options: Options
-    place: Place
+    slot: GpuSlot
     emit: Callable[..., None]
     stop: threading.Event
 
     def cases(self, pending: list[Planned]) -> None:
         """Run the pending cases in order; append each record, and remove the case from `pending`.
 
-        Raises PlaceLost if the slot's GPU does not answer any more, and Stopped once `stop` is set.
+        Raises GpuLost if the slot's GPU does not answer any more, and Stopped once `stop` is set.
         """
         run, name = self.run, self.slot.name
         whole = next(each for each in run.jobs if each.pair == self.job.pair)  # also the cases of other calls
@@ -182,7 +182,7 @@ class _JobRun:
             for planned in list(pending):
                 if self.stop.is_set():
                     raise Stopped
-                self.emit("start", planned=planned, place=name)
+                self.emit("start", planned=planned, slot=name)
                 if reason := self.options.skip(planned, records):
                     record = self._unmeasured(worker, planned, "skipped", reason)
                 else:
@@ -195,7 +195,7 @@ class _JobRun:
                 else:
                     run.record_file(self.job).append(record)
                 records = [each for each in records if each.case.key != planned.case.key] + [record]
-                self.emit("record", planned=planned, record=record, place=name)
+                self.emit("record", planned=planned, record=record, slot=name)
                 pending.remove(planned)
 
     def _record(self, worker: WorkerProcess, planned: Planned) -> Record:

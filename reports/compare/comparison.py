@@ -13,7 +13,7 @@ from harness.measure.interval import FEWEST
 from harness.schema.reason import counted
 from harness.schema.record import RecordError
 from harness.schema.run import Run
-from reports.compare.judge import BAR, LEAST_ROUNDS, Judged, judge
+from reports.compare.decision import BAR, LEAST_ROUNDS, CaseResult, decide
 from reports.compare.side import GPU_UNIT, VARIABLES, CaseSide, RunCases, Side
 
 STORED_BAR = 0.05  # the same case has differed by up to 2.6% between two stored runs
@@ -161,8 +161,8 @@ def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     """
     both = [pair for key in a.cases if key in b.cases and (pair := Pair(a.cases[key], b.cases[key])).has_result]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
-    judged = _judged_rounds(both, fail_on) if interleaved else [_judged_stored(pair, fail_on) for pair in both]
-    rows = [pair.row(verdict) for pair, verdict in zip(both, judged, strict=True)]
+    result = _round_results(both, fail_on) if interleaved else [_judged_stored(pair, fail_on) for pair in both]
+    rows = [pair.row(outcome) for pair, outcome in zip(both, result, strict=True)]
     return Comparison(
         a.side,
         b.side,
@@ -192,9 +192,9 @@ class Pair:
         a, b = self.a.log_ms, self.b.log_ms
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
-    def row(self, judged: Judged) -> Row:
+    def row(self, result: CaseResult) -> Row:
         a, b = self.a, self.b
-        return Row(a.key, a.label, a.name, a.phase, a.ms, b.ms, judged, tuple(self._notes()))
+        return Row(a.key, a.label, a.name, a.phase, a.ms, b.ms, result, tuple(self._notes()))
 
     def _notes(self) -> Iterator[str]:
         sides = {"A": self.a, "B": self.b}
@@ -258,10 +258,10 @@ def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
 
 def _undecided(pair: Pair) -> CaseResult:
     middle, half = _stored_ratio(pair)
-    return _judgement(pair.elsewhere or "undecided", middle, half, rounds=len(pair.log_ratios))
+    return _result(pair.elsewhere or "undecided", middle, half, rounds=len(pair.log_ratios))
 
 
-def _judged_stored(pair: Pair, fail_on: float) -> Judged:
+def _judged_stored(pair: Pair, fail_on: float) -> CaseResult:
     """Return the outcome of a case in two stored runs. fail_on: the slowdown (0.01: 1%) beyond which it regressed."""
     middle, half = _stored_ratio(pair)
     outcome = pair.elsewhere or _stored_outcome(pair, middle, half)

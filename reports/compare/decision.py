@@ -52,7 +52,7 @@ def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseR
     slower, faster = found.discoveries(BAR), found.discoveries(BAR, sign=-1)
     regressed = found.discoveries(fail_on)
     same = (found.p_values(-SAME) < ALPHA) & (found.p_values(-SAME, sign=-1) < ALPHA)
-    verdicts = np.select([slower, faster, same], ["slower", "faster", "same"], "undecided")
+    outcomes = np.select([slower, faster, same], ["slower", "faster", "same"], "undecided")
     low, high = found.interval()
     return [
         CaseResult(

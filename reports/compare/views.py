@@ -235,4 +235,4 @@ def _cells(row: Row) -> list[str]:
 def _flat(row: Row) -> dict[str, Any]:
     """Return a row as one dict for JSON, with the fields of `CaseResult` next to its own."""
     values = asdict(row)
-    return values | values.pop("judged")
+    return values | values.pop("result")

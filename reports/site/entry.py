@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from harness.schema.catalogue import Catalogue
-from harness.schema.reason import printable, said_number, span
+from harness.schema.reason import format_number, printable, span
 from harness.schema.record import Record
 from harness.schema.run import Run
 from reports.compare.side import RunCases

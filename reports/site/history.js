@@ -21,7 +21,7 @@ function colour(name) {
 /* The lines of text of a point: its run, time, commit and latency. */
 function said(line, at, unit) {
   const interval = line.low[at] === null ? "" : ` (${shown(line.low[at])} to ${shown(line.high[at])})`;
-  return [page.names[line.run[at]], line.place, `${line.at[at].replace("T", " ")} UTC`, `commit ${line.commit[at] || "not recorded"}`, `${shown(line.ms[at])} ${unit}${interval}`]
+  return [page.names[line.run[at]], line.machine, `${line.at[at].replace("T", " ")} UTC`, `commit ${line.commit[at] || "not recorded"}`, `${shown(line.ms[at])} ${unit}${interval}`]
     .concat(line.sequences.length ? [`${line.sequences[at]} sequences at once`] : [])
     .concat(line.doubtful.includes(at) ? ["few or drifting samples, or a contended or thermally throttled machine"] : []);
 }
@@ -33,7 +33,7 @@ function trace(line, number, unit) {
   const symbol = SYMBOLS[number % SYMBOLS.length];
   const texts = line.at.map((_, at) => said(line, at, unit).map(neutral).join("<br>"));
   return {
-    type: "scatter", mode: "lines+markers", name: neutral(line.place), x: line.at, y: line.ms,
+    type: "scatter", mode: "lines+markers", name: neutral(line.machine), x: line.at, y: line.ms,
     line: { color: tone, dash: DASHES[number % DASHES.length], width: 1.5 },
     marker: { size: 9, color: tone, symbol: line.at.map((_, at) => (line.doubtful.includes(at) ? `${symbol}-open` : symbol)) },
     error_y: { type: "data", symmetric: false, color: tone, thickness: 1, width: 2, array: line.ms.map((ms, at) => (line.high[at] ?? ms) - ms), arrayminus: line.ms.map((ms, at) => ms - (line.low[at] ?? ms)) },
@@ -77,7 +77,7 @@ async function draw() {
 function numbers(lines, unit) {
   const rows = lines.flatMap((line) => line.at.map((_, at) => ({ line, at }))).sort((a, b) => (a.line.at[a.at] < b.line.at[b.at] ? 1 : -1));
   const held = lines.some(({ sequences }) => sequences.length) ? [["sequences", "Sequences at once", true]] : [];
-  const columns = [["at", "First sample, UTC"], ["run", "Run"], ["commit", "Commit"], ["ms", `Latency (${unit})`, true], ["low", "From", true], ["high", "To", true], ...held, ["place", "Machine"]]
+  const columns = [["at", "First sample, UTC"], ["run", "Run"], ["commit", "Commit"], ["ms", `Latency (${unit})`, true], ["low", "From", true], ["high", "To", true], ...held, ["machine", "Machine"]]
     .map(([key, label, numeric]) => ({ key, label, numeric: Boolean(numeric), scale: 1, names: Object.create(null) }));
   columns.find(({ key }) => key === "run").link = ({ line, at }) => address(line, at);
   const cell = ({ line, at }, key) => {

@@ -126,12 +126,12 @@ def _said(device: Any) -> Iterable[str]:
 def _case(key: str, lines: dict[str, list[HistoryPoint]]) -> HistoryCase:
     side = next(iter(lines.values()))[0].side
     name = side.label.replace(f" {side.phase} B={side.batch}", "", 1)
-    drawn = tuple(_line(place, lines[place]) for place in sorted(lines))
+    drawn = tuple(_line(machine, lines[machine]) for machine in sorted(lines))
     return HistoryCase(key, side.label, name, f"{side.phase}, batch {side.batch}", drawn)
 
 
-def _line(place: str, points: list[HistoryPoint]) -> HistoryLine:
-    return HistoryLine(place, tuple(sorted(points, key=lambda point: (point.at, point.run))))
+def _line(machine: str, points: list[HistoryPoint]) -> HistoryLine:
+    return HistoryLine(machine, tuple(sorted(points, key=lambda point: (point.at, point.run))))
 
 
 def _drawn(case: HistoryCase) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from tests.harness.harness_helpers import case, launch, new_run, wait_for
 
 BACKENDS = ("a", "b")
 CASES = 5  # of each backend
-REPEATS = 2
 KILLS = 10
 KINDS = ("parent", "warden", "worker", "starting worker", "grandchild")
 ROUNDS = range(int(os.environ.get("KILL_ROUNDS", "1")))
@@ -31,11 +30,11 @@ _STARTS_S = 0.2  # about as long as a worker takes to import what it needs
 
 @pytest.mark.parametrize("number", ROUNDS)
 def test_kills_of_each_kind_of_process_lose_double_and_leave_nothing(tmp_path: Path, number: int) -> None:
-    chance, mark = random.Random(number), f"FAKE_CHILD={tmp_path / 'family'}"  # in the environment of each process
+    rng, mark = random.Random(number), f"FAKE_CHILD={tmp_path / 'family'}"  # in the environment of each process
     victim = launch("fake_systems:WithFamily", FAKE_CHILD=str(tmp_path / "family"), FAKE_THEN="return")
     launches = {("fake", backend): victim for backend in BACKENDS}
     cases = [case(backend=backend, batch=number + 1) for backend in BACKENDS for number in range(CASES)]
-    run = new_run(tmp_path / "out", cases, policy=Policy(min_samples=2, budget_s=0.0), repeats=REPEATS)
+    run = new_run(tmp_path / "out", cases, policy=Policy(min_samples=2, budget_s=0.0))
     hit: Counter[str] = Counter()
     try:
         while hit.total() < KILLS or set(hit) < set(KINDS):

@@ -341,3 +341,28 @@ def test_a_comparison_of_nothing_is_exit_status_3(tmp_path, monkeypatch, capsys,
     # A case that only B lost is a regression.
     lost = ttt_bench(monkeypatch, "compare", tmp_path / "b", tmp_path / "a", *options)
     assert lost == (commands.REGRESSION if "--fail-on" in options else 0)
+
+
+def test_an_ab_of_nothing_is_exit_status_3(checkout, monkeypatch, capsys):
+    commit(checkout, "old", forward="1 / 0")
+    commit(checkout, "new", forward="2 / 0")
+    assert ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2) == commands.NOT_COMPARABLE
+    said = capsys.readouterr()
+    assert "no case has a result" in said.err.splitlines()[-1]
+    assert "no result in A: unstarted" in said.out
+
+
+def test_a_mistake_in_compare_is_one_sentence(tmp_path, monkeypatch, capsys):
+    a_run(tmp_path / "a", 10)
+    a_run(tmp_path / "later", 10)
+    later = tmp_path / "later" / "run.json"
+    later.write_text(later.read_text().replace('"schema":1', '"schema":9'))
+    for name, said in (
+        ("none", "no such folder"),
+        (".", "is not a run: it has no run.json"),
+        ("later", "schema: Input should be 1, not 9; update ttt-bench"),
+    ):
+        assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / name) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert len(error.splitlines()) == 1

@@ -7,9 +7,16 @@ import pytest
 
 from bench import plan
 from bench.cases import adapters_of, jobs_of, suite_cases, timing_of
-from bench.catalogue import catalogue
-from bench.catalogue.metrics import AXES
-from bench.catalogue.suites import GROUPS, SUITES, TTT, Panel, Suite, default_suite, find_group, find_suite
+from bench.catalogue import OPTION_DEFAULTS, catalogue
+from bench.catalogue.suites import (
+    GROUPS,
+    SUITES,
+    Panel,
+    Suite,
+    default_suite,
+    find_group,
+    find_suite,
+)
 from bench.catalogue.systems import ADAPTERS
 from bench.errors import UserError
 from bench.memory import beyond_memory, beyond_memory_of, least_bytes, refuse_beyond_memory, skip_reason

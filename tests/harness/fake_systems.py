@@ -220,11 +220,13 @@ class WithFamily(Fake):
         return workload
 
 
-class HoldsGpuMemory(Fake):
-    """Holds 4 GiB of GPU memory when its case fails."""
+class Wanders(Fake):
+    """Records its folder and CPU affinity, then changes both."""
 
     def build(self, case: Case) -> Workload:
-        import torch
-
-        self.held = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
-        return super().build(case)
+        found = f"{os.getcwd()} {sorted(os.sched_getaffinity(0))}"
+        os.chdir("/")
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        workload = super().build(case)
+        workload.settings = {"found": found, "process": str(os.getpid())}
+        return workload

@@ -249,7 +249,7 @@ def test_both_checks_of_a_case_are_recorded_together() -> None:
 
     def with_timed_error(error: float) -> Counting:
         checks = Checks([Check.at_most("timed_error", error, 1.0)])
-        return Counting(run=torch.ones(2).clone, timed_check=lambda chance: lambda outputs, calls: checks)
+        return Counting(run=torch.ones(2).clone, timed_check=lambda rng: lambda outputs, calls: checks)
 
     both = CaseRun(case(), QUICK).record(with_timed_error(0.0))
     assert both.status == "ok", both.reason

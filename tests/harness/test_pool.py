@@ -35,7 +35,7 @@ def test_every_job_runs_on_one_gpu_and_all_gpus_run(tmp_path: Path) -> None:
     used = {system: {gpu_of(record) for record in records if record.case.system == system} for system in SYSTEMS}
     assert all(len(gpus) == 1 for gpus in used.values())
     assert set.union(*used.values()) == set(GPUS)
-    assert {event.place for event in events if event.record} == {f"GPU {gpu}" for gpu in GPUS}
+    assert {event.slot for event in events if event.record} == {f"GPU {gpu}" for gpu in GPUS}
     assert [event.total for event in events if event.kind == "plan"] == [18]
     assert {len(lines_of(run.folder, f"{system}-cpu")) for system in SYSTEMS} == {3}
 
@@ -115,7 +115,7 @@ def test_the_job_of_a_lost_gpu_goes_to_the_others(tmp_path: Path) -> None:
 def test_a_run_without_any_gpu_ends_and_resumes(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     run = new_run(tmp_path / "out", cases_of(SYSTEMS[:3]))
-    lost = [place("1", is_there=lambda: not gone.exists())] * 2
+    lost = [slot("1", is_there=lambda: not gone.exists())] * 2
     with pytest.raises(RunError, match=r"out: no GPU is left for 3 jobs; .*resume it"):
         pooled(run, launches(*SYSTEMS[:3], FAKE_GONE=f"1:{gone}"), lost)
     assert statuses(pooled(run, launches(*SYSTEMS[:3]))) == ["ok"] * 9
@@ -172,7 +172,7 @@ def test_a_run_of_one_gpu_ends_when_no_gpu_answers(two_gpus: TwoGpus, tmp_path: 
     two_gpus.there.clear()
     run = new_run(tmp_path / "out", cases_of(("a",), count=2))
     with pytest.raises(RunError, match="no GPU is left for 1 job; what is finished is kept"):
-        run_jobs(run, {("a", "cpu"): Launch(["/no/such/python"])}, places=[place])
+        run_jobs(run, {("a", "cpu"): Launch(["/no/such/python"])}, slots=[slot])
     assert run.records() == []
     assert slots_of([], "cuda") == slots_of([], "cpu") == [process.DEFAULT_SLOT]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from fake_systems import Fake
-from harness_helpers import QUICK, case
+from harness_helpers import QUICK, case, measured, statuses, systems
 
 from harness.measure.measured_case import CaseRun
 from harness.measure.process_state import is_unchanged, process_settings
@@ -89,5 +89,11 @@ def test_a_removed_working_directory_is_no_failure(tmp_path: Path, monkeypatch: 
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    state.restore()
-    assert os.getcwd() == "/"
+    assert is_unchanged(process_settings())
+
+
+def test_the_next_case_of_a_worker_finds_the_same_settings(tmp_path: Path) -> None:
+    records = measured(tmp_path / "out", [case(batch=1), case(batch=2)], systems("fake_systems:Wanders"))
+    assert statuses(records) == ["ok", "ok"]
+    assert records[0].settings["found"] == records[1].settings["found"]
+    assert records[0].settings["process"] != records[1].settings["process"]

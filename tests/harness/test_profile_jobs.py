@@ -321,9 +321,9 @@ def test_a_lost_gpu_ends_profiling_and_fails_no_case(tmp_path: Path, monkeypatch
     run = run_of(tmp_path, case(), case(batch=3))
     before, _ = profile_all(run, KINETO)
     monkeypatch.setenv("FAKE_GONE", "0")
-    place = Place(env={"CUDA_VISIBLE_DEVICES": "0"}, is_there=lambda: False)
+    slot = GpuSlot(env={"CUDA_VISIBLE_DEVICES": "0"}, is_there=lambda: False)
     with pytest.raises(RunError, match="no GPU is left for 1 job; what is finished is kept, resume it"):
-        Profiler(run, launches(), KINETO).jobs(run.jobs, [place])
+        Profiler(run, launches(), KINETO).jobs(run.jobs, [slot])
     assert list(run.profiles().values()) == before
 
 

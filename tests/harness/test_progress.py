@@ -68,10 +68,10 @@ def test_outcome_marks_throttling_and_units() -> None:
 def test_each_gpu_has_its_line_and_each_outcome_names_it() -> None:
     events = [
         Event("plan", total=2),
-        Event("start", planned=Planned(case(batch=7)), place="GPU 0"),
-        Event("start", planned=Planned(case(batch=9)), place="GPU 3"),
+        Event("start", planned=Planned(case(batch=7)), slot="GPU 0"),
+        Event("start", planned=Planned(case(batch=9)), slot="GPU 3"),
         Event("lost", message="GPU 3 is gone; what is left goes to the others"),
-        Event("record", planned=Planned(case(batch=7)), record=ok_record(case(batch=7)), place="GPU 0"),
+        Event("record", planned=Planned(case(batch=7)), record=ok_record(case(batch=7)), slot="GPU 0"),
     ]
     for stream in (io.StringIO(), Terminal()):
         with Progress("quick", stream) as progress:

@@ -173,7 +173,8 @@ def test_a_signal_in_mid_case_kills_the_worker_and_loses_nothing(folder: Path, n
         text=True,
         preexec_fn=lambda: [signal.signal(signal.SIGINT, ignored), signal.signal(signal.SIGHUP, signal.SIG_DFL)],
     )
-    pid = 0
+    assert parent.stdout is not None
+    pid, starts = 0, 0
     for line in parent.stdout:
         kind, settings = json.loads(line)
         pid, starts = int(settings.get("pid", pid)), starts + (kind == "start")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from harness_helpers import HERE, ROOT, case, lines_of, new_run, statuses, wait_for
-from pool_helpers import launches, place, pooled
+from pool_helpers import launches, pooled, slot
 from slurm_cluster import Cluster, missing
 
 from harness.schema import claims

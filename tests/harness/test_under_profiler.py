@@ -30,7 +30,7 @@ class Worker:
 
 
 def under(folder: Path) -> UnderProfiler:
-    return UnderProfiler(run_of(folder), HERE, Limits(7, 60), lambda: False)
+    return UnderProfiler(run_of(folder), DEFAULT_SLOT, Limits(7, 60), lambda: False)
 
 
 def answered(record: Record, profile: Any) -> dict[str, Any]:

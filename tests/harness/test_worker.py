@@ -60,4 +60,10 @@ def test_load() -> None:
 
 def test_unknown_request() -> None:
     with pytest.raises(ValueError, match="request 'dance'"):
-        answer(Fake(), {"do": "dance"}, Cooler())
+        answer(Fake(), {"do": "dance"})
+
+
+def test_a_worker_of_a_cpu_system_does_not_load_torch() -> None:
+    code = "import sys, harness.worker; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

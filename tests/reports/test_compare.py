@@ -183,7 +183,7 @@ def test_a_run_that_ended_within_its_repeats_is_unfinished(tmp_path):
 def test_a_case_of_one_round_is_undecided_and_says_so(tmp_path):
     lost = [timed(a_case(), 10), Record(a_case(), "killed", "by hand", repeat=1, environment=on_gpu())]
     found = compare(*two(tmp_path, rounds(a_case(), [10, 10]), lost, repeats=2, arguments=AB))
-    assert found.rows[0].judged.verdict == "undecided"
+    assert found.rows[0].result.outcome == "undecided"
     assert found.rows[0].notes == ("B has 1 of 2 rounds",)
 
 
