@@ -107,9 +107,9 @@ class MambaSSM(TunedLanguageModel):
         return super().build(case)
 
     def longest(self, config: MambaConfig) -> int:
-        """Return the longest prompt in tokens that the kernels' unsigned 32-bit indices of [channel, token] can hold.
+        """Return the longest prompt in tokens for the convolution's unsigned 32-bit indices of [channel, token].
 
-        Source: mamba-ssm 2.3.1, selective_scan.h, and causal-conv1d 1.6.2, causal_conv1d.h.
+        Source: causal-conv1d 1.7.0, causal_conv1d.h.
         """
         return (1 << 32) // config.inner_width
 
