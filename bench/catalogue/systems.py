@@ -69,9 +69,11 @@ SYSTEMS: tuple[SystemEntry, ...] = (
     SystemEntry("transformer-gqa", "Transformer (GQA)", "attention", 7, "diamond"),
     SystemEntry("mamba", "Mamba", "state space", 3, "triangle-up"),
     SystemEntry("mamba2", "Mamba-2", "state space", 4, "pentagon"),
+    SystemEntry("mamba3", "Mamba-3", "state space", 4, "diamond"),
     SystemEntry("gated-deltanet", "Gated DeltaNet", "linear attention", 5, "triangle-down"),
     SystemEntry("kda", "Kimi Delta Attention", "linear attention", 5, "square"),
     SystemEntry("deltaproduct", "Gated DeltaProduct", "linear attention", 6, "circle"),
+    SystemEntry("mesanet", "MesaNet", "linear attention", 7, "square"),
     SystemEntry("rwkv7", "RWKV-7", "linear attention", 6, "star"),
 )
 
@@ -93,7 +95,7 @@ def _ttt(learner: str) -> tuple[Adapter, ...]:
 
 
 _FLA = "bench.systems.fla"
-_REGRESSOR = Adapter("fla", f"{_FLA}.regressors:Regressor", LAYER, "float32", MAMBA, FORWARD)
+_REGRESSOR = Adapter("fla", f"{_FLA}.regressors:FlaRegressor", LAYER, "float32", MAMBA, FORWARD)
 _TRANSFORMERS = (
     Adapter("vllm", "bench.systems.vllm.transformer:VllmTransformer", install=VLLM, engine=True, headline=True),
     Adapter("flash-attn", "bench.systems.transformer.attention:FlashAttn", install=VLLM, replays=True),
@@ -110,11 +112,13 @@ _ADAPTERS: dict[str, tuple[Adapter, ...]] = {
         Adapter("torch", "bench.systems.mamba.pytorch:TorchMamba", devices=("cpu",), slow=True),
     ),
     "mamba2": (Adapter("mamba-ssm", "bench.systems.mamba.ssm:Mamba2SSM", install=MAMBA, replays=True),),
+    "mamba3": (Adapter("mamba-ssm", "bench.systems.mamba.mamba3:Mamba3SSM", LAYER, "float32", MAMBA, FORWARD),),
     "gated-deltanet": (
         Adapter("fla", f"{_FLA}.models:GatedDeltaNet", BOTH, "float32", MAMBA, NO_REQUEST, replays=True),
     ),
     "kda": (_REGRESSOR,),
     "deltaproduct": (_REGRESSOR,),
+    "mesanet": (_REGRESSOR,),
     "rwkv7": (Adapter("fla", f"{_FLA}.models:RWKV7", ("model",), "float32", MAMBA, NO_REQUEST, replays=True),),
 }
 # In the order of jobs: headlines first, slow references last.
