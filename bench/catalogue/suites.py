@@ -57,7 +57,7 @@ GROUPED = ("transformer-gqa",)
 RECURRENT = ("mamba2", "gated-deltanet", "rwkv7")
 COMPARED = (*LANGUAGE_MODELS, *GROUPED, *RECURRENT)
 TTT = ("ttt-linear", "ttt-mlp")
-REGRESSORS = ("mamba3", "gated-deltanet", "kda", "deltaproduct", "mesanet")
+REGRESSORS = ("mamba3", "gated-deltanet", "gated-deltanet-128", "kda", "deltaproduct", "mesanet")
 COMPARED_EXACTLY: dict[str, tuple[str | int, ...]] = {"compare": ("float64",)}
 # State dtypes of the generate kernels; "float32-planes" is float32 in two 16-bit planes.
 STATE_DTYPES = ("float32-planes", "float32", "bfloat16", "float16")
@@ -389,7 +389,7 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         "regressors",
         "One layer of TTT and of its recurrent peers: time over the context length",
-        (_layers(TTT, "thunderkittens", "triton"), _layers(REGRESSORS, "fla", "mamba-ssm")),
+        (_layers(TTT, "thunderkittens", "triton"), _layers(REGRESSORS, "mamba-ssm", "fla", "flash-qla", "flashinfer")),
         figures=(Figure("forward", "One layer's forward", y="latency_ms", y_log=True),),
         device="cuda",
     ),

@@ -61,6 +61,8 @@ BACKENDS: tuple[BackendEntry, ...] = (
     BackendEntry("torch", "PyTorch", "dot"),
     BackendEntry("torch-compile", "torch.compile", "longdashdot"),
     BackendEntry("fla", "flash-linear-attention", "longdash"),
+    BackendEntry("flash-qla", "FlashQLA", "dash"),
+    BackendEntry("flashinfer", "FlashInfer", "solid"),
 )
 SYSTEMS: tuple[SystemEntry, ...] = (
     SystemEntry("ttt-linear", "TTT-Linear", "TTT", 0, "circle"),
@@ -71,6 +73,7 @@ SYSTEMS: tuple[SystemEntry, ...] = (
     SystemEntry("mamba2", "Mamba-2", "state space", 4, "pentagon"),
     SystemEntry("mamba3", "Mamba-3", "state space", 4, "diamond"),
     SystemEntry("gated-deltanet", "Gated DeltaNet", "linear attention", 5, "triangle-down"),
+    SystemEntry("gated-deltanet-128", "Gated DeltaNet (128)", "linear attention", 5, "pentagon"),
     SystemEntry("kda", "Kimi Delta Attention", "linear attention", 5, "square"),
     SystemEntry("deltaproduct", "Gated DeltaProduct", "linear attention", 6, "circle"),
     SystemEntry("mesanet", "MesaNet", "linear attention", 7, "square"),
@@ -115,6 +118,11 @@ _ADAPTERS: dict[str, tuple[Adapter, ...]] = {
     "mamba3": (Adapter("mamba-ssm", "bench.systems.mamba.mamba3:Mamba3SSM", LAYER, "float32", MAMBA, FORWARD),),
     "gated-deltanet": (
         Adapter("fla", f"{_FLA}.models:GatedDeltaNet", BOTH, "float32", MAMBA, NO_REQUEST, replays=True),
+    ),
+    "gated-deltanet-128": (
+        _REGRESSOR,
+        Adapter("flash-qla", "bench.systems.gated_deltanet:FlashQla", LAYER, "float32", VLLM, FORWARD),
+        Adapter("flashinfer", "bench.systems.gated_deltanet:FlashInfer", LAYER, "float32", VLLM, FORWARD),
     ),
     "kda": (_REGRESSOR,),
     "deltaproduct": (_REGRESSOR,),

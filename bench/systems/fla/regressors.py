@@ -19,11 +19,22 @@ class DeltaRule(Layer):
     """A delta rule with decay.
 
     S = Diag(exp g) S; S += beta k (v - S^T k)^T for each of the token's (k, v); o = S^T q / sqrt(K).
+    value_heads: heads of values, decays and beta, which share q and k in groups; 0 for as many as `heads`.
     vector_decay: one decay per key channel instead of one per head. householder: delta-rule updates per token.
     """
 
+    value_heads: int = 0
     vector_decay: bool = False
     householder: int = 1
+
+    @property
+    def states(self) -> int:
+        """Number of state matrices per sequence."""
+        return self.value_heads or self.heads
+
+    @property
+    def state_numbers(self) -> int:
+        return self.states * self.key_dim * self.value_dim
 
     def work(self, case: Case) -> Work:
         """Return FLOPs and least bytes of a case.
@@ -32,16 +43,16 @@ class DeltaRule(Layer):
         """
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         decays = self.key_dim if self.vector_decay else 1
-        pairs = self.householder * (self.key_dim + self.value_dim + 1)
-        row = width * (self.key_dim + self.value_dim + pairs) + 4 * decays
-        state = case.batch * self.state_numbers
-        return Work((3 + 4 * self.householder) * tokens * self.state_numbers, tokens * self.heads * row + 4 * state)
+        keys = width * self.heads * self.key_dim * (1 + self.householder)  # with q
+        values = width * (self.value_dim + self.householder * (self.value_dim + 1)) + 4 * decays  # with output and beta
+        moved = tokens * (keys + self.states * values) + 4 * case.batch * self.state_numbers
+        return Work((3 + 4 * self.householder) * tokens * self.state_numbers, moved)
 
     def random_inputs(self, case: Case) -> dict[str, Tensor]:
         """Return q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H] and log-decays g [B, T, H] or [B, T, H, K], by name.
 
-        In k, v and beta, T is `householder` times the number of tokens. Keys have norm 1 on average, to bound the
-        state.
+        In k, v and beta, T is `householder` times the number of tokens. In v, beta and g, H is `states`. Keys have norm
+        1 on average, to bound the state.
         """
         batch, tokens, dtype = case.batch, case.context, getattr(torch, case.dtype)
         rows = tokens * self.householder
@@ -49,9 +60,9 @@ class DeltaRule(Layer):
         return {
             "q": _normal(batch, tokens, self.heads, self.key_dim).to(dtype),
             "k": _normal(batch, rows, self.heads, self.key_dim).mul_(self.key_dim**-0.5).to(dtype),
-            "v": _normal(batch, rows, self.heads, self.value_dim).to(dtype),
-            "beta": torch.rand(batch, rows, self.heads, device=device()).to(dtype),
-            "g": -LONGEST_DECAY * torch.rand(batch, tokens, self.heads, *decays, device=device()),
+            "v": _normal(batch, rows, self.states, self.value_dim).to(dtype),
+            "beta": torch.rand(batch, rows, self.states, device=device()).to(dtype),
+            "g": -LONGEST_DECAY * torch.rand(batch, tokens, self.states, *decays, device=device()),
         }
 
     def refilled(self, inputs: dict[str, Tensor]) -> dict[str, Input]:
@@ -72,7 +83,8 @@ class DeltaRule(Layer):
         q, k, v, beta, decay = q.float() * self.key_dim**-0.5, k.float(), v.float(), beta.float(), g.float().exp()
         if not self.vector_decay:
             decay = decay[..., None]
-        state = q.new_zeros(q.shape[0], self.heads, self.key_dim, self.value_dim)
+        q, k = (x.repeat_interleave(self.states // self.heads, 2) for x in (q, k))
+        state = q.new_zeros(q.shape[0], self.states, self.key_dim, self.value_dim)
         outputs = []
         for token in range(q.shape[1]):
             state = state * decay[:, token, ..., None]
@@ -165,6 +177,11 @@ def _normal(*shape: int) -> Tensor:
     return torch.randn(shape, device=device())
 
 
+# Qwen3-Next's Gated DeltaNet, also at width 2,048: heads, key and value channels, value heads.
+QWEN = (16, 128, 128, 32)
+CHUNKED = "fla.ops.gated_delta_rule:chunk_gated_delta_rule"
+
+
 class FlaRegressor(Regressor):
     """Adapter of flash-linear-attention's layers.
 
@@ -175,7 +192,8 @@ class FlaRegressor(Regressor):
     module = "fla"
     packages = ("flash-linear-attention", "triton")
     layers: ClassVar[dict[str, Layer]] = {
-        "gated-deltanet": DeltaRule("fla.ops.gated_delta_rule:chunk_gated_delta_rule", 6, 256, 512),
+        "gated-deltanet": DeltaRule(CHUNKED, 6, 256, 512),
+        "gated-deltanet-128": DeltaRule(CHUNKED, *QWEN),
         "kda": DeltaRule("fla.ops.kda:chunk_kda", 16, 128, 128, vector_decay=True),
         "deltaproduct": DeltaRule("fla.ops.gated_delta_product:chunk_gated_delta_product", 6, 256, 512, householder=2),
         "mesanet": Mesa("fla.ops.mesa_net:chunk_mesa_net", 16, 128, 128),

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from bench.systems.fla.models import GatedDeltaNet
-from bench.systems.fla.regressors import FlaRegressor
+from bench.systems.fla.regressors import DeltaRule, FlaRegressor
+from bench.systems.gated_deltanet import FlashInfer, FlashQla
 from bench.systems.mamba.mamba3 import Mamba3SSM, rotated
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import Skip
@@ -17,27 +18,51 @@ from harness.schema.case import Case
 from harness.schema.policy import Policy
 
 CASE = Case("kda", "fla", "1.3b", "forward", 2, 70, dtype="float32", options=(("scope", "layer"),))
-MAMBA3 = replace(CASE, system="mamba3", backend="mamba-ssm", dtype="bfloat16")
-LAYERS = FlaRegressor.layers | Mamba3SSM.layers
-# What each package's function must be told, besides the inputs.
-TOLD = {name: {"output_final_state": True} for name in ("gated-deltanet", "kda")}
-TOLD |= {"deltaproduct": {"num_householder": 2, "output_final_state": True}}
-TOLD |= {"mesanet": {"max_CG_iteration": 30, "use_qk_l2norm_in_kernel": True, "output_final_state": True}}
-TOLD |= {"mamba3": {"return_final_states": True}}
+ADAPTERS = {f"{name}/fla": GatedDeltaNet if name == "gated-deltanet" else FlaRegressor for name in FlaRegressor.layers}
+ADAPTERS |= {"mamba3/mamba-ssm": Mamba3SSM, "gated-deltanet-128/flash-qla": FlashQla}
+ADAPTERS |= {"gated-deltanet-128/flashinfer": FlashInfer}
+# Arguments that each package's function gets besides the inputs.
+ARGUMENTS = {label: {"output_final_state": True} for label in ADAPTERS}
+ARGUMENTS["deltaproduct/fla"] |= {"num_householder": 2}
+ARGUMENTS["mesanet/fla"] |= {"max_CG_iteration": 30, "use_qk_l2norm_in_kernel": True}
+ARGUMENTS["mamba3/mamba-ssm"] = {"return_final_states": True}
 
 
-def small(name):
+def layers_of(label):
+    adapter = ADAPTERS[label]
+    return FlaRegressor.layers if adapter is GatedDeltaNet else adapter.layers
+
+
+def layer_of(label):
+    return layers_of(label)[label.partition("/")[0]]
+
+
+def case_of(label):
+    system, _, backend = label.partition("/")
+    dtype = "float32" if backend == "fla" else "bfloat16"
+    return replace(CASE, system=system, backend=backend, dtype=dtype)
+
+
+def small(name, layer):
     """The layer with 2 heads of 8 key channels, and of 16 value channels if the kernel takes other values than keys."""
-    layer = replace(LAYERS[name], heads=2, key_dim=8, value_dim=8 if name == "mesanet" else 16)
+    layer = replace(layer, heads=2, key_dim=8, value_dim=8 if name == "mesanet" else 16)
+    if name == "gated-deltanet-128":
+        return replace(layer, value_heads=4)
     return replace(layer, angles=2) if name == "mamba3" else layer
 
 
-def adapter_of(name):
-    return {"gated-deltanet": GatedDeltaNet, "mamba3": Mamba3SSM}.get(name, FlaRegressor)()
+def by_mamba(layer, inputs):
+    out, state = layer.naive(**inputs)
+    return out, None, state, None, None
 
 
-def case_of(name):
-    return MAMBA3 if name == "mamba3" else replace(CASE, system=name)
+def by_flashinfer(layer, q, k, v, decay, beta, cu_seqlens, max_seqlen):
+    """Read packed sequences of one length, with the decay's factors; return packed outputs and states [B, H, V, K]."""
+    assert cu_seqlens.diff().tolist() == [max_seqlen] * (len(cu_seqlens) - 1)
+    assert beta.dtype == decay.dtype == torch.float32
+    q, k, v, decay, beta = (x.unflatten(0, (-1, max_seqlen)) for x in (q, k, v, decay, beta))
+    out, state = layer.naive(q=q, k=k, v=v, beta=beta, g=decay.log())
+    return out.flatten(0, 1), state.mT
 
 
 @pytest.fixture
@@ -45,32 +70,39 @@ def package(monkeypatch):
     """Replace the packages by modules whose functions run `naive`; the dict's `error` is added to every output."""
     state = {"error": 0.0}
     monkeypatch.setattr("bench.systems.regressor.prepare", lambda run: run())
-    layers = {name: small(name) for name in LAYERS}
-    monkeypatch.setattr(FlaRegressor, "layers", layers)
-    monkeypatch.setattr(Mamba3SSM, "layers", layers)
-    for name, layer in layers.items():
+    for adapter in {FlaRegressor, Mamba3SSM, FlashQla, FlashInfer}:
+        monkeypatch.setattr(adapter, "layers", {name: small(name, each) for name, each in adapter.layers.items()})
+    modules = {}
+    for label in ADAPTERS:
+        layer = layer_of(label)
 
-        def kernel(name=name, layer=layer, **inputs):
-            assert {key: inputs.pop(key) for key in TOLD[name]} == TOLD[name]
-            out, *states = layer.naive(**inputs)
-            out = (out + state["error"]).to(inputs["V" if name == "mamba3" else "v"].dtype)
-            return (out, None, *states, None, None) if name == "mamba3" else (out, *states)
+        def kernel(*args, label=label, layer=layer, **inputs):
+            assert {key: inputs.pop(key) for key in ARGUMENTS[label]} == ARGUMENTS[label]
+            if label == "gated-deltanet-128/flashinfer":
+                out, *rest = by_flashinfer(layer, *args, **inputs)
+            elif label == "mamba3/mamba-ssm":
+                out, *rest = by_mamba(layer, inputs)
+            else:
+                if isinstance(layer, DeltaRule):  # two systems call one function, with other numbers of value heads
+                    layer = replace(layer, value_heads=inputs["v"].shape[2])
+                out, *rest = layer.naive(**inputs)
+            return out + state["error"], *rest
 
         module, _, function = layer.kernel.partition(":")
-        stub = ModuleType(module)
+        stub = modules.setdefault(module, ModuleType(module))
         setattr(stub, function, kernel)
         monkeypatch.setitem(sys.modules, module, stub)
     return state
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_is_timed_and_checked(package, name):
-    record = CaseRun(case_of(name), Policy(budget_s=0)).record(adapter_of(name))
+@pytest.mark.parametrize("label", ADAPTERS)
+def test_a_layer_is_timed_and_checked(package, label):
+    record = CaseRun(case_of(label), Policy(budget_s=0)).record(ADAPTERS[label]())
     assert record.status == "ok", record.reason
     checked = {each["name"] for each in record.check["checks"]}
     assert {"output_relative_error", "state_relative_error", "timed_state_relative_error"} <= checked
     package["error"] = 1.0
-    record = CaseRun(case_of(name), Policy(budget_s=0)).record(adapter_of(name))
+    record = CaseRun(case_of(label), Policy(budget_s=0)).record(ADAPTERS[label]())
     assert "output_relative_error" in record.reason
 
 
@@ -81,7 +113,7 @@ def row(*values):
 
 def test_a_delta_rule_by_hand():
     """K = V = H = 1: S = 1/2 * 0 + 1/2 * 2 * 3 = 3; S = 1/2 * 3 + 1 * (1 - 1.5) = 1."""
-    layer = replace(LAYERS["gated-deltanet"], heads=1, key_dim=1, value_dim=1)
+    layer = replace(layer_of("gated-deltanet/fla"), heads=1, key_dim=1, value_dim=1)
     q, k, v = row(1.0, 4.0), row(2.0, 1.0), row(3.0, 1.0)
     beta, g = row(0.5, 1.0)[..., 0], row(0.5, 0.5)[..., 0].log()
     out, state = layer.naive(q, k, v, beta, g)
@@ -89,8 +121,17 @@ def test_a_delta_rule_by_hand():
     assert state.item() == pytest.approx(1.0)
 
 
+def test_value_heads_share_q_and_k_in_groups_of_neighbors():
+    layer = replace(layer_of("gated-deltanet-128/fla"), heads=2, key_dim=1, value_dim=1, value_heads=4)
+    q, k = torch.tensor([1.0, 10.0]).view(1, 1, 2, 1), torch.ones(1, 1, 2, 1)
+    v, beta = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 4, 1), torch.ones(1, 1, 4)
+    out, state = layer.naive(q, k, v, beta, torch.zeros(1, 1, 4))
+    assert out.flatten().tolist() == pytest.approx([1.0, 2.0, 30.0, 40.0])
+    assert state.flatten().tolist() == pytest.approx([1.0, 2.0, 3.0, 4.0])
+
+
 def test_two_householder_steps_are_two_updates_after_one_decay():
-    layer = replace(LAYERS["deltaproduct"], heads=1, key_dim=1, value_dim=1)
+    layer = replace(layer_of("deltaproduct/fla"), heads=1, key_dim=1, value_dim=1)
     k, v, beta = row(2.0, 1.0), row(3.0, 1.0), row(0.5, 0.5)[..., 0]
     out, _ = layer.naive(torch.ones(1, 1, 1, 1), k, v, beta, torch.zeros(1, 1, 1))
     assert out.item() == pytest.approx(2.0)  # S = 1/2 * 2 * 3 = 3, then 3 + 1/2 * (1 - 3)
@@ -99,7 +140,7 @@ def test_two_householder_steps_are_two_updates_after_one_decay():
 def test_mesanet_is_ridge_regression_over_all_tokens_so_far():
     """Without decay and with weights of 1, every output is the prediction of a ridge regression of v on k."""
     torch.manual_seed(0)
-    layer = replace(LAYERS["mesanet"], heads=1, key_dim=4, value_dim=4)
+    layer = replace(layer_of("mesanet/fla"), heads=1, key_dim=4, value_dim=4)
     q, k, v = torch.randn(3, 1, 40, 1, 4, dtype=torch.float64)
     ridge = torch.tensor([[0.5, 1.0, 1.5, 2.0]])
     out, gram, values = layer.naive(q, k, v, torch.ones(1, 40, 1), torch.zeros(1, 40, 1), ridge)
@@ -117,7 +158,7 @@ def test_mesanet_is_ridge_regression_over_all_tokens_so_far():
 
 def test_mesanet_forgets_by_its_decay_and_weighs_by_beta():
     """K = V = 1, keys of norm 1: G = 1/2 * 1/2 + 1/4 = 1/2, S = 1/2 * (1/2 * 4) + 1/4 * 8 = 3, o = 3 / (1/2 + 1)."""
-    layer = replace(LAYERS["mesanet"], heads=1, key_dim=1, value_dim=1)
+    layer = replace(layer_of("mesanet/fla"), heads=1, key_dim=1, value_dim=1)
     beta, g = row(0.5, 0.25)[..., 0], row(1.0, 0.5)[..., 0].log()
     out, gram, values = layer.naive(row(3.0, 3.0), row(2.0, 5.0), row(4.0, 8.0), beta, g, torch.ones(1, 1))
     assert (gram.item(), values.item()) == pytest.approx((0.5, 3.0))
@@ -126,7 +167,7 @@ def test_mesanet_forgets_by_its_decay_and_weighs_by_beta():
 
 def mamba3(tokens, **changed):
     """Run Mamba-3 with one head of two key channels, by default without decay, rotation and bias, at time step 1."""
-    layer = replace(LAYERS["mamba3"], heads=1, key_dim=2, value_dim=1, angles=1)
+    layer = replace(layer_of("mamba3/mamba-ssm"), heads=1, key_dim=2, value_dim=1, angles=1)
     zeros, ones = torch.zeros(1, 1, tokens), torch.ones(1, tokens, 1, 2)
     inputs = {"Q": ones, "K": ones, "V": torch.ones(1, tokens, 1, 1), "ADT": zeros, "DT": zeros + 1, "Trap": zeros + 50}
     inputs |= {"Q_bias": torch.zeros(1, 2), "K_bias": torch.zeros(1, 2), "Angles": torch.zeros(1, tokens, 1, 1)}
@@ -143,7 +184,7 @@ def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
 
 
 def test_mamba3_rotates_by_the_sum_of_the_angles_and_after_the_biases():
-    """A quarter turn between two tokens: the dot product of (1, 0) and its rotation is 0, and with (1, 1) it is -1."""
+    """A quarter turn between two tokens makes (1, 0) orthogonal to itself, but not to a key that is its bias (1, 1)."""
     quarter = torch.full((1, 2, 1, 1), 0.5).atanh()
     east, north_east = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
     shape = torch.zeros(1, 2, 1, 2)
@@ -163,17 +204,18 @@ def test_neighboring_channels_rotate_and_those_without_an_angle_stay():
 
 
 @pytest.mark.parametrize(
-    ("name", "numbers", "flops"),
+    ("label", "numbers", "flops"),
     [
-        ("gated-deltanet", 2 * 8 * 16, 7 * 2 * 8 * 16),
-        ("kda", 2 * 8 * 16, 7 * 2 * 8 * 16),
-        ("deltaproduct", 2 * 8 * 16, 11 * 2 * 8 * 16),
-        ("mesanet", 2 * 2 * 8 * 8, (2 * 3 + 30 * 2 + 2) * 2 * 8 * 8),
-        ("mamba3", 2 * 8 * 16, 5 * 2 * 8 * 16),
+        ("gated-deltanet/fla", 2 * 8 * 16, 7 * 2 * 8 * 16),
+        ("gated-deltanet-128/flashinfer", 4 * 8 * 16, 7 * 4 * 8 * 16),
+        ("kda/fla", 2 * 8 * 16, 7 * 2 * 8 * 16),
+        ("deltaproduct/fla", 2 * 8 * 16, 11 * 2 * 8 * 16),
+        ("mesanet/fla", 2 * 2 * 8 * 8, (2 * 3 + 30 * 2 + 2) * 2 * 8 * 8),
+        ("mamba3/mamba-ssm", 2 * 8 * 16, 5 * 2 * 8 * 16),
     ],
 )
-def test_the_work_of_a_token_is_counted_by_the_state(package, name, numbers, flops):
-    metrics = adapter_of(name).build(case_of(name)).metrics
+def test_the_work_of_a_token_is_counted_by_the_state(package, label, numbers, flops):
+    metrics = ADAPTERS[label]().build(case_of(label)).metrics
     assert metrics["flops"] == flops * 2 * 70
     assert metrics["state_bytes"] == 4 * 2 * numbers
 
@@ -182,14 +224,24 @@ def test_an_unsupported_case_is_skipped(package, monkeypatch):
     with pytest.raises(Skip, match=r"kda is set up for the size 1\.3b only"):
         FlaRegressor().build(replace(CASE, size="tiny"))
     with pytest.raises(Skip, match="Mamba-3's kernel rounds its inputs to bfloat16"):
-        Mamba3SSM().build(replace(MAMBA3, dtype="float32"))
+        Mamba3SSM().build(replace(CASE, system="mamba3", backend="mamba-ssm"))
+    with pytest.raises(Skip, match="flash-qla has Gated DeltaNet for bfloat16 and float16 only"):
+        FlashQla().build(replace(CASE, system="gated-deltanet-128", backend="flash-qla"))
     monkeypatch.undo()
     with pytest.raises(Skip, match="Mamba-3's kernel indexes at most 262144 tokens by 32 bits, not 524288"):
-        Mamba3SSM.layers["mamba3"].random_inputs(replace(MAMBA3, batch=16, context=32768))
+        Mamba3SSM.layers["mamba3"].random_inputs(replace(case_of("mamba3/mamba-ssm"), batch=16, context=32768))
 
 
-@pytest.mark.parametrize(("name", "package"), [("kda", "fla"), ("mamba3", "mamba_ssm")])
-def test_a_missing_package_is_named(monkeypatch, name, package):
+@pytest.mark.parametrize(
+    ("label", "package"),
+    [
+        ("kda/fla", "fla"),
+        ("mamba3/mamba-ssm", "mamba_ssm"),
+        ("gated-deltanet-128/flash-qla", "flash_qla"),
+        ("gated-deltanet-128/flashinfer", "flashinfer"),
+    ],
+)
+def test_a_missing_package_is_named(monkeypatch, label, package):
     monkeypatch.setattr("bench.systems.regressor.no_gpu", lambda: "")
     monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
-    assert adapter_of(name).unavailable().startswith(f"{package} cannot be imported")
+    assert ADAPTERS[label]().unavailable().startswith(f"{package} cannot be imported")
