@@ -103,7 +103,7 @@ class Mesa(Layer):
     """MesaNet: least squares over all tokens so far, with decay, solved anew for each query.
 
     With k and q of norm 1: G = exp(g) G + beta k k^T, S = exp(g) S + beta k v^T, o = S^T (G + Diag(lamb))^-1 q.
-    The kernel takes `iterations` steps of conjugate gradients. Source: arXiv 2506.05233, equations 7 to 9.
+    The kernel takes `iterations` steps of conjugate gradients. Source: arXiv 2506.05233.
     """
 
     iterations: int = 30  # the default of the package's layer
