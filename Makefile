@@ -18,8 +18,7 @@ PIP_FIRST = -m pip install --quiet --require-hashes --requirement bench/requirem
 PY := $(if $(VENV),$(BIN)python,$(PYTHON))
 INSTALLED := $(if $(VENV),$(VENV)/.installed-$(TARGET))
 NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
-INSTALL_MAMBA := .venv-mamba/bin/python -m pip install --quiet --no-deps --no-build-isolation \
-  --requirement bench/requirements/mamba.txt
+MAMBA_PIP = .venv-mamba/bin/python -m pip $(1) --quiet --no-deps --no-build-isolation
 
 # Which versions of Python 3 an environment is locked for: a condition on the second number, and the same in words.
 FOR_PYTHON = @$(PYTHON) -c "import sys; v = sys.version_info[1]; sys.exit(0 if $(1) else 'make: this needs Python $(2), and $(PYTHON) is 3.%d; say PYTHON=python3.12' % v)"
@@ -61,7 +60,8 @@ venv-vllm venv-mamba: venv-%: systems.toml
 	.venv-vllm/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
-# mamba-ssm and causal-conv1d look for a wheel of their release; where there is none, half an hour of nvcc.
+# mamba-ssm has no wheel for this PyTorch, so nvcc builds for half an hour. Its setup.py says C++17; the headers of
+# PyTorch need C++20.
 .venv-mamba/.installed: bench/requirements/mamba.txt bench/requirements/cuda.txt
 	@test -n "$(NVCC)" || { echo "Mamba is left out: building mamba-ssm needs the nvcc of CUDA 13; install it or set CUDA_HOME" >&2; exit 1; }
 	$(call FOR_PYTHON,v == 12,3.12)
@@ -69,7 +69,11 @@ venv-vllm venv-mamba: venv-%: systems.toml
 	.venv-mamba/bin/python $(PIP_FIRST)
 	.venv-mamba/bin/python -m pip install --quiet --requirement bench/requirements/cuda.txt
 	.venv-mamba/bin/python -m pip install --quiet "setuptools==80.10.2" "wheel==0.48.0"
-	$(INSTALL_MAMBA) || MAMBA_FORCE_BUILD=TRUE CAUSAL_CONV1D_FORCE_BUILD=TRUE $(INSTALL_MAMBA)
+	rm -rf .venv-mamba/packages
+	$(call MAMBA_PIP,download) --dest .venv-mamba/packages --requirement bench/requirements/mamba.txt
+	cd .venv-mamba/packages && tar -xzf mamba_ssm-*.tar.gz && rm mamba_ssm-*.tar.gz \
+	  && sed -i s/c++17/c++20/ mamba_ssm-*/setup.py
+	MAMBA_FORCE_BUILD=TRUE CAUSAL_CONV1D_FORCE_BUILD=TRUE $(call MAMBA_PIP,install) .venv-mamba/packages/*
 	.venv-mamba/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 

@@ -65,7 +65,7 @@ def _ttt(learner: str) -> tuple[Adapter, ...]:
 
 
 _FLA = "bench.systems.fla"
-_REGRESSOR = Adapter("fla", f"{_FLA}.regressors:Regressor", LAYER, "float32", MAMBA, FORWARD)
+_REGRESSOR = Adapter("fla", f"{_FLA}.regressors:FlaRegressor", LAYER, "float32", MAMBA, FORWARD)
 _TRANSFORMERS = (
     Adapter("vllm", "bench.systems.vllm.transformer:VllmTransformer", install=VLLM, engine=True, headline=True),
     Adapter("flash-attn", "bench.systems.transformer.attention:FlashAttn", install=VLLM, replays=True),
@@ -82,11 +82,18 @@ _ADAPTERS: dict[str, tuple[Adapter, ...]] = {
         Adapter("torch", "bench.systems.mamba.pytorch:TorchMamba", devices=("cpu",), slow=True),
     ),
     "mamba2": (Adapter("mamba-ssm", "bench.systems.mamba.ssm:Mamba2SSM", install=MAMBA, replays=True),),
+    "mamba3": (Adapter("mamba-ssm", "bench.systems.mamba.mamba3:Mamba3SSM", LAYER, "float32", MAMBA, FORWARD),),
     "gated-deltanet": (
         Adapter("fla", f"{_FLA}.models:GatedDeltaNet", BOTH, "float32", MAMBA, NO_REQUEST, replays=True),
     ),
+    "gated-deltanet-128": (
+        _REGRESSOR,
+        Adapter("flash-qla", "bench.systems.gated_deltanet:FlashQla", LAYER, "float32", VLLM, FORWARD),
+        Adapter("flashinfer", "bench.systems.gated_deltanet:FlashInfer", LAYER, "float32", VLLM, FORWARD),
+    ),
     "kda": (_REGRESSOR,),
     "deltaproduct": (_REGRESSOR,),
+    "mesanet": (_REGRESSOR,),
     "rwkv7": (Adapter("fla", f"{_FLA}.models:RWKV7", ("model",), "float32", MAMBA, NO_REQUEST, replays=True),),
 }
 # In the order of jobs: headlines first, slow references last.

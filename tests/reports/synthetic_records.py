@@ -233,7 +233,7 @@ def _requests() -> Told:
     for (system, backend), prompt in product(PAPER_SYSTEMS, [512 << step for step in range(7)]):
         case = Case(system, backend, "1.3b", "request", 16, prompt)
         if system == "mamba":
-            reason = "mamba-ssm is not installed: pip install 'ttt-bench[mamba]'"
+            reason = "mamba_ssm cannot be imported: No module named 'mamba_ssm'"
             yield "prompt-then-128", lost(case, "skipped", reason)
         else:
             first, step = _FORWARD_US[system] * prompt * 16 / 1e3, _STEP_MS[system] / 2

@@ -111,7 +111,7 @@ def test_failures_of_one_reason_are_one_entry():
         "system": "mamba",
         "backend": "mamba-ssm",
         "suites": ("prompt-then-128",),
-        "reason": "mamba-ssm is not installed: pip install 'ttt-bench[mamba]'",
+        "reason": "mamba_ssm cannot be imported: No module named 'mamba_ssm'",
         "cases": 7,
         "which": "request, batch 16, context 512–32768",
     } in found

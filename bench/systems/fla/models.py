@@ -11,7 +11,7 @@ from torch import Tensor
 from bench.models.base import CausalLM, check_ids
 from bench.models.config import SIZES, VOCABULARY, DeltaRuleConfig, uncut
 from bench.systems.checked_sequences import drawn, timed
-from bench.systems.fla.regressors import Regressor
+from bench.systems.fla.regressors import FlaRegressor
 from bench.systems.logits import check_logits
 from bench.systems.model_calls import STEPS, greedy_steps, last_logits, prefill_then_generate, random_ids
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
@@ -127,7 +127,7 @@ class Fla(TunedLanguageModel):
         step.
         """
         if case.option("scope", "model") == "layer":
-            return Regressor().build(case)
+            return FlaRegressor().build(case)
         if case.phase == "request":
             raise Skip("flash-linear-attention allocates a new state at every step, which a CUDA graph cannot replay")
         return super().build(case)

@@ -1,53 +1,40 @@
-"""Measure one layer of Gated DeltaNet, Kimi Delta Attention or Gated DeltaProduct.
-
-The kernels are those of flash-linear-attention. A layer is its sequence mixer alone, as in TTT's layers: projections,
-convolutions and output gating are left out.
-"""
+"""Layers of flash-linear-attention with chunked kernels: delta rules and MesaNet."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from bench.cost import total
-from bench.systems.checked_sequences import drawn
-from bench.systems.measured_peaks import peaks_of
-from bench.systems.needs import cannot_find, import_or_skip, no_gpu
 from bench.systems.on_device import device
-from bench.systems.triton_tuning import keep_choices, prepare
-from bench.systems.ttt.layer import LAYER_CHECK_TOKENS, LAYER_LIMITS, TimedCheck, check_timed
-from harness.measure.correctness import Check, Checks, relative_error
-from harness.measure.system import Input, Skip, Workload
+from bench.systems.regressor import LONGEST_DECAY, Layer, Regressor
+from harness.measure.system import Input
 from harness.schema.case import Case
-from harness.schema.work import SCAN, Work
-
-SIZE = "1.3b"  # the only size with published heads
-LONGEST_DECAY = 0.1  # log-decays are uniform in [-0.1, 0]
-CHECKED_TOKENS = 4096  # a token of the naive form takes ten launches
+from harness.schema.work import Work
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A layer in RULES: its chunked kernel (MODULE:FUNCTION), heads and state update.
+class DeltaRule(Layer):
+    """A delta rule with decay.
 
+    S = Diag(exp g) S; S += beta k (v - S^T k)^T for each of the token's (k, v); o = S^T q / sqrt(K).
+    value_heads: heads of values, decays and beta, which share q and k in groups; 0 for as many as `heads`.
     vector_decay: one decay per key channel instead of one per head. householder: delta-rule updates per token.
     """
 
-    kernel: str
-    heads: int
-    key_dim: int
-    value_dim: int
+    value_heads: int = 0
     vector_decay: bool = False
     householder: int = 1
 
     @property
+    def states(self) -> int:
+        """Number of state matrices per sequence."""
+        return self.value_heads or self.heads
+
+    @property
     def state_numbers(self) -> int:
-        """Number of elements in one sequence's state."""
-        return self.heads * self.key_dim * self.value_dim
+        return self.states * self.key_dim * self.value_dim
 
     def work(self, case: Case) -> Work:
         """Return FLOPs and least bytes of a case.
@@ -56,149 +43,158 @@ class Rule:
         """
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         decays = self.key_dim if self.vector_decay else 1
-        pairs = self.householder * (self.key_dim + self.value_dim + 1)
-        row = width * (self.key_dim + self.value_dim + pairs) + 4 * decays
-        state = case.batch * self.state_numbers
-        return Work((3 + 4 * self.householder) * tokens * self.state_numbers, tokens * self.heads * row + 4 * state)
+        keys = width * self.heads * self.key_dim * (1 + self.householder)  # with q
+        values = width * (self.value_dim + self.householder * (self.value_dim + 1)) + 4 * decays  # with output and beta
+        moved = tokens * (keys + self.states * values) + 4 * case.batch * self.state_numbers
+        return Work((3 + 4 * self.householder) * tokens * self.state_numbers, moved)
 
+    def random_inputs(self, case: Case) -> dict[str, Tensor]:
+        """Return q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H] and log-decays g [B, T, H] or [B, T, H, K], by name.
 
-# Gated DeltaNet (arXiv 2412.06464), Kimi Delta Attention (2510.26692), Gated DeltaProduct (2502.10297): the package's
-# layers at width 2,048.
-RULES = {
-    "gated-deltanet": Rule("fla.ops.gated_delta_rule:chunk_gated_delta_rule", 6, 256, 512),
-    "kda": Rule("fla.ops.kda:chunk_kda", 16, 128, 128, vector_decay=True),
-    "deltaproduct": Rule("fla.ops.gated_delta_product:chunk_gated_delta_product", 6, 256, 512, householder=2),
-}
-
-
-class Regressor:
-    """Adapter of the layers in RULES on fla: forwards of whole sequences from zero states."""
-
-    packages: tuple[str, ...] = ("flash-linear-attention", "triton")
-
-    def unavailable(self) -> str:
-        """Return that the GPU or flash-linear-attention is missing; "" if both are there.
-
-        This does not import the package, which takes ten seconds; the first case does.
+        In k, v and beta, T is `householder` times the number of tokens. In v, beta and g, H is `states`. Keys have norm
+        1 on average, to bound the state.
         """
-        keep_choices()
-        return no_gpu() or cannot_find("fla")
+        batch, tokens, dtype = case.batch, case.context, getattr(torch, case.dtype)
+        rows = tokens * self.householder
+        decays = (self.key_dim,) if self.vector_decay else ()
+        return {
+            "q": _normal(batch, tokens, self.heads, self.key_dim).to(dtype),
+            "k": _normal(batch, rows, self.heads, self.key_dim).mul_(self.key_dim**-0.5).to(dtype),
+            "v": _normal(batch, rows, self.states, self.value_dim).to(dtype),
+            "beta": torch.rand(batch, rows, self.states, device=device()).to(dtype),
+            "g": -LONGEST_DECAY * torch.rand(batch, tokens, self.states, *decays, device=device()),
+        }
 
-    def build(self, case: Case) -> Workload:
-        """Build the forward of `batch` sequences of `context` tokens through one layer.
+    def refilled(self, inputs: dict[str, Tensor]) -> dict[str, Input]:
+        axis = 1 if self.householder == 1 else None
+        scales = {"q": 1.0, "k": self.key_dim**-0.5, "v": 1.0}
+        normal = {name: Input(inputs[name], "normal", scale, 0, axis) for name, scale in scales.items()}
+        return normal | {"beta": Input(inputs["beta"], "uniform", 1.0, 0, axis)}
 
-        The outputs are checked against `naive`. Raises Skip for sizes other than SIZE, or if the kernel cannot be
-        imported.
-        """
-        if case.size != SIZE:
-            raise Skip(f"{case.system} supports only the size {SIZE}")
-        rule = RULES[case.system]
-        module, _, name = rule.kernel.partition(":")
-        import_or_skip(module)
-        kernel, inputs = getattr(import_module(module), name), random_inputs(rule, case)
-        more = {"num_householder": rule.householder} if rule.householder > 1 else {}
+    def first(self, inputs: dict[str, Tensor], rows: list[int], tokens: int) -> dict[str, Tensor]:
+        per = {name: 1 if name in ("q", "g") else self.householder for name in inputs}
+        return {name: value[rows, : tokens * per[name]].contiguous() for name, value in inputs.items()}
 
-        @torch.inference_mode()
-        def run() -> list[Tensor]:
-            return list(kernel(**inputs, **more, output_final_state=True)[:2])
+    def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> list[Tensor]:
+        more = {"num_householder": self.householder} if self.householder > 1 else {}
+        return list(kernel(**inputs, **more, output_final_state=True)[:2])
 
-        prepare(run)
-        work = {SCAN: rule.work(case)}
-        axis = 1 if rule.householder == 1 else None
-        scales = {"q": 1.0, "k": rule.key_dim**-0.5, "v": 1.0}
-        renewed = {name: Input(inputs[name], "normal", scale, 0, axis) for name, scale in scales.items()}
-        return Workload(
-            run=run,
-            tokens=case.batch * case.context,
-            device=device(),
-            inputs=renewed | {"beta": Input(inputs["beta"], "uniform", 1.0, 0, axis)},
-            timed_check=_timed_check(rule, inputs, case),
-            check=lambda: _check(rule, kernel, more, inputs, case),
-            metrics=total(work).metrics() | peaks_of(device()) | {"state_bytes": 4 * case.batch * rule.state_numbers},
-            work=work,
-            settings={"kernel": name, "tuned": "on this case"},
-        )
+    def naive(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> list[Tensor]:  # type: ignore[override]
+        q, k, v, beta, decay = q.float() * self.key_dim**-0.5, k.float(), v.float(), beta.float(), g.float().exp()
+        if not self.vector_decay:
+            decay = decay[..., None]
+        q, k = (x.repeat_interleave(self.states // self.heads, 2) for x in (q, k))
+        state = q.new_zeros(q.shape[0], self.states, self.key_dim, self.value_dim)
+        outputs = []
+        for token in range(q.shape[1]):
+            state = state * decay[:, token, ..., None]
+            for row in range(token * self.householder, (token + 1) * self.householder):
+                error = v[:, row] - torch.einsum("bhkv,bhk->bhv", state, k[:, row])
+                state = state + torch.einsum("bhk,bhv->bhkv", beta[:, row, :, None] * k[:, row], error)
+            outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, token]))
+        return [torch.stack(outputs, dim=1), state]
 
 
-def random_inputs(rule: Rule, case: Case) -> dict[str, Tensor]:
-    """Return q, k [B, T, H, K], v [B, T, H, V], beta and log-decays g, by name.
+SOLVED_TOKENS = 32  # tokens whose linear systems the naive MesaNet solves together
 
-    beta is [B, T, H]; g is [B, T, H] or [B, T, H, K].
-    In k, v and beta, T is `householder` times the number of tokens. Keys have norm 1 on average, to bound the state.
+
+@dataclass(frozen=True)
+class Mesa(Layer):
+    """MesaNet: least squares over all tokens so far, with decay, solved anew for each query.
+
+    With k and q of norm 1: G = exp(g) G + beta k k^T, S = exp(g) S + beta k v^T, o = S^T (G + Diag(lamb))^-1 q.
+    The kernel takes `iterations` steps of conjugate gradients. Source: arXiv 2506.05233.
     """
-    batch, tokens, heads, dtype = case.batch, case.context, rule.heads, getattr(torch, case.dtype)
-    rows = tokens * rule.householder
-    decays = (rule.key_dim,) if rule.vector_decay else ()
 
-    def normal(length: int, dim: int, spread: float = 1.0) -> Tensor:
-        return (spread * torch.randn(batch, length, heads, dim, device=device())).to(dtype)
+    iterations: int = 30  # the default of the package's layer
 
-    return {
-        "q": normal(tokens, rule.key_dim),
-        "k": normal(rows, rule.key_dim, rule.key_dim**-0.5),
-        "v": normal(rows, rule.value_dim),
-        "beta": torch.rand(batch, rows, heads, device=device()).to(dtype),
-        "g": -LONGEST_DECAY * torch.rand(batch, tokens, heads, *decays, device=device()),
+    @property
+    def state_numbers(self) -> int:
+        return self.heads * self.key_dim * (self.key_dim + self.value_dim)
+
+    def work(self, case: Case) -> Work:
+        """Return FLOPs and least bytes of a case.
+
+        FLOPs per token: for an element of either state decay 1 and update 2, for one of G 2 per iteration, and for one
+        of S 2 for the output.
+        """
+        tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
+        gram, values = (self.heads * self.key_dim * dim for dim in (self.key_dim, self.value_dim))
+        row = width * 2 * (self.key_dim + self.value_dim) + 4 * 2  # q, k, v and output; beta and g
+        flops = 3 * (gram + values) + 2 * self.iterations * gram + 2 * values
+        return Work(tokens * flops, tokens * self.heads * row + 4 * case.batch * self.state_numbers)
+
+    def random_inputs(self, case: Case) -> dict[str, Tensor]:
+        """Return q, k [B, T, H, K], v [B, T, H, V], beta and log-decays g [B, T, H], and lamb [H, K], by name.
+
+        lamb is uniform from the package's lower bound 0.25 to 1.25.
+        """
+        shape, dtype = (case.batch, case.context, self.heads), getattr(torch, case.dtype)
+        return {
+            "q": _normal(*shape, self.key_dim).to(dtype),
+            "k": _normal(*shape, self.key_dim).to(dtype),
+            "v": _normal(*shape, self.value_dim).to(dtype),
+            "beta": torch.rand(shape, device=device()),
+            "g": -LONGEST_DECAY * torch.rand(shape, device=device()),
+            "lamb": 0.25 + torch.rand(self.heads, self.key_dim, device=device()),
+        }
+
+    def refilled(self, inputs: dict[str, Tensor]) -> dict[str, Input]:
+        normal = {name: Input(inputs[name], "normal", 1.0, 0, 1) for name in "qkv"}
+        return normal | {"beta": Input(inputs["beta"], "uniform", 1.0, 0, 1)}
+
+    def first(self, inputs: dict[str, Tensor], rows: list[int], tokens: int) -> dict[str, Tensor]:
+        per_token = {name: value for name, value in inputs.items() if name != "lamb"}
+        return inputs | {name: value[rows, :tokens].contiguous() for name, value in per_token.items()}
+
+    def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> list[Tensor]:
+        how = {"max_CG_iteration": self.iterations, "use_qk_l2norm_in_kernel": True, "output_final_state": True}
+        return list(kernel(**inputs, **how))
+
+    def naive(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, lamb: Tensor
+    ) -> list[Tensor]:
+        q, k, v, beta, decay, lamb = q.double(), k.double(), v.double(), beta.double(), g.double().exp(), lamb.double()
+        q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
+        gram = q.new_zeros(q.shape[0], self.heads, self.key_dim, self.key_dim)
+        values = q.new_zeros(q.shape[0], self.heads, self.key_dim, self.value_dim)
+        outputs = []
+        for start in range(0, q.shape[1], SOLVED_TOKENS):
+            grams, sums = [], []
+            for token in range(start, min(start + SOLVED_TOKENS, q.shape[1])):
+                kept, weighted = decay[:, token, :, None, None], (beta[:, token, :, None] * k[:, token])[..., None]
+                gram = kept * gram + weighted * k[:, token, :, None]
+                values = kept * values + weighted * v[:, token, :, None]
+                grams.append(gram)
+                sums.append(values)
+            systems = torch.stack(grams, 1) + torch.diag_embed(lamb)
+            solved = torch.linalg.solve(systems, q[:, start : start + SOLVED_TOKENS])
+            outputs.append(torch.einsum("bthkv,bthk->bthv", torch.stack(sums, 1), solved))
+        return [torch.cat(outputs, 1), gram, values]
+
+
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(shape, device=device())
+
+
+# Qwen3-Next's Gated DeltaNet, also at width 2,048: heads, key and value channels, value heads.
+QWEN = (16, 128, 128, 32)
+CHUNKED = "fla.ops.gated_delta_rule:chunk_gated_delta_rule"
+
+
+class FlaRegressor(Regressor):
+    """Adapter of flash-linear-attention's layers.
+
+    The package's layers at width 2,048: Gated DeltaNet (arXiv 2412.06464), Kimi Delta Attention (2510.26692), Gated
+    DeltaProduct (2502.10297), MesaNet (2506.05233).
+    """
+
+    module = "fla"
+    packages = ("flash-linear-attention", "triton")
+    layers: ClassVar[dict[str, Layer]] = {
+        "gated-deltanet": DeltaRule(CHUNKED, 6, 256, 512),
+        "gated-deltanet-128": DeltaRule(CHUNKED, *QWEN),
+        "kda": DeltaRule("fla.ops.kda:chunk_kda", 16, 128, 128, vector_decay=True),
+        "deltaproduct": DeltaRule("fla.ops.gated_delta_product:chunk_gated_delta_product", 6, 256, 512, householder=2),
+        "mesanet": Mesa("fla.ops.mesa_net:chunk_mesa_net", 16, 128, 128),
     }
-
-
-@torch.inference_mode()
-def naive(rule: Rule, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a layer token by token in float32; return outputs [B, T, H, V] and the state.
-
-    The final state is [B, H, K, V].
-    The arguments are those of `random_inputs`.
-    S = Diag(exp g) S; S += beta k (v - S^T k)^T for each of the token's (k, v); o = S^T q / sqrt(K).
-    """
-    q, k, v, beta, decay = q.float() * rule.key_dim**-0.5, k.float(), v.float(), beta.float(), g.float().exp()
-    if not rule.vector_decay:
-        decay = decay[..., None]
-    state = q.new_zeros(q.shape[0], rule.heads, rule.key_dim, rule.value_dim)
-    outputs = []
-    for token in range(q.shape[1]):
-        state = state * decay[:, token, ..., None]
-        for row in range(token * rule.householder, (token + 1) * rule.householder):
-            error = v[:, row] - torch.einsum("bhkv,bhk->bhv", state, k[:, row])
-            state = state + torch.einsum("bhk,bhv->bhkv", beta[:, row, :, None] * k[:, row], error)
-        outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, token]))
-    return torch.stack(outputs, dim=1), state
-
-
-def _some(rule: Rule, inputs: dict[str, Tensor], rows: list[int], tokens: int) -> dict[str, Tensor]:
-    """Return the inputs for the first `tokens` tokens of the sequences `rows`."""
-    per = {name: 1 if name in ("q", "g") else rule.householder for name in inputs}
-    return {name: value[rows, : tokens * per[name]].contiguous() for name, value in inputs.items()}
-
-
-def _check(rule: Rule, kernel: Any, more: dict[str, int], inputs: dict[str, Tensor], case: Case) -> Checks:
-    """Check a kernel's outputs and state on a sequence's first tokens against `naive`."""
-    piece = _some(rule, inputs, [0], min(LAYER_CHECK_TOKENS + 1, case.context))  # past a chunk's end
-    with torch.inference_mode():
-        got = kernel(**piece, **more, output_final_state=True)
-    names = ("output_relative_error", "state_relative_error")
-    found = zip(names, got, naive(rule, **piece), strict=False)
-    limit = LAYER_LIMITS[case.dtype]
-    return Checks([Check.at_most(name, relative_error(a, b), limit) for name, a, b in found])
-
-
-def _timed_check(rule: Rule, inputs: dict[str, Tensor], case: Case) -> TimedCheck:
-    """Return a timed check (see `Workload`) of drawn sequences against `naive`.
-
-    It compares the outputs of the first CHECKED_TOKENS tokens, and the final states if the context has no more tokens.
-    """
-
-    def timed_check(rng: Random) -> Callable[[Any, int], Checks]:
-        rows = drawn(rng, case.batch, case.context, CHECKED_TOKENS)
-        tokens = min(case.context, CHECKED_TOKENS)
-
-        def compare(outputs: list[Tensor], calls: int) -> Checks:
-            out, state = naive(rule, **_some(rule, inputs, rows, tokens))
-            found = [("output", outputs[0][rows, :tokens], out)]
-            if tokens == case.context:
-                return check_timed([*found, ("state", outputs[1][rows], state)], case.dtype)
-            rest = f"tokens after the first {tokens} were not checked: the reference reads one token at a time"
-            return check_timed(found, case.dtype, rest)
-
-        return compare
-
-    return timed_check

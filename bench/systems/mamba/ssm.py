@@ -109,7 +109,7 @@ class MambaSSM(TunedLanguageModel):
     def longest(self, config: MambaConfig) -> int:
         """Return the longest prompt in tokens for 32-bit unsigned indices [channel, token].
 
-        Source: mamba-ssm 2.3.1, selective_scan.h, and causal-conv1d 1.6.2, causal_conv1d.h.
+        Source: causal-conv1d 1.7.0, causal_conv1d.h.
         """
         return (1 << 32) // config.inner_width
 

@@ -1,78 +1,247 @@
-"""The layers of flash-linear-attention's delta rules are called correctly and checked against naive forms."""
+"""Recurrent layers of other packages are called correctly and checked against their naive forms."""
 
 import sys
 from dataclasses import replace
+from math import pi
 from types import ModuleType
 
 import pytest
 import torch
 
-from bench.systems.fla import regressors
 from bench.systems.fla.models import GatedDeltaNet
-from bench.systems.fla.regressors import RULES, Regressor, naive
+from bench.systems.fla.regressors import DeltaRule, FlaRegressor
+from bench.systems.gated_deltanet import FlashInfer, FlashQla
+from bench.systems.mamba.mamba3 import Mamba3SSM, rotated
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import Skip
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 
 CASE = Case("kda", "fla", "1.3b", "forward", 2, 70, dtype="float32", options=(("scope", "layer"),))
+ADAPTERS = {f"{name}/fla": GatedDeltaNet if name == "gated-deltanet" else FlaRegressor for name in FlaRegressor.layers}
+ADAPTERS |= {"mamba3/mamba-ssm": Mamba3SSM, "gated-deltanet-128/flash-qla": FlashQla}
+ADAPTERS |= {"gated-deltanet-128/flashinfer": FlashInfer}
+# Arguments that each package's function gets besides the inputs.
+ARGUMENTS = {label: {"output_final_state": True} for label in ADAPTERS}
+ARGUMENTS["deltaproduct/fla"] |= {"num_householder": 2}
+ARGUMENTS["mesanet/fla"] |= {"max_CG_iteration": 30, "use_qk_l2norm_in_kernel": True}
+ARGUMENTS["mamba3/mamba-ssm"] = {"return_final_states": True}
+
+
+def layers_of(label):
+    adapter = ADAPTERS[label]
+    return FlaRegressor.layers if adapter is GatedDeltaNet else adapter.layers
+
+
+def layer_of(label):
+    return layers_of(label)[label.partition("/")[0]]
+
+
+def case_of(label):
+    system, _, backend = label.partition("/")
+    dtype = "float32" if backend == "fla" else "bfloat16"
+    return replace(CASE, system=system, backend=backend, dtype=dtype)
+
+
+def small(name, layer):
+    """The layer with 2 heads of 8 key channels, and of 16 value channels if the kernel takes other values than keys."""
+    layer = replace(layer, heads=2, key_dim=8, value_dim=8 if name == "mesanet" else 16)
+    if name == "gated-deltanet-128":
+        return replace(layer, value_heads=4)
+    return replace(layer, angles=2) if name == "mamba3" else layer
+
+
+def by_mamba(layer, inputs):
+    out, state = layer.naive(**inputs)
+    return out, None, state, None, None
+
+
+def by_flashinfer(layer, q, k, v, decay, beta, cu_seqlens, max_seqlen):
+    """Read packed sequences of one length, with the decay's factors; return packed outputs and states [B, H, V, K]."""
+    assert cu_seqlens.diff().tolist() == [max_seqlen] * (len(cu_seqlens) - 1)
+    assert beta.dtype == decay.dtype == torch.float32
+    q, k, v, decay, beta = (x.unflatten(0, (-1, max_seqlen)) for x in (q, k, v, decay, beta))
+    out, state = layer.naive(q=q, k=k, v=v, beta=beta, g=decay.log())
+    return out.flatten(0, 1), state.mT
 
 
 @pytest.fixture
 def package(monkeypatch):
-    """Replace fla by modules whose functions run `naive`; the returned dict's `error` is added to every output."""
+    """Replace the packages by modules whose functions run `naive`; the dict's `error` is added to every output."""
     state = {"error": 0.0}
-    monkeypatch.setattr(regressors, "prepare", lambda run: run())
-    small = {name: replace(rule, heads=2, key_dim=8, value_dim=16) for name, rule in RULES.items()}
-    monkeypatch.setattr(regressors, "RULES", small)
-    for rule in small.values():
-        name, _, function = rule.kernel.partition(":")
+    monkeypatch.setattr("bench.systems.regressor.prepare", lambda run: run())
+    for adapter in {FlaRegressor, Mamba3SSM, FlashQla, FlashInfer}:
+        monkeypatch.setattr(adapter, "layers", {name: small(name, each) for name, each in adapter.layers.items()})
+    modules = {}
+    for label in ADAPTERS:
+        layer = layer_of(label)
 
-        def kernel(rule=rule, num_householder=1, output_final_state=False, **inputs):
-            assert (num_householder, output_final_state) == (rule.householder, True)
-            out, final = naive(rule, **inputs)
-            return out + state["error"], final
+        def kernel(*args, label=label, layer=layer, **inputs):
+            assert {key: inputs.pop(key) for key in ARGUMENTS[label]} == ARGUMENTS[label]
+            if label == "gated-deltanet-128/flashinfer":
+                out, *rest = by_flashinfer(layer, *args, **inputs)
+            elif label == "mamba3/mamba-ssm":
+                out, *rest = by_mamba(layer, inputs)
+            else:
+                if isinstance(layer, DeltaRule):  # two systems call one function, with other numbers of value heads
+                    layer = replace(layer, value_heads=inputs["v"].shape[2])
+                out, *rest = layer.naive(**inputs)
+            return out + state["error"], *rest
 
-        module = ModuleType(name)
-        setattr(module, function, kernel)
-        monkeypatch.setitem(sys.modules, name, module)
+        module, _, function = layer.kernel.partition(":")
+        stub = modules.setdefault(module, ModuleType(module))
+        setattr(stub, function, kernel)
+        monkeypatch.setitem(sys.modules, module, stub)
     return state
 
 
-@pytest.mark.parametrize("system", RULES)
-def test_a_layer_is_timed_and_checked(package, system):
-    adapter = GatedDeltaNet() if system == "gated-deltanet" else Regressor()
-    record = CaseRun(replace(CASE, system=system), Policy(budget_s=0)).record(adapter)
+@pytest.mark.parametrize("label", ADAPTERS)
+def test_a_layer_is_timed_and_checked(package, label):
+    record = CaseRun(case_of(label), Policy(budget_s=0)).record(ADAPTERS[label]())
     assert record.status == "ok", record.reason
-    package["error"] = 0.1
-    record = CaseRun(replace(CASE, system=system), Policy(budget_s=0)).record(adapter)
+    checked = {each["name"] for each in record.check["checks"]}
+    assert {"output_relative_error", "state_relative_error", "timed_state_relative_error"} <= checked
+    package["error"] = 1.0
+    record = CaseRun(case_of(label), Policy(budget_s=0)).record(ADAPTERS[label]())
     assert "output_relative_error" in record.reason
+
+
+def row(*values):
+    """One head of one channel: a sequence [1, T, 1, 1]."""
+    return torch.tensor(values).view(1, -1, 1, 1)
 
 
 def test_a_delta_rule_by_hand():
     """K = V = H = 1: S = 1/2 * 0 + 1/2 * 2 * 3 = 3; S = 1/2 * 3 + 1 * (1 - 1.5) = 1."""
-    rule = replace(RULES["gated-deltanet"], heads=1, key_dim=1, value_dim=1)
-    q, k, v = (torch.tensor(each).view(1, 2, 1, 1) for each in ([1.0, 4.0], [2.0, 1.0], [3.0, 1.0]))
-    beta, g = torch.tensor([0.5, 1.0]).view(1, 2, 1), torch.tensor([0.5, 0.5]).log().view(1, 2, 1)
-    out, state = naive(rule, q, k, v, beta, g)
+    layer = replace(layer_of("gated-deltanet/fla"), heads=1, key_dim=1, value_dim=1)
+    q, k, v = row(1.0, 4.0), row(2.0, 1.0), row(3.0, 1.0)
+    beta, g = row(0.5, 1.0)[..., 0], row(0.5, 0.5)[..., 0].log()
+    out, state = layer.naive(q, k, v, beta, g)
     assert out.flatten().tolist() == pytest.approx([3.0, 4.0])
     assert state.item() == pytest.approx(1.0)
 
 
+def test_value_heads_share_q_and_k_in_groups_of_neighbors():
+    layer = replace(layer_of("gated-deltanet-128/fla"), heads=2, key_dim=1, value_dim=1, value_heads=4)
+    q, k = torch.tensor([1.0, 10.0]).view(1, 1, 2, 1), torch.ones(1, 1, 2, 1)
+    v, beta = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 4, 1), torch.ones(1, 1, 4)
+    out, state = layer.naive(q, k, v, beta, torch.zeros(1, 1, 4))
+    assert out.flatten().tolist() == pytest.approx([1.0, 2.0, 30.0, 40.0])
+    assert state.flatten().tolist() == pytest.approx([1.0, 2.0, 3.0, 4.0])
+
+
 def test_two_householder_steps_are_two_updates_after_one_decay():
-    rule = replace(RULES["deltaproduct"], heads=1, key_dim=1, value_dim=1)
-    k, v = (torch.tensor(each).view(1, 2, 1, 1) for each in ([2.0, 1.0], [3.0, 1.0]))
-    out, _ = naive(rule, torch.ones(1, 1, 1, 1), k, v, torch.tensor([0.5, 0.5]).view(1, 2, 1), torch.zeros(1, 1, 1))
+    layer = replace(layer_of("deltaproduct/fla"), heads=1, key_dim=1, value_dim=1)
+    k, v, beta = row(2.0, 1.0), row(3.0, 1.0), row(0.5, 0.5)[..., 0]
+    out, _ = layer.naive(torch.ones(1, 1, 1, 1), k, v, beta, torch.zeros(1, 1, 1))
     assert out.item() == pytest.approx(2.0)  # S = 1/2 * 2 * 3 = 3, then 3 + 1/2 * (1 - 3)
 
 
-@pytest.mark.parametrize(("system", "flops"), [("gated-deltanet", 7), ("kda", 7), ("deltaproduct", 11)])
-def test_the_work_of_a_token_is_counted_by_the_state(package, system, flops):
-    metrics = Regressor().build(replace(CASE, system=system)).metrics
-    assert metrics["flops"] == flops * (2 * 8 * 16) * 2 * 70
-    assert metrics["state_bytes"] == 4 * 2 * (2 * 8 * 16)
+def test_mesanet_is_ridge_regression_over_all_tokens_so_far():
+    """Without decay and with weights of 1, every output is the prediction of a ridge regression of v on k."""
+    torch.manual_seed(0)
+    layer = replace(layer_of("mesanet/fla"), heads=1, key_dim=4, value_dim=4)
+    q, k, v = torch.randn(3, 1, 40, 1, 4, dtype=torch.float64)
+    ridge = torch.tensor([[0.5, 1.0, 1.5, 2.0]])
+    out, gram, values = layer.naive(q, k, v, torch.ones(1, 40, 1), torch.zeros(1, 40, 1), ridge)
+    unit = k / k.norm(dim=-1, keepdim=True)
+    # Ridge regression as least squares on data with the rows sqrt(Diag(ridge)) and targets of 0.
+    for token in (0, 33, 39):
+        rows = torch.cat([unit[0, : token + 1, 0], torch.diag(ridge[0].double().sqrt())])
+        targets = torch.cat([v[0, : token + 1, 0], torch.zeros(4, 4, dtype=torch.float64)])
+        weights = torch.linalg.lstsq(rows, targets).solution
+        expected = q[0, token, 0] / q[0, token, 0].norm() @ weights
+        torch.testing.assert_close(out[0, token, 0], expected)
+    torch.testing.assert_close(gram[0, 0], unit[0, :, 0].T @ unit[0, :, 0])
+    torch.testing.assert_close(values[0, 0], unit[0, :, 0].T @ v[0, :, 0])
 
 
-def test_another_size_is_skipped(package):
-    with pytest.raises(Skip, match=r"kda supports only the size 1\.3b"):
-        Regressor().build(replace(CASE, size="tiny"))
+def test_mesanet_forgets_by_its_decay_and_weighs_by_beta():
+    """K = V = 1, keys of norm 1: G = 1/2 * 1/2 + 1/4 = 1/2, S = 1/2 * (1/2 * 4) + 1/4 * 8 = 3, o = 3 / (1/2 + 1)."""
+    layer = replace(layer_of("mesanet/fla"), heads=1, key_dim=1, value_dim=1)
+    beta, g = row(0.5, 0.25)[..., 0], row(1.0, 0.5)[..., 0].log()
+    out, gram, values = layer.naive(row(3.0, 3.0), row(2.0, 5.0), row(4.0, 8.0), beta, g, torch.ones(1, 1))
+    assert (gram.item(), values.item()) == pytest.approx((0.5, 3.0))
+    assert out.flatten().tolist() == pytest.approx([2 / 1.5, 3 / 1.5])
+
+
+def mamba3(tokens, **changed):
+    """Run Mamba-3 with one head of two key channels, by default without decay, rotation and bias, at time step 1."""
+    layer = replace(layer_of("mamba3/mamba-ssm"), heads=1, key_dim=2, value_dim=1, angles=1)
+    zeros, ones = torch.zeros(1, 1, tokens), torch.ones(1, tokens, 1, 2)
+    inputs = {"Q": ones, "K": ones, "V": torch.ones(1, tokens, 1, 1), "ADT": zeros, "DT": zeros + 1, "Trap": zeros + 50}
+    inputs |= {"Q_bias": torch.zeros(1, 2), "K_bias": torch.zeros(1, 2), "Angles": torch.zeros(1, tokens, 1, 1)}
+    return layer.naive(**(inputs | changed))
+
+
+def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
+    """q k = 2 for each pair of tokens. At trap 0, half of a token counts at once, and half with the next decay."""
+    trap, decay = torch.zeros(1, 1, 3), torch.tensor([0.5, 0.5, 0.25]).log().view(1, 1, 3)
+    out, state = mamba3(3, V=row(8.0, 0.0, 0.0), Trap=trap, ADT=decay)
+    # S = 4; then 1/2 * (4 + 4) = 4; then 1/4 * 4 = 1.
+    assert out.flatten().tolist() == pytest.approx([8.0, 8.0, 2.0])
+    assert state.flatten().tolist() == pytest.approx([1.0, 1.0])
+
+
+def test_mamba3_rotates_by_the_sum_of_the_angles_and_after_the_biases():
+    """A quarter turn between two tokens makes (1, 0) orthogonal to itself, but not to a key that is its bias (1, 1)."""
+    quarter = torch.full((1, 2, 1, 1), 0.5).atanh()
+    east, north_east = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
+    shape = torch.zeros(1, 2, 1, 2)
+    out, _ = mamba3(2, Q=shape + east, K=shape + east, V=row(1.0, 0.0), Angles=quarter)
+    assert out.flatten().tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
+    out, _ = mamba3(2, Q=shape + east, K=shape, K_bias=north_east[None], V=row(1.0, 0.0), Angles=quarter)
+    assert out.flatten().tolist() == pytest.approx([1.0, 1.0], abs=1e-6)
+    turns = torch.full((1, 2, 1, 1), 50.0)  # tanh = 1: half a turn per time step
+    out, _ = mamba3(2, Q=shape + east, K=shape + east, V=row(1.0, 0.0), Angles=turns, DT=torch.full((1, 1, 2), 1 / 3))
+    assert out.flatten().tolist() == pytest.approx([1 / 3, torch.cos(torch.tensor(pi / 3)).item() / 3])
+
+
+def test_neighboring_channels_rotate_and_those_without_an_angle_stay():
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], dtype=torch.float64)
+    turned = rotated(x, torch.tensor([pi / 2, pi], dtype=torch.float64))
+    assert turned.tolist() == pytest.approx([-2.0, 1.0, -3.0, -4.0, 5.0, 6.0])
+
+
+@pytest.mark.parametrize(
+    ("label", "numbers", "flops"),
+    [
+        ("gated-deltanet/fla", 2 * 8 * 16, 7 * 2 * 8 * 16),
+        ("gated-deltanet-128/flashinfer", 4 * 8 * 16, 7 * 4 * 8 * 16),
+        ("kda/fla", 2 * 8 * 16, 7 * 2 * 8 * 16),
+        ("deltaproduct/fla", 2 * 8 * 16, 11 * 2 * 8 * 16),
+        ("mesanet/fla", 2 * 2 * 8 * 8, (2 * 3 + 30 * 2 + 2) * 2 * 8 * 8),
+        ("mamba3/mamba-ssm", 2 * 8 * 16, 5 * 2 * 8 * 16),
+    ],
+)
+def test_the_work_of_a_token_is_counted_by_the_state(package, label, numbers, flops):
+    metrics = ADAPTERS[label]().build(case_of(label)).metrics
+    assert metrics["flops"] == flops * 2 * 70
+    assert metrics["state_bytes"] == 4 * 2 * numbers
+
+
+def test_an_unsupported_case_is_skipped(package, monkeypatch):
+    with pytest.raises(Skip, match=r"kda is set up for the size 1\.3b only"):
+        FlaRegressor().build(replace(CASE, size="tiny"))
+    with pytest.raises(Skip, match="Mamba-3's kernel rounds its inputs to bfloat16"):
+        Mamba3SSM().build(replace(CASE, system="mamba3", backend="mamba-ssm"))
+    with pytest.raises(Skip, match="flash-qla has Gated DeltaNet for bfloat16 and float16 only"):
+        FlashQla().build(replace(CASE, system="gated-deltanet-128", backend="flash-qla"))
+    monkeypatch.undo()
+    with pytest.raises(Skip, match="Mamba-3's kernel indexes at most 262144 tokens by 32 bits, not 524288"):
+        Mamba3SSM.layers["mamba3"].random_inputs(replace(case_of("mamba3/mamba-ssm"), batch=16, context=32768))
+
+
+@pytest.mark.parametrize(
+    ("label", "package"),
+    [
+        ("kda/fla", "fla"),
+        ("mamba3/mamba-ssm", "mamba_ssm"),
+        ("gated-deltanet-128/flash-qla", "flash_qla"),
+        ("gated-deltanet-128/flashinfer", "flashinfer"),
+    ],
+)
+def test_a_missing_package_is_named(monkeypatch, label, package):
+    monkeypatch.setattr("bench.systems.regressor.no_gpu", lambda: "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
+    assert ADAPTERS[label]().unavailable().startswith(f"{package} cannot be imported")

@@ -1,0 +1,132 @@
+"""Run one layer of Mamba-3 (single input, single output) on the chunked Triton kernel of its authors' package."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench.systems.on_device import device
+from bench.systems.regressor import Layer, Regressor
+from harness.measure.system import Input, Skip
+from harness.schema.case import Case
+from harness.schema.work import Work
+
+# The kernel's signed 32-bit indices of [sequence, token, head, channel], which include a copy of q for each head.
+INDEXED = 1 << 31
+DECAY_FLOOR = 1e-4
+STEPS = (0.001, 0.1)  # shortest and longest initial time step
+
+
+@dataclass(frozen=True)
+class Mamba3(Layer):
+    """Mamba-3 without its skip connection: a state space whose trapezoidal rule also reads the token before.
+
+    a = exp(A dt), l = sigmoid(trap), k and q rotated by the sum of pi tanh(angle) dt so far;
+    S = a S + (1 - l) dt a v' k'^T + l dt v k^T with v' and k' of the token before; o = S q.
+    All heads share q, k and angles before their biases and time steps. angles: rotated pairs of channels.
+    Source: mamba-ssm 2.3.2, mamba_ssm/modules/mamba3.py.
+    """
+
+    angles: int
+
+    def work(self, case: Case) -> Work:
+        """Return FLOPs and least bytes of a case.
+
+        FLOPs per state element and token: decay 1, update 2, output 2.
+        """
+        tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
+        shared = width * (2 * self.key_dim + self.angles)
+        row = width * (2 * self.value_dim + 1) + 4 * 2  # v, output, trap; decay and time step
+        moved = tokens * (shared + self.heads * row) + 4 * case.batch * self.state_numbers
+        return Work(5 * tokens * self.state_numbers, moved)
+
+    def random_inputs(self, case: Case) -> dict[str, Tensor]:
+        """Return the kernel's arguments as the package's layer initialises them, for normalised random activations.
+
+        Q, K [B, T, 1, K]; V [B, T, H, V]; ADT, DT, Trap [B, H, T]; Q_bias, K_bias [H, K]; Angles [B, T, H, S].
+        Raises Skip for a dtype other than bfloat16, and for more tokens than the kernel can index.
+        """
+        if case.dtype != "bfloat16":
+            raise Skip("Mamba-3's kernel rounds its inputs to bfloat16")
+        most = INDEXED // (self.heads * self.key_dim)
+        if case.batch * case.context > most:
+            raise Skip(f"Mamba-3's kernel indexes at most {most} tokens by 32 bits, not {case.batch * case.context}")
+        batch, tokens = case.batch, case.context
+        first = torch.rand(self.heads, device=device()) * math.log(STEPS[1] / STEPS[0]) + math.log(STEPS[0])
+        bias = first.exp() + torch.log(-torch.expm1(-first.exp()))  # the inverse of softplus
+        step = F.softplus(torch.randn(batch, self.heads, tokens, device=device()) + bias[:, None])
+        decay = -F.softplus(torch.randn_like(step)).clamp(min=DECAY_FLOOR)
+        return {
+            "Q": _normal(batch, tokens, 1, self.key_dim),
+            "K": _normal(batch, tokens, 1, self.key_dim),
+            "V": _normal(batch, tokens, self.heads, self.value_dim),
+            "ADT": decay * step,
+            "DT": step,
+            "Trap": _normal(batch, self.heads, tokens),
+            "Q_bias": torch.ones(self.heads, self.key_dim, device=device()),
+            "K_bias": torch.ones(self.heads, self.key_dim, device=device()),
+            "Angles": _normal(batch, tokens, 1, self.angles).expand(-1, -1, self.heads, -1),
+        }
+
+    def refilled(self, inputs: dict[str, Tensor]) -> dict[str, Input]:
+        return {name: Input(inputs[name], "normal", 1.0, 0, 1) for name in "QKV"}
+
+    def first(self, inputs: dict[str, Tensor], rows: list[int], tokens: int) -> dict[str, Tensor]:
+        by_token = {name: inputs[name][rows, :tokens].contiguous() for name in ("Q", "K", "V", "Angles")}
+        by_head = {name: inputs[name][rows, :, :tokens].contiguous() for name in ("ADT", "DT", "Trap")}
+        return inputs | by_token | by_head
+
+    def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> list[Tensor]:
+        out, _, state, _, _ = kernel(**inputs, return_final_states=True)
+        return [out, state]
+
+    def naive(  # type: ignore[override]
+        self,
+        Q: Tensor,
+        K: Tensor,
+        V: Tensor,
+        ADT: Tensor,
+        DT: Tensor,
+        Trap: Tensor,
+        Q_bias: Tensor,
+        K_bias: Tensor,
+        Angles: Tensor,
+    ) -> list[Tensor]:
+        DT, V, kept, share = DT.double(), V.double(), ADT.double().exp(), Trap.double().sigmoid()  # [B, H, T]
+        angles = (math.pi * Angles.double().tanh() * DT.mT[..., None]).cumsum(1)
+        q, k = (rotated(x.double() + bias.double(), angles) for x, bias in ((Q, Q_bias), (K, K_bias)))
+        state = V.new_zeros(*V.shape[:1], *V.shape[2:], q.shape[-1])
+        before, outputs = torch.zeros_like(state), []
+        for token in range(V.shape[1]):
+            decay, now, step = (x[:, :, token, None, None] for x in (kept, share, DT))
+            added = V[:, token, :, :, None] * k[:, token, :, None]
+            state = decay * (state + (1 - now) * step * before) + now * step * added
+            outputs.append(torch.einsum("bhvk,bhk->bhv", state, q[:, token]))
+            before = added
+        return [torch.stack(outputs, 1), state]
+
+
+def rotated(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotate neighboring channels of x [..., K] by `angles` [..., S], the first 2 S of them; return [..., K]."""
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    turns = torch.polar(torch.ones_like(angles), angles)
+    turns = F.pad(turns, (0, pairs.shape[-1] - turns.shape[-1]), value=1)
+    return torch.view_as_real(pairs * turns).flatten(-2)
+
+
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(shape, device=device(), dtype=torch.bfloat16)
+
+
+class Mamba3SSM(Regressor):
+    """Adapter of mamba3/mamba-ssm: the package's layer at width 2,048."""
+
+    module = "mamba_ssm"
+    packages = ("mamba-ssm", "triton")
+    layers: ClassVar[dict[str, Layer]] = {
+        "mamba3": Mamba3("mamba_ssm.ops.triton.mamba3.mamba3_siso_combined:mamba3_siso_combined", 64, 128, 64, 32)
+    }
