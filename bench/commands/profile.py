@@ -61,7 +61,7 @@ def profile(request: RunRequest, out: Path) -> None:
     every, left = (sum(map(len, cases)) for cases in ([job.cases for job in jobs], map(profiler.pending, jobs)))
     if request.resume:
         print(f"{out}: {counted(every - left, 'profile')} kept from before", flush=True)
-    profiler.on_times = lambda profile: print(f"timed, to be counted: {profile.case.label}", flush=True)
+    profiler.on_times = lambda profile: print(f"timed, counters follow: {profile.case.label}", flush=True)
     profiler.on_profile = _printing(left, recorded(run.records()))
     try:
         found = profiler.jobs(jobs, slots)

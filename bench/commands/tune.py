@@ -26,7 +26,7 @@ def tune(learners: Sequence[str]) -> None:
     from tk_kernels.generate.common import available
 
     if reason := available() or no_gpu():
-        raise UserError(f"nothing can be tuned here: {reason}")
+        raise UserError(f"the kernels cannot be tuned on this machine: {reason}")
     for learner, form in product(dict.fromkeys(learners or LEARNERS), (*FORMS, FORWARD)):
         for name, rows in _rows(learner, form).items():
             print(section(name, f"ttt_{learner}", form, rows), end="\n\n", flush=True)

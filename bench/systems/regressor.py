@@ -93,7 +93,7 @@ class Regressor:
         Raises Skip for sizes other than SIZE, if the kernel cannot be imported, or if it does not support the case.
         """
         if case.size != SIZE:
-            raise Skip(f"{case.system} is set up for the size {SIZE} only")
+            raise Skip(f"{case.system} supports only the size {SIZE}")
         layer = self.layers[case.system]
         module, _, name = layer.kernel.partition(":")
         import_or_skip(module)

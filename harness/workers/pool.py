@@ -72,8 +72,8 @@ class Pool:
             self._in_threads(waiting, do)
         if left := waiting.qsize():
             raise RunError(
-                f"{self.folder}: no GPU is left for {counted(left, 'job')}; "
-                "what is finished is kept, resume it (--resume)"
+                f"{self.folder}: no GPU answers any more, {counted(left, 'job')} unfinished; "
+                "finished cases are stored; continue with --resume"
             )
 
     def _in_threads(self, waiting: Queue[T], do: Callable[[T, GpuSlot], object]) -> None:
@@ -117,7 +117,7 @@ class Pool:
                 do(job, slot)
             except GpuLost:
                 waiting.put(job)
-                self.say(f"{slot.name or 'the GPU'} is gone")
+                self.say(f"{slot.name or 'the GPU'} does not answer any more")
                 return
             finally:
                 waiting.task_done()

@@ -290,7 +290,7 @@ class WorkerProcess:
         if code == warden.NOT_STARTED:
             return WorkerLost("failed", self._error_line() or "the worker could not be started")
         if name := signal_of(code):
-            hint = " (by hand, or by the system when memory ended)" if name == "SIGKILL" else ""
+            hint = " (by a user, or by the system for lack of memory)" if name == "SIGKILL" else ""
             return WorkerLost("killed", self._with_error_line(f"the worker was killed by {name}{hint}"))
         return WorkerLost("failed", self._with_error_line(f"the worker exited with status {code}"))
 

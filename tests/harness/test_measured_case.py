@@ -277,7 +277,7 @@ def test_the_clock_of_a_gpu_times_as_the_case_asks(monkeypatch: pytest.MonkeyPat
 
 def test_an_engine_without_a_check_is_noted() -> None:
     record = CaseRun(case("engine"), QUICK).record(Fake())
-    assert record.check["unchecked"] == "what the engine answered was compared with nothing"
+    assert record.check["unchecked"] == "the engine's answers were not compared with a reference"
 
 
 def test_notes_of_a_check_are_recorded() -> None:

@@ -108,7 +108,7 @@ def test_the_job_of_a_lost_gpu_goes_to_the_others(tmp_path: Path) -> None:
     records = pooled(run, launches(*SYSTEMS[:3], FAKE_GONE=f"1:{gone}"), slots, on_event=events.append)
     assert gone.exists()
     assert statuses(records) == ["ok"] * 9
-    assert [event.message for event in events if event.kind == "lost"] == ["GPU 1 is gone"]
+    assert [event.message for event in events if event.kind == "lost"] == ["GPU 1 does not answer any more"]
     assert sum(len(lines_of(run.folder, f"{system}-cpu")) for system in SYSTEMS[:3]) == 9
 
 
@@ -116,7 +116,7 @@ def test_a_run_without_any_gpu_ends_and_resumes(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     run = new_run(tmp_path / "out", cases_of(SYSTEMS[:3]))
     lost = [slot("1", is_there=lambda: not gone.exists())] * 2
-    with pytest.raises(RunError, match=r"out: no GPU is left for 3 jobs; .*resume it"):
+    with pytest.raises(RunError, match="out: no GPU answers any more, 3 jobs unfinished"):
         pooled(run, launches(*SYSTEMS[:3], FAKE_GONE=f"1:{gone}"), lost)
     assert statuses(pooled(run, launches(*SYSTEMS[:3]))) == ["ok"] * 9
 
@@ -171,7 +171,7 @@ def test_a_run_of_one_gpu_ends_when_no_gpu_answers(two_gpus: TwoGpus, tmp_path: 
     assert (slot.name, slot.env, slot.device_id, slot.is_there()) == ("", {}, "", True)
     two_gpus.there.clear()
     run = new_run(tmp_path / "out", cases_of(("a",), count=2))
-    with pytest.raises(RunError, match="no GPU is left for 1 job; what is finished is kept"):
+    with pytest.raises(RunError, match="no GPU answers any more, 1 job unfinished"):
         run_jobs(run, {("a", "cpu"): Launch(["/no/such/python"])}, slots=[slot])
     assert run.records() == []
     assert slots_of([], "cuda") == slots_of([], "cpu") == [process.DEFAULT_SLOT]

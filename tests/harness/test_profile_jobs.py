@@ -155,7 +155,7 @@ def test_jobs_of_a_lost_gpu_go_to_the_others(many: Any, monkeypatch: pytest.Monk
     monkeypatch.setenv("FAKE_GONE", "0")
     found, log, said = many(is_there=False)
     assert [each.status for each in found] == ["ok"] * 3
-    assert said == ["GPU 0 is gone"] * 2  # of the times, and of the ratios
+    assert said == ["GPU 0 does not answer any more"] * 2  # of the times, and of the ratios
     assert [gpu for _, tool, gpu, _ in log if tool == "kineto"].count("1") == 3
 
 
@@ -322,7 +322,7 @@ def test_a_lost_gpu_ends_profiling_and_fails_no_case(tmp_path: Path, monkeypatch
     before, _ = profile_all(run, KINETO)
     monkeypatch.setenv("FAKE_GONE", "0")
     slot = GpuSlot(env={"CUDA_VISIBLE_DEVICES": "0"}, is_there=lambda: False)
-    with pytest.raises(RunError, match="no GPU is left for 1 job; what is finished is kept, resume it"):
+    with pytest.raises(RunError, match="no GPU answers any more, 1 job unfinished"):
         Profiler(run, launches(), KINETO).jobs(run.jobs, [slot])
     assert list(run.profiles().values()) == before
 

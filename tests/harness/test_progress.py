@@ -70,7 +70,7 @@ def test_each_gpu_has_its_line_and_each_outcome_names_it() -> None:
         Event("plan", total=2),
         Event("start", planned=Planned(case(batch=7)), slot="GPU 0"),
         Event("start", planned=Planned(case(batch=9)), slot="GPU 3"),
-        Event("lost", message="GPU 3 is gone; what is left goes to the others"),
+        Event("lost", message="GPU 3 does not answer any more"),
         Event("record", planned=Planned(case(batch=7)), record=ok_record(case(batch=7)), slot="GPU 0"),
     ]
     for stream in (io.StringIO(), Terminal()):

@@ -34,8 +34,8 @@ def test_measures_with_one_worker_while_it_is_healthy(folder: Path) -> None:
 FAILURES = [
     ("raise", "failed", "RuntimeError: first line of kernel.cu"),
     ("read", "failed", "RuntimeError: stdin holds ''"),
-    ("exit", "failed", "the worker exited with status 3; its last words: EngineError: the engine is on fire"),
-    ("kill", "killed", "the worker was killed by SIGKILL (by hand, or by the system when memory ended)"),
+    ("exit", "failed", "the worker exited with status 3; its last error output: EngineError: the engine is on fire"),
+    ("kill", "killed", "the worker was killed by SIGKILL (by a user, or by the system for lack of memory)"),
     ("segfault", "killed", "the worker was killed by SIGSEGV"),
     ("allocate", "oom", "MemoryError"),
     ("oom", "oom", "OutOfMemoryError: CUDA out of memory"),
@@ -65,7 +65,7 @@ def test_a_case_that_needs_a_fresh_process_gets_one(folder: Path) -> None:
     cases = [case(batch=i + 1, options={"kind": kind}) for i, kind in enumerate(kinds)]
     records = measured(folder, cases, launches=systems("fake_systems:OneKind"))
     assert statuses(records) == ["ok", "ok", "ok", "failed", "ok"]
-    assert records[3].reason == "a new worker of the system asked for another one"
+    assert records[3].reason == "the case needs a fresh process, and a fresh worker refused it too"
     first, second, third, last = (record.settings["pid"] for record in records if record.status == "ok")
     assert first == second
     assert len({first, third, last}) == 3
@@ -85,7 +85,7 @@ def test_after_a_timeout_the_run_goes_on(folder: Path) -> None:
         (
             "fake_dead:System",
             "unstarted",
-            "the system could not be started: the worker exited with status 1; its last words: "
+            "the system could not be started: the worker exited with status 1; its last error output: "
             "ImportError: no module named 'cuda_of_tomorrow'",
         ),
         ("fake_systems:Nothing", "unstarted", "the system could not be started: the worker exited with status 1"),

@@ -201,7 +201,7 @@ def test_a_task_without_its_gpu_takes_no_more_jobs(folder: Path, tmp_path: Path)
     run = new_run(folder, [case(system=job, batch=batch) for job in JOBS[:2] for batch in (1, 2)])
     lost = slot("1", is_there=lambda: not gone.exists())
     of = launches(*JOBS, FAKE_GONE=f"1:{gone}")
-    with pytest.raises(RunError, match="no GPU is left for 1 job; what is finished is kept"):
+    with pytest.raises(RunError, match="no GPU answers any more, 1 job unfinished"):
         run_task(run, of, TASK, Options(), lost)
     assert len(run.records()) == 1
     assert run_task(run, of, replace(TASK, index="1"), Options(), slot("0")) == ["s1-cpu"]

@@ -221,7 +221,7 @@ def test_the_work_of_a_token_is_counted_by_the_state(package, label, numbers, fl
 
 
 def test_an_unsupported_case_is_skipped(package, monkeypatch):
-    with pytest.raises(Skip, match=r"kda is set up for the size 1\.3b only"):
+    with pytest.raises(Skip, match=r"kda supports only the size 1\.3b"):
         FlaRegressor().build(replace(CASE, size="tiny"))
     with pytest.raises(Skip, match="Mamba-3's kernel rounds its inputs to bfloat16"):
         Mamba3SSM().build(replace(CASE, system="mamba3", backend="mamba-ssm"))
