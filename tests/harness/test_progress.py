@@ -1,4 +1,5 @@
 import io
+import re
 from typing import Any
 
 from harness_helpers import case, ok_record
@@ -63,6 +64,16 @@ def test_outcome_marks_throttling_and_units() -> None:
     assert "12.3 µs median of 2" in outcome(record)
     record.throttled[1] = True
     assert outcome(record).endswith(", throttled")
+
+
+def test_each_job_of_a_task_is_counted_from_its_own_plan() -> None:
+    stream = io.StringIO()
+    with Progress("task", stream) as progress:
+        for total in (2, 1):
+            progress(Event("plan", total=total))
+            for _ in range(total):
+                progress(Event("record", planned=Planned(case()), record=ok_record()))
+    assert re.findall(r"\[.*?\]", stream.getvalue()) == ["[1/2]", "[2/2]", "[1/1]"]
 
 
 def test_each_gpu_has_its_line_and_each_outcome_names_it() -> None:
