@@ -87,11 +87,13 @@ def retry_of(run: Run, retry: str) -> Retry:
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:
-    """Raise UserError if the run has another mode, device or budget than the plan."""
+    """Raise UserError if the run has another mode, device or budget than the plan, or rounds of `ab`."""
     if current.mode != "measure":
         raise UserError(f"{current.folder}: is a run of mode {current.mode!r}, not 'measure'; name another folder")
+    if current.file.repeats > 1:
+        raise UserError(f"{current.folder}: has rounds of `ttt-bench ab`, which cannot be resumed; name another folder")
     refuse_another_device(current, work)
-    own_s, asked_s = current.file.policy.budget_s * current.file.repeats, work.request.budget_s
+    own_s, asked_s = current.file.policy.budget_s, work.request.budget_s
     if asked_s is not None and not math.isclose(own_s, asked_s, rel_tol=1e-4):
         raise UserError(
             f"{current.folder}: samples each case for {own_s:g} s, not {asked_s:g}; "

@@ -185,6 +185,15 @@ def test_a_run_with_another_budget_is_not_continued(measured):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_side_of_ab_is_not_continued(copied):
+    """Only `ab` measures rounds; `run` would measure the first and leave the others."""
+    values = json.loads((copied / "run.json").read_text())
+    (copied / "run.json").write_text(json.dumps(values | {"repeats": 2}))
+    for more in ([], ["--dry-run"]):
+        done = called("run", "quick", *SMALL, "--out", copied, "--resume", *more, cwd=copied.parent)
+        assert_one_sentence(done, "rounds of `ttt-bench ab`", "name another folder")
+
+
 @pytest.mark.parametrize("command", ["run", "profile"])
 def test_a_run_on_another_cpu_model_is_not_continued(copied, command):
     values = json.loads((copied / "run.json").read_text())
