@@ -76,7 +76,7 @@ def commit_words(commit: str) -> str:
 def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
     """Return words on each backend that skipped all its cases for one reason.
 
-    For example: `no vLLM: its environment failed to install`. rows: of `stats.frame`.
+    For example: `no vLLM: there is no CUDA GPU`. rows: of `stats.frame`.
     If that does not hold for a backend as a whole, it is tested for each of the backend's systems.
     """
     found = []
