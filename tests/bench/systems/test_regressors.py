@@ -198,7 +198,7 @@ def test_neighboring_channels_rotate_and_those_without_an_angle_stay():
         ("kda/fla", 2 * 8 * 16, 7 * 2 * 8 * 16),
         ("deltaproduct/fla", 2 * 8 * 16, 11 * 2 * 8 * 16),
         ("mesanet/fla", 2 * 2 * 8 * 8, (2 * 3 + 30 * 2 + 2) * 2 * 8 * 8),
-        ("mamba3/mamba-ssm", 2 * 8 * 16, 5 * 2 * 8 * 16),
+        ("mamba3/mamba-ssm", 2 * (8 * 16 + 8 + 16 + 2), 5 * 2 * 8 * 16),
     ],
 )
 def test_the_work_of_a_token_is_counted_by_the_state(package, label, numbers, flops):
