@@ -86,11 +86,7 @@ _ADAPTERS: dict[str, tuple[Adapter, ...]] = {
     "gated-deltanet": (
         Adapter("fla", f"{_FLA}.models:GatedDeltaNet", BOTH, "float32", MAMBA, NO_REQUEST, replays=True),
     ),
-    "gated-deltanet-128": (
-        _REGRESSOR,
-        Adapter("flash-qla", "bench.systems.gated_deltanet:FlashQla", LAYER, "float32", VLLM, FORWARD),
-        Adapter("flashinfer", "bench.systems.gated_deltanet:FlashInfer", LAYER, "float32", VLLM, FORWARD),
-    ),
+    "gated-deltanet-128": (_REGRESSOR,),
     "kda": (_REGRESSOR,),
     "deltaproduct": (_REGRESSOR,),
     "mesanet": (_REGRESSOR,),

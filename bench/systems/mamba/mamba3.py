@@ -33,16 +33,26 @@ class Mamba3(Layer):
 
     angles: int
 
+    @property
+    def matrix(self) -> int:
+        """Number of elements in S of one sequence."""
+        return self.heads * self.key_dim * self.value_dim
+
+    @property
+    def state_numbers(self) -> int:
+        """Number of elements in one sequence's state: S, k', v' and the sums of angles, all counted as float32."""
+        return self.matrix + self.heads * (self.key_dim + self.value_dim + self.angles)
+
     def work(self, case: Case) -> Work:
         """Return FLOPs and least bytes of a case.
 
-        FLOPs per state element and token: decay 1, update 2, output 2.
+        FLOPs per element of S and token: decay 1, update 2, output 2. As in the kernel, one update adds both terms.
         """
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         shared = width * (2 * self.key_dim + self.angles)
         row = width * (2 * self.value_dim + 1) + 4 * 2  # v, output, trap; decay and time step
-        moved = tokens * (shared + self.heads * row) + 4 * case.batch * self.state_numbers
-        return Work(5 * tokens * self.state_numbers, moved)
+        moved = tokens * (shared + self.heads * row) + 4 * case.batch * self.matrix
+        return Work(5 * tokens * self.matrix, moved)
 
     def random_inputs(self, case: Case) -> dict[str, Tensor]:
         """Return the kernel's arguments as the package's layer initialises them, for normalised random activations.

@@ -10,7 +10,6 @@ import torch
 
 from bench.systems.fla.models import GatedDeltaNet
 from bench.systems.fla.regressors import DeltaRule, FlaRegressor
-from bench.systems.gated_deltanet import FlashInfer, FlashQla
 from bench.systems.mamba.mamba3 import Mamba3SSM, rotated
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import Skip
@@ -19,8 +18,7 @@ from harness.schema.policy import Policy
 
 CASE = Case("kda", "fla", "1.3b", "forward", 2, 70, dtype="float32", options=(("scope", "layer"),))
 ADAPTERS = {f"{name}/fla": GatedDeltaNet if name == "gated-deltanet" else FlaRegressor for name in FlaRegressor.layers}
-ADAPTERS |= {"mamba3/mamba-ssm": Mamba3SSM, "gated-deltanet-128/flash-qla": FlashQla}
-ADAPTERS |= {"gated-deltanet-128/flashinfer": FlashInfer}
+ADAPTERS["mamba3/mamba-ssm"] = Mamba3SSM
 # Arguments that each package's function gets besides the inputs.
 ARGUMENTS = {label: {"output_final_state": True} for label in ADAPTERS}
 ARGUMENTS["deltaproduct/fla"] |= {"num_householder": 2}
@@ -56,31 +54,20 @@ def by_mamba(layer, inputs):
     return out, None, state, None, None
 
 
-def by_flashinfer(layer, q, k, v, decay, beta, cu_seqlens, max_seqlen):
-    """Read packed sequences of one length, with the decay's factors; return packed outputs and states [B, H, V, K]."""
-    assert cu_seqlens.diff().tolist() == [max_seqlen] * (len(cu_seqlens) - 1)
-    assert beta.dtype == decay.dtype == torch.float32
-    q, k, v, decay, beta = (x.unflatten(0, (-1, max_seqlen)) for x in (q, k, v, decay, beta))
-    out, state = layer.naive(q=q, k=k, v=v, beta=beta, g=decay.log())
-    return out.flatten(0, 1), state.mT
-
-
 @pytest.fixture
 def package(monkeypatch):
     """Replace the packages by modules whose functions run `naive`; the dict's `error` is added to every output."""
     state = {"error": 0.0}
     monkeypatch.setattr("bench.systems.regressor.prepare", lambda run: run())
-    for adapter in {FlaRegressor, Mamba3SSM, FlashQla, FlashInfer}:
+    for adapter in (FlaRegressor, Mamba3SSM):
         monkeypatch.setattr(adapter, "layers", {name: small(name, each) for name, each in adapter.layers.items()})
     modules = {}
     for label in ADAPTERS:
         layer = layer_of(label)
 
-        def kernel(*args, label=label, layer=layer, **inputs):
+        def kernel(*, label=label, layer=layer, **inputs):
             assert {key: inputs.pop(key) for key in ARGUMENTS[label]} == ARGUMENTS[label]
-            if label == "gated-deltanet-128/flashinfer":
-                out, *rest = by_flashinfer(layer, *args, **inputs)
-            elif label == "mamba3/mamba-ssm":
+            if label == "mamba3/mamba-ssm":
                 out, *rest = by_mamba(layer, inputs)
             else:
                 if isinstance(layer, DeltaRule):  # two systems call one function, with other numbers of value heads
@@ -207,11 +194,11 @@ def test_neighboring_channels_rotate_and_those_without_an_angle_stay():
     ("label", "numbers", "flops"),
     [
         ("gated-deltanet/fla", 2 * 8 * 16, 7 * 2 * 8 * 16),
-        ("gated-deltanet-128/flashinfer", 4 * 8 * 16, 7 * 4 * 8 * 16),
+        ("gated-deltanet-128/fla", 4 * 8 * 16, 7 * 4 * 8 * 16),
         ("kda/fla", 2 * 8 * 16, 7 * 2 * 8 * 16),
         ("deltaproduct/fla", 2 * 8 * 16, 11 * 2 * 8 * 16),
         ("mesanet/fla", 2 * 2 * 8 * 8, (2 * 3 + 30 * 2 + 2) * 2 * 8 * 8),
-        ("mamba3/mamba-ssm", 2 * 8 * 16, 5 * 2 * 8 * 16),
+        ("mamba3/mamba-ssm", 2 * (8 * 16 + 8 + 16 + 2), 5 * 2 * 8 * 16),
     ],
 )
 def test_the_work_of_a_token_is_counted_by_the_state(package, label, numbers, flops):
@@ -225,22 +212,12 @@ def test_an_unsupported_case_is_skipped(package, monkeypatch):
         FlaRegressor().build(replace(CASE, size="tiny"))
     with pytest.raises(Skip, match="Mamba-3's kernel rounds its inputs to bfloat16"):
         Mamba3SSM().build(replace(CASE, system="mamba3", backend="mamba-ssm"))
-    with pytest.raises(Skip, match="flash-qla has Gated DeltaNet for bfloat16 and float16 only"):
-        FlashQla().build(replace(CASE, system="gated-deltanet-128", backend="flash-qla"))
     monkeypatch.undo()
     with pytest.raises(Skip, match="Mamba-3's kernel indexes at most 262144 tokens by 32 bits, not 524288"):
         Mamba3SSM.layers["mamba3"].random_inputs(replace(case_of("mamba3/mamba-ssm"), batch=16, context=32768))
 
 
-@pytest.mark.parametrize(
-    ("label", "package"),
-    [
-        ("kda/fla", "fla"),
-        ("mamba3/mamba-ssm", "mamba_ssm"),
-        ("gated-deltanet-128/flash-qla", "flash_qla"),
-        ("gated-deltanet-128/flashinfer", "flashinfer"),
-    ],
-)
+@pytest.mark.parametrize(("label", "package"), [("kda/fla", "fla"), ("mamba3/mamba-ssm", "mamba_ssm")])
 def test_a_missing_package_is_named(monkeypatch, label, package):
     monkeypatch.setattr("bench.systems.regressor.no_gpu", lambda: "")
     monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
