@@ -32,7 +32,7 @@ class TorchMamba(LanguageModel):
         return Mamba.from_seed(config, 0, device(), getattr(torch, case.dtype))
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a `ScannedMamba` with the same weights, which shares no scan code."""
+        """Return a `ScannedMamba` with the same weights; it shares no scan code with the model."""
         return ScannedMamba(self.reference(model, dtype).inner, device())
 
     def rounded_reference(self, model: Any, case: Case) -> Any:

@@ -206,7 +206,7 @@ class Steps:
         }
 
     def run(self) -> torch.Tensor:
-        """Run all steps and return the outputs [units, B, H, D], set after set."""
+        """Run all steps and return the outputs [units, B, H, D], grouped by set."""
         for step in range(self.rounds):
             for some in self.sets:
                 some.advance(step)
