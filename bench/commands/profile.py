@@ -123,7 +123,7 @@ def _printing(total: int, latencies: Mapping[str, Recorded]) -> Callable[[Profil
 
 
 def _lines(counter: str, profile: Profile, latencies: Mapping[str, Recorded]) -> list[str]:
-    """Return printed lines: time next to the recorded latency, bottleneck, notes; or the failure.
+    """Return printed lines: time next to recorded latency, bottleneck, notes; or the failure.
 
     counter: the profile's number among all, such as `[3/20]`. latencies: the run's records, by case key.
     """

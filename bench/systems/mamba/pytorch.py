@@ -18,7 +18,7 @@ class TorchMamba(LanguageModel):
     packages = ("transformers",)
 
     def unavailable(self) -> str:
-        """Return, if there is a GPU, that mamba/mamba-ssm is to be used instead; "" on a CPU."""
+        """On a GPU, return a sentence that names mamba/mamba-ssm instead; "" on a CPU."""
         if device() == "cuda":
             return f"transformers' Mamba is {FOR_A_CPU}: use mamba/mamba-ssm there"
         return ""
