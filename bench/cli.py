@@ -183,7 +183,8 @@ def verify(
 ) -> None:
     """Check each case's outputs against a reference, without timing.
 
-    Exit status 1 if a case is incorrect or fails, or if all cases are skipped.
+    Exit status 1 if a case is incorrect, fails or has no reference, or if all
+    cases are skipped.
     """
     from bench.commands.verify import verify as check
 

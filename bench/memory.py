@@ -99,7 +99,7 @@ def _size(count: int) -> str:
 
 
 def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:
-    """Return the memory of a snapshot's GPU, None if unknown; without a GPU, this RAM."""
+    """Return the memory of a snapshot's GPU, None if unknown; without a GPU, this machine's RAM."""
     gpu = machine.get("gpu")
     return gpu["memory_bytes"] if gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

@@ -78,7 +78,8 @@ def extended(work: Plan, out: Path) -> Run:
 def retry_of(run: Run, retry: str) -> Retry:
     """Return the function that decides from a record whether to measure its case again.
 
-    retry: "lost" (none is), "failed" (all whose status is not ok) or "flagged" (contended, hot or unsteady).
+    retry: "failed" repeats every status except ok, "flagged" contended, throttled and unsteady cases. "lost" adds
+    nothing, because `run_jobs` repeats cases that lost their worker anyway.
     """
     if retry != "flagged":
         return not_ok if retry == "failed" else nothing

@@ -41,7 +41,7 @@ class Model:
     unlike: tuple[str, ...] = ()
 
     def words(self, catalogue: Catalogue) -> str:
-        """Return the model's size and options in words, with the dtype if weights differ."""
+        """Return size and options in words, and the requested dtype if the weights have another."""
         options = [format_setting(catalogue.axis(name), value) for name, value in self.options]
         asked = [] if self.weights_dtype in ("", self.dtype) else [f"{self.dtype} requested"]
         return ", ".join([self.size, *options, *asked])

@@ -39,7 +39,7 @@ class Machine:
 
     @property
     def readings(self) -> dict[str, str]:
-        """The readings around the cases, such as clock rates, by name: ranges or texts."""
+        """The range of each reading before and after the cases, such as a clock rate, by name."""
         return {_name(path): _span(path[-1], values) for path, values in self.seen.items()}
 
 

@@ -123,7 +123,10 @@ def _printing(total: int, latencies: Mapping[str, Recorded]) -> Callable[[Profil
 
 
 def _lines(counter: str, profile: Profile, latencies: Mapping[str, Recorded]) -> list[str]:
-    """Return a profile's time next to the recorded latency, its bottleneck, and its notes."""
+    """Return printed lines: time next to recorded latency, bottleneck, notes; or the failure.
+
+    counter: the profile's number among all, such as `[3/20]`. latencies: the run's records, by case key.
+    """
     if profile.status != "ok":
         return [f"{counter} {profile.status} {profile.case.label}: {profile.reason}"]
     (profile,) = with_common_ceilings([profile])

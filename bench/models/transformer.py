@@ -71,7 +71,7 @@ class Sdpa:
     def step(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
         """Return attention of q [B, H, 1, D] over the tokens of k, v [B, KV heads, capacity, D] that `mask` includes.
 
-        It covers the tokens 0 to `position` [1].
+        mask: as `mask` returns it, for the position of all sequences.
         SDPA's masked kernels have no grouped-query attention. Query heads that share a KV head are therefore passed as
         positions of one head.
         """

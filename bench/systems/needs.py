@@ -24,7 +24,7 @@ def cannot_import(*modules: str) -> str:
 
 
 def cannot_find(package: str) -> str:
-    """Return that a package is missing, found without importing it; "" if it is installed.
+    """Return a sentence if a package is missing, without importing it; "" if it is installed.
 
     Use it for packages that take seconds to import and have no compiled extension of their own.
     """
@@ -50,7 +50,7 @@ def import_or_skip(*modules: str) -> None:
 
 
 def no_gpu() -> str:
-    """Return that PyTorch finds no CUDA GPU; "" if it finds one."""
+    """Return a sentence if PyTorch finds no CUDA GPU; "" if it finds one."""
     import torch
 
     return "" if torch.cuda.is_available() else NO_GPU

@@ -80,7 +80,7 @@ class Regressor:
     layers: ClassVar[dict[str, Layer]]
 
     def unavailable(self) -> str:
-        """Return that the GPU or the package is missing; "" if both are there.
+        """Return a sentence if the GPU or the package is missing; "" if both are there.
 
         This does not import the package, which takes ten seconds; the first case does.
         """

@@ -43,7 +43,7 @@ class Checks:
 
     @property
     def reason(self) -> str:
-        """The failed checks with value and limit; "" if all passed; a phrase without checks."""
+        """The failed checks with value and limit; "" if all passed; a phrase if there are no checks."""
         if not self.checks:
             return "nothing was checked"
         return "; ".join(f"{c.name} is {c.value:.3g}, limit {c.limit:.3g}" for c in self.checks if not c.passed)

@@ -158,9 +158,9 @@ class CallChecker:
             self._miss("inputs_changed_by_the_work")
 
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
-        """Check that each sequence's outputs changed, unless its inputs and past are the same.
+        """Check that outputs changed since the last check, where a sequence had new inputs or past.
 
-        name: name of the check if it fails. past_renewed: whether every sequence got another past.
+        name: name of the check in `missed` if it fails. past_renewed: whether every sequence got another past.
         Inputs are compared, because a refill can give a sequence the same tokens by chance. Integer outputs count only
         if no output is floating, because integer outputs can be the inputs themselves.
         """

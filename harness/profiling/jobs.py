@@ -274,7 +274,10 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _blame_the_case(self) -> None:
-        """Raise Stopped if the run should end, as Ctrl-C also kills the profiler, and GpuLost if the GPU is gone."""
+        """Raise Stopped if the run should end, and GpuLost if the GPU is gone; otherwise return.
+
+        Call it after a profiler failed: Ctrl-C also kills the profiler. If it returns, the case is to blame.
+        """
         if self.stopped():
             raise Stopped
         if not self.slot.is_there():

@@ -103,6 +103,7 @@ class _Estimates:
     def p_values(self, bar: float, sign: int = 1) -> Numbers:
         """Return each case's p-value for a slowdown above `bar`; sign -1: for a speed-up.
 
+        bar: the relative change in time per token (0.01: 1%).
         A negative `bar` reverses the question: the p-value for a slowdown (speed-up) of less than -bar.
         """
         if bar < 0:
@@ -110,8 +111,9 @@ class _Estimates:
         return self._tail(sign * self.mean - np.log1p(bar))
 
     def discoveries(self, bar: float, sign: int = 1) -> NDArray[np.bool_]:
-        """Return for each case whether a slowdown beyond `bar` is significant (sign -1: a speed-up).
+        """Return for each case whether a slowdown beyond `bar` is significant.
 
+        bar: the relative change (0.01: 1%). sign: -1 tests for a speed-up instead.
         The false discovery rate over all cases is `ALPHA`.
         """
         return stats.false_discovery_control(self.p_values(bar, sign)) <= ALPHA

@@ -252,7 +252,10 @@ def _device(record: Record) -> dict[str, str]:
 
 
 def _facts(measured: Iterable[Record]) -> dict[str, str]:
-    """Return commit, GPU unit, CPU, packages, variables and settings by name."""
+    """Return commit, GPU unit, CPU, packages, variables and settings by name.
+
+    Values that differ between the records are joined by "and".
+    """
     own = [_facts_of(record) for record in measured]
     found = {name: {facts.get(name, "") for facts in own} for facts in own for name in facts}
     return {

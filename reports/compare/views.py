@@ -74,7 +74,7 @@ def _beyond(rows: Sequence[Row]) -> str:
 
 
 def _cause(row: Row) -> str:
-    """Return the row's first note in parentheses, without its run, such as ` in A`; or ""."""
+    """Return the row's first note in parentheses, up to the word `in` before the run; else ""."""
     return f" ({row.notes[0].partition(' in ')[0]})" if row.notes else ""
 
 

@@ -237,9 +237,9 @@ def _out_of_memory(views: Iterable[View]) -> str:
 
 
 def _among(xs: Sequence[float], tried: Sequence[float]) -> str:
-    """Return the values `xs` in words: a span if neighbors in `tried`, else a list.
+    """Return the values `xs` in words: a range if they are consecutive in `tried`, else a list.
 
-    tried: all values of x to be considered, in order.
+    tried: all values of x that the claim is about, in order.
     """
     words = [format_x(x) for x in xs]
     return span(words[0], words[-1]) if _are_neighbours(xs, tried) else listed(words)

@@ -191,7 +191,7 @@ def _facts(
 ) -> list[tuple[str, str, str]]:
     """Return the facts below the page's title as (name, value, note).
 
-    counts: the number of cases by status. timed: whether the run measured time. versions: of `Machines`.
+    counts: the number of cases by status. timed: whether the run measured time. versions: see `Machines`.
     """
     units = table["device_id"].replace("", None).nunique()
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())

@@ -160,9 +160,9 @@ def is_fp32(kernel: Kernel) -> bool:
 
 
 def ceilings_of(kernel: Kernel, region: Region) -> dict[str, float | None]:
-    """Return the measured peaks that apply to a kernel of the region.
+    """Return the measured peaks for a kernel of the region, by name such as `copy_gbs`.
 
-    They are the region's; for a kernel that leaves the tensor cores idle, the FP32 peak replaces the GEMM rate.
+    They are those of the region, except that the FP32 peak replaces the GEMM rate if `is_fp32`.
     """
     if kernel.counters is None or not is_fp32(kernel):
         return region.ceilings
@@ -208,7 +208,7 @@ def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """Yield (kernel, part, share of the kernel's time in that part), as the ranges show."""
+    """Yield (kernel, part, share of the kernel's time in that part), according to the ranges."""
     part_finder = _PartFinder(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:

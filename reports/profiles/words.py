@@ -188,7 +188,7 @@ def bound_of(kernel: Kernel, region: Region) -> str:
 
 
 def _of_which(kernel: Kernel) -> str:
-    """Return a note if counted launches took another time than the mean launch, or ""."""
+    """Return a note if the launches with counters took another time than the mean launch, or ""."""
     if not (kernel.counters and kernel.is_counted_unlike):
         return ""
     counted, mean = map(format_number, (kernel.counters.time_us, kernel.mean_us))

@@ -51,7 +51,7 @@ class Norm:
     eps: float
 
     def __call__(self, x: Tensor, *, pdl: bool = False) -> Tensor:
-        """Return RMSNorm of the rows x [..., K], from a separate kernel."""
+        """Return RMSNorm of the rows x [..., K], in a kernel before the GEMM's. pdl: see `rms_norm`."""
         return rms_norm(x, self.weight, self.eps, pdl=pdl)
 
 
@@ -69,7 +69,10 @@ class NormGate:
     eps: float
 
     def __call__(self, x: Tensor, *, pdl: bool = False) -> Tensor:
-        """Return LayerNorm of the rows x [..., K] times gelu_tanh(`gate`), from a separate kernel."""
+        """Return LayerNorm of the rows x [..., K] times gelu_tanh(`gate`).
+
+        A kernel before the GEMM's computes it. pdl: see `norm_gate`.
+        """
         return norm_gate(x, self.gate, self.weight, self.bias, self.eps, pdl=pdl)
 
 

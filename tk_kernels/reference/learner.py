@@ -155,7 +155,7 @@ class Learner(Generic[State, PrimalState]):
         return self.state(*kept, *rows, torch.zeros(batch, dtype=torch.int32, device=kept[0].device))
 
     def primal_state(self, state: State) -> PrimalState:
-        """Return a copy of the state in which gradient sums replace the rows."""
+        """Return a copy of the state for primal steps: gradient sums dW, db instead of cached rows."""
         *tensors, position = clone(state)
         layers = layers_of(state)
         sums = [x for layer in layers for x in summed_rows(layer.x, layer.g, position)]

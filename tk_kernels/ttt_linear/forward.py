@@ -42,7 +42,7 @@ CROWDED = 3  # programs per SM from which two warps per program are faster than 
 
 
 def tuned_as(q: Tensor, mini_batch: int) -> str:
-    """Return the row of `tuning.toml` that sets the launch for tokens like q [B, T, H, D]."""
+    """Return the name of the row of `tuning.toml` for launches on tokens like q [B, T, H, D]."""
     return _tuned_as(q, len(q), mini_batch)
 
 

@@ -42,7 +42,7 @@ IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers 
 
 
 def tuned_as(q: Tensor, mini_batch: int) -> str:
-    """Return the row of `tuning.toml` that sets the launch for tokens like q [B, T, H, D]."""
+    """Return the name of the row of `tuning.toml` for launches on tokens like q [B, T, H, D]."""
     return "wide" if q.shape[-1] > IN_REGISTERS else "narrow"
 
 

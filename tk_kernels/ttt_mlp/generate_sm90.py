@@ -200,7 +200,10 @@ def spread_layout(rows, G):
 
 @gluon.jit
 def offsets(layout: gl.constexpr, G: gl.constexpr, N: gl.constexpr, D: gl.constexpr, FW: gl.constexpr):
-    """Return the offsets [G, N, D] in a weight [F, D] of each warp's first N hidden units."""
+    """Return the offsets [G, N, D] in a weight [F, D] of each warp's first N hidden units.
+
+    Warp w of the G warps has the FW hidden units from w * FW on.
+    """
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     f = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
     d = gl.arange(0, D, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)

@@ -47,7 +47,7 @@ class FlaTTTLinear:
     packages: tuple[str, ...] = ("flash-linear-attention", "triton")
 
     def unavailable(self) -> str:
-        """Return that the GPU or flash-linear-attention is missing; "" if both are there.
+        """Return a sentence if the GPU or flash-linear-attention is missing; "" if both are there.
 
         This does not import the package, which takes ten seconds; the first case does.
         """

@@ -109,7 +109,7 @@ class Fla(TunedLanguageModel):
     sizes: ClassVar[dict[str, dict[str, Any]]]
 
     def unavailable(self) -> str:
-        """Return that the GPU or flash-linear-attention is missing; "" if both are there.
+        """Return a sentence if the GPU or flash-linear-attention is missing; "" if both are there.
 
         This does not import the package, which takes ten seconds; the first case does.
         """

@@ -18,7 +18,7 @@ class TorchMamba(LanguageModel):
     packages = ("transformers",)
 
     def unavailable(self) -> str:
-        """Return, if there is a GPU, that mamba/mamba-ssm is to be used instead; "" on a CPU."""
+        """On a GPU, return a sentence that names mamba/mamba-ssm instead; "" on a CPU."""
         if device() == "cuda":
             return f"transformers' Mamba is {FOR_A_CPU}: use mamba/mamba-ssm there"
         return ""
@@ -32,7 +32,7 @@ class TorchMamba(LanguageModel):
         return Mamba.from_seed(config, 0, device(), getattr(torch, case.dtype))
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a `ScannedMamba` with the same weights, which shares no scan code."""
+        """Return a `ScannedMamba` with the same weights; it shares no scan code with the model."""
         return ScannedMamba(self.reference(model, dtype).inner, device())
 
     def rounded_reference(self, model: Any, case: Case) -> Any:

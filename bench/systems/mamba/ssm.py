@@ -89,7 +89,7 @@ class MambaSSM(TunedLanguageModel):
     layer: ClassVar[str] = "Mamba1"
 
     def unavailable(self) -> str:
-        """Return that there is no GPU or why mamba-ssm cannot be imported; "" if both can be used."""
+        """Return why it cannot run: no GPU, or mamba-ssm cannot be imported; "" if it can."""
         return no_gpu() or cannot_import("mamba_ssm")
 
     def build(self, case: Case) -> Workload:

@@ -60,7 +60,7 @@ class FlashAttn(TorchTransformer):
     packages = ("vllm",)
 
     def unavailable(self) -> str:
-        """Return that there is no GPU or why the package cannot be imported; "" if both can be used."""
+        """Return why it cannot run: no GPU, or the package cannot be imported; "" if it can."""
         return no_gpu() or cannot_import(PACKAGE)
 
     def settings(self, case: Case) -> dict[str, str]:

@@ -17,7 +17,7 @@ class TorchTransformer(LanguageModel):
     prompt_tokens = None
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return the record's settings, with PyTorch's SDPA, which chooses its own kernel."""
+        """Return the record's settings, with `attention`: PyTorch's SDPA chooses its own kernel."""
         return {**super().settings(case), "attention": "SDPA's choice"}
 
     def load(self, case: Case) -> Any:

@@ -155,7 +155,7 @@ class GenerateSet:
     def of(cls, generate: Any, inputs: dict[str, Any], form: str, precision: str) -> "GenerateSet":
         """Make a set with the state and the first mini-batch of tokens of a `forward`'s arguments.
 
-        inputs: arguments of a reference's `forward`, by name. form, precision: of the state.
+        inputs: arguments of a reference's `forward`, by name. form, precision: those of the state.
         """
         state = generate.GenerateState.from_state(inputs["state"], form, precision)
         outer = [inputs[name] for name in OUTER]
@@ -206,7 +206,7 @@ class Steps:
         }
 
     def run(self) -> torch.Tensor:
-        """Run all steps and return the outputs [units, B, H, D], set after set."""
+        """Run all steps and return the outputs [units, B, H, D], grouped by set."""
         for step in range(self.rounds):
             for some in self.sets:
                 some.advance(step)

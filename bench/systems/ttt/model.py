@@ -81,7 +81,7 @@ class TTTLanguageModel(LanguageModel):
 
 
 class TTTTorch(TTTLanguageModel):
-    """Adapter of ttt-linear/torch and ttt-mlp/torch: the dual form; a step computes one row."""
+    """Adapter of ttt-linear/torch and ttt-mlp/torch: the dual form; a step computes one token."""
 
     def build(self, case: Case) -> Workload:
         """Build the workload of the whole model, or of one inner operator for scope=layer."""

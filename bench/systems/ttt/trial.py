@@ -111,7 +111,10 @@ def _fastest(
     time_us: Callable[[Tuning], float],
     log: Log,
 ) -> Tuning | None:
-    """Return the fastest settings that launch and give correct outputs; None if there are none."""
+    """Return the fastest settings that launch and give correct outputs; None if there are none.
+
+    what: the kernel's name in the log. tried: the settings to try.
+    """
     from triton.runtime.errors import OutOfResources, PTXASError
 
     took: dict[Tuning, float] = {}
