@@ -64,12 +64,13 @@ def look_like_an_h200() -> set[Variant]:
 
 
 def random_step() -> Step:
-    """Draw a step of 0 to 300 requests that generate, and 0 to 300 prompts of one length or several."""
+    """Draw a step of 0 to 300 requests that generate, and 1 to 300 prompts of one length or several.
+
+    Steps without prompts are CUDA graphs, which the engine captures at its start.
+    """
     generating, count = (random.choice([0, 1, 2, random.randint(3, 64), random.randint(65, 300)]) for _ in range(2))
     slots, positions = torch.arange(SLOTS), torch.zeros(SLOTS, dtype=torch.int32)
     generate = slots[:generating], positions[:generating]
-    if not (count or not generating):
-        return Step(*generate, None)
     longest = random.choice([1, 2, 16, 40])
     lengths = [random.randint(1, longest) for _ in range(count or 1)]
     lengths = random.choice([lengths, [lengths[0]] * len(lengths)])

@@ -132,7 +132,7 @@ def few_rows_product(
         tile = max(LEAST_TILE, triton.next_power_of_2(R))
         outputs, inputs, warps = (64, 128, 4) if N >= MANY_OUTPUTS else (16, 256, 2 if tile == LEAST_TILE else 4)
         _few_rows_product[(triton.cdiv(N, outputs),)](
-            rows, weights, weights[N:], made, N, rows.stride(0), R, ROWS=tile,
+            rows, weights, weights[N:], made, N, rows.stride(0), R=R, ROWS=tile,
             OUTPUTS=outputs, INPUTS=inputs, DOT=dot_type(rows), STAGES=4, num_warps=warps, **shape,
         )  # fmt: skip
     return made
@@ -188,10 +188,10 @@ def _summed(rows: Tensor, weights: Tensor, before: Norm | NormGate | None, out: 
     )  # fmt: skip
 
 
-@jit(do_not_specialize=["R"])
+@jit
 def _few_rows_product(
-    x, weights, up_weights, out, N, x_stride, R,
-    K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
+    x, weights, up_weights, out, N, x_stride,
+    R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute OUTPUTS outputs of all R rows of x per program, on tensor cores, from INPUTS inputs at a time.

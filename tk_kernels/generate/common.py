@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from inspect import signature
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -44,14 +44,9 @@ PRECISIONS = {
 }
 
 
-def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Apply `triton.jit` to a kernel; without Triton return the function itself, so that its module can be imported.
-
-    options: those of `triton.jit`. With `do_not_specialize`, no value of a named argument is compiled on its own.
-    """
-    if function is None:
-        return partial(jit, **options)
-    return triton.jit(function, **options) if triton else function
+def jit(function: Callable[..., Any]) -> Any:
+    """Apply `triton.jit` to a kernel; without Triton return the function itself, so that its module can be imported."""
+    return triton.jit(function) if triton else function
 
 
 def on_its_device(launch: Launch) -> Launch:
