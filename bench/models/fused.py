@@ -75,7 +75,7 @@ class FusedBlock(TTTBlock):
     def _opened(self, h: Tensor, pdl: bool) -> Tensor:
         """Return the hidden values [B, T, F] of the feed-forward layer: SwiGLU of normed h."""
         norm = Norm(self.ffn_norm.weight, self.ffn_norm.eps)
-        if fits(h, self._gate_up, swiglu=True):
+        if has_few_rows(h, self._gate_up, swiglu=True):
             return few_rows_product(h, self._gate_up, norm, swiglu=True, pdl=pdl)
         return swiglu_product(norm(h), self._gate_up, beside_others=beside_another_chunk())
 
@@ -179,12 +179,20 @@ def taps_apart(weight: Tensor) -> Tensor:
     return weight.permute(2, 1, 0).contiguous().permute(2, 1, 0)
 
 
+def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
+    """Whether x [B, T, F] is a generate step for the few-rows kernel, which is compiled for each number of rows.
+
+    A prompt could have any number of rows, and would wait for the compiler.
+    """
+    return x.shape[1] == 1 and fits(x, weight, swiglu=swiglu)
+
+
 def product(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
     """Return x @ weight^T [B, T, N] for x [B, T, F] and weight [N, F].
 
     pdl: launch the kernel for few rows as a dependent launch; a GEMM of many rows ignores it.
     """
-    return few_rows_product(x, weight, pdl=pdl) if fits(x, weight) else F.linear(x, weight)
+    return few_rows_product(x, weight, pdl=pdl) if has_few_rows(x, weight) else F.linear(x, weight)
 
 
 def add_product_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: NormGate | None = None) -> Tensor:
@@ -193,7 +201,7 @@ def add_product_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: No
     total [B, T, C], x [B, T, F], weight [C, F]. before: the norm and output gate to apply to x, or None for x itself.
     pdl: as in `product`.
     """
-    if fits(x, weight):
+    if has_few_rows(x, weight):
         return few_rows_product(x, weight, before, out=total, pdl=pdl)
     x = before(x) if before is not None else x
     total.view(-1, total.shape[-1]).addmm_(x.view(-1, x.shape[-1]), weight.t())

@@ -18,6 +18,7 @@ from bench.models.kernel_operator import KernelOperator
 from bench.models.ttt import TTTModel
 from bench.serving.pages import Layout, hidden
 from bench.serving.step import Step
+from bench.serving.warm_up import warm_up
 from bench.serving.weights import load
 from tk_kernels.packed import packed
 
@@ -84,6 +85,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         known = vllm_config.compilation_config.static_forward_context
         self._names = [f"{prefix}{'.' if prefix else ''}model.layers.{index}" for index in range(config.layers)]
         known.update(zip(self._names, self.states, strict=True))
+        self._is_warm = False
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         return self.ttt.model.embed_tokens(input_ids)
@@ -103,6 +105,9 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         assert input_ids is not None
         metadata = (get_forward_context().attn_metadata or {}).get(self._names[0])
         if metadata is None:  # vLLM measures how much memory a step takes, or tunes FlashInfer
+            if not self._is_warm:
+                warm_up(self.ttt, self.layout)
+                self._is_warm = True
             step, layers = self._one_prompt(len(input_ids), input_ids.device)
         else:
             step, layers = metadata.step, [each.views for each in self.states]

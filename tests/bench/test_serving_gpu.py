@@ -147,6 +147,28 @@ def test_one_launch_reads_prompts_of_different_lengths_and_positions(tmp_path, m
     assert wrong_tokens(folder, prompts[1:], others) == 0
 
 
+@pytest.mark.parametrize(
+    ("learner", "backbone"), [("ttt-linear", "mamba"), ("ttt-linear", "transformer"), ("ttt-mlp", "mamba")]
+)
+def test_no_request_waits_for_a_kernel_to_compile(tmp_path, monkeypatch, learner, backbone):
+    """No other test serves a model of this size, so none has compiled its kernels in this process."""
+    from triton import knobs
+
+    llm = engine(made(tmp_path, learner, "125m", backbone=backbone), max_num_batched_tokens=1000)
+    compiled = []
+
+    def compiles(*, src, **rest):
+        if src.fn.__module__.startswith("tk_kernels"):  # vLLM's kernels are its own concern
+            compiled.append(src.name)
+
+    monkeypatch.setattr(knobs.compilation, "listener", compiles)
+    lengths = torch.randint(1, 300, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+    prompts = random_prompts([*lengths, 16, 16, 1, 1], 512)
+    for arriving in (0, 1):
+        served(llm, prompts, 60, arriving)
+    assert compiled == []
+
+
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_requests_that_wait_for_a_slot_and_are_preempted(tmp_path, learner):
     folder = made(tmp_path, learner)

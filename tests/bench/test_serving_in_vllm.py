@@ -149,11 +149,15 @@ def model(vllm):
 
 @pytest.mark.usefixtures("triton_kernels")
 @pytest.mark.parametrize("metadata", [None, {}])
-def test_a_step_without_requests_runs_one_prompt(model, monkeypatch, metadata):
+def test_a_step_without_requests_warms_up_once_and_runs_one_prompt(model, monkeypatch, metadata):
     """Without metadata vLLM measures memory, with an empty dictionary it tunes FlashInfer."""
+    warmed = []
+    monkeypatch.setattr(import_module("bench.serving.model"), "warm_up", lambda *given: warmed.append(given))
     monkeypatch.setattr(Context, "attn_metadata", metadata)
     with torch.no_grad():
-        assert model(torch.zeros(5, dtype=torch.int64, device=DEVICE), None).shape == (5, CONFIG.width)
+        for tokens in (5, 3):
+            assert model(torch.zeros(tokens, dtype=torch.int64, device=DEVICE), None).shape == (tokens, CONFIG.width)
+    assert warmed == [(model.ttt, model.layout)]
 
 
 @pytest.mark.usefixtures("triton_kernels")

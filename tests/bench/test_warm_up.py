@@ -1,0 +1,32 @@
+"""After the plug-in's warm-up, steps of other sizes launch no other compiled variant of a kernel."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton.experimental.gluon")
+SCRIPT = Path(__file__).with_name("step_variants.py")
+GEMMS = {"_few_rows_product", "_few_rows_summed", "_rms_norm", "_swiglu"}
+MAMBA = GEMMS | {"_norm_gate", "_query_key", "_residual_convolution"}
+
+
+@pytest.mark.parametrize(
+    ("learner", "backbone", "launched"),
+    [
+        ("linear", "mamba", MAMBA | {"_forward", "dual"}),
+        ("linear", "transformer", GEMMS | {"_forward", "dual"}),
+        ("mlp", "mamba", MAMBA | {"forward", "dual"}),
+        ("mlp", "transformer", GEMMS | {"forward", "dual"}),
+    ],
+)
+def test_steps_of_all_sizes_launch_variants_of_the_warm_up(learner, backbone, launched):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(SCRIPT.parents[2])
+    command = [sys.executable, str(SCRIPT), learner, backbone]
+    found = json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    assert set(found["launched"]) == launched
+    assert found["cold"] == []
