@@ -13,14 +13,6 @@ FOLDERS = ("assets", "compared", "downloads", "over-time", "runs")
 _TOOL = "ttt-bench site"
 
 
-def refuse_what_is_no_site(folder: Path) -> None:
-    """Raise RecordError if `folder` is missing or holds no site."""
-    if not folder.is_dir():
-        why = "is not a folder" if folder.exists() else "no such folder"
-        raise RecordError(f"{folder}: {why}; name that of a site")
-    refuse_without_marker(folder)
-
-
 def refuse_what_belongs_to_others(out: Path, runs: Sequence[Path]) -> None:
     """Raise RecordError if a site must not be written to the folder `out`.
 
@@ -35,13 +27,13 @@ def refuse_what_belongs_to_others(out: Path, runs: Sequence[Path]) -> None:
     if not out.is_dir():
         raise RecordError(f"{out}: is not a folder; name one for the site")
     if listed(out):
-        refuse_without_marker(out)
+        _refuse_without_marker(out)
     for path in (out / name for name in FOLDERS):
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise RecordError(f"{path}: is no folder of a site; remove it, or name another folder")
 
 
-def refuse_without_marker(out: Path) -> None:
+def _refuse_without_marker(out: Path) -> None:
     """Raise RecordError if no marker file says that `out` holds a site."""
     try:
         if json.loads(read_regular(out / MARKER))["tool"] != _TOOL:
