@@ -132,7 +132,7 @@ def _alike(a: int, b: int) -> bool:
 
 
 def _is_outvoted(own: object, others: Iterable[Any], alike: Callable[[Any, Any], bool] = operator.eq) -> bool:
-    """Return whether the own value is known, and is unlike more than half of the known values of others."""
+    """Return whether the own value is known and unlike most known values of others."""
     known = [other for other in others if other]
     return bool(own) and 2 * sum(not alike(own, other) for other in known) > len(known)
 

@@ -26,6 +26,7 @@ def write_frame(
 ) -> None:
     """Write a table of `stats.frame` to `out`.
 
+    fmt: one of `FORMATS`. columns: write only these; ("all",) for all.
     Without `columns`, CSV and JSON have all columns. Text and Markdown then have those of `_chosen`; values that all
     rows share are printed once, above the table.
     Text and Markdown show numbers in the catalogue's units. Raises RecordError if the format or a column is unknown.
@@ -98,7 +99,7 @@ def _width() -> int:
 
 
 def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return the columns to show: case, settings that tell rows apart, outcome, latency, flags, and further metrics.
+    """Return the columns to show: what tells rows apart, status, latency, metrics and flags.
 
     Metrics are added up to `MOST_COLUMNS` columns, in the catalogue's order.
     """

@@ -161,8 +161,8 @@ def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     """
     both = [pair for key in a.cases if key in b.cases and (pair := Pair(a.cases[key], b.cases[key])).has_result]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
-    result = _round_results(both, fail_on) if interleaved else [_judged_stored(pair, fail_on) for pair in both]
-    rows = [pair.row(outcome) for pair, outcome in zip(both, result, strict=True)]
+    results = _round_results(both, fail_on) if interleaved else [_stored_result(pair, fail_on) for pair in both]
+    rows = [pair.row(result) for pair, result in zip(both, results, strict=True)]
     return Comparison(
         a.side,
         b.side,
@@ -261,8 +261,11 @@ def _undecided(pair: Pair) -> CaseResult:
     return _result(pair.elsewhere or "undecided", middle, half, rounds=len(pair.log_ratios))
 
 
-def _judged_stored(pair: Pair, fail_on: float) -> CaseResult:
-    """Return the outcome of a case in two stored runs. fail_on: the slowdown (0.01: 1%) beyond which it regressed."""
+def _stored_result(pair: Pair, fail_on: float) -> CaseResult:
+    """Return the outcome of a case in two stored runs.
+
+    fail_on: the slowdown (0.01: 1%) beyond which the case regressed.
+    """
     middle, half = _stored_ratio(pair)
     outcome = pair.elsewhere or _stored_outcome(pair, middle, half)
     regressed = outcome == "slower" and middle > math.log1p(fail_on)
@@ -300,7 +303,7 @@ def _device_facts(side: CaseSide) -> dict[str, str]:
 
 
 def _differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
-    """Yield the differences between runs A and B: devices, commits, machines, packages and settings."""
+    """Yield the differences of runs A and B: devices, commits, machines, packages, settings."""
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for pair in pairs:
         a, b = (_device_facts(side) | dict(side.facts) for side in (pair.a, pair.b))

@@ -146,7 +146,7 @@ def page(comparison: Comparison, profiles: str = "") -> str:
 
 
 def script() -> str:
-    """Return the JavaScript of a comparison's page, which sorts and filters the table."""
+    """Return the JavaScript of a comparison's page, which sorts the table."""
     from reports.resources import source
 
     return source("reports.compare", "table.js")

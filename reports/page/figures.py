@@ -268,7 +268,7 @@ def _either(found: list[str]) -> str:
 
 
 def _spans_wide(rows: pd.DataFrame, lines: list[Line], y: str) -> bool:
-    """Return whether the largest value of the primary lines is more than `WIDE_RANGE` times the least.
+    """Return whether the primary lines span a range of more than a factor of `WIDE_RANGE`.
 
     On a linear axis, the lowest lines of such a figure would merge.
     """

@@ -40,9 +40,10 @@ async function drawProfile(host, build, choose, each = 1) {
   };
   host.on("plotly_hover", ({ points: [{ pointNumber }] }) => tell(Math.floor(pointNumber / each)));
   host.addEventListener("keydown", (event) => {
-    if (!KEYS[event.key]) return;
+    const last = host.data.at(-1).x.length / each - 1;
+    if (!KEYS[event.key] || last < 0) return;
     event.preventDefault();
-    const next = Math.max(0, Math.min(host.data.at(-1).x.length / each - 1, read + KEYS[event.key]));
+    const next = Math.max(0, Math.min(last, read + KEYS[event.key]));
     Plotly.Fx.hover(host, [{ curveNumber: host.data.length - 1, pointNumber: next * each + Math.floor(each / 2) }]);
     tell(next);
   });

@@ -55,8 +55,9 @@ class BarPiece:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kernel in the page's table: its short and full name, its part, and a text for each of `COLUMNS`.
+    """A kernel in the page's table.
 
+    name, full_name: its short and full name. part: the label of its part. cells: a text for each of `COLUMNS`.
     bound: the bottleneck in words. waits: what its warps wait for most. Both are "" without hardware counters.
     """
 
@@ -92,7 +93,7 @@ class ShownProfile:
 
     @property
     def columns(self) -> list[tuple[str, int]]:
-        """Pairs (heading, index into `COLUMNS`) for the columns that have any value in the table of kernels."""
+        """Pairs (heading, index into `COLUMNS`) for the kernel table's nonempty columns."""
         return [(heading, at) for at, (heading, *_) in enumerate(COLUMNS) if any(row.cells[at] for row in self.rows)]
 
     @property
@@ -275,7 +276,7 @@ def _rows(profile: Profile) -> list[KernelRow]:
 
 
 def _waits(kernel: Kernel) -> str:
-    """Return the longest waits of a kernel's warps in words, each with its share of a warp's time."""
+    """Return the longest waits of a kernel's warps in words, with shares of a warp's time."""
     stalls = kernel.counters.stalls if kernel.counters else {}
     waits = sorted(((share, state) for state, share in stalls.items() if state not in WORKING), reverse=True)
     shown = [f"{WAITS.get(state, state)} {share:.0%}" for share, state in waits[:_MOST_WAITS] if share >= _LEAST_WAIT]

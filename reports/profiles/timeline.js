@@ -73,6 +73,7 @@ function startTimeline(host, { names, timeline }, choose) {
   const lanes = [...new Set(launches.map(({ lane }) => lane))].sort();
   const rows = [...ranges.map(([name]) => name), ...lanes.map((lane) => (lane ? "" : "Kernels")), "Idle"];
   const end = largest(launches.map(({ to }) => to));
+  const apart = ({ from, to }) => ({ from, to: to - Math.min(0.001 * end, 0.1 * (to - from)) }); // from the next span
   const nameOf = ({ kernel }) => names[kernel] ?? "a kernel that the table leaves out";
 
   function words(launch) {
@@ -94,7 +95,7 @@ function startTimeline(host, { names, timeline }, choose) {
     const named = ranges.flatMap(([, spans], row) => spans.map(({ from, to }) => [((from + to) / 2) * S, -row - 0.42]));
     const range = host.layout?.xaxis.range ?? [0, end * S];
     const traces = [
-      ...ranges.map(([, spans], row) => boxes(spans.map(({ from, to }) => ({ from, to: to - Math.min(0.001 * end, 0.1 * (to - from)) })), row, "--rule")),
+      ...ranges.map(([, spans], row) => boxes(spans.map(apart), row, "--rule")),
       ...kernels.filter(({ x }) => x.length),
       boxes(gapsOf(launches), rows.length - 1, "--part-gaps"),
       { type: "scatter", mode: "text", x: named.map(([x]) => x), y: named.map(([, y]) => y), text: labels(range), textfont: { size: 11, color: themed("--ink") }, hoverinfo: "skip" },

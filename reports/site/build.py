@@ -24,7 +24,7 @@ _OURS = re.compile(
 
 
 def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] = lambda text: None) -> int:
-    """Write the site of `runs`, given by their folders, to the folder `out`, and remove the files of other runs there.
+    """Write the site of `runs`, given by folder, to `out`; remove the files of other runs.
 
     on_run: called with a line of progress for each run. Returns the number of removed files.
     Raises RecordError if a folder is no run, a run is repeated, or `out` is neither new, empty nor a site.
@@ -48,7 +48,10 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
 
 
 def _shared(drawn: dict[str, Drawn]) -> dict[str, str]:
-    """Return {path in the site: text} of the files that do not belong to a single run. drawn: the runs by id."""
+    """Return the files that do not belong to a single run, as {path in the site: text}.
+
+    drawn: the runs by id.
+    """
     entries = sorted((each.entry for each in drawn.values()), key=lambda entry: (entry.updated, entry.id), reverse=True)
     held = {found: each.cases for found, each in drawn.items()}
     pairs = comparisons(entries, held, {found: each.run for found, each in drawn.items()})

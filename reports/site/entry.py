@@ -1,4 +1,4 @@
-"""One run of a site: its page, its downloads, its entry in the index, and its cases for comparisons."""
+"""One run of a site: page, downloads, index entry, and cases for comparisons."""
 
 import hashlib
 import io
@@ -110,7 +110,7 @@ def note_of(folder: Path) -> str:
 
 
 def files_of(run: Run) -> tuple[Drawn, dict[str, str]]:
-    """Return a run for the site's index, and the files that the site needs of it, as {path in the site: content}.
+    """Return a run for the site's index, and its files as {path in the site: content}.
 
     Raises RecordError if the run is unreadable or has too many records for a page.
     """

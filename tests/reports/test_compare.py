@@ -62,7 +62,7 @@ def test_a_run_that_is_not_finished_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("by", "outcome"), [(1.04, "same within noise"), (1.06, "slower"), (0.96, "same within noise"), (0.9, "faster")]
 )
-def test_two_stored_runs_are_not_judged_below_5_percent(tmp_path, by, outcome):
+def test_two_stored_runs_differ_only_beyond_5_percent(tmp_path, by, outcome):
     found = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 10 * by)]), fail_on=0.01)
     assert found.rows[0].result.outcome == outcome
     assert found.regressions == (outcome == "slower")
@@ -129,7 +129,7 @@ def test_the_sides_of_ab_are_held_against_a_higher_bar(tmp_path):
     assert compare(*runs).regressions == 1
 
 
-def test_the_sides_of_ab_are_judged_by_their_rounds(tmp_path):
+def test_the_sides_of_ab_are_decided_by_their_rounds(tmp_path):
     quiet = [a_case(context) for context in (128, 256, 512, 1024)]
     steady = [10, 10.05, 9.95, 10.02, 10]
     of_a = rounds(a_case(), steady) + [record for case in quiet for record in rounds(case, steady)]
@@ -163,7 +163,7 @@ def test_rounds_and_repeats_are_compared_by_the_token(tmp_path, arguments, outco
     assert (math.log(row.result.low), math.log(row.result.high)) == pytest.approx((-half, half))
 
 
-def test_only_the_sides_of_one_ab_are_judged_as_such(tmp_path):
+def test_only_the_sides_of_one_ab_are_interleaved(tmp_path):
     steady = [10, 10.05, 9.95]
     a = a_run(tmp_path / "a", *rounds(a_case(), steady), repeats=3, arguments=AB, at="2026-11-21T04:50:00+00:00")
     b = a_run(tmp_path / "b", *rounds(a_case(), steady), repeats=3, arguments=AB, at="2026-11-22T04:50:00+00:00")
@@ -198,7 +198,7 @@ def test_a_case_of_one_round_is_undecided_and_says_so(tmp_path):
         (on_gpu(), {}, "another GPU"),
     ],
 )
-def test_cases_on_another_device_have_a_ratio_and_no_verdict(tmp_path, a, b, outcome):
+def test_cases_on_another_device_have_a_ratio_only(tmp_path, a, b, outcome):
     found = compare(*two(tmp_path, [timed(a_case(), 10, a)], [timed(a_case(), 20, b or {"device": ""})]))
     assert found.counts == {outcome: 1}
     assert (found.rows[0].result.ratio, found.regressions) == (pytest.approx(2), 0)
@@ -208,7 +208,7 @@ def test_cases_on_another_device_have_a_ratio_and_no_verdict(tmp_path, a, b, out
     ("of_a", "of_b"),
     [(["H100"], ["H100", "H200"]), (["A100", "H100"], ["H100"]), (["A100", "H100"], ["A100", "H200"])],
 )
-def test_a_device_that_only_one_side_has_leaves_no_verdict(tmp_path, of_a, of_b):
+def test_a_device_that_only_one_side_has_leaves_a_ratio_only(tmp_path, of_a, of_b):
     sides = ([timed(a_case(), 10, on_gpu(name), at) for at, name in enumerate(names)] for names in (of_a, of_b))
     found = compare(*two(tmp_path, *sides, repeats=2))
     assert found.counts == {"another GPU": 1}
@@ -375,7 +375,7 @@ def test_what_an_unfinished_run_was_asked_for_is_lost(tmp_path):
     assert [(each.lost, each.gained) for each in compare(broken, whole).missing] == [(False, True), (False, False)]
 
 
-def test_few_samples_and_a_loaded_or_hot_machine_are_named_and_not_judged(tmp_path):
+def test_few_samples_and_a_loaded_or_hot_machine_are_named_and_unreliable(tmp_path):
     cases = [a_case(context) for context in (1, 2, 3)]
     of_b = [timed(cases[0], 20, samples=5), timed(cases[1], 20, LOADED), timed(cases[2], 20, HOT)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
@@ -397,7 +397,7 @@ def test_few_samples_and_a_loaded_or_hot_machine_are_named_and_not_judged(tmp_pa
         ({"timing": "graph", "batch": 2}, "another", "slower"),
     ],
 )
-def test_an_engine_of_few_sequences_is_not_judged_on_another_host(tmp_path, case, unit, outcome):
+def test_an_engine_of_few_sequences_is_unreliable_on_another_host(tmp_path, case, unit, outcome):
     case = a_case(**case)
     found = compare(*two(tmp_path, [timed(case, 10)], [timed(case, 11, on_gpu(unit=unit))])).rows[0]
     assert found.result.outcome == outcome
@@ -434,7 +434,7 @@ def test_throttling_of_one_side_is_named(tmp_path, processes):
     assert compare(*two(tmp_path / "both", capped, capped, repeats=processes)).rows[0].notes == ()
 
 
-def test_samples_that_changed_in_their_course_are_not_judged(tmp_path):
+def test_samples_that_changed_in_their_course_are_unreliable(tmp_path):
     steady = timed(a_case(), 10, samples=32)
     moved = replace(steady, samples_ms=[12.0] * 8 + [20.0] * (len(steady.samples_ms) - 8))
     [row] = compare(*two(tmp_path, [steady], [moved])).rows
@@ -495,7 +495,7 @@ def test_no_view_lets_a_strangers_markup_through(tmp_path):
     assert {line.replace("\\|", "").count("|") for line in rows} == {len(views.COLUMNS) + 1}
 
 
-def test_one_round_beside_several_is_not_judged_as_rounds(tmp_path):
+def test_one_round_beside_several_is_not_interleaved(tmp_path):
     a = a_run(tmp_path / "a", *rounds(a_case(), [10]), repeats=1, arguments=AB)
     b = a_run(tmp_path / "b", *rounds(a_case(), [10, 10]), repeats=2, arguments=AB)
     assert not compare(a, b).interleaved

@@ -2,12 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import browsing
 import pytest
 import synthetic_profiles
 
+from harness.schema.profile import write_profile
 from reports.publish import write_report
 
 PHONE = {"width": 390, "height": 844}
@@ -165,11 +167,23 @@ def test_a_roofline_is_read_point_by_point(profile, page):
     assert profile.locator("tr.chosen th").inner_text() in seen[-1]
 
 
+def test_a_roofline_without_points_ignores_arrow_keys(browser, tmp_path):
+    run = synthetic_profiles.write_run(tmp_path / "run", count=1)  # without counters
+    [found] = run.profiles().values()
+    write_profile(run.folder, replace(found, work={}))
+    write_report(run.folder, tmp_path / "page.html")
+    with browsing.opened(browser, tmp_path / "page.html", f"#profile-{found.case.key}") as (page, _):
+        page.locator(".roofline .xtick text").first.wait_for()
+        before = readout(page, "roofline")
+        page.locator(".roofline .plot-host").press("ArrowRight")
+        assert readout(page, "roofline") == before
+
+
 def test_names_of_layers_that_fit_stand_in_their_boxes(profile, page):
     labels, host = profile.locator(".timeline .textpoint"), profile.locator(".timeline .plot-host")
     show = "(host, range) => Plotly.relayout(host, { 'xaxis.range': range }).then(() => null)"
     whole = host.evaluate("host => host.layout.xaxis.range")
-    for most, names in ((whole[1], ["prefill", "0"]), (0.01, ["prefill", "layer 0"]), (1000, ["", ""])):
+    for most, names in ((whole[1], ["forward", "0"]), (0.01, ["forward", "layer 0"]), (1000, ["", ""])):
         host.evaluate(show, [0, most])
         browsing.eventually(page, lambda: labels.all_text_contents()[:2], names)
     host.evaluate(show, whole)
