@@ -153,7 +153,7 @@ def test_an_index_without_a_map(shards, text):
 def test_the_path_of_an_index(shards):
     config, _, folder, _ = shards
     index = folder / "model.safetensors.index.json"
-    assert_refused(config, index, rf"index\.json: an index holds no weights; give its folder, {folder}$")
+    assert_refused(config, index, rf"index\.json: is an index without weights; give its folder, {folder}$")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """Systems are probed for whether they can run; systems of one interpreter share processes."""
 
 import errno
-import os
-from pathlib import Path
 
 import pytest
 from harness_helpers import launch
@@ -20,20 +18,6 @@ def test_probe() -> None:
     assert found[0].environment["software"]["pytest"] == pytest.__version__
     assert found[1].reason == "needs a GPU of the next century"
     assert "the system could not be started" in found[2].reason
-
-
-@pytest.mark.parametrize(("cores", "processes"), [(2, 1), (8, 2)])
-def test_with_enough_cores_each_package_has_a_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, processes: int
-) -> None:
-    for module in ("one/a.py", "one/b.py", "two/a.py"):
-        (tmp_path / module).parent.mkdir(exist_ok=True)
-        (tmp_path / module).write_text("from fake_systems import NotesItsProcess as Fake\n")
-    note, paths = str(tmp_path / "starts"), f"{launch().env['PYTHONPATH']}{os.pathsep}{tmp_path}"
-    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: set(range(cores)))
-    found = probe([launch(f"{entry}:Fake", FAKE_NOTE=note, PYTHONPATH=paths) for entry in ("one.a", "one.b", "two.a")])
-    assert [each.available for each in found] == [True] * 3
-    assert len(set(Path(note).read_text().split())) == processes
 
 
 def test_a_full_disk_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def event(category: str, name: str, start: float, duration: float, **arguments: 
 
 
 GPU_TRACE = [
-    event("user_annotation", "prefill", 0, 100),
+    event("user_annotation", "forward", 0, 100),
     event("user_annotation", "layer 0", 10, 20),
     event("cpu_op", "aten::mm", 11, 5),
     event("cuda_runtime", "cudaLaunchKernel", 12, 1, correlation=1),

@@ -21,7 +21,7 @@ def test_a_script_profiles_a_block(tmp_path: Path) -> None:
         pass
     with profiled("cpu", keep=str(tmp_path / "a.json.gz")):
         torch.mm(x, x)
-        with pytest.raises(ProfileError, match="another one"), profiled("cpu"):
+        with pytest.raises(ProfileError, match="inside another"), profiled("cpu"):
             pytest.fail("two recordings at once end the process")
     assert (tmp_path / "a.json.gz").stat().st_size
 

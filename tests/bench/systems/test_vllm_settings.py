@@ -89,7 +89,7 @@ def test_settings_are_read_from_the_engine(llm):
 
 def test_another_attention_fails_unless_it_was_asked_for(llm, monkeypatch):
     monkeypatch.setattr(fake_vllm.Attention, "version", 2)
-    with pytest.raises(RuntimeError, match="runs on FLASH_ATTN-2, expected FLASH_ATTN-3"):
+    with pytest.raises(RuntimeError, match="uses FLASH_ATTN-2, expected FLASH_ATTN-3"):
         VllmTransformer().build(CASE)
     system = VllmTransformer()
     assert isinstance(system.build(replace(CASE, options=(("attention", "FLASH_ATTN-2"),))), Workload)
