@@ -1,6 +1,7 @@
 """Systems are probed for whether they can run; systems of one interpreter share processes."""
 
 import errno
+from pathlib import Path
 
 import pytest
 from harness_helpers import launch
@@ -20,6 +21,13 @@ def test_probe() -> None:
     assert "the system could not be started" in found[2].reason
 
 
+def test_systems_of_one_interpreter_share_a_process(tmp_path: Path) -> None:
+    note = str(tmp_path / "starts")
+    found = probe([launch("fake_systems:NotesItsProcess", FAKE_NOTE=note) for _ in range(3)])
+    assert [each.available for each in found] == [True] * 3
+    assert len(set(Path(note).read_text().split())) == 1
+
+
 def test_a_full_disk_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -32,6 +40,6 @@ def test_a_full_disk_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_hanging_probe_does_not_affect_others() -> None:
     hung, well = launch("fake_systems:HangsAtProbe"), launch(FAKE_NOTE="another environment")
-    found = probe([hung, well], limit_s=5.0)
+    found = probe([hung, well], limit_s=10.0)
     assert [each.status for each in found] == ["unstarted", ""]
-    assert "no answer within 5 s" in found[0].reason
+    assert "no answer within 10 s" in found[0].reason
