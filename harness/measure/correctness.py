@@ -19,13 +19,13 @@ class Check:
 
     @classmethod
     def at_most(cls, name: str, value: float, limit: float) -> "Check":
-        """Return a check that passes if value <= limit. A value of NaN fails."""
+        """Return a check that passes if value <= limit; NaN fails."""
         return cls(name, float(value), float(limit), bool(value <= limit))
 
 
 @dataclass(frozen=True)
 class Checks:
-    """All checks of a case. `passed` is true if there is at least one check and none failed.
+    """All checks of a case, which pass if there is at least one and none failed.
 
     unchecked: a sentence about outputs that were not compared; "" if all were.
     """
@@ -43,13 +43,12 @@ class Checks:
 
     @property
     def reason(self) -> str:
-        """The failed checks with value and limit; "" if all passed; a phrase if there are no checks."""
+        """The failed checks with value and limit; "" if all passed."""
         if not self.checks:
             return "nothing was checked"
         return "; ".join(f"{c.name} is {c.value:.3g}, limit {c.limit:.3g}" for c in self.checks if not c.passed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return `passed`, `checks`, and `unchecked` if any, as JSON values; NaN becomes None."""
         checks = [asdict(c) | {"value": c.value if math.isfinite(c.value) else None} for c in self.checks]
         return {"passed": self.passed, "checks": checks} | ({"unchecked": self.unchecked} if self.unchecked else {})
 
@@ -57,8 +56,7 @@ class Checks:
 def relative_error(out: Any, ref: Any) -> float:
     """Return ||out - ref|| / ||ref|| in the Frobenius norm, accumulated in float64.
 
-    out, ref: tensors of the same shape, of any floating dtype and on any device.
-    If one of them has NaN or infinity, the result is NaN or infinity. Raises ValueError for different shapes.
+    out, ref: floating tensors of equal shape, else ValueError. NaN or infinity in them gives NaN or infinity.
     """
     _same_shape(out, ref)
     error = size = 0.0
@@ -72,11 +70,10 @@ def relative_error(out: Any, ref: Any) -> float:
 
 
 def total_variation(logits: Any, ref: Any) -> float:
-    """Return the largest total variation distance of two next-token distributions, in [0, 1].
+    """Return the largest total variation distance of next-token distributions, in [0, 1].
 
-    logits, ref: [..., V] for a vocabulary of V tokens.
-    The distance at a position is half the L1 distance between the softmax of both, in float64.
-    Raises ValueError for different shapes.
+    logits, ref: [..., V] for a vocabulary of V tokens; ValueError if the shapes differ.
+    The distance at a position is half the L1 distance of the two softmax results, in float64.
     """
     _same_shape(logits, ref)
     expected = ref.double().softmax(-1)

@@ -20,18 +20,14 @@ Call = Callable[[], object]
 
 
 def launches_for(run_ms: float) -> int:
-    """Return how many launches of `run_ms` milliseconds a sample of at least 1 ms needs.
-
-    The result is at most 256, because a larger CUDA graph takes long to capture.
-    """
+    """Return the launches of `run_ms` milliseconds that fill a sample of 1 ms, at most 256."""
     return MAX_LAUNCHES if run_ms <= 0 else min(MAX_LAUNCHES, max(1, math.ceil(SPAN_MS / run_ms)))
 
 
 def input_sets(set_bytes: int, l2_bytes: int) -> int:
     """Return how many copies of the inputs, used in turn, keep them out of the L2 cache.
 
-    set_bytes: size of one copy. l2_bytes: size of the cache.
-    The other copies together are twice as large as the cache, because an L2 does not replace exactly by LRU.
+    The copies other than the one in use are twice as large as the cache, because an L2 does not replace exactly by LRU.
     """
     if set_bytes < 1:
         raise ValueError(f"set_bytes {set_bytes}: must be at least 1")
@@ -48,10 +44,9 @@ def l2_bytes() -> int:
 class CudaEventClock:
     """`Clock` for one callable on the current CUDA device, with CUDA events, in milliseconds.
 
-    timing: "eager" calls the callable, so a sample includes CPU overhead during which the GPU is idle.
-        "graph" captures the callable in a CUDA graph and times replays of the graph.
-    l2: "cold" flushes the L2 cache before each launch; the flush is not timed. Each launch then has its own events,
-        which cost microseconds. Short work should therefore stay "warm" and take turns among `input_sets` inputs.
+    timing: "eager" calls the callable and includes idle time of the GPU. "graph" replays it as a CUDA graph.
+    l2: "cold" flushes the L2 cache before each launch, untimed. Each launch then has its own events, which cost
+        microseconds, so short work is timed "warm" with `input_sets` inputs in turn.
     """
 
     settles_s = SETTLES_S
@@ -68,10 +63,7 @@ class CudaEventClock:
         self._events: list[tuple[Any, Any]] = []
 
     def prepare(self, run: Call, took_s: float | None = None) -> None:
-        """Compile `run` and choose the launches per sample; for "graph", capture them.
-
-        took_s: seconds of one call of `run` once compiled; None to measure them.
-        """
+        """took_s: seconds of one call of `run` once compiled; None to measure them."""
         self._events = _new_events(1)
         self.launch = run
         if took_s is None or self.replays:
@@ -92,11 +84,9 @@ class CudaEventClock:
             self.launch = _captured(batch)
 
     def sample(self) -> float:
-        """Return one sample: milliseconds per launch, the mean over its `launches` launches."""
         return self._elapsed_ms() / self.launches
 
     def now(self) -> float:
-        """Return the seconds of the host's monotonic clock."""
         return time.monotonic()
 
     def _elapsed_ms(self) -> float:
@@ -117,7 +107,7 @@ class CudaEventClock:
 
 
 def wait_for(device: str) -> None:
-    """Wait for all work of the GPU if `device` is "cuda"; otherwise do nothing."""
+    """Wait for all work of the GPU if `device` is "cuda"."""
     if device == "cuda":
         import torch
 
@@ -143,7 +133,7 @@ def _each(batch: Sequence[Call]) -> None:
 def side_stream() -> Any:
     """Return the CUDA stream for runs before a capture.
 
-    All such runs share the stream, because cuBLAS keeps 32 MB for every stream that it was used on.
+    There is only one, because cuBLAS keeps 32 MB for every stream that it was used on.
     """
     import torch
 
@@ -151,13 +141,12 @@ def side_stream() -> Any:
 
 
 def repeatable(run: Call) -> Call:
-    """Compile `run`, capture one call in a CUDA graph, and return a function that replays it."""
+    """Compile `run`; return a function that replays one call as a CUDA graph."""
     _first_runs(run)
     return _captured([run])
 
 
 def _first_runs(run: Call) -> float:
-    """Call `run` until it has compiled and tuned; return the seconds of the last call."""
     import torch
 
     side = side_stream()
@@ -176,10 +165,6 @@ def _first_runs(run: Call) -> float:
 
 
 def _captured(batch: Sequence[Call]) -> Call:
-    """Capture the calls in `batch` in one CUDA graph; return a function that replays it.
-
-    Raises RuntimeError if the calls cannot be captured.
-    """
     import torch
 
     graph = torch.cuda.CUDAGraph()

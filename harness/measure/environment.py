@@ -45,35 +45,31 @@ _LONGEST = 200
 
 
 def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return a child process's environment: this process's, overridden by `added`.
+    """Return this process's environment for a child process, overridden by `added`.
 
-    Variables that redirect git or Slurm commands are left out, and CUDA numbers GPUs as NVML does.
+    It lacks variables that redirect git or Slurm commands, and makes CUDA number GPUs as NVML does.
     """
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
     return {**kept, **DEVICE_ORDER, **(added or {})}
 
 
 def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment variables that `changes_speed` accepts, for a record.
-
-    A value that contains a path becomes "...".
-    """
+    """Return the variables that `changes_speed` accepts; a value with a path becomes "..."."""
     kept = {name: value for name, value in sorted(environment.items()) if changes_speed(name)}
     return {name: "..." if re.search(r"[/\\]", value) else value[:_LONGEST] for name, value in kept.items()}
 
 
 def changes_speed(name: str) -> bool:
-    """Whether an environment variable can affect speed and is no secret and no path."""
+    """Whether an environment variable can affect speed and is neither secret nor a path."""
     return bool(_CHANGES_SPEED.fullmatch(name)) and not any(each.fullmatch(name) for each in (_PRIVATE, _IRRELEVANT))
 
 
 def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any]:
     """Return the state of the machine and the versions of its software.
 
-    device_kind: "cuda" or "cpu", the measured device; "" selects "cuda" on a machine with a GPU, else "cpu".
-    visible: as in `open_gpu`.
+    device_kind: "cuda" or "cpu"; "" selects "cuda" on a machine with a GPU. visible: as in `open_gpu`.
     Keys: device (name of the GPU or CPU); device_kind; gpu (`Gpu.constants` and `Gpu.readings`, None without a GPU);
-    cpu (model, cores, torch's threads, load_1m); software (versions by name); variables (`recorded_variables`);
+    cpu (model, cores, torch's threads, load_1m); software; variables (`recorded_variables`);
     commit ("" if unknown); dirty (whether files differ from the commit, None if unknown).
     """
     gpu = None if device_kind == "cpu" else open_gpu(visible)
@@ -93,16 +89,13 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
 
 def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return one environment from two snapshots.
-
-    The result is `after`, except that gpu and cpu hold the changing readings of both under "before" and "after".
-    """
+    """Return `after` with the readings of gpu and cpu in both snapshots, "before" and "after"."""
     parts = {part: _paired(before.get(part), after.get(part)) for part in ("gpu", "cpu")}
     return after | parts
 
 
 def device_id_of(environment: Mapping[str, Any]) -> str:
-    """Return the device_id of the GPU in a snapshot or a record's environment; "" if unknown."""
+    """Return the GPU's device_id in a snapshot or a record's environment; "" if unknown."""
     return str((environment.get("gpu") or {}).get("device_id") or "")
 
 
@@ -127,7 +120,7 @@ def software() -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return versions by name of the distributions `packages` that are installed."""
+    """Return the installed versions by name; packages that are not installed are left out."""
     found = {}
     for name in packages:
         try:
@@ -161,10 +154,8 @@ def _threads() -> dict[str, int]:
 def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     """Return (commit, dirty) of the checkout `root`, by default the one with this file.
 
-    dirty: whether files differ from the commit, None if unknown. Untracked source files count as differences.
-    Files under reports/results never count.
-    Without a checkout, both come from the variable TTT_BENCH_COMMIT, whose value `marked_commit` writes; without the
-    variable, the result is ("", None).
+    dirty: whether source files outside reports/results changed or are untracked, None if unknown.
+    Without a checkout, the variable TTT_BENCH_COMMIT gives both (see `marked_commit`); else the result is ("", None).
     """
     root = root or _root()
     commit = ask_git(root, "rev-parse", "HEAD")[0] if (root / ".git").exists() else ""
@@ -177,10 +168,7 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
 
 
 def refusal_of_git(root: Path | None = None) -> str:
-    """Return git's error message if git cannot name the checkout's commit, otherwise "".
-
-    root: by default the checkout with this file. Without a checkout, there is no error.
-    """
+    """Return git's error message if it cannot name the checkout's commit; "" without a checkout."""
     root = root or _root()
     return ask_git(root, "rev-parse", "HEAD")[1] if (root / ".git").exists() else ""
 
@@ -190,15 +178,12 @@ def _root() -> Path:
 
 
 def marked_commit(commit: str, dirty: bool | None) -> str:
-    """Return a value for the variable TTT_BENCH_COMMIT, which `commit_and_dirty` reads.
-
-    The value is the commit, followed by `DIRTY` if `dirty` is true, and by `UNKNOWN` if it is None.
-    """
+    """Return a TTT_BENCH_COMMIT that `commit_and_dirty` reads, such as COMMIT-dirty."""
     return commit and commit + {True: DIRTY, False: "", None: UNKNOWN}[dirty]
 
 
 def uncommitted(root: Path) -> list[str] | None:
-    """Return the changed and the untracked source files of a checkout; None if git fails."""
+    """Return a checkout's changed files and untracked source files; None if git fails."""
     status = ("status", "--porcelain", "--untracked-files=all", "--", ".", _WITHOUT_RESULTS)
     changes, refusal = ask_git(root, *status)
     if refusal:

@@ -38,18 +38,14 @@ _BELOW_BOUND = 0.5  # shortest allowed share of the roofline bound, as measured 
 
 
 class CallChecker:
-    """Checks one workload while it is timed.
-
-    A `Clock` must time the method `run` instead of `Workload.run`, because `run` keeps the outputs for the checks.
-    """
+    """Checks one workload while a `Clock` times `CallChecker.run`, which keeps the outputs."""
 
     def __init__(
         self, case: Case, workload: Workload, referring: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
-        """Prepare the checks.
+        """Prepare the checks; ValueError if an input names an axis that its tensor lacks.
 
         referring: returns a context manager, entered around each comparison with the reference.
-        Raises ValueError if an input names an axis that its tensor lacks.
         """
         self._case, self._workload, self._referring = case, workload, referring
         self._chance = Random(secrets.randbits(128))
@@ -86,8 +82,8 @@ class CallChecker:
         """Run the timed call on fresh inputs, outputs set to NaN; return the checks so far.
 
         clock: the clock that timed `run`.
-        If the work depends on earlier tokens, a second call keeps only the recent tokens and gets new earlier ones.
-        The outputs of the second call must differ from those of the first, however little.
+        If earlier tokens matter to the work, a second call changes only these. Its outputs must differ from the first
+        call's.
         """
         if self._ran:
             self._check_outputs()
@@ -101,10 +97,7 @@ class CallChecker:
         return Checks([*self.missed, *checked.checks], "; ".join(filter(None, (checked.unchecked, renewed))))
 
     def _compared_call(self, clock: Clock, unchanged: str) -> Checks:
-        """Run one sample and return the checks of its outputs.
-
-        unchanged: name of the check that fails if the outputs do not change with the inputs.
-        """
+        """Run and check one sample; the check `unchanged` fails if outputs ignore new inputs."""
         self._past_renewed = False
         compare, checked = self._start_check()
         for each in tensors_of(self._outputs):
@@ -121,11 +114,6 @@ class CallChecker:
         return finite + checked + Checks(list(shape_checks(self._case, self._workload, self._outputs)))
 
     def _start_check(self) -> tuple[Callable[[Any, int], Checks] | None, Checks]:
-        """Call `Workload.timed_check` before the checked call.
-
-        Return (function that compares outputs with the reference, empty `Checks`). Without a reference that fits in
-        memory, return (None, `Checks` with a note).
-        """
         if self._workload.timed_check is None:
             return None, Checks([], "the outputs of the timed calls were not compared with a reference")
         try:
@@ -146,10 +134,7 @@ class CallChecker:
         return {name: _rows(each.tensor, each.batch_axis) for name, each in self._workload.inputs.items()}
 
     def _check_outputs(self) -> None:
-        """Check that outputs are finite and new since the last refill, and inputs unchanged.
-
-        Outputs must be finite, because a GPU needs less power and time for NaN and infinity.
-        """
+        """NaN and infinity in outputs would need less power and time on a GPU."""
         self.missed += self._late()
         self._follow_inputs()
         if not all(bool(each.isfinite().all()) for each in self._seen):
@@ -158,11 +143,9 @@ class CallChecker:
             self._miss("inputs_changed_by_the_work")
 
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
-        """Check that outputs changed since the last check, where a sequence had new inputs or past.
+        """Check that outputs changed since the last check wherever a sequence's inputs or past did.
 
-        name: name of the check in `missed` if it fails. past_renewed: whether every sequence got another past.
-        Inputs are compared, because a refill can give a sequence the same tokens by chance. Integer outputs count only
-        if no output is floating, because integer outputs can be the inputs themselves.
+        Inputs are compared, because a refill can repeat a sequence's tokens.
         """
         outputs, batch = list(tensors_of(self._outputs)), self._case.batch
         floating = [each for each in outputs if each.is_floating_point()]
@@ -179,7 +162,6 @@ class CallChecker:
             self.missed.append(Check.at_most(name, 1.0, 0.0))
 
     def _late(self) -> list[Check]:
-        """Return a failed check if the GPU still works after the timed call has ended, otherwise []."""
         if self._workload.device != "cuda":
             return []
         start = time.monotonic()
@@ -220,8 +202,7 @@ def tensors_of(outputs: Any) -> Iterator[Any]:
 def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
     """Yield a failed check for each count (tokens, units of work) that differs from the case.
 
-    A wrong number would make the time per token wrong. An engine's generate step has one token for each sequence that
-    ran at once, which can be fewer than the batch.
+    An engine's generate step may process fewer sequences than the batch.
     """
     whole = case.context + case.new_tokens  # of a request
     claimed = case.batch * {"forward": case.context, "generate": 1, "request": whole}[case.phase]
@@ -237,8 +218,8 @@ def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
 def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check]:
     """Yield failed checks of tensor sizes.
 
-    Inputs must have the case's batch and context at their named axes, and outputs must have the case's batch.
-    With several units of work, the last output must be [units, batch, ...], or there must be one tensor for each unit.
+    Inputs must have the case's batch and context at their named axes, and outputs the case's batch.
+    Several units need a last output [units, batch, ...] or one tensor per unit.
     """
     for each in workload.inputs.values():
         for axis, wanted in ((each.batch_axis, case.batch), (each.token_axis, case.context)):
@@ -268,7 +249,7 @@ def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
     """Refill an input in place with random values from a seed.
 
-    early_only: keep the last `_RECENT` tokens, or half of a short prompt; keep an input without a token axis unchanged.
+    early_only: keep the last `_RECENT` tokens (half of a short prompt), and inputs without a token axis.
     """
     import torch
 
@@ -302,10 +283,7 @@ def _poison(tensor: Any) -> None:
 
 
 def _rows(tensor: Any, axis: int | None) -> Any:
-    """Return a copy of evenly spread elements of a tensor, [sequences, elements].
-
-    axis: the axis of sequences; None if all elements belong to one sequence.
-    """
+    """Return a copy of evenly spread elements, [sequences, elements]; axis None is one sequence."""
     found = tensor.detach()
     axis = None if axis is None else axis % found.dim()
     for other in sorted(set(range(found.dim())) - {axis}, key=lambda each: -found.shape[each]):
@@ -315,8 +293,4 @@ def _rows(tensor: Any, axis: int | None) -> Any:
 
 
 def _any(changed: Iterable[Any]) -> Any:
-    """Return bools [sequences]: whether, for that sequence, any element of any tensor is true.
-
-    changed: bool tensors [sequences, elements].
-    """
     return reduce(or_, (each.any(1).cpu() for each in changed))

@@ -17,15 +17,12 @@ _LARGEST = math.log(sys.float_info.max)
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return (median, low, high); low and high are the ends of the median's 95% interval.
+    """Return (median, low, high) of one process's samples, in order of time.
 
-    samples: all samples of one process, in order of time.
-    low and high are order statistics. The number of independent samples below the true median is binomial(n, 1/2).
-    The r-th smallest and r-th largest therefore enclose that median with probability 1 - 2 P(binomial <= r - 1).
-    For correlated samples, n is the smaller number `independent_samples`.
-    Fewer than `FEWEST` samples give their range, with less confidence. If many samples are worth fewer than `FEWEST`
-    independent ones, low and high are the range of the medians of blocks, which ignores single outliers.
-    Raises ValueError if there are no samples.
+    low, high: the r-th smallest and largest sample, ends of the 95% interval. The number of n independent samples below
+    the true median is binomial(n, 1/2), so the confidence is 1 - 2 P(binomial <= r - 1). n is `independent_samples`.
+    Fewer than `FEWEST` samples give their range. If many samples are worth fewer, the interval is the range of the
+    medians of blocks, which ignores single outliers. Raises ValueError if there are no samples.
     """
     if not samples:
         raise ValueError("median of no samples")
@@ -43,20 +40,17 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def independent_samples(samples: Sequence[float]) -> int:
-    """Return the effective sample size: how many independent samples `samples` are worth.
+    """Return the effective sample size, the smaller of two estimates.
 
-    The result is the smaller of two estimates. The correlation of signs shows slow or irregular drift. The correlation
-    of ranks also works for a few dozen samples.
+    The correlation of signs shows slow or irregular drift; that of ranks also works for a few dozen samples.
     """
     return min(_worth_by_signs(samples), _worth_by_ranks(samples))
 
 
 def _worth_by_ranks(samples: Sequence[float]) -> int:
-    """Return the effective sample size n (1 - r) / (1 + r).
+    """Return n (1 - r) / (1 + r), r the correlation of successive ranks; n if r may be chance.
 
-    r: the correlation of the ranks of successive samples.
-    r is corrected for the bias of a correlation about the samples' own mean (Marriott and Pope, Biometrika 41, 1954).
-    If r is small enough to be chance, the result is n.
+    r is corrected for the bias about the samples' own mean (Marriott and Pope, Biometrika 41, 1954).
     """
     count, ordered = len(samples), sorted(samples)
     # Equal samples share a rank.
@@ -72,11 +66,10 @@ def _worth_by_ranks(samples: Sequence[float]) -> int:
 
 
 def _worth_by_signs(samples: Sequence[float]) -> int:
-    """Return the effective sample size n / (1 + 2 sum of correlations at lags 1, 2, ...).
+    """Return n / (1 + 2 sum of correlations at lags 1, 2, ...); n if lag 1 may be chance.
 
-    The correlated values are the signs of the samples' differences from the median. The sum ends at the first pair of
-    lags that is not positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3).
-    If the correlation at lag 1 is small enough to be chance, the result is n.
+    Signs of the differences from the median are correlated. The sum ends at the first pair of lags that is not positive
+    (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3).
     """
     count, middle = len(samples), median(samples)
     above = int("0" + "".join("1" if sample > middle else "0" for sample in samples), 2)
@@ -105,10 +98,9 @@ def _worth_by_signs(samples: Sequence[float]) -> int:
 def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """Return (median, low, high): the processes' median and its 95% interval.
 
-    processes: the samples of each process, in order of time.
-    The interval is Student's for the mean of the logarithms of the medians, widened to contain each process's own
-    interval. It does not predict a further process, whose median may lie outside.
-    For a single process, the result is its `median_interval`. Raises ValueError without processes or samples.
+    processes: the samples of each process, in order of time; ValueError if there are none.
+    The interval is Student's for the mean logarithm of the medians, widened to contain each process's own interval. It
+    does not predict a further process. For a single process, the result is its `median_interval`.
     """
     if not processes:
         raise ValueError("median of no processes")
@@ -127,11 +119,7 @@ def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float
 
 @lru_cache(maxsize=4096)
 def _lower_rank(count: int) -> int:
-    """Return the largest rank r whose interval of ranks reaches `CONFIDENCE`.
-
-    The interval is from the r-th smallest to the r-th largest sample.
-    count: number of independent samples. Ranks count from 1, which is also the result if no rank suffices.
-    """
+    """Return the largest r so that the r-th smallest to largest reach `CONFIDENCE`, at least 1."""
     below, rank = 0.0, 0
     while rank < (count + 1) // 2:
         # In logarithms: 2**-count underflows beyond a thousand samples.

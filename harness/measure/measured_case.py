@@ -81,10 +81,7 @@ class CaseRun:
         self._owns_process = False  # an engine sets up its process itself
 
     def record(self, system: SystemAdapter) -> Record:
-        """Run the case and return its record.
-
-        An exception ends the case and gives the record's status and reason; only NeedsFreshProcess passes through.
-        """
+        """Run the case and return its record; only NeedsFreshProcess is raised."""
         started_at, start, before = datetime.now(UTC), time.monotonic(), snapshot()
         settings = process_settings()
         self._guarded(system)
@@ -112,7 +109,6 @@ class CaseRun:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        """Time the block as the stage `name`, even if it raises; nested stages are subtracted."""
         start, outer_s = time.monotonic(), self._inner_s
         self._inner_s = 0.0
         try:
@@ -164,10 +160,7 @@ class CaseRun:
         return self._accepts(checked)
 
     def _accepts(self, checked: Checks) -> bool:
-        """Add checks to the case's earlier ones; if one failed, the case ends as "incorrect".
-
-        Return whether the case goes on.
-        """
+        """Add checks; end the case as "incorrect" if one failed. Return whether the case goes on."""
         whole = (self._checks or Checks([])) + checked
         if whole.checks:
             self._checks = whole
@@ -196,7 +189,6 @@ class CaseRun:
         return False
 
     def _verify(self, workload: Workload) -> None:
-        """Check the case at its own batch and length, eagerly and without timing."""
         if workload.check is None and workload.timed_check is None:
             return self._end("skipped", NO_REFERENCE)
         if not self._accepts(Checks(list(claim_checks(self.case, workload)))) or workload.timed_check is None:
@@ -241,10 +233,6 @@ class CaseRun:
         energy: EnergyMeter,
         checker: CallChecker,
     ) -> Timing:
-        """Warm up and sample the workload; return samples in milliseconds per unit of work.
-
-        An engine times itself, and `clock` times every other workload.
-        """
         throttled = gpu.throttled if gpu else never_throttled
         forget = gpu.forget if gpu else lambda: None  # a record's throttle reasons are those of its samples
         with nvtx_range(self.case.phase):
@@ -267,7 +255,6 @@ class CaseRun:
         return timing
 
     def _checked(self, workload: Workload, clock: Clock, checker: CallChecker, timing: Timing) -> Checks:
-        """Return the checks after timing: outputs against the reference, times against the bound."""
         bound = lower_bound_check(workload, timing.samples_ms)
         if workload.engine_samples is None:
             checked = checker.checked_call(clock)
@@ -285,11 +272,7 @@ class CaseRun:
 
 
 def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
-    """Return a snapshot of the machine right after sampling.
-
-    The snapshot has all throttle_reasons since `Gpu.forget`. After a thermal slowdown, its temperature is the highest
-    one during the slowdown.
-    """
+    """Return a snapshot with the throttle reasons and highest temperature since `Gpu.forget`."""
     after = snapshot(workload.device)
     if gpu and after["gpu"]:
         after["gpu"]["temperature_c"] = gpu.hottest_c or after["gpu"]["temperature_c"]
@@ -298,7 +281,6 @@ def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
 
 
 def _check_engine(workload: Workload) -> Checks:
-    """Call the engine's `timed_check` for its last batch; return the checks."""
     assert workload.timed_check is not None
     return workload.timed_check(Random(secrets.randbits(128)))(None, 1)
 

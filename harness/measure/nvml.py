@@ -74,7 +74,7 @@ class Gpu:
     def throttled(self) -> bool:
         """Whether the GPU is throttled; queries the driver once in `ASKED_EVERY_S` seconds.
 
-        Also collect the reasons in `slowed_by`, and the highest temperature of a thermal slowdown in `hottest_c`.
+        Collects the reasons in `slowed_by` and the highest temperature of thermal slowdowns in `hottest_c`.
         """
         now = time.monotonic()
         if now >= self._ask_at:
@@ -86,7 +86,7 @@ class Gpu:
         return self._throttled
 
     def forget(self) -> None:
-        """Clear `slowed_by` and `hottest_c`, which `throttled` collected, before a new measurement."""
+        """Clear `slowed_by` and `hottest_c` before a new measurement."""
         self.slowed_by.clear()
         self.hottest_c = None
         self._ask_at = -math.inf
@@ -110,7 +110,7 @@ class Gpu:
 def open_gpu(visible: str | None = None) -> Gpu | None:
     """Return the GPU that this process uses; None without a GPU or without NVML.
 
-    visible: value of CUDA_VISIBLE_DEVICES to use instead of the environment's; its first GPU is returned.
+    visible: a CUDA_VISIBLE_DEVICES to use instead of the environment's; its first GPU is returned.
     """
     pynvml = _initialised()
     handle = None if pynvml is None else _quietly(lambda: _handle(pynvml, visible))
@@ -118,10 +118,7 @@ def open_gpu(visible: str | None = None) -> Gpu | None:
 
 
 def visible_gpus() -> list[str]:
-    """Return the names of all GPUs that this process can use, as in CUDA_VISIBLE_DEVICES.
-
-    A name is an index, numbered as in nvidia-smi, or a UUID.
-    """
+    """Return the GPUs that this process can use, as in CUDA_VISIBLE_DEVICES: indices or UUIDs."""
     pynvml = _initialised()
     if pynvml is None:
         return []
@@ -143,10 +140,9 @@ def _initialised() -> Any:
 
 
 def _handle(pynvml: Any, visible: str | None) -> Any:
-    """Return the NVML handle of the first GPU in `visible`; None if it does not name one.
+    """Return the NVML handle of the first GPU in `visible`, a CUDA_VISIBLE_DEVICES, or None.
 
-    visible: value of CUDA_VISIBLE_DEVICES. None selects torch's current device, or before torch uses CUDA, the first
-        GPU that the environment makes visible.
+    None selects torch's current device, or before torch uses CUDA, the first GPU of the environment.
     """
     uuid = _uuid_in_use() if visible is None else ""
     if uuid:
@@ -162,10 +158,7 @@ def _handle(pynvml: Any, visible: str | None) -> Any:
 
 
 def _by_uuid(pynvml: Any, name: str) -> Any:
-    """Return the NVML handle of a GPU or MIG device; None if there is no such device.
-
-    name: its UUID, or as in CUDA a prefix of a GPU's UUID that is unique.
-    """
+    """Return the handle for a UUID, or as in CUDA its unique prefix; None if unknown."""
     if found := _quietly(lambda: pynvml.nvmlDeviceGetHandleByUUID(name)):
         return found
     devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -174,11 +167,7 @@ def _by_uuid(pynvml: Any, name: str) -> Any:
 
 
 def _uuid_in_use() -> str:
-    """Return the UUID of torch's current device; "" if torch does not use CUDA.
-
-    The prefix "GPU-" is usually missing.
-    The index of the device would not do, because torch and NVML can number GPUs differently.
-    """
+    """torch may omit "GPU-". The device's index would not do: NVML can number GPUs differently."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""
@@ -203,17 +192,13 @@ def is_hot(environment: Mapping[str, Any]) -> bool:
 
 
 def heat_note(environment: Mapping[str, Any]) -> str:
-    """Return a note for a thermally throttled case: `thermally throttled, at 88 °C`.
-
-    environment: of the case's record.
-    """
+    """Return a note for a thermally throttled case: `thermally throttled, at 88 °C`."""
     celsius = _reading(environment, "temperature_c")
     at = f", at {celsius:.0f} °C" if isinstance(celsius, int | float) else ""
     return f"thermally throttled{at}"
 
 
 def _reading(environment: Mapping[str, Any], name: str) -> Any:
-    """Return the GPU reading `name` after the case of this environment; None if missing."""
     return ((environment.get("gpu") or {}).get("after") or {}).get(name)
 
 
@@ -227,9 +212,8 @@ FILLS = 0.9  # share of the block that samples must fill
 class EnergyMeter:
     """Context manager that measures energy per token in its block; nothing without a GPU.
 
-    The driver refreshes its energy counter about ten times a second. Reads at both ends of a block of one second would
-    be up to 10% off. A thread therefore watches for refreshes. Mean power is the energy from the first refresh to the
-    last one, divided by the time between both.
+    The driver refreshes its energy counter about ten times a second, and a thread watches for refreshes. Mean power is
+    energy over time between the first refresh and the last.
     """
 
     def __init__(self, gpu: Gpu | None) -> None:
@@ -251,11 +235,9 @@ class EnergyMeter:
             self._thread.join()
 
     def per_token(self, tokens: int, seconds: float) -> dict[str, float | None]:
-        """Return the metric `energy_j_per_token`, or {} if it would be unreliable.
+        """Return the metric `energy_j_per_token`, mean power times time per token; {} if unreliable.
 
-        It is mean power times the time per token.
-        tokens, seconds: of all samples together. The samples must fill nine tenths of the block's time. The steps of an
-        engine that reads prompts in between do not.
+        tokens, seconds: of all samples together, which must fill nine tenths of the block's time.
         """
         if len(self._refreshes) < 2 or not tokens or self._looks is None:
             return {}
@@ -266,9 +248,9 @@ class EnergyMeter:
         return {"energy_j_per_token": (last_j - first_j) / (last_s - first_s) * seconds / tokens}
 
     def look(self, now: float, joules: float | None) -> None:
-        """Note a read of the energy counter: `joules` at the time `now`.
+        """Note the energy counter's value at the time `now`.
 
-        A new value counts as a refresh if the previous read was recent, as only then the time of the refresh is known.
+        A new value counts as a refresh only if the previous read was recent: else the time of the refresh is unknown.
         """
         first, before = self._looks or (now, now)
         self._looks = (first, now)

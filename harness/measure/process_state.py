@@ -19,10 +19,9 @@ _OUT_OF_MEMORY = (
 
 
 def forget_peak(device: str) -> None:
-    """Reset the peak of `peak_bytes` to the memory now allocated.
+    """Reset the peak of `peak_bytes` to the memory now allocated on "cuda" or "cpu".
 
-    device: "cuda" or "cpu".
-    Some systems forbid a reset on the CPU. A larger case earlier in this process then hides the peak of a later case.
+    Some systems forbid this on the CPU; a larger earlier case then hides a later peak.
     """
     if device == "cuda":
         import gc
@@ -40,8 +39,7 @@ def forget_peak(device: str) -> None:
 def peak_bytes(device: str) -> int:
     """Return the peak memory since `forget_peak` in bytes.
 
-    device: "cuda" for the memory of torch's allocator, including weights, without memory of other allocators.
-        "cpu" for the largest resident set of this process, including interpreter and libraries.
+    "cuda": torch's allocator, including weights. "cpu": largest resident set, including interpreter and libraries.
     """
     if device == "cuda":
         import torch
@@ -70,7 +68,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def process_settings() -> dict[str, Any]:
-    """Return the working directory, the CPU affinity and, if torch is imported, torch's global settings, by name."""
+    """Return the working directory, the CPU affinity, and torch's global settings if imported."""
     try:
         folder = os.getcwd()
     except OSError:
@@ -80,10 +78,7 @@ def process_settings() -> dict[str, Any]:
 
 
 def is_unchanged(before: Mapping[str, Any]) -> bool:
-    """Return whether the settings `before`, a result of `process_settings`, still hold.
-
-    Settings of a torch that was not yet imported are not compared.
-    """
+    """Whether earlier `process_settings` still hold; a torch imported since is not compared."""
     now = process_settings()
     return all(now[name] == value for name, value in before.items())
 

@@ -11,18 +11,14 @@ LEAD = "lead"  # the runs before the timed ones, which no profile shows
 
 
 class _Recording:
-    """Global state of `nvtx_range`.
-
-    on: whether each range is also a range of PyTorch's profiler, which takes microseconds.
-    entered: called with the name of each range; None to call nothing.
-    """
+    """on: whether `nvtx_range` is a range of PyTorch's profiler too, which takes microseconds."""
 
     on = False
     entered: Callable[[str], object] | None = None
 
 
 def layer_name(index: int) -> str:
-    """Return the name of a layer's range: "layer 0" for index 0."""
+    """Return the name of a layer's range, such as "layer 0"."""
     return f"layer {index}"
 
 
@@ -30,7 +26,7 @@ COUNTED_LAYER = layer_name(COUNTED)
 
 
 def is_layer(name: str) -> bool:
-    """Return whether `name` is the name of a layer's range, such as "layer 0"."""
+    """Whether `name` is a layer's range, such as "layer 0"."""
     word, _, index = name.partition(" ")
     return word == "layer" and index.isdecimal()
 
@@ -52,7 +48,7 @@ def recorded(on: bool = True) -> Iterator[None]:
 
 @contextmanager
 def on_range(entered: Callable[[str], object]) -> Iterator[None]:
-    """Call `entered` with the name of each `nvtx_range` in the block, before that range begins."""
+    """Call `entered` with the name of each `nvtx_range` in the block, before it begins."""
     before, _Recording.entered = _Recording.entered, entered
     try:
         yield
@@ -67,10 +63,7 @@ def is_recorded() -> bool:
 
 @contextmanager
 def nvtx_range(name: str) -> Iterator[None]:
-    """Run the block in an NVTX range called `name` if PyTorch uses CUDA.
-
-    Inside `recorded`, the block is also a range of PyTorch's profiler.
-    """
+    """Run the block in an NVTX range, and inside `recorded` in a range of PyTorch's profiler."""
     if _Recording.entered:
         _Recording.entered(name)
     if _Recording.on:
@@ -94,10 +87,7 @@ def _nvtx(name: str) -> Iterator[None]:
 
 @contextmanager
 def profiler_range(device: str) -> Iterator[None]:
-    """Run the block between cudaProfilerStart and cudaProfilerStop, for Nsight tools.
-
-    device: "cuda", or "cpu" to run only the block.
-    """
+    """On "cuda", run the block between cudaProfilerStart and cudaProfilerStop, for Nsight tools."""
     if device != "cuda":
         yield
         return

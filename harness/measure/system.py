@@ -27,7 +27,7 @@ class Input:
     """A tensor that `Workload.run` reads, refilled in place by the harness.
 
     fill: "normal" (standard deviation `scale`), "uniform" (0 to `scale`) or "tokens" (integers below `scale`).
-    batch_axis, token_axis: the axes of sequences and of tokens; None if the tensor has no such axis.
+    batch_axis, token_axis: the axes of sequences and of tokens; None without such an axis.
     """
 
     tensor: Any
@@ -46,24 +46,22 @@ class Workload:
     """The work of one case, ready to run.
 
     run: runs the timed work once and returns its outputs, a tensor or nested tuples, lists and dicts of tensors.
-        Later calls must not read the outputs. On a GPU, `run` must not wait for the device, and for timing "graph" it
-        must be capturable in a CUDA graph. One call does `units` units of work, such as 16 generate steps, and samples
-        are divided by `units`. With several units, the last output tensor is [units, batch, ...], or there is one
-        tensor for each unit.
+        Later calls must not read them. On a GPU, `run` must not wait for the device, and for timing "graph" it must be
+        capturable. One call does `units` units of work, such as 16 generate steps; samples are divided by `units`.
+        With several units, the last output is [units, batch, ...], or there is one tensor for each unit.
     tokens: tokens that one unit processes, over all sequences.
     capture: called once before `run` to capture CUDA graphs that `run` replays; their memory counts as the case's.
     inputs: tensors that the harness refills between samples and before the checked calls.
     timed_check: called with a random generator before each checked call, to choose sequences and store their state.
         It returns a function (outputs, number of calls of `run` since) that compares the outputs with the reference.
-        Between two checked calls, recent tokens stay the same and earlier ones change. An engine's timed_check is
-        called after its last batch, and its outputs are None. timed_check is None without a reference.
-    renews_past: whether `timed_check` gives each sequence a new past. This serves work without an input that has a
-        token axis, whose earlier tokens the harness cannot change.
+        Between two checked calls, recent tokens stay and earlier ones change. An engine's is called after its last
+        batch, with outputs None. None without a reference.
+    renews_past: whether `timed_check` gives each sequence a new past, for work without an input that has a token axis.
     `check`: compares outputs with the reference before timing. None without a reference.
     engine_samples: for a system that times itself; yields for each batch a list of milliseconds per unit.
         The first batches, at least one, are warm-up.
     engine_batch: for a system that times itself; runs a batch, enters the given context manager only around the part
-        to profile, and returns that part's units. For generate, the part is some steps in which all sequences generate.
+        to profile (for generate, steps in which all sequences generate), and returns that part's units.
     measured: called after timing with the number of timed calls, or of an engine's samples; returns further metrics.
     metrics, settings: numbers and texts for the record; the metrics `flops` and `bytes` are per unit.
     work: least FLOPs and bytes per unit, by part (`harness.schema.work.PRODUCTS` and so on); {} if not counted.
@@ -96,7 +94,7 @@ class Workload:
 class SystemAdapter(Protocol):
     """Adapter of a system to the harness; one instance serves all cases of a worker.
 
-    packages: distributions, in addition to torch, whose versions affect the system's speed and are recorded.
+    packages: distributions, in addition to torch, whose versions are recorded.
     """
 
     packages: tuple[str, ...]
@@ -105,7 +103,7 @@ class SystemAdapter(Protocol):
         """Return in one sentence why the system cannot run on this machine; "" if it can."""
 
     def build(self, case: Case) -> Workload:
-        """Return the workload of a case.
+        """Return a case's workload.
 
-        Raises Skip if the system cannot run the case, and NeedsFreshProcess if only a new process can.
+        Raises Skip if the system cannot run it, and NeedsFreshProcess if only a new process can.
         """

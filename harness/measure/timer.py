@@ -31,7 +31,7 @@ class Timing:
     """Raw samples in milliseconds.
 
     throttled: for each sample, whether the device was throttled, as of a query up to 20 ms before.
-    stop: the criterion that ended sampling, as `stop_reason` returns it.
+    stop: the result of `stop_reason` that ended sampling.
     """
 
     samples_ms: list[float]
@@ -40,10 +40,10 @@ class Timing:
 
 
 class Clock(Protocol):
-    """A clock that times one callable: `prepare` gets the callable, `sample` times it.
+    """Times one callable: `prepare` gets the callable, `sample` times it.
 
     own_bytes: device memory that the clock itself allocates. launches: calls per sample.
-    wakes_s: seconds of load until an idle device runs at a steady speed. settles_s: the same for a throttled device.
+    wakes_s, settles_s: seconds of load until an idle or a throttled device runs at a steady speed.
     loaded_s: seconds for which `prepare` already kept the device busy, without the first call.
     replays: whether each call replays a CUDA graph and so overwrites the same outputs.
     """
@@ -59,10 +59,10 @@ class Clock(Protocol):
         """Compile `run` and choose the calls per sample; a clock that replays captures them."""
 
     def sample(self) -> float:
-        """Take one sample; return the milliseconds per call, the mean over its `launches` calls."""
+        """Take one sample; return milliseconds per call, the mean over `launches` calls."""
 
     def now(self) -> float:
-        """Return the current time in seconds of the clock that limits warm-up and sampling."""
+        """Return the seconds of the clock that limits warm-up and sampling."""
 
 
 class CpuClock:
@@ -74,18 +74,15 @@ class CpuClock:
     replays = False
 
     def prepare(self, run: Callable[[], object]) -> None:
-        """Call `run` once, so that it compiles, and keep it for `sample`."""
         self._run = run
         run()
 
     def sample(self) -> float:
-        """Call the prepared `run` once; return the milliseconds that the call took."""
         start = time.perf_counter_ns()
         self._run()
         return (time.perf_counter_ns() - start) / 1e6
 
     def now(self) -> float:
-        """Return the seconds of the host's monotonic clock."""
         return time.monotonic()
 
 
@@ -95,7 +92,7 @@ def never_throttled() -> bool:
 
 
 def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
-    """Prepare `run`, warm up, and return the samples of `run`.
+    """Prepare `run`, warm up, and return its samples.
 
     limited: whether to warm up as long as for a throttled device.
     """
@@ -124,10 +121,7 @@ def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_
 
 
 def least_warmup_s(clock: Clock, policy: Policy, limited: bool) -> float:
-    """Return the minimum duration of the warm-up in seconds.
-
-    limited: whether the device is throttled under load.
-    """
+    """Return the least warm-up in seconds; limited: whether the device is throttled under load."""
     return min(_most_warmup_s(policy), max(WARMUP_S, clock.settles_s if limited else clock.wakes_s))
 
 
@@ -136,7 +130,6 @@ def _most_warmup_s(policy: Policy) -> float:
 
 
 def _is_steady(samples: list[float], seconds_each: float) -> bool:
-    """Return whether the medians of the last two windows of samples differ by at most `STEADY`."""
     window = min(_WINDOW, max(1, math.ceil(_WINDOW_S / max(seconds_each, 1e-9))))
     if len(samples) < 2 * window:
         return False
@@ -153,8 +146,8 @@ def take_samples(
 ) -> Timing:
     """Return samples, taken until `stop_reason` ends sampling.
 
-    throttled: returns whether the device is throttled; called after each sample. before_sample: called before each one.
-    least_s: seconds before a narrow interval can end sampling.
+    throttled: called after each sample, returns whether the device is throttled. before_sample: called before each one.
+    least_s: as in `stop_reason`.
     """
     timing = Timing([], [], "")
     start = clock.now()
@@ -172,7 +165,7 @@ def warm_up_engine(
     clock: Clock,
     throttled: Callable[[], bool] = never_throttled,
 ) -> None:
-    """Run batches of a system that times itself, until the minimum warm-up is over.
+    """Run batches of a system that times itself, until the least warm-up is over.
 
     batches_ms: yields a list of milliseconds for each batch. The first batch also compiles.
     """
@@ -188,10 +181,9 @@ def take_engine_samples(
 ) -> Timing:
     """Return samples of a system that times itself, until `stop_reason` or the last batch.
 
-    batches_ms: yields a list of milliseconds for each batch. Every list is used whole, because the first steps after a
-        prompt differ from later ones. Steps of a batch are correlated, so a narrow interval can end sampling only from
-        batch number `BATCHES` on.
-    The policy's budget limits the sum of the samples. `READS` budgets limit the elapsed time, which includes prompts.
+    batches_ms: yields a list of milliseconds for each batch. The first steps after a prompt differ, so lists are used
+    whole. A batch's steps are correlated, so a narrow interval ends sampling only from batch `BATCHES` on.
+    The budget limits the sum of the samples; `READS` budgets limit the elapsed time, prompts included.
     Raises ValueError if there are no samples.
     """
     timing = Timing([], [], "")
@@ -215,10 +207,9 @@ def stop_reason(
     """Return the criterion that ends sampling, or "" if sampling continues.
 
     "interval": the median's interval is narrow enough. "count": there are `MAX_SAMPLES`. "budget": the time is over.
-    After the budget, a case with a wide interval continues for up to `PATIENCE` budgets, or `LONGEST_WAIT_S` longer.
-    A case that has few samples by then also continues, up to 1.5 times `min_samples`: with six samples, a single
-    outlier widens the interval.
-    due: whether to compute the interval now. None computes it only after every 10% more samples, to save time.
+    A wide interval extends it to `PATIENCE` budgets, by at most `LONGEST_WAIT_S`. Fewer than 1.5 times `min_samples`
+    extend it by `LONGEST_WAIT_S`.
+    due: whether to compute the interval now; None does so after every 10% more samples, to save time.
     least_s: seconds before a narrow interval can end sampling.
     """
     if len(samples) < policy.min_samples:
