@@ -12,7 +12,7 @@ from harness.schema.profile import ProfileError, Region
 
 
 class Profiled:
-    """Result of `profiled`; its `region`, kernels and times, exists once the block ended."""
+    """Result of `profiled`; its `region` exists once the block ended."""
 
     region: Region
 
@@ -33,8 +33,7 @@ def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -
     device: by default "cuda" on a machine with a GPU, else "cpu".
     units: units of work in the block, such as calls of a model; the result also has times per unit.
     keep: path for torch.profiler's trace, ending in .json.gz; None to discard the trace.
-    Raises ValueError for wrong arguments. Raises ProfileError if nothing ran in the block, or if the block lies inside
-    another profiled block.
+    Raises ValueError for wrong arguments, and ProfileError inside another profiled block or if nothing ran.
     """
     import torch
 

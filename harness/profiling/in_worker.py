@@ -54,8 +54,8 @@ Found = TypeVar("Found")
 class ProfilerChoice:
     """How to profile a case; a request to a worker holds these fields.
 
-    tool: "kineto" records inside the worker. With "nsys" and "ncu", the worker runs under that program, which captures
-        the `profiler_range`. "none" only times the case.
+    tool: "kineto" records inside the worker; "nsys" and "ncu" run the worker and capture the `profiler_range`; "none"
+        only times the case.
     keep: path for Kineto's trace, "" to discard the trace.
     alone_us: time without a profiler, the result of an earlier request with tool "none"; 0 to measure this time.
     """
@@ -70,11 +70,8 @@ def profile(
 ) -> dict[str, Any]:
     """Run the case for the profiler `asked` and return fields of a `Profile` as JSON values.
 
-    throttled: returns whether the GPU is throttled.
-    With Kineto, the fields include kernels and times. With Nsight tools, whose reports are read outside the worker,
-    they are the fields that a report lacks.
-    With "none", the only field is "alone_us": microseconds per call, or per unit of an engine, without a profiler. The
-    field is 0 on a CPU.
+    With Kineto, these include kernels and times; with Nsight tools, they are the fields that a report lacks.
+    With "none", the only field is "alone_us", microseconds per call (of an engine, per unit), 0 on a CPU.
     Raises ProfileError if the trace is empty, or if an engine has no `Workload.engine_batch`.
     """
     work = _Work(case, workload, throttled)
@@ -97,8 +94,6 @@ def profile(
 
 
 class _Work:
-    """Runs a case's calls for a profiler, one sample or one engine batch at a time."""
-
     def __init__(self, case: Case, workload: Workload, throttled: Callable[[], bool] = never_throttled) -> None:
         self.case, self.workload, self.throttled = case, workload, throttled
         self.device = workload.device
@@ -118,10 +113,7 @@ class _Work:
         self.call_us = self.alone_us = 0.0  # without a profiler: of a call or an engine's unit, and of a run
 
     def warm(self) -> None:
-        """Run the work until it has compiled.
-
-        Also count the units in a batch of an engine, or the passes of a call through the layer `COUNTED_LAYER`.
-        """
+        """Run the work until it has compiled, and count its units or passes."""
         if self.is_engine:
             self._once(nullcontext())
             return
@@ -138,10 +130,6 @@ class _Work:
                 break
 
     def time_alone(self, call_us: float = 0.0) -> None:
-        """Time a run without a profiler, to see later how much the profiler slows a run down.
-
-        call_us: microseconds per call (of an engine, per unit) from an earlier timing; 0 to measure them now.
-        """
         engine_samples = self.workload.engine_samples
         if engine_samples is not None:
             if not call_us:
@@ -168,7 +156,7 @@ class _Work:
     def load(self, run: Callable[[], object]) -> None:
         """Call `run` until clock rates settle; choose how many lead-in and profiled runs.
 
-        Lead-in runs settle the clock rates again after the GPU was idle while the profiler was turned on.
+        Lead-in runs settle the rates again: the GPU is idle while the profiler is turned on.
         """
         start, runs, took_s, capped = time.monotonic(), 0, 0.0, False
         while self.device == "cuda" and took_s < SETTLES_S:
@@ -181,18 +169,12 @@ class _Work:
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
-        """Return the numbers of (lead-in, profiled) runs.
-
-        most: limit of the sum. If it applies, about a quarter of these runs is lead-in.
-        """
+        """Return the numbers of (lead-in, profiled) runs; of at most `most`, a quarter is lead-in."""
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs
 
     def repeat(self, run: Callable[[], object], runs: int) -> bool:
-        """Call `run` `runs` times, with the same waits and throttle queries as a measurement.
-
-        Return whether the GPU was throttled meanwhile.
-        """
+        """Call `run` with a measurement's waits; return whether the GPU was throttled meanwhile."""
         throttled = False
         for _ in range(runs):
             run()
@@ -201,14 +183,10 @@ class _Work:
         return throttled
 
     def seen(self, runs: int) -> Runs:
-        """Return a `Runs` that describes the last `runs` runs."""
         return Runs(runs, self.units, self.calls, self.host_us[-runs:], self.alone_us, self.case.timing == "graph")
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
-        """Run one call, or one batch of an engine, with NVTX ranges.
-
-        region: context manager around the call, or around the batch's part to profile. Return the value that it yields.
-        """
+        """Run a call, or an engine's batch, with NVTX ranges, inside `region`."""
         entered: list[Found] = []
 
         @contextmanager
@@ -256,11 +234,7 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _counted(work: _Work) -> None:
-    """Run one call, and let Nsight Compute count only its end.
-
-    The end starts with the first of the last `COUNTED_STEPS` passes through the layer `COUNTED_LAYER`. Without passes
-    through that layer, the whole call counts.
-    """
+    """Run a call; count only the last `COUNTED_STEPS` passes through `COUNTED_LAYER`, else all."""
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:
 
@@ -278,8 +252,7 @@ def _counted(work: _Work) -> None:
 def _captured(work: _Work) -> dict[str, Any]:
     """Run one call with ranges, then the timed runs, while Nsight Systems captures.
 
-    Return "seen", the fields of a `Runs`, and "apart": whether the timed runs came after the call with ranges. For the
-    generate steps of an engine, one part of a batch is both.
+    "seen": fields of a `Runs`. "apart": whether the timed runs came after the call with ranges.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))
@@ -298,6 +271,5 @@ def _captured(work: _Work) -> dict[str, Any]:
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a profile's fields as JSON values: kernels, ranges and timeline."""
     parts = {name: [asdict(each) for each in found[name]] for name in ("kernels", "ranges")}
     return {**found, **parts, "timeline": asdict(found["timeline"])}

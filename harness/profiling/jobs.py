@@ -1,7 +1,6 @@
 """Profile the cases of a run's jobs: first the times of all cases, then hardware counters.
 
-The times come from Nsight Systems, or from Kineto inside the worker. The counters ("ratios") come from Nsight Compute.
-A profiler that would fail again for a job's other cases is given up.
+Times come from Nsight Systems, or from Kineto inside the worker; counters ("ratios") come from Nsight Compute.
 """
 
 import os
@@ -40,12 +39,12 @@ class Profiler:
 
     launches: the worker command of each (system, backend). tools: the profilers to use.
     skip: returns the reason to skip a case; "" to profile the case.
-    stand_in: returns a case with the same kernels and less memory, which Nsight Compute counts instead of the case,
-        because Nsight Compute saves all memory that a kernel can write. If that fails, the case itself is counted.
+    stand_in: returns a case with the same kernels and less memory. Nsight Compute counts it first, because it saves all
+        memory that a kernel can write; if that fails, it counts the case itself.
     say: called with sentences for the user.
     on_times: called with each profile that has times and waits for counters. on_profile: with each finished profile.
-    resume: whether to keep profiles of earlier calls: finished ones, and times that still lack counters.
-    retry_failed: with `resume`, whether to profile failed cases again; otherwise their profiles are kept too.
+    resume: whether to keep earlier calls' finished profiles, and their times that still lack counters.
+    retry_failed: with `resume`, whether to profile failed cases again.
     """
 
     run: Run
@@ -63,7 +62,7 @@ class Profiler:
     def jobs(self, jobs: Sequence[Job], slots: Sequence[GpuSlot] = (DEFAULT_SLOT,)) -> list[Profile]:
         """Profile the jobs' cases, each job on the next free GPU slot; return the profiles.
 
-        All cases are timed before counters start, because Nsight Compute delays launches on the machine's other GPUs.
+        All cases are timed first, because Nsight Compute delays launches on the machine's other GPUs.
         Raises RunError if no GPU answers any more.
         """
         with signals_raise(), self.run.held():
@@ -81,7 +80,7 @@ class Profiler:
         return tuple(each for each in job.cases if not self._is_finished(self.earlier(each)))
 
     def earlier(self, planned: Planned) -> Profile | None:
-        """Return the case's profile in the run's folder; None if the file is missing or unreadable."""
+        """Return the case's profile in the run's folder; None if missing or unreadable."""
         path = profile_path(self.run.folder, planned.case.key)
         with suppress(ProfileError):
             return read_profile(path) if path.exists() else None
@@ -100,11 +99,7 @@ class Profiler:
         return RATIOS in found.stages_s and (counted or not self.resume or not self.retry_failed)
 
     def _each(self, jobs: Sequence[Job], slots: Sequence[GpuSlot], do: Callable[[int, "JobProfiler"], None]) -> None:
-        """Call `do(number, profiler)` for each job on the next free GPU slot.
-
-        number: index of the job in `jobs`. profiler: a new `JobProfiler` for the job and the slot.
-        If a job gives up a profiler, later jobs try it again, unless it fails for every case on this machine.
-        """
+        """Call `do(index of the job, a new JobProfiler)` for each job on the next free GPU slot."""
         pool = Pool(self.run.folder, slots, self.say)
 
         def at(number: int, slot: GpuSlot) -> None:
@@ -116,8 +111,7 @@ class Profiler:
 class JobProfiler:
     """Profiles the cases of one job on one GPU slot, with the options of `profiler`.
 
-    stopped: returns whether the run should end; called while a worker works.
-    tools: the profilers that this job still uses.
+    stopped: returns whether the run should end. tools: the profilers that this job still uses.
     """
 
     def __init__(self, profiler: Profiler, job: Job, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
@@ -128,10 +122,7 @@ class JobProfiler:
         self.under_profiler = UnderProfiler(profiler.run, slot, profiler.limits, stopped)
 
     def times(self, found: dict[str, Profile]) -> None:
-        """Add a profile with times to `found`, by case key, for each pending case of the job.
-
-        With `Profiler.resume`, the times of earlier calls are kept. Cases share workers as in `by_worker`.
-        """
+        """Add a profile with times to `found`, by case key, for each pending case of the job."""
         missing: list[Planned] = []
         for planned in self.profiler.pending(self.job):
             earlier = self.profiler.earlier(planned) if self.profiler.resume else None
@@ -147,9 +138,9 @@ class JobProfiler:
                     found[planned.case.key] = self._with_times(worker, planned, before)
 
     def ratios(self, found: dict[str, Profile]) -> None:
-        """Add counters to the profiles in `found`. Each case runs in its own worker.
+        """Add counters to the profiles in `found`; each case runs in its own worker.
 
-        If Nsight Compute is given up, the `stages_s` of a profile lacks "ratios", so that a resumed run counts again.
+        If Nsight Compute is given up, `stages_s` lacks "ratios", so that a resumed run counts again.
         """
         launch = replace(self.launch, env={**self.launch.env, **_lock_of(self.slot)})
         for key, profile in found.items():
@@ -166,10 +157,7 @@ class JobProfiler:
             self.profiler.on_profile(found[key])
 
     def _alone(self, worker: WorkerProcess, cases: Sequence[Planned]) -> dict[str, "_Alone"]:
-        """Return times without a profiler by case key; {} if they are not needed.
-
-        They are taken before the first case is profiled, because Kineto delays all launches after it has recorded.
-        """
+        """Time cases before the first is profiled: Kineto delays all later launches."""
         timed = [planned for planned in cases if not self.profiler.skip(planned)]
         if self.tools.times != "kineto" or len(timed) < 2:
             return {}
@@ -188,10 +176,6 @@ class JobProfiler:
         return found
 
     def _with_times(self, worker: WorkerProcess, planned: Planned, before: "_Alone") -> Profile:
-        """Profile a case's times, write the profile to the run's folder, and return it.
-
-        before: time of the case without a profiler, if known.
-        """
         start, started_at = time.monotonic() - before.took_s, datetime.now(UTC).isoformat(timespec="seconds")
         record = None
         if reason := self.profiler.skip(planned):
@@ -231,11 +215,6 @@ class JobProfiler:
             run.record_file(self.job).append(record)
 
     def _times(self, worker: WorkerProcess, planned: Planned, alone_us: float) -> tuple[dict[str, Any], Record]:
-        """Profile the times of a case; return the fields of its profile, and the worker's record.
-
-        If Nsight Systems fails and `Tools.fallback` allows it, Kineto profiles the case instead.
-        Raises ToolLost or ProfileError if there is no result.
-        """
         if self.tools.times == "kineto":
             return self.under_profiler.by_kineto(worker, self.launch, planned, alone_us)
         try:
@@ -251,7 +230,6 @@ class JobProfiler:
             return found | {"notes": [why, *found["notes"]]}, record
 
     def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
-        """Count with Nsight Compute; return the profile with counters, or a note why not."""
         planned = Planned(profile.case)
         stand_in = self.profiler.stand_in(planned)
         try:
@@ -274,21 +252,14 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _blame_the_case(self) -> None:
-        """Raise Stopped if the run should end, and GpuLost if the GPU is gone; otherwise return.
-
-        Call it after a profiler failed: Ctrl-C also kills the profiler. If it returns, the case is to blame.
-        """
+        """After a profiler failed: return only if neither Ctrl-C nor a lost GPU is the reason."""
         if self.stopped():
             raise Stopped
         if not self.slot.is_there():
             raise GpuLost
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
-        """Report a profiler's error to the user, and return the reported sentence.
-
-        If the profiler would fail for the job's other cases too, remove it from `tools`.
-        part: what the profiler gives.
-        """
+        """Report an error to the user; give up a profiler that would fail for other cases too."""
         why = sentence(_advised(error))
         self.profiler.say(why)
         if isinstance(error, ToolLost) and error.lasting:
@@ -299,11 +270,7 @@ class JobProfiler:
 
 @dataclass(frozen=True)
 class _Alone:
-    """Time of a case without a profiler.
-
-    us: microseconds of a call, 0 if unknown. lost: the error if the case could not be timed, or None.
-    took_s: seconds that the timing took.
-    """
+    """Time of a case's call without a profiler, 0 if the error `lost` prevented the timing."""
 
     us: float = 0.0
     lost: ToolLost | None = None
@@ -313,8 +280,8 @@ class _Alone:
 def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
     """Group cases by worker process, at most `TOGETHER` in a process.
 
-    An engine's cases are grouped by phase, because another phase restarts the engine anyway. In such a group, short
-    cases come first, because Kineto delays all launches after it has recorded, which affects short cases most.
+    An engine's cases are grouped by phase, because another phase restarts the engine. Short cases come first in a
+    group, because Kineto delays all launches after it has recorded.
     """
     found: dict[str, list[Planned]] = {}
     for planned in cases:
@@ -324,21 +291,17 @@ def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
 
 
 def _length(planned: Planned) -> int:
-    """Return the tokens of all prompts, or for "generate" the tokens of one step."""
+    """Tokens of all prompts, or of one generate step."""
     case = planned.case
     return case.batch * (1 if case.phase == "generate" else case.context)
 
 
 def _took(profile: Profile, stage: str, start: float) -> Profile:
-    """Return the profile with the seconds since `start` as the duration of `stage`."""
     return replace(profile, stages_s={**profile.stages_s, stage: time.monotonic() - start})
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
-    """Return the profile with counters added to its kernels.
-
-    counters: by kernel name. If kernels without counters take over 5% of the time, the profile gets a note.
-    """
+    """Add counters by kernel name, and a note if kernels without them take over 5% of the time."""
     kernels = tuple(replace(each, counters=counters.get(each.name)) for each in profile.kernels)
     total = sum(kernel.time_us for kernel in kernels)
     missed = sum(kernel.time_us for kernel in kernels if kernel.counters is None)
@@ -348,15 +311,11 @@ def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
 
 
 def _advised(error: Exception) -> str:
-    """Return an error's message with advice, which the message of a ToolLost has already."""
     return str(error) if isinstance(error, ToolLost) else f"{error}; try again (--retry failed), or say --with torch"
 
 
 def _lock_of(slot: GpuSlot) -> dict[str, str]:
-    """Return {"TMPDIR": folder}, with a different folder for each GPU; {} for the only GPU slot.
-
-    Nsight Compute puts its lock file there. One folder for all GPUs would let only one worker count at a time.
-    """
+    """Nsight Compute locks a file in TMPDIR, so workers on several GPUs need a folder each."""
     if not slot.name:
         return {}
     folder = Path(tempfile.gettempdir()) / f"ttt-bench-{os.getuid()}-{slot.device_id or slot.env[GPU_VARIABLE]}"

@@ -30,8 +30,7 @@ _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 class ToolLost(Exception):
     """Raised if a profiler gives no result for a case, with the reason in one sentence.
 
-    status: of the case, one of `STATUSES`. lasting: whether the job's other cases would fail too.
-    everywhere: whether every case on this machine would fail.
+    status: of the case. lasting: whether the job's other cases would fail too. everywhere: whether all cases would.
     """
 
     def __init__(self, reason: str, lasting: bool = False, status: str = "failed", *, everywhere: bool = False) -> None:
@@ -43,7 +42,6 @@ class ToolLost(Exception):
 class UnderProfiler:
     """Profiles single cases; public methods raise ToolLost or ProfileError without a result.
 
-    slot: the GPU slot of the workers.
     stopped: returns whether the run should end; called while a worker works.
     """
 
@@ -67,7 +65,6 @@ class UnderProfiler:
     ) -> tuple[dict[str, Any], Record]:
         """Profile a case with Kineto in the worker; return profile fields and the record.
 
-        launch: the worker's command, for the profile.
         alone_us: result of `alone`; with 0, the worker measures this time.
         """
         keep = str(self._raw(planned.case, ".trace.json.gz"))
@@ -98,7 +95,7 @@ class UnderProfiler:
     def by_ncu(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str]:
         """Count with a worker under Nsight Compute; return (counters by kernel name, command).
 
-        planned: the case that runs. case: the case whose key names the report; differs if `planned` is a stand-in.
+        planned: the case that runs, maybe a stand-in for `case`, whose key names the report.
         """
         report, log = self._raw(case, ".ncu-rep"), self._raw(case, ".log")
         wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_names(case.phase)), *launch.command])
@@ -109,11 +106,6 @@ class UnderProfiler:
     def _under(
         self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
     ) -> tuple[dict[str, Any], Record]:
-        """Run a case in a worker under a profiler; return the worker's answer and the record.
-
-        The profiler writes `report`.
-        wrapped: the worker's command with the profiler in front. log: the profiler's own log, if it writes one.
-        """
         for stale in (report, nsys.recorded(report)):
             stale.unlink(missing_ok=True)
         if log is not None:
@@ -136,10 +128,7 @@ class UnderProfiler:
         return case_request(planned, self.run.file.policy, "profile", asked)
 
     def _record_of(self, answer: Mapping[str, Any], planned: Planned) -> Record:
-        """Return the record in a worker's answer.
-
-        Raises ToolLost if the record is invalid or of another case or GPU, or if its status is not "ok".
-        """
+        """Return the record in an answer; ToolLost if invalid, of another case or GPU, or not "ok"."""
         try:
             record = record_of(answer, planned)
             self.slot.refuse_another_gpu(record.environment)
@@ -156,10 +145,6 @@ class UnderProfiler:
 
 
 def _answer(worker: WorkerProcess, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
-    """Return the worker's answer to a request.
-
-    last: as in `WorkerProcess.ask`. Raises ToolLost, with status and reason, if the worker does not answer.
-    """
     try:
         return worker.ask(request, limit_s, last=last)
     except WorkerLost as lost:
@@ -167,10 +152,6 @@ def _answer(worker: WorkerProcess, request: Mapping[str, Any], limit_s: float, *
 
 
 def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
-    """Return a ToolLost with the reason why a profiler failed, and with advice.
-
-    log: text of the profiler's log. otherwise: the reason if `log` has none. status: of the case.
-    """
     if ncu.FORBIDDEN in log:
         return ToolLost(
             "ncu may not read the GPU's counters: load the driver with NVreg_RestrictProfilingToAdminUsers=0, "
@@ -192,17 +173,13 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
 
 
 def _ending(status: int) -> str:
-    """Return in words how a profiler ended without a report.
-
-    status: its exit status; a negative one, or one above 128, stands for a signal.
-    """
+    """Return in words how a profiler ended; status: negative or above 128 for a signal."""
     if name := signal_of(status):
         return f"it was killed by {name}"
     return f"it ended with status {status}" if status else "it left no report"
 
 
 def _read_by(command: Sequence[str]) -> str:
-    """Return a report command's stdout. Raises ProfileError if the command fails."""
     env = child_environment({"LC_ALL": "C"})  # a comma separates thousands only
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_READ_S, env=env)

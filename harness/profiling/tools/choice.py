@@ -38,7 +38,7 @@ class Tools:
 def choose(way: str, device: str) -> Tools:
     """Return the profilers to use for a device, "cpu" or "cuda".
 
-    way: value of the option --with, one of `WAYS`; "auto" takes the Nsight tools that are usable, else Kineto.
+    way: one of `WAYS`; "auto" takes the Nsight tools that are usable, else Kineto.
     Raises ProfileError if `way` is unknown or names an unusable profiler.
     """
     if way not in WAYS:
@@ -67,10 +67,7 @@ def choose(way: str, device: str) -> Tools:
 
 
 def usable(program: str, oldest: tuple[int, int]) -> tuple[str, str]:
-    """Return (version, "") if a profiler is usable, and ("", reason) if not.
-
-    program: its name on the path. oldest: the oldest usable version.
-    """
+    """Return (version, "") if the program is on the path and new enough, else ("", reason)."""
     if shutil.which(program) is None:
         return "", f"{program} is not on the path"
     try:

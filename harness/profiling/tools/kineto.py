@@ -20,7 +20,7 @@ _LAUNCH = ("cuda_runtime", "cuda_driver")
 
 
 class Recording:
-    """Result of `recording`; its `events`, the trace, exist once the block has ended."""
+    """Result of `recording`; its `events` exist once the block has ended."""
 
     events: list[Mapping[str, Any]]
 
@@ -29,9 +29,8 @@ class Recording:
 def recording(
     device: str, with_ranges: bool, keep: Path | None = None, before: Callable[[], object] | None = None
 ) -> Iterator[Recording]:
-    """Record the block with torch.profiler.
+    """Record the block with torch.profiler: kernels on "cuda", operators on "cpu".
 
-    device: "cuda" records kernels, "cpu" records operators.
     with_ranges: whether to record each `nvtx_range` too, which slows the block down.
     keep: path for the compressed trace, for a viewer such as Perfetto; None to discard the trace.
     before: called before the block, with the profiler turned on but not recorded.
@@ -76,7 +75,7 @@ def events_of(text: bytes) -> list[Mapping[str, Any]]:
 
 
 def launched(events: Iterable[Mapping[str, Any]], device: str) -> list[Launched]:
-    """Return every kernel launch in a trace, or for `device` "cpu", every call of an operator.
+    """Return a trace's kernel launches, or for "cpu" its calls of operators.
 
     Raises ProfileError if an event lacks a field.
     """

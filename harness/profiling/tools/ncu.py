@@ -1,7 +1,6 @@
 """Write commands for Nsight Compute, and read each kernel's counters from its report.
 
-The program `ncu` prints the report as a table (`--import REPORT --csv --page raw`), which this module reads. NVIDIA's
-Python package for reports is proprietary, and does not notice that a report is truncated.
+`ncu` prints the report as a table. NVIDIA's Python package for reports is proprietary and accepts truncated ones.
 """
 
 import csv
@@ -93,9 +92,9 @@ _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 def wrapping(report: Path, log: Path, phase_ranges: Sequence[str]) -> list[str]:
     """Return the start of a command that runs a worker under Nsight Compute.
 
-    Nsight Compute counts kernels of the layer `COUNTED_LAYER` and kernels outside layers, only in `profiler_range`.
-    report, log: files that Nsight Compute writes. phase_ranges: names of the ranges that contain the layers.
-    Each kernel is replayed several times without flushing caches or locking clocks, so its times differ from a run's.
+    Nsight Compute counts kernels of the layer `COUNTED_LAYER` and outside layers, only in `profiler_range`.
+    report, log: files that it writes. phase_ranges: names of the ranges that contain the layers.
+    It replays each kernel with warm caches and free clocks, so its times differ from a run's.
     """
     return [
         PROGRAM,
@@ -123,18 +122,18 @@ def importing(report: Path) -> list[str]:
 
 
 def complaint(log: str) -> str:
-    """Return the first error message in the log of Nsight Compute; "" without an error."""
+    """Return the first error message in a log of Nsight Compute; "" without an error."""
     found = _ERROR.search(log)
     return found.group(1).strip() if found else ""
 
 
 def profiled_launches(log: str) -> int:
-    """Return the number of launches that Nsight Compute counted, from its log."""
+    """Return the number of counted launches from a log of Nsight Compute."""
     return len(_PROFILED.findall(log))
 
 
 def read(table: str, launches: int | None = None) -> dict[str, Counters]:
-    """Return counters by kernel name, from the table that the command of `importing` prints.
+    """Return counters by kernel name from the table that `importing` prints.
 
     Kernel names are written as torch.profiler writes them.
     launches: number of launches in the log, to notice a truncated table; None if unknown.
@@ -150,10 +149,7 @@ def read(table: str, launches: int | None = None) -> dict[str, Counters]:
 
 
 def _rows(table: str) -> list[tuple[str, Mapping[str, float]]]:
-    """Return (kernel, numbers by metric) of each launch in the table, in µs and bytes.
-
-    Raises ProfileError if the table is truncated, empty or not Nsight Compute's.
-    """
+    """Return (kernel, numbers by metric) of each launch in the table, in µs and bytes."""
     lines = [line for line in table.splitlines() if line.startswith('"')]  # the others are messages
     begin = next((place for place, line in enumerate(lines) if line.startswith('"ID"')), None)
     if begin is None:

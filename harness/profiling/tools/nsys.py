@@ -18,10 +18,7 @@ _COPIES = (("CUPTI_ACTIVITY_KIND_MEMCPY", "memory copy"), ("CUPTI_ACTIVITY_KIND_
 
 
 def wrapping(report: Path) -> list[str]:
-    """Return the start of a command that runs a worker under Nsight Systems.
-
-    report: path ending in .nsys-rep, for the report on the worker's `profiler_range`.
-    """
+    """Return the start of a command under Nsight Systems; `report` must end in .nsys-rep."""
     return [
         PROGRAM,
         "profile",
@@ -38,15 +35,12 @@ def wrapping(report: Path) -> list[str]:
 
 
 def recorded(report: Path) -> Path:
-    """Return the path of the raw recording (.qdstrm), from which nsys makes `report`."""
+    """Return the path of the raw recording (.qdstrm) behind `report`."""
     return report.with_suffix(".qdstrm")
 
 
 def not_imported(report: Path, words: str) -> str:
-    """Return advice if Nsight Systems left a raw recording but no report, otherwise "".
-
-    words: last line of the profiler's stderr.
-    """
+    """Return advice if nsys left a raw recording but no report, else ""; `words`: its last line."""
     if report.exists() or not recorded(report).exists():
         return ""
     why = f" ({words})" if words else ""
@@ -104,11 +98,7 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
 
 
 def _rows(connection: sqlite3.Connection, tables: set[str]) -> Iterator[Sequence]:
-    """Yield each kernel or copy as a row.
-
-    (name, start, end, registers, shared bytes, GPU, stream, process, correlation)
-    start, end: in nanoseconds. correlation: number that relates GPU work to the call on the host that launched it.
-    """
+    """Yield (name, start, end, registers, shared bytes, GPU, stream, process, launch id), in ns."""
     if _KERNELS in tables:
         # Nsight Systems demangles differently from torch.profiler.
         rows = connection.execute(

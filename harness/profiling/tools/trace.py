@@ -27,8 +27,8 @@ class Launched:
     """One recorded launch of a kernel, or one call of an operator on a CPU.
 
     own_us: duration; for an operator, without the operators that it called.
-    path: names of the ranges around the launch, the outermost first.
-    stream: id of the CUDA stream, whose launches run one after another; None if unknown.
+    path: names of the ranges around the launch, outermost first.
+    stream: id of the CUDA stream; None if unknown.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Launched:
 def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
     """Return launches by start, each after the end of the previous one on its stream.
 
-    With programmatic dependent launch, a kernel can start earlier, but then only waits for the end of the previous one.
+    With programmatic dependent launch, a kernel can start earlier, but only waits.
     """
     ends: dict[Hashable, float] = {}
     apart = []
@@ -60,7 +60,7 @@ def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
 def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 1) -> dict[str, Any]:
     """Return the fields of a `Region` from launches: times, kernels, ranges and timeline.
 
-    timed: launches of `runs` runs, which give times and kernels. ranged: launches of one call, which give the ranges.
+    timed: launches of `runs` runs, for times and kernels. ranged: launches of one call, for the ranges.
     Raises ProfileError if there are no launches, or more distinct kernels than a profile holds.
     """
     if not timed:
@@ -84,7 +84,7 @@ def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 
 class Runs:
     """Description of profiled runs.
 
-    runs: number of runs. calls: calls in each run, without a pause. units: units of work in each call.
+    runs: number of runs, each of `calls` calls without a pause. units: units of work in each call.
     host_us: for an engine, the time of each run by the host's clock.
     alone_us: time of a run without the profiler; 0 if unknown.
     replayed: whether runs are replays of a CUDA graph.
@@ -102,7 +102,7 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
     """Return a profile's fields: those of `found_in`, "units" and "notes".
 
     launched: launches of the runs in `seen`; only typical runs count. ranged: launches of one call with ranges.
-    If the profiler delayed the runs, "region_us" and "longest_gap_us" are corrected by the time without a profiler.
+    Delays by the profiler are removed from "region_us" and "longest_gap_us".
     """
     kept, runs, region_us, notes = _typical(launched, seen)
     found = found_in(kept, ranged, runs * seen.calls)
@@ -126,8 +126,7 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
 def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], int, float, list[str]]:
     """Return (launches, runs, total time, notes) of the middle half of runs by duration.
 
-    Runs that the profiler delayed are thus left out, and so are pauses between runs. If runs launch different kernels,
-    the result is for all runs and includes pauses.
+    This leaves out runs that the profiler delayed, and pauses. If runs launch different kernels, everything counts.
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, seen.runs):
@@ -151,10 +150,7 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Return (launches, runs) of the last `runs` runs, or of all if their kernels differ.
-
-    launched: launches of `recorded` runs.
-    """
+    """Return (launches, runs) of the last `runs` of `recorded` runs; of all if kernels differ."""
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
@@ -192,10 +188,7 @@ def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
 
 
 def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[Range]:
-    """Return the ranges around launches, by start, each with its launches by kernel.
-
-    kernels: the profile's kernels; launches of other kernels are left out.
-    """
+    """Return the ranges around launches, by start, each with its launches of `kernels`."""
     indices = {kernel.name: index for index, kernel in enumerate(kernels)}
     found: dict[tuple[str, ...], dict[int, list[float]]] = {}
     for each in sorted(launched, key=lambda each: each.start_us):
@@ -217,8 +210,7 @@ def timeline_of(
 ) -> Timeline:
     """Return the timeline of the first of `runs` runs; if ranges show steps, of its first step.
 
-    timed: launches of the runs. ranged: launches of one call with ranges. If both a run and that call have the same
-    number of launches, each launch of the run gets the range of the same launch in the call.
+    timed: launches of the runs. ranged: launches of one call, whose ranges the run gets if it has as many launches.
     The timeline has at most `TIMELINE_LIMIT` launches.
     """
     run = sorted(timed, key=lambda each: each.start_us)
@@ -241,11 +233,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Return the number of launches in the first step; all launches if there are no steps.
-
-    A step lasts from one start of the first layer to its next start, with another layer in between.
-    paths: the names of the ranges around each launch.
-    """
+    """Return the launches of the first step, which ends at the first layer's next start, or all."""
     layers = [path[: depth + 1] for path in paths if (depth := _layer_depth(path)) is not None]
     begin, other = None, False
     for number, path in enumerate(paths):
@@ -282,8 +270,6 @@ def busy(launched: Iterable[Launched]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Span:
-    """A recorded range, with the host's thread that entered the range."""
-
     name: str
     thread: Any
     start_us: float
@@ -299,7 +285,6 @@ class Nesting:
             self._threads[span.thread].append(span)
 
     def paths(self, moments: Iterable[tuple[Any, float]]) -> list[tuple[str, ...]]:
-        """Return for each (thread, moment in µs) the names of ranges around it, outermost first."""
         wanted: dict[Any, list[tuple[float, int]]] = defaultdict(list)
         paths: list[tuple[str, ...]] = []
         for number, (thread, moment) in enumerate(moments):
@@ -322,9 +307,9 @@ class Nesting:
 
 
 def demangled(name: str) -> str:
-    """Return a C++ symbol demangled as torch.profiler does.
+    """Return a C++ symbol demangled as torch.profiler does; other names are unchanged.
 
-    Other names are returned unchanged, and without the library libstdc++, all names.
+    Without the library libstdc++, all names are.
     """
     return _demangler()(name)
 
