@@ -56,10 +56,6 @@ _Value = Annotated[Scalar, PlainValidator(_scalar)]
 
 
 def _sorted_options(options: Any) -> Any:
-    """Return a case's options as (name, value) pairs sorted by name.
-
-    options: a mapping or pairs. Raises ValueError for anything else, and if a name occurs twice.
-    """
     try:
         pairs = [tuple(pair) for pair in (options.items() if isinstance(options, Mapping) else options)]
         names = {name for name, _ in pairs}
@@ -73,7 +69,7 @@ def _sorted_options(options: Any) -> Any:
 
 @dataclass(frozen=True, config=STORED)
 class Case:
-    """One point to measure.
+    """One point to measure; ValueError if a field is invalid.
 
     phase: "forward" (a prompt), "generate" (steady-state steps) or "request" (a prompt, then steps).
     batch: number of sequences.
@@ -81,8 +77,7 @@ class Case:
     state_dtype: dtype of the recurrent state or KV cache, "" for the system's default.
     timing: "eager" (ordinary calls), "graph" (replays of a CUDA graph) or "engine" (the system times itself).
     l2: "warm", or "cold" to flush the L2 cache before each launch.
-    options: further settings that differ from their defaults, such as (("mini_batch", 32),), sorted by name.
-    Raises pydantic's ValidationError, which is a ValueError, if a field is invalid.
+    options: (name, value) pairs that differ from their defaults, sorted by name.
     """
 
     system: Name
@@ -99,16 +94,12 @@ class Case:
 
     @cached_property
     def key(self) -> str:
-        """Hash of the case in 16 hexadecimal digits; equal cases have equal keys in every process.
-
-        The hash ignores fields at their default, so a field added later changes no existing key.
-        """
+        """Hash of the fields in 16 hexadecimal digits; fields at their default do not change it."""
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def system_backend(self) -> str:
-        """The text SYSTEM/BACKEND, as on the command line."""
         return f"{self.system}/{self.backend}"
 
     @property
@@ -120,12 +111,10 @@ class Case:
         return " ".join([*words, *(f"{name}={value}" for name, value in self.options)])
 
     def option(self, name: str, default: Any = None) -> Any:
-        """Return the value of the option `name`, or `default` if the case lacks that option."""
         return dict(self.options).get(name, default)
 
     @property
     def new_tokens(self) -> int:
-        """Number of tokens that a request generates after each prompt."""
         return int(self.option("steps", STEPS))
 
     @model_serializer

@@ -1,7 +1,4 @@
-"""Catalogue of a run: labels, drawing styles, suites and figures.
-
-Each run stores its own catalogue. Reports can thus draw runs of other versions, and systems of other repositories.
-"""
+"""Catalogue that each run stores, so that reports can draw runs of other versions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -21,9 +18,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 class SystemEntry(Stored):
     """Label and drawing style of a system in reports.
 
-    family: kind of the system, such as "TTT".
-    tone: index of its colour, below `TONES`.
-    marker: one of `MARKERS`.
+    family: kind of the system, such as "TTT". tone: index of its colour, below `TONES`. marker: one of `MARKERS`.
     """
 
     name: Text
@@ -58,8 +53,7 @@ _Metric = Annotated[Text, AfterValidator(lambda name: _OLDER_METRICS.get(name, n
 class MetricEntry(Stored):
     """How reports show a metric: the number divided by `scale`, in `unit`.
 
-    better: "lower" or "higher", whichever is better; "" if neither is.
-    text: whether `ttt-bench table` shows it by default.
+    better: the better direction, "" for none. text: whether `ttt-bench table` shows the metric by default.
     """
 
     name: _Metric
@@ -75,7 +69,7 @@ class AxisEntry(Stored):
     """How reports name an axis of a figure: a field or an option of a case.
 
     phrase: words for a value in captions; {} stands for the value.
-    default: the option's value in cases that do not list the option; None if some systems lack the option.
+    default: value of an option that a case does not list; None if some systems lack the option.
     """
 
     name: Text
@@ -89,7 +83,7 @@ class PaperClaim(Stored):
     """A claim of the TTT paper on a figure: from `at_least` on, `system` beats `other`.
 
     text: the claim in words, as captions quote it.
-    margin: relative tolerance: `system` satisfies the claim even if it is worse by this share.
+    margin: share by which `system` may be worse and still satisfy the claim.
     """
 
     text: Text
@@ -103,13 +97,12 @@ class PaperClaim(Stored):
 class FigureEntry(Stored):
     """A figure of one phase of a suite: the metric `y` plotted against the axis `x`.
 
-    along: if `x` is a measured result such as interactivity, the axis that varies along a line, such as the batch.
-    source: the figure of the TTT paper that this one reproduces, such as "Figure 15, left"; "" for none.
-    y_log: whether the y axis is logarithmic.
+    along: if `x` is a result such as interactivity, the axis that varies along a line, such as the batch.
+    source: the TTT paper's figure that this one reproduces, such as "Figure 15, left"; "" for none.
     split: axes, with a separate figure for each of their values.
     forms: whether to add a figure of the ratio primal / dual, TTT's two forms.
     `lower_bound`: whether to draw the roofline bound (the metric `lower_bound_ms`) as well.
-    best: whether the finding under the figure compares the lines' highest y over all x, instead of their y at each x.
+    best: whether the finding below compares the lines' highest y over all x, instead of their y at each x.
     primary: lines, named SYSTEM/BACKEND, that answer the figure's question; empty for all lines.
     claims: claims of the paper, checked on the primary lines.
     """
@@ -167,10 +160,7 @@ class Catalogue(Stored):
                         raise ValueError(f"{where}: {axis!r} is no axis")
 
     def merged(self, newer: "Catalogue") -> "Catalogue":
-        """Return a catalogue with the entries of both catalogues.
-
-        If both have the same name, the entry of `newer` counts; a suite in both gets the cases of both.
-        """
+        """Return both catalogues' entries; `newer` wins, and a suite in both gets the cases of both."""
         parts: dict[str, Any] = {}
         for kind in ("systems", "backends", "metrics", "axes", "suites"):
             entries = {each.name: each for each in getattr(self, kind)}
@@ -183,19 +173,19 @@ class Catalogue(Stored):
         return Catalogue(**parts, phases=tuple((dict(self.phases) | dict(newer.phases)).items()))
 
     def system_label(self, name: str) -> str:
-        """Return the label of the system `name`, or `name` itself if the catalogue lacks the system."""
+        """Return the system's label, or `name` if the catalogue lacks the system."""
         return next((each.label for each in self.systems if each.name == name), name)
 
     def backend_label(self, name: str) -> str:
-        """Return the label of the backend `name`, or `name` if the catalogue lacks it."""
+        """Return the backend's label, or `name` if the catalogue lacks the backend."""
         return next((each.label for each in self.backends if each.name == name), name)
 
     def metric(self, name: str) -> MetricEntry:
-        """Return the entry of a metric; if the catalogue lacks it, one labelled `name`."""
+        """Return the metric's entry, or one labelled `name` if the catalogue lacks it."""
         return next((each for each in self.metrics if each.name == name), MetricEntry(name, name))
 
     def axis(self, name: str) -> AxisEntry:
-        """Return the entry of an axis; if the catalogue lacks it, one labelled `name`."""
+        """Return the entry of an axis, or one labelled `name` if the catalogue lacks it."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))
 

@@ -24,7 +24,7 @@ from harness.schema.record import RecordError
 class Holder(Stored):
     """A process that holds a run or one of its jobs.
 
-    array, index, restart: Slurm's array id, the task's index in it, and how often Slurm requeued the task.
+    array, index, restart: Slurm's array id, the task's index, and how often Slurm requeued the task.
     """
 
     host: Text
@@ -49,7 +49,6 @@ class Holder(Stored):
 
     @property
     def is_here(self) -> bool:
-        """Whether the process runs, or ran, on this machine."""
         return self.host == socket.gethostname()
 
     @property
@@ -81,9 +80,9 @@ class Claims:
         self.folder = _folder(run_folder) / array
 
     def take(self, job: str, holder: Holder) -> bool:
-        """Claim a job for the task `holder`; return whether the task now holds the job.
+        """Claim a job for `holder`; return whether it now holds the job.
 
-        A task can claim an unclaimed job, and a job that the same task claimed before Slurm requeued the task.
+        A task can also claim the job that it claimed before Slurm requeued it.
         """
         if self.is_finished(job):
             return False
@@ -100,7 +99,7 @@ class Claims:
             return True
 
     def finish(self, job: str) -> None:
-        """Mark a claimed job as finished, so that no task of the array claims the job again."""
+        """Mark a claimed job as finished, so that no task of the array claims it again."""
         with refusing(self.folder, "written", RecordError):
             os.replace(self._path(job), self._done(job))
 
@@ -109,7 +108,6 @@ class Claims:
         return _read(self._path(job))
 
     def is_finished(self, job: str) -> bool:
-        """Return whether a task of the array finished the job."""
         return self._done(job).exists()
 
     def _path(self, job: str) -> Path:
@@ -120,15 +118,12 @@ class Claims:
 
 
 def note_holder(run_folder: Path, holder: Holder) -> None:
-    """Write a file that names `holder` as the process that holds the whole run."""
+    """Note `holder` as the process that holds the whole run."""
     _note(run_folder, "run.json", holder)
 
 
 def forget_holder(run_folder: Path, alone: bool) -> None:
-    """Remove the file that `note_holder` wrote, if it exists.
-
-    alone: whether this process holds the whole run; then the folder of claims is removed too, if it is empty.
-    """
+    """Remove the file of `note_holder`; `alone`: also the folder of claims, if it is empty."""
     with suppress(OSError):
         (_folder(run_folder) / "run.json").unlink(missing_ok=True)
         if alone:
@@ -149,20 +144,17 @@ def holder_alone(run_folder: Path) -> Holder | None:
 
 
 def note_submission(run_folder: Path, array: str) -> None:
-    """Write a file with the run's Slurm job id (`array`) and this host's name."""
+    """Note the run's Slurm job id (`array`) and this host."""
     _note(run_folder, "submission.json", Holder(socket.gethostname(), os.getpid(), array))
 
 
 def submission(run_folder: Path) -> Holder | None:
-    """Return a Holder with the run's Slurm job id (`array`) and submitting `host`.
-
-    Return None if the run was not submitted to Slurm.
-    """
+    """Return a Holder with the run's Slurm job id (`array`) and submitting `host`, or None."""
     return _read(_folder(run_folder) / "submission.json")
 
 
 def forget_submission(run_folder: Path) -> None:
-    """Remove the file that `note_submission` wrote. Call it once the Slurm job has ended."""
+    """Remove the note of `note_submission`, once the Slurm job has ended."""
     with refusing(run_folder, "written", RecordError):
         (_folder(run_folder) / "submission.json").unlink(missing_ok=True)
 

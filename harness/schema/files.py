@@ -16,10 +16,7 @@ READ_LIMIT = 256 << 20  # bytes
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file and return its file descriptor.
-
-    Raises OSError for a Git LFS pointer, a folder, a pipe and a device. Reading a pipe or a device could block.
-    """
+    """Open a regular file; OSError for a Git LFS pointer, a folder, a pipe or a device."""
     # O_NONBLOCK: opening a FIFO waits for its writer.
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     mode = os.fstat(descriptor).st_mode
@@ -42,19 +39,13 @@ def read_regular(path: Path, limit: int = READ_LIMIT) -> bytes:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write `path` by renaming a complete file, so that no reader sees half of it.
-
-    Characters that UTF-8 cannot encode become question marks.
-    """
+    """Replace `path` by a complete file; characters that UTF-8 lacks become question marks."""
     with _temporary(path, content) as temporary:
         os.replace(temporary, path)
 
 
 def create_atomically(path: Path, content: str | bytes) -> bool:
-    """Create the file `path` with all of `content`; return False if it exists.
-
-    If several processes try at once, exactly one gets True.
-    """
+    """Create `path` with all of `content`; return False if it exists already."""
     with _temporary(path, content) as temporary:
         try:
             os.link(temporary, path)
@@ -73,7 +64,6 @@ def create_atomically(path: Path, content: str | bytes) -> bool:
 
 @contextmanager
 def _temporary(path: Path, content: str | bytes) -> Iterator[str]:
-    """Yield the path of a temporary file next to `path` with `content`, then remove it."""
     data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
     temporary = str(path.parent / f".{path.name}.{secrets.token_hex(4)}")
     # The umask sets the mode of the file. There is no chmod, because some mounts refuse it.
@@ -89,10 +79,7 @@ def _temporary(path: Path, content: str | bytes) -> Iterator[str]:
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return a folder's paths that match `pattern`, by name; [] if the folder is missing.
-
-    Hidden files, and files that file managers leave behind, are left out.
-    """
+    """Return a folder's visible paths that match, by name; [] if the folder is missing."""
     found = (path for path in folder.iterdir() if path.match(pattern)) if folder.is_dir() else ()
     return sorted(path for path in found if not path.name.startswith(".") and path.name not in _LEFT_BEHIND)
 

@@ -12,12 +12,11 @@ MOST_SAMPLES = 1_000_000
 class Policy:
     """When to stop sampling: at a precise median or after a time, as in NVBench.
 
-    `measure.timer` has more rules.
-    precision: sampling ends once the 95% interval of the median is within this share of the median.
+    precision: share of the median within which its 95% interval must lie.
     budget_s: seconds of sampling; up to five times as many while the interval exceeds twice `precision`.
         With 0, the warm-up is skipped and sampling ends after `min_samples` samples.
-    min_samples: sampling never ends with fewer samples.
-    Raises pydantic's ValidationError, which is a ValueError. Fields that only earlier versions had are ignored.
+    min_samples: fewest samples.
+    Raises ValueError for an invalid field and ignores fields of earlier versions.
     """
 
     precision: Annotated[float, Field(gt=0, lt=1)] = 0.01

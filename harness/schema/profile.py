@@ -40,11 +40,10 @@ class Counters(Stored):
     operations: FLOPs per launch, by tensor cores and float32 instructions.
     use: percent of peak throughput by unit (sm, l2, dram, tensor, and memory for the busiest memory unit).
     occupancy, occupancy_limit: active warps in percent of an SM's warps, and the most that the launch allows.
-    blocks_per_sm: how many blocks fit on an SM if only one resource (blocks, registers, shared, warps) limits them.
-    grid, block: number of blocks in the grid, and number of threads in a block.
-    l1_hit, l2_hit: hit rates in percent.
+    blocks_per_sm: blocks that fit on an SM if only one resource (blocks, registers, shared, warps) limits them.
+    grid, block: blocks in the grid, and threads in a block. l1_hit, l2_hit: hit rates in percent.
     memory: bytes per launch by memory level and direction, such as dram_read; TMA transfers bypass the L1.
-    stalls: share of a warp's time between two instructions, by stall reason; the shares sum to at most 1.
+    stalls: share of a warp's time between two instructions, by stall reason; they sum to at most 1.
     conflicts: share of shared-memory wavefronts that are bank conflicts.
     l2_peak_gbs, fp32_peak_tflops: peaks at the clocks of the counted launches.
     """
@@ -73,8 +72,7 @@ class Counters(Stored):
 class Kernel(Stored):
     """All launches of one kernel in the profiled region; on a CPU, all calls of one operator.
 
-    time_us: total time of the launches.
-    registers: per thread. shared_bytes: shared memory per block. Both are None if unknown.
+    time_us: total time. registers: per thread. shared_bytes: per block. Both are None if unknown.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -96,12 +94,11 @@ class Kernel(Stored):
 
     @property
     def mean_us(self) -> float:
-        """Mean time per launch in microseconds."""
         return self.time_us / self.launches
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether the counted launches did other work, as their time differs from the mean.
+        """Whether the counted launches' time differs from the mean, so that they did other work.
 
         For example, the last generate step of a TTT mini-batch also updates the weights W.
         """
@@ -109,7 +106,6 @@ class Kernel(Stored):
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
     def _of_mean_launch(self, counted: float | None) -> float | None:
-        """Return a count per mean launch, scaled by time if the counted launches differ."""
         if counted is None or self.counters is None:
             return None
         return counted * self.mean_us / self.counters.time_us if self.is_counted_unlike else counted
@@ -119,7 +115,7 @@ class Kernel(Stored):
 class RangeKernel(Stored):
     """Launches of one kernel in a `Range`, without launches in nested ranges.
 
-    kernel: index into the profile's kernels. time_us: total time of the launches.
+    kernel: index into the profile's kernels. time_us: total time.
     """
 
     kernel: int
@@ -129,10 +125,7 @@ class RangeKernel(Stored):
 
 @dataclass(frozen=True)
 class Range(Stored):
-    """An NVTX range in one eager call, with its kernels.
-
-    path: names from the outermost range to this one, such as ("generate", "layer 0").
-    """
+    """An NVTX range in one eager call; path: its names, such as ("generate", "layer 0")."""
 
     path: tuple[str, ...]
     kernels: tuple[RangeKernel, ...]
@@ -143,8 +136,8 @@ class Timeline(Stored):
     """Launches of one run or its first step, by start, in columns of equal length.
 
     kernel, range: indices into the profile's kernels and ranges; the range is -1 for a launch in no range.
-    wait_ns: time since the end of the previous launch, negative if the two overlap. time_ns: duration.
-    left_out: number of launches of the run that the timeline omits.
+    wait_ns: time since the end of the previous launch, negative if they overlap. time_ns: duration.
+    left_out: number of the run's launches that the timeline omits.
     """
 
     kernel: tuple[int, ...] = ()
@@ -165,7 +158,7 @@ class Region(Stored):
     units: units of work (such as generate steps) in all runs together.
     region_us: total time of the runs, each from the start of its first kernel to the end of its last.
         For an engine, it is the time that the engine reports. Delays by the profiler are subtracted.
-    busy_us: time with at least one running kernel. longest_gap_us: longest idle time without interruption.
+    busy_us: time with at least one running kernel. longest_gap_us: longest idle time.
     ranges: NVTX ranges with their kernels, from one eager call.
     `ceilings`: peaks measured in this process, `copy_gbs` (10^9 bytes/s) and `product_tflops` (GEMM, 10^12 FLOPs/s).
     work: least FLOPs and bytes of one unit, by part; {} if not counted.
@@ -220,11 +213,9 @@ class Profile(Region):
     """Profile of a case: a `Region` with its case, status, tools and environment.
 
     status, reason: as in a record; every status except "ok" has a reason and no kernels.
-    tools: versions of the profilers by name. commands: their command lines without folders.
-    notes: sentences about missing parts.
+    tools: versions of the profilers. commands: their command lines without folders. notes: what is missing.
     environment: device, device_kind, gpu, software, commit and dirty, as in a record.
-    stages_s: seconds of the stages "times" and "ratios" (counters), including model builds and worker starts.
-        Profiles of version 0.1 also have "build".
+    stages_s: seconds of "times" and "ratios" (counters) with model builds and worker starts; "build" in version 0.1.
     """
 
     tool: Literal["ttt-bench profile"] = field(default="ttt-bench profile", kw_only=True)
@@ -248,31 +239,25 @@ class Profile(Region):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Profile":
-        """Return a profile with the fields in `values`, as JSON values or dataclasses.
-
-        Raises ProfileError if a field is invalid.
-        """
+        """Return a profile from JSON values or dataclasses; ProfileError if a field is invalid."""
         try:
             return parsed(_ADAPTER, json.dumps(values, allow_nan=False, default=asdict), ProfileError)
         except (TypeError, ValueError) as error:
             raise ProfileError(str(error)) from None
 
     def to_json(self) -> str:
-        """Return the profile as a line of JSON without newline, `tool` and `schema` first."""
+        """Return the profile as a line of JSON without newline."""
         values = {"tool": self.tool, "schema": self.schema, **_ADAPTER.dump_python(self, mode="json")}
         return json.dumps(values, separators=(",", ":"), allow_nan=False)
 
 
 def profile_path(folder: Path, key: str) -> Path:
-    """Return the path of a case's profile in the run's folder `folder`. key: `Case.key`."""
+    """Return the path of a profile in a run's folder; key: `Case.key`."""
     return folder / "profiles" / f"{key}.json"
 
 
 def write_profile(folder: Path, profile: Profile) -> None:
-    """Write a profile into the run's folder, replacing the case's earlier profile.
-
-    Raises ProfileError if the file cannot be written.
-    """
+    """Write a profile into the run's folder, or raise ProfileError."""
     path = profile_path(folder, profile.case.key)
     with refusing(path, "written", ProfileError):
         path.parent.mkdir(exist_ok=True)

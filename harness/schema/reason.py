@@ -74,7 +74,6 @@ def sentence(text: str) -> str:
 
 
 def _short_memory(found: re.Match[str]) -> str:
-    """Shorten PyTorch's message: `CUDA out of memory: needed 3.0 GiB more, 2.0 of 79.2 free`."""
     asked, total, free = (_gib(*found.groups()[at : at + 2]) for at in (0, 2, 4))
     return f"CUDA out of memory: needed {asked} GiB more" + (f", {free} of {total} free" if total else "")
 
@@ -87,10 +86,7 @@ def _gib(number: str | None, unit: str | None) -> str:
 
 
 def _without_home(line: str) -> str:
-    """Replace the home folder by `~`, because `_FOLDERS` does not match every home folder.
-
-    Return the line unchanged if the home folder is unknown or `/`.
-    """
+    """Replace the home folder, which `_FOLDERS` may not match, by `~`."""
     try:
         home = str(Path.home())
     except RuntimeError:
@@ -107,7 +103,7 @@ def of_exception(error: BaseException) -> str:
 def invalid(error: ValidationError) -> str:
     """Return pydantic's first error: `samples_ms.2: Input should be a valid number, not 'many'`.
 
-    An error in the field `tool` or `schema` counts as the first, because it explains all other errors.
+    An error in `tool` or `schema` comes first, because it explains all others.
     """
     first = min(error.errors(include_url=False), key=lambda each: each["loc"][:1] not in (("tool",), ("schema",)))
     where = ".".join(map(str, first["loc"]))

@@ -46,9 +46,8 @@ def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError
 
 
 def json_values(value: Any) -> Any:
-    """Return a value for JSON: printable text, and None instead of NaN and infinity.
+    """Return a nested value for JSON: printable text, and None instead of NaN and infinity.
 
-    This includes nested lists and mappings.
     Raises ValueError for an integer of 2^64 or more, because some JSON readers would convert it to a float.
     """
     if isinstance(value, str):
@@ -110,14 +109,13 @@ _Reason = Annotated[
 
 
 def _version(value: Any) -> Any:
-    """Return `SCHEMA_VERSION` for every readable version; other validators translate old names."""
+    """Older records become the current version: other validators translate their names."""
     if isinstance(value, int) and not _OLDEST <= value <= SCHEMA_VERSION:
         raise ValueError(f"must be {_OLDEST} to {SCHEMA_VERSION}")
     return SCHEMA_VERSION if isinstance(value, int) else value
 
 
 def _settings(values: Any) -> Any:
-    """Return settings with names of older versions replaced by the current names."""
     if not isinstance(values, dict):
         return values
     return {_OLDER_SETTINGS.get(name, name): value for name, value in values.items()}
@@ -130,20 +128,20 @@ _Status = Annotated[str, BeforeValidator(lambda text: "incorrect" if text == "ga
 
 @dataclass(config={"strict": True, "extra": "forbid"})
 class Record:
-    """Result of one case; pydantic's ValidationError if fields are wrong or contradict.
+    """Result of one case; ValueError if fields are wrong or contradict.
 
-    repeat: number of the repeat, from 0; each repeat measures the case in a fresh process.
-    status: one of `STATUSES`, explained in harness/README.md. Every status except "ok" has a reason and no samples.
+    repeat: number of the repeat, from 0; each measures the case in a fresh process.
+    status: one of `STATUSES`, explained in harness/README.md. All except "ok" have a reason and no samples.
     samples_ms: raw samples in milliseconds per unit of work, such as a generate step.
     throttled: for each sample, whether the GPU was throttled.
     calls: units of work in one sample. tokens: tokens of one unit. stop: the criterion that ended sampling.
-    `check`: checks of the outputs before timing and of the timed call, as `Checks.to_dict()`; None without checks.
-    metrics: further results by name; NaN and infinity become None. settings: the system's settings by name, as text.
-    environment: `environment.snapshot()` with readings "before" the case and "after" the last sample.
-        The throttle_reasons in "after" are all reasons that were seen while sampling.
-    started_at: ISO 8601, UTC. wall_s: seconds that the case took. stages_s: seconds by stage: build, `check`,
-        warm_up, sample and reference.
-    earlier: previous records of this case and repeat in the file, oldest first; not stored in the file.
+    `check`: `Checks.to_dict()` of the outputs before timing and of the timed call; None without checks.
+    metrics: further results; NaN and infinity become None. settings: the system's settings, as text.
+    environment: `environment.snapshot()`, readings "before" the case and "after" the last sample.
+        The throttle_reasons in "after" are those of all samples.
+    started_at: ISO 8601, UTC. wall_s, stages_s: seconds of the case and of its stages build, `check`, warm_up, sample
+        and reference.
+    earlier: previous records of this case and repeat in the file, oldest first; not stored.
     """
 
     schema: _Schema = field(default=SCHEMA_VERSION, kw_only=True)
@@ -177,11 +175,10 @@ class Record:
             raise ValueError("status 'ok' with a failed check")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record as JSON values, the schema version first. NaN and infinity become None."""
+        """Return the record as JSON values, the schema version first."""
         return json.loads(self.to_json())  # type: ignore[no-any-return]
 
     def to_json(self) -> str:
-        """Return the record as a line of JSON without a newline."""
         return _ADAPTER.dump_json(self).decode()
 
     @classmethod
@@ -201,7 +198,7 @@ _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 class RecordFile:
     """A file of records, a line of JSON each; only the process with the run's lock appends.
 
-    A killed writer may leave its last line incomplete: `read` ignores that line, `append` removes it.
+    An incomplete last line, left by a killed writer, is ignored by `read` and removed by `append`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -241,7 +238,6 @@ class RecordFile:
         return [_parse(f"{self.path}, line {number}", line) for number, line in enumerate(lines, start=1)]
 
     def _repair(self, fd: int) -> None:
-        """Remove the last line if it is incomplete; if only its newline is missing, add the newline."""
         content = os.pread(fd, os.fstat(fd).st_size, 0)
         start = content.rfind(b"\n", 0, max(0, len(content) - 1)) + 1
         line = content[start:]
@@ -254,7 +250,6 @@ class RecordFile:
 
 
 def _is_incomplete(line: bytes) -> bool:
-    """Whether a file's last line is only the beginning of a record."""
     line = line.removeprefix(BYTE_ORDER_MARK)
     if not line.startswith(_LINE_START[: len(line)]):
         return False

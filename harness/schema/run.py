@@ -30,10 +30,7 @@ _SUBMIT_S = 60.0  # how long a Slurm task waits for the process that submits it 
 
 
 class Run:
-    """A run's folder and the content of its run.json.
-
-    `create` makes a new run and `open` reads one; both raise RunError if that is impossible.
-    """
+    """A run's folder and its run.json; `create` and `open` raise RunError if they fail."""
 
     def __init__(self, folder: Path, file: RunFile) -> None:
         self.folder, self.file = folder, file
@@ -48,7 +45,7 @@ class Run:
 
     @staticmethod
     def refuse_held(folder: Path) -> None:
-        """Raise RunError if `folder` is a file, or a folder that already has a run or other files."""
+        """Raise RunError if `folder` is a file, or already has a run or other files."""
         with refusing(folder, "read", RunError):
             held, recorded = os.path.lexists(folder / FILE), listed(folder / "records")
             others = [path.name for path in listed(folder) if path.name not in _OURS]
@@ -73,24 +70,18 @@ class Run:
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """The run's jobs in the order of the plan."""
         return self.file.jobs
 
     @property
     def catalogue(self) -> Catalogue:
-        """The run's catalogue: labels, drawing styles, suites and figures."""
         return self.file.catalogue
 
     @property
     def mode(self) -> Mode:
-        """The mode of the run: "measure", "verify" or "profile"."""
         return self.file.mode
 
     def save(self, *, new: bool = False) -> None:
-        """Write run.json whole or not at all. Raises RunError if that fails.
-
-        new: whether the run is new; then a run.json that exists is an error too.
-        """
+        """Write run.json whole or not at all, or raise RunError; new: refuse to replace one."""
         try:
             (self.folder / "records").mkdir(parents=True, exist_ok=True)
             written = write_run_file(self.folder, self.file, new=new)
@@ -100,7 +91,7 @@ class Run:
             raise RunError(_HELD.format(self.folder))
 
     def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
-        """Return the run's jobs with the cases of `jobs`, a later request, appended.
+        """Return the run's jobs with the cases of a later request's `jobs`.
 
         A case in both is planned once, as in `Planned.merged`.
         """
@@ -138,7 +129,7 @@ class Run:
         return records
 
     def foreign(self, record: Record, job: Job) -> str:
-        """Return the reason why a record cannot belong to this job of this run; "" if it can."""
+        """Return why a record cannot belong to this job of this run; "" if it can."""
         if record.case.key not in self._planned.get(job.name, set()):
             return f"the case {record.case.label} is not one of the job {job.name}"
         if record.repeat >= self.file.repeats:
@@ -151,7 +142,7 @@ class Run:
     def records(self) -> list[Record]:
         """Return the last record of each case and repeat, in the order of the plan.
 
-        Raises RunError if a record file or a record belongs to no job, and RecordError for an invalid record.
+        Raises RunError for a record file or record of no job, and RecordError for an invalid record.
         """
         names = {f"{job.name}.jsonl" for job in self.jobs}
         for path in listed(self.folder / "records", "*.jsonl"):
@@ -168,7 +159,7 @@ class Run:
     def profiles(self) -> dict[str, Profile]:
         """Return the run's profiles by case key, in the order of the plan.
 
-        Raises ProfileError for an invalid profile, and RunError for a profile of an unplanned case.
+        Raises ProfileError for an invalid profile, and RunError for one of an unplanned case.
         """
         folder = self.folder / "profiles"
         planned = [each.case.key for job in self.jobs for each in job.cases]
@@ -183,10 +174,9 @@ class Run:
 
     @contextmanager
     def held(self, task: Holder | None = None) -> Iterator[None]:
-        """Lock the run's folder during the block, for this process or for Slurm tasks.
+        """Lock the run's folder in the block, or raise RunError if another process has locked it.
 
-        task: this process as a Slurm task, for a shared lock; None locks the folder for this process alone.
-        Raises RunError if another process holds a lock that excludes this one.
+        task: this process as a Slurm task, which shares the lock with the run's other tasks; None for no sharing.
         """
         with refusing(self.folder, "read", RunError):
             descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -226,7 +216,7 @@ class Run:
 def latest(job: Job, records: Iterable[Record]) -> list[Record]:
     """Return the last record of each case and repeat: cases in the job's order, then by repeat.
 
-    Set `earlier` of every record to the previous records of its case and repeat.
+    Sets the `earlier` of each record.
     """
     last: dict[tuple[str, int], Record] = {}
     for record in records:

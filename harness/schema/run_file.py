@@ -33,8 +33,7 @@ class Planned(Stored):
     """A case of a job, and how to run it.
 
     min_samples: fewest samples over all repeats, even beyond the policy's budget.
-    grows: whether the case belongs to a series of growing cases. Once one case of the series does not fit in memory,
-        the scheduler skips the larger ones.
+    grows: whether to skip the larger cases of its series once one does not fit in memory.
     """
 
     case: Case
@@ -42,19 +41,13 @@ class Planned(Stored):
     grows: bool = False
 
     def merged(self, other: "Planned") -> "Planned":
-        """Return this plan and another one for the same case as one plan.
-
-        It has the larger `min_samples`, and `grows` only if both plans have it.
-        """
+        """Merge two plans of one case: the larger `min_samples`; `grows` if both have it."""
         return Planned(self.case, max(self.min_samples, other.min_samples), self.grows and other.grows)
 
 
 @dataclass(frozen=True)
 class Job(Stored):
-    """All cases of one system on one backend.
-
-    One worker process at a time runs them on one GPU, and one file holds their records.
-    """
+    """All cases of one system on one backend, run by one worker at a time on one GPU."""
 
     system: str
     backend: str
@@ -70,12 +63,10 @@ class Job(Stored):
 
     @property
     def name(self) -> str:
-        """The text SYSTEM-BACKEND, which also names the job's record file."""
         return f"{self.system}-{self.backend}"
 
     @property
     def pair(self) -> Pair:
-        """The tuple (system, backend)."""
         return self.system, self.backend
 
 
@@ -83,9 +74,8 @@ class Job(Stored):
 class PastRequest(Stored):
     """One call of `ttt-bench` that planned or resumed the run.
 
-    at: time of the call. arguments: the command line.
+    arguments: the command line. request: the parsed arguments by name; empty in runs of version 0.1.
     commit: of this repository, "" if unknown. dirty: whether files differed from it, None if unknown.
-    request: the parsed arguments by name; empty in runs of version 0.1.
     """
 
     at: str
@@ -151,8 +141,7 @@ def read_run_file(folder: Path) -> RunFile:
 def write_run_file(folder: Path, file: RunFile, *, new: bool = False) -> bool:
     """Write run.json whole or not at all; return whether it was written.
 
-    new: write only if there is no run.json yet; otherwise replace the file.
-    Raises OSError, and ValueError for NaN or infinity, which JSON lacks.
+    new: keep an existing file. Raises OSError, and ValueError for NaN or infinity.
     """
     text = json.dumps(_ADAPTER.dump_python(file, mode="json"), separators=(",", ":"), allow_nan=False) + "\n"
     if new:

@@ -38,14 +38,13 @@ class Work(Stored):
         return Work(self.flops * times, self.bytes * times)
 
     def metrics(self) -> dict[str, float | None]:
-        """Return the numbers as the metrics `flops` and `bytes` of a record."""
         return {"flops": self.flops, "bytes": self.bytes}
 
 
 def needed_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> tuple[float, float]:
     """Return (ms for `flops`, ms for `moved` bytes) at the measured peaks; NaN if unknown.
 
-    `ceilings`: measured peaks `product_tflops` and `copy_gbs`.
+    `ceilings`: has `product_tflops` and `copy_gbs`.
     """
     computing_ms = known(flops) / (positive(known(ceilings.get("product_tflops"))) * 1e9)
     moving_ms = known(moved) / (positive(known(ceilings.get("copy_gbs"))) * 1e6)
@@ -59,7 +58,7 @@ def lower_bound_ms(flops: float | None, moved: float | None, ceilings: Mapping[s
 
 
 def known(value: float | None) -> float:
-    """Return the value as a float; NaN instead of None and infinity."""
+    """Return a float, NaN for None and infinity."""
     return float(value) if value is not None and math.isfinite(value) else math.nan
 
 
