@@ -25,7 +25,6 @@ class ProcessSamples:
 
     @cached_property
     def within(self) -> tuple[float, float, float]:
-        """(median, low, high) for a typical process, as in `pooled_interval`."""
         return pooled_interval(self.processes)
 
     @property
@@ -52,9 +51,9 @@ class ProcessSamples:
     def is_unsteady(self) -> bool:
         """Whether the times vary too much for a reliable latency.
 
-        One process: half the interval or the distance of the quartiles exceeds `STEADY`, relative to the median, or the
-        first and last quarter differ by over `DRIFT`. Two processes: the spread exceeds `STEADY`. More processes: half
-        the interval over processes exceeds `STEADY`.
+        One process: half the interval or the quartiles' distance exceeds `STEADY`, relative to the median, or the first
+        and last quarter differ by over `DRIFT`. Two: the spread exceeds `STEADY`. More: half the interval over
+        processes does.
         """
         if self.over_processes and len(self.processes) == 2:  # Student's interval of two is nine times their distance
             return self.spread > STEADY
@@ -68,10 +67,7 @@ class ProcessSamples:
 
 @dataclass(frozen=True)
 class Quality:
-    """Flags of a case. unsteady: whether the latency is unsteady.
-
-    unsteady_times: (metric, low, high) of TTFT and ITL, if unsteady.
-    """
+    """Flags of a case; unsteady_times: (metric, low, high) of an unsteady TTFT or ITL."""
 
     contended: bool = False  # other programs used the machine
     hot: bool = False  # thermally throttled
@@ -88,8 +84,7 @@ class Quality:
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
     """Return the flags of one case.
 
-    group: the case's records from one machine and commit.
-    timing: result of `timing_of` for the records with samples; None to compute it.
+    group: its records from one machine and commit. timing: result of `timing_of` for those with samples, if known.
     """
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
@@ -118,7 +113,6 @@ def timing_of(measured: Iterable[Record]) -> ProcessSamples:
 
 
 def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Return the records grouped by the key of their case."""
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(record.case.key, []).append(record)
@@ -128,7 +122,7 @@ def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
 def by_machine(repeats: Sequence[Record]) -> list[list[Record]]:
     """Return the repeats of a case grouped by machine and commit.
 
-    A failed repeat whose machine and commit have no group joins the first group, as such a record can lack both.
+    A failed repeat whose machine and commit have no group joins the first group.
     """
     machines: dict[tuple[str, ...], list[Record]] = {}
     for record in repeats:
@@ -150,7 +144,6 @@ def _machine(record: Record) -> tuple[str, ...]:
 
 
 def timed(records: Iterable[Record]) -> list[Record]:
-    """Return the records that have samples."""
     return [record for record in records if record.samples_ms]
 
 
@@ -164,7 +157,6 @@ def merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
 
 
 def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, float, float]]:
-    """Yield (metric, low, high) for TTFT and ITL, each only if its interval exceeds `STEADY`."""
     for name in TIMES_OF_A_REQUEST:
         time, low, high = (metrics.get(each) for each in (name, f"{name}_low", f"{name}_high"))
         if time is not None and low is not None and high is not None and high - low > 2 * STEADY * time:
@@ -174,8 +166,8 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """Return (median, low, high): the processes' median, and a typical process's interval.
 
-    low and high are the ends of each process's interval relative to its median, in the median over processes, times the
-    overall median. They do not contain differences between processes.
+    low and high are the median of each process's interval, relative to its median. They ignore differences between
+    processes.
     """
     within = [median_interval(samples) for samples in processes]
     centre = median(middle for middle, _, _ in within)
@@ -195,8 +187,8 @@ def quartiles_apart(samples: Sequence[float]) -> float:
 def ends_apart(samples: Sequence[float]) -> float:
     """Return the relative difference of the first and last quarter's medians.
 
-    Each quarter has at least six samples. The result is 0 for fewer than twelve samples, and if the `_middle` ranges of
-    the two quarters overlap. For steady Gaussian noise of 5%, the result exceeds 5% in at most 1.6% of cases.
+    It is 0 for fewer than twelve samples, or if the quarters' middle halves overlap. For steady Gaussian noise of 5%,
+    it exceeds 5% in at most 1.6% of cases.
     """
     if len(samples) < 2 * FEWEST:
         return 0.0
@@ -206,7 +198,6 @@ def ends_apart(samples: Sequence[float]) -> float:
 
 
 def _middle(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return (low, median, high): quartiles, or extremes for fewer than ten samples."""
     if len(samples) < 10:
         return min(samples), median(samples), max(samples)
     low, middle, high = quantiles(samples, method="inclusive")

@@ -1,8 +1,7 @@
 """A worker process: `python -m harness.worker MODULE:ATTRIBUTE[:ARGUMENT...]`.
 
-It answers requests on stdin.
 ATTRIBUTE is a system's adapter (`harness.measure.system.SystemAdapter`) or its class, which gets the arguments.
-`harness.workers.protocol` defines the requests, one per line. Answers go to stdout; output of libraries goes to stderr.
+Requests on stdin are those of `harness.workers.protocol`. Answers go to stdout, output of libraries to stderr.
 """
 
 import importlib
@@ -24,8 +23,7 @@ from harness.workers.protocol import line_of
 def load(entry: str) -> Any:
     """Return the adapter that `entry`, MODULE:ATTRIBUTE[:ARGUMENT...], names.
 
-    If the attribute is a class, return an instance, created with the arguments.
-    Raises ValueError if `entry` has another form.
+    A class is called with the arguments. Raises ValueError if `entry` has another form.
     """
     names = entry.split(":")
     if len(names) < 2 or not all(names):
@@ -36,10 +34,9 @@ def load(entry: str) -> Any:
 
 
 def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, Any]:
-    """Run the "probe" or the "case" that a request names; return the answer as JSON values.
+    """Return the answer to a request "probe" or "case", as JSON values.
 
-    system: the worker's adapter; None if every request names one as "entry".
-    Raises ValueError for another request, or if no system is named.
+    system: the worker's adapter; None if every request names one as "entry". Raises ValueError for another request.
     """
     if "entry" in request:
         system = load(request["entry"])
@@ -78,10 +75,7 @@ def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Answer requests until the request "stop" or the end of stdin; return the exit status.
-
-    arguments: one MODULE:ATTRIBUTE[:ARGUMENT...] as in `load`, or none if requests name the system.
-    """
+    """Answer requests until the request "stop" or the end of stdin; return the exit status."""
     if len(arguments) > 1:
         print("usage: python -m harness.worker [MODULE:ATTRIBUTE]", file=sys.stderr)
         return 2
@@ -101,10 +95,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _claim_pipes() -> tuple[TextIO, BinaryIO]:
-    """Return (requests, answers): the original stdin and stdout.
-
-    Libraries afterwards find an empty stdin, and their output to stdout goes to stderr.
-    """
+    """Return the original stdin and stdout; libraries get an empty stdin, and stderr as stdout."""
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)

@@ -17,9 +17,9 @@ class LoadMeter:
         self._start = _times(pid)
 
     def reading(self) -> dict[str, Any]:
-        """Return shares of this thread's cores since the creation, in [0, 1]; {} if unknown.
+        """Return others_share and idle_share, in [0, 1], since the creation; {} if unknown.
 
-        others_share: used by other processes. idle_share: used by no process.
+        They are shares of this thread's cores that other processes and no process used.
         """
         now = _times(self._pid)
         if now is None or self._start is None:
@@ -35,11 +35,7 @@ class LoadMeter:
 
 
 def is_loaded(environment: dict[str, Any]) -> bool:
-    """Whether a case was contended.
-
-    Other processes used over a tenth of its cores, and under a tenth was idle.
-    environment: of the case's record.
-    """
+    """Whether other processes used over a tenth of a case's cores, and under a tenth was idle."""
     cpu = environment.get("cpu") or {}
     others, idle = cpu.get("others_share"), cpu.get("idle_share")
     if not isinstance(others, int | float) or not isinstance(idle, int | float):
@@ -48,19 +44,13 @@ def is_loaded(environment: dict[str, Any]) -> bool:
 
 
 def load_note(environment: dict[str, Any]) -> str:
-    """Return a note for a contended case: `contended: other programs used 30% of the CPU`.
-
-    environment: of the case's record.
-    """
+    """Return a note for a contended case: `contended: other programs used 30% of the CPU`."""
     share = (environment.get("cpu") or {}).get("others_share") or 0.0
     return f"contended: other programs used {share:.0%} of the CPU"
 
 
 def _times(pid: int) -> tuple[float, float, float] | None:
-    """Return (busy, idle, own) CPU seconds so far; None if unknown.
-
-    busy, idle: of the cores that this thread can use. own: of process `pid` and its descendants.
-    """
+    """Return CPU seconds (busy, idle, own) of this thread's cores; own: `pid` and descendants."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
@@ -80,7 +70,6 @@ def _times(pid: int) -> tuple[float, float, float] | None:
 
 
 def _seconds_of(pid: int) -> float:
-    """Return the CPU seconds of a process and its ended children; 0 if it does not exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

@@ -20,10 +20,9 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def slots_of(gpus: Sequence[str], device: str) -> list[GpuSlot]:
-    """Return a slot per GPU, or without `gpus` one slot for the default GPU or the CPU.
+    """Return a slot per GPU; without `gpus`, one slot for the default GPU or the CPU.
 
-    gpus: names of GPUs as in CUDA_VISIBLE_DEVICES.
-    device: "cuda" makes the single slot notice when no GPU answers any more.
+    gpus: names as in CUDA_VISIBLE_DEVICES. device: "cuda" makes the single slot notice a lost GPU.
     """
     if device == "cuda" and not gpus and _device_id():
         return [replace(DEFAULT_SLOT, is_there=lambda: bool(_device_id()))]
@@ -45,8 +44,7 @@ def _device_id(gpu: str | None = None) -> str:
 class Pool:
     """Runs jobs on GPU slots: one in the caller's thread, several in a thread each.
 
-    folder: the run's folder, for messages.
-    say: called with a sentence for each GPU that does not answer any more.
+    folder: the run's folder, for messages. say: called with a sentence for each GPU that does not answer any more.
     stop: set when all jobs should end.
     """
 
@@ -58,9 +56,8 @@ class Pool:
     def each(self, jobs: Iterable[T], do: Callable[[T, GpuSlot], object]) -> None:
         """Run the jobs in order, each on the next free slot.
 
-        With several slots, `stop` is set at the end.
-        do: runs a job on a slot. It must raise GpuLost if the slot's GPU does not answer any more, and Stopped once
-            `stop` is set. A job with a lost GPU runs again on another slot.
+        do: runs a job on a slot. It must raise GpuLost if the slot's GPU does not answer, and Stopped once `stop` is
+            set. A job with a lost GPU runs again on another slot.
         Raises RunError if no GPU is left. If a job raises another exception, or at Ctrl-C, all jobs end.
         """
         waiting: Queue[T] = Queue()  # also a job whose GPU was lost waits
@@ -77,7 +74,7 @@ class Pool:
             )
 
     def _in_threads(self, waiting: Queue[T], do: Callable[[T, GpuSlot], object]) -> None:
-        """Run waiting jobs with one thread per slot. Raises the first exception of a job, after all jobs have ended."""
+        """Run waiting jobs, a thread per slot; at the end, raise the first exception of a job."""
         errors: list[BaseException] = []
 
         def serve(slot: GpuSlot, cores: frozenset[int], ended: threading.Event) -> None:
@@ -107,7 +104,6 @@ class Pool:
             raise errors[0]
 
     def _take_turns(self, waiting: Queue[T], slot: GpuSlot, do: Callable[[T, GpuSlot], object]) -> None:
-        """Run waiting jobs on one slot until all jobs of all slots have ended, or the slot's GPU is lost."""
         while waiting.unfinished_tasks and not self.stop.is_set():
             try:
                 job = waiting.get(timeout=0.2)
@@ -124,26 +120,19 @@ class Pool:
 
 
 def _wait_for(under_way: Iterable[threading.Event]) -> None:
-    """Wait until all events are set, in short steps so that signal handlers can run in between.
-
-    `Thread.join` is no alternative. Before Python 3.13, if a signal handler raises during `join`, the thread counts as
-    ended.
-    """
+    """Short steps: before Python 3.13, a signal handler that raises breaks `Thread.join`."""
     for ended in under_way:
         while not ended.wait(0.2):
             pass
 
 
 def cores_by_share(count: int) -> list[frozenset[int]]:
-    """Return each of `count` workers' share of this thread's CPUs, as in `shares`.
-
-    The sets are empty if this system cannot set CPU affinity.
-    """
+    """Return each worker's share of this thread's CPUs; empty sets without CPU affinity."""
     return shares(_cores(), count)
 
 
 def shares(cores: Sequence[tuple[int, ...]], count: int) -> list[frozenset[int]]:
-    """Return the CPUs of adjacent cores for each of `count` workers, in equal numbers.
+    """Return CPUs of adjacent cores for each of `count` workers, in equal numbers.
 
     cores: the logical CPUs of each core. With fewer cores than workers, several workers share a core.
     """
@@ -156,10 +145,7 @@ def shares(cores: Sequence[tuple[int, ...]], count: int) -> list[frozenset[int]]
 
 
 def _cores() -> list[tuple[int, ...]]:
-    """Return the logical CPUs of each core that this thread can use, sorted by socket and core.
-
-    The list is empty if this system cannot set CPU affinity.
-    """
+    """Return the logical CPUs of each usable core, by socket and core; [] without CPU affinity."""
     if not hasattr(os, "sched_getaffinity"):
         return []
     by_core: dict[tuple[int, int], list[int]] = {}
@@ -169,7 +155,6 @@ def _cores() -> list[tuple[int, ...]]:
 
 
 def _core_of(cpu: int) -> tuple[int, int]:
-    """Return the numbers (socket, core) of a logical CPU; (0, cpu) if unknown."""
     with suppress(OSError, ValueError):
         folder = _TOPOLOGY / f"cpu{cpu}" / "topology"
         socket, core = (int((folder / name).read_text()) for name in ("physical_package_id", "core_id"))

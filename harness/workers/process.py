@@ -36,8 +36,7 @@ class Launch:
 
     command: an interpreter, or a wrapper such as ["docker", "run", "-i", IMAGE, "python"].
     entry: MODULE:ATTRIBUTE[:ARGUMENT...] of the system's adapter; "" if each request names one.
-    env: additional environment variables.
-    root: checkout with the worker's code; None for the checkout with this file.
+    env: additional environment variables. root: checkout with the worker's code, None for this one.
     """
 
     command: Sequence[str] = (sys.executable,)
@@ -48,10 +47,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Limits:
-    """Time limits in seconds.
-
-    case_s: for one case, including building its model and checking outputs. start_s: for the start of a worker.
-    """
+    """Seconds for a case, including model build and checks, and for the start of a worker."""
 
     case_s: float = 600.0
     start_s: float = 300.0  # importing an engine from a cold disk takes minutes
@@ -61,10 +57,8 @@ class Limits:
 class GpuSlot:
     """A GPU slot, or the CPU, on which one worker at a time runs.
 
-    name: name for users, such as "GPU 0"; "" for the only slot.
-    env: additional environment variables of the slot's workers, which select the GPU.
-    device_id: `Gpu.constants()["device_id"]` of the slot's GPU, "" if unknown.
-    is_there: returns whether the GPU still answers; called after a failed case.
+    name: name for users, such as "GPU 0"; "" for the only slot. env: variables of its workers, which select the GPU.
+    device_id: `Gpu.constants()["device_id"]`, "" if unknown. is_there: returns whether the GPU still answers.
     """
 
     name: str = ""
@@ -87,20 +81,16 @@ class Stopped(KeyboardInterrupt):
 
 
 class GpuLost(Exception):
-    """Raised if a slot's GPU does not answer any more.
-
-    The current case gets no record, and can run on another GPU.
-    """
+    """Raised if a slot's GPU does not answer any more; the case can run on another one."""
 
 
 class WorkerProcess:
-    """A system's worker process, and the requests to it. The worker ends with the `with` block.
+    """A system's worker process, which ends with the `with` block, and the requests to it.
 
-    The first request starts the worker. After a worker fails or reports itself unhealthy, the next request starts a new
-    one. When a worker ends, two nested wardens (`warden.py`) kill its descendants.
-    start_s: time limit for the start, in seconds.
-    stopped: returns whether the run should end; called while waiting for an answer.
-    found: result of the last probe; None before the first.
+    The first request starts the worker, and so does the next one after it failed or reported itself unhealthy. When it
+    ends, two nested wardens (`warden.py`) kill its descendants.
+    start_s: seconds for the start. stopped: returns whether the run should end. found: result of the last probe or
+        None.
     """
 
     def __init__(
@@ -121,9 +111,9 @@ class WorkerProcess:
         self.kill()
 
     def ready(self) -> Probe:
-        """Start and probe a worker unless one is running; return the result of the last probe.
+        """Start and probe a worker unless one is running; return the last probe.
 
-        A start that fails is tried once more. A system that reports that it cannot run is not started again.
+        A start that fails is tried once more; a system that reports that it cannot run is not.
         """
         if self._process is not None and self._process.poll() is not None:
             self.kill()  # it died after its last case
@@ -141,7 +131,7 @@ class WorkerProcess:
         """Start the worker if needed, and return its answer whether the system can run.
 
         entry: adapter of the system to probe, as in `Launch`; "" for the worker's own system.
-        If there is no usable answer, kill the worker and return a probe with the status "unstarted".
+        Without a usable answer, kill the worker; the status is "unstarted".
         """
         try:
             found = probe_of(self._answer({"do": "probe"} | ({"entry": entry} if entry else {}), self._start_s))
@@ -152,12 +142,10 @@ class WorkerProcess:
         return found
 
     def ask(self, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
-        """Send a request "case"; return the answer with "waited_s" and "load" added.
+        """Send a request "case"; return the answer with "waited_s" (seconds) and "load" added.
 
-        waited_s: seconds. load: `LoadMeter.reading`.
-        If the case needs a new process, start one and send the request again, once. Kill a worker that reports itself
-        unhealthy after its answer.
-        last: whether this is the last request; then an unhealthy worker is not killed, so that it can end by itself.
+        load: `LoadMeter.reading`. If the case needs a new process, one is started and gets the request too.
+        A worker that reports itself unhealthy is killed, except after the `last` request, to let it end by itself.
         Raises WorkerLost if there is no answer within `limit_s` seconds, and Stopped if the run should end.
         """
         try:
@@ -208,10 +196,6 @@ class WorkerProcess:
             raise WorkerLost("failed", sentence(f"{launch.command[0]} could not be started: {why}")) from None
 
     def _answer(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """Send a request to the worker, started if necessary, and return the answer.
-
-        Raises WorkerLost if there is no answer within `limit_s` seconds, and Stopped if the run should end.
-        """
         process = self._process = self._process or self._start()
         deadline = time.monotonic() + limit_s
         self._send(process, request)
@@ -259,7 +243,6 @@ class WorkerProcess:
                     pipe.close()
 
     def _send(self, process: subprocess.Popen[bytes], request: Mapping[str, Any]) -> None:
-        """Write a request to the worker's stdin. Raises WorkerLost if the worker is dead."""
         assert process.stdin is not None
         try:
             os.write(process.stdin.fileno(), line_of(request))  # a few kB, which fit in the pipe of a hanging worker
@@ -267,10 +250,6 @@ class WorkerProcess:
             raise self._death(process) from None
 
     def _receive(self, process: subprocess.Popen[bytes], deadline: float) -> None:
-        """Wait at most 0.1 s, and not past the deadline, and read more of the answer.
-
-        Raises WorkerLost if the worker is dead.
-        """
         assert process.stdout is not None
         pipe = process.stdout.fileno()
         wait_s = max(0.0, min(_POLL_S, deadline - time.monotonic()))
@@ -312,8 +291,7 @@ class WorkerProcess:
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
     """Return for each launch whether its system can run, in the same order.
 
-    Launches with the same command, root and environment share a worker process; others run in parallel.
-    limit_s: time limit for each probe, in seconds.
+    Launches with the same command, root and environment share a worker; others run in parallel. limit_s: of each probe.
     """
     found: dict[int, Probe] = {}
     groups: dict[tuple, list[int]] = {}
@@ -334,27 +312,23 @@ def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[P
 def signal_of(status: int) -> str:
     """Return the name of the signal that ended a process with this exit status; "" if none did.
 
-    The warden, shells and container clients report a signal as 128 + its number.
+    A negative status or one above 128 stands for a signal.
     """
     number = -status if status < 0 else status - 128
     return signal.Signals(number).name if number in {each.value for each in signal.Signals} else ""
 
 
 def _environment(launch: Launch) -> dict[str, str]:
-    """Return a worker's environment variables, with its code's commit and path.
-
-    PYTHONSAFEPATH is set, so that modules in the current folder do not replace installed packages.
-    """
+    """PYTHONSAFEPATH: modules in the current folder must not replace installed packages."""
     commit = marked_commit(*commit_and_dirty(launch.root))
     env = child_environment({COMMIT_VARIABLE: commit, "PYTHONSAFEPATH": "1", **launch.env})
     return env | path_of_code(env, launch.root)
 
 
 def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:
-    """Return {"PYTHONPATH": path}: the checkout `root` in front of the PYTHONPATH in `env`.
+    """Return {"PYTHONPATH": path} with the checkout `root` first, by default that of this file.
 
-    root: by default the checkout with this file. If this file is installed instead, return {}, because the folder of
-        installed packages must not be visible to other interpreters.
+    If this file is installed, return {}: other interpreters must not see the folder of installed packages.
     """
     root = root or (None if _ROOT.name in ("site-packages", "dist-packages") else _ROOT)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))} if root else {}

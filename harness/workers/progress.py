@@ -18,11 +18,9 @@ _BAR_WIDTH, _NUMBERS_WIDTH = 10, 40
 
 
 class Progress:
-    """Context manager that shows a run's progress; pass it as `Options.on_event`.
+    """Context manager that shows a run's progress, and on a terminal the case of each GPU.
 
-    On a terminal, it also shows the current case of each GPU.
-    title: name of the run. The event "plan" sets the attribute `total`, the number of cases.
-    stream: stderr by default, so that stdout has results only.
+    title: name of the run. stream: stderr by default, so that stdout has results only. Pass it as `Options.on_event`.
     """
 
     def __init__(self, title: str = "", stream: TextIO | None = None) -> None:
@@ -83,7 +81,7 @@ class Progress:
 
 
 def plan_line(title: str, event: Event) -> str:
-    """Return a line such as `quick: 12 cases to run, 3 kept from before`. event: of kind "plan"."""
+    """Return a line such as `quick: 12 cases to run, 3 kept from before` for an event "plan"."""
     kept = f", {event.kept} kept from before" if event.kept else ""
     return f"{title + ': ' if title else ''}{counted(event.total, 'case')} to run{kept}"
 

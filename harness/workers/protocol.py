@@ -39,9 +39,8 @@ class WorkerLost(Exception):
 class Probe:
     """Answer of a worker on whether its system can run on this machine.
 
-    status: "" if the system can run, "skipped" if it reports that it cannot, "unstarted" if the worker did not answer.
-    reason: why the system cannot run, "" if it can.
-    versions: of the adapter's packages, by name. environment: `environment.snapshot()` of the worker.
+    status: "" if the system can run, "skipped" if it cannot, "unstarted" if the worker did not answer. reason: why not.
+    versions: of the adapter's packages. environment: `environment.snapshot()` of the worker.
     """
 
     status: str
@@ -62,8 +61,7 @@ def line_of(message: Mapping[str, Any]) -> bytes:
 def answer_in(buffer: bytearray) -> dict[str, Any] | None:
     """Remove the first complete answer from `buffer` and return it; None if none is there.
 
-    Lines that do not begin an object, such as messages of a container program, are dropped.
-    Raises WorkerLost if the answer is not JSON.
+    Other output, such as messages of a container program, is dropped. Raises WorkerLost if the answer is not JSON.
     """
     while (end := buffer.find(b"\n")) >= 0:
         line = bytes(buffer[:end])
@@ -81,10 +79,7 @@ def answer_in(buffer: bytearray) -> dict[str, Any] | None:
 def case_request(
     planned: Planned, policy: Policy, mode: Mode, profiler: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the request to run a case, as JSON values.
-
-    profiler: fields of `in_worker.ProfilerChoice` for the mode "profile", otherwise None.
-    """
+    """Return the request to run a case, as JSON values; profiler: fields of a `ProfilerChoice`."""
     request = {"do": "case", "case": planned.case.to_dict(), "policy": asdict(policy), "mode": mode}
     return request | ({"profiler": dict(profiler)} if profiler else {})
 
@@ -92,7 +87,7 @@ def case_request(
 def record_of(answer: Mapping[str, Any], planned: Planned) -> Record:
     """Return the record in a worker's answer.
 
-    Raises KeyError, TypeError or ValueError if the record is missing, invalid, or of another case than `planned`.
+    Raises KeyError, TypeError or ValueError if it is missing, invalid, or of another case than `planned`.
     """
     record = Record.from_dict(answer["record"])
     if record.case != planned.case:

@@ -29,12 +29,12 @@ SkipReason = Callable[[Planned, Sequence[Record]], str]
 
 
 def nothing(record: Record) -> bool:
-    """Return False. As `Options.retry`, this measures no finished case again."""
+    """As `Options.retry`, measure no finished case again."""
     return False
 
 
 def not_ok(record: Record) -> bool:
-    """Whether a record's status is not "ok"; an `Options.retry` that repeats such cases."""
+    """As `Options.retry`, measure cases again whose status is not "ok"."""
     return record.status != "ok"
 
 
@@ -46,11 +46,10 @@ class Terminated(KeyboardInterrupt):
 class Event:
     """Progress of a run, reported to `Options.on_event`.
 
-    kind: "plan" (before the first case), "start" (of a case), "record" (end of a case), or "lost" (a GPU does not
-        answer any more; `message` says which).
-    planned: the case that started or ended. record: the result of the case that ended.
-    slot: name of the case's GPU slot, "" for the only one.
-    total: for "plan", the number of cases in this call. kept: of further cases, which an earlier call finished.
+    kind: "plan" (before the first case), "start" (of a case), "record" (end of a case), or "lost" (`message` says which
+        GPU does not answer any more).
+    planned, record: the case and its result. slot: name of its GPU slot, "" for the only one.
+    total, kept: for "plan", the number of cases in this call, and of those that an earlier call finished.
     """
 
     kind: str
@@ -68,8 +67,7 @@ class Options:
 
     jobs: the jobs to run; None for all of the run. repeat: number of the repeat to run; only `ab` has several.
     retry: returns whether to measure a finished case with the given record again.
-    skip: returns the reason to skip a case, or "" to run the case. It is called with the case and the records of its
-        job so far.
+    skip: returns, for a case and the records of its job so far, the reason to skip it, or "".
     on_event: called with each `Event`.
     """
 
@@ -88,16 +86,13 @@ def run_jobs(
     slots: Sequence[GpuSlot] = (DEFAULT_SLOT,),
     task: Holder | None = None,
 ) -> list[Record]:
-    """Run a run's unfinished cases and append their records.
+    """Run a run's unfinished cases; append and return the last record of each case and repeat.
 
-    Returns the run's last record of each case and repeat.
     A crash, a signal, a timeout, exhausted memory and a failed check also give a record.
-    A case with a record runs again if the case was skipped, if its worker was lost (status in `LOST`) fewer than
-    `TRIES` times, or if `options.retry` returns True.
-    launches: the worker command of each (system, backend).
-    `slots`: GPU slots.
-    task: the Slurm task that claimed the jobs, which shares the run with other tasks. With None, this process locks the
-        run for itself.
+    A case with a record runs again if it was skipped, if its worker was lost (status in `LOST`) fewer than `TRIES`
+    times, or if `options.retry` returns True.
+    launches: the worker command of each (system, backend). slots: GPU slots.
+    task: the Slurm task that claimed the jobs and shares the run; None locks the run for this process.
     Raises RecordError for an unusable file, RunError if no GPU is left, ValueError for a job without a launch.
     A KeyboardInterrupt (for SIGTERM, `Terminated`) passes through after the workers are killed.
     """
@@ -128,17 +123,14 @@ def run_jobs(
 
 @dataclass(frozen=True)
 class Todo:
-    """The unfinished part of a job in one repeat.
-
-    pending: the cases to run, in order. kept: number of cases that are finished.
-    """
+    """The unfinished part of a job in one repeat; kept: the number of its finished cases."""
 
     pending: list[Planned]
     kept: int
 
     @classmethod
     def of(cls, run: Run, job: Job, repeat: int, retry: Retry) -> "Todo":
-        """Return the unfinished part of a job, according to its records in the run. retry: as in `Options`."""
+        """Return the unfinished part of a job according to its records; retry: as in `Options`."""
         records = [record for record in run.job_records(job) if record.repeat == repeat]
         last = {record.case.key: record for record in records}
         tries = Counter(record.case.key for record in records if record.status in LOST)
@@ -155,11 +147,6 @@ class Todo:
 
 @dataclass
 class _JobRun:
-    """Runs the cases of one job on one GPU slot.
-
-    stop: set once the run should end.
-    """
-
     run: Run
     job: Job
     launch: Launch
@@ -169,10 +156,7 @@ class _JobRun:
     stop: threading.Event
 
     def cases(self, pending: list[Planned]) -> None:
-        """Run the pending cases in order; append each record, and remove the case from `pending`.
-
-        Raises GpuLost if the slot's GPU does not answer any more, and Stopped once `stop` is set.
-        """
+        """Run the pending cases in order, append records, and remove finished cases from `pending`."""
         run, name = self.run, self.slot.name
         whole = next(each for each in run.jobs if each.pair == self.job.pair)  # also the cases of other calls
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.options.repeat]
@@ -199,7 +183,6 @@ class _JobRun:
                 pending.remove(planned)
 
     def _record(self, worker: WorkerProcess, planned: Planned) -> Record:
-        """Run a case in the worker and return its record, or one that says why it was lost."""
         found = worker.ready()
         if not found.available:
             return self._unmeasured(worker, planned, found.status, found.reason)
@@ -218,11 +201,7 @@ class _JobRun:
         return replace(record, started_at=started_at, wall_s=time.monotonic() - start)
 
     def _checked(self, planned: Planned, answer: Mapping[str, Any]) -> Record:
-        """Return the record in a worker's answer, with the machine's load added.
-
-        Raises ValueError if the record is of another case or device, or if its samples add up to more time than
-        the case took.
-        """
+        """Return the record in an answer, with the load; ValueError if it cannot be true."""
         record = replace(record_of(answer, planned), repeat=self.options.repeat)
         environment = record.environment
         self.slot.refuse_another_gpu(environment)
@@ -239,17 +218,13 @@ class _JobRun:
         return replace(record, environment={**environment, "cpu": cpu})
 
     def _unmeasured(self, worker: WorkerProcess, planned: Planned, status: str, reason: str) -> Record:
-        """Return a record with this status and reason for a case that no worker measured."""
         found = worker.found
         environment = found.environment if found and found.environment else self._seen_from_here()
         paired = around(environment, environment)
         return Record(planned.case, status, reason, environment=paired, started_at=_now(), repeat=self.options.repeat)
 
     def _seen_from_here(self) -> dict[str, Any]:
-        """Return the environment of a worker that never answered, as this process sees it.
-
-        It has this machine and the commit of the worker's code, but no versions of packages.
-        """
+        """Return the environment for a worker that never answered, without versions of packages."""
         machine = snapshot(visible=self.slot.env.get(GPU_VARIABLE))
         commit, dirty = commit_and_dirty(self.launch.root)
         return machine | {"software": {}, "commit": commit, "dirty": dirty}
@@ -261,10 +236,9 @@ def _now() -> str:
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Run the block with signal handlers that raise Terminated at SIGTERM and SIGHUP.
+    """Raise Terminated at SIGTERM and SIGHUP in the block, except for ignored signals.
 
-    A signal that the process ignores, such as SIGHUP under nohup, stays ignored. Outside the main thread, which alone
-    can set handlers, nothing changes.
+    Only the main thread can set handlers; in others nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -31,8 +31,7 @@ class SlurmError(RecordError):
 class SlurmRequest:
     """The value of --slurm: an array of parallel Slurm tasks.
 
-    tasks: number of tasks. gpu: whether each task gets one GPU.
-    options: options for sbatch by name, without dashes; "" for an option without a value.
+    gpu: whether each task gets a GPU. options: for sbatch, by name without dashes; "" for one without a value.
     """
 
     tasks: int
@@ -43,8 +42,8 @@ class SlurmRequest:
 def parsed(text: str) -> SlurmRequest:
     """Return the request in a value of --slurm, such as `partition=gpu,time=01:00:00,gpus=4`.
 
-    `gpus=4` gives four tasks with one GPU each, `tasks=4` four tasks without a GPU. Other options are for sbatch.
-    Raises SlurmError for a wrong option.
+    `gpus=4` gives four tasks with one GPU each, `tasks=4` four tasks without a GPU. Raises SlurmError for a wrong
+    option.
     """
     options: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -97,7 +96,6 @@ exit "$status"
 
 
 def _directive(name: str, value: str) -> str:
-    """Return the batch script's line for an option of sbatch, quoted as for a shell."""
     return f"#SBATCH --{name}{'=' + shlex.quote(value) if value else ''}"
 
 
@@ -111,9 +109,9 @@ def submit(script_path: str) -> str:
 
 
 def task_states(job: str) -> dict[str, str]:
-    """Return the states of a Slurm job's unfinished tasks by index, such as {"0": "RUNNING"}.
+    """Return states of a Slurm job's unfinished tasks by index, such as {"0": "RUNNING"}.
 
-    job: the id that `submit` returned. Raises SlurmError if the query fails.
+    Raises SlurmError if the query fails.
     """
     try:
         output = _ask(["squeue", "--noheader", "--array", "--job", job, "--format", "%K %T"])

@@ -19,10 +19,9 @@ def run_task(
 ) -> list[str]:
     """Claim and run jobs of `options.jobs` until none is free; return the finished names.
 
-    After Slurm requeued this task, the job that the task claimed before also counts as free.
-    holder: this process as a Slurm task.
-    Raises RunError if another Slurm job holds the run, or if the GPU does not answer any more. Also raises RunError if
-    Slurm requeued this task and the new process took over a job that this process runs.
+    After a requeue of this task, the job that it claimed before is free too. holder: this process as a Slurm task.
+    Raises RunError if another Slurm job holds the run, if the GPU does not answer any more, or if a requeued start of
+    this task took over a job.
     """
     jobs = run.jobs if options.jobs is None else options.jobs
     done = []
@@ -65,10 +64,7 @@ def refuse_submitted(folder: Path) -> None:
 def _show_own(
     run: Run, claimed: Claims, job: Job, holder: Holder, on_event: Callable[[Event], object], event: Event
 ) -> None:
-    """Call `on_event(event)` if this task still holds the job.
-
-    At the start of a case, raise RunError if another process took the job over, such as a requeued start of this task.
-    """
+    """Report `event`, but raise RunError if another process took the job over."""
     now = claimed.holder(job.name)
     if event.kind == "start" and now != holder:
         raise RunError(f"{run.folder}: the job {job.name} was taken over by {now or 'a later run'}")

@@ -2,10 +2,9 @@
 
     python -I -S warden.py COMMAND [ARGUMENT ...]
 
-The command inherits the standard streams and runs in its own session. With PR_SET_CHILD_SUBREAPER, this program also
-finds descendants that left the session. Its exit status is the command's, or 128 plus the number of the signal that
-ended the command. Run two nested wardens: if SIGKILL ends one, the other kills the descendants.
-Linux only. This file imports only the standard library, so that it starts in ten milliseconds.
+The command runs in its own session. PR_SET_CHILD_SUBREAPER (Linux) also finds descendants that left the session.
+The exit status is the command's, or 128 plus the number of its signal. Two nested wardens survive SIGKILL of one.
+Only standard-library imports let this start in ten milliseconds.
 """
 
 import ctypes
@@ -74,7 +73,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def kill_descendants() -> None:
-    """Kill this process's descendants until none is left, for at most 20 s: they can fork."""
+    """Kill this process's descendants, which can fork, until none is left, for at most 20 s."""
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         for pid in descendants(os.getpid()):
