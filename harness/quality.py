@@ -49,12 +49,7 @@ class ProcessSamples:
 
     @property
     def is_unsteady(self) -> bool:
-        """Whether the times vary too much for a reliable latency.
-
-        One process: half the interval or the quartiles' distance exceeds `STEADY`, relative to the median, or the first
-        and last quarter differ by over `DRIFT`. Two: the spread exceeds `STEADY`. More: half the interval over
-        processes does.
-        """
+        """Whether the times vary too much for a reliable latency."""
         if self.over_processes and len(self.processes) == 2:  # Student's interval of two is nine times their distance
             return self.spread > STEADY
         low, high = self.over_processes or self.within[1:]

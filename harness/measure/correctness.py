@@ -25,10 +25,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Checks:
-    """All checks of a case, which pass if there is at least one and none failed.
-
-    unchecked: a sentence about outputs that were not compared; "" if all were.
-    """
+    """All checks of a case; unchecked: a sentence about outputs that were not compared, or ""."""
 
     checks: Sequence[Check]
     unchecked: str = ""

@@ -25,12 +25,10 @@ def launches_for(run_ms: float) -> int:
 
 
 def input_sets(set_bytes: int, l2_bytes: int) -> int:
-    """Return how many copies of the inputs, used in turn, keep them out of the L2 cache.
-
-    The copies other than the one in use are twice as large as the cache, because an L2 does not replace exactly by LRU.
-    """
+    """Return how many copies of the inputs, used in turn, keep them out of the L2 cache."""
     if set_bytes < 1:
         raise ValueError(f"set_bytes {set_bytes}: must be at least 1")
+    # The other copies fill the cache twice, because an L2 does not replace exactly by LRU.
     return math.ceil(2 * l2_bytes / set_bytes) + 1
 
 
@@ -131,13 +129,10 @@ def _each(batch: Sequence[Call]) -> None:
 
 @cache
 def side_stream() -> Any:
-    """Return the CUDA stream for runs before a capture.
-
-    There is only one, because cuBLAS keeps 32 MB for every stream that it was used on.
-    """
+    """Return the CUDA stream for runs before a capture."""
     import torch
 
-    return torch.cuda.Stream()
+    return torch.cuda.Stream()  # only one: cuBLAS keeps 32 MB for every stream that it was used on
 
 
 def repeatable(run: Call) -> Call:

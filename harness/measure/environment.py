@@ -45,10 +45,7 @@ _LONGEST = 200
 
 
 def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment for a child process, overridden by `added`.
-
-    It lacks variables that redirect git or Slurm commands, and makes CUDA number GPUs as NVML does.
-    """
+    """Return this process's environment for a child, overridden by `added`, without `_FOREIGN`."""
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
     return {**kept, **DEVICE_ORDER, **(added or {})}
 

@@ -92,7 +92,7 @@ class CallChecker:
         has_past = any(each.token_axis is not None for each in self._workload.inputs.values())
         if has_past or self._workload.renews_past:
             self._renew(early_only=True)
-            checked = _worse(checked + self._compared_call(clock, "outputs_unchanged_by_early_tokens"))
+            checked = _worst_by_name(checked + self._compared_call(clock, "outputs_unchanged_by_early_tokens"))
         renewed = "" if self._workload.inputs else SAME_INPUTS
         return Checks([*self.missed, *checked.checks], "; ".join(filter(None, (checked.unchecked, renewed))))
 
@@ -143,10 +143,7 @@ class CallChecker:
             self._miss("inputs_changed_by_the_work")
 
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
-        """Check that outputs changed since the last check wherever a sequence's inputs or past did.
-
-        Inputs are compared, because a refill can repeat a sequence's tokens.
-        """
+        """Check that outputs changed with inputs; a refill can repeat a sequence's tokens."""
         outputs, batch = list(tensors_of(self._outputs)), self._case.batch
         floating = [each for each in outputs if each.is_floating_point()]
         now = [_rows(x, x.shape.index(batch) if batch in x.shape else None) for x in floating or outputs]
@@ -180,8 +177,7 @@ def unless_out_of_memory(compare: Callable[[], Checks]) -> Checks:
         return Checks([], NO_ROOM)
 
 
-def _worse(checked: Checks) -> Checks:
-    """Return one check per name: the first failed one, or the one nearest to its limit."""
+def _worst_by_name(checked: Checks) -> Checks:
     worst: dict[str, Check] = {}
     for check in checked.checks:
         other = worst.setdefault(check.name, check)
@@ -200,15 +196,12 @@ def tensors_of(outputs: Any) -> Iterator[Any]:
 
 
 def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
-    """Yield a failed check for each count (tokens, units of work) that differs from the case.
-
-    An engine's generate step may process fewer sequences than the batch.
-    """
+    """Yield a failed check for each count (tokens, units of work) that differs from the case."""
     whole = case.context + case.new_tokens  # of a request
     claimed = case.batch * {"forward": case.context, "generate": 1, "request": whole}[case.phase]
     at_once = workload.metrics.get("sequences_at_once")
     if case.phase == "generate" and workload.engine_samples is not None and at_once:
-        claimed = min(int(at_once), case.batch)
+        claimed = min(int(at_once), case.batch)  # an engine can run fewer sequences than the batch
     if workload.tokens != claimed:
         yield Check.at_most("tokens_off_the_case", abs(workload.tokens - claimed), 0)
     if case.phase != "generate" and workload.units != 1:

@@ -40,10 +40,8 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def independent_samples(samples: Sequence[float]) -> int:
-    """Return the effective sample size, the smaller of two estimates.
-
-    The correlation of signs shows slow or irregular drift; that of ranks also works for a few dozen samples.
-    """
+    """Return the effective sample size: the smaller one of two estimates."""
+    # Signs show slow or irregular drift; ranks also show correlation in a few dozen samples.
     return min(_worth_by_signs(samples), _worth_by_ranks(samples))
 
 

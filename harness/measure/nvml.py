@@ -248,10 +248,7 @@ class EnergyMeter:
         return {"energy_j_per_token": (last_j - first_j) / (last_s - first_s) * seconds / tokens}
 
     def look(self, now: float, joules: float | None) -> None:
-        """Note the energy counter's value at the time `now`.
-
-        A new value counts as a refresh only if the previous read was recent: else the time of the refresh is unknown.
-        """
+        """Note the energy counter at the time `now`; a refresh counts if the last read was recent."""
         first, before = self._looks or (now, now)
         self._looks = (first, now)
         if joules is None or joules == self._seen:

@@ -19,10 +19,7 @@ _OUT_OF_MEMORY = (
 
 
 def forget_peak(device: str) -> None:
-    """Reset the peak of `peak_bytes` to the memory now allocated on "cuda" or "cpu".
-
-    Some systems forbid this on the CPU; a larger earlier case then hides a later peak.
-    """
+    """Reset the peak of `peak_bytes` to the memory now allocated on "cuda" or "cpu"."""
     if device == "cuda":
         import gc
 
@@ -32,7 +29,7 @@ def forget_peak(device: str) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         return
-    with suppress(OSError):
+    with suppress(OSError):  # forbidden on some systems, where a larger earlier case hides the peak
         (_PROCESS / "clear_refs").write_text("5")
 
 

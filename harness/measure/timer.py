@@ -87,25 +87,18 @@ class CpuClock:
 
 
 def never_throttled() -> bool:
-    """Return False, for devices that report no throttling."""
     return False
 
 
 def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
-    """Prepare `run`, warm up, and return its samples.
-
-    limited: whether to warm up as long as for a throttled device.
-    """
+    """Prepare `run`, warm up (limited: as for a throttled device), and return its samples."""
     clock.prepare(run)
     warm_up(clock, policy, lambda: limited)
     return take_samples(clock, policy)
 
 
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
-    """Sample until samples and the device's clock rates are steady; return the samples.
-
-    throttled: returns whether the device is throttled, which makes the warm-up longer.
-    """
+    """Sample until samples and clock rates are steady, longer if throttled; return the samples."""
     samples: list[float] = []
     if clock.loaded_s >= least_warmup_s(clock, policy, limited=True):
         return samples
@@ -165,10 +158,7 @@ def warm_up_engine(
     clock: Clock,
     throttled: Callable[[], bool] = never_throttled,
 ) -> None:
-    """Run batches of a system that times itself, until the least warm-up is over.
-
-    batches_ms: yields a list of milliseconds for each batch. The first batch also compiles.
-    """
+    """Run batches of a system that times itself, until the least warm-up is over."""
     start, limited = time.monotonic(), False
     for _ in batches_ms:
         limited = limited or throttled()

@@ -154,16 +154,14 @@ class _Work:
         return self.clock.launch if self.clock else self.workload.run
 
     def load(self, run: Callable[[], object]) -> None:
-        """Call `run` until clock rates settle; choose how many lead-in and profiled runs.
-
-        Lead-in runs settle the rates again: the GPU is idle while the profiler is turned on.
-        """
+        """Call `run` until clock rates settle; choose the numbers of lead-in and profiled runs."""
         start, runs, took_s, capped = time.monotonic(), 0, 0.0, False
         while self.device == "cuda" and took_s < SETTLES_S:
             capped = self.repeat(run, 1) or capped
             runs, took_s = runs + 1, time.monotonic() - start
         if runs:
             each_s = took_s / runs
+            # Lead-in runs settle the rates again: the GPU is idle while the profiler is turned on.
             self.lead = math.ceil((SETTLES_S if capped else WAKES_S) / each_s)
             least = math.ceil((CAPPED_S if capped else RUNS_S) / each_s)
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))

@@ -138,10 +138,7 @@ class JobProfiler:
                     found[planned.case.key] = self._with_times(worker, planned, before)
 
     def ratios(self, found: dict[str, Profile]) -> None:
-        """Add counters to the profiles in `found`; each case runs in its own worker.
-
-        If Nsight Compute is given up, `stages_s` lacks "ratios", so that a resumed run counts again.
-        """
+        """Add counters to the profiles in `found`; each case runs in its own worker."""
         launch = replace(self.launch, env={**self.launch.env, **_lock_of(self.slot)})
         for key, profile in found.items():
             if profile.status != "ok" or self.profiler.has_ratios(profile):
@@ -150,7 +147,8 @@ class JobProfiler:
             if self.tools.ratios:
                 start = time.monotonic()
                 profile = self._with_ratios(launch, profile)
-                found[key] = _took(profile, RATIOS, start) if self.tools.ratios else profile
+                # Without the stage, a resumed run counts again.
+                found[key] = _with_duration(profile, RATIOS, start) if self.tools.ratios else profile
             else:
                 found[key] = replace(profile, notes=(*profile.notes, GIVEN_UP))
             write_profile(self.profiler.run.folder, found[key])
@@ -192,7 +190,7 @@ class JobProfiler:
                 self._blame_the_case()
                 status, why = getattr(error, "status", "failed"), sentence(str(error))
                 profile = Profile(case=planned.case, status=status, reason=why, started_at=started_at)
-        profile = _took(profile, TIMES, start)
+        profile = _with_duration(profile, TIMES, start)
         self._keep(profile, record)
         if profile.status == "ok" and self.tools.ratios:
             self.profiler.on_times(profile)
@@ -296,7 +294,7 @@ def _length(planned: Planned) -> int:
     return case.batch * (1 if case.phase == "generate" else case.context)
 
 
-def _took(profile: Profile, stage: str, start: float) -> Profile:
+def _with_duration(profile: Profile, stage: str, start: float) -> Profile:
     return replace(profile, stages_s={**profile.stages_s, stage: time.monotonic() - start})
 
 

@@ -40,10 +40,7 @@ class ToolLost(Exception):
 
 @dataclass(frozen=True)
 class UnderProfiler:
-    """Profiles single cases; public methods raise ToolLost or ProfileError without a result.
-
-    stopped: returns whether the run should end; called while a worker works.
-    """
+    """Profiles single cases; public methods raise ToolLost or ProfileError without a result."""
 
     run: Run
     slot: GpuSlot
@@ -51,10 +48,7 @@ class UnderProfiler:
     stopped: Callable[[], bool]
 
     def alone(self, worker: WorkerProcess, planned: Planned) -> float:
-        """Time a case without a profiler; return microseconds per call, or 0 if unknown.
-
-        For an engine, which times itself, return microseconds per unit of work.
-        """
+        """Return microseconds per call (of an engine, per unit) without a profiler; 0 if unknown."""
         answer = _answer(worker, self._request(planned, tool="none"), self.limits.case_s)
         self._record_of(answer, planned)
         found = answer["profile"].get("alone_us")
@@ -63,10 +57,7 @@ class UnderProfiler:
     def by_kineto(
         self, worker: WorkerProcess, launch: Launch, planned: Planned, alone_us: float = 0.0
     ) -> tuple[dict[str, Any], Record]:
-        """Profile a case with Kineto in the worker; return profile fields and the record.
-
-        alone_us: result of `alone`; with 0, the worker measures this time.
-        """
+        """Profile a case with Kineto; alone_us: result of `alone`, or 0 to measure the time now."""
         keep = str(self._raw(planned.case, ".trace.json.gz"))
         answer = _answer(
             worker, self._request(planned, tool="kineto", keep=keep, alone_us=alone_us), self.limits.case_s

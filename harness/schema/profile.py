@@ -98,10 +98,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether the counted launches' time differs from the mean, so that they did other work.
-
-        For example, the last generate step of a TTT mini-batch also updates the weights W.
-        """
+        """Whether the counted launches did other work, as their time differs from the mean."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 

@@ -211,7 +211,7 @@ class RecordFile:
             # Not O_APPEND: a failed write is undone by truncating the file.
             fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
             try:
-                self._repair(fd)
+                self._repair_last_line(fd)
                 end = os.lseek(fd, 0, os.SEEK_END)
                 try:
                     _write_all(fd, (record.to_json() + "\n").encode())
@@ -237,7 +237,7 @@ class RecordFile:
             lines.pop()
         return [_parse(f"{self.path}, line {number}", line) for number, line in enumerate(lines, start=1)]
 
-    def _repair(self, fd: int) -> None:
+    def _repair_last_line(self, fd: int) -> None:
         content = os.pread(fd, os.fstat(fd).st_size, 0)
         start = content.rfind(b"\n", 0, max(0, len(content) - 1)) + 1
         line = content[start:]

@@ -91,10 +91,7 @@ class Run:
             raise RunError(_HELD.format(self.folder))
 
     def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
-        """Return the run's jobs with the cases of a later request's `jobs`.
-
-        A case in both is planned once, as in `Planned.merged`.
-        """
+        """Return the run's jobs with those of a later request; a case in both is planned once."""
         by_pair = {job.pair: job for job in self.jobs}
         for job in jobs:
             before = by_pair.get(job.pair, replace(job, cases=()))
@@ -214,10 +211,7 @@ class Run:
 
 
 def latest(job: Job, records: Iterable[Record]) -> list[Record]:
-    """Return the last record of each case and repeat: cases in the job's order, then by repeat.
-
-    Sets the `earlier` of each record.
-    """
+    """Return the last record of each case and repeat, in the job's order; set their `earlier`."""
     last: dict[tuple[str, int], Record] = {}
     for record in records:
         before = last.get((record.case.key, record.repeat))

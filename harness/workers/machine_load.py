@@ -14,14 +14,14 @@ class LoadMeter:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._start = _times(pid)
+        self._start = _cpu_seconds(pid)
 
     def reading(self) -> dict[str, Any]:
         """Return others_share and idle_share, in [0, 1], since the creation; {} if unknown.
 
         They are shares of this thread's cores that other processes and no process used.
         """
-        now = _times(self._pid)
+        now = _cpu_seconds(self._pid)
         if now is None or self._start is None:
             return {}
         busy, idle, own = (after - before for after, before in zip(now, self._start, strict=True))
@@ -49,7 +49,7 @@ def load_note(environment: dict[str, Any]) -> str:
     return f"contended: other programs used {share:.0%} of the CPU"
 
 
-def _times(pid: int) -> tuple[float, float, float] | None:
+def _cpu_seconds(pid: int) -> tuple[float, float, float] | None:
     """Return CPU seconds (busy, idle, own) of this thread's cores; own: `pid` and descendants."""
     if not hasattr(os, "sched_getaffinity"):
         return None

@@ -111,10 +111,7 @@ class WorkerProcess:
         self.kill()
 
     def ready(self) -> Probe:
-        """Start and probe a worker unless one is running; return the last probe.
-
-        A start that fails is tried once more; a system that reports that it cannot run is not.
-        """
+        """Start (at most twice) and probe a worker unless one is running; return the last probe."""
         if self._process is not None and self._process.poll() is not None:
             self.kill()  # it died after its last case
         if self._process is None and (self.found is None or self.found.available):
@@ -310,10 +307,8 @@ def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[P
 
 
 def signal_of(status: int) -> str:
-    """Return the name of the signal that ended a process with this exit status; "" if none did.
-
-    A negative status or one above 128 stands for a signal.
-    """
+    """Return the name of the signal that ended a process with this exit status; "" if none did."""
+    # The warden, shells and container clients report a signal as 128 + its number.
     number = -status if status < 0 else status - 128
     return signal.Signals(number).name if number in {each.value for each in signal.Signals} else ""
 

@@ -109,10 +109,7 @@ def submit(script_path: str) -> str:
 
 
 def task_states(job: str) -> dict[str, str]:
-    """Return states of a Slurm job's unfinished tasks by index, such as {"0": "RUNNING"}.
-
-    Raises SlurmError if the query fails.
-    """
+    """Return the states of a job's unfinished tasks by index, such as {"0": "RUNNING"}."""
     try:
         output = _ask(["squeue", "--noheader", "--array", "--job", job, "--format", "%K %T"])
     except SlurmError as error:

@@ -37,7 +37,7 @@ def test_is_loaded(found: dict[str, Any], expected: bool) -> None:
 
 def readings(monkeypatch: pytest.MonkeyPatch, *times: tuple[float, float, float] | None) -> LoadMeter:
     answers = iter(times)
-    monkeypatch.setattr(machine_load, "_times", lambda pid: next(answers))
+    monkeypatch.setattr(machine_load, "_cpu_seconds", lambda pid: next(answers))
     return LoadMeter(1)
 
 
@@ -77,7 +77,7 @@ subprocess.run([sys.executable, "-c", "while True: pass"])
         child.stdout.readline()
 
         def own() -> float:
-            times = machine_load._times(child.pid)
+            times = machine_load._cpu_seconds(child.pid)
             return times[2]
 
         ended = own()
@@ -92,5 +92,5 @@ def test_a_core_that_waits_for_a_disk_is_idle(monkeypatch: pytest.MonkeyPatch, t
     core, tick = min(os.sched_getaffinity(0)), os.sysconf("SC_CLK_TCK")
     (tmp_path / "stat").write_text(f"cpu 9 9 9 9 9 9 9 9 9 9\ncpu{core} 100 0 0 200 300 0 0 0 50 0\n")
     monkeypatch.setattr(machine_load, "_STAT", str(tmp_path / "stat"))
-    busy, idle, _ = machine_load._times(os.getpid())
+    busy, idle, _ = machine_load._cpu_seconds(os.getpid())
     assert (busy * tick, idle * tick) == (100, 500)

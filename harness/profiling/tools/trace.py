@@ -307,10 +307,7 @@ class Nesting:
 
 
 def demangled(name: str) -> str:
-    """Return a C++ symbol demangled as torch.profiler does; other names are unchanged.
-
-    Without the library libstdc++, all names are.
-    """
+    """Return a C++ symbol demangled as torch.profiler does; unchanged without libstdc++."""
     return _demangler()(name)
 
 
