@@ -82,8 +82,7 @@ class CallChecker:
         """Run the timed call on fresh inputs, outputs set to NaN; return the checks so far.
 
         clock: the clock that timed `run`.
-        If earlier tokens matter to the work, a second call changes only these. Its outputs must differ from the first
-        call's.
+        If earlier tokens matter to the work, a second call changes only these, and its outputs must differ.
         """
         if self._ran:
             self._check_outputs()
@@ -134,9 +133,9 @@ class CallChecker:
         return {name: _rows(each.tensor, each.batch_axis) for name, each in self._workload.inputs.items()}
 
     def _check_outputs(self) -> None:
-        """NaN and infinity in outputs would need less power and time on a GPU."""
         self.missed += self._late()
         self._follow_inputs()
+        # With NaN or infinity, a GPU needs less power and time.
         if not all(bool(each.isfinite().all()) for each in self._seen):
             self._miss("outputs_not_finite_while_timed")
         if not all(rows.equal(self._given[name]) for name, rows in self._rows_of_inputs().items()):
@@ -145,7 +144,7 @@ class CallChecker:
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
         """Check that outputs changed with inputs; a refill can repeat a sequence's tokens."""
         outputs, batch = list(tensors_of(self._outputs)), self._case.batch
-        floating = [each for each in outputs if each.is_floating_point()]
+        floating = [each for each in outputs if each.is_floating_point()]  # integers can be the inputs themselves
         now = [_rows(x, x.shape.index(batch) if batch in x.shape else None) for x in floating or outputs]
         before, before_inputs = self._seen, self._seen_inputs
         self._seen, self._seen_inputs = now, self._given

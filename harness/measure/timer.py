@@ -197,8 +197,8 @@ def stop_reason(
     """Return the criterion that ends sampling, or "" if sampling continues.
 
     "interval": the median's interval is narrow enough. "count": there are `MAX_SAMPLES`. "budget": the time is over.
-    A wide interval extends it to `PATIENCE` budgets, by at most `LONGEST_WAIT_S`. Fewer than 1.5 times `min_samples`
-    extend it by `LONGEST_WAIT_S`.
+    A wide interval extends the budget to `PATIENCE` budgets, at most by `LONGEST_WAIT_S`; fewer than 1.5 times
+    `min_samples` extend it by `LONGEST_WAIT_S`.
     due: whether to compute the interval now; None does so after every 10% more samples, to save time.
     least_s: seconds before a narrow interval can end sampling.
     """

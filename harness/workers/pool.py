@@ -120,7 +120,7 @@ class Pool:
 
 
 def _wait_for(under_way: Iterable[threading.Event]) -> None:
-    """Short steps: before Python 3.13, a signal handler that raises breaks `Thread.join`."""
+    """Wait in short steps: before Python 3.13, a handler that raises breaks `Thread.join`."""
     for ended in under_way:
         while not ended.wait(0.2):
             pass

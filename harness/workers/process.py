@@ -87,10 +87,9 @@ class GpuLost(Exception):
 class WorkerProcess:
     """A system's worker process, which ends with the `with` block, and the requests to it.
 
-    The first request starts the worker, and so does the next one after it failed or reported itself unhealthy. When it
-    ends, two nested wardens (`warden.py`) kill its descendants.
-    start_s: seconds for the start. stopped: returns whether the run should end. found: result of the last probe or
-        None.
+    The first request starts the worker; the next one after a failure or an unhealthy answer starts a new one. When a
+    worker ends, two nested wardens (`warden.py`) kill its descendants.
+    start_s: seconds for the start. stopped: returns whether the run should end. found: the last probe, or None.
     """
 
     def __init__(

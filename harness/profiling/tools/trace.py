@@ -210,7 +210,7 @@ def timeline_of(
 ) -> Timeline:
     """Return the timeline of the first of `runs` runs; if ranges show steps, of its first step.
 
-    timed: launches of the runs. ranged: launches of one call, whose ranges the run gets if it has as many launches.
+    timed: launches of the runs. ranged: launches of one call, which give their ranges to a run of as many launches.
     The timeline has at most `TIMELINE_LIMIT` launches.
     """
     run = sorted(timed, key=lambda each: each.start_us)
