@@ -29,7 +29,7 @@ LEARNER_BYTES = 4  # a learner's initial weights are float32 in a model of any d
 def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> dict[str, Work]:
     """Return FLOPs and bytes of a forward, generate step or request, by profile part.
 
-    config: a class of `bench.models.config`; for others, attention, scan or inner loop does not count.
+    config: from `bench.models.config`; for any other, attention, scan or inner loop is not counted.
     parameters: their number in the model. form: of TTT's generate step, "dual" or "primal".
     """
     if case.phase == "forward":
@@ -62,9 +62,9 @@ def _step(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work
 def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens: int) -> dict[str, Work]:
     """mixed: the work of attention, scan or inner loop; None leaves it out."""
     table, tables = config.vocabulary * config.width, 1 if getattr(config, "tied", True) else 2
-    weights, element = parameters - tables * table - _learner(config), ELEMENT_BYTES[case.dtype]
+    weights, element = parameters - tables * table - _learner_elements(config), ELEMENT_BYTES[case.dtype]
     found = {
-        PRODUCTS: Work(2 * (weights - _decays(config)) * tokens, element * weights),
+        PRODUCTS: Work(2 * (weights - _decay_elements(config)) * tokens, element * weights),
         HEAD: Work(2 * case.batch * table, element * table),
         EDGES: Work(0, 0),
         OTHER: Work(0, ID_BYTES * tokens),
@@ -82,13 +82,13 @@ def _windows(config: Any, case: Case, read: bool = False) -> Work:
     return Work(0, kept * CONV_KERNEL // (CONV_KERNEL - 1) if read else kept)
 
 
-def _learner(config: Any) -> int:
+def _learner_elements(config: Any) -> int:
     if not isinstance(config, TTTConfig):
         return 0
     return config.layers * sum(heads * rows * columns for heads, rows, columns in config.weight_shapes.values())
 
 
-def _decays(config: Any) -> int:
+def _decay_elements(config: Any) -> int:
     """Mamba's decays A are weights, but their work counts with the scan, not with the GEMMs."""
     return config.layers * config.state_numbers if isinstance(config, MambaConfig) and not config.groups else 0
 
@@ -110,7 +110,7 @@ def _mixed_prompt(config: Any, case: Case) -> Work | None:
             cost.forward_flops(batch, tokens, *shape, config.mini_batch),
             cost.state_bytes(batch, *shape, state_element_bytes(case)),
         )
-        return layer * config.layers + Work(0, LEARNER_BYTES * _learner(config))
+        return layer * config.layers + Work(0, LEARNER_BYTES * _learner_elements(config))
     else:
         return None
     return layer * config.layers
