@@ -18,7 +18,7 @@ from harness.schema.run_file import Job, Planned
 def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Checkpoint | None = None) -> list[Planned]:
     """Return the suite's cases that the request selects; contexts and batches ascend in a panel.
 
-    device: "cpu" or "cuda". A checkpoint sets system and size; single layers, with random inputs, are dropped.
+    device: "cpu" or "cuda". A checkpoint sets system and size; single layers are dropped, as their inputs are random.
     """
     adapters = adapters_of(request.systems, device, checkpoint)
     found = (

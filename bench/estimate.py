@@ -36,7 +36,7 @@ def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     """Return the seconds that a case takes, by key: the median over earlier runs.
 
     Earlier runs are in `out`, in folders in and next to it, and published. machine: a snapshot; None counts any GPU.
-    Runs on its GPU or CPU model count, else those on its kind of device, else skipped cases.
+    A case takes the first that exists: runs on the GPU or CPU model, runs on the kind of device, or skips.
     """
     device, kind = (machine.get("device"), machine.get("device_kind")) if machine else (None, "cuda")
     here: dict[str, list[float]] = {}

@@ -186,7 +186,7 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Return SYSTEM/BACKEND labels by suite, () for all; a suite's own name overrides its group's labels."""
+    """Return labels SYSTEM/BACKEND by suite, () for all systems."""
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (default_suite(device),):
         group, systems = find_group(word), request.systems
@@ -194,6 +194,7 @@ def _suites(
             own = f"{checkpoint.system}/" if checkpoint else ""
             systems = tuple(label for label in runnable(group.systems, machine) if label.startswith(own))
         for name in group.suites if group else (word,):
+            # A suite that is requested by its own name has all systems, even if its group is requested too.
             found[name] = systems if found.get(name, systems) else ()
     return found
 

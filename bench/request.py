@@ -91,7 +91,7 @@ class RunRequest(BaseModel):
         return found
 
     def published(self) -> "RunRequest":
-        """Return the request for run.json: no absolute paths, no persons or hosts of --slurm."""
+        """Return the request for run.json: without absolute paths and --slurm's persons and hosts."""
         return self.model_copy(
             update={
                 "sides": tuple(map(_public_path, self.sides)),
@@ -128,7 +128,7 @@ def _public_path(path: str) -> str:
 
 
 def words(option: str, text: str | None) -> tuple[str, ...]:
-    """Split comma-separated text into words, each once; None gives (), no word UserError."""
+    """Split comma-separated text into words, each once; () for None. UserError for no words."""
     if text is None:
         return ()
     found = [word.strip() for word in text.split(",") if word.strip()]

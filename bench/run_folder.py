@@ -78,7 +78,7 @@ def extended(work: Plan, out: Path) -> Run:
 def retry_of(run: Run, retry: str) -> Retry:
     """Return the function that decides from a record whether to measure its case again.
 
-    retry: "failed" repeats all but ok, "flagged" contended, throttled and unsteady cases. `run_jobs` repeats "lost".
+    retry: "failed" repeats all but ok, "flagged" contended, throttled and unsteady cases, "lost" as `run_jobs` does.
     """
     if retry != "flagged":
         return not_ok if retry == "failed" else nothing
@@ -87,7 +87,7 @@ def retry_of(run: Run, retry: str) -> Retry:
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:
-    """Raise UserError if the run has another mode, device or budget than the plan, or rounds of `ab`."""
+    """Raise UserError if the run is of `ab`, or has another mode, device or budget than the plan."""
     if current.mode != "measure":
         raise UserError(f"{current.folder}: is a run of mode {current.mode!r}, not 'measure'; name another folder")
     if current.file.repeats > 1:

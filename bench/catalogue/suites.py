@@ -16,7 +16,7 @@ from harness.schema.catalogue import FigureEntry
 
 @dataclass(frozen=True)
 class Panel(Stored):
-    """Cases of one phase: every combination of systems, their backends, sizes, batches, contexts and options."""
+    """Cases of one phase: every combination of systems, sizes, batches, contexts and options."""
 
     phase: str
     systems: tuple[str, ...]

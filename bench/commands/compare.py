@@ -83,7 +83,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> Non
 
 
 def percentage(text: str) -> float:
-    """Parse `5%` as 0.05; UserError for other text, below BAR (noise) or above 1000%."""
+    """Parse `5%` as 0.05; UserError for other text, or a value below BAR or above 1000%."""
     from reports.compare.comparison import STORED_BAR
     from reports.compare.decision import BAR
 
@@ -99,7 +99,7 @@ def percentage(text: str) -> float:
 
 
 def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison":
-    """Print the comparison and write its page; exit with status 3 without one. fail_on: a fraction."""
+    """Print the comparison and write its page; exit with status 3 if there is none."""
     from reports.compare import comparison as comparing
     from reports.compare import views
     from reports.profiles.diff import diff_of_runs

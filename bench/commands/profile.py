@@ -95,7 +95,7 @@ def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
 def of_few_layers(planned: Planned) -> Planned:
     """Return the case with fewer layers, whose memory Nsight Compute can save and restore.
 
-    Layers, checkpoints and small models stay as they are: a few layers of a small model would fit in the L2 cache.
+    Cases of one layer, of checkpoints and of small models stay: few small layers would fit in the L2 cache.
     """
     case = planned.case
     if case.option("scope", "model") != "model" or case.option("checkpoint", ""):

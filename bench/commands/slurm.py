@@ -62,7 +62,7 @@ def submit(request: RunRequest, out: Path) -> None:
 
 
 def slurm_options(request: RunRequest) -> tuple[slurm.SlurmRequest, RunRequest]:
-    """Return the parsed --slurm, and the request: for "cuda" if the tasks have GPUs."""
+    """Return the options of --slurm, and the request with "cuda" for "auto" if tasks have GPUs."""
     wanted = slurm.parsed(request.slurm or "")
     on_gpus = wanted.gpu and request.device == "auto"
     return wanted, request.model_copy(update={"device": "cuda"}) if on_gpus else request

@@ -75,10 +75,7 @@ def _state(
 
 
 def _states(submitted: Holder | None) -> tuple[dict[str, str] | None, str]:
-    """Return (state of unfinished Slurm tasks by index, ""), or (None, why there is none).
-
-    submitted: the run's Slurm array; None gives no states.
-    """
+    """Return (state of unfinished Slurm tasks by index, ""), or (None, why there is none)."""
     if submitted is None:
         return {}, ""
     try:

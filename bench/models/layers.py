@@ -134,7 +134,7 @@ def rotate_interleaved(x: Tensor, rotated_by: Rotation) -> Tensor:
 
 
 def rotate_halves(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Apply RoPE to pairs (i, i + D/2) of x [B, T, H, D], as in Llama; dtypes as above."""
+    """Apply RoPE like Llama to pairs (i, i + D/2) of x [B, T, H, D], in cos and sin's dtype."""
     cos, sin = rotated_by
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -57,7 +57,7 @@ class TorchOperator:
     """The inner loop, with RoPE and learning rate, in PyTorch; subclasses use kernels.
 
     A state is a named tuple or dataclass of tensors. Calls update it in place, so a CUDA graph stays valid.
-    form: "dual" or "primal". `forward` always takes a dual state, a primal `generate_step` that of `generate_state`.
+    form: "dual" or "primal". `forward` takes a dual state, a primal `generate_step` the result of `generate_state`.
     """
 
     block_a_head = False  # whether `forward` is one kernel with one thread block per head and sequence
@@ -120,13 +120,13 @@ def _is_primal(state: Any) -> bool:
 
 
 def ready_for_prefill(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Return projections of T tokens as `ready`. position [B]: token 0's in its mini-batch."""
+    """Make projections of T tokens `ready`; position [B]: of token 0 in the mini-batch."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
     return ready_at(projections, learner, (position[:, None] + ahead) % learner.token_scale.shape[0])
 
 
 def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Apply RoPE and learning rates. position [B, T], or [B] for a step: in the mini-batch."""
+    """Make projections `ready` at position [B, T] in the mini-batch, or [B] for a step."""
     if projections.ready:
         return projections
     cos, sin = (table[position].unsqueeze(-2) for table in learner.rope)
@@ -147,7 +147,7 @@ def outer_parameters(learner: Learner) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rows_of(state: Any, rows: slice | Tensor | list[int]) -> Any:
-    """Return the state of the sequences `rows`; its tensors are views for a slice, copies for indices."""
+    """Return the state of the sequences `rows`: views for a slice, copies for indices."""
     if isinstance(state, Tensor):
         return state[rows]
     if is_dataclass(state) and not isinstance(state, type):

@@ -43,7 +43,7 @@ class TransformerState:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
-    """Return attention [B, H, T, D] of q over k, v [B, KV heads, S, D]; S > T needs a mask."""
+    """Return causal attention [B, H, T, D] of q to k, v [B, KV heads, S, D]; S > T needs a mask."""
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
@@ -58,7 +58,7 @@ class Sdpa:
         return causal_attention(q, k, v)
 
     def mask(self, state: TransformerState) -> Any:
-        """Return the mask that all layers' `step` takes: here [1, capacity], true up to the token at the position."""
+        """Return the mask that `step` takes: here [1, capacity], true up to the token at position."""
         return (torch.arange(state.capacity, device=state.position.device) <= state.position)[None]
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:

@@ -24,7 +24,7 @@ from tk_kernels.packed import packed
 
 
 class ServedBlock(FusedBlock):
-    """No dependent launches: in vLLM, the kernel before a block writes the state that it reads."""
+    """A fused block without dependent launches: in vLLM, the kernel before it writes its state."""
 
     dependent_launches = False
 

@@ -69,7 +69,7 @@ class Layout:
 def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], ids: Tensor, step: Step) -> Tensor:
     """Return the residual stream [N, C] for ids [N] of a step; update the slots' states.
 
-    layers: a result of `Layout.views` each. The model has blocks `FusedBlock` and a `KernelOperator`.
+    layers: per layer, the result of `Layout.views`. The model has fused blocks and a `KernelOperator`.
     """
     operator = model.operator
     assert isinstance(operator, KernelOperator)
