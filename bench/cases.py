@@ -16,11 +16,9 @@ from harness.schema.run_file import Job, Planned
 
 
 def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Checkpoint | None = None) -> list[Planned]:
-    """Return the suite's cases that the request selects, each once.
+    """Return the suite's cases that the request selects; contexts and batches ascend in a panel.
 
-    In a panel, contexts and batches ascend.
-    device: "cpu" or "cuda". A checkpoint sets system and size, and leaves out panels of single layers, whose inputs are
-    random.
+    device: "cpu" or "cuda". A checkpoint sets system and size; single layers are dropped, as their inputs are random.
     """
     adapters = adapters_of(request.systems, device, checkpoint)
     found = (
@@ -35,10 +33,9 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
 
 
 def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None = None) -> tuple[Adapter, ...]:
-    """Return the adapters for `names`, each SYSTEM or SYSTEM/BACKEND.
+    """Return the adapters for `names` (SYSTEM or SYSTEM/BACKEND), by default all for the device.
 
-    Without names, return all adapters for the device. A checkpoint restricts them to its system.
-    Raises UserError for an unknown name, or for a name of a system other than the checkpoint's.
+    A checkpoint restricts them to its system. Raises UserError for an unknown name or another system.
     """
     if not names and not checkpoint:
         return tuple(adapter for adapter in ADAPTERS if device in adapter.devices)
@@ -54,10 +51,7 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """Return adapter SYSTEM/BACKEND, or all of SYSTEM that run on the device by default.
-
-    If no adapter of SYSTEM runs there by default, return all of them. Raises UserError for an unknown name.
-    """
+    """SYSTEM alone selects its adapters for the device, or all if none is for it."""
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
         if " " in name:
@@ -104,7 +98,6 @@ def _panel_cases(
 
 
 def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str, Scalar], ...]]:
-    """Return every combination of option values as (name, value) pairs, without defaults."""
     names = sorted(axes)
     pairs = [tuple(zip(names, values, strict=True)) for values in product(*(axes[name] for name in names))]
     return [tuple((name, value) for name, value in each if OPTION_DEFAULTS.get(name) != value) for each in pairs]
@@ -113,8 +106,7 @@ def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str,
 def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
     """Return a case's timing: "engine" (times itself), "graph" (CUDA graph) or "eager".
 
-    On a GPU, `panel.timing` decides if it is set. Otherwise "graph" is for generate steps, and for launch-bound
-    forwards of whole models if the adapter has `replays`.
+    On a GPU without `panel.timing`, generate steps use a graph, and launch-bound forwards if the adapter has `replays`.
     """
     if adapter.engine:
         return "engine"
@@ -127,10 +119,7 @@ def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: 
 
 
 def jobs_of(planned: Iterable[Planned]) -> tuple[Job, ...]:
-    """Group cases into one job per system and backend, headline systems first.
-
-    A case that several suites plan appears once, with the largest `min_samples`.
-    """
+    """Group cases into one job per system and backend; a case of several suites appears once."""
     merged: dict[str, Planned] = {}
     for each in planned:
         merged[each.case.key] = merged.get(each.case.key, each).merged(each)
@@ -144,10 +133,7 @@ def jobs_of(planned: Iterable[Planned]) -> tuple[Job, ...]:
 
 
 def _by_model(cases: list[Planned]) -> list[Planned]:
-    """Reorder cases so that those of one model follow each other.
-
-    Cases of an engine are also grouped by phase, because a change of phase restarts the engine.
-    """
+    """Put cases of one model together; for an engine also by phase, because a change restarts it."""
     engine = any(each.case.timing == "engine" for each in cases)
     groups: dict[tuple, list[Planned]] = {}
     for each in cases:

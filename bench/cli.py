@@ -144,7 +144,6 @@ def run(
 
 
 def _folder(request: RunRequest) -> Path:
-    """Return the requested run folder, or out/TIME; UserError for --resume without --out."""
     if request.out is None and request.resume:
         raise UserError("--resume: name the run by --out")
     return request.out or Path("out") / f"{datetime.now():%Y%m%d-%H%M%S}"

@@ -29,10 +29,8 @@ LEARNER_BYTES = 4  # a learner's initial weights are float32 in a model of any d
 def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> dict[str, Work]:
     """Return FLOPs and bytes of a forward, generate step or request, by profile part.
 
-    config: an object of a class in `bench.models.config`. For another object with `width` and `vocabulary`, the result
-    lacks the part of attention, scan or inner loop.
-    parameters: the model's number of parameters. form: of TTT's generate step, "dual" or "primal".
-    The part EDGES, between the GEMMs, counts only the stored inputs of convolutions, because activations do not count.
+    config: from `bench.models.config`; for any other, attention, scan or inner loop is not counted.
+    parameters: their number in the model. form: of TTT's generate step, "dual" or "primal".
     """
     if case.phase == "forward":
         return _forward(config, parameters, case)
@@ -62,15 +60,11 @@ def _step(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work
 
 
 def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens: int) -> dict[str, Work]:
-    """Return the work, by part, of a call that reads `tokens` tokens.
-
-    It returns one token's logits per sequence.
-    mixed: the work of attention, scan or inner loop; None leaves this part out.
-    """
+    """mixed: the work of attention, scan or inner loop; None leaves it out."""
     table, tables = config.vocabulary * config.width, 1 if getattr(config, "tied", True) else 2
-    weights, element = parameters - tables * table - _learner(config), ELEMENT_BYTES[case.dtype]
+    weights, element = parameters - tables * table - _learner_elements(config), ELEMENT_BYTES[case.dtype]
     found = {
-        PRODUCTS: Work(2 * (weights - _decays(config)) * tokens, element * weights),
+        PRODUCTS: Work(2 * (weights - _decay_elements(config)) * tokens, element * weights),
         HEAD: Work(2 * case.batch * table, element * table),
         EDGES: Work(0, 0),
         OTHER: Work(0, ID_BYTES * tokens),
@@ -81,36 +75,26 @@ def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens:
 
 
 def _windows(config: Any, case: Case, read: bool = False) -> Work:
-    """Return the bytes that a call moves for the convolutions' stored inputs, as work.
-
-    read: False for a prompt, which writes all of them; True for a step, which reads all and writes one per channel.
-    """
+    """A prompt writes all stored inputs; a step (`read`) reads all and writes one per channel."""
     if not isinstance(config, MambaConfig | DeltaRuleConfig | TTTConfig):
         return Work(0, 0)
     kept = case.batch * window_bytes(config, ELEMENT_BYTES[case.dtype])
     return Work(0, kept * CONV_KERNEL // (CONV_KERNEL - 1) if read else kept)
 
 
-def _learner(config: Any) -> int:
-    """Return the number of elements of TTT's initial weights in all layers; 0 for others."""
+def _learner_elements(config: Any) -> int:
     if not isinstance(config, TTTConfig):
         return 0
     return config.layers * sum(heads * rows * columns for heads, rows, columns in config.weight_shapes.values())
 
 
-def _decays(config: Any) -> int:
-    """Return the number of elements of Mamba's decays A in all layers; otherwise 0.
-
-    The decays are weights, but their work counts with the scan and not with the GEMMs.
-    """
+def _decay_elements(config: Any) -> int:
+    """Mamba's decays A are weights, but their work counts with the scan, not with the GEMMs."""
     return config.layers * config.state_numbers if isinstance(config, MambaConfig) and not config.groups else 0
 
 
 def _mixed_prompt(config: Any, case: Case) -> Work | None:
-    """Return the work of a prompt's attention, scan or inner loop; None if unknown.
-
-    Counted bytes: the state or KV cache that the prompt writes, and the initial weights that TTT reads.
-    """
+    """Bytes: the state or KV cache that the prompt writes, and TTT's initial weights. None if unknown."""
     batch, tokens = case.batch, case.context
     if isinstance(config, TransformerConfig):
         layer = Work(
@@ -126,17 +110,14 @@ def _mixed_prompt(config: Any, case: Case) -> Work | None:
             cost.forward_flops(batch, tokens, *shape, config.mini_batch),
             cost.state_bytes(batch, *shape, state_element_bytes(case)),
         )
-        return layer * config.layers + Work(0, LEARNER_BYTES * _learner(config))
+        return layer * config.layers + Work(0, LEARNER_BYTES * _learner_elements(config))
     else:
         return None
     return layer * config.layers
 
 
 def _mixed_step(config: Any, case: Case, form: str) -> Work | None:
-    """Return the work of a step's attention, scan or inner loop; None if unknown.
-
-    Counted bytes: the KV cache that the step reads, or the state that it reads and writes. form: "dual" or "primal".
-    """
+    """Bytes: the KV cache that the step reads, or the state that it reads and writes. None if unknown."""
     batch, context = case.batch, case.context
     if isinstance(config, TransformerConfig):
         cache = 2 * batch * context * config.kv_width

@@ -17,10 +17,9 @@ _PATHS = ("--out", "--output", "-o")
 
 
 def refuse_arguments(words: Sequence[str], group: Any) -> None:
-    """Raise UserError if an option is given twice, or if a path is empty.
+    """Raise UserError if an option is given twice (Typer takes the last), or if a path is empty.
 
     words: the command-line arguments. group: the click group that has their command.
-    Otherwise Typer would take the last of two values, and the current folder for an empty path.
     """
     command = group.commands.get(next((word for word in words if not word.startswith("-")), ""))
     given = [word.partition("=")[0] for word in words]
@@ -63,7 +62,6 @@ def guarded(call: Callable[[], Any]) -> int:
 
 
 def _usage(error: Any) -> str:
-    """Return the command's usage if the error is a missing or unexpected argument, else ""."""
     wrong = type(error).__name__ == "MissingParameter" or "unexpected extra argument" in error.format_message()
     context = error.ctx if wrong else None
     if context is None:
@@ -72,10 +70,7 @@ def _usage(error: Any) -> str:
 
 
 def _end_of_stdout(message: str) -> int:
-    """Redirect a broken stdout to /dev/null, for Python's flush at exit; return status 1.
-
-    message: an error to print on stderr; "" prints nothing.
-    """
+    """Redirect a broken stdout to /dev/null, for Python's flush at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     return _print_error(message, 1) if message else 1

@@ -62,10 +62,7 @@ def launches(device: str = "") -> dict[tuple[str, str], Launch]:
 
 
 def no_interpreter(launch: Launch) -> str:
-    """Return a sentence if the worker's interpreter does not exist; else "".
-
-    A name without a folder is looked up on the path, so the result is "".
-    """
+    """Return why a worker cannot start: its interpreter's path does not exist; otherwise ""."""
     program = launch.command[0]
     missing = os.sep in program and not os.path.exists(program)
     return "its interpreter does not exist; `make baselines` creates the environments" if missing else ""

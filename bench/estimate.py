@@ -18,8 +18,6 @@ Durations = Mapping[str, float]  # seconds by case key
 
 
 class _Timed(NamedTuple):
-    """A case that an earlier run measured or skipped, its wall time in seconds, and its device."""
-
     key: str
     seconds: float
     skipped: bool
@@ -28,10 +26,7 @@ class _Timed(NamedTuple):
 
 
 class JobTime(NamedTuple):
-    """The estimated time of a job.
-
-    seconds: the sum over the cases that an earlier run has timed. untimed: how many other cases the job has.
-    """
+    """Seconds of a job's cases that an earlier run has timed, and the number of its other cases."""
 
     seconds: float
     untimed: int = 0
@@ -40,10 +35,8 @@ class JobTime(NamedTuple):
 def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     """Return the seconds that a case takes, by key: the median over earlier runs.
 
-    Earlier runs are the one in `out`, those in folders in and next to `out`, and the published ones.
-    machine: a snapshot. Only runs on its GPU or CPU model count; for a case that they lack, runs on its kind of device
-    ("cpu", "cuda"). None counts runs on any GPU.
-    For a case that every run skipped, the seconds are those of the skip.
+    Earlier runs are in `out`, in folders in and next to it, and published. machine: a snapshot; None counts any GPU.
+    A case takes the first that exists: runs on the GPU or CPU model, runs on the kind of device, or skips.
     """
     device, kind = (machine.get("device"), machine.get("device_kind")) if machine else (None, "cuda")
     here: dict[str, list[float]] = {}
@@ -63,7 +56,6 @@ def _runs_in(folder: Path) -> set[Path]:
 
 
 def _timed(folder: Path) -> tuple[_Timed, ...]:
-    """Return the run's measured and skipped cases; () without a readable run of times."""
     try:
         run = Run.open(folder) if Run.exists(folder) else None
         records = run.records() if run and run.mode == "measure" else []
@@ -86,16 +78,13 @@ _published = cache(_timed)  # published runs do not change, and take a second to
 
 
 def job_time(cases: Sequence[Planned], past: Durations) -> JobTime:
-    """Return the estimated time of a job's cases. past: seconds by case key."""
+    """Return the estimated time of a job's cases."""
     known = [past[planned.case.key] for planned in cases if planned.case.key in past]
     return JobTime(sum(known), len(cases) - len(known))
 
 
 def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:
-    """Sort jobs by estimated time, the longest first. past: seconds by case key.
-
-    A case that no earlier run has timed counts as the median of `past`.
-    """
+    """Sort jobs by estimated time, the longest first; an untimed case counts as the median."""
     typical = median(past.values()) if past else 1.0
 
     def seconds(job: Job) -> float:
@@ -106,10 +95,7 @@ def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:
 
 
 def side_by_side(seconds_of_jobs: Sequence[float], slots: int) -> float:
-    """Return the seconds until all jobs end, if `slots` of them run at a time.
-
-    A slot that becomes free takes the longest job that has not started.
-    """
+    """Return the seconds until all jobs end on `slots` slots; the longest job starts first."""
     busy = [0.0] * slots
     for seconds in sorted(seconds_of_jobs, reverse=True):
         heapreplace(busy, busy[0] + seconds)

@@ -13,8 +13,7 @@ _PRECISIONS = {"float32-planes": "planes"}
 def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
     """Return the bytes of one sequence's state in all layers after the case's `context` tokens.
 
-    form: that of TTT's generate state, "dual" or "primal". A forward counts TTT's weights alone: it ends with a
-    whole mini-batch, so no tokens are cached.
+    form: of TTT's generate state, "dual" or "primal". A forward ends with a whole mini-batch, so it caches no tokens.
     """
     size, windows = state_element_bytes(case), window_bytes(config, ELEMENT_BYTES[case.dtype])
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer

@@ -18,8 +18,7 @@ from tk_kernels.cost import COSTS
 def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> None:
     """Raise UserError if no selected system can hold a requested batch and context.
 
-    If at least one system can, all of them run: the figure shows which systems run out of memory.
-    machine: a snapshot.
+    If one can, all run: the figure shows which systems run out of memory. machine: a snapshot.
     """
     total = total_memory_bytes(machine)
     least: dict[tuple[str, int, int], int] = {}
@@ -34,9 +33,8 @@ def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> N
 def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int | None) -> str:
     """Return why the scheduler skips a case, or "" to run it.
 
-    earlier: the records of the job so far. memory_bytes: the device's memory; None if unknown.
-    In a series of growing cases of a whole model, the first case that cannot fit runs, so that the figure shows where
-    memory ends.
+    earlier: the job's records so far. memory_bytes: of the device; None if unknown.
+    In a growing series, the first case that cannot fit runs, so that the figure shows where memory ends.
     """
     if missing := checkpoint_missing(planned.case):
         return missing
@@ -47,10 +45,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return how a smaller case of the series failed for memory, time or batch, or "".
-
-    Return "" if none failed so, or if the case is in no series of growing batch or context.
-    """
+    """Return how a smaller case of a growing series failed for memory, time or batch, or ""."""
     if not planned.grows:
         return ""
     for record in earlier:
@@ -67,10 +62,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """Return "batch" or "context" if `smaller` is below `case` in this axis alone, or "".
-
-    The timing (graph or eager) is allowed to differ, because it does not change the work.
-    """
+    """Return the only axis in which `smaller` is below `case`, or ""; the timing is allowed to differ."""
     for axis in ("batch", "context"):
         if getattr(smaller, axis) < getattr(case, axis):
             others = (name for name in Case.__dataclass_fields__ if name not in (axis, "timing"))
@@ -79,10 +71,7 @@ def _smaller_axis(smaller: Case, case: Case) -> str:
 
 
 def beyond_memory_of(case: Case, total: int) -> str:
-    """Return why a case cannot fit into `total` bytes; "" if it can.
-
-    An engine's case counts one sequence, because an engine runs only as many at once as fit.
-    """
+    """Return why a case cannot fit into `total` bytes, or ""; an engine counts one sequence."""
     needed = least_bytes(case)
     if case.system in MODELS and case.option("scope", "model") == "model" and case.timing != "engine":
         form = "primal" if case.backend.endswith("primal") else "dual"
@@ -107,9 +96,7 @@ def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:
 def least_bytes(case: Case) -> int:
     """Return the fewest bytes a case must hold: ids, weights and one sequence's state.
 
-    Token ids have 8 bytes each.
-    A case of one layer counts the layer's inputs, outputs and state instead. A model that is not in MODELS counts only
-    token ids.
+    A case of one layer counts the layer's inputs, outputs and state. A model not in MODELS counts only token ids.
     """
     ids = 8 * case.batch * (case.context if case.phase != "generate" else 1)
     if case.system not in MODELS:  # only the adapter knows the size of such a model
@@ -122,10 +109,7 @@ def least_bytes(case: Case) -> int:
 
 
 def _layer_bytes(config: Any, case: Case) -> int:
-    """Return the bytes of a case of one TTT layer.
-
-    They are all sequences' states and, for forward, also q, k, v, out, the learning rates and the new states.
-    """
+    """All sequences' states; for forward also q, k, v, out, the learning rates and the new states."""
     cost = COSTS[config.learner]
     shape = (config.heads, config.head_dim)
     state = cost.state_bytes(case.batch, *shape, state_element_bytes(case))

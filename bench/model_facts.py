@@ -16,10 +16,9 @@ PARAMETERS_OFF_LIMIT = 0.08  # Mamba's 48 blocks are within 8% of the Transforme
 class Facts:
     """Facts about the model that a worker built; `checks` decides if it is comparable.
 
-    parameters: number of parameters. vocabulary: number of token ids.
     dtype: that of most weights; TTT's learned weights, decays and norms are allowed a wider one.
     kept: what a sample leaves for the next one, such as an engine's prefix cache; "nothing" passes the check.
-    head_rows: tokens for which the LM head computes logits, per prompt of a forward; None if not counted.
+    head_rows: tokens per prompt of a forward for which the LM head computes logits; None if not counted.
     """
 
     parameters: int
@@ -39,10 +38,7 @@ class Facts:
 
 
 def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
-    """Return a model's facts from its weights: their number, and most elements' dtype.
-
-    weights: tensors by name; a tied weight appears once. rest: the other fields of `Facts`.
-    """
+    """Return the facts of a model with these weights by name; a tied weight appears once."""
     counts: dict[str, int] = {}
     for weight in weights.values():
         name = str(weight.dtype).removeprefix("torch.")
@@ -64,7 +60,6 @@ def checks(facts: Facts, case: Case) -> list[Check]:
 
 
 def _of_one_size(facts: Facts, case: Case) -> list[Check]:
-    """Return the checks of parameters and vocabulary against the case's Transformer."""
     transformer = model_config("transformer", case.size)
     parameters_off = abs(facts.parameters / parameter_count(transformer) - 1)
     return [

@@ -65,14 +65,10 @@ SourceOf = Callable[[str], Source]
 
 
 class Number(NamedTuple):
-    """The content of a table's cell.
+    """The content of a table's cell."""
 
-    value: the number; None for words or an empty cell.
-    text: the formatted number with the signs of its flags, such as †; or the words, or "".
-    """
-
-    value: float | None = None
-    text: str = ""
+    value: float | None = None  # None for words or an empty cell
+    text: str = ""  # the formatted number with the signs of its flags, such as †; or the words
 
 
 def with_numbers(text: str, definitions: Mapping[str, Definition], source_of: SourceOf) -> str:
@@ -88,7 +84,6 @@ def with_numbers(text: str, definitions: Mapping[str, Definition], source_of: So
 
 
 def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf) -> str:
-    """Return the Markdown of a table, followed by the short meanings of the signs in it."""
     if name not in definitions:
         raise unknown(f"table {name}", name, sorted(definitions))
     definition = definitions[name]
@@ -110,10 +105,7 @@ def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf
 
 
 def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return a table of measured cases as lines of formatted cells; the first line is the head.
-
-    Raises UserError if a row or a column has no value.
-    """
+    """Return lines of cells, the head first; UserError if a row or a column has no value."""
     columns, source = definition["columns"], source_of(definition["run"])
     shared = {name: definition[name] for name in OPTIONS if name in definition} | definition.get("where", {})
     lines = [[definition.get("head", ""), *(str(column["label"]) for column in columns)]]
@@ -157,10 +149,7 @@ def _cell(options: Mapping[str, Any], source: Source) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the rows whose columns have the requested values.
-
-    where: a value by column; "a|b" matches either. One match is enough in a cell with several values, such as suites.
-    """
+    """where: a value by column; "a|b" matches either. In a cell with several values, one match is enough."""
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
         cells = _column(rows, name).map(lambda cell: cell if isinstance(cell, tuple) else (cell,))
@@ -190,7 +179,6 @@ def _from_profile(profile: Profile, wanted: str | list[str], unit: str) -> Numbe
 
 
 def _runs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return the table's head, and a row per run: name, GPU, time, commit, cases, note."""
     lines = [["run", "GPU", "measured, UTC", "commit", "results", "what is in it"]]
     for each in definition["runs"]:
         lines.append([f"`{each['run']}`", *_facts(source_of(each["run"])), each.get("note", "")])
@@ -214,7 +202,7 @@ def _facts(source: Source) -> list[str]:
 
 
 def _flags(cell: Any) -> dict[str, None]:
-    """Return a cell's flags as keys of a dict; unsteady TTFT or ITL give "unsteady"."""
+    """Unsteady TTFT and unsteady ITL both give "unsteady"; the dict keeps one, in order."""
     return dict.fromkeys(UNSTEADY if flag in UNSTEADY_TIMES.values() else flag for flag in marks_in(cell))
 
 
@@ -225,7 +213,6 @@ def _period(first: str, last: str) -> str:
 
 
 def _run_pairs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return the table's head, and a row per run pair: how b's times per token differ."""
     lines = [["b over a, time per token", "points", "median", *(f"within {bar:.0%}" for bar in NEAR), "farthest"]]
     for each in definition["apart"]:
         a, b = (source_of(each[side]).run for side in "ab")
@@ -252,7 +239,6 @@ def _states(definition: Definition, _: SourceOf) -> list[list[str]]:
 
 
 def _sequence(name: str) -> tuple[Any, Case]:
-    """Return a system's configuration at 1.3b and a case of one generated token."""
     adapter = next(a for a in ADAPTERS if a.system == name and a.headline and "generate" in a.phases)
     case = Case(name, adapter.backend, "1.3b", "generate", 1, 1, state_dtype=adapter.state_dtype)
     return model_config(name, case.size), case

@@ -35,7 +35,6 @@ class Plan:
     """The jobs of a request, as `plan` makes them.
 
     device: the device to measure. machine: a snapshot of this machine, which need not have that device.
-    catalogue: the suites, and the names and labels that the run stores with its records.
     """
 
     request: RunRequest
@@ -46,7 +45,6 @@ class Plan:
 
     @property
     def here(self) -> bool:
-        """Whether this machine has the device to measure."""
         return self.machine["device_kind"] == self.device
 
     def refuse_elsewhere(self) -> None:
@@ -59,15 +57,11 @@ class Plan:
 
     @cached_property
     def launches(self) -> dict[tuple[str, str], Launch]:
-        """How to start the worker of each (system, backend)."""
         return launches(device=self.device)
 
     @cached_property
     def policy(self) -> Policy:
-        """The rule that ends the sampling of a case, with a budget of seconds per round.
-
-        The budget is the request's, otherwise the largest budget of a suite, divided by the number of rounds.
-        """
+        """The rule that ends the sampling of a case; the rounds of `ab` share its budget."""
         names = {suite.name for suite in self.catalogue.suites}
         own = (suite.budget_s or BUDGETS_S[self.device] for suite in SUITES if suite.name in names)
         budget_s = self.request.budget_s or max(own, default=BUDGETS_S[self.device])
@@ -84,12 +78,10 @@ class Plan:
 
     @cached_property
     def skip(self) -> SkipReason:
-        """The scheduler's function from a case to its reason to be skipped, or ""."""
         return skips(self.launches, total_memory_bytes(self.machine) if self.here else None)
 
     @cached_property
     def keys(self) -> frozenset[str]:
-        """The keys of the requested cases."""
         return frozenset(planned.case.key for job in self.jobs for planned in job.cases)
 
     def requested(self, jobs: Iterable[Job]) -> list[Job]:
@@ -99,8 +91,7 @@ class Plan:
     def gpus(self, *, here: bool = True) -> list[str]:
         """Return the GPUs of --gpus, named as in CUDA_VISIBLE_DEVICES; [] without the option.
 
-        here: whether the run is for this machine; False accepts GPUs that this machine lacks.
-        Raises UserError for a word that names no GPU, a repeated or missing GPU, or a device other than "cuda".
+        here: whether this machine must have them. Raises UserError for a wrong, repeated or missing GPU, or on the CPU.
         """
         if (option := self.request.gpus) is None:
             return []
@@ -124,15 +115,11 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """The number of planned cases."""
         return sum(len(job.cases) for job in self.jobs)
 
 
 def skips(launches: Mapping[tuple[str, str], Launch], memory_bytes: int | None) -> SkipReason:
-    """Return the scheduler's function from a case to its reason to be skipped, or "".
-
-    Reasons: no interpreter, or what `skip_reason` returns. memory_bytes: the device's memory, None if unknown.
-    """
+    """Return the scheduler's function from a case to why it is skipped or ""; see `skip_reason`."""
     return lambda planned, earlier: (
         no_interpreter(launches[planned.case.system, planned.case.backend])
         or skip_reason(planned, earlier, memory_bytes)
@@ -142,8 +129,7 @@ def skips(launches: Mapping[tuple[str, str], Launch], memory_bytes: int | None) 
 def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     """Turn a request into jobs. Raises UserError for a mistake in the request.
 
-    of_run: the run that the request continues, or None. If the request names no suites, systems or axes (batch,
-    context, phase), all cases of that run are planned.
+    of_run: the run that the request continues. A request that names no cases plans all cases of that run.
     """
     machine = snapshot()
     wanted = of_run.file.device if of_run and request.device == "auto" else request.device
@@ -178,10 +164,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
 
 
 def open_checkpoint(folder: Path | None) -> Checkpoint | None:
-    """Read the folder of `--checkpoint` and publish it to workers; None without one.
-
-    Raises UserError if the folder holds no supported checkpoint.
-    """
+    """Read the folder of --checkpoint and publish it to workers; UserError if unsupported."""
     if folder is None:
         return None
     try:
@@ -193,10 +176,7 @@ def open_checkpoint(folder: Path | None) -> Checkpoint | None:
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return labels SYSTEM/BACKEND that the machine can run: ThunderKittens needs a Hopper GPU.
-
-    On another GPU the backend `triton` replaces `thunderkittens`; without a GPU the labels stay.
-    """
+    """Replace `thunderkittens` by `triton` in labels SYSTEM/BACKEND, on a GPU other than Hopper."""
     capability = (machine["gpu"] or {}).get("compute_capability")
     if not hidden() and capability in (None, "9.0"):
         return tuple(labels)
@@ -206,11 +186,7 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the suites to run: name -> labels SYSTEM/BACKEND, () for all systems.
-
-    The labels come from the request, otherwise from the requested group. A suite that is requested by its own name has
-    all systems, even if its group is requested too.
-    """
+    """Return labels SYSTEM/BACKEND by suite, () for all systems."""
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (default_suite(device),):
         group, systems = find_group(word), request.systems
@@ -218,6 +194,7 @@ def _suites(
             own = f"{checkpoint.system}/" if checkpoint else ""
             systems = tuple(label for label in runnable(group.systems, machine) if label.startswith(own))
         for name in group.suites if group else (word,):
+            # A suite that is requested by its own name has all systems, even if its group is requested too.
             found[name] = systems if found.get(name, systems) else ()
     return found
 

@@ -26,10 +26,10 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`; UserError for bad values.
 
-    suites, systems, batch, context, phase: also accepted as comma-separated text; () takes the suite's own values.
-    sides: the two revisions or folders of `ab`. rounds: its processes per case and side. way: the profiler (`--with`).
-    budget_s: seconds of sampling per case, None for the suite's or the device's default.
-    retry: which finished cases to measure again; a given value also sets `resume`. None stands for the default.
+    suites, systems, batch, context, phase: also comma-separated text; () takes the suite's own values.
+    sides: the revisions or folders of `ab`. rounds: its processes per case and side. way: the profiler (`--with`).
+    budget_s: seconds of sampling per case; None for the suite's or the device's default.
+    retry: which finished cases to measure again; a given value also sets `resume`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -75,12 +75,10 @@ class RunRequest(BaseModel):
 
     @property
     def limits(self) -> Limits:
-        """The time limits of a case and of a worker's start."""
         return Limits(self.time_limit_s, max(LEAST_START_S, self.time_limit_s))
 
     @property
     def names_no_cases(self) -> bool:
-        """Whether the request selects no cases, so that a resumed run continues with its whole plan."""
         return not any(getattr(self, name) for name in _LISTS)
 
     def words(self) -> list[str]:
@@ -93,10 +91,7 @@ class RunRequest(BaseModel):
         return found
 
     def published(self) -> "RunRequest":
-        """Return the request as run.json stores it.
-
-        It has no absolute paths, and no values of Slurm options that name persons or hosts.
-        """
+        """Return the request for run.json: without absolute paths and --slurm's persons and hosts."""
         return self.model_copy(
             update={
                 "sides": tuple(map(_public_path, self.sides)),
@@ -126,7 +121,6 @@ def _written(value: Any) -> str:
 
 
 def _public_path(path: str) -> str:
-    """Return a path for publishing: relative to the current folder, or its last part."""
     absolute, here = Path(path), Path.cwd()
     if not absolute.is_absolute():
         return path
@@ -134,10 +128,7 @@ def _public_path(path: str) -> str:
 
 
 def words(option: str, text: str | None) -> tuple[str, ...]:
-    """Split comma-separated text into its words, each once; None gives ().
-
-    option: the name for an error. Raises UserError for text without a word.
-    """
+    """Split comma-separated text into words, each once; () for None. UserError for no words."""
     if text is None:
         return ()
     found = [word.strip() for word in text.split(",") if word.strip()]

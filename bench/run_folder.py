@@ -18,9 +18,9 @@ from harness.workers.task import refuse_submitted
 
 
 def resumed(request: RunRequest, out: Path) -> Run | None:
-    """Open the run in `out` that the request continues; return None if the request begins a run.
+    """Return the run in `out` that the request continues, or None for a new run.
 
-    Raises RunError if an unfinished Slurm job holds `out`, or if `out` of a new run already holds a run or other files.
+    Raises RunError if an unfinished Slurm job holds `out`, or if a new run's `out` holds files.
     """
     refuse_submitted(out)
     if request.resume and Run.exists(out):
@@ -78,8 +78,7 @@ def extended(work: Plan, out: Path) -> Run:
 def retry_of(run: Run, retry: str) -> Retry:
     """Return the function that decides from a record whether to measure its case again.
 
-    retry: "failed" repeats every status except ok, "flagged" contended, throttled and unsteady cases. "lost" adds
-    nothing, because `run_jobs` repeats cases that lost their worker anyway.
+    retry: "failed" repeats all but ok, "flagged" contended, throttled and unsteady cases, "lost" as `run_jobs` does.
     """
     if retry != "flagged":
         return not_ok if retry == "failed" else nothing
@@ -88,7 +87,7 @@ def retry_of(run: Run, retry: str) -> Retry:
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:
-    """Raise UserError if the run has another mode, device or budget than the plan, or rounds of `ab`."""
+    """Raise UserError if the run is of `ab`, or has another mode, device or budget than the plan."""
     if current.mode != "measure":
         raise UserError(f"{current.folder}: is a run of mode {current.mode!r}, not 'measure'; name another folder")
     if current.file.repeats > 1:

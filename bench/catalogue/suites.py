@@ -16,7 +16,7 @@ from harness.schema.catalogue import FigureEntry
 
 @dataclass(frozen=True)
 class Panel(Stored):
-    """Cases of one phase: every combination of systems, their backends, sizes, batches, contexts and options."""
+    """Cases of one phase: every combination of systems, sizes, batches, contexts and options."""
 
     phase: str
     systems: tuple[str, ...]
@@ -36,23 +36,16 @@ class Panel(Stored):
 
 @dataclass(frozen=True)
 class Suite(Stored):
-    """A suite, as `ttt-bench run NAME` measures it: panels of cases, the question that they answer, and its figures.
-
-    device: "cuda" for a suite that needs a GPU, "" for any device.
-    min_samples: fewest samples per case, whatever the time budget.
-    trial: whether the group `all` leaves the suite out, because the suite searches for a system's default settings or
-        its cases take minutes.
-    budget_s: seconds of sampling per case, 0 for `BUDGETS_S`; a run of several suites takes the highest of theirs.
-    """
+    """A suite, as `ttt-bench run NAME` measures it."""
 
     name: str
     question: str
     panels: tuple[Panel, ...]
     figures: tuple[FigureEntry, ...] = ()
-    device: str = "cuda"
-    min_samples: int = FEWEST
-    trial: bool = False
-    budget_s: float = 0.0
+    device: str = "cuda"  # "" for any device
+    min_samples: int = FEWEST  # per case, whatever the time budget
+    trial: bool = False  # left out of the group `all`: a search for default settings, or cases that take minutes
+    budget_s: float = 0.0  # of sampling per case; 0 for BUDGETS_S. A run of several suites takes the highest
 
 
 def _suites() -> tuple[Suite, ...]:
@@ -86,15 +79,12 @@ def find_suite(name: str) -> Suite:
 
 @dataclass(frozen=True)
 class Group:
-    """Suites that `ttt-bench run NAME` measures together.
-
-    systems: labels SYSTEM/BACKEND of the systems that run; () for all.
-    """
+    """Suites that `ttt-bench run NAME` measures together."""
 
     name: str
     question: str
     suites: tuple[str, ...]
-    systems: tuple[str, ...] = ()
+    systems: tuple[str, ...] = ()  # SYSTEM/BACKEND; () for all
 
 
 # Seconds of sampling per case by device; suites share this default, because they share cases.

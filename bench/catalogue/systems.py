@@ -16,40 +16,27 @@ LAUNCH_BOUND_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Adapter:
-    """How to load and run a system on one backend: one row of the catalogue.
-
-    entry: MODULE:CLASS, then arguments of the class, separated by colons (see `harness.measure.system.SystemAdapter`).
-    scopes: "model" for the whole language model, "layer" for one layer.
-    state_dtype: of the recurrent state or KV cache, "" for the dtype of the weights.
-    install: the command that installs its packages.
-    devices: where it runs by default; on other devices it runs only if --systems names it.
-    replays: whether a launch-bound forward is timed as replays of a CUDA graph.
-    engine: whether it is a serving engine, such as vLLM, that times itself.
-    headline: whether figures of the paper's results open with this backend of its system.
-    slow: whether it is a slow reference, whose jobs run last.
-    """
+    """How to load and run a system on one backend: one row of the catalogue."""
 
     backend: str
-    entry: str
-    scopes: tuple[str, ...] = ("model",)
-    state_dtype: str = ""
-    install: str = "make bench"
+    entry: str  # MODULE:CLASS:ARGUMENT:...; see `harness.measure.system.SystemAdapter`
+    scopes: tuple[str, ...] = ("model",)  # "model" for the whole language model, "layer" for one layer
+    state_dtype: str = ""  # of the recurrent state or KV cache; "" for the dtype of the weights
+    install: str = "make bench"  # the command that installs its packages
     phases: tuple[str, ...] = ("forward", "generate", "request")
-    devices: tuple[str, ...] = ("cuda",)
-    replays: bool = False
-    engine: bool = False
-    headline: bool = False
-    slow: bool = False
+    devices: tuple[str, ...] = ("cuda",)  # by default; it runs on others if --systems names it
+    replays: bool = False  # whether a launch-bound forward is timed as replays of a CUDA graph
+    engine: bool = False  # a serving engine, such as vLLM, that times itself
+    headline: bool = False  # figures of the paper's results open with it
+    slow: bool = False  # a slow reference, whose jobs run last
     system: str = ""
 
     @property
     def label(self) -> str:
-        """The name SYSTEM/BACKEND."""
         return f"{self.system}/{self.backend}"
 
 
 def _ttt(learner: str) -> tuple[Adapter, ...]:
-    """Return the adapters that both TTT-Linear ("linear") and TTT-MLP ("mlp") have."""
     kernels, planes = f"bench.systems.ttt.kernels:TTTKernels:{learner}", "float32-planes"
     return (
         Adapter("thunderkittens", f"{kernels}:dual:thunderkittens", BOTH, "float32", phases=PREFILL, replays=True,

@@ -30,20 +30,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Shown:
-    """How to show a comparison.
+    """How to show a comparison."""
 
-    fmt: "text", "markdown" or "json", on stdout. html: also write a page to this file.
-    """
-
-    fmt: str
-    html: Path | None
+    fmt: str  # "text", "markdown" or "json", on stdout
+    html: Path | None  # also write a page to this file
 
 
 def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
     """Compare run `b` with run `a`; exit status 1 for a regression, 3 for nothing to compare.
 
     fail_on: the slowdown that counts as a regression, such as "5%"; None never gives status 1.
-    Differences below 5% do not count, except between the two sides of one `ab`.
     """
     bar = None if fail_on is None else percentage(fail_on)
     if a.resolve() == b.resolve():
@@ -56,8 +52,7 @@ def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
 def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> None:
     """Measure two commits in turns into OUT/old and OUT/new, and compare them.
 
-    fail_on: the slowdown that counts as a regression, such as "5%"; None takes the default.
-    Exit status 1 for a regression, 3 if nothing can be compared.
+    fail_on: as in `compare`; None takes the default. Exit status 1 for a regression, 3 if nothing can be compared.
     """
     from reports.compare.decision import LEAST_ROUNDS, MOST_ROUNDS
 
@@ -88,10 +83,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> Non
 
 
 def percentage(text: str) -> float:
-    """Parse a percentage: `5%` gives 0.05.
-
-    Raises UserError for other text, and for values above 1000% or below BAR, the smallest reported slowdown.
-    """
+    """Parse `5%` as 0.05; UserError for other text, or a value below BAR or above 1000%."""
     from reports.compare.comparison import STORED_BAR
     from reports.compare.decision import BAR
 
@@ -107,12 +99,7 @@ def percentage(text: str) -> float:
 
 
 def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison":
-    """Print the comparison of runs `a` and `b`, write its page, and return it.
-
-    fail_on: the slowdown that counts as a regression, as a fraction; None takes the default.
-    Exits with status 3 if no case can be compared, or for `fail_on` if all cases are from another device.
-    Raises UserError if `fail_on` is finer than the runs allow.
-    """
+    """Print the comparison and write its page; exit with status 3 if there is none."""
     from reports.compare import comparison as comparing
     from reports.compare import views
     from reports.profiles.diff import diff_of_runs
@@ -152,10 +139,7 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
 
 @contextmanager
 def _checkout(name: str) -> Iterator[Path]:
-    """Yield the root of the code `name`: a checkout, or a temporary worktree of a revision.
-
-    Raises UserError if `name` is neither, or if a working tree has uncommitted changes.
-    """
+    """Yield the root of the checkout `name`, or of a temporary worktree of the revision `name`."""
     path = Path(name)
     if path.is_dir():
         if not (path / "harness" / "worker.py").is_file():
@@ -188,10 +172,6 @@ def _harness_files(root: Path) -> dict[str, bytes]:
 
 
 def _refuse_changes(root: Path, name: str) -> None:
-    """Raise UserError if a working tree differs from the commit that records would name.
-
-    name: the tree's name in the message.
-    """
     if refusal := refusal_of_git(root):
         raise UserError(f"{name}: git does not report its commit: {refusal}")
     if commit_and_dirty(root)[1]:
@@ -201,10 +181,7 @@ def _refuse_changes(root: Path, name: str) -> None:
 
 @dataclass
 class _Side:
-    """One side of `ab`, the old or the new code.
-
-    run: its run folder. launches: how to start its workers. commit: its code's hash, "" if git reports none.
-    """
+    """The old or the new code. commit: its hash, "" if git reports none."""
 
     run: Run
     launches: Mapping[tuple[str, str], Launch]
@@ -218,7 +195,7 @@ class _Side:
         return cls(Run.create(folder, file), launches, commit)
 
     def measure(self, job: Job, number: int, work: Plan, progress: Progress) -> set[str]:
-        """Run round `number` of a job in a fresh process; return the keys of its cases that have a result."""
+        """Run round `number` of a job in a fresh process; return the keys of cases with a result."""
         turn = " ".join(filter(None, (f"round {number + 1},", self.run.folder.name, self.commit[:10])))
 
         def show(event: Event) -> None:
@@ -234,10 +211,7 @@ class _Side:
         return {record.case.key for record in ok}
 
     def _refuse_other_code(self, record: Record) -> None:
-        """Raise UserError if the worker ran another commit than this side's.
-
-        That happens in a container that ignores PYTHONPATH: it runs the code of its image.
-        """
+        """A container that ignores PYTHONPATH runs the code of its image."""
         ran = str(record.environment.get("commit") or "")
         if self.commit and ran != self.commit:
             raise UserError(
@@ -247,10 +221,7 @@ class _Side:
 
 
 def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
-    """Measure each job on both sides in every round, A B, then B A, to balance drift.
-
-    A case without a result on one side is dropped from later rounds.
-    """
+    """Alternate A B and B A to balance drift; a case that fails on one side is dropped from later rounds."""
     jobs = list(work.jobs)
     rounds = work.request.rounds
     with Progress("ab") as progress:

@@ -12,10 +12,7 @@ from tk_kernels.build import NO_GPU, OTHER_GPU
 
 
 def list_systems() -> None:
-    """Print whether each system can run here: its packages' versions, or the reason.
-
-    Systems that share an interpreter are probed in one process.
-    """
+    """Print whether each system can run here: its packages' versions, or the reason."""
     print("importing each system's packages takes a few seconds", file=sys.stderr)
     if named := systems_of_file():
         print(f"{SYSTEMS_FILE} of this folder starts {', '.join(named)}", file=sys.stderr)

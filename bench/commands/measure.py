@@ -46,10 +46,6 @@ def run(request: RunRequest, out: Path) -> None:
 
 
 def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
-    """Print the number of cases per status, and commands that measure cases again.
-
-    Exits with status 1 if no case has a result.
-    """
     print(summary(records))
     if loaded := sum(record.status == "ok" and is_loaded(record.environment) for record in records):
         command = request.to_continue(out, "flagged")
@@ -106,10 +102,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
 
 
 def _time_in_words(times: Sequence[estimate.JobTime], total: int, at_once: int) -> str:
-    """Return the estimated time of jobs as words, and how many cases no earlier run has timed.
-
-    times: one per job. total: the number of all cases. at_once: how many jobs run at a time.
-    """
+    """total: the number of all cases. at_once: how many jobs run at a time."""
     untimed, words = sum(time.untimed for time in times), []
     if untimed < total:
         words += [estimate.in_words(estimate.side_by_side([time.seconds for time in times], at_once))]

@@ -73,11 +73,7 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Return the run that gets the profiles: a new one in `out`, or `before`, found there.
-
-    The plan extends an earlier run of mode "profile"; other runs stay as they are.
-    Raises UserError if `before` is of another device, or has mode "profile" and the request does not resume it.
-    """
+    """Return a new run in `out`, or `before`: extended if of mode "profile", otherwise as it is."""
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)
@@ -89,7 +85,6 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
 
 
 def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs with only the cases that the run plans; UserError if it plans none."""
     known = {planned.case.key for job in run.jobs for planned in job.cases}
     kept = with_keys(jobs, known)
     if not kept:
@@ -100,8 +95,7 @@ def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
 def of_few_layers(planned: Planned) -> Planned:
     """Return the case with fewer layers, whose memory Nsight Compute can save and restore.
 
-    Cases of one layer, of checkpoints and of small models stay as they are. A few layers of a small model would fit in
-    the L2 cache.
+    Cases of one layer, of checkpoints and of small models stay: few small layers would fit in the L2 cache.
     """
     case = planned.case
     if case.option("scope", "model") != "model" or case.option("checkpoint", ""):
@@ -112,7 +106,6 @@ def of_few_layers(planned: Planned) -> Planned:
 
 
 def _printing(total: int, latencies: Mapping[str, Recorded]) -> Callable[[Profile], None]:
-    """Return a callback that prints each of `total` finished profiles. latencies: the run's records, by case key."""
     lock, numbers = Lock(), count(1)
 
     def show(profile: Profile) -> None:
@@ -123,10 +116,6 @@ def _printing(total: int, latencies: Mapping[str, Recorded]) -> Callable[[Profil
 
 
 def _lines(counter: str, profile: Profile, latencies: Mapping[str, Recorded]) -> list[str]:
-    """Return printed lines: time next to recorded latency, bottleneck, notes; or the failure.
-
-    counter: the profile's number among all, such as `[3/20]`. latencies: the run's records, by case key.
-    """
     if profile.status != "ok":
         return [f"{counter} {profile.status} {profile.case.label}: {profile.reason}"]
     (profile,) = with_common_ceilings([profile])

@@ -62,20 +62,14 @@ def submit(request: RunRequest, out: Path) -> None:
 
 
 def slurm_options(request: RunRequest) -> tuple[slurm.SlurmRequest, RunRequest]:
-    """Return the parsed options of `--slurm`, and the request with its device for the tasks.
-
-    If the options request GPUs, the device "auto" becomes "cuda", because this machine may have none.
-    """
+    """Return the options of --slurm, and the request with "cuda" for "auto" if tasks have GPUs."""
     wanted = slurm.parsed(request.slurm or "")
     on_gpus = wanted.gpu and request.device == "auto"
     return wanted, request.model_copy(update={"device": "cuda"}) if on_gpus else request
 
 
 def _command(request: RunRequest, out: Path) -> list[str]:
-    """Return a Slurm task's command: `ttt-bench work` with this code and interpreter.
-
-    Python's option -P keeps code in the task's working folder from replacing it.
-    """
+    """Return a task's command; -P keeps code in its working folder from replacing this code."""
     here = [f"{name}={value}" for name, value in path_of_code(os.environ).items()]
     command = ["env", *here, sys.executable, "-P", "-m", "bench", "work", str(out), "--keys", str(out / KEYS)]
     if request.checkpoint:

@@ -45,11 +45,7 @@ def status(out: Path) -> None:
 
 
 def _to_continue(run: Run, out: Path) -> str:
-    """Return the command that continues the run's last request, "" if it cannot.
-
-    A side of `ab` cannot.
-    If run.json stores no request, as in version 0.1, the command continues all cases.
-    """
+    """Return "" if the run cannot continue. Version 0.1 stored no request: then continue all cases."""
     last = run.file.requests[-1] if run.file.requests else None
     if run.mode == "verify" or (last and last.arguments[:1] == ("ab",)):
         return ""
@@ -79,10 +75,7 @@ def _state(
 
 
 def _states(submitted: Holder | None) -> tuple[dict[str, str] | None, str]:
-    """Return (state of unfinished Slurm tasks by index, ""), or (None, why there is none).
-
-    submitted: the run's Slurm array; None gives no states.
-    """
+    """Return (state of unfinished Slurm tasks by index, ""), or (None, why there is none)."""
     if submitted is None:
         return {}, ""
     try:

@@ -15,8 +15,7 @@ LEARNERS = tuple(BASE_LR)
 def tune(learners: Sequence[str]) -> None:
     """Measure launch settings; print a TOML section per learner and form, and a log to stderr.
 
-    learners: "linear" (TTT-Linear) and "mlp" (TTT-MLP); () for both.
-    Raises UserError for another word, or without a GPU.
+    learners: "linear" or "mlp"; () for both. Raises UserError for another word, or without a GPU.
     """
     for word in learners:
         if word not in LEARNERS:
@@ -33,11 +32,7 @@ def tune(learners: Sequence[str]) -> None:
 
 
 def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
-    """Return the fastest measured launch settings: TOML section -> row of its table -> settings.
-
-    learner: "linear" or "mlp". form: "dual", "primal", or FORWARD.
-    The row is a precision of the generate state or, for FORWARD, one of FORWARD_ROWS.
-    """
+    """Return TOML section -> row (a precision, or one of FORWARD_ROWS) -> fastest settings."""
     from bench.systems.ttt.trial import fastest_forward, fastest_step
     from tk_kernels.generate.common import PRECISIONS
 

@@ -46,10 +46,7 @@ def verify(request: RunRequest) -> None:
 
 
 def _checks(record: Record) -> str:
-    """Return a description of the failed checks, or of the check nearest to its limit.
-
-    Without checks, or if a case with passed checks is not ok, return the record's reason.
-    """
+    """Describe the failed checks, or the one nearest to its limit; without checks, the record's reason."""
     checks = (record.check or {}).get("checks", [])
     failed = [check for check in checks if not check["passed"]]
     if failed:
@@ -68,5 +65,4 @@ def _checks(record: Record) -> str:
 
 
 def _distance(value: float | None) -> str:
-    """Format a check's value or limit with two digits; None is `not finite`."""
     return "not finite" if value is None else f"{value:.2g}"

@@ -23,10 +23,7 @@ class CausalLM(nn.Module):
 
     @classmethod
     def from_seed(cls, config: Any, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any) -> Self:
-        """Build a model with random initial weights. options: further arguments of the class.
-
-        The same seed gives other weights on a CPU than on a GPU.
-        """
+        """Build a model with random weights; a seed gives other weights on a CPU than on a GPU."""
         model = cls(config, device, dtype, **options)
         model.fill(seed)
         return model
@@ -117,9 +114,8 @@ class Decoder(nn.Module):
 class ChunkedModel(CausalLM):
     """A model that runs long prompts in parts, which bounds the memory of activations.
 
-    It splits the batch into groups of sequences, which run one after another, and a group's tokens into chunks. A group
-    has as few sequences as fill a chunk, because each chunk reads and writes the state once.
-    The LM head is the embedding, unless the model has an `lm_head`.
+    Groups of sequences run one after another, each in chunks of tokens. A group has as few sequences as fill a chunk,
+    because each chunk reads and writes the state once. The LM head is the embedding, unless there is an `lm_head`.
     """
 
     model: Decoder
@@ -132,10 +128,6 @@ class ChunkedModel(CausalLM):
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Run a prompt in groups and chunks; arguments and result are those of `CausalLM.prefill`.
-
-        Raises ValueError if the prompt is empty or its batch is not the state's.
-        """
         check_ids(ids, 2, state.batch)
         groups = self._groups(*ids.shape)
         if len(groups) == 1:
@@ -147,10 +139,6 @@ class ChunkedModel(CausalLM):
 
     @torch.no_grad()
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Run one token of each sequence, as `CausalLM.generate_step` does.
-
-        Raises ValueError if the batch is empty or not the state's.
-        """
         check_ids(ids, 1, state.batch)
         return self._logits(self._hidden_step(ids[:, None], state)[:, 0]), state
 
@@ -180,7 +168,6 @@ class ChunkedModel(CausalLM):
         raise NotImplementedError
 
     def _groups(self, batch: int, tokens: int) -> list[slice]:
-        """Split a batch of `tokens` tokens per sequence into slices, equal except the last."""
         most = max(self.least_group, self.prefill_tokens // tokens)
         size = ceil(batch / ceil(batch / most))
         return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]

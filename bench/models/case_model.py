@@ -22,10 +22,7 @@ DIGITS = 16  # hexadecimal digits of DIGEST
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder. name: NAME@DIGEST.
-
-    states: sizes and modification times of its files when DIGEST was computed.
-    """
+    """A checkpoint folder. states: sizes and times of its files when it was read."""
 
     name: str
     folder: Path
@@ -34,7 +31,6 @@ class Checkpoint:
 
     @property
     def system(self) -> str:
-        """The system that runs the model, "ttt-linear" or "ttt-mlp"."""
         return f"ttt-{self.config.learner}"
 
     @property
@@ -46,7 +42,6 @@ class Checkpoint:
 
     @property
     def options(self) -> dict[str, tuple[Scalar, ...]]:
-        """The options of all cases of the checkpoint: name -> a tuple with the option's one value."""
         config = self.config
         return {"checkpoint": (self.name,), "mini_batch": (config.mini_batch,), "backbone": (config.backbone,)}
 
@@ -57,10 +52,7 @@ def _shape(config: ModelConfig) -> tuple[int, ...]:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint folder's config.json, and compute the digest of its files.
-
-    Raises CheckpointError for an unsupported config.json or an unreadable file.
-    """
+    """Read a folder's config.json and its files' digest; CheckpointError if unsupported."""
     states = _states(folder)
     config = read_config(folder)
     digest = hashlib.sha256()
@@ -89,10 +81,7 @@ def offer(checkpoint: Checkpoint) -> None:
 
 
 def checkpoint_folder(case: Case) -> Path | None:
-    """Return the folder of a case's checkpoint; None for a case without one.
-
-    Raises CheckpointError for a checkpoint that `offer` has not published, or whose files have changed since then.
-    """
+    """Return the folder of a case's checkpoint or None; CheckpointError if unknown or changed."""
     name = str(case.option("checkpoint", ""))
     if not name:
         return None

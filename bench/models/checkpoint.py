@@ -26,11 +26,9 @@ NAMED_AT_MOST = 5  # wrong keys in a message
 
 
 class _Entry(NamedTuple):
-    """A weight's position in a file, its shape, and safetensors' name of its dtype."""
-
     file: Path
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # as safetensors names it
 
 
 def save(model: CausalLM, path: str | Path) -> None:
@@ -56,13 +54,10 @@ def load_weights(
 ) -> CausalLM:
     """Build a model of `config` with the weights of a file or folder of .safetensors.
 
-    config.json is not read.
-    dtype: of projections, by default bfloat16 on a GPU and float32 on a CPU.
-    Parameters of TTT's inner loop and Mamba's decays are at least float32.
-    options: arguments of the model's class (operator, block).
-    The file may store a tied head next to the embedding or instead of the embedding.
-    Raises CheckpointError for a pickle, a truncated file, a missing or unknown key, or a wrong shape or dtype, before
-    any weight is read. While it reads, raises CheckpointError for NaN, infinity, or a tied head unlike the embedding.
+    dtype: of projections, by default bfloat16 on a GPU, float32 on a CPU; inner loops and decays are at least float32.
+    options: arguments of the model's class (operator, block). A tied head can be stored with or without the embedding.
+    Raises CheckpointError for a pickle, a truncated file, or wrong keys, shapes or dtypes, before any weight is read.
+    While it reads, raises CheckpointError for NaN, infinity, or a tied head unlike the embedding.
     """
     path = Path(path)
     entries = _entries(path)
@@ -77,10 +72,7 @@ def load_weights(
 
 
 def _entries(path: Path) -> dict[str, _Entry]:
-    """Return where each weight is stored, by key; a folder has one file, or an index.
-
-    Raises CheckpointError if there is no such file, or several without an index.
-    """
+    """Return where each weight is stored, by key: in one file, or in shards with an index."""
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
     if not path.is_dir():
@@ -97,10 +89,7 @@ def _entries(path: Path) -> dict[str, _Entry]:
 
 
 def _indexed(index: Path) -> dict[str, _Entry]:
-    """Return where each weight in an index of shards is stored, by key.
-
-    Raises CheckpointError if the index and the shards disagree.
-    """
+    """Raise CheckpointError if the index and the shards disagree."""
     shard_of = read_json(index).get("weight_map")
     if not isinstance(shard_of, dict) or not shard_of:
         raise CheckpointError(f"{index}: has no weight_map from keys to files")
@@ -162,10 +151,7 @@ def _check_entries(path: Path, entries: dict[str, _Entry], weights: dict[str, Te
 
 
 def _copy(file: Path, key: str, weight: Tensor) -> None:
-    """Copy the weight stored under `key` into `weight`, converted to the dtype of `weight`.
-
-    Raises CheckpointError for a value that is not finite after the conversion.
-    """
+    """Raise CheckpointError for a value that is not finite in the dtype of `weight`."""
     with _opened(file) as opened:
         stored = opened.get_tensor(key)
     weight.copy_(stored)
@@ -176,10 +162,7 @@ def _copy(file: Path, key: str, weight: Tensor) -> None:
 
 
 def _check_tied(entries: dict[str, _Entry], weights: dict[str, Tensor], tied: dict[str, str]) -> None:
-    """Raise CheckpointError if a stored tied head differs from the embedding.
-
-    entries: where weights are stored, by key. weights: the loaded ones, by name. tied: head's key -> embedding's name.
-    """
+    """tied: the head's key -> the embedding's name."""
     for alias, name in tied.items():
         if alias not in entries:
             continue

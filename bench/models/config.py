@@ -50,27 +50,20 @@ _CUT = "/"  # between the name of a size and its number of layers
 
 @dataclass(frozen=True)
 class TTTConfig:
-    """The configuration of a TTT language model.
+    """The configuration of a TTT language model."""
 
-    learner: the model inside the hidden state, "linear" (TTT-Linear) or "mlp" (TTT-MLP).
-    backbone: "mamba" (M) or "transformer" (T).
-    base_lr: the inner learning rate before it is multiplied by a sigmoid and 1/D.
-    norm_eps: epsilon of the RMSNorms; the LayerNorms of the TTT layer have 1e-6.
-    tied: whether the LM head is the embedding.
-    """
-
-    learner: str
+    learner: str  # the model inside the hidden state: "linear" (TTT-Linear) or "mlp" (TTT-MLP)
     width: int
     ffn_width: int
     layers: int
     heads: int
     vocabulary: int = VOCABULARY
-    backbone: str = "mamba"
+    backbone: str = "mamba"  # or "transformer"; M and T in the paper
     mini_batch: int = 16
-    base_lr: float = field(kw_only=True)
+    base_lr: float = field(kw_only=True)  # the inner learning rate before the factors sigmoid and 1/D
     rope_theta: float = ROPE_THETA
-    norm_eps: float = NORM_EPS
-    tied: bool = True
+    norm_eps: float = NORM_EPS  # of the RMSNorms; the LayerNorms of the TTT layer have 1e-6
+    tied: bool = True  # whether the LM head is the embedding
 
     def __post_init__(self) -> None:
         _require_one_of("learner", self.learner, tuple(BASE_LR))
@@ -98,10 +91,7 @@ class TTTConfig:
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """The configuration of a Llama-like Transformer with a tied LM head.
-
-    If kv_heads < heads, it has grouped-query attention (arXiv 2305.13245).
-    """
+    """A Llama-like Transformer with a tied LM head; kv_heads < heads is GQA (arXiv 2305.13245)."""
 
     width: int
     ffn_width: int
@@ -124,18 +114,14 @@ class TransformerConfig:
 
 @dataclass(frozen=True)
 class MambaConfig:
-    """The configuration of a Mamba (arXiv 2312.00752) or Mamba-2; by default Mamba's own.
-
-    The rank of the time step is width / 16, rounded up.
-    groups: number of B and C pairs in a Mamba-2, whose convolution includes B and C; 0 for a Mamba.
-    """
+    """The configuration of a Mamba (arXiv 2312.00752) or Mamba-2; by default Mamba's own."""
 
     width: int
     layers: int
     vocabulary: int = VOCABULARY
     expand: int = 2
     state_dim: int = 16
-    groups: int = 0
+    groups: int = 0  # B and C pairs of a Mamba-2, whose convolution includes them; 0 for a Mamba
 
     @property
     def inner_width(self) -> int:
@@ -158,19 +144,15 @@ class MambaConfig:
 
 @dataclass(frozen=True)
 class DeltaRuleConfig:
-    """The configuration of a linear RNN with a delta rule; states [key_dim, value_dim].
-
-    Its implementation is in flash-linear-attention.
-    token_flops: FLOPs per token and element of the state. convolved: channels of a layer's short convolutions.
-    """
+    """A linear RNN with a delta rule (flash-linear-attention); states [key_dim, value_dim]."""
 
     width: int
     layers: int
     heads: int
     key_dim: int
     value_dim: int
-    token_flops: int
-    convolved: int = 0
+    token_flops: int  # per token and element of the state
+    convolved: int = 0  # channels of a layer's short convolutions
     vocabulary: int = VOCABULARY
 
     @property
@@ -185,8 +167,7 @@ ModelConfig = TTTConfig | TransformerConfig | MambaConfig
 def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: int = 16) -> ModelConfig:
     """Return the configuration of a model in MODELS at a size of SIZES or of `cut`.
 
-    backbone, mini_batch: options of the TTT models; other models ignore them.
-    Raises ConfigError for an unknown name or a mini-batch below 1.
+    backbone, mini_batch: of TTT models only. Raises ConfigError for an unknown name or a mini-batch below 1.
     """
     name, layers = uncut(size)
     _require_one_of("model", model, MODELS)
@@ -249,10 +230,7 @@ def _layer_parameters(config: ModelConfig) -> int:
 
 
 def _ttt_extra(config: TTTConfig) -> int:
-    """Count the parameters that a TTT block has in addition to a Transformer block's.
-
-    With the Mamba backbone the output gate replaces the K projection.
-    """
+    """Count a TTT block's parameters beyond a Transformer block's; its output gate replaces K (Mamba)."""
     width, heads = config.width, config.heads
     learner = sum(a * b * c for a, b, c in config.weight_shapes.values())
     learning_rate = config.mini_batch + heads * width + heads

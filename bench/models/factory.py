@@ -29,8 +29,5 @@ def default_dtype(device: torch.device | str) -> torch.dtype:
 def from_seed(
     config: ModelConfig, seed: int, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any
 ) -> CausalLM:
-    """Build a model with random initial weights. dtype: None for `default_dtype`.
-
-    options: arguments of the model's class; TTT has operator and block.
-    """
+    """Build a model with random weights. options: of the model's class, such as operator, block."""
     return model_class(config).from_seed(config, seed, device, dtype or default_dtype(device), **options)

@@ -41,10 +41,7 @@ class FusedBlock(TTTBlock):
         self._learner: Learner
 
     def forward_packed(self, h: Tensor, rope: Rotation, state: LayerState, operator: KernelOperator) -> Tensor:
-        """Run the block on packed tokens: return the new residual stream [1, N, C] for h.
-
-        `state.sequences` names the sequences and their slots in the state's tensors, which are updated in place.
-        """
+        """Return the new residual stream of packed h [1, N, C]; update the slots of the sequences."""
 
         def learn(projections: Projections, learner: Learner) -> Tensor:
             assert state.sequences is not None
@@ -80,10 +77,7 @@ class FusedBlock(TTTBlock):
         return swiglu_product(norm(h), self._gate_up, beside_others=beside_another_chunk())
 
     def _enter(self, h: Tensor, state: LayerState, pdl: bool) -> tuple[Tensor, Tensor]:
-        """Add the block's convolution, if it has one, to h; return the sum and its RMSNorm.
-
-        With a convolution this is one launch of three passes.
-        """
+        """Add the convolution, if any, to h; return the sum and its RMSNorm. One launch of three passes."""
         if state.block_conv is None:
             return h, self.seq_norm(h)
         first, conv = self.conv.norm, self.conv.conv
@@ -93,11 +87,7 @@ class FusedBlock(TTTBlock):
         )
 
     def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
-        """Return Q, K, V and learning rates from the shared GEMM's columns, in three passes.
-
-        Columns: [input of Q's and K's convolutions, v, output gate, lr], or [q, v, k, lr] without convolutions.
-        Without convolutions, the operator still applies RoPE and the sigmoid of the learning rates.
-        """
+        """Columns: [input of Q's and K's convolutions, v, output gate, lr], or [q, v, k, lr] without them."""
         layer = self.seq_modeling_block
         logits, bias = projected[..., self._rate_rows()], layer.learnable_ttt_lr_bias[:, 0]
         shared, v = self._columns(projected, 0), self._heads(self._columns(projected, 1))
@@ -141,11 +131,7 @@ class FusedBlock(TTTBlock):
         return [linear.weight.data_ptr() for linear in self._packed]
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Follow changed parameters; return whether learning rates or token scale changed.
-
-        If weights have moved in memory, pack them again. If those of learning rates or token scale changed, compute
-        their rows of the packed weight and the operator's `Learner` again.
-        """
+        """Follow changed parameters; return whether learning rates or token scale changed."""
         if self._data_pointers() != self._addresses:
             self._pack()
         layer = self.seq_modeling_block
@@ -180,26 +166,19 @@ def taps_apart(weight: Tensor) -> Tensor:
 
 
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether x [B, T, F] is a generate step for the few-rows kernel, which is compiled for each number of rows.
-
-    A prompt could have any number of rows, and would wait for the compiler.
-    """
+    """Whether x [B, T, F] is a step for the few-rows kernel, which compiles for each row count."""
     return x.shape[1] == 1 and fits(x, weight, swiglu=swiglu)
 
 
 def product(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
-    """Return x @ weight^T [B, T, N] for x [B, T, F] and weight [N, F].
-
-    pdl: launch the kernel for few rows as a dependent launch; a GEMM of many rows ignores it.
-    """
+    """Return x [B, T, F] @ weight [N, F]^T; pdl makes the few-rows kernel a dependent launch."""
     return few_rows_product(x, weight, pdl=pdl) if has_few_rows(x, weight) else F.linear(x, weight)
 
 
 def add_product_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: NormGate | None = None) -> Tensor:
     """Add before(x) @ weight^T to `total` in place, rounded once, and return `total`.
 
-    total [B, T, C], x [B, T, F], weight [C, F]. before: the norm and output gate to apply to x, or None for x itself.
-    pdl: as in `product`.
+    total [B, T, C], x [B, T, F], weight [C, F]. before: the norm and output gate of x, or None. pdl: as in `product`.
     """
     if has_few_rows(x, weight):
         return few_rows_product(x, weight, before, out=total, pdl=pdl)

@@ -73,10 +73,7 @@ class _Settings(BaseModel):
 
 
 def read_config(folder: str | Path) -> TTTConfig:
-    """Return the configuration of the TTT model whose config.json is in `folder`.
-
-    Raises CheckpointError if the file is missing, or has an unsupported key or value.
-    """
+    """Read a folder's config.json; CheckpointError if missing, or for an unsupported setting."""
     file = Path(folder) / CONFIG_FILE
     values = _values(file)
     try:
@@ -139,10 +136,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _values(file: Path) -> dict[str, Any]:
-    """Return the keys of config.json that can affect the logits, with their values.
-
-    An unknown key counts unless it is null. Raises CheckpointError if the folder or the file is missing.
-    """
+    """Return the keys that can affect the logits; an unknown key counts unless it is null."""
     folder = file.parent
     if not folder.is_dir():
         hint = f"give its folder, {folder.parent}" if folder.exists() else "no such folder"

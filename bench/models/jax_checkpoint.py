@@ -54,7 +54,6 @@ _RENAMED = (
 def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
     """Convert a JAX checkpoint to a new folder with config.json and model.safetensors.
 
-    The weights keep their dtype.
     base_lr: the training run's `ttt_base_lr`; None for the paper's. The new folder is loaded once to check it.
     Raises CheckpointError for a file of another format or model, or an existing folder; ImportError without msgpack.
     """
@@ -80,10 +79,7 @@ def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
 
 
 def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield (path, tensor) for each weight of a JAX checkpoint, but not its optimizer.
-
-    Raises CheckpointError if the file cannot be read or has another format.
-    """
+    """Yield (path, tensor) per weight, not the optimizer's; CheckpointError if unreadable."""
     import msgpack
 
     try:
@@ -143,11 +139,7 @@ def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
 
 
 def config_of_weights(file: Path, weights: dict[str, Tensor], base_lr: float | None) -> dict[str, Any]:
-    """Return the content of config.json that follows from weights by PyTorch name.
-
-    file: the checkpoint, for messages. base_lr: None for the paper's.
-    Raises CheckpointError if the weights are no TTT model.
-    """
+    """Return config.json's content for weights by PyTorch name; CheckpointError if no TTT model."""
     block = "model.layers.0.seq_modeling_block."
     inner = (f"{block}W1", f"{block}learnable_token_idx")
     needed = ("model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight", *inner)

@@ -29,11 +29,10 @@ from tk_kernels.packed import Packed
 
 
 class KernelOperator(TorchOperator):
-    """The inner loop on the project's kernels. learner: "linear" or "mlp".
+    """The inner loop on the project's kernels.
 
-    form, precision: those of the generate state; see `tk_kernels.ttt_linear.generate`.
+    form, precision: of the generate state; see `tk_kernels.ttt_linear.generate`. backend: of forward; "": the fastest.
     prefill_on_reference: whether forward runs in PyTorch, for systems that only measure generate.
-    backend: the forward kernel's, such as "triton"; "" takes the fastest that runs here.
     """
 
     def __init__(
@@ -54,11 +53,6 @@ class KernelOperator(TorchOperator):
         self._table_of: Tensor | None = None
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
-        """Return out [B, T, H, D] and advance `state`, in a kernel or in PyTorch.
-
-        `prefill_on_reference` selects PyTorch.
-        start: the position in the mini-batch; None reads it from the device, which costs a host sync.
-        """
         if self._forward is None:
             return super().forward(projections, learner, state, start)
         rope = not projections.ready and learner.rope_theta == ROPE_THETA  # the kernel's own RoPE has this theta only
@@ -78,10 +72,9 @@ class KernelOperator(TorchOperator):
         initial: Sequence[Tensor],
         sequences: Packed,
     ) -> Tensor:
-        """Return out [1, N, H, D] for packed tokens, and update their slots of `state`.
+        """Return out [1, N, H, D] for packed tokens, and update their slots of a generate state.
 
-        state: as `generate_state` returns it.
-        initial: the initial weights (W1, b1, ...), with which new sequences begin.
+        initial: the weights (W1, b1, ...) with which new sequences begin.
         """
         mini_batch = len(learner.token_scale)
         if not projections.ready:
@@ -100,10 +93,7 @@ class KernelOperator(TorchOperator):
         initial: Sequence[Tensor],
         sequences: Packed,
     ) -> Tensor:
-        """Do the work of `forward_packed` for sequences of equal length, in the Hopper kernel.
-
-        The kernel runs on copies of the sequences' slots, which are then written back to `state`.
-        """
+        """`forward_packed` for equal lengths: the Hopper kernel runs on copies of the slots."""
         batch, heads = len(sequences.slots), projections.q.shape[2]
         position = sequences.start.new_zeros(batch, heads)
         copies = rows_of(replace(state, position=None), sequences.slots)
@@ -121,29 +111,19 @@ class KernelOperator(TorchOperator):
         return out.flatten(0, 1)[None]
 
     def generate_state(self, state: Any) -> Any:
-        """Return a copy of forward's state in the generate kernel's form and precision.
-
-        If `state` is already a generate state, return it as it is.
-        """
+        """Return a copy in the kernel's form and precision; a generate state is returned as it is."""
         if isinstance(state, self._generate.GenerateState):
             return state
         return self._generate.GenerateState.from_state(state, self._generate_form, self._precision)
 
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
-        """Return out [B, H, D] and advance `state` by one token, in one kernel.
-
-        The kernel also computes RoPE and the learning rates, unless the projections are `ready`.
-        """
         inputs = *projections[:4], *outer_parameters(learner), state
         if projections.ready:
             return self._generate.generate_step(*inputs, pdl=projections.pdl)
         return self._generate.generate_step(*inputs, rope=self._rope_table(learner.rope), base_lr=learner.base_lr)
 
     def _rope_table(self, rope: Rotation) -> Tensor:
-        """Return RoPE's cos and sin [m, D/2] as one table in the generate kernel's layout [m, 2, D].
-
-        The table is cached, so all layers and steps share it.
-        """
+        """Return RoPE's table [m, 2, D]; cached, so all layers and steps share it."""
         if self._table_of is not rope[0]:
             self._table, self._table_of = rope_table(*rope), rope[0]
         return self._table

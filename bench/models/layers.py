@@ -119,10 +119,7 @@ Rotation = tuple[Tensor, Tensor]
 
 
 def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float = ROPE_THETA) -> Rotation:
-    """Return RoPE's cos and sin of position * theta^(-2i/D), in at least float32.
-
-    Each has shape [*position.shape, 1, D/2]; the 1 stands for heads. dtype: that of the tokens.
-    """
+    """Return cos, sin [*position.shape, 1, D/2] of position * theta^(-2i/D), float32 or wider."""
     dtype = at_least_float32(dtype)
     exponent = torch.arange(0, head_dim, 2, device=position.device, dtype=dtype) / head_dim
     angle = position[..., None, None] * theta**-exponent
@@ -130,21 +127,14 @@ def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float =
 
 
 def rotate_interleaved(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Apply RoPE to the pairs (2i, 2i+1) of x [B, T, H, D]; the result has x's dtype.
-
-    It is computed in the dtype of cos and sin.
-    rotated_by: cos and sin, as from `rotation`.
-    """
+    """Apply RoPE to pairs (2i, 2i+1) of x [B, T, H, D], computed in the dtype of cos and sin."""
     cos, sin = rotated_by
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
 
 
 def rotate_halves(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Apply RoPE to the pairs (i, i + D/2) of x [B, T, H, D], as Llama; result in x's dtype.
-
-    rotated_by: cos and sin, as from `rotation`; their dtype is that of the computation.
-    """
+    """Apply RoPE like Llama to pairs (i, i + D/2) of x [B, T, H, D], in cos and sin's dtype."""
     cos, sin = rotated_by
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
@@ -159,8 +149,6 @@ _CONVOLUTION = re.compile(r"conv(_q|_k)?\.(weight|bias)$")
 def fill_with_initial_weights(module: nn.Module, generator: torch.Generator) -> None:
     """Fill all parameters from the authors' initial distribution, in named order.
 
-    Norm weights are one. Norm biases, b1, b2, `learnable_token_idx` and `learnable_ttt_lr_bias` are zero.
-    Convolutions are uniform within 1/sqrt(4), PyTorch's default. All other weights are normal with deviation 0.02.
     Values are drawn in float32 and rounded, so a seed gives the same weights in every dtype.
     """
     for name, weight in module.named_parameters():

@@ -17,10 +17,7 @@ MEMORY = 96  # standard deviation of x_proj's rows for B and C, times the width;
 
 @dataclass
 class MambaState:
-    """Mamba's state in the cache class of transformers.
-
-    Per layer: the convolution's last inputs [B, E, 4] and the float32 state [B, E, N].
-    """
+    """Per layer: the convolution's last inputs [B, E, 4] and the float32 state [B, E, N]."""
 
     batch: int
     cache: DynamicCache
@@ -47,14 +44,9 @@ class Mamba(CausalLM):
     def from_seed(
         cls, config: MambaConfig, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any
     ) -> Self:
-        """Build a model with transformers' random weights, except the projections to B and C.
-
-        `remember` scales these projections.
-        """
         return cls(config, device, dtype, seed=seed, **options)
 
     def init_state(self, batch: int, context: int = 0) -> MambaState:
-        """Return an empty state; it has room for any number of tokens."""
         cache: Any = DynamicCache(config=self.inner.config)
         weight, inner_width = self.inner.lm_head.weight, self.config.inner_width
         for layer in cache.layers:
@@ -71,10 +63,6 @@ class Mamba(CausalLM):
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
-        """Read ids [B, T] and return (logits [B, V] after the last token, state).
-
-        The first prompt of a state is scanned; later prompts run token by token.
-        """
         check_ids(ids, 2, state.batch)
         chunks = ids.split(1, dim=1) if state.cache.has_previous_state() else (ids,)
         for chunk in chunks:
@@ -112,9 +100,8 @@ class Mamba(CausalLM):
 
 @torch.no_grad()
 def remember(model: nn.Module, config: MambaConfig) -> None:
-    """Scale x_proj's random rows for B and C so that logits depend on the state.
+    """Scale x_proj's random rows so that B and C are near one and logits depend on the state.
 
-    B and C are then near one.
     Otherwise the state would add only 1e-4 of a tiny model's output, and bfloat16 would hide a wrong scan.
     """
     for name, weight in model.named_parameters():
@@ -140,7 +127,6 @@ def _transformers_config(config: MambaConfig) -> TransformersMambaConfig:
 
 
 def _round_weights(inner: Any, dtype: torch.dtype) -> None:
-    """Convert weights to `dtype`; A, D and the time step's bias to at least float32."""
     kept = {p for layer in inner.backbone.layers for p in (layer.mixer.A_log, layer.mixer.D, layer.mixer.dt_proj.bias)}
     for weight in inner.parameters():
         weight.data = weight.data.to(at_least_float32(dtype) if weight in kept else dtype)

@@ -17,10 +17,9 @@ from tk_kernels.ttt_mlp import reference as ttt_mlp
 
 
 class Projections(NamedTuple):
-    """A layer's inputs of the inner loop: q, k, v [B, T, H, D], lr_logits [B, T, H].
+    """Inputs of a layer's inner loop: q, k, v [B, T, H, D], lr_logits [B, T, H]; steps lack T.
 
-    lr_logits: x_j . w_h + c_h, at least float32. In a generate step the tensors have no dimension T.
-    ready: whether q and k already have RoPE, and lr_logits holds the learning rates lr_j.
+    lr_logits: x_j . w_h + c_h in at least float32; the learning rates lr_j if `ready`, when q and k also have RoPE.
     pdl: whether kernels of the step are allowed to be dependent launches (`tk_kernels.generate.common`).
     """
 
@@ -57,13 +56,11 @@ class Learner:
 class TorchOperator:
     """The inner loop, with RoPE and learning rate, in PyTorch; subclasses use kernels.
 
-    learner: "linear" or "mlp". form: "dual" or "primal". `forward` takes a state of the dual form whatever `form` is. A
-    primal `generate_step` takes the accumulators that `generate_state` returns.
     A state is a named tuple or dataclass of tensors. Calls update it in place, so a CUDA graph stays valid.
-    block_a_head: whether `forward` is one kernel with one thread block per head and sequence.
+    form: "dual" or "primal". `forward` takes a dual state, a primal `generate_step` the result of `generate_state`.
     """
 
-    block_a_head = False
+    block_a_head = False  # whether `forward` is one kernel with one thread block per head and sequence
 
     def __init__(self, learner: str, form: str = "dual") -> None:
         if form not in FORMS:
@@ -93,8 +90,7 @@ class TorchOperator:
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
         """Return the output [B, T, H, D] in q's dtype, and advance `state` by T tokens.
 
-        start: the position inside the mini-batch; None reads it from the device.
-        Raises ValueError for a primal state, which lacks the tokens of the current mini-batch.
+        start: the position in the mini-batch; None reads it from the device. Raises ValueError for a primal state.
         """
         if _is_primal(state):
             raise ValueError("prefill: needs a state of init_state or prefill, not of generate_state")
@@ -111,8 +107,7 @@ class TorchOperator:
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
         """Return the output [B, H, D] for one token, and advance `state`, without a host sync.
 
-        The sequences are allowed to be at different positions in their mini-batches.
-        Raises ValueError for a state of the other form (dual, primal).
+        Positions can differ between sequences. Raises ValueError for a state of the other form (dual, primal).
         """
         if _is_primal(state) != (self.form == "primal"):
             raise ValueError(f"generate_step: a state of another form than {self.form}; make one with generate_state")
@@ -125,19 +120,13 @@ def _is_primal(state: Any) -> bool:
 
 
 def ready_for_prefill(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Return the projections of T tokens as `ready` ones: with RoPE and learning rates.
-
-    position [B]: where token 0 of each sequence is in its mini-batch.
-    """
+    """Make projections of T tokens `ready`; position [B]: of token 0 in the mini-batch."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
     return ready_at(projections, learner, (position[:, None] + ahead) % learner.token_scale.shape[0])
 
 
 def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Return the projections with RoPE and learning rates; `ready` ones have them already.
-
-    position [B, T], or [B] for a generate step: where each token is in its mini-batch.
-    """
+    """Make projections `ready` at position [B, T] in the mini-batch, or [B] for a step."""
     if projections.ready:
         return projections
     cos, sin = (table[position].unsqueeze(-2) for table in learner.rope)
@@ -158,7 +147,7 @@ def outer_parameters(learner: Learner) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rows_of(state: Any, rows: slice | Tensor | list[int]) -> Any:
-    """Return the state of the sequences `rows`; its tensors are views for a slice, copies for indices."""
+    """Return the state of the sequences `rows`: views for a slice, copies for indices."""
     if isinstance(state, Tensor):
         return state[rows]
     if is_dataclass(state) and not isinstance(state, type):

@@ -22,9 +22,7 @@ def beside_another_chunk() -> bool:
 class Overlap:
     """Two CUDA streams that run a prompt's chunks in turn, one behind the other.
 
-    A chunk enters a layer once the previous one has left it.
-    Both streams first wait for the current stream. Memory allocated in a chunk belongs to the chunk's stream; `join`
-    lets the calling stream reuse that memory.
+    Both first wait for the current stream. `join` lets that stream reuse memory that was allocated in a chunk.
     """
 
     def __init__(self, device: torch.device) -> None:

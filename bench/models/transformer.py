@@ -20,8 +20,7 @@ CAPACITY_MULTIPLE = 64
 class TransformerState:
     """KV cache [layers, 2, B, KV heads, capacity, D] and its length `position` [1] int64.
 
-    length: the same number on the host; None after generate_step, or after a replay of its CUDA graph, when only
-    `position` has it.
+    length: the same number on the host; None after generate_step, or after a replay of its CUDA graph.
     """
 
     cache: Tensor
@@ -44,36 +43,28 @@ class TransformerState:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
-    """Return causal attention [B, H, T, D] of q [B, H, T, D] over k, v [B, KV heads, S, D].
-
-    mask: a causal mask for S > T; None needs S = T.
-    """
+    """Return causal attention [B, H, T, D] of q to k, v [B, KV heads, S, D]; S > T needs a mask."""
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
 
 class Sdpa:
-    """Attention of prompts and generate steps by SDPA; subclasses use other kernels.
+    """Attention of prompts and generate steps by SDPA; subclasses use other kernels."""
 
-    whole_prompts: whether `prefill` needs a prompt in one chunk.
-    """
-
-    whole_prompts = False
+    whole_prompts = False  # whether `prefill` needs a prompt in one chunk
 
     def prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return causal attention [B, H, T, D] of whole prompts: q over k, v [B, KV heads, T, D]."""
         return causal_attention(q, k, v)
 
     def mask(self, state: TransformerState) -> Any:
-        """Return the mask that all layers' `step` takes: here [1, capacity], true up to the token at the position."""
+        """Return the mask that `step` takes: here [1, capacity], true up to the token at position."""
         return (torch.arange(state.capacity, device=state.position.device) <= state.position)[None]
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-        """Return attention of q [B, H, 1, D] over the tokens of k, v [B, KV heads, capacity, D] that `mask` includes.
+        """Return attention of q [B, H, 1, D] over k, v [B, KV heads, capacity, D] under `mask`.
 
-        mask: as `mask` returns it, for the position of all sequences.
-        SDPA's masked kernels have no grouped-query attention. Query heads that share a KV head are therefore passed as
-        positions of one head.
+        SDPA's masked kernels have no GQA, so query heads that share a KV head are passed as positions of one head.
         """
         rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
         return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).flatten(1, 2).unsqueeze(2)
@@ -91,10 +82,7 @@ class Attention(nn.Module):
         self.o_proj = linear(config.width, config.width, device, dtype)
 
     def forward(self, x: Tensor, rope: Rotation, cache: Tensor, start: int) -> Tensor:
-        """Return the output for tokens x [B, T, C] from `start` on; they attend to all so far.
-
-        The T new keys and values are written to cache [2, B, KV heads, capacity, D], from token `start` on.
-        """
+        """Return the output for x [B, T, C]; extend cache [2, B, KV heads, capacity, D] at `start`."""
         q, k, v = self._project(x, rope)
         end = start + x.shape[1]
         cache[0, :, :, start:end], cache[1, :, :, start:end] = k, v
@@ -108,10 +96,7 @@ class Attention(nn.Module):
         return self._merge(out)
 
     def generate_step(self, x: Tensor, rope: Rotation, cache: Tensor, position: Tensor, mask: Any) -> Tensor:
-        """Return the output for x [B, 1, C]; write its key and value at `position` [1].
-
-        mask: as `Sdpa.mask` returns it.
-        """
+        """Return the output for x [B, 1, C]; write its key and value at `position` [1]."""
         q, k, v = self._project(x, rope)
         cache[0].index_copy_(2, position, k)
         cache[1].index_copy_(2, position, v)
@@ -149,9 +134,8 @@ class TransformerBlock(nn.Module):
 class Transformer(ChunkedModel):
     """A Llama-like Transformer with the parameter names of Hugging Face's Llama.
 
-    All sequences of a batch have the same position. A step attends to the whole capacity of the cache under a mask, so
-    that its shapes are static: a longer context in `init_state` makes every step slower.
-    attend: the attention's kernels, by default SDPA's.
+    All sequences of a batch have the same position. A step attends to the whole capacity of the cache under a mask, for
+    static shapes, so a longer context in `init_state` makes every step slower.
     """
 
     def __init__(

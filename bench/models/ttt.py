@@ -39,9 +39,8 @@ from tk_kernels.reference.token_rows import overwrite
 class LayerState:
     """A block's state: the operator's `inner`, and the convolutions' last inputs [B, 3, C].
 
-    block_conv: of the block's convolution. qk_conv: of the convolutions of Q and K, which share their input.
-    Both are None with the Transformer backbone.
-    slots [B]: for `FusedBlock.generate_step`, where the B sequences are in state tensors that hold more sequences.
+    block_conv: of the block. qk_conv: of Q and K, which share their input. None with the Transformer backbone.
+    slots [B]: for `FusedBlock.generate_step`, where the sequences are in state tensors that hold more.
     sequences: for `FusedBlock.forward_packed`, where the tokens of each sequence and its slot are.
     """
 
@@ -59,10 +58,9 @@ class LayerState:
 
 @dataclass
 class WholeState:
-    """The state tensors of all layers together.
+    """The state tensors of all layers; `inner` has a leading axis of layers.
 
-    caches: convolution caches [2, layers, B, 3, C], of blocks, then of Q and K; None with the Transformer backbone.
-    inner: the operator's states, tensors with a leading axis of layers.
+    caches: [2, layers, B, 3, C], of blocks, then of Q and K; None with the Transformer backbone.
     """
 
     caches: Tensor | None
@@ -163,10 +161,7 @@ class TTTLayer(nn.Module):
         return Learner(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
 
     def output(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return the output [B, T, C] from out [B, T, H, D]: norm, output gate, projection.
-
-        x [B, T, C]: the layer's input, from which the output gate is computed.
-        """
+        """Return [B, T, C] from out [B, T, H, D]; the layer's input x gives the output gate."""
         out = self.post_norm(out.flatten(-2))
         if self.config.backbone == "mamba":
             out = F.gelu(self.g_proj(x), approximate="tanh") * out
@@ -212,10 +207,7 @@ class TTTBlock(nn.Module):
         return self._through(h, rope, state, learn)
 
     def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
-        """Run the block on h with `learn` as inner loop, and return the new residual stream.
-
-        `bench.models.fused` overrides this method.
-        """
+        """Run the block on h with `learn` as inner loop; `FusedBlock` overrides this."""
         if state.block_conv is not None:
             h = h + self.conv(h, state.block_conv)
         layer, x = self.seq_modeling_block, self.seq_norm(h)
@@ -233,7 +225,6 @@ def rope_tables(config: TTTConfig, device: torch.device, dtype: torch.dtype) -> 
 class TTTModel(ChunkedModel):
     """A TTT-Linear or TTT-MLP language model with the authors' parameter names.
 
-    The configuration sets the Mamba (M) or Transformer (T) backbone.
     operator: the inner loop, by default the dual form in PyTorch. block: `TTTBlock` or `fused.FusedBlock`.
     """
 
@@ -263,7 +254,6 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_state(self, batch: int, context: int = 0) -> TTTState:
-        """Return the state before any token; its size does not depend on `context`."""
         dtype, caches = at_least_float32(self.dtype), self._conv_caches(batch)
         inner = self.operator.init_states(self._learner_weights, batch, self.config.mini_batch, dtype)
         states = (type(inner)(*(each[layer] for each in inner)) for layer in range(self.config.layers))
@@ -272,7 +262,6 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def reset_state(self, state: TTTState) -> None:
-        """Reset a state in place to that before any token; its form stays."""
         state.length = 0
         if state.whole is not None:
             if state.whole.caches is not None:
@@ -289,10 +278,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
-        """Return the state that generate_step takes; it shares the convolution caches of `state`.
-
-        into: an earlier result for this `state`, updated in place and returned, so that its CUDA graph stays valid.
-        """
+        """Return a state for generate_step that shares the convolution caches of `state`."""
         if into is None:
             made = [replace(layer, inner=self.operator.generate_state(layer.inner)) for layer in state.layers]
             return TTTState(state.batch, made, state.length)
@@ -303,19 +289,13 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """Return the state that generate_step takes before any token.
-
-        Layers are converted one at a time, so forward's states of all layers are never in memory at once.
-        """
+        """Convert layers one at a time, so forward's states of all layers never coexist."""
         inner = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         caches = self._by_layer(self._conv_caches(batch))
         return TTTState(batch, [LayerState(*each) for each in zip(*caches, inner, strict=True)])
 
     def _conv_caches(self, batch: int) -> Tensor | None:
-        """Return all blocks' convolution caches, then those of Q and K: zeros [2, layers, B, 3, C].
-
-        Return None with the Transformer backbone, which has no convolutions.
-        """
+        """Return zeros [2, layers, B, 3, C]: of blocks, then of Q and K; None without convolutions."""
         if self.config.backbone == "transformer":
             return None
         caches = empty_conv_cache(2 * self.config.layers * batch, self.config.width, self.device, self.dtype)
@@ -346,11 +326,7 @@ class TTTModel(ChunkedModel):
         return cast(list[TTTBlock], list(self.model.layers))
 
     def _through_prompt(self, ids: Tensor, state: TTTState) -> Tensor:
-        """Run a group's prompt ids [B, T] in chunks; return the last token's residual stream.
-
-        Its shape is [B, C].
-        If the operator leaves SMs idle, two chunks at a time overlap on two CUDA streams.
-        """
+        """If the operator leaves SMs idle, two chunks at a time overlap on two CUDA streams."""
         length = self._chunk_length(len(ids))
         if ids.shape[1] <= length or not self._leaves_idle(len(ids)):
             return super()._through_prompt(ids, state)
@@ -396,6 +372,6 @@ class TTTModel(ChunkedModel):
         return self.get_buffer("rope_cos"), self.get_buffer("rope_sin")
 
     def _chunk_length(self, batch: int) -> int:
-        """Return how many tokens of each sequence a chunk has: whole mini-batches, at least one."""
+        """Whole mini-batches per sequence, at least one."""
         tokens = self.overlapped_tokens // batch if self._leaves_idle(batch) else super()._chunk_length(batch)
         return max(self.config.mini_batch, tokens // self.config.mini_batch * self.config.mini_batch)

@@ -31,10 +31,7 @@ OF_CUDA = re.compile(r"^(?:nvidia-(?!ml-py)|cuda-)")
 
 
 def compiled(*arguments: str, requirements: str = "") -> str:
-    """Run `uv pip compile` and return the pinned requirements, or exit with its message.
-
-    arguments: of the command. requirements: the text that uv reads for the argument "-".
-    """
+    """Return the pins of `uv pip compile`, or exit with its message. requirements: its stdin."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-emit-index-url"]
     command += ["--no-emit-find-links", "--config-file", str(FOLDER / "uv.toml"), *arguments]
     done = subprocess.run(

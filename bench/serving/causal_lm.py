@@ -23,10 +23,7 @@ from bench.serving.hugging_face import HuggingFaceConfig
 
 
 class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
-    """A TTT model in transformers, for greedy search and sampling; prompts of equal length.
-
-    On a GPU it runs on the project's kernels, on a CPU in plain PyTorch.
-    """
+    """A TTT model in transformers: greedy search and sampling, for prompts of equal length."""
 
     config_class = HuggingFaceConfig
     _is_stateful = True
@@ -37,9 +34,8 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *rest: Any, config: Any = None, **options: Any) -> Self:
-        """Load a checkpoint folder in `dtype` on the one device of `device_map`.
+        """Load a checkpoint folder onto the one device of `device_map`, by default the GPU if any.
 
-        By default, this is the GPU if there is one.
         Raises ValueError if device_map is not one device, and the errors of `bench.models.checkpoint.load`.
         """
         chosen = options.get("device_map")
@@ -72,10 +68,7 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, cache: Any = None, attention_mask: Tensor | None = None, **rest: Any
     ) -> dict[str, Any]:
-        """Return `forward`'s arguments: the whole prompt, or the last token and the state.
-
-        cache: the state. Raises ValueError if prompts are padded, because the state would read the padding.
-        """
+        """Return `forward`'s arguments; ValueError for padded prompts: the state would read padding."""
         if attention_mask is not None and not attention_mask.all():
             raise ValueError("attention_mask with zeros: prompts must have one length; call generate() for each length")
         return {"input_ids": input_ids if cache is None else input_ids[:, -1:], "cache": cache}

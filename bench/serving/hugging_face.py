@@ -8,10 +8,7 @@ ARCHITECTURE = "TTTForCausalLM"
 
 
 class HuggingFaceConfig(PretrainedConfig):
-    """transformers' configuration of a TTT model, with the values of config.json as attributes.
-
-    It does not check the values: `bench.models.hugging_face.read_config` does.
-    """
+    """config.json as a class of transformers; `read_config` checks the values, not this class."""
 
     model_type = "ttt"
 

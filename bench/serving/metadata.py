@@ -20,10 +20,7 @@ class TTTMetadata(BaseMambaAttentionMetadata):
 
 
 class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
-    """Builds each step's TTTMetadata, in buffers that CUDA graphs read, for vLLM.
-
-    To vLLM's metadata it adds slots as int64, positions in the mini-batch, and where the prompts' tokens begin.
-    """
+    """Adds to vLLM's metadata: slots as int64, positions in the mini-batch, and the prompts."""
 
     metadata_cls = TTTMetadata
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
@@ -44,7 +41,6 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
         fast_build: bool = False,
         **rest: Any,
     ) -> TTTMetadata:
-        """Build one step's metadata; for arguments, see BaseMambaAttentionMetadataBuilder.build."""
         found = self._compute_common_metadata(common_attn_metadata)
         count, prompts = found.num_decodes, found.num_prefills
         slots, positions = self._slots[:count], self._positions[:count]
@@ -58,10 +54,7 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
         return found
 
     def _prompts(self, common: CommonAttentionMetadata, found: TTTMetadata) -> Packed:
-        """Return the step's prompts: their tokens' start, tokens read before, and cache slot.
-
-        To avoid waiting for the GPU, the lengths are read from the copies that vLLM has on the host.
-        """
+        """The lengths are read from the copies that vLLM has on the host, to avoid waiting for the GPU."""
         count, requests = found.num_decodes, found.num_reqs
         computed, starts = self._prefill_cpu_metadata(common, requests, found.num_prefills, count)
         lengths = (starts[1:] - starts[:-1]).tolist()

@@ -24,10 +24,7 @@ from tk_kernels.packed import packed
 
 
 class ServedBlock(FusedBlock):
-    """A fused block without dependent launches: each kernel waits for the previous one.
-
-    In vLLM, the kernel before a block writes the state that the block reads.
-    """
+    """A fused block without dependent launches: in vLLM, the kernel before it writes its state."""
 
     dependent_launches = False
 
@@ -50,10 +47,7 @@ class States(MambaBase):
 
     @kv_cache.setter
     def kv_cache(self, pages: Sequence[Tensor]) -> None:
-        """Store the pages and make views of the states in them.
-
-        vLLM sets an empty list to free the cache on which it measured the memory of CUDA graphs.
-        """
+        """vLLM sets an empty list to free the cache on which it measured the memory of CUDA graphs."""
         self._pages = pages
         self.views = self.layout.views(pages[0]) if len(pages) else []
 
@@ -69,10 +63,7 @@ class States(MambaBase):
 
 
 class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPrefixCaching):
-    """The class that vLLM loads: a `bench.models.ttt.TTTModel`, states in vLLM's cache.
-
-    Parameter names have the prefix `ttt.` here.
-    """
+    """The class that vLLM loads: a `TTTModel` as `ttt`, with states in vLLM's cache."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()
@@ -115,10 +106,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
 
     def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[list[Tensor]]]:
-        """Return a step with one prompt, and one page of states that all layers share.
-
-        vLLM runs this step without requests of its own, for example to measure how much memory a step takes.
-        """
+        """For steps without requests, as when vLLM measures memory; all layers share one page."""
         ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
         none = ends.new_empty(0)
         page = self.layout.views(torch.zeros(1, self.layout.page_bytes, dtype=torch.int8, device=device))

@@ -56,18 +56,12 @@ class Layout:
         ]
 
     def of_steps(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
-        """Return a layer's state for a generate step; the step updates the slots [B] in place.
-
-        views: result of `views`. positions [B, H]: positions of the sequences in their mini-batches, repeated per head.
-        """
+        """Return a layer's state for a step at positions [B, H]; the step updates the slots [B]."""
         state = _mapped(self._empty, iter(views).__next__, positions)
         return replace(state, inner=replace(state.inner, slots=slots), slots=slots)
 
     def of_prompts(self, views: Sequence[Tensor], prompts: Packed) -> LayerState:
-        """Return a layer's state for a forward over prompts, which updates their slots.
-
-        views: result of `views`.
-        """
+        """Return a layer's state for a forward over prompts, which updates their slots."""
         state = _mapped(self._empty, iter(views).__next__, prompts.start)
         return replace(state, sequences=prompts)
 
@@ -75,8 +69,7 @@ class Layout:
 def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], ids: Tensor, step: Step) -> Tensor:
     """Return the residual stream [N, C] for ids [N] of a step; update the slots' states.
 
-    layers: for each layer, the result of `Layout.views`. The model's blocks are `FusedBlock`, its operator is a
-    `KernelOperator`.
+    layers: per layer, the result of `Layout.views`. The model has fused blocks and a `KernelOperator`.
     """
     operator = model.operator
     assert isinstance(operator, KernelOperator)
@@ -100,7 +93,6 @@ def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], 
 
 
 def _tensors(state: LayerState) -> list[Tensor]:
-    """Return every tensor of a state except the position."""
     found: list[Tensor] = []
 
     def keep(x: Any) -> None:
@@ -119,10 +111,7 @@ def _tensors(state: LayerState) -> list[Tensor]:
 
 
 def _mapped(state: Any, tensor: Callable[[], Tensor], positions: Tensor) -> Any:
-    """Return a copy of `state` with these `positions`, other tensors from `tensor()`.
-
-    `tensor` is called once for each replaced tensor, in the order of `_tensors`.
-    """
+    """Replace positions by `positions`, other tensors by `tensor()` in the order of `_tensors`."""
     if isinstance(state, Tensor):
         return tensor()
     if isinstance(state, tuple):

@@ -16,10 +16,7 @@ class TTTSettings(MambaModelConfig):
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: Any) -> None:
-        """Update the settings as vLLM does for Mamba.
-
-        Raises ValueError if the checkpoint folder or a setting is not supported.
-        """
+        """Raise ValueError if the checkpoint folder or a setting is not supported."""
         super().verify_and_update_config(vllm_config)
         model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
         why = refused(

@@ -25,8 +25,7 @@ class Step(NamedTuple):
 def common_length(lengths: Sequence[int], computed: Sequence[int], mini_batch: int) -> int:
     """Return the prompts' common length in tokens if they can run as a batch, otherwise 0.
 
-    They can if there are at most MOST_SEQUENCES, all have one length, and each begins at the start of a mini-batch.
-    lengths: each prompt's tokens in this step. computed: its tokens in earlier steps.
+    lengths: each prompt's tokens in this step. computed: its earlier tokens, which must be whole mini-batches.
     """
     alike = len(set(lengths)) == 1 and not any(before % mini_batch for before in computed)
     return lengths[0] if alike and len(lengths) <= MOST_SEQUENCES else 0

@@ -12,10 +12,7 @@ from tk_kernels.packed import packed
 
 
 def warm_up(model: TTTModel, layout: Layout) -> None:
-    """Run steps that together launch every compiled variant of a kernel that a step can launch, on a page of their own.
-
-    model, layout: as in `hidden`.
-    """
+    """Run steps that together launch every compiled variant of a kernel that a step can launch."""
     page = torch.zeros(1, layout.page_bytes, dtype=torch.int8, device=model.device)
     layers = [layout.views(page)] * len(model.blocks)
     for step in _steps(model.device):
@@ -25,11 +22,7 @@ def warm_up(model: TTTModel, layout: Layout) -> None:
 
 
 def _steps(device: torch.device) -> Iterator[Step]:
-    """Yield steps of n requests that generate and n prompts of one token, packed and as a batch.
-
-    Between two powers of two, all n have the same variants, and from LEAST_ROWS on they do not change. All requests
-    share slot 0, whose values do not matter.
-    """
+    """Between powers of two, all n have the same kernel variants; from LEAST_ROWS on they do not change."""
     for n in (1 << power for power in range(LEAST_ROWS.bit_length())):
         zeros = torch.zeros(n, dtype=torch.int32, device=device)
         ends = torch.arange(n + 1, dtype=torch.int32, device=device)

@@ -11,8 +11,7 @@ from bench.models.config import CheckpointError
 def load(model: CausalLM, given: Iterable[tuple[str, Tensor]]) -> set[str]:
     """Copy tensors into the model's weights of the same names; return the loaded names.
 
-    A head that is tied to the embedding can be given next to it or instead of it.
-    Raises CheckpointError if a name is unknown or missing, or a shape differs.
+    A tied head can come with the embedding or instead of it. Raises CheckpointError for wrong names or shapes.
     """
     weights, loaded = model.weights(), set()
     for key, tensor in given:
