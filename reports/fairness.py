@@ -67,10 +67,7 @@ def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
 
 
 def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
-    """Return a sentence per model unlike most others, and one on the unchecked systems.
-
-    A system is unchecked if the number of its parameters is not recorded.
-    """
+    """Return a sentence per model unlike most others, and one on models that are not checked."""
     models = list(models)
     silent = dict.fromkeys(catalogue.system_label(model.system) for model in models if _UNRECORDED in model.unlike)
     unchecked = (
@@ -109,16 +106,12 @@ def _whole(value: float | None) -> int | None:
 
 
 def _checked(record: Record, name: str) -> float | None:
-    """Return the value of a record's check `name`; None if the record lacks this check."""
     checks = (record.check or {}).get("checks", [])
     return next((check["value"] for check in checks if check["name"] == name), None)
 
 
 def _voices(models: Iterable[Model]) -> list[Model]:
-    """Return the models that count in comparisons: one set of options per backend.
-
-    That is the set without options or, if every model has some, the first set.
-    """
+    """Return the models that vote: per backend without options, or else with its first ones."""
     ordered = sorted(models, key=lambda model: bool(model.options))
     first: dict[tuple[str, str], tuple[tuple[str, Scalar], ...]] = {}
     for model in ordered:
@@ -127,7 +120,6 @@ def _voices(models: Iterable[Model]) -> list[Model]:
 
 
 def _alike(a: int, b: int) -> bool:
-    """Return whether two parameter counts differ by at most a factor of PARAMETERS_LIMIT."""
     return max(a, b) / min(a, b) <= PARAMETERS_LIMIT
 
 
@@ -138,10 +130,6 @@ def _is_outvoted(own: object, others: Iterable[Any], alike: Callable[[Any, Any],
 
 
 def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> tuple[str, ...]:
-    """Return the reasons why comparing `model` with other systems' models is unequal.
-
-    A difference in parameters, dtype or vocabulary counts if more than half of the models with a known value differ.
-    """
     own = (model.system, model.backend)
     others = _voices(other for other in models if (other.system, other.backend) != own)
     found = [_UNRECORDED] if model.parameters is None else []

@@ -13,10 +13,9 @@ _WHOLE = 100_000  # a width at which no line wraps
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool] = ()) -> str:
-    """Return a Markdown table.
+    """Return a Markdown table; cells may contain Markdown, only vertical bars are escaped.
 
     head: the column titles. numeric: for each column whether it is right-aligned.
-    Cells may contain Markdown; only vertical bars in them are escaped.
     """
     rule = ["---:" if place < len(numeric) and numeric[place] else "---" for place in range(len(head))]
     lines = [_cells(head), rule, *map(_cells, rows)]
@@ -34,7 +33,7 @@ def text(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[b
     """Return a table as plain text.
 
     numeric: for each column whether it is right-aligned and never wrapped.
-    width: the most characters per line; cells of other columns wrap to keep within it. None for no limit.
+    width: the most characters per line; None for no limit.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     for name, is_number in zip(head, numeric, strict=True):

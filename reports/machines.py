@@ -60,10 +60,7 @@ class Machines:
 
 
 def machines(records: Iterable[Record]) -> Machines:
-    """Return the environments of the records, except records without one.
-
-    Groups are in the order in which the records first mention them.
-    """
+    """Return the environments of the records, except records without one."""
     read = [(record.case, *_read(record.environment)) for record in records if record.environment]
     values: dict[Name, dict[str, None]] = {}
     for _, facts, _ in read:
@@ -93,10 +90,7 @@ def machines(records: Iterable[Record]) -> Machines:
 
 
 def _read(environment: dict) -> tuple[dict[Name, str], list[tuple[Path, Any]]]:
-    """Return ({(group, name): fact}, [(path, value) of each reading]) of an environment.
-
-    A reading before the case and the same reading after it have the same path.
-    """
+    """Return ({(group, name): fact}, [(path, value) of each reading]) of an environment."""
     facts: dict[Name, str] = {}
     readings = []
     for path, value, changes in _leaves(environment):
@@ -111,10 +105,7 @@ def _read(environment: dict) -> tuple[dict[Name, str], list[tuple[Path, Any]]]:
 
 
 def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tuple[Path, Any, bool]]:
-    """Yield (path, value, whether the value is a reading) for each scalar in a nested dict.
-
-    Each element of a list has the path of the list. changing: whether all of `value` are readings.
-    """
+    """Yield (path, value, whether it is a reading) per scalar; list elements share a path."""
     for name, inner in value.items():
         here, changes = (*path, str(name)), changing or name in _CHANGING
         if isinstance(inner, dict):
@@ -125,13 +116,11 @@ def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tu
 
 
 def _name(path: Path) -> str:
-    """Return the path as words, without the suffix that stands for a unit, such as `_mhz`."""
     unit = next((unit for unit in _UNITS if path[-1].endswith(unit)), "")
     return " ".join((*path[:-1], path[-1].removesuffix(unit))).replace("_", " ")
 
 
 def _said(name: str, value: Any) -> str:
-    """Return a value in words, with the unit of its name's suffix, such as MHz for `_mhz`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, int | float):

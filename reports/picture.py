@@ -72,10 +72,7 @@ def _starts_with(path: Path, start: bytes) -> bool:
 
 
 def chromium_path() -> str:
-    """Return the path of Chromium or Chrome.
-
-    Raises RecordError with the names of suitable browsers if none is on the PATH.
-    """
+    """Return the path of Chromium or Chrome; RecordError if none is on the PATH."""
     for name in CHROMIUM_NAMES:
         if path := shutil.which(name):
             return path
@@ -84,10 +81,9 @@ def chromium_path() -> str:
 
 @contextmanager
 def chromium(*arguments: str) -> Iterator[Any]:
-    """Yield a headless browser of playwright, closed at the end.
+    """Yield a headless browser of playwright, which opens no network connections of its own.
 
-    arguments: further options of Chromium.
-    The browser makes no network connections of its own. Raises RecordError if Chromium or playwright is missing.
+    arguments: further options of Chromium. Raises RecordError if Chromium or playwright is missing.
     """
     path = chromium_path()
     try:
@@ -121,18 +117,13 @@ def take(browser: Any, report: Path, figures: str = "") -> bytes:
 
 
 def _described(png: bytes, text: str) -> bytes:
-    """Return the PNG with `text` in its metadata field "Description", which programs can search."""
     chunk = b"iTXtDescription\0\0\0\0\0" + " ".join(text.split()).encode()
     whole = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
     return png[:_HEADER_END] + whole + png[_HEADER_END:]
 
 
 def take_alone(browser: Any, report: Path, figures: str, inches: float, is_pdf: bool) -> bytes:
-    """Return a suite's figures alone: a PDF with a sheet each, or one PNG.
-
-    is_pdf: which of the two.
-    figures, inches: as in `write_picture`.
-    """
+    """Return a suite's figures without the page, as one PNG or as a PDF with a sheet for each."""
     page = _opened(browser, report, round(inches * _INCH), _DOTS / _INCH)
     section = _suite(page, figures)
     numbers = section.locator("figure").evaluate_all("all => all.map(each => Number(each.dataset.figure))")
@@ -149,10 +140,7 @@ def _opened(browser: Any, report: Path, width: int, device_scale_factor: float) 
 
 
 def _suite(page: Any, figures: str) -> Any:
-    """Return playwright's locator of a suite's figures; "" selects the first suite.
-
-    Raises RecordError if the page has no such section.
-    """
+    """Return playwright's locator of a suite's figures; "" selects the first suite."""
     sections = page.locator("section.suite")
     names = [name.removeprefix("Figures of ") for name in sections.evaluate_all("all => all.map(e => e.ariaLabel)")]
     if not names or (figures and figures not in names):

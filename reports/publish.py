@@ -73,7 +73,7 @@ def _records(run: Run) -> list[Record]:
 
 
 def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record]:
-    """Return the records of these systems, each NAME or NAME/BACKEND; all if none given."""
+    """Return the records of `systems`, or all for (); RecordError if a system has none."""
     for system in systems:
         if not any(is_of(record.case, [system]) for record in records):
             there = ", ".join(dict.fromkeys(record.case.system_backend for record in records))
@@ -92,10 +92,7 @@ def refuse_too_many(records: Sequence[Record], run_folder: Path) -> None:
 
 
 def refuse_what_is_no_page(out: Path, run_folder: Path) -> None:
-    """Raise RecordError if a page must not be written to `out`.
-
-    That is so if `out` is a folder, a file of the run, or an existing file other than an HTML page.
-    """
+    """Raise RecordError if `out` belongs to the run, or exists and is no HTML page."""
     place = out.resolve()
     if place.is_dir():
         raise RecordError(f"{out}: is a folder; name an HTML file, such as {out / 'report.html'}")

@@ -13,8 +13,7 @@ def source(package: str, name: str) -> str:
 def environment(package: str, tidy: bool = False) -> Environment:
     """Return a Jinja environment for the templates in the folder of a package.
 
-    It escapes text for HTML, and raises UndefinedError for unknown names in a template.
-    tidy: whether template lines with only a Jinja statement leave no empty line in the output.
+    It escapes HTML and raises UndefinedError for unknown names. tidy: statements leave no empty lines.
     """
     return Environment(
         loader=PackageLoader(package, "."),

@@ -135,16 +135,12 @@ def marks_of(y: str) -> tuple[str, ...]:
 
 
 def option_columns(table: pd.DataFrame) -> list[str]:
-    """Return the names of the columns with options of cases. table: of `frame`."""
+    """Return the names of the columns with options of cases."""
     return list(table.columns[len(COLUMNS) : table.columns.get_loc(SAMPLE_COLUMNS[0])])
 
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
-    """Return the names of the recorded metrics that get a column of their own.
-
-    Metrics in the catalogue come first, in the catalogue's order, then others by name. Metrics that the page shows in
-    another form, such as a rate or a note, are left out.
-    """
+    """Return the recorded metrics that get a column, in the catalogue's order, then by name."""
     taken = {*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
@@ -166,13 +162,9 @@ def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 
 
 def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
-    """Return a column per option that any case sets; NA in rows without a value.
-
-    A case does not store an option that has its default. The default is filled in if the case's system and backend also
-    ran with another value, or if a figure of the case's suite varies the option.
-    An option named like another column gets a prefix.
-    """
+    """Return a column per option that any case sets; NA in rows without a value."""
     names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
+    # A case does not store a default. It is filled in where the option varies: for the backend, or in a figure.
     varied = {(case.system_backend, name) for case in cases for name, _ in case.options}
     axes = {(suite.name, axis) for suite in catalogue.suites for own in suite.figures for axis in (own.x, *own.split)}
     varied |= {
@@ -196,11 +188,7 @@ def _row(
     metrics: Sequence[str],
     ceilings: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    """Return the row of a case on one machine. group: the case's records from this machine.
-
-    records: the number of the case's records from all machines. suites: the names of the suites with the case.
-    metrics: the metrics with a column. `ceilings`: as in `frame`.
-    """
+    """Return a case's row on one machine. records: the number of its records on all machines."""
     first = group[0]
     measured = [record for record in group if record.status == "ok"]
     found = merged_metrics(measured or group)
@@ -226,11 +214,7 @@ def _row(
 
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
-    """Return latency, intervals, rates and memory by column; without samples mostly NaN.
-
-    Only the memory is then a number.
-    measured: the records of `group` with status "ok".
-    """
+    """Return latency, intervals, rates and memory by column; unknown ones are NaN."""
     memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
     values: dict[str, Any] = dict.fromkeys((*STATISTIC_COLUMNS, *REPEAT_COLUMNS), math.nan)
     values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan
@@ -252,9 +236,7 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
 def _computed(case: Case, row: Mapping[str, Any], peak_tflops: float) -> dict[str, float]:
     """Return the values of `COMPUTED_COLUMNS` by column; unknown ones are NaN.
 
-    model_size: millions of parameters, 1300 for 1.3b. flops_share: FLOP/s over those of a large GEMM, the model FLOPs
-    utilization. tokens_per_s_each: generated tokens per second of one sequence, the interactivity.
-    row: the values computed so far. peak_tflops: the measured peak GEMM rate.
+    model_size: millions of parameters. flops_share: the model FLOPs utilization.
     """
     named = re.fullmatch(r"(\d+(?:\.\d+)?)([mb])", row["size"])
     latency_ms, is_model = positive(row["latency_ms"]), case.option("scope", "model") == "model"
@@ -291,12 +273,10 @@ def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 
 
 def _result(record: Record) -> str:
-    """Return a record's median latency in words or, if the record has no samples, its status."""
     return f"{median(record.samples_ms):.4g} ms" if record.samples_ms else record.status
 
 
 def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on reasons to doubt the row's latency, such as throttling."""
     if 0 < row["samples"] < FEWEST:
         yield f"only {counted(row['samples'], 'sample')}: the bar is their range, no interval"
     yield from _unsteadiness(group, row)
@@ -314,7 +294,6 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unsteadiness(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a note for each of the row's latency, TTFT and ITL that is unsteady."""
     found = row[_QUALITY]
     if found.unsteady and row[_TIMING].over_processes:
         apart = f"{row['processes']} processes, {row['process_spread']:.1%} apart,"
@@ -335,10 +314,7 @@ def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 
 
 def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:
-    """Return whether fewer sequences than the batch ran at once.
-
-    False in forward, where each prompt leaves the engine once it is read.
-    """
+    """Return whether fewer sequences than the batch ran at once; False in forward."""
     return case.phase != "forward" and (metrics.get("sequences_at_once") or case.batch) < case.batch
 
 

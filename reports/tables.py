@@ -26,9 +26,7 @@ def write_frame(
 ) -> None:
     """Write a table of `stats.frame` to `out`.
 
-    fmt: one of `FORMATS`. columns: write only these; ("all",) for all.
-    Without `columns`, CSV and JSON have all columns. Text and Markdown then have those of `_chosen`; values that all
-    rows share are printed once, above the table.
+    fmt: one of `FORMATS`. columns: write only these; ("all",) for all. By default, CSV and JSON have all columns.
     Text and Markdown show numbers in the catalogue's units. Raises RecordError if the format or a column is unknown.
     """
     if fmt not in FORMATS:
@@ -94,15 +92,11 @@ def _escaped(cell: str) -> str:
 
 
 def _width() -> int:
-    """Return the terminal's width in characters, or the variable COLUMNS if set."""
     return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
 def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return the columns to show: what tells rows apart, status, latency, metrics and flags.
-
-    Metrics are added up to `MOST_COLUMNS` columns, in the catalogue's order.
-    """
+    """Return the columns to show: what tells rows apart, status, latency, metrics and flags."""
     ok = table["status"] == "ok"
     names = [
         *(name for name in _CASE if name in ("system", "backend") or _varies(table, name)),
@@ -117,10 +111,7 @@ def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
-    """Return few settings that distinguish rows of the same system, phase and sizes.
-
-    Each setting in turn is the one that leaves the fewest rows alike.
-    """
+    """Return few settings that distinguish rows of the same system, phase and sizes."""
     found: list[str] = []
     while True:
         alike = table[table.duplicated([*_CASE, *found], keep=False)]
@@ -136,7 +127,6 @@ def _varies(table: pd.DataFrame, name: str) -> bool:
 
 
 def _same(table: pd.DataFrame, names: Sequence[str]) -> dict[str, str]:
-    """Return {column: text} for constant columns of settings and machine not in `names`."""
     wanted = ("suites", "size", "phase", "batch", "context", "dtype", "timing", "device", "commit")
     columns = [name for name in wanted if name not in names and len(table) and table[name].nunique(dropna=False) == 1]
     found = {name: printable(cell_text(table[name].iloc[0])) for name in columns}
@@ -144,16 +134,12 @@ def _same(table: pd.DataFrame, names: Sequence[str]) -> dict[str, str]:
 
 
 def _heading(name: str, catalogue: Catalogue) -> str:
-    """Return the column's title: its name, with the unit of scaled values in brackets."""
     metric = catalogue.metric(name)
     return printable(f"{name} [{metric.unit}]" if metric.scale != 1 else name)
 
 
 def shown(value: Any, scale: float) -> str:
-    """Return a cell as printable text. scale: the divisor of a number.
-
-    Numbers have four significant digits or, if larger, all digits before the decimal point.
-    """
+    """Return a cell as printable text with four significant digits. scale: a number's divisor."""
     number = plain(value)
     if isinstance(number, int | float) and not isinstance(number, bool) and scale != 1:
         number = number / scale

@@ -40,29 +40,20 @@ def with_sign(share: float, digits: int) -> str:
 
 
 def share_of(number: int, whole: int, thing: str) -> str:
-    """Return `number` of `whole` things in words: `3 of the 12 points`, `all 12 points`.
-
-    thing: the noun in the singular, such as `point`. If `whole` is 1: `the only point`.
-    """
+    """Return `3 of the 12 points`, `all 12 points` or, of one, `the only point`."""
     if whole == 1:
         return f"the only {thing}"
     return f"all {whole:,} {thing}s" if number == whole else f"{number:,} of the {whole:,} {thing}s"
 
 
 def commit_name(environment: Mapping[str, Any]) -> str:
-    """Return the commit in a record's environment; "" if none is recorded.
-
-    It ends in `DIRTY` if the checkout had uncommitted changes.
-    """
+    """Return a record's commit, with `DIRTY` for uncommitted changes; "" if not recorded."""
     commit = environment.get("commit")
     return f"{commit}{DIRTY}" if commit and environment.get("dirty") else str(commit or "")
 
 
 def short_commit(commit: str, digits: int = 10) -> str:
-    """Return the commit with its hash shortened to `digits` characters; a suffix `DIRTY` stays.
-
-    A text that is no hash, or one of at most 10 characters, is returned unchanged.
-    """
+    """Return a commit with its hash shortened to `digits` characters; `DIRTY` stays."""
     name, mark = commit.removesuffix(DIRTY), DIRTY if commit.endswith(DIRTY) else ""
     return (name[:digits] if re.fullmatch(r"[0-9a-f]{11,}", name) else name) + mark
 
@@ -74,10 +65,9 @@ def commit_words(commit: str) -> str:
 
 
 def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return words on each backend that skipped all its cases for one reason.
+    """Return words on backends that skipped all cases, such as `no vLLM: there is no CUDA GPU`.
 
-    For example: `no vLLM: there is no CUDA GPU`. rows: of `stats.frame`.
-    If that does not hold for a backend as a whole, it is tested for each of the backend's systems.
+    A backend with several reasons is divided by system.
     """
     found = []
     for backend, own in rows.groupby("backend", sort=False):
@@ -90,7 +80,6 @@ def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def _one_reason(rows: pd.DataFrame) -> str:
-    """Return the reason if all rows were skipped for the same one, else ""."""
     one = set(rows["status"]) == {"skipped"} and rows["reason"].nunique() == 1
     return str(rows["reason"].iloc[0]).rstrip(".") if one else ""
 
@@ -98,10 +87,7 @@ def _one_reason(rows: pd.DataFrame) -> str:
 def counts_of_missing(
     missing: Iterable[Case], rows: pd.DataFrame, catalogue: Catalogue
 ) -> dict[tuple[str, str], tuple[str, int]]:
-    """Return {(system, backend): (label, number of its cases in `missing`)}.
-
-    rows: the rows of `stats.frame`. The label is the system's, with the backend's if the system has several backends.
-    """
+    """Return {(system, backend): (label, number of its cases in `missing`)}."""
     counts = Counter((case.system, case.backend) for case in missing)
     pairs = set(counts) | set(zip(rows["system"], rows["backend"], strict=True))
     several = {system for system, number in Counter(system for system, _ in pairs).items() if number > 1}

@@ -5,11 +5,11 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
-from harness.schema.case import Case, Stored, one_of
+from harness.schema.case import STORED, Case, Stored, one_of
 from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.reason import UPDATE, printable
 from harness.schema.record import STATUSES, RecordError, parsed
@@ -34,19 +34,17 @@ class ProfileError(RecordError):
 class Counters(Stored):
     """Hardware counters of a kernel: means over launches, percentages weighted by time.
 
-    A counter that was not measured is None.
+    A counter that was not measured is None. Counters that only earlier versions had are ignored.
     launches: number of counted launches. time_us: their mean time.
     dram_bytes, l2_bytes: bytes per launch that DRAM and the L2 cache transfer.
     operations: FLOPs per launch, by tensor cores and float32 instructions.
-    use: percent of peak throughput by unit (sm, l2, dram, tensor, and memory for the busiest memory unit).
-    occupancy, occupancy_limit: active warps in percent of an SM's warps, and the most that the launch allows.
-    blocks_per_sm: blocks that fit on an SM if only one resource (blocks, registers, shared, warps) limits them.
-    grid, block: blocks in the grid, and threads in a block. l1_hit, l2_hit: hit rates in percent.
-    memory: bytes per launch by memory level and direction, such as dram_read; TMA transfers bypass the L1.
-    stalls: share of a warp's time between two instructions, by stall reason; they sum to at most 1.
-    conflicts: share of shared-memory wavefronts that are bank conflicts.
+    use: percent of peak throughput by unit (sm, l2, dram, tensor).
+    occupancy: active warps in percent of an SM's warps. l2_hit: hit rate in percent.
+    stalls: share of a warp's time between two instructions, by stall reason; the shares sum to at most 1.
     l2_peak_gbs, fp32_peak_tflops: peaks at the clocks of the counted launches.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STORED | ConfigDict(extra="ignore")
 
     launches: Positive
     time_us: Amount
@@ -57,13 +55,6 @@ class Counters(Stored):
     occupancy: float | None = None
     l2_hit: float | None = None
     stalls: dict[str, float] = field(default_factory=dict)
-    conflicts: float | None = None
-    l1_hit: float | None = None
-    memory: dict[str, float] = field(default_factory=dict)
-    occupancy_limit: float | None = None
-    blocks_per_sm: dict[str, int] = field(default_factory=dict)
-    grid: int | None = None
-    block: int | None = None
     l2_peak_gbs: float | None = None
     fp32_peak_tflops: float | None = None
 

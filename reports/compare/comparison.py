@@ -35,7 +35,7 @@ class NotComparable(RecordError):
 class Difference:
     """A recorded property in which the two runs differ, such as the version of a package.
 
-    what: the property's name. a, b: its value in each run; None if the values depend on the case.
+    a, b: the property's value in each run; None if the values depend on the case.
     where: the labels of the systems and backends that differ; empty if all do.
     """
 
@@ -46,7 +46,6 @@ class Difference:
 
     @property
     def sentence(self) -> str:
-        """The difference in words, such as `torch 2.7 → 2.8`."""
         where = f" ({', '.join(self.where)})" if self.where else ""
         if self.a is None:
             return f"{self.what}, from case to case{where}"
@@ -58,7 +57,7 @@ class Row:
     """A case with a result in both runs, as one row of the comparison's table.
 
     name: the labels of system and backend. a_ms, b_ms: each run's latency, the median of its processes' medians.
-    result: the outcome with the ratio. notes: remarks on the measurement, such as throttling.
+    notes: remarks on the measurement, such as throttling.
     """
 
     key: str
@@ -81,8 +80,8 @@ class Row:
 class Missing:
     """A case without a result in at least one of the two runs.
 
-    name: the labels of its system and backend. reason: why the case has no result, in words.
-    lost: both runs requested the case, but only A has a result. gained: both requested the case, but only B has one.
+    name: the labels of its system and backend.
+    lost, gained: both runs requested the case, but only A (lost) or only B (gained) has a result.
     """
 
     label: str
@@ -118,10 +117,7 @@ class Comparison:
 
     @property
     def regressions(self) -> int:
-        """The number of cases that are slower by more than `fail_on`, or lost.
-
-        0 if every row compares two kinds of device.
-        """
+        """The number of cases slower by more than `fail_on`, or lost; 0 if `elsewhere`."""
         if self.elsewhere:
             return 0
         return sum(row.result.regressed for row in self.rows) + sum(each.lost for each in self.missing)
@@ -156,8 +152,7 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
 def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     """Return the comparison of two runs' cases.
 
-    fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
-    For runs that are not interleaved, the comparison's `fail_on` is at least `STORED_BAR`.
+    For runs that are not interleaved, `fail_on` is at least `STORED_BAR`.
     """
     both = [pair for key in a.cases if key in b.cases and (pair := Pair(a.cases[key], b.cases[key])).has_result]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
@@ -232,7 +227,6 @@ class Pair:
 
     @property
     def on_other_gpus(self) -> bool:
-        """Whether the two runs measured the case on different physical GPUs."""
         return self.a.facts.get(GPU_UNIT) != self.b.facts.get(GPU_UNIT)
 
     @property
@@ -242,15 +236,10 @@ class Pair:
 
     @property
     def is_sound(self) -> bool:
-        """Whether both measurements are reliable, and on one GPU if the case is host-bound."""
         return self.a.is_sound and self.b.is_sound and not self.on_other_hosts
 
 
 def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
-    """Return each pair's outcome from its interleaved rounds.
-
-    The outcome is "undecided" for fewer than two complete rounds, and names the difference for two kinds of device.
-    """
     enough = [len(pair.log_ratios) >= LEAST_ROUNDS and not pair.elsewhere for pair in pairs]
     results = iter(decide([pair.log_ratios for pair, has in zip(pairs, enough, strict=True) if has], fail_on))
     return [next(results) if has else _undecided(pair) for pair, has in zip(pairs, enough, strict=True)]
@@ -262,10 +251,6 @@ def _undecided(pair: Pair) -> CaseResult:
 
 
 def _stored_result(pair: Pair, fail_on: float) -> CaseResult:
-    """Return the outcome of a case in two stored runs.
-
-    fail_on: the slowdown (0.01: 1%) beyond which the case regressed.
-    """
     middle, half = _stored_ratio(pair)
     outcome = pair.elsewhere or _stored_outcome(pair, middle, half)
     regressed = outcome == "slower" and middle > math.log1p(fail_on)
@@ -294,7 +279,6 @@ def _stored_ratio(pair: Pair) -> tuple[float, float]:
 
 
 def _device_facts(side: CaseSide) -> dict[str, str]:
-    """Return GPU and driver, or CPU and cores, by name, joined by "and" for several machines."""
     names = dict.fromkeys(name for device in side.devices for name in device)
     return {
         name: " and ".join(dict.fromkeys(device.get(name) or "not recorded" for device in side.devices))
@@ -303,7 +287,6 @@ def _device_facts(side: CaseSide) -> dict[str, str]:
 
 
 def _differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
-    """Yield the differences of runs A and B: devices, commits, machines, packages, settings."""
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for pair in pairs:
         a, b = (_device_facts(side) | dict(side.facts) for side in (pair.a, pair.b))
@@ -327,10 +310,6 @@ def _where(names: Sequence[str], everywhere: set[str]) -> tuple[str, ...]:
 def _missing(
     of_a: Mapping[str, CaseSide], of_b: Mapping[str, CaseSide], unmeasured_a: Set[str], unmeasured_b: Set[str]
 ) -> Iterator[Missing]:
-    """Yield the cases that have no result in at least one run, each with the reason.
-
-    of_a, of_b: each run's cases by case key. unmeasured_a, unmeasured_b: the keys of planned cases without a record.
-    """
     for key in dict.fromkeys((*of_a, *of_b)):
         a, b = of_a.get(key), of_b.get(key)
         if a is None or b is None:

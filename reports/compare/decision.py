@@ -22,7 +22,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CaseResult:
-    """The outcome of a case, such as "slower" (`outcome`), and the ratio of B's time to A's.
+    """A case's outcome, such as "slower", and the ratio of B's time to A's.
 
     ratio: the geometric mean over the rounds; for two stored runs, the ratio of their medians.
     low, high: the ratio's 95% interval. regressed: significantly slower by more than the requested limit.
@@ -69,11 +69,7 @@ def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseR
 
 @dataclass(frozen=True)
 class _Estimates:
-    """Statistics of each case's log ratios, one array element per case.
-
-    deviation: the standard deviation after shrinkage. rounds: the number of rounds.
-    freedom: the degrees of freedom of the t tests.
-    """
+    """Statistics of the cases' log ratios, one array element per case."""
 
     mean: Numbers
     deviation: Numbers
@@ -82,18 +78,14 @@ class _Estimates:
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
-        """Estimate mean and variance per case; shrink variances towards the median variance.
-
-        The shrunk variance is s² = (w·median(s²) + (k-1)·s²) / (w + k - 1), where k is the number of rounds.
-        The weight w is the smaller of `PRIOR_ROUNDS` and the number of cases - 1. It is 0 for a case with a
-        significantly larger variance, such as a host-bound one.
-        """
+        """Estimate mean and variance per case; shrink variances towards the median variance."""
         rounds = np.array([len(case) for case in cases], float)
         values = np.full((len(cases), int(rounds.max())), np.nan)
         for row, case in zip(values, cases, strict=True):
             row[: len(case)] = case
         variance = np.nanvar(values, axis=1, ddof=1)
         shared, typical = min(PRIOR_ROUNDS, len(cases) - 1.0), np.median(variance)
+        # A significantly larger variance, such as that of a host-bound case, is not shrunk.
         apart = variance > typical * stats.f.isf(ALPHA, rounds - 1, max(shared, 1.0))
         prior = np.where(apart, 0.0, shared)
         freedom = prior + rounds - 1
@@ -101,25 +93,16 @@ class _Estimates:
         return cls(np.nanmean(values, axis=1), np.sqrt(shrunk), rounds, freedom)
 
     def p_values(self, bar: float, sign: int = 1) -> Numbers:
-        """Return each case's p-value for a slowdown above `bar`; sign -1: for a speed-up.
-
-        bar: the relative change in time per token (0.01: 1%).
-        A negative `bar` reverses the question: the p-value for a slowdown (speed-up) of less than -bar.
-        """
-        if bar < 0:
+        """Return each case's p-value for a slowdown above `bar`; sign -1: for a speed-up."""
+        if bar < 0:  # of a slowdown (speed-up) of less than -bar
             return self._tail(np.log1p(-bar) - sign * self.mean)
         return self._tail(sign * self.mean - np.log1p(bar))
 
     def discoveries(self, bar: float, sign: int = 1) -> NDArray[np.bool_]:
-        """Return for each case whether a slowdown beyond `bar` is significant.
-
-        bar: the relative change (0.01: 1%). sign: -1 tests for a speed-up instead.
-        The false discovery rate over all cases is `ALPHA`.
-        """
+        """Return whether each slowdown beyond `bar` is significant; sign -1: each speed-up."""
         return stats.false_discovery_control(self.p_values(bar, sign)) <= ALPHA
 
     def interval(self) -> tuple[Numbers, Numbers]:
-        """Return (low, high), the ends of the 95% interval of each case's mean log ratio."""
         half = stats.t.isf(0.025, self.freedom) * self.deviation / np.sqrt(self.rounds)
         return self.mean - half, self.mean + half
 

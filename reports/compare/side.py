@@ -43,15 +43,14 @@ class CaseSide:
     """One case as measured in one run, over all processes ("repeats" or "rounds") of the case.
 
     system: its name in the catalogue. name: the labels of system and backend. label: the case in words.
-    medians: the median in ms by repeat; {} without a result. why: the reason for that, else "".
+    medians: the median in ms by repeat; {} without a result, for which `why` gives the reason.
     tokens: the tokens per sample by repeat; an engine's number depends on how many sequences fit into memory.
-    below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite for an unknown end.
-    samples: the number of samples in all rounds. rounds: the planned rounds. timed: the rounds with samples.
+    below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
+    samples: the number in all rounds. rounds: the planned rounds. timed: the rounds with samples.
     others: the largest share of the CPU that other programs used if the CPU was contended; else 0.
     hot: the GPU was thermally throttled. changed: the case has one process, and its samples drifted.
     devices: GPU and driver, or CPU, of each machine; if the two runs differ in this, only a ratio is shown.
-    facts: other properties of the processes, such as package versions, by name.
-    host_bound: whether CPU work of an engine limits the speed.
+    facts: other properties of the processes, such as package versions. host_bound: CPU work limits an engine.
     """
 
     key: str
@@ -79,22 +78,18 @@ class CaseSide:
 
     @cached_property
     def ms(self) -> float:
-        """The latency in ms: the median of the processes' medians; NaN without a result."""
         return median(self.medians.values()) if self.medians else math.nan
 
     @property
     def half(self) -> float:
-        """The larger of `below` and `above`, used as half the width of the interval."""
         return max(self.below, self.above)
 
     @property
     def is_sound(self) -> bool:
-        """Whether the case has enough samples, without drift, heat or a contended CPU."""
         return self.samples >= FEWEST and not (self.others or self.hot or self.changed)
 
     @property
     def on_cpu(self) -> bool:
-        """Whether a machine without a GPU measured the case."""
         return any(device.get("GPU") == NO_GPU for device in self.devices)
 
     @cached_property
@@ -104,7 +99,6 @@ class CaseSide:
 
     @property
     def tokens_words(self) -> str:
-        """The distinct numbers of tokens per sample in words, such as `16` or `12 or 16`."""
         return " or ".join(map(str, sorted(set(self.tokens.values()))))
 
     @cached_property
@@ -151,7 +145,7 @@ class RunCases:
 def run_side(run: Run, records: Sequence[Record]) -> Side:
     """Return the run's name, commit, device and days in words.
 
-    Commit and device come from the records with samples or, if there are none, from the run's last request.
+    If no record has samples, commit and device come from the run's last request.
     """
     measured = timed(records)
     unfinished = _unfinished(run, records)
@@ -168,7 +162,6 @@ def run_side(run: Run, records: Sequence[Record]) -> Side:
 
 
 def _unfinished(run: Run, records: Sequence[Record]) -> str:
-    """Return how many cases or records of the run are missing, in words; "" for a finished run."""
     missing = len(run.missing(records))
     if missing:
         return f"unfinished: {counted(missing, 'case')} without a record"
@@ -177,7 +170,6 @@ def _unfinished(run: Run, records: Sequence[Record]) -> str:
 
 
 def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) -> CaseSide:
-    """Return one case of a run from its records, of `repeats` planned rounds."""
     case, measured = records[0].case, timed(records)
     name = printable(BETWEEN.join([catalogue.system_label(case.system), catalogue.backend_label(case.backend)]))
     medians = _medians(measured)
@@ -210,17 +202,12 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
 
 
 def _medians(measured: Iterable[Record]) -> dict[int, float]:
-    """Return the median in ms by repeat, without medians of 0 or infinity."""
     found = {record.repeat: median(record.samples_ms) for record in measured}
     return {repeat: middle for repeat, middle in found.items() if 0 < middle < math.inf}
 
 
 def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple[float, float]:
-    """Return `below` and `above` of `CaseSide` for a case.
-
-    With several processes: Student's t interval of their medians. With one: the interval of the median of its samples.
-    medians: the median time per token by repeat.
-    """
+    """Return `CaseSide.below` and `above`. medians: the median time per token by repeat."""
     if len(medians) > 1:
         from scipy import stats
 
@@ -244,7 +231,6 @@ def _devices(measured: Iterable[Record]) -> tuple[dict[str, str], ...]:
 
 
 def _device(record: Record) -> dict[str, str]:
-    """Return GPU and driver; for a CPU measurement, CPU model and number of cores."""
     gpu, cpu = _object(record, "gpu"), _object(record, "cpu")
     if record.environment.get("device_kind") == "cpu":
         return {"GPU": NO_GPU, "CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
@@ -252,10 +238,6 @@ def _device(record: Record) -> dict[str, str]:
 
 
 def _facts(measured: Iterable[Record]) -> dict[str, str]:
-    """Return commit, GPU unit, CPU, packages, variables and settings by name.
-
-    Values that differ between the records are joined by "and".
-    """
     own = [_facts_of(record) for record in measured]
     found = {name: {facts.get(name, "") for facts in own} for facts in own for name in facts}
     return {

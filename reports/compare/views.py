@@ -62,10 +62,6 @@ def _ratios(comparison: Comparison) -> str:
 
 
 def _beyond(rows: Sequence[Row]) -> str:
-    """Return a sentence counting the rows by system, phase and first note; "" for none.
-
-    rows: the rows whose difference is larger than `Comparison.near`.
-    """
     causes = [f"{row.name} {row.phase}{_cause(row)}" for row in rows]
     groups = Counter(causes).most_common()
     said = [f"{count} {cause}" for cause, count in groups[:NAMED_GROUPS]]
@@ -74,7 +70,7 @@ def _beyond(rows: Sequence[Row]) -> str:
 
 
 def _cause(row: Row) -> str:
-    """Return the row's first note in parentheses, up to the word `in` before the run; else ""."""
+    """Return the row's first note in parentheses, without ` in A` or ` in B`; else ""."""
     return f" ({row.notes[0].partition(' in ')[0]})" if row.notes else ""
 
 
@@ -120,10 +116,7 @@ def to_json(comparison: Comparison) -> str:
 
 
 def page(comparison: Comparison, profiles: str = "") -> str:
-    """Return a self-contained HTML page of the comparison.
-
-    profiles: HTML of `diff_of_runs`, appended to the page.
-    """
+    """Return a self-contained HTML page. profiles: HTML of `diff_of_runs` to append."""
     from reports.page.embedding import script_hash
     from reports.resources import environment, source
 
@@ -153,10 +146,7 @@ def script() -> str:
 
 
 def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
-    """Return the HTML of the comparison without head and script.
-
-    links: the addresses of the pages of A and B; "" for a run without a link.
-    """
+    """Return the comparison's HTML without head and script. links: pages of A and B, or ""."""
     from reports.resources import environment
 
     template = environment("reports.compare", tidy=True).get_template("body.html.j2")
@@ -175,7 +165,6 @@ def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
 
 
 def _opening(comparison: Comparison) -> list[str]:
-    """Return lines that describe runs A and B, and one line for each difference between them."""
     sides = [
         f"{letter}: {side.name}, commit {side.commit}, on {side.device}{f', {side.measured}' if side.measured else ''}"
         for letter, side in (("A", comparison.a), ("B", comparison.b))
@@ -185,7 +174,6 @@ def _opening(comparison: Comparison) -> list[str]:
 
 
 def _without(comparison: Comparison) -> list[str]:
-    """Return a line per reason why cases are not compared, with these cases' names."""
     reasons: dict[str, list[Missing]] = {}
     for each in comparison.missing:
         reasons.setdefault(each.reason, []).append(each)
@@ -193,7 +181,6 @@ def _without(comparison: Comparison) -> list[str]:
 
 
 def _named(cases: list[Missing]) -> str:
-    """Return the cases' labels in words, or counts if there are over `NAMED_CASES`."""
     if len(cases) <= NAMED_CASES:
         return ", ".join(case.label for case in cases)
     systems = Counter(case.name for case in cases)
@@ -201,7 +188,6 @@ def _named(cases: list[Missing]) -> str:
 
 
 def _closing(comparison: Comparison) -> list[str]:
-    """Return lines with the number of cases by outcome, and with an explanation of the outcomes."""
     lines = [] if comparison.elsewhere else [_counts(comparison) or "No case has a result in both."]
     if comparison.interleaved:
         lines.append(
@@ -233,6 +219,5 @@ def _cells(row: Row) -> list[str]:
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    """Return a row as one dict for JSON, with the fields of `CaseResult` next to its own."""
     values = asdict(row)
     return values | values.pop("result")

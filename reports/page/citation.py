@@ -21,8 +21,7 @@ def devices_of(table: pd.DataFrame) -> list[str]:
 def citation(title: str, table: pd.DataFrame, missing: int = 0, part: str = "") -> str:
     """Return a BibTeX entry for the run in `table`: project, version, commit, device and date.
 
-    missing: the number of planned cases without a record.
-    part: the notice of `part_of` that only some systems are shown, or "".
+    missing: the number of planned cases without a record. part: the notice of `part_of`, or "".
     """
     when = days(table["started_at"])
     commits = [short_commit(commit) for commit in table["commit"].unique() if commit]
@@ -47,5 +46,4 @@ def citation(title: str, table: pd.DataFrame, missing: int = 0, part: str = "") 
 
 
 def _escaped(text: str) -> str:
-    """Return the text on one line, with TeX's special characters escaped."""
     return "".join(_SPECIAL.get(sign, sign) for sign in " ".join(text.split()))

@@ -110,16 +110,12 @@ def samples(records: list[Record]) -> str:
 
 
 def profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, str]:
-    """Return {row number: anchor of its profile} for rows whose case has a profile.
-
-    profiled: the page's section on profiles; None if the run has no profiles.
-    """
+    """Return {row number: anchor of its profile} for rows whose case has a profile."""
     anchors = profiled.anchors if profiled else {}
     return {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
 
 
 def _label(name: str, catalogue: Catalogue) -> str:
-    """Return the label of a column, with the unit if the column is a metric that has one."""
     if name in LABELS:
         return LABELS[name]
     if any(metric.name == name for metric in catalogue.metrics):
@@ -128,15 +124,11 @@ def _label(name: str, catalogue: Catalogue) -> str:
 
 
 def _varied(table: pd.DataFrame) -> list[str]:
-    """Return the columns whose values differ between rows, and those of `_ALWAYS_SHOWN`."""
     return [name for name in table.columns if name in _ALWAYS_SHOWN or table[name].nunique(dropna=False) > 1]
 
 
 def _shown_columns(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return the columns that the table of results offers, in order.
-
-    First come case, outcome and latency, then rates and metrics, then settings, and last dates, devices and notes.
-    """
+    """Return the offered columns: case and outcome, metrics, settings, then dates and notes."""
     case = set(CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS) - {"reason"}
     causes = {*RATE_COLUMNS, *COMPUTED_COLUMNS, *(metric.name for metric in catalogue.metrics)}
 
@@ -147,10 +139,7 @@ def _shown_columns(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def constants(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, str]:
-    """Return {label of the column: value in words} for the values that all rows share.
-
-    Columns in `_ALWAYS_SHOWN` are left out.
-    """
+    """Return {label: value in words} of columns with one value, except `_ALWAYS_SHOWN`."""
     varied = _varied(table)
     values = {name: table[name].iloc[0] for name in table.columns if name not in varied and len(table)}
     words = {name: shown(value, catalogue.metric(name).scale) for name, value in values.items()}
@@ -160,7 +149,6 @@ def constants(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, str]:
 def _names(
     table: pd.DataFrame, catalogue: Catalogue, failures: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, str]]:
-    """Return {"system": {name: label}, ...} for names in the table or in `failures`."""
     labels: dict[str, Callable[[str], str | None]] = {
         "system": catalogue.system_label,
         "backend": catalogue.backend_label,
@@ -179,11 +167,7 @@ def _holds_numbers(column: pd.Series) -> bool:
 
 
 def _column(name: str, column: pd.Series) -> dict[str, Any]:
-    """Return a column as a dict for JSON.
-
-    A column of numbers has the list "numbers", to `DIGITS` significant digits. Any other column has its distinct
-    "values", and in "codes" each row's index into them.
-    """
+    """Return the column's "numbers", or its distinct "values" and each row's index in "codes"."""
     if _holds_numbers(column):
         return {"name": name, "numbers": [_number(value) for value in column.tolist()]}
     codes, found = pd.factorize(column, use_na_sentinel=False)
@@ -199,10 +183,7 @@ def _number(value: Any) -> float | int | None:
 
 
 def _word(value: Any) -> tuple[str, ...] | str | None:
-    """Return a cell of a column without numbers as text; None for an unknown value.
-
-    The names of a case's suites stay a tuple, because the page's filter matches each name.
-    """
+    """Return a cell as text; suites stay a tuple, because the page's filter matches each name."""
     if isinstance(value, tuple):
         return value
     value = plain(value)

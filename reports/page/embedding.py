@@ -29,8 +29,7 @@ def embedded_json(value: Any) -> Markup:
 def packed(text: str) -> Markup:
     """Return the text compressed and in base 85, which `load.js` unpacks.
 
-    Base 85 adds a quarter to the size.
-    The characters <, > and & have a meaning in HTML, so comma, full stop and colon replace them.
+    Comma, full stop and colon replace <, > and &, which have a meaning in HTML.
     """
     data = base64.b85encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
     return Markup(data.translate(str.maketrans("<>&", ",.:")))
@@ -45,13 +44,11 @@ def script_hash(script: str) -> str:
 def plotly_source() -> str:
     """Return the source of plotly.js that draws scatter plots only.
 
-    The code of other chart types stays in the source but is not registered: registration took most of the CPU time
-    before the first figure.
+    Other chart types are not registered: that took most of the CPU time before the first figure.
     """
     return _OTHER_CHARTS.sub("", get_plotlyjs().replace("\r\n", "\n"))
 
 
 @cache
 def packed_plotly() -> Markup:
-    """Return the result of `plotly_source`, compressed by `packed`; later calls reuse it."""
     return packed(plotly_source())

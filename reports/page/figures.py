@@ -63,7 +63,6 @@ def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
 
 
 def _numbered(drawn: list[Figure]) -> list[Figure]:
-    """Return the figures with unique ids, a number appended to repeated ones."""
     seen: dict[str, int] = {}
     for number, figure in enumerate(drawn):
         seen[figure.id] = seen.get(figure.id, 0) + 1
@@ -78,10 +77,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with missing devices and commits of failed cases filled in.
-
-    Each column is filled in only if the run has a single value in the column.
-    """
+    """Fill in missing devices and commits of failed cases, if the run has a single one."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -92,11 +88,7 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
-    """Yield (suite, figure entry, rows) for each figure of the catalogue that has rows.
-
-    A phase of a suite for which the catalogue has no figure gets a default figure. Rows in no suite have the suite "".
-    A suite with a question but without figures yields nothing, because a table answers its question.
-    """
+    """Yield (suite, figure entry, rows); a phase without an entry gets a default figure."""
     for suite in catalogue.suites:
         rows = table[[suite.name in names for names in table["suites"]]]
         phases = dict.fromkeys(rows["phase"])
@@ -104,7 +96,7 @@ def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, Fig
             if entry.phase in phases:
                 yield suite.name, entry, rows[rows["phase"] == entry.phase]
         drawn = {entry.phase for entry in suite.figures}
-        if suite.figures or not suite.question:
+        if suite.figures or not suite.question:  # a table answers a question without figures
             yield from _default_plans(suite.name, rows, [phase for phase in phases if phase not in drawn], catalogue)
     others = table[[not names for names in table["suites"]]]
     yield from _default_plans("", others, dict.fromkeys(others["phase"]), catalogue)
@@ -122,7 +114,6 @@ def _default_plans(
 
 
 def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> Iterator[Figure]:
-    """Yield the figures of a catalogue entry, one per combination of `entry.split` values."""
     if entry.x not in rows or entry.y not in rows:
         return
     rows = rows[pd.to_numeric(rows[entry.x], errors="coerce").notna()].sort_values(entry.x, kind="stable")
@@ -145,10 +136,6 @@ class _Panel:
     suite: str
 
     def figures(self) -> Iterator[Figure]:
-        """Yield the figure, then a figure of the ratios of primal to dual form.
-
-        The second appears only if the catalogue entry requests it and both forms were measured.
-        """
         entry, rows, catalogue = self.panel.entry, self.panel.rows, self.panel.looks.catalogue
         lines = self.panel.lines()
         parts = [str(value) for name in entry.split if name in rows and pd.notna(value := rows[name].iloc[0])]
@@ -186,7 +173,6 @@ class _Panel:
             )
 
     def _caption(self) -> str:
-        """Return the settings that all lines of the figure share, in words."""
         rows = self.panel.rows
         columns = ["device", "batch", "context", "size", "dtype", "l2", *option_columns(rows)]
         omitted = {
@@ -201,7 +187,6 @@ class _Panel:
         return ", ".join(filter(None, (self._common(name) for name in columns if name not in omitted)))
 
     def _common(self, column: str) -> str:
-        """Return the value of a column in words; "" if the column has several values or none."""
         values = self.panel.rows[column].dropna().unique()
         return self.panel.looks.words(column, values[0], self.panel.entry.phase) if len(values) == 1 else ""
 
@@ -209,7 +194,6 @@ class _Panel:
         return [f"{text[:1].upper()}{text[1:]}." for text in self._details(lines) if text]
 
     def _details(self, lines: list[Line]) -> Iterator[str]:
-        """Yield remarks on how the points were measured, for the lines shown at first."""
         points = [point for line in self._at_first(lines) for point in _points(line)]
         rows = self.panel.rows.loc[sorted({row for point in points for row in point})]
         measured = rows[(rows["status"] == "ok") & (rows["samples"] > 0)]
@@ -230,19 +214,13 @@ class _Panel:
             yield f"the GPU was power-capped or thermally throttled at {share_of(slowed, len(complete), 'point')}"
 
     def _at_first(self, lines: list[Line]) -> list[Line]:
-        """Return the lines that the figure shows before a reader selects others.
-
-        These are the primary lines with a result, or else all lines.
-        """
+        """Return the lines shown at first: primary lines with a result, or else all lines."""
         rows, y = self.panel.rows, self.panel.entry.y
         found = {*rows.index[(rows["status"] == "ok") & rows[y].notna()]}
         return [line for line in lines if line.primary and not found.isdisjoint(line.rows)] or lines
 
     def _states(self) -> str:
-        """Return the systems by state precision in words; "" if the figure has only one precision.
-
-        A system with several precisions is left out, as the names of its lines show them.
-        """
+        """Return the systems by state precision; "" if the figure has only one precision."""
         rows = self.panel.rows[self.panel.rows["state_dtype"] != ""]
         own = rows.groupby("system", sort=False)["state_dtype"].unique()
         systems: dict[str, list[str]] = {}
@@ -268,10 +246,6 @@ def _either(found: list[str]) -> str:
 
 
 def _spans_wide(rows: pd.DataFrame, lines: list[Line], y: str) -> bool:
-    """Return whether the primary lines span a range of more than a factor of `WIDE_RANGE`.
-
-    On a linear axis, the lowest lines of such a figure would merge.
-    """
     values = rows.loc[[row for line in lines if line.primary for row in line.rows], y].dropna()
     return len(values) > 0 and bool(values.max() > WIDE_RANGE * values.min())
 
@@ -296,7 +270,6 @@ def _x_title(entry: FigureEntry, catalogue: Catalogue) -> str:
 
 
 def _widest_axis(rows: pd.DataFrame) -> str:
-    """Return the axis with the most distinct values, as x of a figure without an entry."""
     axes = ["context", "batch", *(name for name in option_columns(rows) if pd.api.types.is_numeric_dtype(rows[name]))]
     return max(axes, key=lambda axis: rows[axis].nunique())
 
@@ -307,11 +280,7 @@ def own_ends(y: str) -> tuple[str, str]:
 
 
 def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
-    """Return words on a figure's points and error bars.
-
-    y: the column of the metric.
-    measured: the rows of the figure with samples. are_ratios: whether each point divides two medians.
-    """
+    """Return words on points and error bars. are_ratios: each point divides two medians."""
     samples, processes = measured["samples"], measured["processes"]
     repeated, is_speed = processes.max() > 1, y in LATENCIES + RATES
     words = f"{'ratios of ' if are_ratios else ''}medians of {ends(samples)} samples"

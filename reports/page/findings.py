@@ -24,10 +24,7 @@ _MOST_LETTERS = 110  # a longer ranking becomes one count: at how many x the mos
 
 
 def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> list[str]:
-    """Return sentences on the whole run that no `finding` of a figure has.
-
-    They state which claims of the paper hold, what ran out of memory, and which backends are missing.
-    """
+    """Return sentences on the paper's claims, on lines out of memory and on missing backends."""
     answering = [figure for figure in figures if figure.headline] or figures[:2]
     views = [View(table, catalogue, figure) for figure in answering]
     claims = chain.from_iterable((_checked(view, claim) for claim in view.figure.claims) for view in views)
@@ -85,10 +82,7 @@ def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogu
 
 
 def contended(table: pd.DataFrame) -> str:
-    """Return the notice on CPU cases during which other programs used the CPU; "" for none.
-
-    Such cases are not ranked: they count as indistinguishable from all others.
-    """
+    """Return the notice on CPU cases during which other programs used the CPU; "" for none."""
     measured = table[(table["status"] == "ok") & (table["device_id"] == "")]
     count = sum(LOADED in marks_in(cell) for cell in measured[MARKS]) if MARKS in measured else 0
     return (
@@ -99,10 +93,7 @@ def contended(table: pd.DataFrame) -> str:
 
 
 def _parts(view: View) -> str:
-    """Describe the x at which the total time of the parts of a computation is least.
-
-    "" if no x has a result of every part.
-    """
+    """Describe the x with the least total time of all parts; "" if no x has every part."""
     parts = [{point.x: point.value for point in view.points(line)} for line in view.compared]
     totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
     if not totals:
@@ -115,10 +106,7 @@ def _parts(view: View) -> str:
 
 
 def _winners(view: View) -> str:
-    """Describe the best lines at each x, and the lead at the largest x with one best line.
-
-    "" if no x has results of two compared lines.
-    """
+    """Describe the best lines at each x; "" if no x has results of two compared lines."""
     found = standings(view)
     if not found:
         return ""
@@ -149,10 +137,7 @@ def _who(standing: Standing, view: View) -> str:
 
 
 def _span_words(who: str, xs: list[float], view: View) -> str:
-    """Return `who` and the values of x, as in `at every batch`, `up to 8k` or `from 2k`.
-
-    xs: the values of x at which `who` holds. The words depend on all values that were measured (`view.tried`).
-    """
+    """Return `who` and the xs in words, as in `at every batch`, `up to 8k` or `from 2k`."""
     tried = view.tried
     if xs == tried:
         return f"{who} at every {view.axis}" if len(xs) > 1 else who
@@ -164,10 +149,7 @@ def _span_words(who: str, xs: list[float], view: View) -> str:
 
 
 def _lead(last: Standing, view: View) -> str:
-    """Return the lead of the best line over the next one in words, with the x at which it holds.
-
-    last: the ranking at the largest x that has a single best line.
-    """
+    """Return the best line's lead in words. last: the largest x with a single best line."""
     (best, _), (after, next_who) = last.ranks[:2]
     at = format_x(last.x) if len(view.tried) > 1 else view.at(format_x(last.x))
     if not view.is_speed:
@@ -177,10 +159,6 @@ def _lead(last: Standing, view: View) -> str:
 
 
 def _best(view: View) -> str:
-    """Return words on the line with the highest value and its lead over the next line.
-
-    "" for fewer than two lines.
-    """
     found = best_standing(view)
     if not found:
         return ""
@@ -199,10 +177,7 @@ def flags(rows: pd.DataFrame) -> list[str]:
 
 
 def _checked(view: View, claim: PaperClaim) -> str:
-    """Return a sentence on whether and at which x a claim of the paper holds.
-
-    "" if no x has results of both systems of the claim.
-    """
+    """Return a sentence on a claim; "" if no x has results of both its systems."""
     own, other = view.of_system(claim.system), view.of_system(claim.other)
     due = [x for x in view.tried if x >= claim.at_least]
     common = [x for x in due if x in own and x in other]
@@ -222,7 +197,6 @@ def _checked(view: View, claim: PaperClaim) -> str:
 
 
 def _out_of_memory(views: Iterable[View]) -> str:
-    """Return a sentence on ranked lines out of memory, with each one's least x, or ""."""
     found: dict[str, list[str]] = {}
     for view in views:
         labels = view.labels(view.ranked)
@@ -237,10 +211,7 @@ def _out_of_memory(views: Iterable[View]) -> str:
 
 
 def _among(xs: Sequence[float], tried: Sequence[float]) -> str:
-    """Return the values `xs` in words: a range if they are consecutive in `tried`, else a list.
-
-    tried: all values of x that the claim is about, in order.
-    """
+    """Return `xs` in words: a range if they are consecutive in `tried`, else a list."""
     words = [format_x(x) for x in xs]
     return span(words[0], words[-1]) if _are_neighbours(xs, tried) else listed(words)
 

@@ -141,8 +141,7 @@ def _template() -> Template:
 def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:
     """Return groups of cases without a result that share status, reason and other facts.
 
-    Each dict has the first five, the number of `cases`, and `which`: phase, batches and contexts in words.
-    missing: the planned cases without a record.
+    Each dict has these facts, the number of `cases`, and `which`: phase, batches and contexts in words.
     """
     keys, axes = ["status", "system", "backend", "suites", "reason"], ["phase", "l2", "batch", "context"]
     suites = suites_of_cases(catalogue)
@@ -166,19 +165,12 @@ def _which(rows: pd.DataFrame) -> str:
 
 
 def _filters(table: pd.DataFrame) -> dict[str, list[str]]:
-    """Return for each column with a filter on the page the values that a reader can choose.
-
-    A case in several suites matches each of them.
-    """
     suites = sorted({suite for names in table["suites"] for suite in names})
     return {"suites": suites} | {name: sorted(table[name].unique()) for name in ("system", "status")}
 
 
 def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]:
-    """Return (suite, [(number of the figure, figure), ...]) for each suite.
-
-    The figures of `a-forward` and `a-generate` are grouped as those of the suite `a`.
-    """
+    """Group (number, figure) by suite; those of `a-forward` and `a-generate` are in `a`."""
     suites: dict[str, list[tuple[int, Figure]]] = {}
     for number, figure in enumerate(drawn):
         suite = figure.suite.removesuffix("-forward").removesuffix("-generate")
@@ -189,10 +181,7 @@ def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]
 def _facts(
     table: pd.DataFrame, counts: Counter[str], timed: bool, versions: dict[str, str]
 ) -> list[tuple[str, str, str]]:
-    """Return the facts below the page's title as (name, value, note).
-
-    counts: the number of cases by status. timed: whether the run measured time. versions: see `Machines`.
-    """
+    """Return the facts below the page's title as (name, value, note)."""
     units = table["device_id"].replace("", None).nunique()
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())
     commits = [short_commit(commit) for commit in table["commit"].unique() if commit]

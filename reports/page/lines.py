@@ -74,7 +74,6 @@ def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
 
 
 def _unused(looks: Iterable[Look]) -> tuple[list[int], list[str]]:
-    """Return (tones, markers) that none of `looks` uses."""
     taken = [(look.tone, look.marker) for look in looks]
     tones, markers = {tone for tone, _ in taken}, {marker for _, marker in taken}
     return [each for each in range(TONES) if each not in tones], [each for each in MARKERS if each not in markers]
@@ -94,10 +93,7 @@ class Looks:
         self.pairs = self._pair_looks(table)
 
     def _pair_looks(self, table: pd.DataFrame) -> dict[tuple[str, str], Look]:
-        """Return each (system, backend)'s look: the system's tone and marker, the backend's dash.
-
-        If two backends of a system share a dash in a phase, the second gets hollow markers or else another dash.
-        """
+        """Return the looks by (system, backend), which differ within a system and phase."""
         dashes = {entry.name: entry.dash for entry in self.catalogue.backends}
         phases = table.groupby(["system", "backend"])["phase"].agg(set).to_dict()
         found: dict[tuple[str, str], Look] = {}
@@ -111,10 +107,7 @@ class Looks:
         return found
 
     def of_one_system(self, system: str) -> Iterator[Look]:
-        """Yield an endless series of looks for the lines of a figure that shows only `system`.
-
-        The first is the system's own look. Later ones vary tone and marker, without those of the page's other systems.
-        """
+        """Yield endless looks for a figure that shows only `system`; the first is its own."""
         own = self.systems[system]
         tones, markers = _unused(look for name, look in self.systems.items() if name in self.drawn)
         tones = [own.tone, *(tone for tone in tones if tone != own.tone)]
@@ -124,11 +117,7 @@ class Looks:
             yield Look(tones[number % len(tones)], markers[(number + number // turn) % len(markers)])
 
     def words(self, column: str, value: Any, phase: str = "") -> str:
-        """Return a value in the words of legends and captions; "" for most missing values.
-
-        A missing device has words.
-        phase: the figure's phase, which changes the words for the timing method.
-        """
+        """Return a value as legends and captions show it; "" if missing, except for a device."""
         if value is None or pd.isna(value) or value == "":
             return "device not recorded" if column == "device" else ""
         if column == "system":
@@ -155,8 +144,7 @@ class FigurePanel:
     def identity(self) -> list[str]:
         """Return the columns whose values decide which rows form one line.
 
-        `device_id` and `timing` are included only if a line would otherwise have two points at one x. A resumed run,
-        for example, may use several GPUs of one model.
+        `device_id` and `timing` are included only if a line would otherwise have two points at one x.
         """
         case = ("system", "backend", "size", "batch", "context", *SETTING_COLUMNS, *option_columns(self.rows))
         x = self.entry.along or self.entry.x
@@ -186,15 +174,11 @@ class FigurePanel:
 
     @cached_property
     def _look_column(self) -> str:
-        """The column for color and marker: "system", unless the figure shows one system only.
-
-        For a single system: "state_dtype" if it has several values, else "backend" if it has several, else "system".
-        """
+        """The column for color and marker: "system", or what differs in a figure of one system."""
         differing = (name for name in ("state_dtype", "backend") if self.rows[name].nunique() > 1)
         return next(differing, "system") if "system" in self.entry.split else "system"
 
     def _own_looks(self) -> dict[str, Look]:
-        """Return the look of each value of `_look_column`; {} if that is "system"."""
         column = self._look_column
         if column == "system":
             return {}
@@ -218,11 +202,7 @@ class FigurePanel:
         )
 
     def _telling(self, columns: list[str]) -> dict[str, set[str]]:
-        """Return {column: the systems whose line names show the column's value}.
-
-        A column with several values in the figure appears in the names of all lines. State precision and options appear
-        only for systems with several values.
-        """
+        """Return {column: the systems whose line names show the column's value}."""
         rows, own = self.rows, {"state_dtype", *option_columns(self.rows)}
         systems, found = set(rows["system"]), {}
         for column in columns:
@@ -234,19 +214,14 @@ class FigurePanel:
         return found
 
     def _filled(self, name: str) -> pd.Series:
-        """Return the column of an option; rows whose case does not set the option get its default."""
         column, default = self.rows[name].astype(object), self.looks.catalogue.axis(name).default
         return column if default is None else column.where(column.notna(), default)
 
     def _rank(self, key: tuple[Any, ...]) -> tuple:
-        """Return a sort key for lines: system, backend, other columns, numbers before words."""
         return self.looks.order[key[0]], self.looks.backends[key[1]], [sortable(value) for value in key[2:]]
 
     def bounds(self) -> list[Line]:
-        """Return the roofline lower bounds as lines, one per system, size, form and options.
-
-        Several state precisions share one line: that of the precision with the most values of x.
-        """
+        """Return the roofline lower bounds as lines, one per system, size, form and options."""
         rows = self.rows
         if BOUND not in rows or rows[BOUND].isna().all():
             return []
@@ -259,6 +234,7 @@ class FigurePanel:
             values = dict(zip(columns, key, strict=True))
             work = tuple(value for name, value in values.items() if name != "state_dtype")
             once = list(dict(zip(rows.loc[numbers, self.entry.x], numbers, strict=True)).values())
+            # State precisions share the line of the one with the most values of x.
             if len(once) > len(found.get(work, ({}, []))[1]):
                 found[work] = values, once
         telling = [name for name in columns if name != "system" and known[name].nunique() > 1]
@@ -266,7 +242,6 @@ class FigurePanel:
         return [self._bound(*bound, telling, dash) for bound, dash in zip(ordered, cycle(_BOUND_DASHES))]
 
     def _with_defaults(self) -> pd.DataFrame:
-        """Return the rows with a column "form" and with defaults for unset options."""
         filled = {name: self._filled(name) for name in option_columns(self.rows)}
         forms = forms_of(self.rows)
         filled["form"] = forms.astype(object).where(forms.notna(), filled["form"]) if "form" in filled else forms
@@ -306,13 +281,11 @@ class FigurePanel:
         return lines
 
     def _shared_label(self, backends: Iterable[str]) -> str:
-        """Return the words that all labels of these backends share at the same position."""
         labels = [self.looks.catalogue.backend_label(backend).split() for backend in backends]
         return " ".join(words[0] for words in zip(*labels, strict=False) if len(set(words)) == 1)
 
 
 def _grouped(rows: pd.DataFrame, columns: list[str]) -> dict[tuple[Any, ...], list[int]]:
-    """Return {values in `columns`: row numbers}; a missing value is None in the key."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     keys = rows[columns].astype(object).where(rows[columns].notna(), None)
     for number, key in zip(rows.index, keys.itertuples(index=False, name=None), strict=True):
@@ -330,7 +303,6 @@ def _free(look: Look, taken: set[tuple[str, bool]]) -> Look:
 
 
 def _set_apart(line: Line, others: Sequence[Line]) -> Line:
-    """Return the line with a dash and fill unlike lines of the same tone and marker."""
     taken = {(other.dash, other.hollow) for other in others if (other.tone, other.marker) == (line.tone, line.marker)}
     look = _free(Look(line.tone, line.marker, line.dash, line.hollow), taken)
     return replace(line, dash=look.dash, hollow=look.hollow)

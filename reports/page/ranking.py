@@ -50,11 +50,7 @@ class Point:
         return max(self.value, other.value) <= (1 + share) * min(self.value, other.value)
 
     def hides(self, other: "Point") -> bool:
-        """Return whether the measurements leave open which of the two points is better.
-
-        They do if the intervals overlap although the values differ by more than `LEVEL`. A flag on either point also
-        does, unless the values differ by more than `doubt` and the intervals do not overlap.
-        """
+        """Return whether the measurements leave open which of the two points is better."""
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
             return overlap or self.is_level(other, doubt)
@@ -110,8 +106,7 @@ class View:
     def alike(self) -> list[Line]:
         """The largest set of ranked lines that agree in all settings except system and backend.
 
-        Size counts only lines with a result. Among equal sets, the one with more options at their defaults wins, then
-        the last. A line without a setting agrees with every value of that setting.
+        Among equal sets, the one with more options at their defaults wins, then the last.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []
@@ -126,7 +121,6 @@ class View:
 
     @cached_property
     def compared(self) -> list[Line]:
-        """The lines of `alike` that have a result."""
         return self._measured(self.alike)
 
     def _measured(self, lines: Iterable[Line]) -> list[Line]:
@@ -134,11 +128,7 @@ class View:
 
     @cached_property
     def _apart(self) -> list[str]:
-        """The columns in which lines must agree to be compared.
-
-        They are the settings of a case that have several values. In a figure of several systems, they are also the
-        options that have several values within one system and backend.
-        """
+        """The columns in which lines must agree to be compared."""
         rows = self.rows(self.ranked)
         found = [name for name in _CASE_SETTINGS if rows[name].nunique() > 1]
         if rows["system"].nunique() > 1:
@@ -165,8 +155,7 @@ class View:
     def labels(self, lines: Sequence[Line], omitted: Collection[str] = ()) -> dict[str, str]:
         """Return {name of the line: its shortest label that is unique among `lines`}.
 
-        Tried in this order: short name, name without the parts that all lines share, whole name.
-        omitted: further parts to leave out of the second of these, because the page's sentence states them already.
+        omitted: parts of names to leave out, because the page's sentence states them already.
         """
         names = [line.name.split(BETWEEN) for line in lines]
         shared = set(names[0]).intersection(*names[1:]) if len(names) > 1 else set()
@@ -210,10 +199,7 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the largest x that a line reached, from measured, failed and skipped cases.
-
-        A case is skipped if a smaller one did not fit or took too long. If x is itself a result, the reach is infinite.
-        """
+        """Return the largest x of a line's cases, measured or failed; infinite if x is a result."""
         if self.figure.along:  # x is a result, so no line stops at one
             return math.inf
         rows = self.rows([line])
@@ -224,10 +210,7 @@ class View:
         return {point.x: point for line in self.compared if line.system == system for point in self.points(line)}
 
     def standing(self, x: float, ranks: Sequence[tuple[Point, str]]) -> Standing:
-        """Return the ranking at `x` of (point, label of its line) pairs.
-
-        Lines that are level with the best, or that the measurements cannot tell from it, share the first rank.
-        """
+        """Return the ranking at `x` of (point, label of its line) pairs."""
         ordered = sorted(ranks, key=lambda rank: rank[0].value if self.lower_is_better else -rank[0].value)
         best = ordered[0][0]
         level = tuple(label for point, label in ranks if best.is_level(point) or best.hides(point))
@@ -235,15 +218,11 @@ class View:
         return Standing(x, ordered, level, "indistinguishable" if is_hidden else f"equal within {LEVEL:.0%}")
 
     def rows(self, lines: Iterable[Line]) -> pd.DataFrame:
-        """Return the rows of the table that belong to these lines."""
         return self.table.loc[[row for line in lines for row in line.rows]]
 
 
 def standings(view: View) -> list[Standing]:
-    """Return the ranking at each x with results of two compared lines, in order of x.
-
-    [] if for the figure's metric neither high nor low values are better.
-    """
+    """Return the ranking at each x with results of two compared lines, in order of x."""
     at: dict[float, list[tuple[Point, str]]] = {}
     labels = view.labels(view.alike, view.held)
     for line in view.compared if view.metric.better else ():
@@ -267,8 +246,7 @@ def best_standing(view: View) -> Standing | None:
 def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
     """Return a point's error bar (low, high) as multiples of its value; (1, 1) if unknown.
 
-    cells: a row of the table. y: the metric's column.
-    Latencies use the interval of the latency; so do rates that have no interval of their own.
+    cells: a row of the table. Rates without an interval of their own use that of the latency.
     """
     low, high = (cells.get(name, math.nan) for name in own_ends(y))
     if y not in LATENCIES and pd.notna(low) and pd.notna(high):

@@ -30,10 +30,7 @@ def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ())
 
 
 def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] = ()) -> list[Profile]:
-    """Return the profiles with the `common_ceilings` of their devices in the field `ceilings`.
-
-    A profile without a recorded device gets its own peaks (`reached`).
-    """
+    """Return the profiles with the `common_ceilings` of their devices as `ceilings`."""
     highest = common_ceilings(records, profiles)
 
     def of(profile: Profile) -> dict[str, float | None]:

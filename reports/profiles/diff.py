@@ -44,12 +44,10 @@ class Diff:
 
     @property
     def parts(self) -> list[TimeDiff]:
-        """The times of each part in both profiles, the largest difference first."""
         return _rows(*map(_part_ms, (self.a, self.b)))
 
     @property
     def kernels(self) -> list[TimeDiff]:
-        """Each kernel's times in both profiles, by short name, the largest difference first."""
         return _rows(*map(_kernel_ms, (self.a, self.b)))
 
     @property
@@ -67,10 +65,7 @@ class Diff:
 
     @property
     def sentence(self) -> str:
-        """The difference in time from `a` to `b`, the parts that cause it, and a bottleneck.
-
-        The bottleneck is that of the part that grew most; it appears only if `b` is slower by more than `AGREES`.
-        """
+        """The difference in time from `a` to `b`, the parts that cause it, and a bottleneck."""
         ms = self.b.unit_ms - self.a.unit_ms
         rows = self.parts
         whole = sum(abs(row.ms) for row in rows)
@@ -82,12 +77,7 @@ class Diff:
         return f"{head}{f': {said}' if said else ''}.{why and f' {why}'}"
 
     def _bottleneck(self, rows: list[TimeDiff]) -> str:
-        """Return a sentence on the bottleneck of the part that grew most.
-
-        rows: the times of all parts.
-        The sentence is on the kernel that grew most in that part, or on the cause of idle time if that grew most.
-        "" if the kernel has no counters.
-        """
+        """Return a sentence on the kernel that grew most in the part that grew most, or ""."""
         longer = max(rows, key=lambda row: row.ms)
         if longer.name == GAPS:
             return f"Idle time is {cause(self.b)}."
@@ -122,10 +112,7 @@ def _signed(ms: float) -> str:
 
 
 def diff_of_runs(a: Run, b: Run, names: tuple[str, str]) -> Markup:
-    """Return HTML that compares the runs' common profiles, the largest ratio first.
-
-    names: the titles of the two runs. Empty if the runs share no profiled case.
-    """
+    """Return HTML that compares the profiles of cases in both runs, or "". names: the titles."""
     profiles = (with_common_ceilings([*run.profiles().values()], run.records()) for run in (a, b))
     before, after = ({each.case.key: each for each in side if each.region_us} for side in profiles)
     pairs = [Diff(each, after[key], *names) for key, each in before.items() if key in after]

@@ -14,7 +14,6 @@ def drawing(profile: Profile) -> dict[str, Any]:
     """Return the values that `section.js` draws; parts are indices in `LABELS`.
 
     kernels: the part of each kernel that has a row in the page's table.
-    timeline: of `timeline`, or None if the profiler did not report each launch.
     """
     by_name = kernel_parts(profile)
     return {
@@ -90,10 +89,7 @@ def unplaced(region: Region) -> float:
 
 
 def _placed(region: Region) -> Iterator[tuple[int, Kernel, float, float]]:
-    """Yield (row, kernel, FLOPs per byte, TFLOP/s) for kernels with a point in the roofline.
-
-    They have a row in the page's table and counts above 0, as the axes are logarithmic.
-    """
+    """Yield (row, kernel, FLOPs per byte, TFLOP/s) above 0, as the axes are logarithmic."""
     for place, kernel in enumerate(region.kernels[:NAMED]):
         _, tflops, intensity = rates(kernel)
         if tflops and intensity:

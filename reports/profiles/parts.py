@@ -75,7 +75,6 @@ class ProfilePart:
 
     @property
     def label(self) -> str:
-        """The part's name in words, such as `TTT kernel`."""
         return LABELS[self.name] + (", with the head" if self.with_head else "")
 
 
@@ -86,9 +85,8 @@ def within_sentence(part: str) -> str:
 
 
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
-    """Return the part that a kernel belongs to.
+    """Return the part of a kernel. path: the ranges around its launch.
 
-    name: the kernel's name. path: the ranges around its launch.
     has_layers: whether ranges mark the layers; then a GEMM in ranges that are outside all layers is the head's.
     """
     if OPERATOR in path:
@@ -129,10 +127,7 @@ def parts(region: Region) -> list[ProfilePart]:
 
 
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
-    """Return the least work of one unit by part. present: the parts with kernels.
-
-    If no kernel belongs to the head, the head's work is added to that of the GEMMs.
-    """
+    """Return the least work of one unit by part. If no kernel is the head's, GEMMs include it."""
     work = dict(region.work)
     if HEAD in work and HEAD not in present and PRODUCTS in work:
         work[PRODUCTS] += work.pop(HEAD)
@@ -145,10 +140,7 @@ def _model_lower_bound_us(work: Work | None, region: Region) -> float | None:
 
 
 def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
-    """Return the lower bound of all launches of a kernel together in µs; None if unknown.
-
-    It is the longer of two times: the kernel's bytes at copy bandwidth, and its FLOPs at the peak rate.
-    """
+    """Return the lower bound of all launches of a kernel together in µs; None if unknown."""
     each = lower_bound_ms(kernel.operations, kernel.dram_bytes, ceilings_of(kernel, region))
     return None if each is None else 1e3 * each * kernel.launches
 
@@ -160,10 +152,7 @@ def is_fp32(kernel: Kernel) -> bool:
 
 
 def ceilings_of(kernel: Kernel, region: Region) -> dict[str, float | None]:
-    """Return the measured peaks for a kernel of the region, by name such as `copy_gbs`.
-
-    They are those of the region, except that the FP32 peak replaces the GEMM rate if `is_fp32`.
-    """
+    """Return the region's measured peaks, with the FP32 peak as the GEMM rate if `is_fp32`."""
     if kernel.counters is None or not is_fp32(kernel):
         return region.ceilings
     return {**region.ceilings, "product_tflops": kernel.counters.fp32_peak_tflops}
@@ -186,8 +175,6 @@ def launch_parts(region: Region) -> list[str]:
 
 
 class _PartFinder:
-    """A callable from a kernel's name and the path of its launch to the kernel's part."""
-
     def __init__(self, region: Region) -> None:
         self._only = next(iter(region.work)) if len(region.work) == 1 else ""  # the whole region is one part
         self._has_layers = _outside_is_head([each.path for each in region.ranges])
@@ -197,11 +184,7 @@ class _PartFinder:
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Whether a GEMM in a range outside all layers is the LM head's.
-
-    paths: of all ranges of the region.
-    False if no range is a layer's, as in a replayed CUDA graph, or if a range outside the layers does not enclose one.
-    """
+    """Whether a GEMM outside all layers is the LM head's; a CUDA graph has no layers."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)

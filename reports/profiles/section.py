@@ -55,9 +55,9 @@ class BarPiece:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kernel in the page's table.
+    """A kernel in the page's table, with a text for each of `COLUMNS` in `cells`.
 
-    name, full_name: its short and full name. part: the label of its part. cells: a text for each of `COLUMNS`.
+    part: the label of its part.
     bound: the bottleneck in words. waits: what its warps wait for most. Both are "" without hardware counters.
     """
 
@@ -73,9 +73,8 @@ class KernelRow:
 class ShownProfile:
     """A profiled case as the page shows it.
 
-    pieces: the bar's pieces, one for each part. agreement: how well profiled and recorded time agree, in words.
-    slower_than: a `Diff` to each faster case of the group. rows: the table of kernels (`_rows`).
-    drawn: the values for the scripts (`drawing`).
+    agreement: how well profiled and recorded time agree, in words.
+    slower_than: a `Diff` to each faster case of the group. drawn: the values for the scripts.
     """
 
     profile: Profile
@@ -88,7 +87,6 @@ class ShownProfile:
 
     @property
     def anchor(self) -> str:
-        """The HTML id of the case in the page."""
         return f"profile-{self.profile.case.key}"
 
     @property
@@ -103,7 +101,6 @@ class ShownProfile:
 
     @property
     def summary(self) -> str:
-        """The parts of the bar in words, each with its share of the time."""
         return ", ".join(f"{piece.part.label} {piece.share:.0%}" for piece in self.pieces)
 
     @property
@@ -198,10 +195,7 @@ def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
 
 
 def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
-    """Return {title: profiles} of the same phase, size, batch, sequences and context.
-
-    latencies: by case key, with the number of sequences that ran at once.
-    """
+    """Return {title: profiles} of the same phase, size, batch, sequences and context."""
     groups: dict[str, list[Profile]] = {}
     for profile in profiles:
         case = profile.case
@@ -214,7 +208,6 @@ def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> d
 
 
 def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str, Recorded]) -> list[ShownProfile]:
-    """Return one group's profiles as the page shows them, on the longest time's scale."""
     widest = max(profile.unit_ms for profile in profiles)
     cases = [profile.case for profile in profiles]
     titles = [_title(catalogue, case, cases) for case in cases]
@@ -235,10 +228,7 @@ def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str
 
 
 def _title(catalogue: Catalogue, case: Case, group: Sequence[Case]) -> str:
-    """Return the case in words, with the settings in which the group's cases differ.
-
-    State dtype and timing method appear only if cases of the same system differ in them.
-    """
+    """Return the case in words, with the settings in which the group's cases differ."""
     own = [each for each in group if each.system == case.system]
     compared = {"dtype": group, "state_dtype": own, "timing": own, "l2": group}
     telling = (name for name, cases in compared.items() if len({getattr(each, name) for each in cases}) > 1)
@@ -276,7 +266,6 @@ def _rows(profile: Profile) -> list[KernelRow]:
 
 
 def _waits(kernel: Kernel) -> str:
-    """Return the longest waits of a kernel's warps in words, with shares of a warp's time."""
     stalls = kernel.counters.stalls if kernel.counters else {}
     waits = sorted(((share, state) for state, share in stalls.items() if state not in WORKING), reverse=True)
     shown = [f"{WAITS.get(state, state)} {share:.0%}" for share, state in waits[:_MOST_WAITS] if share >= _LEAST_WAIT]

@@ -78,11 +78,8 @@ def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
 
 
 def _at_once(record: Record) -> int:
-    """Return how many sequences of the batch ran at once.
-
-    In forward it is always the batch, as each prompt leaves the engine once it is read.
-    """
     case = record.case
+    # In forward, each prompt leaves the engine once it is read.
     held = record.metrics.get("sequences_at_once") if case.phase != "forward" else None
     return min(case.batch, int(held or case.batch))
 
@@ -120,10 +117,7 @@ def longest(region: Region) -> str:
 
 
 def _share_of_time(kernel: Kernel, region: Region) -> float:
-    """Return the kernel's share of the region's time, which includes idle time.
-
-    If kernels overlap, the busy time is divided in proportion to the kernels' times.
-    """
+    """Return a kernel's share of the region's time; overlapping kernels divide the busy time."""
     return _share_of_kernels(kernel, region) * region.busy_us / region.region_us
 
 
@@ -132,7 +126,6 @@ def _share_of_kernels(kernel: Kernel, region: Region) -> float:
 
 
 def _idle(region: Region) -> str:
-    """Return words on idle time: one dominant wait, or the mean wait and its cause."""
     if region.longest_gap_us > region.gaps_us / 2:
         return f"most of it one wait of {format_number(region.longest_gap_us / 1e3, 2)} ms"
     launches = max(1, sum(kernel.launches for kernel in region.kernels))
@@ -153,7 +146,6 @@ def cause(region: Region) -> str:
 
 
 def _between_steps(region: Region) -> TypeGuard[Profile]:
-    """Return whether the region is an engine's and most of its idle time lies between steps."""
     if not isinstance(region, Profile) or (region.case.timing, region.case.phase) != ("engine", "generate"):
         return False
     return region.longest_gap_us * region.units > region.gaps_us / 2
@@ -166,13 +158,13 @@ def bound_of(kernel: Kernel, region: Region) -> str:
         return "bottleneck not counted"
     moved, computed = roofs(kernel, region)
     if moved is not None and moved >= HIGH and moved >= (computed or 0):
-        return f"{moved:.0%} of peak bandwidth{_of_which(kernel)}: memory-bound"
+        return f"{moved:.0%} of peak bandwidth{_counted_times(kernel)}: memory-bound"
     if computed is not None and computed >= HIGH and is_fp32(kernel):
-        return f"{computed:.0%} of the FP32 peak{_of_which(kernel)}: compute-bound"
+        return f"{computed:.0%} of the FP32 peak{_counted_times(kernel)}: compute-bound"
     if computed is not None and computed >= HIGH:
         busy = counters.use.get("tensor", 0.0) / 100
         said = f", tensor cores busy {busy:.0%} of the time" if busy >= HIGH else ""
-        return f"{computed:.0%} of the peak GEMM rate{_of_which(kernel)}: compute-bound{said}"
+        return f"{computed:.0%} of the peak GEMM rate{_counted_times(kernel)}: compute-bound{said}"
     use = {unit: percent / 100 for unit, percent in counters.use.items() if unit in UNITS}
     if not use:
         return "utilization not counted"
@@ -187,8 +179,7 @@ def bound_of(kernel: Kernel, region: Region) -> str:
     return f"no unit above {HIGH:.0%} ({UNITS[unit]} {use[unit]:.0%}): latency-bound{waited}"
 
 
-def _of_which(kernel: Kernel) -> str:
-    """Return a note if the launches with counters took another time than the mean launch, or ""."""
+def _counted_times(kernel: Kernel) -> str:
     if not (kernel.counters and kernel.is_counted_unlike):
         return ""
     counted, mean = map(format_number, (kernel.counters.time_us, kernel.mean_us))
@@ -206,7 +197,6 @@ def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
 def short(name: str) -> str:
     """Return a kernel's name without templates and arguments, at most 80 characters.
 
-    Its last two scopes stay.
     CUTLASS kernels share one generic entry point; they get the name that is in its template argument.
     """
     if name.startswith(("Memcpy", "Memset")):

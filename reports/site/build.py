@@ -48,10 +48,6 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
 
 
 def _shared(drawn: dict[str, Drawn]) -> dict[str, str]:
-    """Return the files that do not belong to a single run, as {path in the site: text}.
-
-    drawn: the runs by id.
-    """
     entries = sorted((each.entry for each in drawn.values()), key=lambda entry: (entry.updated, entry.id), reverse=True)
     held = {found: each.cases for found, each in drawn.items()}
     pairs = comparisons(entries, held, {found: each.run for found, each in drawn.items()})
@@ -65,10 +61,6 @@ def _write(out: Path, content: dict[str, str]) -> set[str]:
 
 
 def _remove_others(out: Path, expected: set[str]) -> int:
-    """Remove the site's files of runs and systems no longer shown; return their number.
-
-    expected: the paths to keep. Files that the site did not write are kept, too.
-    """
     others: list[Path] = []
     for name in FOLDERS:
         there = {f"{name}/{path.name}" for path in (out / name).iterdir()}

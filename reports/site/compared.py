@@ -33,12 +33,10 @@ class Compared:
 
     @property
     def page(self) -> str:
-        """The path of the comparison's page in the site."""
         return f"compared/{self.a.id}--{self.b.id}.html"
 
     @property
     def answer(self) -> str:
-        """The result of the comparison in one to three sentences."""
         return answer(self.comparison)
 
 
@@ -53,12 +51,7 @@ def comparisons(entries: Sequence[Entry], held: Mapping[str, RunCases], runs: Ma
 
 
 def _pairs(entries: Sequence[Entry], held: Mapping[str, RunCases]) -> Iterator[tuple[Entry, Entry]]:
-    """Yield the pairs (older, newer) of runs with enough common cases to compare.
-
-    A run is paired with the newest and the previous run on its GPU model. The newest run on a GPU model is also paired
-    with the newest run on each other model, if that is older.
-    entries: the runs, the newest first. held: each run's cases by run id.
-    """
+    """Yield pairs (older, newer) by the module's rules. entries: the runs, the newest first."""
     for at, entry in enumerate(entries):
         alike = [each for each in entries if each.devices == entry.devices and _share(entry, each, held)]
         for newest in alike[:1]:

@@ -37,8 +37,7 @@ class Entry:
     """A run as the site's index shows it.
 
     day: the day of the first record. updated: the start of the last record. Both are in UTC, and "" without records.
-    systems: (name, label, tone, marker) of each. result: a sentence on the first figure (`_result`).
-    note: the author's note on the run (`note_of`). profiles: the number of profiles.
+    systems: (name, label, tone, marker) of each. result: a sentence on the first figure.
     measured, cases, missing: the numbers of cases with a result, planned cases, and planned cases without a record.
     page: the path of the run's page in the site; "" without records.
     """
@@ -63,12 +62,10 @@ class Entry:
 
     @property
     def last_day(self) -> str:
-        """The day (UTC) of the run's last record; "" without records."""
         return self.updated.partition("T")[0]
 
     @property
     def days(self) -> str:
-        """The days of the run's first and last record as one text; "" without records."""
         return span(self.day, self.last_day)
 
 
@@ -169,10 +166,7 @@ def _entry(run: Run, found: str, records: list[Record], table: pd.DataFrame | No
 
 
 def _result(table: pd.DataFrame, catalogue: Catalogue) -> str:
-    """Return a sentence with the primary lines' values at a figure's least x, or "".
-
-    The figure is the catalogue's first with such values, such as the paper's Figure 15 with its four systems.
-    """
+    """Return the primary lines' values at the least x of the first figure with results, or ""."""
     measured = table[table["status"] == "ok"]
     pairs = measured["system"] + "/" + measured["backend"]
     for suite in catalogue.suites:

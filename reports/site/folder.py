@@ -14,10 +14,7 @@ _TOOL = "ttt-bench site"
 
 
 def refuse_what_belongs_to_others(out: Path, runs: Sequence[Path]) -> None:
-    """Raise RecordError if a site must not be written to the folder `out`.
-
-    That is so if `out` lies in a run, is neither new, empty nor a site, or has links or files in place of subfolders.
-    """
+    """Raise RecordError if `out` lies in a run, or is neither new, empty nor a site."""
     place = out.resolve()
     for run in runs:
         if run.resolve() in (place, *place.parents) and Run.exists(run):
@@ -34,7 +31,6 @@ def refuse_what_belongs_to_others(out: Path, runs: Sequence[Path]) -> None:
 
 
 def _refuse_without_marker(out: Path) -> None:
-    """Raise RecordError if no marker file says that `out` holds a site."""
     try:
         if json.loads(read_regular(out / MARKER))["tool"] != _TOOL:
             raise ValueError

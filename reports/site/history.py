@@ -14,10 +14,7 @@ from reports.site.entry import Entry, moment, system_id
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """A case as measured in one run.
-
-    run: the run's id. at: the time of the case's first record in the run.
-    """
+    """A case as measured in the run with id `run`; `at` is the start of its first record."""
 
     run: str
     at: datetime
@@ -36,7 +33,7 @@ class HistoryLine:
 class HistoryCase:
     """The history of one case of a system, with a line for each kind of machine.
 
-    label: the case in words. name: the label without phase and batch. group: phase and batch in words.
+    label: the case in words. name: the label without phase and batch. group: phase and batch.
     """
 
     key: str
@@ -47,20 +44,14 @@ class HistoryCase:
 
     @property
     def is_by_token(self) -> bool:
-        """Whether latencies are per token, as points have different tokens per sample.
-
-        They differ if an engine ran different numbers of sequences at once.
-        """
+        """Whether latencies are per token, as an engine ran different numbers of sequences."""
         tokens = {each for line in self.lines for point in line.points for each in point.side.tokens.values()}
         return len(tokens) > 1
 
 
 @dataclass
 class History:
-    """The history of one system through the runs of a site; tone, marker: its color and marker.
-
-    cases: by label.
-    """
+    """The history of one system through the runs of a site; `cases` are sorted by label."""
 
     name: str
     label: str
@@ -70,12 +61,10 @@ class History:
 
     @property
     def page(self) -> str:
-        """The path in the site of the page with the system's history."""
         return f"over-time/{system_id(self.name)}.html"
 
     @property
     def runs(self) -> set[str]:
-        """The ids of the runs that measured the system."""
         return {point.run for case in self.cases for line in case.lines for point in line.points}
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,7 +75,7 @@ class History:
 def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[History]:
     """Return the history of each system, from all cases with a latency and a date.
 
-    entries: the runs. held: each run's cases by run id. A system has the label, tone and marker of its newest run.
+    held: each run's cases by run id. A system has the label, tone and marker of its newest run.
     """
     looks: dict[str, tuple[str, int, str]] = {}
     for entry in sorted(entries, key=lambda entry: entry.updated):
@@ -146,10 +135,6 @@ def _drawn(case: HistoryCase) -> dict[str, Any]:
 
 
 def _line_drawn(line: HistoryLine, is_by_token: bool) -> dict[str, Any]:
-    """Return a line's points as columns for JSON. is_by_token: whether latencies are per token.
-
-    sequences: the tokens per sample at each point, in words; [] unless `is_by_token`.
-    """
     sides = [point.side for point in line.points]
     times = [math.exp(side.middle) if is_by_token else side.ms for side in sides]
     return {

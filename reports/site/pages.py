@@ -23,10 +23,7 @@ PACKAGE = "reports.site"
 def shared_files(
     entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]
 ) -> dict[str, str]:
-    """Return {path in the site: text} of the files that do not belong to a single run.
-
-    entries: the runs, the newest first.
-    """
+    """Return {path in the site: text} of the files of no single run. entries: newest first."""
     found = {
         "assets/over-time.js": source(PAGE, "table.js") + source(PACKAGE, "history.js"),
         "assets/compared.js": views.script(),

@@ -107,6 +107,14 @@ def test_a_broken_profile_is_refused(tmp_path: Path, change: Any, why: str) -> N
     assert "\n" not in str(error.value)
 
 
+def test_counters_of_an_earlier_version_are_ignored(tmp_path: Path) -> None:
+    write_profile(tmp_path, PROFILE)
+    path = profile_path(tmp_path, case().key)
+    path.write_text(path.read_text().replace('"occupancy"', '"conflicts":0.1,"occupancy"'))
+    assert "conflicts" in path.read_text()
+    assert read_profile(path) == PROFILE
+
+
 def test_a_profile_of_a_newer_version_asks_for_that_version(tmp_path: Path) -> None:
     write_profile(tmp_path, PROFILE)
     path = profile_path(tmp_path, case().key)

@@ -15,9 +15,7 @@ from reports.profiles.section import Section, section
 CATALOGUE = Catalogue(
     (SystemEntry("ttt", "TTT <b>", "TTT", 0, "circle"),), (BackendEntry("fast", "the fast one", "solid"),)
 )
-COUNTERS = Counters(
-    2, 9.0, 1e7, None, 1e9, {"sm": 44.0, "tensor": 33.0}, 61.0, 72.0, {"barrier": 0.5, "selected": 0.2}, 0.024
-)
+COUNTERS = Counters(2, 9.0, 1e7, None, 1e9, {"sm": 44.0, "tensor": 33.0}, 61.0, 72.0, {"barrier": 0.5, "selected": 0.2})
 
 
 def case(system: str = "ttt", batch: int = 1) -> Case:

@@ -119,7 +119,6 @@ def _counters(kernel) -> Counters:
         occupancy=24.6,
         l2_hit=61.0,
         stalls={"barrier": barrier, "long_scoreboard": memory, "wait": 0.08, "selected": 0.1},
-        conflicts=0.02,
     )
 
 

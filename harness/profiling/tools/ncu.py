@@ -28,25 +28,7 @@ _USE = {
     "l2": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
     "dram": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
-    "memory": "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
 }
-# Metric, and bytes of one count: the L2 counts sectors.
-_MEMORY = {
-    "dram_read": ("dram__bytes_read.sum", 1),
-    "dram_write": ("dram__bytes_write.sum", 1),
-    "l2_read": ("lts__t_sectors_op_read.sum", 32),
-    "l2_write": ("lts__t_sectors_op_write.sum", 32),
-    "l1_read": ("l1tex__t_bytes_pipe_lsu_mem_global_op_ld.sum", 1),
-    "l1_write": ("l1tex__t_bytes_pipe_lsu_mem_global_op_st.sum", 1),
-}
-_L1_HIT, _OCCUPANCY_LIMIT = "l1tex__t_sector_hit_rate.pct", "sm__maximum_warps_per_active_cycle_pct"
-_BLOCKS_PER_SM = {
-    "blocks": "launch__occupancy_limit_blocks",
-    "registers": "launch__occupancy_limit_registers",
-    "shared": "launch__occupancy_limit_shared_mem",
-    "warps": "launch__occupancy_limit_warps",
-}
-_GRID, _BLOCK = "launch__grid_size", "launch__block_size"
 # (counts per cycle, cycles per second) of a peak
 _L2_PEAK = ("lts__t_bytes.sum.peak_sustained", "lts__cycles_elapsed.avg.per_second")
 _FFMA_PEAK = (
@@ -62,8 +44,6 @@ _OPERATIONS = {
     "smsp__sass_thread_inst_executed_op_fmul_pred_on.sum": 1,
     "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum": 2,
 }
-_SHARED = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
-_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
 STALLS = (
     "barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard",
     "math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected",
@@ -75,11 +55,6 @@ METRICS = (
     *(_TIME, _DRAM, _L2, _HIT, _OCCUPANCY),
     *_USE.values(),
     *_OPERATIONS,
-    *(_SHARED, _CONFLICTS),
-    *(name for name, _ in _MEMORY.values()),
-    *(_L1_HIT, _OCCUPANCY_LIMIT),
-    *_BLOCKS_PER_SM.values(),
-    *(_GRID, _BLOCK),
     *_L2_PEAK,
     *_FFMA_PEAK,
     *(_STALL.format(reason) for reason in STALLS),
@@ -189,10 +164,6 @@ def _counters(launches: Sequence[Mapping[str, float]]) -> Counters:
         values = [launch[name] for launch in launches if name in launch]
         return sum(values) / len(values) if values else None
 
-    def whole(name: str) -> int | None:
-        value = mean(name)
-        return None if value is None else round(value)
-
     def peak(metrics: tuple[str, str], unit: float) -> float | None:
         per_cycle, clock = map(mean, metrics)
         return None if per_cycle is None or clock is None else per_cycle * clock / unit
@@ -205,7 +176,6 @@ def _counters(launches: Sequence[Mapping[str, float]]) -> Counters:
     waits = {reason: weighted(_STALL.format(reason)) or 0.0 for reason in STALLS}
     latency = sum(waits.values())
     operations = [value * flops for name, flops in _OPERATIONS.items() if (value := mean(name)) is not None]
-    shared, conflicts = mean(_SHARED), mean(_CONFLICTS)
     return Counters(
         launches=len(launches),
         time_us=sum(times) / len(times),
@@ -216,13 +186,6 @@ def _counters(launches: Sequence[Mapping[str, float]]) -> Counters:
         occupancy=weighted(_OCCUPANCY),
         l2_hit=weighted(_HIT),
         stalls={reason: wait / latency for reason, wait in waits.items() if wait} if latency else {},
-        conflicts=conflicts / shared if shared and conflicts is not None else None,
-        l1_hit=weighted(_L1_HIT),
-        memory={key: value * size for key, (name, size) in _MEMORY.items() if (value := mean(name)) is not None},
-        occupancy_limit=weighted(_OCCUPANCY_LIMIT),
-        blocks_per_sm={key: value for key, name in _BLOCKS_PER_SM.items() if (value := whole(name)) is not None},
-        grid=whole(_GRID),
-        block=whole(_BLOCK),
         l2_peak_gbs=peak(_L2_PEAK, 1e9),
         fp32_peak_tflops=peak(_FFMA_PEAK, 0.5e12),
     )
