@@ -132,7 +132,7 @@ class LanguageModel:
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype, whose error sets the limits; None for fixed limits."""
+        """Return a reference in the case's dtype, whose error sets the limits; None for fixed ones."""
         return self.timed_check_reference(model, getattr(torch, case.dtype))
 
     def wider(self, model: Any, case: Case, answered: Callable[[Any], torch.Tensor], expected: torch.Tensor) -> float:

@@ -88,8 +88,7 @@ class PhaseWork:
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
         """Give each sequence outside `rows` the ids of a random one in `rows` at its position.
 
-        Every output can then be compared with that of a checked sequence. Returns the source of each of the B
-        sequences.
+        Every output can then be compared with a checked sequence's. Returns each sequence's source.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
         sources = [row if row in rows else rng.choice(like) for row, like in enumerate(alike)]
@@ -175,8 +174,7 @@ class Generate(PhaseWork):
     """The generate phase: each call runs whole mini-batches of greedy steps.
 
     A KV cache starts each call at the case's context; a recurrent state continues from the call before.
-    With the option `positions`, single steps are timed too; "staggered" spreads sequences over a mini-batch's
-    positions.
+    With the option `positions`, single steps are timed too; "staggered" spreads sequences over a mini-batch.
     """
 
     token_axis = None
@@ -287,9 +285,10 @@ class Generate(PhaseWork):
 
 
 class Request(PhaseWork):
-    """The request phase: a prompt, then `steps` greedy tokens; on a GPU they replay CUDA graphs.
+    """The request phase: a prompt, then `steps` greedy tokens.
 
-    The host measures TTFT and ITL as a serving engine does: it launches a step, then waits for the token that it reads.
+    On a GPU, steps and short prompts replay CUDA graphs. The host measures TTFT and ITL as a serving engine does: it
+    launches a step, then waits for the token that it reads.
     """
 
     def prepare(self) -> None:

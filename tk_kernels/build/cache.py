@@ -103,7 +103,10 @@ def _tvm_ffi_version() -> str | None:
 
 
 def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
-    """Return the newest undamaged build with these ingredients, or None; None matches all."""
+    """Return the newest undamaged build that matches `wanted`; None if there is none.
+
+    wanted: the result of `ingredients`; a value of None matches every build.
+    """
     name = str(wanted["name"])
     times = {folder: _built_at(folder, wanted) for folder in _builds().glob(f"{_dotted(name)}-*")}
     folder = max((folder for folder in times if times[folder]), key=times.__getitem__, default=None)

@@ -81,7 +81,7 @@ def named_when_whole(target: Path, prefix: str) -> Iterator[Path]:
 
 
 def thunderkittens_version(root: Path | None) -> str | None:
-    """Return the commit of a ThunderKittens checkout; None without a checkout.
+    """Return the commit of a ThunderKittens checkout, from its file COMMIT or git; None without one.
 
     If `include` was changed or the commit is unknown, the version ends in a digest of `include`.
     """

@@ -100,7 +100,7 @@ def _rotate(
 
 @jit
 def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
-    """Return a packed sequence's begin, length, earlier tokens, mini-batch position and slot."""
+    """Return a packed sequence's offset, length, earlier tokens, mini-batch position and slot."""
     token = tl.load(cu_seqlens + seq)
     count = tl.load(cu_seqlens + seq + 1) - token
     before = tl.load(start + seq)

@@ -255,7 +255,7 @@ def _check_strides(name: str, x: Tensor) -> None:
 
 
 def _check_addresses(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ValueError unless addresses are multiples of 16; torch.compile's traces have none."""
+    """Call this inside the custom operator: tensors have no addresses while torch.compile traces."""
     for name, x in tensors:
         if x.data_ptr() % 16:
             whole = 16 // x.element_size()
@@ -277,7 +277,7 @@ def forward_from(
     reference: Callable[..., tuple[Tensor, State]],
     aligned: Callable[[Tokens, Outer, State, bool], tuple[Tensor, State]],
 ) -> tuple[Tensor, State]:
-    """Run tokens up to the mini-batch's end in `reference`, the others in `aligned`."""
+    """Return outputs and next state: up to the mini-batch's end by `reference`, then `aligned`."""
     count = tokens[0].shape[1]
     begun = min(-start % len(outer[0]), count)
     if not tokens[0].numel():

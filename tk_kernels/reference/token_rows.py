@@ -89,7 +89,7 @@ def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
 
 
 def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions: Tensor, token_scale: Tensor) -> None:
-    """At a mini-batch's end, W -= s_{m-1} dW and b -= s_{m-1} db in place; reset the sums."""
+    """For sequences at a mini-batch's end, W -= s_{m-1} dW and b -= s_{m-1} db; reset the sums."""
     scale = completion_scale(positions, token_scale)
     weight.addcmul_(scale, dW, value=-1)
     bias.addcmul_(scale[..., 0], db, value=-1)

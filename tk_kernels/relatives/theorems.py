@@ -13,7 +13,8 @@ from tk_kernels.reference.naive import Weights, fresh_state, train
 def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return linear attention, [T, D] for one head's q, k, v [T, D] (Theorem 1).
 
-    As a TTT layer: f(x) = x @ W without LayerNorm, W_0 = 0, the loss |f(k) - v|^2, eta = 1/2, one mini-batch.
+    out_t = sum over j <= t of (q_t . k_j) v_j. As a TTT layer: f(x) = x @ W without LayerNorm, W_0 = 0, eta = 1/2.
+    The loss is |f(k) - v|^2, and all tokens are one mini-batch.
     """
 
     def f(x: Tensor, weights: Weights) -> Tensor:
@@ -48,7 +49,7 @@ def nadaraya_watson(
 ) -> tuple[Tensor, TrainingSet]:
     """Return a Nadaraya-Watson learner's outputs [B, T, H, D] and training set (Theorem 2).
 
-    f(q_t) = sum_j kernel(q_t, k_j) v_j / sum_j kernel(q_t, k_j) over j <= t; the exponential kernel is softmax
+    f(q_t) = sum_j kernel(q_t, k_j) v_j / sum_j kernel(q_t, k_j) over j <= t. The exponential kernel is softmax
     attention.
     seen: the training set of earlier tokens. log_kernel: takes q and k as `exponential_kernel` does.
     """

@@ -41,7 +41,7 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
 
 
 class ScannedMamba:
-    """transformers' Mamba (`inner`) with this module's scan; each block runs on `device`."""
+    """A reference: transformers' Mamba (`inner`) with this module's scan; blocks run on `device`."""
 
     def __init__(self, inner: Any, device: torch.device | str) -> None:
         self.inner, self.device = inner, torch.device(device)
@@ -81,7 +81,7 @@ class ScannedMamba:
 
 
 class ScannedMamba2(ScannedMamba):
-    """transformers' Mamba-2: a head's channels share a decay, so a chunk's scan is a few GEMMs."""
+    """A reference: transformers' Mamba-2. A head's channels share a decay, so few GEMMs suffice."""
 
     def _mix(self, mixer: Any, x: Tensor) -> Tensor:
         """x [B, T, C] -> [B, T, C]; arXiv 2405.21060, listing 1."""

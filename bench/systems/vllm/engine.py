@@ -146,8 +146,7 @@ class Batch:
 class Engine:
     """A vLLM engine with a model of this repository; only the process's end frees all memory.
 
-    model: builds the model, whose weights the engine loads. config: its configuration here. hugging_face: as
-    config.json.
+    model: builds the model to load. config, hugging_face: its configuration here, and as vLLM's config.json.
     Raises MemoryError if the weights leave no room for the cache of one sequence.
     """
 

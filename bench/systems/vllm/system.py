@@ -185,7 +185,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return the cache's bytes, or None for all memory; a truncated model gets its layers' share."""
+        """Return the cache's bytes; None for all memory. A truncated model gets its layers' share."""
         name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None
