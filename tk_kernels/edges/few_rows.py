@@ -77,12 +77,11 @@ def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
     """Whether `few_rows_product` supports the arguments and is at least as fast as cuBLAS."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
-    laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _is_near(x)
+    laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _fits_int32_offsets(x)
     return few and laid_out and x.dtype == weights.dtype and x.element_size() == 2
 
 
-def _is_near(x: Tensor) -> bool:
-    """Whether every element of x is within the reach of an int32 offset from the first."""
+def _fits_int32_offsets(x: Tensor) -> bool:
     return sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) < 1 << 31
 
 
@@ -158,7 +157,7 @@ def _checked(
         by_rows.append(before.gate)
     if not all(each.is_contiguous() for each in whole) or any(each.stride(-1) != 1 for each in by_rows):
         raise ValueError("x and the gate must be contiguous in their last dimension, weights, norm and out in all")
-    if not all(map(_is_near, by_rows)):
+    if not all(map(_fits_int32_offsets, by_rows)):
         raise ValueError(f"rows of strides {[each.stride() for each in by_rows]}: must lie within 2^31 elements")
     of_norm = vars(before).items() if before is not None else ()
     check_devices(x=x, weights=weights, out=out, **{f"norm's {n}": each for n, each in of_norm if n != "eps"})

@@ -58,7 +58,7 @@ class TTTKernels(TTTLanguageModel):
         """Raise Skip for what the kernels lack, so that no record claims a variant that did not run."""
         config = ttt_config_of(case)
         refused = [f"{name}={value}" for name in ("form", "part") if (value := case.option(name))]
-        mini_batches, head_dims = self._taken()
+        mini_batches, head_dims = self._supported_sizes()
         if config.mini_batch not in mini_batches:
             refused.append(f"mini-batches of {config.mini_batch} tokens")
         if config.head_dim not in head_dims:
@@ -66,8 +66,7 @@ class TTTKernels(TTTLanguageModel):
         if refused:
             raise Skip(f"{case.system_backend} has no {' and no '.join(refused)}; {case.system}/torch has")
 
-    def _taken(self) -> tuple[Collection[int], Collection[int]]:
-        """Return the mini-batch sizes and the head dimensions that the kernels support."""
+    def _supported_sizes(self) -> tuple[Collection[int], Collection[int]]:
         if self.prefill == THUNDERKITTENS:
             return tuple(import_module(f"tk_kernels.ttt_{self.learner}.ops").KERNELS), (HEAD_DIM,)
         if self.prefill == TRITON:
