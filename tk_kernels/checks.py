@@ -43,9 +43,8 @@ def check_devices(**tensors: Tensor | None) -> None:
 def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
     """Raise ValueError unless all `tokens` have one shape and one dtype, and lr fits both.
 
-    layout: the token tensors' shape in letters, "[B, T, H, D]" or "[B, H, D]"; the number of dimensions must match.
+    layout: the shape in letters, "[B, T, H, D]" or "[B, H, D]"; lr has it without D.
     The tokens' dtype must be a key of STATE_DTYPE, and its value the dtype of lr.
-    lr must have the tokens' shape without D.
     """
     first, *others = tokens
     x = tokens[first]
@@ -60,10 +59,7 @@ def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
 
 
 def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: int, head_dim: int) -> None:
-    """Raise ValueError unless the outer parameters have the shapes of the layer.
-
-    token_scale must be [m] with m >= 1, ln_weight and ln_bias [heads, head_dim].
-    """
+    """Raise ValueError unless token_scale is [m >= 1], ln_weight and ln_bias [heads, head_dim]."""
     if token_scale.ndim != 1 or not len(token_scale):
         raise ValueError(f"token_scale has shape {tuple(token_scale.shape)}: expected [mini_batch], at least 1")
     check_shape("ln_weight", ln_weight, (heads, head_dim))
@@ -71,9 +67,9 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Raise ValueError unless tensors of `state` have the given shapes and supported dtypes.
+    """Raise ValueError unless tensors of `state` have these shapes and supported dtypes.
 
-    dtype: the dtype of the tokens. state.position must be int32, and every other tensor STATE_DTYPE[dtype].
+    dtype: that of the tokens. state.position must be int32, and every other tensor STATE_DTYPE[dtype].
     """
     for name, shape in shapes.items():
         tensor = getattr(state, name)
@@ -83,11 +79,9 @@ def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.d
 
 
 def common_position(position: Tensor, start: int | None, mini_batch: int) -> int:
-    """Return the position in the mini-batch, 0 to mini_batch - 1, that all sequences share.
+    """Return the position in the mini-batch that all sequences share, or raise ValueError.
 
-    position [B]: the state's tensor, which may be on a GPU; reading it waits for the GPU.
-    start: the shared position, if the caller knows it; `position` is then not read.
-    Raises ValueError if the position is outside the mini-batch or sequences have different positions.
+    position [B]: read, with a GPU sync, only if `start`, the known position, is None.
     """
     values = sorted(set(position.tolist())) if start is None else [start]
     if len(values) > 1:
@@ -100,9 +94,6 @@ def common_position(position: Tensor, start: int | None, mini_batch: int) -> int
 
 
 def check_aligned(tokens: int, start: int, mini_batch: int) -> None:
-    """Raise ValueError unless `start` is 0 and `tokens` is a multiple of `mini_batch`.
-
-    start: the position inside a mini-batch at which the tokens begin.
-    """
+    """Raise ValueError unless the tokens, from position `start`, are whole mini-batches."""
     if start or tokens % mini_batch:
         raise ValueError(f"{tokens} tokens from position {start}: expected whole mini-batches of {mini_batch}")

@@ -55,28 +55,21 @@ class Cost:
     def forward_flops(self, batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
         """FLOPs of the dual form over `batch` sequences of `tokens` tokens each.
 
-        X, Xbar: a layer's inputs computed from K and from Q. G: gradient of the loss by the layer's output. eta:
-        learning rates [m, m].
-        Per token and per layer with `in` inputs and `out` outputs, these matmuls are counted:
-        X @ W, Xbar @ W, X^T @ G and, except in the first layer, G @ W^T: 2 * in * out each.
-        Xbar @ X^T: 2 * m * in. (eta * ..) @ G: 2 * m * out. Both are counted in full, although causality makes about
-        half of these m x m matrices zero.
+        X, Xbar: a layer's inputs computed from K and from Q. G: gradient by its output. eta: learning rates [m, m].
+        Per token and layer, X @ W, Xbar @ W, X^T @ G and (not in the first layer) G @ W^T take 2 * in * out each.
+        Xbar @ X^T takes 2 * m * in, (eta * ..) @ G 2 * m * out, with the zeros of causality.
         """
         products = 2 * (3 * self._weights + self._backward) * head_dim**2
         return batch * tokens * heads * (products + 2 * mini_batch * self._row * head_dim)
 
     def token_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Bytes of the inputs q, k and v and of the outputs z, [B, T, H, D] each.
-
-        element_bytes: bytes per element of these tensors.
-        """
+        """Bytes of q, k, v and the outputs z, [B, T, H, D] each, at `element_bytes` per element."""
         return 4 * batch * tokens * heads * head_dim * element_bytes
 
     def forward_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Least bytes that a fused forward moves.
+        """Least bytes of a fused forward: q, k, v, lr and z once, the weights and biases twice.
 
-        It reads q, k, v and lr once and writes z once. It reads and writes the weights and biases.
-        element_bytes: bytes per element of q, k, v and z; lr, weights and biases are float32.
+        element_bytes: bytes per element of q, k, v and z; the others are float32.
         """
         return (
             self.token_bytes(batch, tokens, heads, head_dim, element_bytes)
@@ -87,10 +80,8 @@ class Cost:
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """FLOPs to generate one token in each of `batch` sequences, averaged over a mini-batch.
 
-        form "dual": the matmuls with the weights as in `forward_flops`. Two more matmuls per layer use the cached rows,
-        (m+1)/2 rows on average: one takes 2 * in FLOPs per row, the other 2 * out.
-        form "primal": X @ W, Xbar @ W_t, dW += X^T G and W - s dW take 2 * in * out each. G @ W^T is as in
-        `forward_flops`.
+        dual: matmuls with the weights as in `forward_flops`, and two per layer with (m+1)/2 cached rows on average.
+        primal: X @ W, Xbar @ W_t, dW += X^T G and W - s dW take 2 * in * out each; G @ W^T as in `forward_flops`.
         """
         _check("form", form, FORMS)
         times = 3 if form == "dual" else 4
@@ -101,10 +92,9 @@ class Cost:
     def generate_state_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> int:
-        """Bytes of the generate state: weights in the precision `state`, biases in float32.
+        """Bytes of the generate state: weights, float32 biases, and cached rows or gradient sums.
 
-        In the dual form the state also holds m cached rows per layer, in the primal form the gradient sums.
-        state: a key of STATE_PRECISIONS. Raises ValueError for an unknown form or state.
+        state: the weights' precision, a key of STATE_PRECISIONS. Raises ValueError for an unknown form or state.
         """
         precision = _precision(form, state)
         weights, biases = self._weights * head_dim**2, self._biases * head_dim
@@ -131,16 +121,12 @@ class Cost:
     def generate_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Least bytes moved per step of `batch` sequences, averaged over a mini-batch.
-
-        They are those of `generate_state_traffic`, and q, k, v and z at 2 bytes per element.
-        """
+        """Least bytes moved per step: those of the state, and 2 bytes per element of q, k, v, z."""
         traffic = self.generate_state_traffic(batch, heads, head_dim, mini_batch, form, state)
         return traffic + batch * heads * 8 * head_dim
 
 
 def _precision(form: str, state: str) -> StatePrecision:
-    """Return STATE_PRECISIONS[state]. Raises ValueError for an unknown form or state."""
     _check("form", form, FORMS)
     _check("state", state, tuple(STATE_PRECISIONS))
     return STATE_PRECISIONS[state]

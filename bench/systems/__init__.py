@@ -1,4 +1,1 @@
-"""Adapters, a folder per engine or model: they run the systems of `bench.catalogue`.
-
-The modules directly in this package are shared by the adapters.
-"""
+"""Adapters, a folder per engine or model; the modules in this folder are shared by them."""

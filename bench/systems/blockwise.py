@@ -15,10 +15,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def to_host(model: Model) -> Model:
-    """Move a model's weights to host memory and return the model.
-
-    If there is a GPU, the memory is pinned, because each later forward copies all weights to the GPU.
-    """
+    """Move a model's weights to host memory, pinned if there is a GPU; return the model."""
     pinned = torch.cuda.is_available()
     model.to("cpu")
     for weight in model.parameters() if pinned else ():
@@ -42,10 +39,7 @@ def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
 
 @torch.no_grad()
 def transformer_logits(model: Transformer, ids: Tensor, last: int, device: torch.device) -> Tensor:
-    """Return logits [B, last, V] after the last tokens of ids [B, T], computed on `device`.
-
-    The model's weights can be on the host. Only one layer's KV cache exists at a time.
-    """
+    """Return logits [B, last, V] of ids [B, T]; the model's weights can be on the host."""
     batch, tokens = ids.shape
     ids = ids.to(device)
     table = model.model.embed_tokens.weight.to(device)
@@ -60,10 +54,7 @@ def transformer_logits(model: Transformer, ids: Tensor, last: int, device: torch
 
 @torch.no_grad()
 def ttt_logits(model: TTTModel, ids: Tensor, last: int, device: torch.device) -> Tensor:
-    """Return logits [B, last, V] after the last tokens of ids [B, T], computed on `device`.
-
-    The model's weights can be on the host. Only one layer's state exists at a time.
-    """
+    """Return logits [B, last, V] of ids [B, T]; the model's weights can be on the host."""
     h = F.embedding(ids.to(device), model.model.embed_tokens.weight.to(device))
     rope = model.rope_cos.to(device), model.rope_sin.to(device)
     for block in model.blocks:

@@ -13,20 +13,16 @@ LONGEST_CHECKED = 65536  # longest compared prompt: a million tokens would take 
 
 
 def drawn(rng: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> list[int]:
-    """Draw random sequences of a batch and return their sorted indices.
+    """Draw up to CHECKED_SEQUENCES sequences of a batch; return their sorted indices.
 
-    There are at most CHECKED_SEQUENCES of them, and together they have at most `most` tokens, at `tokens` tokens each.
-    One sequence is drawn even if it alone is longer.
+    Together they have at most `most` tokens, at `tokens` tokens each, unless a single one has more.
     """
     count = max(1, min(batch, CHECKED_SEQUENCES, most // max(1, tokens)))
     return sorted(rng.sample(range(batch), count))
 
 
 def not_compared(tokens: int, most: int) -> Callable[[Any, int], Checks]:
-    """Return a check that compares nothing and says so, for prompts beyond the reference.
-
-    tokens: length of the prompts. most: length of the longest prompt that the reference reads.
-    """
+    """Return a check that compares nothing, because the reference reads at most `most` tokens."""
     words = f"the outputs of prompts of {tokens} tokens were not checked: the reference reads at most {most} tokens"
     return lambda outputs, calls: Checks([], words)
 

@@ -25,10 +25,9 @@ WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the mod
 
 
 class LanguageModel:
-    """Base class of adapters that run one language model in PyTorch.
+    """Base class of adapters of a language model in PyTorch; a subclass implements `load`.
 
-    A subclass implements `load` and overrides the methods in which its system differs from the defaults.
-    The model has the interface of `bench.models.base.CausalLM`; its reference has the same weights.
+    The model has the interface of `bench.models.base.CausalLM`. Methods on KV caches do nothing by default.
     """
 
     packages: tuple[str, ...] = ()
@@ -42,7 +41,6 @@ class LanguageModel:
         self._checked: Checks | None = None
 
     def unavailable(self) -> str:
-        """Return "", because PyTorch models run on any device."""
         return ""
 
     def settings(self, case: Case) -> dict[str, str]:
@@ -54,7 +52,6 @@ class LanguageModel:
         raise NotImplementedError
 
     def build(self, case: Case) -> Workload:
-        """Return the case's workload with its model loaded: forward, generate steps or request."""
         peaks = peaks_of(device())  # measured while the GPU's memory is still empty
         model = self._model(case)
         mark_layers(device() == "cuda")  # NVTX ranges cost a microsecond per layer
@@ -95,52 +92,32 @@ class LanguageModel:
         return model.config
 
     def kept(self, model: Any, case: Case) -> dict[str, float | None]:
-        """Return the metric `state_bytes`, the size of all sequences' states or KV caches.
-
-        Returns {} for a system that is not in MODELS.
-        """
+        """Return the metric `state_bytes` of all sequences; {} for a system that is not in MODELS."""
         if case.system not in MODELS:
             return {}
         return {"state_bytes": case.batch * kept_bytes(model.config, case, self.form)}
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return the reference for the check: a model with the same weights in `dtype`.
-
-        By default it has the same class. The check calls its `prefill` and `logits`, which behave as those of
-        `CausalLM`.
-        """
+        """Return the check's reference: the same weights in `dtype`, with `prefill` and `logits`."""
         reference = type(model)(model.config, device(), dtype)
         reference.copy_weights(model)
         return reference
 
     def set_position(self, state: Any, context: int) -> None:
-        """Set the position of a KV cache to `context` without reading tokens.
-
-        By default do nothing, for recurrent states.
-        """
+        """Set the position of a KV cache to `context` without reading tokens."""
 
     def fill_past(self, state: Any) -> None:
-        """Fill a KV cache with random numbers in the role of past tokens.
-
-        By default do nothing: a recurrent state gets its past by reading random tokens.
-        """
+        """Fill a KV cache with random numbers in the role of past tokens."""
 
     def repeat_past(self, state: Any, sources: list[int]) -> None:
-        """Copy the KV cache of sequence sources[i] to sequence i, for each i.
-
-        By default do nothing, for recurrent states.
-        """
+        """Copy the KV cache of sequence sources[i] to sequence i, for each i."""
 
     def restart(self, model: Any, state: Any) -> None:
         """Reset a generate state in place to the start of its case."""
         model.reset_state(state)
 
     def rows_of_state(self, state: Any, rows: list[int]) -> Any:
-        """Return a copy of the KV cache of the sequences `rows`, for `expected_logits`.
-
-        There it is the argument `begun`.
-        By default return None, because recurrent models start at the initial state.
-        """
+        """Return a copy of the KV caches of `rows`, for `expected_logits`; by default None."""
         return None
 
     def expected_logits(self, reference: Any, begun: Any, calls: list[torch.Tensor], case: Case) -> torch.Tensor:
@@ -155,10 +132,7 @@ class LanguageModel:
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype; its rounding error sets the check's limits.
-
-        None if the limits are fixed.
-        """
+        """Return a reference in the case's dtype, whose error sets the limits; None for fixed ones."""
         return self.timed_check_reference(model, getattr(torch, case.dtype))
 
     def wider(self, model: Any, case: Case, answered: Callable[[Any], torch.Tensor], expected: torch.Tensor) -> float:
@@ -187,10 +161,6 @@ class LanguageModel:
         return model_facts.facts_of(model.weights(), model.head.shape[0], **counted)
 
     def _check(self, model: Any, case: Case) -> Checks:
-        """Check the model's outputs and the fairness of the comparison, once per loaded model.
-
-        The outputs are compared with the reference; `bench.model_facts` checks fairness.
-        """
         if self._checked is None:
             fair = model_facts.checks(self._facts(model, **self._counted(model)), case)
             self._checked = self._compare(model, case) + Checks(fair)
@@ -198,7 +168,7 @@ class LanguageModel:
 
     @torch.inference_mode()
     def _counted(self, model: Any) -> dict[str, float]:
-        """Run a forward; return {"head_rows": positions per prompt with computed logits}."""
+        """Count the prompt positions for which a forward computes logits."""
         ids = random_ids(model, CHECK_BATCH, self.check_prompt)
         _, rows = model_facts.count_head_rows(lambda: last_logits(model, ids), model.head)
         return {"head_rows": rows / CHECK_BATCH}
@@ -216,9 +186,6 @@ class LanguageModel:
     def _check_logits(
         self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, case: Case
     ) -> Checks:
-        """Check logits `got` against `expected`, both [CHECK_STEPS + 1, B, V].
-
-        ids [B, T]: a prompt and CHECK_STEPS further tokens. got[0] follows the prompt, got[i] the i-th further token.
-        """
+        """Check logits [CHECK_STEPS + 1, B, V]: after a prompt, then after each further token."""
         wider = self.wider(model, case, lambda rounded: last_logits(rounded, ids), expected[-1])
         return check_logits(got, expected, rounding_of(case), wider)

@@ -59,10 +59,9 @@ def widened(case: Case) -> dict[str, str]:
 
 
 def limits_by_rounding(rounded: torch.Tensor, reference: torch.Tensor, case: Case) -> float:
-    """Return the factor on LOGIT_LIMITS that allows ROUNDINGS times the rounding error.
+    """Return the factor on LOGIT_LIMITS that allows ROUNDINGS times the error of `rounded`.
 
-    rounded: logits of the reference's code run in that dtype. reference: exact logits.
-    The factor is at most `widening(case)`.
+    rounded: logits of the reference's code in the case's dtype. The factor is at most `widening(case)`.
     """
     return min(widening(case), ROUNDINGS * relative_error(rounded, reference) / LOGIT_LIMITS[case.dtype][0])
 
@@ -70,12 +69,10 @@ def limits_by_rounding(rounded: torch.Tensor, reference: torch.Tensor, case: Cas
 def check_response(
     got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], width: int
 ) -> Checks:
-    """Check that logits respond to another past as the reference's logits do.
+    """Check that logits respond to another past as the reference's do, unless rounding hides it.
 
-    Compare nothing if rounding hides the response.
     got, expected: logits [rows, V] with one past and with another. width: the model's width.
     The slope of the change in `got` against the change in `expected` must be near 1.
-    The slope averages rounding over rows and `width`, so it finds errors below the limit of a single logit.
     """
     change, truth = (after.double() - before.double() for before, after in (got, expected))
     size = float(truth.norm())
@@ -86,10 +83,7 @@ def check_response(
 
 
 def choice_check(name: str, logits: torch.Tensor, chosen: torch.Tensor, dtype: str, wider: float = 1.0) -> Check:
-    """Check that the tokens `chosen` [...] have the reference's largest logits, up to rounding.
-
-    name: the check's name. logits: the reference's logits [..., V]. dtype, wider: set the limit, as in `check_logits`.
-    """
+    """Check that the tokens `chosen` [...] have the largest `logits` [..., V], up to rounding."""
     below = logits.amax(-1) - logits.gather(-1, chosen[..., None])[..., 0]
     limit = CHOICE_LIMITS * wider * LOGIT_LIMITS[dtype][0]
     return Check.at_most(name, float((below / logits.std(-1)).amax()), limit)

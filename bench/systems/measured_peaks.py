@@ -20,9 +20,9 @@ GEMMS, REST_S = 100, 0.003
 
 @cache
 def peaks_of(device: str) -> dict[str, float | None]:
-    """Measure the GPU once per process; return copy_gbs (10^9 bytes per second, read plus written) and product_tflops.
+    """Measure the GPU once per process. device: "cuda"; "cpu" gives {}.
 
-    device: "cuda"; "cpu" gives {}.
+    copy_gbs: 10^9 bytes per second, read plus written.
     product_tflops: 10^12 FLOPs per second of a GEMM with bfloat16 inputs and float32 sums.
     """
     if device == "cpu":

@@ -32,10 +32,7 @@ def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run greedy steps; return the last logits [B, V] and the tokens [steps, B] read.
-
-    The first step reads ids [B]. Each later step reads the most probable token according to the step before it.
-    """
+    """Run greedy steps on ids [B]; return the last logits [B, V] and tokens [steps, B] read."""
     read = []
     for _ in range(steps):
         read.append(ids)
@@ -45,9 +42,6 @@ def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> tuple
 
 
 def steps_of(model: Any) -> int:
-    """Return the generate steps per timed call: STEPS, or else a mini-batch.
-
-    Each call then covers whole mini-batches and includes the rewrite of a TTT model's weights W.
-    """
+    """Return the steps per timed call: whole mini-batches, which include the rewrite of W."""
     mini_batch = getattr(model.config, "mini_batch", 1)
     return STEPS if STEPS % mini_batch == 0 else mini_batch

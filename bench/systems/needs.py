@@ -24,19 +24,12 @@ def cannot_import(*modules: str) -> str:
 
 
 def cannot_find(package: str) -> str:
-    """Return a sentence if a package is missing, without importing it; "" if it is installed.
-
-    Use it for packages that take seconds to import and have no compiled extension of their own.
-    """
+    """Return a sentence if a package is missing, without importing it, which can take seconds."""
     return "" if importlib.util.find_spec(package) else f"{package} {CANNOT_IMPORT}: No module named {package!r}"
 
 
 def other_release(package: str, oldest: str, newest: str) -> str:
-    """Return why the installed release of `package` is unsupported, or "".
-
-    "" also stands for a package that is not installed.
-    Supported are the minor releases from `oldest` to `newest`, such as "0.22" to "0.33".
-    """
+    """Return why the release of `package` is not `oldest` to `newest`; "" also if it is absent."""
     version = versions_of((package,)).get(package, newest)
     if _minor(oldest) <= _minor(version) <= _minor(newest):
         return ""
@@ -62,5 +55,4 @@ def _minor(version: str) -> tuple[int, ...]:
 
 
 def _message(error: Exception) -> str:
-    """Return the first line of an error's message, after its type unless an ImportError."""
     return str(error).splitlines()[0] if isinstance(error, ImportError) and str(error) else of_exception(error)

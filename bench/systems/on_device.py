@@ -13,10 +13,7 @@ def device() -> str:
 
 
 def repeatable(step: Callable[[], object]) -> Callable[[], object]:
-    """Run `step` once, capture it as a CUDA graph, and return a function that replays it.
-
-    On a CPU, return `step` itself without running it.
-    """
+    """Run `step`, capture it as a CUDA graph, and return its replay; on a CPU, return `step`."""
     if device() == "cpu":
         return step
     with torch.inference_mode():

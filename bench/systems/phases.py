@@ -23,10 +23,9 @@ TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 
 
 class PhaseWork:
-    """Base class of the timed work of one case; a subclass implements one phase.
+    """Base class of one case's timed work; a subclass implements a phase.
 
-    It has the timed call `run`, the token ids `ids`, which the harness renews, and the check of the outputs.
-    adapter: the `LanguageModel`; its methods set the past of a generate state and make references.
+    ids: token ids, which the harness renews. adapter: the `LanguageModel`, which sets pasts and makes references.
     """
 
     units = 1
@@ -52,10 +51,7 @@ class PhaseWork:
         raise NotImplementedError
 
     def capture(self) -> None:
-        """Capture the CUDA graphs that `run` replays. By default, do nothing.
-
-        Called after the adapter compiled its kernels.
-        """
+        """Capture the CUDA graphs that `run` replays, after compilation. By default, do nothing."""
 
     def restart(self) -> None:
         """Reset the state in place if calls continue each other. By default, do nothing."""
@@ -92,9 +88,7 @@ class PhaseWork:
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
         """Give each sequence outside `rows` the ids of a random one in `rows` at its position.
 
-        The position is that in the mini-batch.
-        Every output can then be compared with that of a checked sequence.
-        Returns for each of the B sequences the index of the sequence whose ids it has.
+        Every output can then be compared with a checked sequence's. Returns each sequence's source.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
         sources = [row if row in rows else rng.choice(like) for row, like in enumerate(alike)]
@@ -137,14 +131,10 @@ class PhaseWork:
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _choice(self, expected: torch.Tensor, tokens: torch.Tensor, wider: float) -> Check:
-        """Check that the chosen tokens [rows] have the reference's largest logits [rows, V]."""
         return choice_check("timed_token_below_best", expected, tokens, rounding_of(self.case), wider)
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """Check that logits [rows, V] changed since the last check as the reference's did.
-
-        The two calls have different pasts. At the first checked call, there is nothing to compare.
-        """
+        """Check that logits [rows, V] changed since the last checked call as the reference's did."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Checks([])
@@ -183,10 +173,8 @@ class Forward(PhaseWork):
 class Generate(PhaseWork):
     """The generate phase: each call runs whole mini-batches of greedy steps.
 
-    A KV cache starts each call at the case's context. A recurrent state starts at the initial state once, and each call
-    continues from the call before: the cost of a step does not depend on the past.
-    With the option `positions`, single steps are timed too. "staggered" spreads the sequences evenly over the positions
-    of a mini-batch, as in serving.
+    A KV cache starts each call at the case's context; a recurrent state continues from the call before.
+    With the option `positions`, single steps are timed too; "staggered" spreads sequences over a mini-batch.
     """
 
     token_axis = None
@@ -217,7 +205,6 @@ class Generate(PhaseWork):
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of one step: one per sequence."""
         return self.case.batch
 
     @torch.inference_mode()
@@ -246,10 +233,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Time single steps over TIMED_MINI_BATCHES mini-batches and return percentiles of the ITL.
-
-        A step ends when its tokens reach the host. Returns {} without the option `positions`.
-        """
+        """Return percentiles of the ITL from single steps; {} without the option `positions`."""
         if not self._times_steps:
             return {}
         count = TIMED_MINI_BATCHES * self.units + 1
@@ -289,11 +273,7 @@ class Generate(PhaseWork):
         return compare
 
     def _new_past(self, sources: list[int]) -> torch.Tensor:
-        """Overwrite the state with a random past; return the past's tokens [most + units, B].
-
-        A recurrent model reads all these tokens: those of `_stagger`, then `units` more. A KV cache gets random numbers
-        instead. sources: result of `repeat`; sequences with the same source get the same past.
-        """
+        """Overwrite the state with a random past; return its tokens [most + units, B]."""
         self._before = random_ids(self.model, *self._before.shape)[:, sources]
         self.restart()
         self.adapter.fill_past(self.state)
@@ -307,9 +287,8 @@ class Generate(PhaseWork):
 class Request(PhaseWork):
     """The request phase: a prompt, then `steps` greedy tokens.
 
-    On a GPU, steps and short prompts replay CUDA graphs.
-    The host measures TTFT and ITL as a serving engine does: it launches each step, then waits for the token that the
-    step reads.
+    On a GPU, steps and short prompts replay CUDA graphs. The host measures TTFT and ITL as a serving engine does: it
+    launches a step, then waits for the token that it reads.
     """
 
     def prepare(self) -> None:
@@ -339,7 +318,6 @@ class Request(PhaseWork):
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of all prompts and all steps, over all sequences."""
         return self.case.batch * (self.case.context + self.steps)
 
     def _prefill(self) -> None:

@@ -80,18 +80,10 @@ class Regressor:
     layers: ClassVar[dict[str, Layer]]
 
     def unavailable(self) -> str:
-        """Return a sentence if the GPU or the package is missing; "" if both are there.
-
-        This does not import the package, which takes ten seconds; the first case does.
-        """
         keep_choices()
         return no_gpu() or cannot_find(self.module)
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of the forward of `batch` sequences of `context` tokens through one layer.
-
-        Raises Skip for sizes other than SIZE, if the kernel cannot be imported, or if it does not support the case.
-        """
         if case.size != SIZE:
             raise Skip(f"{case.system} supports only the size {SIZE}")
         layer = self.layers[case.system]
@@ -119,7 +111,6 @@ class Regressor:
 
 
 def _check(layer: Layer, kernel: Callable[..., Any], inputs: dict[str, Tensor], case: Case) -> Checks:
-    """Check a kernel's outputs and final state for the first tokens of one sequence against the naive form."""
     piece = layer.first(inputs, [0], min(LAYER_CHECK_TOKENS + 1, case.context))  # past a chunk's end
     with torch.inference_mode():
         got, expected = layer.run(kernel, piece), layer.naive(**piece)
@@ -129,10 +120,7 @@ def _check(layer: Layer, kernel: Callable[..., Any], inputs: dict[str, Tensor], 
 
 
 def _timed_check(layer: Layer, inputs: dict[str, Tensor], case: Case) -> TimedCheck:
-    """Return a timed check (see `Workload`) of drawn sequences against the naive form.
-
-    It compares the outputs of the first CHECKED_TOKENS tokens, and the final states if the context has no more tokens.
-    """
+    """Check the first tokens of drawn sequences, and the final states of short ones."""
 
     def timed_check(rng: Random) -> Callable[[Any, int], Checks]:
         rows = drawn(rng, case.batch, case.context, CHECKED_TOKENS)
@@ -154,5 +142,4 @@ def _timed_check(layer: Layer, inputs: dict[str, Tensor], case: Case) -> TimedCh
 
 
 def _names(results: list[Tensor]) -> list[str]:
-    """Return names for the results of a layer: output, state, and further tensors of the state."""
     return ["output", "state", *(f"state_{i}" for i in range(2, len(results)))]

@@ -1,7 +1,4 @@
-"""Record when a request's tokens reach the host, and compute latencies from these times.
-
-TTFT is the time to first token, ITL the inter-token latency.
-"""
+"""When tokens reach the host: TTFT (time to first token) and ITL (inter-token latency)."""
 
 import time
 from collections.abc import Sequence
@@ -16,11 +13,10 @@ TTFT_LIMIT_MS, ITL_LIMIT_MS = 500.0, 50.0  # a request counts as goodput if its 
 
 
 def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[str, float | None]:
-    """Return TTFT and ITL in ms, as medians over calls with 95% intervals.
+    """Return TTFT and ITL in ms, as medians over calls with 95% intervals; {} without calls.
 
-    Returns {} without calls.
     calls: for each call its requests, each as (TTFT, ITLs) in ms.
-    TTFT of a call: median over its requests. ITL of a call: median of its requests' means.
+    A call's TTFT is the median over its requests, its ITL the median of their means.
     """
     if not calls:
         return {}
@@ -42,9 +38,8 @@ def percentiles(steps_ms: Sequence[float]) -> dict[str, float | None]:
 def of_arrivals(requests: Sequence[tuple[float, Sequence[float]]], seconds: float) -> dict[str, float | None]:
     """Return percentiles of ITL and TTFT, and the goodput.
 
-    Goodput is the number of requests per second with TTFT and mean ITL within TTFT_LIMIT_MS and ITL_LIMIT_MS.
-    requests: (TTFT, ITLs) of each request in ms.
-    seconds: time from a batch's first arrival to its last token, summed over all batches.
+    Goodput: requests per second with TTFT and mean ITL within TTFT_LIMIT_MS and ITL_LIMIT_MS.
+    requests: (TTFT, ITLs) in ms. seconds: from a batch's first arrival to its last token, over all batches.
     """
     good = sum(first <= TTFT_LIMIT_MS and fmean(steps) <= ITL_LIMIT_MS for first, steps in requests)
     first = _p99([first for first, _ in requests])

@@ -1,11 +1,8 @@
 """Compile a package's Triton kernels in parallel, and tune them on the timed shapes.
 
-Triton compiles kernels and all configurations of its autotuner one by one, which takes minutes for a language model.
-Here a dry run without launches lists the kernels, and all are compiled in parallel. The autotuner then measures the
-package's configurations on the timed work, because the work of the correctness check is too small.
-
-JITFunction.run and Autotuner._bench are replaced temporarily: no knob of Triton compiles a call without a launch, or
-chooses a configuration without measuring it.
+Triton compiles kernels and autotuner configurations one by one, which takes minutes for a language model. Here a dry
+run without launches lists the kernels to compile. The autotuner then measures the timed work.
+JITFunction.run and Autotuner._bench are replaced temporarily, because no knob of Triton does the same.
 """
 
 import gc
@@ -35,8 +32,7 @@ def prepare(run: Callable[[], object]) -> None:
 def compile_ahead(call: Callable[[], object]) -> None:
     """Compile the Triton kernels of `call` in parallel, for all configurations.
 
-    `call` runs, but its Triton kernels are not launched. Its result is meaningless, and its other kernels read
-    uninitialised memory.
+    `call` runs, but its Triton kernels are not launched, so its result is meaningless.
     """
 
     def compiled(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
@@ -51,8 +47,7 @@ def compile_ahead(call: Callable[[], object]) -> None:
 def untuned(ahead: Callable[[], object]) -> Iterator[None]:
     """Inside the context, let Triton use each kernel's smallest configuration, unmeasured.
 
-    ahead: a call whose kernels are compiled before the context begins. Use the context for references: their speed does
-    not matter, and large configurations can exceed shared memory.
+    ahead: a call whose kernels are compiled first. For references: large configurations can exceed shared memory.
     """
     with _chosen_by(_size):
         with _compiling_only():
@@ -62,11 +57,7 @@ def untuned(ahead: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def chosen_anew() -> Iterator[None]:
-    """Inside the context, tune kernels anew at their first call, in memory only.
-
-    Use it for packages that cache one choice for all shapes: otherwise a batch of sixteen would reuse the choice for
-    one.
-    """
+    """Inside the context, tune kernels anew, for packages that cache one choice for all shapes."""
     from triton.runtime.autotuner import Autotuner
 
     tuners = [each for each in gc.get_objects() if issubclass(type(each), Autotuner)]
@@ -82,7 +73,7 @@ def chosen_anew() -> Iterator[None]:
 
 
 def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
-    """Return stages times block size, a proxy for a configuration's shared memory."""
+    """A proxy for a configuration's shared memory."""
     return config.num_stages * math.prod(
         extent for extent in config.kwargs.values() if isinstance(extent, int) and extent
     )
@@ -90,10 +81,7 @@ def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
 
 @contextmanager
 def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
-    """Inside the context, make autotuners choose the least cost(tuner, config, ...).
-
-    After the context, the choices are removed from the autotuners' caches.
-    """
+    """Inside the context, autotuners choose the least `cost`; then the choices are discarded."""
     from triton import knobs
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.cache import FileCacheManager
@@ -120,7 +108,6 @@ def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
 
 @contextmanager
 def _compiling_only() -> Iterator[None]:
-    """Compile Triton kernels instead of launching them inside the context."""
     from triton.runtime.jit import JITFunction
 
     launch = JITFunction.run
@@ -134,7 +121,6 @@ def _compiling_only() -> Iterator[None]:
 
 @contextmanager
 def _instead(owner: type, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Replace the method `name` of the class `owner` by `function` inside the context."""
     own = getattr(owner, name)
     setattr(owner, name, function)
     try:

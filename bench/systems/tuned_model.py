@@ -16,8 +16,7 @@ SPAN_BITS = 4  # one tuning serves work within a factor of 16 in tokens at once
 class TunedLanguageModel(LanguageModel):
     """Base class of adapters that compile and tune Triton kernels on the timed work.
 
-    The packages' tuners ignore batch and length, so work of another size is tuned again. Work of a similar size is not,
-    because timing every kernel configuration takes 20 s.
+    Work of a similar size is not tuned again, because timing every kernel configuration takes 20 s.
     """
 
     def __init__(self) -> None:
@@ -26,11 +25,7 @@ class TunedLanguageModel(LanguageModel):
         self._tuned: tuple[Any, str, int] | None = None
 
     def make_ready(self, work: PhaseWork) -> None:
-        """Compile and tune the kernels of `work`, and reset the state.
-
-        Work of a size like earlier work is not tuned again.
-        The reset is needed because compiling runs the work without its Triton kernels, which leaves meaningless values.
-        """
+        """Tune for work of a new size; then reset the state, which compiling makes meaningless."""
         at_once = work.case.batch * (1 if work.case.phase == "generate" else work.case.context)
         phase, span = work.case.phase, (at_once.bit_length() - 1) // SPAN_BITS
         wanted = (self.loaded, phase, span)

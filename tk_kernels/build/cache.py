@@ -69,10 +69,7 @@ def source_path(name: str) -> Path:
 
 
 def source_digest(name: str) -> str:
-    """Return the SHA-256 digest of a kernel's `.cu` file and of all headers it can include.
-
-    The headers are every `.cuh` in the kernel's folder, and the headers in `forward/`.
-    """
+    """Return the SHA-256 of a kernel's `.cu` file and of all headers that it can include."""
     source = source_path(name)
     files = [source, *sorted(SOURCE_ROOT.glob(SHARED_HEADERS)), *sorted(source.parent.glob("*.cuh"))]
     digest = hashlib.sha256()
@@ -82,9 +79,8 @@ def source_digest(name: str) -> str:
 
 
 def ingredients(name: str) -> dict[str, str | None]:
-    """Return everything that determines the machine code of kernel `name`, by ingredient.
+    """Return the ingredients of a kernel's machine code; None for what this machine lacks.
 
-    The value is None for an ingredient that this machine lacks, such as nvcc.
     Raises BuildError if there is no such kernel.
     """
     return {
@@ -100,7 +96,6 @@ def ingredients(name: str) -> dict[str, str | None]:
 
 
 def _tvm_ffi_version() -> str | None:
-    """Version of tvm-ffi, which kernels include and link; None if it is not installed."""
     try:
         return version("apache-tvm-ffi")
     except PackageNotFoundError:
@@ -119,12 +114,10 @@ def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
 
 
 def compile_into_cache(wanted: Mapping[str, str | None]) -> Built:
-    """Compile kernel `wanted["name"]` into a folder of the cache; return the build.
+    """Compile kernel `wanted["name"]` into the cache, or wait for another process to do it.
 
+    The folder gets its final name when the build is complete; leftovers of killed builds are removed.
     Raises BuildError if nvcc fails.
-    wanted: the result of `ingredients`. The folder gets its final name when the build is complete.
-    If another process is compiling the same kernel, this one waits and returns that process's build.
-    Leftovers of killed builds are removed.
     """
     name = str(wanted["name"])
     _builds().mkdir(parents=True, exist_ok=True)
@@ -148,7 +141,6 @@ def _compiled(name: str, wanted: Mapping[str, str | None]) -> Built:
 
 
 def _dotted(name: str) -> str:
-    """Return the kernel's name with dots, with which the names of its cached files start."""
     return name.replace("/", ".")
 
 

@@ -63,10 +63,7 @@ def compiler_version(nvcc: Path | None) -> str | None:
 
 
 def run_nvcc(source: Path, include: Path, library: Path) -> tuple[int, str]:
-    """Compile `source` into the .so file `library`, with `include` as a folder of headers.
-
-    Returns nvcc's exit status and a log, which is the command line and then nvcc's output.
-    """
+    """Compile `source` with the headers in `include` into `library`; return (status, log)."""
     from tvm_ffi import libinfo
 
     root = find_thunderkittens()
@@ -88,10 +85,7 @@ def run_nvcc(source: Path, include: Path, library: Path) -> tuple[int, str]:
 
 
 def compile_error(name: str, log: str, kept_in: Path) -> BuildError:
-    """Return the error to raise after nvcc failed on kernel `name`.
-
-    Its message quotes the first error line of `log`, and names the file `kept_in` with the whole log.
-    """
+    """Return the error of a failed nvcc: the first error line of `log`, and its file `kept_in`."""
     first = next((line for line in log.splitlines()[1:] if "error" in line.lower()), "nvcc gave no error line")
     return BuildError(f"{name}: nvcc failed: {first.strip()} (full output: {kept_in})")
 

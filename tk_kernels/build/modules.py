@@ -30,10 +30,9 @@ NO_TVM_FFI = "apache-tvm-ffi is not installed (pip install apache-tvm-ffi)"
 
 
 def build(name: str) -> Built:
-    """Return the build of a kernel from the cache; compile it if the cache lacks it.
+    """Return a kernel's build from the cache; compile it if there is none.
 
-    name: such as `ttt_linear/forward_sm90`.
-    Raises BuildError if the cache lacks a build and the kernel cannot be compiled here.
+    Raises BuildError if it cannot be compiled here.
     """
     with os_errors(f"{name} cannot be built into {cache_directory()} ({ANOTHER_CACHE})"):
         wanted = ingredients(name)
@@ -52,10 +51,7 @@ def build_all() -> list[Built]:
 
 
 def unavailable(name: str) -> str:
-    """Return why kernel `name` cannot run here, in one sentence; an empty string if it can.
-
-    A kernel that is not in the cache counts as available if this machine can compile it.
-    """
+    """Return why kernel `name`, compiled if needed, cannot run here, in one sentence, or ""."""
     if reason := hidden():
         return reason
     reason = NO_TVM_FFI if importlib.util.find_spec("tvm_ffi") is None else _no_hopper_gpu()
@@ -84,10 +80,7 @@ def load(name: str) -> Any:
 
 
 def hidden() -> str:
-    """Return why TTT_BENCH_ARCH hides the Hopper kernels; "" if the variable is unset.
-
-    The value "portable" hides them; so does any unknown value.
-    """
+    """Return why TTT_BENCH_ARCH hides the Hopper kernels; "" if the variable is unset."""
     arch = os.environ.get("TTT_BENCH_ARCH", "")
     if arch in ("", PORTABLE):
         return f"TTT_BENCH_ARCH={arch} hides the kernels for Hopper" if arch else ""
@@ -121,10 +114,7 @@ def _no_hopper_gpu() -> str:
 
 
 def _load_driver() -> None:
-    """Load the driver's library libcuda.so.1, which kernel modules call for TMA descriptors.
-
-    Raises BuildError if the library cannot be loaded.
-    """
+    """Load libcuda.so.1, which kernel modules call for TMA descriptors, or raise BuildError."""
     try:
         ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
     except OSError as error:

@@ -26,11 +26,9 @@ def compile_all(calls: Iterable[Callable[[], object]]) -> None:
 
 
 class ForkedProcesses(Executor):
-    """An executor that compiles Triton kernels in forked processes.
+    """Compile Triton kernels in forked processes, because threads would wait for Python's lock.
 
-    Threads would wait for Python's lock.
-    Each task runs in a child, which writes its result to Triton's cache on disk. Then it runs again in this process,
-    which reads the result from there. The children touch no GPU.
+    Each task runs in a child, which fills Triton's cache on disk, and then in this process. The children touch no GPU.
     """
 
     def __init__(self, processes: int) -> None:
@@ -60,7 +58,6 @@ class ForkedProcesses(Executor):
 
 
 def _fork(tasks: list[Callable[[], Any]]) -> int:
-    """Return the process id of a forked child that runs `tasks` and ignores exceptions."""
     child = os.fork()
     if child:
         return child

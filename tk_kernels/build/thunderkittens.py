@@ -26,10 +26,7 @@ def cache_directory() -> Path:
 
 
 def find_thunderkittens() -> Path | None:
-    """Path of ThunderKittens: `THUNDERKITTENS_ROOT` if set, otherwise the clone in the cache.
-
-    None if that folder has no `include/kittens.cuh`.
-    """
+    """Path of ThunderKittens, or None: THUNDERKITTENS_ROOT if set, otherwise the clone."""
     named = os.environ.get("THUNDERKITTENS_ROOT")
     root = Path(named) if named else _clone_path()
     return root if (root / "include" / "kittens.cuh").is_file() else None
@@ -38,7 +35,6 @@ def find_thunderkittens() -> Path | None:
 def fetch_thunderkittens() -> Path:
     """Return the cache's ThunderKittens at the pinned commit, cloned if missing or changed.
 
-    The folder gets its final name when the clone is complete; an interrupted clone is repeated.
     Raises BuildError if git or the network fails.
     """
     target = _clone_path()
@@ -59,10 +55,7 @@ def fetch_thunderkittens() -> Path:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Let one process at a time run the block, by a lock on the file `path`.
-
-    On a file system without locks, the block runs without waiting.
-    """
+    """Let one process at a time run the block, by a lock on `path` if the file system has locks."""
     with open(path, "w") as lock:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -71,11 +64,9 @@ def alone(path: Path) -> Iterator[None]:
 
 @contextmanager
 def named_when_whole(target: Path, prefix: str) -> Iterator[Path]:
-    """Yield a folder to fill, which becomes `target` if the block succeeds.
+    """Yield a folder to fill; it replaces `target` if the block succeeds, or is removed.
 
-    It is removed if the block fails.
-    prefix: the start of the new folder's temporary name. An existing `target` is replaced. Call this inside `alone`:
-    other folders with the prefix count as leftovers of killed processes and are removed.
+    Call this inside `alone`: other folders whose names begin with `prefix` count as leftovers and are removed.
     """
     for killed in target.parent.glob(f"{prefix}*"):
         shutil.rmtree(killed, ignore_errors=True)
@@ -90,10 +81,9 @@ def named_when_whole(target: Path, prefix: str) -> Iterator[Path]:
 
 
 def thunderkittens_version(root: Path | None) -> str | None:
-    """Return the commit of a ThunderKittens checkout; None without a checkout.
+    """Return the commit of a ThunderKittens checkout, from its file COMMIT or git; None without one.
 
-    The commit is from a file COMMIT next to `include`, or from git.
-    If git reports changes in `include`, or the commit is unknown, the version ends in a digest of `include`.
+    If `include` was changed or the commit is unknown, the version ends in a digest of `include`.
     """
     if root is None or not root.is_dir():
         return None
@@ -111,10 +101,7 @@ def thunderkittens_version(root: Path | None) -> str | None:
 
 
 def _git_status(root: Path, folder: str) -> list[str]:
-    """Return the lines of `git status` on the commit and on `folder`; [] if git fails.
-
-    git takes no optional locks here: a killed `git status` would leave the checkout locked.
-    """
+    """Return lines of `git status`, [] if it fails; a killed git must leave no locks behind."""
     if not (root / ".git").exists():  # git would report the commit of a checkout around root
         return []
     command = ["git", "--no-optional-locks", "-C", str(root), "status", "--porcelain=v2", "--branch", "--", folder]

@@ -1,11 +1,8 @@
 """GEMMs y = x W^T with few rows of x, fused with the norm before or SwiGLU after.
 
-Reading the weights takes all the time of such a GEMM. SwiGLU or a residual addition after the GEMM costs nothing in
-the same kernel and saves a launch. There are two kernels.
-With one or two rows of x, each program loads whole rows of W at once and sums without tensor cores. The norm before
-the GEMM is then fused too: the norm's scale and mean commute with the GEMM, so no load of a weight waits for them.
-A dependent launch reads the first weights before x is ready.
-With more rows of x, tensor cores multiply tiles.
+Reading the weights takes all the time of such a GEMM, so the fused operations cost nothing and save a launch.
+One or two rows of x: a program loads whole rows of W and sums without tensor cores. The norm's scale and mean commute
+with the GEMM, so no load of a weight waits for them. More rows: tensor cores multiply tiles.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels and knows no type except tl.constexpr)
@@ -51,7 +48,6 @@ class Norm:
     eps: float
 
     def __call__(self, x: Tensor, *, pdl: bool = False) -> Tensor:
-        """Return RMSNorm of the rows x [..., K], in a kernel before the GEMM's. pdl: see `rms_norm`."""
         return rms_norm(x, self.weight, self.eps, pdl=pdl)
 
 
@@ -69,19 +65,11 @@ class NormGate:
     eps: float
 
     def __call__(self, x: Tensor, *, pdl: bool = False) -> Tensor:
-        """Return LayerNorm of the rows x [..., K] times gelu_tanh(`gate`).
-
-        A kernel before the GEMM's computes it. pdl: see `norm_gate`.
-        """
         return norm_gate(x, self.gate, self.weight, self.bias, self.eps, pdl=pdl)
 
 
 def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether `few_rows_product` should be used on x's GPU: x [..., K], weights [N, K].
-
-    With SwiGLU, weights are [2 N, K].
-    It should if `suits` is true and the GPU has enough shared memory per block.
-    """
+    """Whether to use `few_rows_product` on x's GPU; weights [N, K], with SwiGLU [2 N, K]."""
     return x.is_cuda and suits(x, weights, swiglu=swiglu) and shared_bytes(x.device) >= SHARED_BYTES
 
 
@@ -89,12 +77,11 @@ def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
     """Whether `few_rows_product` supports the arguments and is at least as fast as cuBLAS."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
-    laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _is_near(x)
+    laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _fits_int32_offsets(x)
     return few and laid_out and x.dtype == weights.dtype and x.element_size() == 2
 
 
-def _is_near(x: Tensor) -> bool:
-    """Whether every element of x is within the reach of an int32 offset from the first."""
+def _fits_int32_offsets(x: Tensor) -> bool:
     return sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) < 1 << 31
 
 
@@ -170,7 +157,7 @@ def _checked(
         by_rows.append(before.gate)
     if not all(each.is_contiguous() for each in whole) or any(each.stride(-1) != 1 for each in by_rows):
         raise ValueError("x and the gate must be contiguous in their last dimension, weights, norm and out in all")
-    if not all(map(_is_near, by_rows)):
+    if not all(map(_fits_int32_offsets, by_rows)):
         raise ValueError(f"rows of strides {[each.stride() for each in by_rows]}: must lie within 2^31 elements")
     of_norm = vars(before).items() if before is not None else ()
     check_devices(x=x, weights=weights, out=out, **{f"norm's {n}": each for n, each in of_norm if n != "eps"})

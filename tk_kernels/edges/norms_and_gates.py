@@ -24,10 +24,9 @@ COLUMNS = 2048  # columns of a SwiGLU row per program
 
 @on_its_device
 def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
-    """Return LayerNorm(z) * gelu_tanh(`gate`), in z's dtype; all are [..., C].
+    """Return LayerNorm(z) * gelu_tanh(`gate`) in z's dtype, all [..., C] (ttt_layer.md, step 6).
 
-    ttt_layer.md, "Inside TTT", step 6. weight and bias [C] are those of the LayerNorm. A z that is not contiguous is
-    copied. `gate` can be a slice of columns of a wider tensor.
+    weight, bias [C]: those of the LayerNorm. `gate` can be a slice of columns of a wider tensor.
     pdl: a dependent launch (`dependent_launch`) reads `weight` and `bias` early.
     Arithmetic is float32, rounded once. Raises ValueError on a wrong shape, stride or device.
     """
@@ -79,10 +78,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return x as a tensor [N, C], copied only if one stride cannot reach all rows.
-
-    Raises ValueError if the elements of a row are not contiguous.
-    """
+    """Return x as [N, C], copied only if one stride cannot reach all rows."""
     if x.stride(-1) != 1:
         raise ValueError(f"strides {x.stride()}: the last must be 1")
     return x.view(-1, x.shape[-1]) if x.is_contiguous() else x.flatten(0, -2)

@@ -1,8 +1,6 @@
 """The causal depthwise convolutions of a TTT block, fused with the operations around them.
 
-`residual_convolution` is step 1 of a block in ttt_layer.md with the norms before and after it. `query_key` is the two
-convolutions for Q and K, followed by RoPE, and the learning rate. Both take any number of tokens T >= 1, and cache the
-last three inputs of each channel for the next call.
+Both functions take T >= 1 tokens, and cache the last three inputs of each channel for the next call.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels and knows no type except tl.constexpr)
@@ -149,10 +147,7 @@ def query_key(
 
 
 def _check_cache(cache: Tensor, slots: Tensor | None, sequences: Packed | None, shape: tuple[int, int, int]) -> None:
-    """Raise ValueError unless the cache fits tokens of `shape` (B, T, C).
-
-    With slots T must be 1, with packed sequences B must be 1 and `slots` None.
-    """
+    """Raise ValueError unless cache, slots and packed sequences fit tokens of `shape` (B, T, C)."""
     B, T, C = shape
     if sequences is not None:
         check_parameter("cache[0]", cache[0], (TAPS - 1, C))
@@ -177,21 +172,14 @@ def _chunks(batch: int, tokens: int, sequences: Packed | None) -> tuple[int, int
 
 
 def _caches(cache: Tensor, tokens: int, sequences: Packed | None) -> tuple[Tensor, Tensor]:
-    """Return two tensors: the cache that a kernel reads, and the one that it writes.
-
-    For a single token both are `cache`, because one program reads and writes each element. Packed sequences read a copy
-    of their slots and write to `cache`. For other tokens the second tensor is new; `_store_cache` copies it to `cache`.
-    """
+    """Return the caches that a kernel reads and writes: one and the same only for single tokens."""
     if sequences is not None:
         return cache.index_select(0, sequences.slots), cache
     return cache, cache if tokens == 1 else torch.empty_like(cache)
 
 
 def _slots(sequences: Packed | None, slots: Tensor | None, after: Tensor) -> dict[str, Any]:
-    """Return a kernel's arguments by name: the slots, and the layout of packed sequences.
-
-    after: the cache to which the kernel writes; packed sequences need its stride between slots.
-    """
+    """Return a kernel's slots and packed layout, by name. after: the cache that it writes."""
     if sequences is None:
         return {"slots": slots}
     names = {"cu_seqlens": sequences.cu_seqlens, "starts": sequences.start, "chunks": sequences.chunks}
@@ -204,7 +192,6 @@ def _store_cache(cache: Tensor, after: Tensor) -> None:
 
 
 def _check_rows(**tensors: Tensor) -> None:
-    """Raise ValueError unless each tensor [B, T, N] has contiguous rows at one stride."""
     for name, x in tensors.items():
         in_rows = x.shape[0] <= 1 or x.stride(0) == x.shape[1] * x.stride(1)
         if x.numel() and not (in_rows and x.stride(2) == 1):

@@ -18,10 +18,7 @@ MULTIPLE = 64  # outputs and inputs must be multiples of this
 
 @functools.cache
 def available(device: torch.device | None = None) -> str:
-    """Return why the Hopper kernel cannot run on `device`, in one sentence, or "".
-
-    device: None is the current GPU.
-    """
+    """Return why the Hopper kernel cannot run on `device` (None: the current GPU), or ""."""
     if device is None:
         return build.unavailable(KERNEL)
     with torch.cuda.device(device):
@@ -31,11 +28,8 @@ def available(device: torch.device | None = None) -> str:
 def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -> Tensor:
     """Return silu(x Wg^T) * (x Wu^T), [..., F] in x's dtype, for x [..., C].
 
-    weights [2 F, C]: Wg's rows before Wu's.
-    Arithmetic is float32. If `fits`, one kernel rounds once. Otherwise a GEMM rounds its result, and `swiglu` rounds
-    again.
-    beside_others: whether other kernels occupy some SMs meanwhile. Blocks of the Hopper kernel then take tiles from a
-    shared counter; otherwise each block has a fixed share.
+    weights [2 F, C]: Wg's rows before Wu's. Arithmetic is float32; without `fits`, the GEMM rounds its result too.
+    beside_others: other kernels occupy SMs meanwhile, so blocks take tiles from a shared counter.
     """
     rows = x.flatten(0, -2)
     if not fits(rows, weights):

@@ -63,10 +63,7 @@ def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
 
 
 def packed_arguments(sequences: Packed, planes: bool) -> dict[str, Any]:
-    """Return the arguments that a forward kernel takes only for packed sequences.
-
-    planes: whether the weights of the state have low planes (`split_planes`).
-    """
+    """Return the arguments for packed sequences; planes: whether the weights have low planes."""
     where = {"cu_seqlens": sequences.cu_seqlens, "start": sequences.start, "slots": sequences.slots}
     return where | {"PACKED": True, "PLANES": planes}
 
@@ -103,10 +100,7 @@ def _rotate(
 
 @jit
 def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
-    """Return where packed sequence `seq` begins, how many tokens it has, and three integers.
-
-    The three are: the number of earlier tokens, the mini-batch position at which the tokens begin, and the slot.
-    """
+    """Return a packed sequence's offset, length, earlier tokens, mini-batch position and slot."""
     token = tl.load(cu_seqlens + seq)
     count = tl.load(cu_seqlens + seq + 1) - token
     before = tl.load(start + seq)
@@ -117,8 +111,7 @@ def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
 def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.constexpr):
     """Return the addresses of the elements of K at `token` and `column`.
 
-    If a call begins inside a mini-batch, the `begin` earlier tokens of that mini-batch have negative indices; their
-    keys are in the state's `rows`.
+    Negative tokens are the mini-batch's `begin` earlier ones, whose keys are in the state's `rows`.
     """
     if PACKED:
         return tl.where(token < 0, rows + (token + begin) * D, k + token * k_token) + column

@@ -35,18 +35,12 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 
 @cache
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
-    """Return why this Hopper kernel cannot run here, in one sentence; an empty string if it can.
-
-    arch: the value of TTT_BENCH_ARCH. It only keys the cached result, which thus follows a change of the variable.
-    """
+    """Return why this Hopper kernel cannot run here, or "". arch only keys the cached result."""
     return build.unavailable(kernel)
 
 
 def chosen(q: Tensor, mini_batch: int, kernels: dict[int, str]) -> str:
-    """Return the first backend that can run for tokens like q: Hopper, Triton or reference.
-
-    kernels: names of the Hopper kernels, by mini-batch.
-    """
+    """Return the first backend that can run tokens like q. kernels: for Hopper, by mini-batch."""
     kernel = kernels.get(mini_batch)
     takes = kernel and q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
     if takes and not hopper_unavailable(str(kernel), os.environ.get("TTT_BENCH_ARCH")):
@@ -135,10 +129,7 @@ class ForwardOperator:
         return out, state
 
     def _checked(self, tokens: Tokens, outer: Outer, state: tuple, inplace: bool) -> dict[str, tuple[int, ...]]:
-        """Check the arguments of `forward`; return the shapes of the state's tensors, by name.
-
-        Raises ValueError, which names an unsupported argument and the supported values.
-        """
+        """Check `forward`'s arguments, or raise ValueError; return the state's shapes by name."""
         _check_tokens(tokens, outer, "[B, T, H, D]")
         q, mini_batch = tokens[0], len(outer[0])
         batch, _, heads, head_dim = q.shape
@@ -162,10 +153,7 @@ class ForwardOperator:
         state: State,
         rope: bool,
     ) -> tuple[Tensor, State]:
-        """Return the outputs and the next state for tokens from a mini-batch's start.
-
-        shapes: those of the state's tensors, by name. inplace: write the next state to the tensors of `state`.
-        """
+        """Return outputs and next state for tokens from a mini-batch's start; shapes: the state's."""
         q, k, v, lr = tokens
         weights = to_float32(*(getattr(state, name) for name in self.weights))
         after = state
@@ -186,11 +174,7 @@ class ForwardOperator:
         rope: bool,
         backend: str,
     ) -> None:
-        """Run `backend`, or `choice` if it is "", and write the results to `outputs`.
-
-        outputs: the tokens' outputs, then the next state's weights and biases, then its rows. For an update in place,
-        the tensors of the next weights are those of `weights`.
-        """
+        """Run `backend` and write to `outputs`: tokens' outputs, next weights and biases, rows."""
         q, mini_batch = tokens[0], len(outer[0])
         backend = backend or self.choice(q, mini_batch)
         if backend == THUNDERKITTENS:
@@ -245,10 +229,7 @@ def forward_packed(
 
 
 def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:
-    """Raise ValueError unless the tokens, in shape `layout`, and the outer parameters fit the kernels and each other.
-
-    layout: the shape of q, k and v in letters, "[B, T, H, D]" or "[N, H, D]"; lr has it without D.
-    """
+    """Raise ValueError unless tokens of shape `layout` and outer parameters fit the kernels."""
     (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
     if q.ndim != layout.count(",") + 1 or q.shape[-1] not in HEAD_DIMS:
         raise ValueError(f"q has shape {tuple(q.shape)}: the kernels take {layout}, D one of {HEAD_DIMS}")
@@ -266,10 +247,7 @@ def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:
 
 
 def _check_strides(name: str, x: Tensor) -> None:
-    """Raise ValueError unless a kernel can read 16 bytes of x at once.
-
-    D must be contiguous, and other strides must be multiples of 8.
-    """
+    """Raise ValueError unless a kernel can read 16 bytes of x at once."""
     if x.stride(-1) != 1 or any(stride % 8 for stride in x.stride()[:-1]):
         raise ValueError(
             f"{name} has strides {x.stride()}: the kernel takes D contiguous (stride 1), the others multiples of 8"
@@ -277,10 +255,7 @@ def _check_strides(name: str, x: Tensor) -> None:
 
 
 def _check_addresses(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ValueError unless the addresses of the named tensors are multiples of 16 bytes.
-
-    Call this inside the custom operator: while torch.compile traces, tensors have no addresses.
-    """
+    """Call this inside the custom operator: tensors have no addresses while torch.compile traces."""
     for name, x in tensors:
         if x.data_ptr() % 16:
             whole = 16 // x.element_size()
@@ -302,10 +277,7 @@ def forward_from(
     reference: Callable[..., tuple[Tensor, State]],
     aligned: Callable[[Tokens, Outer, State, bool], tuple[Tensor, State]],
 ) -> tuple[Tensor, State]:
-    """Return the outputs for tokens from position `start`, and the state after them.
-
-    Tokens up to the end of that mini-batch run in `reference`, in float32; the tokens after it run in `aligned`.
-    """
+    """Return outputs and next state: up to the mini-batch's end by `reference`, then `aligned`."""
     count = tokens[0].shape[1]
     begun = min(-start % len(outer[0]), count)
     if not tokens[0].numel():
@@ -333,11 +305,7 @@ def by_reference(
     start: int,
     rope: bool,
 ) -> tuple[Tensor, State]:
-    """Return the outputs, in the tokens' dtype, and the next state from `reference`.
-
-    It computes in float32.
-    start: position of the tokens in a mini-batch. rope: first apply RoPE to q and k.
-    """
+    """Run `reference` in float32 from position `start`, after RoPE on q and k if `rope`."""
     q, k, v, lr = tokens
     if rope:
         position = torch.arange(start, start + q.shape[1], device=q.device) % len(outer[0])

@@ -76,11 +76,10 @@ def available() -> str:
 
 
 def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split float32 x into two planes of its shape; `join_planes` restores every bit.
+    """Split float32 x into bfloat16 high and int16 low planes; `join_planes` restores every bit.
 
-    The high plane, bfloat16, is x rounded to nearest; the low plane, int16, is the remainder of the bits. Ties round
-    away from zero, so the remainder always fits 16 signed bits. All NaNs become 0x7FC00000, because a GPU's NaN,
-    0x7FFFFFFF, would round to -0.
+    Ties round away from zero, so the remainder always fits 16 signed bits. All NaNs become 0x7FC00000, because a GPU's
+    NaN, 0x7FFFFFFF, would round to -0.
     """
     x = x.float().contiguous()
     bits = x.view(torch.int32).masked_fill(x.isnan(), 0x7FC00000)
@@ -95,10 +94,7 @@ def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
 
 
 def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return float32 weights x in a precision of PRECISIONS: main tensor and low plane.
-
-    The low plane is None for precisions without planes.
-    """
+    """Return float32 x in a precision of PRECISIONS: main tensor, and low plane or None."""
     if PRECISIONS[precision].planes:
         return split_planes(x)
     return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None
@@ -108,10 +104,9 @@ PIECE_BYTES = 1 << 28
 
 
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
-    """Apply `function` to tensors [B, ...] a few sequences at a time, to save memory.
+    """Apply `function` to at most PIECE_BYTES of tensors [B, ...] at a time, to save memory.
 
-    The arguments of one call have at most PIECE_BYTES.
-    One call takes at least one sequence. Returns a tuple of whole outputs [B, ...]; None where `function` returns None.
+    Returns a tuple of whole outputs [B, ...]; None where `function` returns None.
     """
     batch, size = len(given[0]), sum(x.numel() * x.element_size() for x in given)
     step = max(1, batch * PIECE_BYTES // max(1, size))
@@ -207,28 +202,23 @@ def runs_sm90(device: torch.device) -> bool:
 
 
 def dependent_launch(pdl: bool) -> dict[str, bool]:
-    """Return launch arguments: a dependent launch if `pdl`, otherwise a plain launch.
+    """Return launch arguments: programmatic dependent launch (PDL) if `pdl`, from Hopper on.
 
-    Programmatic dependent launch (PDL): the kernel starts as soon as the launch before it allows it. It reads its
-    parameters and state, then waits for the end of all earlier launches. The caller guarantees that parameters and
-    state were written before the last plain launch started. On a GPU below compute capability 9.0 and in the
-    interpreter, launches are plain even if `pdl`.
+    Such a kernel starts as soon as the launch before it allows, reads its parameters and state, then waits for all
+    earlier launches. The caller guarantees that these tensors were written before the last plain launch started.
     """
     dependent = pdl and not triton.knobs.runtime.interpret and not _before_hopper()
     return {"PDL": True, "launch_pdl": True} if dependent else {"PDL": False}
 
 
 def _before_hopper() -> bool:
-    """Whether the current GPU is below compute capability 9.0, or TTT_BENCH_ARCH says so."""
     return bool(hidden()) or (torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0))
 
 
 def section_name(suits_sm90: bool, device: torch.device) -> str:
-    """Return the GPU's name, with the prefix SM90 for a kernel in Gluon.
+    """Return the GPU's name, with the prefix SM90 for a kernel in Gluon; a CPU's name is "cpu".
 
-    `tuning.toml` has a section for each such name.
-    suits_sm90: whether a kernel in Gluon supports the state; the prefix also needs a GPU that runs it. A CPU's name is
-    "cpu".
+    suits_sm90: whether a kernel in Gluon supports the state; the prefix also needs a GPU that runs it.
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return f"{SM90} {gpu}" if suits_sm90 and runs_sm90(device) else gpu
@@ -297,8 +287,7 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
     """Load one row of Q or K [D]; with ROPE, also the row with its pairs swapped.
 
-    Kernels load everything before the first use: a use moves registers between threads behind a barrier, and no load
-    passes a barrier. All loads together take one memory latency instead of one per vector.
+    Kernels load everything before the first use, because no load passes the barrier of a use.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row
@@ -368,10 +357,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert a 16-bit tile to float32 for a second use; bfloat16 is converted by shifts.
-
-    The compiler would merge two equal conversions, and keep the float32 result, which takes twice as many registers.
-    """
+    """Convert a 16-bit tile to float32 again, so that no registers hold the first result."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)

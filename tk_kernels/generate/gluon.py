@@ -10,10 +10,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def wide(x):
-    """Convert 16-bit x to float32.
-
-    Two bfloat16 numbers take two instructions, one fewer than the compiler's code.
-    """
+    """Convert 16-bit x to float32, for two bfloat16 numbers in two instructions."""
     if x.dtype == gl.bfloat16:
         asm: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
         x = gl.inline_asm_elementwise(asm, "=r,=r,r", [x], dtype=gl.float32, is_pure=True, pack=2)
@@ -24,8 +21,7 @@ def wide(x):
 def all_loads_before(position):
     """Issue all loads above this call before waiting for any value except `position`.
 
-    This is a branch on position < 0, which is never true: across a barrier, the assembler would move conversions of
-    loaded values up between the loads, but across a branch it does not.
+    The assembler moves conversions between loads across a barrier, but not across this branch, which is never taken.
     """
     asm: gl.constexpr = "{ .reg .pred p; setp.lt.s32 p, $1, 0; @p trap; mov.b32 $0, 0; }"
     gl.inline_asm_elementwise(asm, "=r,r", [position], dtype=gl.int32, is_pure=False, pack=1)

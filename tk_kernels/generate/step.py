@@ -60,9 +60,8 @@ class StepState:
 
     @classmethod
     def from_state(cls, state: Any, form: str = "dual", precision: str = "planes") -> Any:
-        """Return a copy of the reference's `state` in a form and a precision, a key of PRECISIONS.
+        """Return a copy of the reference's `state`, at any position, in a form and a precision.
 
-        state: a `LinearState` or `MLPState`, at any position of a mini-batch.
         Raises ValueError for an unknown form or precision.
         """
         check_form(form, precision)
@@ -89,10 +88,7 @@ class StepState:
         )
 
     def to_state(self) -> Any:
-        """Return a copy of this state as a state of the reference, in float32.
-
-        The dual form gives a state with rows, such as `LinearState`; the primal form one with gradient sums.
-        """
+        """Return a float32 copy as a state of the reference, with rows or with gradient sums."""
         dual, primal = self.kinds
         position, last = self.position[:, 0].clone(), self.layers[-1]
         weights: list[Tensor] = []
@@ -121,10 +117,7 @@ class StepState:
         return [getattr(self, bias) for _, _, bias in self.layers]
 
     def suits_sm90(self) -> bool:
-        """Whether the operator's kernel in `generate_sm90.py` supports this state.
-
-        It supports the dual form with 16-bit rows, D = 64, for TTT-MLP F = 256, and mini-batches of at most 16 tokens.
-        """
+        """Whether `generate_sm90.py` supports this state: dual form, 16-bit rows, D = 64, m <= 16."""
         in_16_bits = self.form == "dual" and self.precision != "float32"
         widths = tuple(bias.shape[2] for bias in self.biases())
         return in_16_bits and widths == self.sm90_widths and self.mini_batch <= 16
@@ -139,10 +132,7 @@ class StepState:
 
 
 def _running_sums(*rows: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradient sums dW and db of each layer in float32; dW in the weight's layout.
-
-    rows: each layer's inputs, then each layer's lr * G, [B, H, m, width]. They are summed in float64.
-    """
+    """Sum rows [B, H, m, width] in float64 to each layer's dW, in the weight's layout, and db."""
     wide = [x.double() for x in rows]
     layers = len(wide) // 2
     sums: list[Tensor] = []
@@ -154,8 +144,7 @@ def _running_sums(*rows: Tensor) -> tuple[Tensor, ...]:
 def portable_constants(state: StepState, block: int, rows: int) -> dict[str, Any]:
     """Return compile-time arguments of the portable kernels, by name.
 
-    block: how many rows of a weight a kernel rewrites at a time, at most `rows`, the number of rows of a weight.
-    D: the head dimension. DP, MP: D and the mini-batch, padded to powers of two. DOT: dtype of matmul operands.
+    block: how many of a weight's `rows` a kernel rewrites at a time. DP, MP: D and m, padded. DOT: dtype of operands.
     """
     D = state.biases()[-1].shape[2]
     return {

@@ -50,10 +50,6 @@ def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
 
 @cache
 def _tables() -> list[dict[str, Any]]:
-    """Return the tables by precedence: the user's (TTT_BENCH_TUNING), if any; the repository's.
-
-    Raises ValueError if the user's file cannot be read.
-    """
     tables = [tomllib.loads(TABLE.read_text())]
     if path := os.environ.get(VARIABLE):
         try:
@@ -65,10 +61,7 @@ def _tables() -> list[dict[str, Any]]:
 
 
 def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterator[Tuning]:
-    """Yield the settings to measure when a kernel is tuned; the arguments are those of `tuning`.
-
-    sm90: for the kernel in `generate_sm90.py`, whose layouts fix the number of warps.
-    """
+    """Yield the settings to try; sm90: for `generate_sm90.py`, whose layouts fix the warps."""
     linear, dual = operator == "ttt_linear", form == "dual"
     if form == FORWARD:
         blocks = (0,) if linear or row == "narrow" else (32, 64, 128)

@@ -36,10 +36,7 @@ def rope(x: Tensor, position: Tensor, theta: float = 10000.0) -> Tensor:
 
 
 def gradient_offset(k: Tensor, v: Tensor, outer: Outer) -> Tensor:
-    """Return (ln_bias - R) * ln_weight with R = v - k, the part of `ln_l2_grad` without z.
-
-    k, v [B, n, H, D] -> the same shape, in the state's dtype.
-    """
+    """Return (ln_bias - (v - k)) * ln_weight, `ln_l2_grad` without z, for k and v [B, n, H, D]."""
     dtype = outer.ln_weight.dtype
     return (outer.ln_bias - (v.to(dtype) - k.to(dtype))) * outer.ln_weight
 

@@ -84,11 +84,10 @@ class Layer(NamedTuple):
 
 
 def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
-    """Return the layers of a state; `state` is the tuple of its tensors, or of its field names.
+    """Return the layers of a state, given as the tuple of its tensors or of its field names.
 
-    rows: whether the state holds cached rows; otherwise it holds gradient sums. The order of the tuple is: each layer's
-    weight and bias; then each layer's input rows and each layer's gradient rows, or each layer's dW and db; then the
-    position.
+    rows: whether it holds cached rows or gradient sums. Order: weight and bias by layer; then all inputs' rows and all
+    gradients' rows, or dW and db by layer; then the position.
     """
     n = len(state) // 4
     weights, biases, rest = state[: 2 * n : 2], state[1 : 2 * n : 2], state[2 * n : 4 * n]
@@ -290,11 +289,7 @@ class Learner(Generic[State, PrimalState]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """Return the outer parameters in the state's dtype.
-
-        Raises ValueError if an argument is not supported.
-        tokens: q, k or v by name. layout: SEQUENCES or TOKENS, their shape.
-        """
+        """Return the outer parameters in the state's dtype; ValueError for unsupported arguments."""
         check_tokens(tokens, lr, layout)
         x = next(iter(tokens.values()))
         heads, head_dim = x.shape[-2:]
@@ -307,11 +302,7 @@ class Learner(Generic[State, PrimalState]):
 
 
 def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Trace:
-    """Train on whole mini-batches in order; return the trace.
-
-    This advances the weights and biases of `state` in place.
-    On a GPU it takes seven launches per mini-batch with one layer, 16 with two. `Learner.states` describes the trace.
-    """
+    """Train `state` in place on whole mini-batches, in order; return `Learner.states`'s trace."""
     layers, mini_batch = layers_of(state), len(outer.token_scale)
     keys = with_bias_input(tiled(k, mini_batch))
     last_eta = outer.token_scale[-1] * tiled(lr, mini_batch).unsqueeze(-1)
@@ -349,10 +340,7 @@ def _parts(trace: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor],
 
 
 def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tensor:
-    """Return the outputs [B, T, H, D] of whole mini-batches at once, from `_train_`'s trace.
-
-    For each layer: Zbar = Xbar @ W + b - tril(eta * (Xbar @ X^T + 1)) @ G. Then out = Q + LN(Zbar).
-    """
+    """For each layer Zbar = Xbar @ W + b - tril(eta * (Xbar @ X^T + 1)) @ G; out = Q + LN(Zbar)."""
     mini_batch = len(outer.token_scale)
     queries, keys = (with_bias_input(tiled(x, mini_batch).flatten(0, 1)) for x in (q, k))
     eta = causal_eta(tiled(lr, mini_batch).flatten(0, 1), outer.token_scale)
@@ -366,12 +354,7 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
 def _advance_(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", start: int = 0
 ) -> Tensor:
-    """Return the outputs [B, n, H, D] of n tokens of one mini-batch; advance `state` in place.
-
-    state: with rows.
-    In the dual form, sequences can have different positions, and `start` is ignored.
-    In the primal form, all sequences are at position `start`.
-    """
+    """Return n tokens' outputs [B, n, H, D]; in the primal form all sequences are at `start`."""
     layers, token_scale = layers_of(state), outer.token_scale
     positions = positions_of(state.position, q.shape[1])
     x, z, new = _gradients(q, k, v, lr, outer, layers)
@@ -413,11 +396,7 @@ def _advance_sums_(q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, st
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[Layer]
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return q, q @ W1 + b1, and per layer the input for the keys and lr * G.
-
-    All use the weights of the mini-batch's start. Each tensor is [B, H, n, width] in the state's dtype; W1 is read
-    once.
-    """
+    """Return q, q @ W1 + b1, and per layer the keys' input and lr * G, each [B, H, n, width]."""
     first, *others = layers
     q, k, offset = (x.to(first.weight.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
     zq, zk = affine(torch.cat((q, k), 2), first.weight, first.bias).chunk(2, 2)

@@ -14,10 +14,7 @@ BIAS_INPUTS = 8  # one input that is always 1, and seven zeros that keep bfloat1
 
 
 class Piece(NamedTuple):
-    """A range of tokens that a forward computes at once: the tokens from `low` to `high` - 1.
-
-    whole: whether they are complete mini-batches; otherwise they are part of one.
-    """
+    """Tokens `low` to `high` - 1, computed at once: whole mini-batches, or a part of one."""
 
     low: int
     high: int
@@ -25,10 +22,7 @@ class Piece(NamedTuple):
 
 
 def pieces(tokens: int, start: int, mini_batch: int, together: int) -> Iterator[Piece]:
-    """Yield pieces of `tokens` tokens: up to `together` whole mini-batches, or a part of one.
-
-    start: the position in a mini-batch at which the tokens begin.
-    """
+    """Yield pieces of up to `together` whole mini-batches, or parts, from position `start`."""
     low = 0
     while low < tokens:
         first = (start + low) % mini_batch
@@ -98,10 +92,8 @@ def causal_eta(lr: Tensor, token_scale: Tensor) -> Tensor:
 
 
 def read_layer(x: Tensor, weights: Tensor, rows: Tensor, gradients: Tensor, eta: Tensor) -> Tensor:
-    """Return one layer's output in the dual form, x @ W - (eta * (x @ rows^T)) @ gradients.
+    """Return x @ W - (eta * (x @ rows^T)) @ gradients, one layer's output in the dual form.
 
-    All are [N*B*H, ...].
-    x: the layer's input for queries. rows: its input for keys. Both come from `with_bias_input`.
-    weights: W, from `packed`.
+    All are [N*B*H, ...]. x, rows: inputs for queries and for keys, from `with_bias_input`. weights: W, from `packed`.
     """
     return subtract_matmul_(matmul(x, weights), (matmul(x, rows.mT) * eta).to(x.dtype), gradients)

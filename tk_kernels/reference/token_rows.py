@@ -15,10 +15,7 @@ State = TypeVar("State", bound=tuple)
 
 
 def positions_of(position: Tensor, tokens: int) -> Tensor:
-    """Return the positions [B, n] of the next n = `tokens` tokens, all in one mini-batch.
-
-    position [B]: the position of the first of them in each sequence.
-    """
+    """Return the positions [B, n] of n = `tokens` tokens, the first of them at `position` [B]."""
     return position.long()[:, None] + torch.arange(tokens, device=position.device)
 
 
@@ -33,11 +30,7 @@ def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
 
 
 def causal_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """Return each token's factors for m rows, [B, 1, n, m]: s_p for rows j <= p, else 0.
-
-    p: the token's position.
-    positions [B, n]. token_scale [m] holds s.
-    """
+    """Return factors [B, 1, n, m] of the rows at each position p: s_p for rows j <= p, else 0."""
     rows = torch.arange(len(token_scale), device=token_scale.device)
     return torch.where(rows <= positions[..., None], token_scale[positions][..., None], 0)[:, None]
 
@@ -48,18 +41,12 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def row_correction(x: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
-    """Return (scale * (x @ x_rows^T + 1)) @ g_rows, by which the dual form reduces x @ W + b.
-
-    scale: the result of `causal_scale`.
-    """
+    """Return (scale * (x @ x_rows^T + 1)) @ g_rows, subtracted from x @ W + b in the dual form."""
     return (scale * (x @ x_rows.mT + 1)) @ g_rows
 
 
 def sum_correction(x: Tensor, dW: Tensor, db: Tensor, scale: Tensor) -> Tensor:
-    """Return scale * (x @ dW + db), by which the primal form reduces x @ W + b.
-
-    It equals `row_correction` of the same tokens. scale [B, 1, 1, 1]: s at each sequence's position.
-    """
+    """Return scale * (x @ dW + db), the primal form's `row_correction`; scale [B, 1, 1, 1]."""
     return scale * affine(x, dW, db)
 
 
@@ -74,8 +61,7 @@ def stepped_affine(
 ) -> Tensor:
     """Return x_t @ W_t + b_t, [B, H, n, F], in the primal form, for n tokens from `start`.
 
-    W_t and b_t are the weight and bias after token t. This computes every gradient x_j^T g_j, [B, H, m, D, F].
-    It also computes every W_t = W - s_t * sum_{j <= t} x_j^T g_j.
+    It computes every W_t = W - s_t * sum_{j <= t} x_j^T g_j, [B, H, n, D, F].
     """
     now = slice(start, start + x.shape[2])
     sums = (x_rows.unsqueeze(-1) * g_rows.unsqueeze(-2)).cumsum(2)[:, :, now]
@@ -103,10 +89,7 @@ def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
 
 
 def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions: Tensor, token_scale: Tensor) -> None:
-    """Apply the gradient sums of sequences at a mini-batch's end in place, and reset them.
-
-    W -= s_{m-1} * dW, b -= s_{m-1} * db, then dW = 0, db = 0. Other sequences do not change.
-    """
+    """For sequences at a mini-batch's end, W -= s_{m-1} dW and b -= s_{m-1} db; reset the sums."""
     scale = completion_scale(positions, token_scale)
     weight.addcmul_(scale, dW, value=-1)
     bias.addcmul_(scale[..., 0], db, value=-1)

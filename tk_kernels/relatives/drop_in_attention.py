@@ -15,10 +15,7 @@ from tk_kernels.ttt_linear.reference import forward as linear_forward
 
 
 def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0, std: float = 0.02) -> LinearState:
-    """Return an initial state for q [B, T, H, D]: random W, std `std`, and b = 0.
-
-    All sequences have the same W. mini_batch: tokens per mini-batch, which `attention` takes from the state.
-    """
+    """Return an initial state for q [B, T, H, D]: one random W of deviation `std`, and b = 0."""
     batch, _, heads, head_dim = q.shape
     W = std * torch.randn(heads, head_dim, head_dim, generator=torch.Generator().manual_seed(seed))
     b = torch.zeros(heads, 1, head_dim)
@@ -26,10 +23,7 @@ def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0, std: float = 
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState]:
-    """Return TTT-Linear's outputs [B, T, H, D] for q, k, v, and the state after the tokens.
-
-    state: the second result of the call for the tokens before; None starts from `fresh_state`.
-    """
+    """Return TTT-Linear's outputs [B, T, H, D], and the state for the call on the next tokens."""
     state = fresh_state(q) if state is None else state
     dtype, (heads, head_dim) = STATE_DTYPE[q.dtype], q.shape[2:]
     mini_batch = state.k_rows.shape[2]

@@ -18,8 +18,5 @@ def gated(layer: Layer, alpha: Tensor) -> Layer:
 
 
 def reversed_time(layer: Layer) -> Layer:
-    """Return the layer x -> flip(layer(flip(x))) for x [B, T, C], flipped along T.
-
-    RoPE positions and states inside `layer` follow the reversed order.
-    """
+    """Return x -> flip(layer(flip(x))) along T, x [B, T, C]; RoPE and states follow that order."""
     return lambda x: layer(x.flip(1)).flip(1)

@@ -11,11 +11,10 @@ from tk_kernels.reference.naive import Weights, fresh_state, train
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return linear attention of one head, [T, D] for q, k, v [T, D] (Theorem 1).
+    """Return linear attention, [T, D] for one head's q, k, v [T, D] (Theorem 1).
 
-    out_t = sum over j <= t of (q_t . k_j) v_j.
-    It is computed as a TTT layer: the learner is f(x) = x @ W without LayerNorm or bias, W_0 = 0, the loss |f(k) -
-    v|^2, and eta = 1/2. All T tokens are one mini-batch.
+    out_t = sum over j <= t of (q_t . k_j) v_j. As a TTT layer: f(x) = x @ W without LayerNorm, W_0 = 0, eta = 1/2.
+    The loss is |f(k) - v|^2, and all tokens are one mini-batch.
     """
 
     def f(x: Tensor, weights: Weights) -> Tensor:
@@ -50,10 +49,9 @@ def nadaraya_watson(
 ) -> tuple[Tensor, TrainingSet]:
     """Return a Nadaraya-Watson learner's outputs [B, T, H, D] and training set (Theorem 2).
 
-    Token t adds (k_t, v_t) to the training set, then the output is the prediction for q_t:
-    f(q) = sum_j kernel(q, k_j) v_j / sum_j kernel(q, k_j). With the exponential kernel this is softmax attention.
-    seen: the training set of earlier tokens; None: there are none. log_kernel: takes q and k as `exponential_kernel`
-    does.
+    f(q_t) = sum_j kernel(q_t, k_j) v_j / sum_j kernel(q_t, k_j) over j <= t. The exponential kernel is softmax
+    attention.
+    seen: the training set of earlier tokens. log_kernel: takes q and k as `exponential_kernel` does.
     """
     before = 0 if seen is None else seen.k.shape[1]
     if seen is not None:

@@ -23,9 +23,5 @@ def loss(weights: Weights, k: Tensor, v: Tensor) -> Tensor:
 
 
 def forward(weights: Weights, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, token_scale: Tensor) -> Tensor:
-    """Return the outputs [T, D] of one new sequence and head.
-
-    q, k, v [T, D], lr [T], token_scale [m].
-    weights: those of `f` at the start.
-    """
+    """Return outputs [T, D] of a new sequence's head: q, k, v [T, D], lr [T], token_scale [m]."""
     return train(f, loss, q, k, v, lr, token_scale, fresh_state(*weights))[0]

@@ -11,15 +11,11 @@ KERNELS = dict.fromkeys((16, 32), "ttt_linear/forward_sm90")  # for Hopper, by m
 
 
 def schedule(heads: int, mini_batch: int, processors: int) -> tuple[int, int]:
-    """Return the Hopper kernel's (warps per head, heads per block) for a number of SMs.
-
-    heads: number of heads in all sequences together. Few heads are split over more warps; many heads share an SM.
-    """
+    """Return the Hopper kernel's (warps per head, heads per block) for `heads` of all sequences."""
     return (4, 1) if heads <= 2 * processors or mini_batch > 16 else (2, 4)
 
 
 def _plan(q: Tensor, mini_batch: int) -> tuple[int, int]:
-    """Return the result of `schedule` for tokens like q [B, T, H, D] on q's GPU."""
     return schedule(q.shape[0] * q.shape[2], mini_batch, processors(q))
 
 

@@ -130,10 +130,7 @@ def launch_packed(
 
 
 def takes_gluon(q: Tensor, mini_batch: int, hidden: int) -> bool:
-    """Whether the Gluon kernel supports q [..., H, D], mini-batch and hidden units on q's GPU.
-
-    The kernel takes bfloat16 only: its scaled gradients need that dtype's range of exponents.
-    """
+    """Whether the Gluon kernel runs q [..., H, D]; its gradients need the exponents of bfloat16."""
     fits = (q.shape[-1], hidden, q.dtype) == (*GLUON_SHAPE, torch.bfloat16) and mini_batch <= GLUON_ROWS
     runs = q.is_cuda and not triton.knobs.runtime.interpret
     return fits and runs and shared_bytes(q.device) >= GLUON_SHARED_BYTES

@@ -199,10 +199,7 @@ def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return w1 @ k and w1 @ q + weight1 @ past_g1 [F], from w1 [F, D], past_g1 [m, F].
-
-    With MATRIX they are computed on tensor cores, otherwise in float32.
-    """
+    """Return w1 @ k and w1 @ q + weight1 @ past_g1 [F], from w1 [F, D], past_g1 [m, F]."""
     if MATRIX:
         both = tl.dot(w1.to(DOT), columns(k, 0, DOT) + columns(q, 2, DOT))
         both = tl.dot(tl.trans(past_g1.to(DOT)), columns(weight1, 2, DOT), both)

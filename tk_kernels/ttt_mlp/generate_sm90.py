@@ -200,10 +200,7 @@ def spread_layout(rows, G):
 
 @gluon.jit
 def offsets(layout: gl.constexpr, G: gl.constexpr, N: gl.constexpr, D: gl.constexpr, FW: gl.constexpr):
-    """Return the offsets [G, N, D] in a weight [F, D] of each warp's first N hidden units.
-
-    Warp w of the G warps has the FW hidden units from w * FW on.
-    """
+    """Return offsets [G, N, D] in a weight [F, D]: warp w has N hidden units from w * FW on."""
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     f = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
     d = gl.arange(0, D, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)
@@ -215,10 +212,7 @@ def load_rows(
     rows, pos, layout: gl.constexpr, G: gl.constexpr, STEP: gl.constexpr, N: gl.constexpr, ROW: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Return the cached rows j < pos of `rows` [16, ROW], the others zero, as [G, 16, N].
-
-    Warp w has the N columns from w * STEP on. With PDL the loads bypass L1, because each row is read once.
-    """
+    """Return rows j < pos of `rows` [16, ROW] as [G, 16, N]; warp w has columns from w * STEP."""
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     row = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
     column = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)

@@ -31,10 +31,7 @@ from tk_kernels.generate.common import (
 def first_pass(
     weights1, b1, weights2, kf, rd, valid, D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Return gelu(k @ W1 + b1) @ W2 [D], which is Z2 without b2, for k = `kf` [D].
-
-    weights1 (W1 transposed) and weights2 [F, D] are read in blocks of BLOCK hidden units.
-    """
+    """Return gelu(k @ W1 + b1) @ W2 [D], without b2; both weights are [F, D], read in blocks."""
     unit = tl.arange(0, BLOCK)
     z2 = tl.zeros((BLOCK, DP), tl.float32)
     for first in range(0, F, BLOCK):
@@ -149,10 +146,7 @@ def apply_rows(
     D: tl.constexpr, F: tl.constexpr, m: tl.constexpr,
     PLANES: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Update both weights and biases with a complete mini-batch's cached rows, and store them.
-
-    W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2), where s is `scale`.
-    """
+    """Apply W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2); s is `scale`."""
     valid = rd < D
     rows_d = rm[:, None] * D + rd[None, :]
     counted = (rm[:, None] < m) & valid[None, :]

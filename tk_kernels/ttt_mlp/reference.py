@@ -1,7 +1,4 @@
-"""The PyTorch reference of TTT-MLP, f(k) = gelu(k @ W1 + b1) @ W2 + b2.
-
-`tk_kernels.reference.learner` has the arithmetic.
-"""
+"""The PyTorch reference of TTT-MLP, f(k) = gelu(k @ W1 + b1) @ W2 + b2; see `learner`."""
 
 from typing import NamedTuple
 

@@ -47,18 +47,10 @@ class FlaTTTLinear:
     packages: tuple[str, ...] = ("flash-linear-attention", "triton")
 
     def unavailable(self) -> str:
-        """Return a sentence if the GPU or flash-linear-attention is missing; "" if both are there.
-
-        This does not import the package, which takes ten seconds; the first case does.
-        """
         keep_choices()
         return no_gpu() or cannot_find("fla")
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of the chunked forward of `batch` sequences of `context` tokens.
-
-        Raises Skip for options that flash-linear-attention does not support, or if it cannot be imported.
-        """
         mini_batch = int(case.option("mini_batch", 16))
         self._refuse(case, mini_batch)
         import_or_skip("fla.ops.ttt")
@@ -92,10 +84,7 @@ class FlaTTTLinear:
 
 
 def package_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a reference's `forward` under fla's names and in its shapes.
-
-    The learning rate is converted to the tokens' dtype, because the package's GEMMs take no other dtype.
-    """
+    """Convert the arguments of a reference's `forward` to fla's names, shapes and dtypes."""
     state = inputs["state"]
     return {
         "q": inputs["q"],
@@ -110,11 +99,7 @@ def package_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any], str]:
-    """Time the functions PACKAGE_FORMS; return the fastest and a text with all times.
-
-    Each function is tuned for these inputs. Otherwise a tuning for one sequence would be reused for sixteen, as the
-    package caches one tuning per mini-batch size. If no function runs, raises the error of the first.
-    """
+    """Tune and time PACKAGE_FORMS on `inputs`; return the fastest and a text with all times."""
     from fla.ops import ttt
 
     took: dict[Callable[..., Any], float] = {}
@@ -140,7 +125,6 @@ def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any
 
 
 def _check(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_batch: int) -> Checks:
-    """Check `form` on one sequence's first tokens against fla's float32 PyTorch version."""
     tokens = max(LAYER_CHECK_TOKENS, mini_batch)
     piece = sequences_of(inputs, [0], tokens)
     out, state, _ = form(**piece, chunk_size=mini_batch, output_final_state=True)
@@ -155,8 +139,6 @@ def _check(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_ba
 
 
 def _timed_check(inputs: dict[str, Any], case: Case, mini_batch: int) -> TimedCheck:
-    """Return a timed check of drawn sequences against fla's float32 PyTorch version."""
-
     def timed_check(rng: Random) -> Callable[[Any, int], Checks]:
         rows = drawn(rng, case.batch, case.context, LAYER_CHECKED_TOKENS)
 
@@ -177,10 +159,7 @@ def sequences_of(inputs: dict[str, Any], rows: list[int], tokens: int) -> dict[s
 
 
 def _exact(piece: dict[str, Any], mini_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs and final state of fla's float32 PyTorch version for `piece`.
-
-    It runs on copies, because that version scales q in place.
-    """
+    """Run fla's float32 PyTorch version on copies, because it scales q in place."""
     from fla.ops.ttt.naive import chunk_ttt_linear_ref
 
     exact = {name: value.float().clone() for name, value in piece.items()}

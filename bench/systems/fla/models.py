@@ -35,8 +35,7 @@ ROUNDINGS = 1.5  # see `check_rounding`
 class FlaModel(CausalLM):
     """A language model of flash-linear-attention with the interface of `CausalLM`.
 
-    inner: the package's model. recurrent: read prompts in pieces so short that the package uses its recurrent kernels;
-    otherwise it uses its chunked kernels.
+    inner: the package's model. recurrent: read short pieces, on recurrent instead of chunked kernels.
     """
 
     def __init__(self, inner: Any, recurrent: bool = False) -> None:
@@ -45,20 +44,15 @@ class FlaModel(CausalLM):
         self.config = _Config(inner.config.vocab_size, inner.config.hidden_size)
 
     def init_state(self, batch: int, context: int = 0) -> Any:
-        """Return fla's empty cache, whatever the arguments; the first call adds states."""
         from fla.models.utils import Cache
 
         return Cache()
 
     def reset_state(self, state: Any) -> None:
-        """Empty the cache by calling its constructor again.
-
-        The package's own `reset` left the states in the cache before release 0.5.1.
-        """
+        # the package's own `reset` left the states in the cache before release 0.5.1
         state.__init__()
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read ids [B, T] piece by piece; return (logits [B, V] after the last token, state)."""
         check_ids(ids, 2, ids.shape[0])
         for piece in self._pieces(ids):
             out = self.inner(piece, past_key_values=state, use_cache=True, logits_to_keep=1)
@@ -72,10 +66,6 @@ class FlaModel(CausalLM):
         return torch.cat(logits, dim=1)[:, -last:]
 
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read ids [B]; return (logits [B, V], state).
-
-        In the cache, the step replaces the recurrent states by new tensors.
-        """
         out = self.inner(ids[:, None], past_key_values=state, use_cache=True, logits_to_keep=1)
         return out.logits[:, -1], state
 
@@ -109,23 +99,13 @@ class Fla(TunedLanguageModel):
     sizes: ClassVar[dict[str, dict[str, Any]]]
 
     def unavailable(self) -> str:
-        """Return a sentence if the GPU or flash-linear-attention is missing; "" if both are there.
-
-        This does not import the package, which takes ten seconds; the first case does.
-        """
         return no_gpu() or cannot_find("fla")
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return the record's settings: the package's kernels, and the limits of the check."""
         kernels = "recurrent" if case.phase == "generate" else "chunked"
         return {"kernels": kernels, "check_limits": f"{ROUNDINGS:g} times the model's own rounding, at most twice ours"}
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of the whole model, or of one layer with the option scope=layer.
-
-        Raises Skip for the phase request: its steps replay one graph, but the package's cache gets new tensors each
-        step.
-        """
         if case.option("scope", "model") == "layer":
             return FlaRegressor().build(case)
         if case.phase == "request":
@@ -133,11 +113,7 @@ class Fla(TunedLanguageModel):
         return super().build(case)
 
     def load(self, case: Case) -> FlaModel:
-        """Load the model with the package's random initialisation from a fixed seed.
-
-        Matrices that the package initialises with zeros get random values too.
-        Raises Skip for a size that is not in `sizes`, or if the package cannot be imported.
-        """
+        """Load the package's random weights from a fixed seed; zero matrices get random values."""
         import_or_skip("fla.models")
         import fla.models
 
@@ -168,10 +144,7 @@ class Fla(TunedLanguageModel):
         """Return None, because `check_rounding` derives the limits."""
 
     def _check_logits(self, model: FlaModel, ids: Tensor, got: Tensor, expected: Tensor, case: Case) -> Checks:
-        """Check logits `got` against `expected`, both [CHECK_STEPS + 1, B, V], by `check_rounding`.
-
-        The logits whose rounding sets the limits come from the recurrent kernels, with the same weights and dtype.
-        """
+        """Check by `check_rounding`, against the rounding of the recurrent kernels."""
         rounded = prefill_then_generate(FlaModel(model.inner, recurrent=True), ids, self.check_prompt)
         return check_rounding(got, rounded, expected, case.dtype)
 
@@ -180,10 +153,7 @@ class Fla(TunedLanguageModel):
         raise NotImplementedError
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """Return the configuration from which FLOPs and bytes are counted.
-
-        It leaves out the inputs that RWKV-7's token shift stores, a hundredth of the state.
-        """
+        """Return the shape, without RWKV-7's token-shift inputs, a hundredth of the state."""
         return self.shape(model.inner.config)
 
     def work(self, model: FlaModel, case: Case) -> PhaseWork:
@@ -194,11 +164,7 @@ class FlaForward(Forward):
     """The forward phase from an empty state, with wider limits for the package's rounding."""
 
     def timed_check(self, rng: Random) -> Callable[[Tensor, int], Checks]:
-        """Return a check of the logits of one drawn prompt.
-
-        Up to RECURRENT_CHECKED_TOKENS, the logits are compared with those of the recurrent kernels.
-        For longer prompts, they are compared with those of the timed kernels on other pieces of the prompt.
-        """
+        """Check a drawn prompt: a short one by recurrent kernels, a longer one read in pieces."""
         row = rng.randrange(self.case.batch)
         long = self.case.context > RECURRENT_CHECKED_TOKENS
 
@@ -234,8 +200,7 @@ class FlaForward(Forward):
 class FlaGenerate(Generate):
     """The generate phase: greedy steps. Each call starts at the state after one token.
 
-    The cache replaces its tensors at every step, so each call ends by restoring the tensors of the starting state.
-    Steps update a convolution's last inputs in place, so each call begins by copying these inputs.
+    Steps replace the cached tensors, except a convolution's last inputs, which each call copies before it changes them.
     """
 
     renews_past = False  # each call starts at the tensors that are captured
@@ -248,14 +213,12 @@ class FlaGenerate(Generate):
 
     @torch.inference_mode()
     def restart(self) -> None:
-        """Read one token into a new state, after freeing the old one."""
         self.state, self._first = None, []
         self.state = self.model.generate_step(self._before, self.model.init_state(self.case.batch))[1]
         self._first = [dict(layer.state) for layer in self.state.layers]
 
     @torch.inference_mode()
     def run(self) -> tuple[Tensor, Tensor]:
-        """Return the logits [B, V] of the last step, and the tokens [STEPS, B] that the steps read."""
         for layer in self.state.layers:
             layer.state = layer.state | {"conv_state": _copied(layer.state.get("conv_state"))}
         found = greedy_steps(self.model, self.ids, self.state, STEPS)
@@ -265,10 +228,7 @@ class FlaGenerate(Generate):
         return found
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Return a check of the last step's logits of drawn sequences.
-
-        It compares them with the recurrent kernels' logits after the same tokens.
-        """
+        """Check drawn sequences' last logits against the recurrent kernels after the same tokens."""
         rows = drawn(rng, self.case.batch, STEPS)
 
         @torch.inference_mode()
@@ -281,7 +241,6 @@ class FlaGenerate(Generate):
 
 
 def _copied(kept: Any) -> Any:
-    """Return a copy of a tensor or of a tuple of tensors; None for None."""
     if isinstance(kept, Tensor):
         return kept.clone()
     return None if kept is None else tuple(map(_copied, kept))
@@ -302,8 +261,8 @@ def check_timed_rounding(adapter: Any, model: FlaModel, logits: Tensor, ids: Ten
 def check_rounding(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: str) -> Checks:
     """Check logits [..., V] of a model that rounds more than this repository's models.
 
-    rounded: logits of the same weights in `dtype` without the measured kernels.
-    Each limit is ROUNDINGS times the error of `rounded`, but at least its value in LOGIT_LIMITS and at most twice that.
+    rounded: logits of the same weights in `dtype` without the measured kernels. A limit is ROUNDINGS times their error,
+    but at least its value in LOGIT_LIMITS and at most twice that.
     """
     checks = []
     of_both = (check_logits(each, reference, dtype).checks for each in (logits, rounded))
@@ -320,10 +279,7 @@ class GatedDeltaNet(Fla):
     sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 21}}
 
     def shape(self, config: Any) -> DeltaRuleConfig:
-        """Return the shape of the gated delta rule (arXiv 2412.06464).
-
-        FLOPs per element of the state: decay 1, prediction 2, update 2, output 2.
-        """
+        """FLOPs per state element: decay 1, prediction 2, update 2, output 2 (arXiv 2412.06464)."""
         key_dim, value_dim = config.head_dim, int(config.head_dim * config.expand_v)
         heads = config.num_heads
         return DeltaRuleConfig(
@@ -339,10 +295,7 @@ class GatedDeltaNet(Fla):
 
 
 class RWKV7(Fla):
-    """Adapter of rwkv7/fla: 24 blocks with heads of 64 channels.
-
-    The low-rank dimensions are those of RWKV-7 World 1.5B, which are larger than the package's defaults.
-    """
+    """Adapter of rwkv7/fla: 24 blocks, heads of 64, low-rank dimensions of RWKV-7 World 1.5B."""
 
     classes = ("RWKV7Config", "RWKV7ForCausalLM")
     sizes: ClassVar[dict[str, dict[str, Any]]] = {
@@ -357,10 +310,7 @@ class RWKV7(Fla):
     }
 
     def shape(self, config: Any) -> DeltaRuleConfig:
-        """Return the shape of the generalized delta rule (arXiv 2503.14456).
-
-        FLOPs per element of the state: decay 1, removal 4, addition 2, output 2.
-        """
+        """FLOPs per state element: decay 1, removal 4, addition 2, output 2 (arXiv 2503.14456)."""
         return DeltaRuleConfig(
             config.hidden_size,
             config.num_hidden_layers,
@@ -372,9 +322,6 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return the record's settings, with the package's warning that RWKV-7 can be wrong.
-
-        The correctness check does not rule this out, because its reference runs in the same package.
-        """
+        """Add the package's warning; a reference in the same package cannot rule out such errors."""
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

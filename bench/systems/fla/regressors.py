@@ -37,10 +37,7 @@ class DeltaRule(Layer):
         return self.states * self.key_dim * self.value_dim
 
     def work(self, case: Case) -> Work:
-        """Return FLOPs and least bytes of a case.
-
-        FLOPs per state element and token: decay 1, delta-rule update 4, output 2.
-        """
+        """FLOPs per state element and token: decay 1, delta-rule update 4, output 2."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         decays = self.key_dim if self.vector_decay else 1
         keys = width * self.heads * self.key_dim * (1 + self.householder)  # with q
@@ -49,10 +46,9 @@ class DeltaRule(Layer):
         return Work((3 + 4 * self.householder) * tokens * self.state_numbers, moved)
 
     def random_inputs(self, case: Case) -> dict[str, Tensor]:
-        """Return q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H] and log-decays g [B, T, H] or [B, T, H, K], by name.
+        """q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H], log-decays g [B, T, H] or [B, T, H, K].
 
-        In k, v and beta, T is `householder` times the number of tokens. In v, beta and g, H is `states`. Keys have norm
-        1 on average, to bound the state.
+        In k, v and beta, T is `householder` times the tokens. In v, beta and g, H is `states`. |k| is 1 on average.
         """
         batch, tokens, dtype = case.batch, case.context, getattr(torch, case.dtype)
         rows = tokens * self.householder
@@ -113,11 +109,7 @@ class Mesa(Layer):
         return self.heads * self.key_dim * (self.key_dim + self.value_dim)
 
     def work(self, case: Case) -> Work:
-        """Return FLOPs and least bytes of a case.
-
-        FLOPs per token: for an element of either state decay 1 and update 2, for one of G 2 per iteration, and for one
-        of S 2 for the output.
-        """
+        """FLOPs per state element and token: decay 1, update 2; 2 per iteration for G, 2 for S."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         gram, values = (self.heads * self.key_dim * dim for dim in (self.key_dim, self.value_dim))
         row = width * 2 * (self.key_dim + self.value_dim) + 4 * 2  # q, k, v and output; beta and g
@@ -125,10 +117,7 @@ class Mesa(Layer):
         return Work(tokens * flops, tokens * self.heads * row + 4 * case.batch * self.state_numbers)
 
     def random_inputs(self, case: Case) -> dict[str, Tensor]:
-        """Return q, k [B, T, H, K], v [B, T, H, V], beta and log-decays g [B, T, H], and lamb [H, K], by name.
-
-        lamb is uniform from the package's lower bound 0.25 to 1.25.
-        """
+        """q, k [B, T, H, K], v [B, T, H, V], beta and log-decays g [B, T, H], lamb [H, K] >= 0.25."""
         shape, dtype = (case.batch, case.context, self.heads), getattr(torch, case.dtype)
         return {
             "q": _normal(*shape, self.key_dim).to(dtype),

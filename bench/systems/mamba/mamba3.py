@@ -44,10 +44,7 @@ class Mamba3(Layer):
         return self.matrix + self.heads * (self.key_dim + self.value_dim + self.angles)
 
     def work(self, case: Case) -> Work:
-        """Return FLOPs and least bytes of a case.
-
-        FLOPs per element of S and token: decay 1, update 2, output 2. As in the kernel, one update adds both terms.
-        """
+        """FLOPs per element of S and token: decay 1, update 2 for both terms together, output 2."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         shared = width * (2 * self.key_dim + self.angles)
         row = width * (2 * self.value_dim + 1) + 4 * 2  # v, output, trap; decay and time step
@@ -55,10 +52,9 @@ class Mamba3(Layer):
         return Work(5 * tokens * self.matrix, moved)
 
     def random_inputs(self, case: Case) -> dict[str, Tensor]:
-        """Return the kernel's arguments as the package's layer initialises them, for normalised random activations.
+        """Draw the arguments as the package's layer initialises them, for normalised activations.
 
         Q, K [B, T, 1, K]; V [B, T, H, V]; ADT, DT, Trap [B, H, T]; Q_bias, K_bias [H, K]; Angles [B, T, H, S].
-        Raises Skip for a dtype other than bfloat16, and for more tokens than the kernel can index.
         """
         if case.dtype != "bfloat16":
             raise Skip("Mamba-3's kernel rounds its inputs to bfloat16")
@@ -121,7 +117,7 @@ class Mamba3(Layer):
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate neighboring channels of x [..., K] by `angles` [..., S], the first 2 S of them; return [..., K]."""
+    """Rotate the first 2 S channels of x [..., K] in neighboring pairs by `angles` [..., S]."""
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
     turns = torch.polar(torch.ones_like(angles), angles)
     turns = F.pad(turns, (0, pairs.shape[-1] - turns.shape[-1]), value=1)

@@ -18,13 +18,11 @@ class TorchMamba(LanguageModel):
     packages = ("transformers",)
 
     def unavailable(self) -> str:
-        """On a GPU, return a sentence that names mamba/mamba-ssm instead; "" on a CPU."""
         if device() == "cuda":
             return f"transformers' Mamba is {FOR_A_CPU}: use mamba/mamba-ssm there"
         return ""
 
     def load(self, case: Case) -> Any:
-        """Load the model with random weights from a fixed seed."""
         from bench.models.mamba import Mamba
 
         config = model_config("mamba", case.size)

@@ -1,9 +1,7 @@
 """Mamba and Mamba-2 in PyTorch, vectorised over chunks: reference for long prompts.
 
-transformers scans Mamba token by token, and for Mamba-2 stores every pair of a chunk's tokens for all heads. Here a
-prompt is split into pieces, and a piece into chunks. All chunks of a piece are scanned in parallel from a zero state;
-then the state is carried from chunk to chunk and its contribution added. A piece of n tokens takes about 2 sqrt(n)
-steps.
+A prompt is split into pieces, and a piece into chunks. All chunks of a piece are scanned in parallel from a zero state.
+Then the state is carried from chunk to chunk. A piece of n tokens takes about 2 sqrt(n) steps.
 """
 
 import math
@@ -43,10 +41,7 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
 
 
 class ScannedMamba:
-    """A reference for whole prompts: transformers' Mamba (`inner`) with this module's scan.
-
-    If the weights are on another device than `device`, each block is copied there while it runs.
-    """
+    """A reference: transformers' Mamba (`inner`) with this module's scan; blocks run on `device`."""
 
     def __init__(self, inner: Any, device: torch.device | str) -> None:
         self.inner, self.device = inner, torch.device(device)
@@ -55,12 +50,10 @@ class ScannedMamba:
         """Return None, because every prompt is read from its start."""
 
     def prefill(self, ids: Tensor, state: None) -> tuple[Tensor, None]:
-        """Return (logits [B, V] after the last token of ids [B, T], None)."""
         return self.logits(ids, 1)[:, 0], None
 
     @torch.no_grad()
     def logits(self, ids: Tensor, last: int) -> Tensor:
-        """Return logits [B, last, V] after each of the last `last` tokens of ids [B, T]."""
         backbone = self.inner.backbone
         h = F.embedding(ids.to(self.device), backbone.embeddings.weight.to(self.device))
         for layer in backbone.layers:
@@ -70,10 +63,7 @@ class ScannedMamba:
             return F.linear(_normed(h[:, -last:], backbone.norm_f), self.inner.lm_head.weight.to(self.device))
 
     def _mix(self, mixer: Any, x: Tensor) -> Tensor:
-        """Apply the sequence mixer of a Mamba block to x [B, T, C]; return [B, T, C].
-
-        Source: arXiv 2312.00752, algorithm 2 and figure 3.
-        """
+        """x [B, T, C] -> [B, T, C]; arXiv 2312.00752, algorithm 2 and figure 3."""
         u, gate = mixer.in_proj(x).chunk(2, -1)
         u = _convolved(u, mixer.conv1d)
         step, B, C = mixer.x_proj(u).split((mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size), -1)
@@ -91,16 +81,10 @@ class ScannedMamba:
 
 
 class ScannedMamba2(ScannedMamba):
-    """A reference for whole prompts: transformers' Mamba-2 with this module's scan.
-
-    All channels of a head share a decay, so the scan of a chunk is a few GEMMs.
-    """
+    """A reference: transformers' Mamba-2. A head's channels share a decay, so few GEMMs suffice."""
 
     def _mix(self, mixer: Any, x: Tensor) -> Tensor:
-        """Apply the sequence mixer of a Mamba-2 block to x [B, T, C]; return [B, T, C].
-
-        Source: arXiv 2405.21060, listing 1.
-        """
+        """x [B, T, C] -> [B, T, C]; arXiv 2405.21060, listing 1."""
         groups, size = mixer.n_groups, mixer.ssm_state_size
         gate, mixed, step = mixer.in_proj(x).split((mixer.intermediate_size, mixer.conv_dim, mixer.num_heads), -1)
         mixed = _convolved(mixed, mixer.conv1d)
@@ -124,10 +108,7 @@ CHUNK = 64  # tokens of a Mamba-2 chunk, for which all pairs are computed
 
 
 def whole_chunks(piece: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
-    """Split a piece's tensors [B, T, ...]: yield all whole chunks, then the shorter rest.
-
-    Whole chunks are tensors [B, c, CHUNK, ...], the rest [B, 1, T % CHUNK, ...]. An empty part is not yielded.
-    """
+    """Yield the whole chunks [B, c, CHUNK, ...] of a piece, then the rest [B, 1, n, ...]."""
     whole = piece[0].shape[1] // CHUNK * CHUNK
     for part, length in (([x[:, :whole] for x in piece], CHUNK), ([x[:, whole:] for x in piece], 0)):
         if part[0].shape[1]:
@@ -135,10 +116,9 @@ def whole_chunks(piece: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
 
 
 def chunked_scan(chunks: tuple[Tensor, ...], state: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Scan c chunks of L tokens from `state` [B, H, P, N]; return outputs and final state.
+    """Scan c chunks of L tokens; return outputs [B, c * L, H, P] and the final state.
 
-    The outputs are [B, c * L, H, P].
-    chunks: inputs [B, c, L, H, P], log_decay [B, c, L, H], B and C [B, c, L, groups * N].
+    chunks: inputs [B, c, L, H, P], log_decay [B, c, L, H], B and C [B, c, L, groups * N]. state: [B, H, P, N].
     """
     inputs, log_decay, B, C = chunks
     heads = inputs.shape[3]
@@ -156,10 +136,8 @@ def chunked_scan(chunks: tuple[Tensor, ...], state: Tensor, groups: int) -> tupl
 
 
 def _convolved(x: Tensor, convolution: nn.Conv1d) -> Tensor:
-    """Return SiLU of the causal convolution of x [B, T, E], channel by channel."""
     return F.silu(convolution(x.mT)[..., : x.shape[1]].mT)
 
 
 def _normed(x: Tensor, norm: Any) -> Tensor:
-    """Return RMSNorm of x [..., C], computed in the dtype of x."""
     return norm.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.variance_epsilon))

@@ -36,24 +36,18 @@ class MambaSSMModel(CausalLM):
         self.inner: Any = MambaLMHeadModel(package_config, device=device, dtype=dtype).eval()
 
     def init_state(self, batch: int, context: int = 0) -> Any:
-        """Return a new initial state for `batch` sequences. Its size does not depend on `context`."""
         from mamba_ssm.utils.generation import InferenceParams
 
         states = self.inner.allocate_inference_cache(batch, context, dtype=self.dtype)
         return InferenceParams(max_seqlen=context, max_batch_size=batch, key_value_memory_dict=states)
 
     def reset_state(self, state: Any) -> None:
-        """Set the state in place to the initial state."""
         state.seqlen_offset = 0
         # One launch instead of 96 separate fills, because every prompt begins with this.
         torch._foreach_zero_([tensor for tensors in state.key_value_memory_dict.values() for tensor in tensors])
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read ids [B, T] into an empty state; return (logits [B, V] after the last token, state).
-
-        A large batch is split into calls of at most PREFILL_TOKENS tokens, or of one prompt. Prompts are not split: the
-        package's scan starts from an empty state only.
-        """
+        """Read a few whole prompts at a time: the package's scan starts from an empty state only."""
         check_ids(ids, 2, state.max_batch_size)
         rows = max(1, PREFILL_TOKENS // ids.shape[1])
         pieces = [slice(start, start + rows) for start in range(0, ids.shape[0], rows)]
@@ -62,7 +56,6 @@ class MambaSSMModel(CausalLM):
         return torch.cat(logits) if len(logits) > 1 else logits[0], state
 
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read ids [B]; return (logits [B, V], state), as in the package's CUDA graph."""
         check_ids(ids, 1, state.max_batch_size)
         state.seqlen_offset += 1  # a nonzero offset chooses the step instead of the scan
         return self.inner(ids[:, None], inference_params=state, num_last_tokens=1).logits[:, 0], state
@@ -89,14 +82,9 @@ class MambaSSM(TunedLanguageModel):
     layer: ClassVar[str] = "Mamba1"
 
     def unavailable(self) -> str:
-        """Return why it cannot run: no GPU, or mamba-ssm cannot be imported; "" if it can."""
         return no_gpu() or cannot_import("mamba_ssm")
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of a case.
-
-        Raises Skip for a prompt that is too long for the indices of the package's kernels.
-        """
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
         if case.phase != "generate" and case.context > (longest := self.longest(config)):
@@ -107,27 +95,17 @@ class MambaSSM(TunedLanguageModel):
         return super().build(case)
 
     def longest(self, config: MambaConfig) -> int:
-        """Return the longest prompt in tokens for 32-bit unsigned indices [channel, token].
-
-        Source: causal-conv1d 1.7.0, causal_conv1d.h.
-        """
+        """Return the longest prompt for the 32-bit unsigned indices of causal-conv1d 1.7.0."""
         return (1 << 32) // config.inner_width
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return the record's settings: residual dtype, and whether causal-conv1d is present.
-
-        Without causal-conv1d, the package silently uses other code. By the package's default, the residual stream is
-        float32; other models use the activations' dtype.
-        """
+        """Record whether causal-conv1d is present: without it, the package silently uses other code."""
         absent = cannot_import("causal_conv1d")
         prefill = {"prefill": "with state, the last token's logits"} if case.phase != "generate" else {}
         return {"causal_conv1d": f"absent ({absent})" if absent else "present", "residual": "float32", **prefill}
 
     def load(self, case: Case) -> MambaSSMModel:
-        """Load the model with random weights from a fixed seed, drawn by the package.
-
-        Mamba's random weights are then scaled so that its logits depend on the state (`bench.models.mamba.remember`).
-        """
+        """Load random weights, scaled by `remember` so that Mamba's logits depend on the state."""
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
         from bench.models.mamba import remember
@@ -139,10 +117,7 @@ class MambaSSM(TunedLanguageModel):
         return model
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba:
-        """Return a `ScannedMamba` with the same weights in `dtype`.
-
-        transformers' own Mamba cannot be the reference, because it would use the kernels of mamba-ssm.
-        """
+        """Return a `ScannedMamba`; transformers' own Mamba would use the kernels of mamba-ssm."""
         from bench.models.mamba import Mamba
 
         transformers = Mamba(model.config, device(), dtype)
@@ -159,10 +134,9 @@ class Mamba2SSM(MambaSSM):
     layer = "Mamba2"
 
     def longest(self, config: MambaConfig) -> int:
-        """Return the longest prompt in tokens for Triton's 32-bit signed indices.
+        """Return the longest prompt for Triton's 32-bit signed indices [token, channel].
 
-        They count elements [token, channel].
-        The channels of a token are: inputs and z, B and C with 128 each, and one time step per head of 64 channels.
+        Channels of a token: inputs and z, B and C with 128 each, and one time step per head of 64 channels.
         """
         return (1 << 31) // (2 * config.inner_width + 2 * 128 + config.inner_width // 64)
 
@@ -172,7 +146,6 @@ class Mamba2SSM(MambaSSM):
         return replace(model.config, state_dim=mixer.d_state, groups=mixer.ngroups)
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba2:
-        """Return a `ScannedMamba2` with the same weights in `dtype`."""
         from transformers import Mamba2Config, Mamba2ForCausalLM
 
         mixer = model.inner.backbone.layers[0].mixer

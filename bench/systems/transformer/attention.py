@@ -16,10 +16,9 @@ PACKAGE, VERSION = "vllm.vllm_flash_attn", 3
 
 
 class FlashAttention(Sdpa):
-    """The attention of a `Transformer` by FlashAttention's flash_attn_varlen_func.
+    """A `Transformer`'s attention by flash_attn_varlen_func, on tensors [B, heads, T, D].
 
-    Tensors have the model's layout, [B, heads, T, D]. Prompts are concatenated for that function. In a generate step,
-    each sequence's KV cache is one page of the function's block table.
+    Prompts are concatenated. In a generate step, each sequence's KV cache is one page of the block table.
     """
 
     whole_prompts = True
@@ -60,13 +59,10 @@ class FlashAttn(TorchTransformer):
     packages = ("vllm",)
 
     def unavailable(self) -> str:
-        """Return why it cannot run: no GPU, or the package cannot be imported; "" if it can."""
         return no_gpu() or cannot_import(PACKAGE)
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings for the record: the package and version of the attention."""
         return {"attention": f"{PACKAGE} {VERSION}"}
 
     def attend(self) -> FlashAttention:
-        """Import the package and return its attention."""
         return FlashAttention(importlib.import_module(PACKAGE).flash_attn_varlen_func)

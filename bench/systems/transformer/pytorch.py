@@ -17,11 +17,9 @@ class TorchTransformer(LanguageModel):
     prompt_tokens = None
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return the record's settings, with `attention`: PyTorch's SDPA chooses its own kernel."""
         return {**super().settings(case), "attention": "SDPA's choice"}
 
     def load(self, case: Case) -> Any:
-        """Load the model with random weights from a fixed seed."""
         return Transformer.from_seed(config_of(case), 0, device(), getattr(torch, case.dtype), attend=self.attend())
 
     def attend(self) -> Sdpa:
@@ -29,18 +27,14 @@ class TorchTransformer(LanguageModel):
         return Sdpa()
 
     def set_position(self, state: TransformerState, context: int) -> None:
-        """Set the position to `context` in place; the KV cache before it counts as the past."""
         state.position.fill_(context)
 
     def fill_past(self, state: TransformerState) -> None:
-        """Fill the KV cache with standard normal numbers, like normalised projections."""
+        # like normalised projections
         state.cache.normal_()
 
     def repeat_past(self, state: TransformerState, sources: list[int]) -> None:
-        """Copy the KV cache of sequence sources[i] to sequence i, for each i.
-
-        Sequences are copied one at a time, because a cache can fill half of the memory.
-        """
+        # one at a time, because a cache can fill half of the memory
         for row, source in enumerate(sources):
             state.cache[:, :, row] = state.cache[:, :, source]
 
@@ -54,10 +48,7 @@ class TorchTransformer(LanguageModel):
     def expected_logits(
         self, reference: Any, begun: torch.Tensor, calls: list[torch.Tensor], case: Case
     ) -> torch.Tensor:
-        """Return the reference's logits [rows, V] after the tokens of the last call.
-
-        Earlier calls do not matter, because each call starts at the context again. begun: result of `rows_of_state`.
-        """
+        """Return the reference's logits [rows, V] after the last call, which began at the context."""
         state = reference.init_state(begun.shape[2], begun.shape[4])
         state.cache[..., : begun.shape[4], :] = begun
         self.set_position(state, case.context)

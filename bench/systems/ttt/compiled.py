@@ -29,21 +29,16 @@ TOGETHER = 4  # mini-batches per piece
 class CompiledLayer:
     """Adapter of the backend torch-compile: a layer's forward over whole mini-batches.
 
-    The compiler unrolls the TOGETHER mini-batches of a piece; Python loops over the pieces. Pieces are short, because
-    with 32 mini-batches TTT-Linear is slower than without the compiler.
+    The compiler unrolls only TOGETHER mini-batches: with 32, TTT-Linear is slower than without the compiler.
     """
 
     packages: tuple[str, ...] = ("triton",)
 
     def unavailable(self) -> str:
-        """Return "", because each case reports a missing compiler itself."""
+        # each case reports a missing compiler itself
         return ""
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of the forward of `batch` sequences of `context` tokens.
-
-        Raises Skip for other phases, forms and parts, and for a context that ends inside a mini-batch.
-        """
         config = ttt_config_of(case)
         _refuse(case, config)
         reference = import_module(f"tk_kernels.ttt_{config.learner}.reference")
@@ -92,10 +87,7 @@ def _refuse(case: Case, config: TTTConfig) -> None:
 
 
 def _check(forward: Callable[..., Any], reference: Any, inputs: dict[str, Any], piece: int) -> Checks:
-    """Check the first piece of the first sequence against the primal form.
-
-    The whole batch runs, because a batch of one would be compiled anew.
-    """
+    """Check the first sequence's first piece; one sequence alone would be compiled anew."""
     first = slice(0, 1)
     every = inputs_of(inputs, slice(None), piece)
 

@@ -24,10 +24,9 @@ PARTS = 8  # equal parts of a run; the first and the last show whether the dista
 
 @dataclass(frozen=True)
 class Exact:
-    """A run of the exact model: tokens ids [T, B], and probabilities after each.
+    """A run of the exact model: tokens ids [T, B], and probabilities [T, B, V] on the host.
 
-    The probabilities [T, B, V] stay on the host, outside the measured model's GPU memory. They are float64, because
-    rounding to float32 would be an eighth of the smallest measured distance.
+    They are float64, because rounding to float32 would be an eighth of the smallest measured distance.
     """
 
     ids: Tensor
@@ -38,10 +37,7 @@ _LAST_EXACT: WeakKeyDictionary[LanguageModel, tuple[object, Exact]] = WeakKeyDic
 
 
 def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case) -> Workload:
-    """Return the workload with a check against the exact model over `context` tokens.
-
-    The check limits the mean distance, and adds the metrics of `drift` to the workload.
-    """
+    """Add a check of the mean drift over `context` tokens, and its metrics, to the workload."""
     own = workload.check
     assert own is not None
 
@@ -55,7 +51,6 @@ def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case)
 
 
 def _exact_of(adapter: LanguageModel, model: Any, case: Case) -> Exact:
-    """Return the exact model's run, cached for cases that differ in the state's dtype."""
     key = replace(case, state_dtype="")
     if _LAST_EXACT.get(adapter, (None,))[0] != key:
         _LAST_EXACT.pop(adapter, None)  # free it before making the next
@@ -65,10 +60,7 @@ def _exact_of(adapter: LanguageModel, model: Any, case: Case) -> Exact:
 
 @torch.inference_mode()
 def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
-    """Generate tokens with the exact model; return what it read and predicted.
-
-    It starts at a random token and reads samples from its own probabilities after that.
-    """
+    """Generate tokens by sampling from the exact model; return tokens and probabilities."""
     device, vocabulary = reference.device, reference.config.vocabulary
     rng = torch.Generator(device).manual_seed(SEED)
     ids = torch.randint(0, vocabulary, (sequences,), device=device, generator=rng)
@@ -105,10 +97,7 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _steps(model: Any, exact: Exact) -> list[tuple[Tensor, Tensor]]:
-    """Return per step two tensors [B] that compare `model` with the exact one.
-
-    First: the total variation distance, NaN for NaN probabilities. Second: whether the most probable token differs.
-    """
+    """Return per step two tensors [B]: total variation, and whether the best tokens differ."""
     ids, found = exact.ids[0].clone(), []
     step = _Stepper(model, ids, len(exact.ids))
     for read, probabilities in zip(exact.ids, exact.probabilities, strict=True):
@@ -120,10 +109,7 @@ def _steps(model: Any, exact: Exact) -> list[tuple[Tensor, Tensor]]:
 
 
 class _Stepper:
-    """Runs a model's generate steps from an empty state, up to `tokens` tokens.
-
-    Each step reads the token ids in the buffer `ids` [B]; on a GPU it is a graph replay.
-    """
+    """Runs generate steps on the token ids in the buffer `ids` [B], on a GPU as graph replays."""
 
     def __init__(self, model: Any, ids: Tensor, tokens: int) -> None:
         self._model, self._ids = model, ids
@@ -136,6 +122,5 @@ class _Stepper:
         self._logits = self._model.generate_step(self._ids, self._state)[0]
 
     def next(self) -> Tensor:
-        """Run one step and return the logits [B, V] after the tokens in `ids`."""
         self._advance()
         return self._logits

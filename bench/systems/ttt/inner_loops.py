@@ -19,10 +19,7 @@ Call = tuple[Projections, Tensor]  # inputs of one layer's operator in float64, 
 
 
 class RecordedOperator:
-    """A TTT operator that calls another one and records inputs and outputs in `calls`.
-
-    `calls` is in order of time: all layers for the prompt, then all layers for each step.
-    """
+    """An operator that records another's calls: all layers for the prompt, then for each step."""
 
     def __init__(self, operator: TorchOperator) -> None:
         self.calls: list[Call] = []
@@ -46,10 +43,9 @@ class RecordedOperator:
 
 @torch.inference_mode()
 def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
-    """Check all layers' inner loops on a prompt and steps, by the worst relative error.
+    """Check all layers' inner loops on a prompt and steps, past two ends of a mini-batch.
 
-    The steps reach two ends of a mini-batch, where the state's weights are rewritten. The reference is the primal form
-    in float64 on the model's own projections.
+    The reference is the primal form in float64 on the model's own projections.
     """
     mini_batch = model.config.mini_batch
     ids = random_ids(model, CHECK_BATCH, prompt + 2 * mini_batch - prompt % mini_batch)
@@ -71,7 +67,6 @@ def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
 
 
 def _errors(layer: TTTLayer, calls: list[Call]) -> tuple[float, float]:
-    """Return a layer's relative errors on the prompt, its first call, and on the steps."""
     config, (prompt, out), steps = layer.config, calls[0], calls[1:]
     exact = TorchOperator(config.learner, form="primal")
     learner = _exact_learner(layer)
@@ -84,13 +79,11 @@ def _errors(layer: TTTLayer, calls: list[Call]) -> tuple[float, float]:
 
 
 def _exact_learner(layer: TTTLayer) -> Learner:
-    """Return the parameters of a layer's inner loop in float64."""
     learner = layer.learner(rope_tables(layer.config, layer.ttt_norm_weight.device, torch.float64))
     scale, weight, bias = (each.double() for each in outer_parameters(learner))
     return replace(learner, token_scale=scale, ln_weight=weight, ln_bias=bias)
 
 
 def _exact(projections: Projections) -> Projections:
-    """Return a copy of the projections in float64."""
     q, k, v, lr_logits = (each.to(torch.float64, copy=True) for each in projections[:4])
     return Projections(q, k, v, lr_logits, ready=projections.ready)

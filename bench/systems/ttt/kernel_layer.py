@@ -50,10 +50,7 @@ STREAMED = 20  # a state of so many times the L2 is evicted before its next step
 
 
 def build(case: Case, form: str, precision: str, backend: str) -> Workload:
-    """Build the workload of a layer: a forward on `backend`, or a mini-batch of generate steps.
-
-    form, precision: form of the generate steps and precision of their state.
-    """
+    """Build a layer's forward on `backend`, or generate steps in this form and precision."""
     config = ttt_config_of(case)
     return _forward(case, config, backend) if case.phase == "forward" else _generate(case, config, form, precision)
 
@@ -87,22 +84,17 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
 
 
 def _made_of(built: Built) -> dict[str, str]:
-    """Return settings with a module's compiler, flags and ThunderKittens version."""
     made = built.ingredients
     return {name: str(made[name]) for name in ("compiler", "flags", "thunderkittens")}
 
 
 def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
-    """Check that two calls of `run` agree bitwise.
-
-    Only KERNEL_CHECK_SEQUENCES of the batch's `sequences` are compared, to save memory.
-    """
+    """Compare two calls bitwise, on KERNEL_CHECK_SEQUENCES of the sequences to save memory."""
     first, second = (run()[:: -(-sequences // KERNEL_CHECK_SEQUENCES)].clone() for _ in range(2))
     return Check.at_most("elements_that_differ_between_runs", float((first != second).sum()), 0.0)
 
 
 def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workload:
-    """Build a mini-batch of generate steps, in a form and with a state's precision."""
     cost = COSTS[config.learner]
     _compile_steps(config, getattr(torch, case.dtype), form)
     first = generate_set(config, case.batch, case.dtype, form, precision)
@@ -153,10 +145,7 @@ class GenerateSet:
 
     @classmethod
     def of(cls, generate: Any, inputs: dict[str, Any], form: str, precision: str) -> "GenerateSet":
-        """Make a set with the state and the first mini-batch of tokens of a `forward`'s arguments.
-
-        inputs: arguments of a reference's `forward`, by name. form, precision: those of the state.
-        """
+        """Make a set from a `forward`'s `inputs`: the state, and the first mini-batch of tokens."""
         state = generate.GenerateState.from_state(inputs["state"], form, precision)
         outer = [inputs[name] for name in OUTER]
         mini_batch = slice(len(inputs["token_scale"]))
@@ -169,11 +158,7 @@ class GenerateSet:
         return replace(self, state=deepcopy(self.state), tokens=tokens, out=self.out[:steps].clone())
 
     def advance(self, step: int, **options: Any) -> None:
-        """Run one generate step of every sequence on the tokens of index `step`.
-
-        `step` only selects tokens: the state has each sequence's position in the mini-batch.
-        options: further arguments of the kernel's `generate_step`.
-        """
+        """Run one step of every sequence on the tokens of index `step`; the state has the positions."""
         token = [each[step] for each in self.tokens]
         self.generate.generate_step(*token, *self.outer, self.state, out=self.out[step], launch=self.launch, **options)
 
@@ -236,11 +221,7 @@ class Steps:
 
 @torch.no_grad()
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
-    """Run `calls` times `rounds` steps in float64 from `begun`; return outputs [rows, H, D].
-
-    They are those of the last step.
-    Weights of a 16-bit state are rounded after each step, so that the check does not count this rounding as an error.
-    """
+    """Run the steps in float64, rounding 16-bit weights; return the last outputs [rows, H, D]."""
     reference = import_module(some.generate.__name__.rpartition(".")[0] + ".reference")
     precision = PRECISIONS[some.state.precision]
     outer, state = [each.double() for each in some.outer], to_float64(begun)
@@ -273,10 +254,7 @@ def token_of(inputs: dict[str, Any], t: int) -> list[torch.Tensor]:
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """Return at least `at_least` copies of `first` at positions spread over a mini-batch.
-
-    One step of each of m sets, or m / n steps of each of n sets, then covers the m positions of a mini-batch.
-    """
+    """Return at least `at_least` copies of `first`, at positions spread over a mini-batch."""
     m = len(first.tokens[0])
     count = 1 << (at_least - 1).bit_length() if at_least <= m else math.ceil(at_least / m) * m
     rounds = max(1, m // count)
@@ -288,7 +266,6 @@ def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
 
 @cache
 def _compile_steps(config: TTTConfig, dtype: torch.dtype, form: str) -> None:
-    """Compile the generate steps of all state precisions and sets of arguments in parallel."""
     generate = import_module(f"tk_kernels.ttt_{config.learner}.generate")
     inputs = layer_inputs(config, 1, config.mini_batch, dtype)
     sets = [GenerateSet.of(generate, inputs, form, precision) for precision in PRECISIONS]
@@ -304,11 +281,9 @@ def _check_steps(config: TTTConfig) -> int:
 def check_generate(
     config: TTTConfig, sequences: int, dtype: str, form: str, precision: str, launch: Tuning | None = None
 ) -> Checks:
-    """Check a few sequences' generate steps over two mini-batches against float64.
+    """Check a few sequences' steps over two mini-batches against float64.
 
-    Cached for all cases with these arguments. Their batch does not matter, because the sequences of a batch are
-    independent.
-    launch: launch settings instead of those in `tuning.toml`.
+    Cached for all batch sizes. launch: settings instead of those in `tuning.toml`.
     """
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, generate = (import_module(f"{operator}.{part}") for part in ("reference", "generate"))

@@ -31,29 +31,22 @@ class TTTKernels(TTTLanguageModel):
         self.learner, self.form, self.prefill = learner, form, prefill
 
     def unavailable(self) -> str:
-        """Return what the kernels lack (GPU, nvcc, a build, ThunderKittens, Triton), or ""."""
         modules = [*{THUNDERKITTENS: ["ops"], TRITON: ["forward"], "": []}[self.prefill], "generate"]
         reasons = (import_module(f"tk_kernels.ttt_{self.learner}.{module}").available() for module in modules)
         return next(filter(None, reasons), "")
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of the whole model, or of one kernel for scope=layer.
-
-        Raises Skip for options that the kernels do not support.
-        """
         self._refuse_other_functions(case)
         if case.option("scope", "model") == "layer":
             return kernel_layer.build(case, self.form, generate_precision(case), self.prefill)
         return super().build(case)
 
     def load(self, case: Case) -> Any:
-        """Load the model with fused blocks, whose inner loop runs on this repository's kernels."""
         precision = generate_precision(case)
         operator = KernelOperator(self.learner, self.form, precision, not self.prefill, self.prefill)
         return model_of(case, operator=operator, block=FusedBlock)
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return the record's settings, with the GEMMs that run on this repository's kernels."""
         few, many = few_rows.MOST_ROWS_FEW_OUTPUTS, few_rows.MOST_ROWS
         fused = f" and from {swiglu_product.LEAST_ROWS} rows on"
         return super().settings(case) | {
@@ -62,13 +55,10 @@ class TTTKernels(TTTLanguageModel):
         }
 
     def _refuse_other_functions(self, case: Case) -> None:
-        """Raise Skip for options and shapes that the kernels lack.
-
-        Otherwise the record would claim a variant that did not run.
-        """
+        """Raise Skip for what the kernels lack, so that no record claims a variant that did not run."""
         config = ttt_config_of(case)
         refused = [f"{name}={value}" for name in ("form", "part") if (value := case.option(name))]
-        mini_batches, head_dims = self._taken()
+        mini_batches, head_dims = self._supported_sizes()
         if config.mini_batch not in mini_batches:
             refused.append(f"mini-batches of {config.mini_batch} tokens")
         if config.head_dim not in head_dims:
@@ -76,8 +66,7 @@ class TTTKernels(TTTLanguageModel):
         if refused:
             raise Skip(f"{case.system_backend} has no {' and no '.join(refused)}; {case.system}/torch has")
 
-    def _taken(self) -> tuple[Collection[int], Collection[int]]:
-        """Return the mini-batch sizes and the head dimensions that the kernels support."""
+    def _supported_sizes(self) -> tuple[Collection[int], Collection[int]]:
         if self.prefill == THUNDERKITTENS:
             return tuple(import_module(f"tk_kernels.ttt_{self.learner}.ops").KERNELS), (HEAD_DIM,)
         if self.prefill == TRITON:

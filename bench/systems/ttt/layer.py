@@ -32,8 +32,7 @@ def build(case: Case) -> Workload:
     """Build the workload of a layer's forward on `batch` sequences of `context` tokens.
 
     Option form: dual (default) or primal.
-    Option part: one half of the dual form, "w" (states at the mini-batches' ends) or "z" (outputs), as in figure 8 of
-    the paper.
+    Option part: half of the dual form, "w" (states) or "z" (outputs), as in figure 8 of the paper.
     """
     config = ttt_config_of(case)
     reference = import_module(f"tk_kernels.ttt_{config.learner}.reference")
@@ -67,10 +66,7 @@ def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
 
 
 def layer_metrics(work: dict[str, Work]) -> dict[str, float | None]:
-    """Return a layer record's metrics: `work` and, on a GPU, the measured peaks.
-
-    work: result of `layer_work`. Returns {} if `work` is empty.
-    """
+    """Return the metrics of `work` and, on a GPU, the measured peaks; {} without work."""
     return total(work).metrics() | peaks_of(device()) if work else {}
 
 
@@ -100,10 +96,7 @@ def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype)
 
 
 def renewed(inputs: dict[str, Any], config: TTTConfig, names: tuple[str, ...] = PER_TOKEN) -> dict[str, Input]:
-    """Return the arguments of a `forward` that the harness renews, as `Input`s by name.
-
-    inputs: all arguments of the `forward`. names: the arguments that the harness refills.
-    """
+    """Return the arguments `names` of a `forward` as `Input`s, which the harness refills."""
     rates = Input(inputs["lr"], "uniform", config.base_lr / config.head_dim, 0, 1)
     return {name: rates if name == "lr" else Input(inputs[name], "normal", 1.0, 0, 1) for name in names}
 
@@ -125,10 +118,7 @@ TimedCheck = Callable[[Random], Callable[[Any, int], Checks]]
 def _part(
     reference: Any, case: Case, inputs: dict[str, Any]
 ) -> tuple[Callable[[], list[torch.Tensor]], tuple[str, ...], TimedCheck]:
-    """Return the timed callable, the names of its inputs, and its check.
-
-    The case's options `part` and `form` choose what is timed.
-    """
+    """Return the timed call, its inputs' names and its check, by the options `part` and `form`."""
     part = case.option("part", "")
     without_q = {name: value for name, value in inputs.items() if name != "q"}
     if part == "w":
@@ -171,10 +161,7 @@ def forward_timed_check(reference: Any, inputs: dict[str, Any], dtype: str, with
 
 
 def check_timed(found: list[tuple[str, torch.Tensor, torch.Tensor]], dtype: str, unchecked: str = "") -> Checks:
-    """Check timed results against the reference, within LAYER_LIMITS.
-
-    found: triples (name, timed result, reference's result). dtype: of the timed work. unchecked: see `Checks`.
-    """
+    """Check triples (name, timed result, reference's result) within the LAYER_LIMITS of `dtype`."""
     limit = LAYER_LIMITS[dtype]
     checks = [
         Check.at_most(f"timed_{name}_relative_error", relative_error(got, exact), limit) for name, got, exact in found
@@ -199,10 +186,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
 
 
 def _outputs_timed_check(reference: Any, arguments: dict[str, Any], trace: Any, dtype: str) -> TimedCheck:
-    """Return a check of one drawn sequence's first outputs against float64, for part "z".
-
-    trace: states of the mini-batches, from which both the timed work and the reference compute outputs.
-    """
+    """Check a drawn sequence's first outputs for part "z", from the same `trace` in float64."""
     batch, context, heads = arguments["q"].shape[:3]
     mini_batches = max(1, min(context, CHECKED_PIECE) // len(arguments["token_scale"]))
     tokens = mini_batches * len(arguments["token_scale"])
@@ -226,10 +210,7 @@ def _outputs_timed_check(reference: Any, arguments: dict[str, Any], trace: Any, 
 
 
 def check_forward(run: Callable[[dict[str, Any]], Any], reference: Any, form: str, piece: dict[str, Any]) -> Checks:
-    """Check outputs and final weights of run(piece) against the reference in float64 and `form`.
-
-    piece: arguments of a `forward`, by name.
-    """
+    """Check outputs and final weights of run(piece) against the reference in float64 and `form`."""
     out, state = run(piece)
     exact = {name: to_float64(value) for name, value in piece.items()}
     expected, expected_state = reference.forward(**exact, form=form, start=0)

@@ -28,10 +28,6 @@ class TTTLanguageModel(LanguageModel):
     """Base class of adapters that run a whole TTT model; its references run in plain PyTorch."""
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of a case.
-
-        With the option `compare`, its check includes the drift from the exact model.
-        """
         workload = super().build(case)
         return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
 
@@ -42,10 +38,7 @@ class TTTLanguageModel(LanguageModel):
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a model with the same weights in the dual form, which replays CUDA graphs.
-
-        The primal form is too slow for timed outputs, because it computes one W per token.
-        """
+        """Return the dual form on CUDA graphs: the primal form, one W per token, is too slow here."""
         reference = super().reference(model, dtype)
         reference.operator = ReplayedOperator(reference.config.learner)
         return reference
@@ -55,17 +48,13 @@ class TTTLanguageModel(LanguageModel):
         return None if case.state_dtype in ("bfloat16", "float16") else super().rounded_reference(model, case)
 
     def _compare(self, model: Any, case: Case) -> Checks:
-        """Check the logits, the inner loops and, for a checkpoint, the generated tokens."""
         checked = super()._compare(model, case)
         checked += Checks(inner_loop_checks(model, case, self.check_prompt))
         return checked + Checks(self._token_for_token(model, case)) if case.option("checkpoint") else checked
 
     @torch.inference_mode()
     def _token_for_token(self, model: Any, case: Case) -> list[Check]:
-        """Check the logits after a random prompt and after each token the reference generates.
-
-        Also check that the model chooses the reference's tokens, up to rounding.
-        """
+        """Check logits and choices after a prompt and after each token that the reference generates."""
         dtype, wider = rounding_of(case), widening(case)
         reference = self.timed_check_reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
         prompt = random_ids(model, CHECK_BATCH, self.check_prompt)
@@ -84,18 +73,15 @@ class TTTTorch(TTTLanguageModel):
     """Adapter of ttt-linear/torch and ttt-mlp/torch: the dual form; a step computes one token."""
 
     def build(self, case: Case) -> Workload:
-        """Build the workload of the whole model, or of one inner operator for scope=layer."""
         return layer.build(case) if case.option("scope", "model") == "layer" else super().build(case)
 
     def load(self, case: Case) -> Any:
-        """Load the model with PyTorch blocks, without fused kernels."""
         return model_of(case)
 
 
 def model_of(case: Case, **options: Any) -> TTTModel:
-    """Load the case's model on `device()` in its dtype.
+    """Load the case's model on `device()` in its dtype. options: `operator` and `block`.
 
-    options: operator and block, for TTTModel.
     Raises CheckpointError if the case's checkpoint cannot be loaded or has other settings.
     """
     dtype, folder = getattr(torch, case.dtype), checkpoint_folder(case)

@@ -23,8 +23,7 @@ PIECE_TOKENS = 512  # tokens per replay: little memory, and copies in and out ar
 class ReplayedOperator(TorchOperator):
     """`TorchOperator` in the dual form that replays CUDA graphs of about PIECE_TOKENS tokens.
 
-    A mini-batch takes up to 16 launches per layer, which are slow from Python. Tokens after the last whole piece, and
-    prompts that begin inside a mini-batch, run without a graph.
+    Tokens after the last whole piece, and prompts that begin inside a mini-batch, run without a graph.
     """
 
     def __init__(self, learner: str) -> None:
@@ -50,7 +49,6 @@ class ReplayedOperator(TorchOperator):
         return out
 
     def _piece(self, ready: Projections, outer: Sequence[Tensor], state: Any) -> "_Piece":
-        """Return the graph for pieces shaped as `ready`, made once and shared by all layers."""
         shape = ready.q.shape
         if shape not in self._pieces:
             self._pieces[shape] = _Piece(self._reference, ready, outer, state)
@@ -58,10 +56,7 @@ class ReplayedOperator(TorchOperator):
 
 
 class _Piece:
-    """A CUDA graph of the operator over one piece that begins at a mini-batch's start.
-
-    The graph reads and writes its own tensors, so callers copy inputs and state into them.
-    """
+    """A CUDA graph with tensors of its own, over one piece from a mini-batch's start."""
 
     def __init__(self, reference: Any, ready: Projections, outer: Sequence[Tensor], state: Any) -> None:
         self._tokens = [x.clone() for x in ready[:4]]
@@ -77,13 +72,12 @@ class _Piece:
         self._advance = repeatable(advance)
 
     def begin(self, outer: Sequence[Tensor], state: Any) -> None:
-        """Copy a layer's parameters and state into the graph's tensors."""
         for mine, given in zip(self._outer, outer, strict=True):
             mine.copy_(given)
         overwrite(self.state, state)
 
     def through(self, ready: Projections) -> Tensor:
-        """Run the graph on the next piece and return its outputs, which the next call overwrites."""
+        """Return the outputs, which the next call overwrites."""
         for mine, given in zip(self._tokens, ready[:4], strict=True):
             mine.copy_(given)
         self._advance()

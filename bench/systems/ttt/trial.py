@@ -43,10 +43,7 @@ def replays() -> Clock:
 def fastest_step(
     learner: str, form: str, precision: str, log: Log, clock: Callable[[], Clock] = replays
 ) -> tuple[str, Tuning | None]:
-    """Return this GPU's section in `tuning.toml` and the fastest correct step settings.
-
-    The settings are None if none are correct. log: gets a line for each setting. clock: makes the clock that times it.
-    """
+    """Return this GPU's section in `tuning.toml` and the fastest correct step settings, or None."""
     config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
     some = generate_set(config, BATCH, dtype, form, precision)
     name = some.state.tuned_as()
@@ -57,7 +54,7 @@ def fastest_step(
         return check_generate(config, min(BATCH, KERNEL_CHECK_SEQUENCES), dtype, form, precision, launch)
 
     def step_us(launch: Tuning) -> float:
-        """Time a step on new sequences, because thousands of steps would change the state."""
+        # on new sequences, because thousands of steps would change the state
         fresh = replace(generate_set(config, BATCH, dtype, form, precision), launch=launch)
         work = steps_in_turn(fresh, config, dtype)
         return median(measure(work.run, clock(), POLICY).samples_ms) * 1e3 / work.units
@@ -68,10 +65,9 @@ def fastest_step(
 def fastest_forward(
     learner: str, row: str, log: Log, clock: Callable[[], Clock] = replays
 ) -> tuple[str, Tuning | None]:
-    """Return a section in `tuning.toml` and the fastest correct Triton forward settings.
+    """Return a section in `tuning.toml` and the fastest correct forward settings, or None.
 
-    row: key in that section, which chooses the model size and the batch. The settings are None if none are correct.
-    log: gets a line for each setting. clock: makes the clock that times it.
+    row: key in that section, which chooses the model size and the batch.
     """
     config = _config(learner, FORWARD_SIZES.get(row, SIZE))
     kernel, reference = (import_module(f"tk_kernels.ttt_{learner}.{part}") for part in ("forward", "reference"))
@@ -111,10 +107,7 @@ def _fastest(
     time_us: Callable[[Tuning], float],
     log: Log,
 ) -> Tuning | None:
-    """Return the fastest settings that launch and give correct outputs; None if there are none.
-
-    what: the kernel's name in the log. tried: the settings to try.
-    """
+    """Return the fastest settings that launch and give correct outputs; None if there are none."""
     from triton.runtime.errors import OutOfResources, PTXASError
 
     took: dict[Tuning, float] = {}

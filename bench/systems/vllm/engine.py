@@ -42,10 +42,7 @@ SPARE_BLOCKS = 0.01  # share of the cache's blocks left free; the engine preempt
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of an engine; `arguments` converts them to vLLM's.
-
-    One engine serves all cases with equal settings.
-    """
+    """The settings of an engine, which serves all cases with equal settings."""
 
     size: str
     dtype: str
@@ -110,8 +107,7 @@ class Batch:
 
     steps: (end, number of new tokens) of each step, which ends when its tokens are on the host and the GPU is idle.
     outputs: vLLM's output of each request, in order of arrival.
-    tokens_at: by request id, the engine core's timestamp of each token, as in vLLM's `first_token_ts` and
-    `last_token_ts`.
+    tokens_at: by request id, the engine core's timestamp of each token.
     due: arrival time of each request; empty if all requests arrived before the first step.
     """
 
@@ -135,9 +131,9 @@ class Batch:
         ]
 
     def steady_ms(self, sequences: int) -> list[float]:
-        """Return the ms of steps in which every sequence generated, as in the step before.
+        """Return the ms of steps in which all `sequences` generated, as in the step before.
 
-        sequences: number of all sequences. Raises RuntimeError if there is no such step.
+        Raises RuntimeError if there are none.
         """
         pairs = pairwise(self.steps)
         samples = [(end - began) * 1e3 for (began, before), (end, now) in pairs if before == now == sequences]
@@ -148,11 +144,9 @@ class Batch:
 
 
 class Engine:
-    """A vLLM engine that runs one of this repository's models, until its process ends.
+    """A vLLM engine with a model of this repository; only the process's end frees all memory.
 
-    Only the end of the process frees all memory.
-    model: builds the model, whose weights the engine loads. config: the model's configuration in this repository.
-    hugging_face: the same configuration as the config.json that vLLM reads.
+    model: builds the model to load. config, hugging_face: its configuration here, and as vLLM's config.json.
     Raises MemoryError if the weights leave no room for the cache of one sequence.
     """
 
@@ -171,10 +165,7 @@ class Engine:
         self._tokens_of_step, self._tokens_at = _watch(self.llm.llm_engine.engine_core)
 
     def prompts(self, batch: int, tokens: int) -> list[list[int]]:
-        """Draw prompts [batch][tokens] of random ids that this engine, which caches, never read.
-
-        Raises RuntimeError if a prompt was drawn twice.
-        """
+        """Draw random prompts [batch][tokens] that this engine never read, or raise RuntimeError."""
         ids = torch.randint(0, self.model_config.vocabulary, (batch, tokens)).tolist()
         seen = {hash(tuple(prompt)) for prompt in ids}
         if self._made & seen and tokens >= CHECK_PROMPT:  # a few tokens repeat by chance
@@ -193,10 +184,9 @@ class Engine:
     ) -> Batch:
         """Generate new_tokens[i] tokens greedily after prompts[i]; return the timed batch.
 
-        The clock starts after all prompts are enqueued.
         due: seconds after the start at which each prompt arrives, ascending. logits: keep the logits of each token.
         around: context manager around all steps. With `steady_steps`, it wraps that many steps, which follow the first
-            step in which every sequence generates.
+        step in which every sequence generates.
         """
         from vllm import SamplingParams
 
@@ -238,15 +228,11 @@ class Engine:
         self.llm.enqueue(prompts, params, use_tqdm=False)
 
     def cache_blocks(self) -> int:
-        """Return how many blocks the engine's KV or state cache has; see `described`."""
+        """Return how many blocks the engine's KV or state cache has."""
         return self.core.scheduler.kv_cache_config.num_blocks
 
     def sequences_that_fit(self, tokens: int) -> int:
-        """Return how many sequences of `tokens` tokens run at once.
-
-        As many as the cache holds, at most `max_num_seqs`.
-        A share SPARE_BLOCKS of the cache's blocks stays free.
-        """
+        """Return how many sequences of `tokens` tokens run at once, with a share of the cache free."""
         blocks_each = sum(-(-tokens // size) for size in self._block_sizes())
         return min(int(self.cache_blocks() * (1 - SPARE_BLOCKS)) // blocks_each, self.settings.max_num_seqs)
 
@@ -280,9 +266,9 @@ class Engine:
         return ", ".join(dict.fromkeys(names)), ", ".join(dict.fromkeys(versions))
 
     def facts(self, head_rows: float | None = None) -> model_facts.Facts:
-        """Return the facts about model and engine that the fairness check needs.
+        """Return the facts for the fairness check.
 
-        head_rows: positions per prompt for which the LM head computed logits; None if they were not counted.
+        head_rows: positions per prompt with computed logits; None if they were not counted.
         """
         (weights,) = self.llm.apply_model(lambda model: dict(model.named_parameters()))
         cached = self.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
@@ -294,10 +280,7 @@ class Engine:
         )
 
     def check(self, case: Case) -> Checks:
-        """Check the logits after a prompt and each greedy step against the float32 model.
-
-        Also check that the comparison is fair (`bench.model_facts`).
-        """
+        """Check logits after a prompt and each greedy step, and that the comparison is fair."""
         with _HeadRows(self.llm) as head:
             prompts = self.prompts(CHECK_BATCH, CHECK_PROMPT)
             first = self.run(prompts, [1] * CHECK_BATCH)
@@ -310,10 +293,7 @@ class Engine:
         return check_logits(got, expected, case.dtype, widening(case)) + Checks(fair)
 
     def reference(self) -> CausalLM:
-        """Return the repository's model with the engine's weights in float32, loaded once.
-
-        Its weights are on the host, because the engine's cache fills the GPU.
-        """
+        """Return this repository's model with the engine's weights in float32, on the host."""
         return self._moved_to_host(self._loaded()) if self._reference is None else self._reference
 
     def _loaded(self) -> CausalLM:
@@ -325,10 +305,7 @@ class Engine:
         return self._reference
 
     def _expected(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the reference's logits [B, CHECK_STEPS + 1, V] after prompt and tokens.
-
-        ids [B, CHECK_PROMPT + CHECK_STEPS + 1]: the prompt and the generated tokens, the last of which is not read.
-        """
+        """Return the reference's logits [B, CHECK_STEPS + 1, V]; the last of ids [B, T] is not read."""
         reference, ids = self._loaded(), ids.to(device())  # not in inference mode: the weights move later
         with torch.inference_mode():
             logits = reference.logits(ids[:, :-1], ids.shape[1] - CHECK_PROMPT).cpu()
@@ -343,10 +320,7 @@ class Engine:
 
 
 def write_model(folder: Path, model: Callable[[], CausalLM], hugging_face: dict[str, Any]) -> None:
-    """Build a model, write it as a checkpoint for vLLM, and free it.
-
-    hugging_face: the contents of config.json.
-    """
+    """Write a model as a checkpoint for vLLM, with config.json `hugging_face`, and free it."""
     checkpoint.save(model(), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(hugging_face))
     gc.collect()
@@ -366,10 +340,7 @@ def _start(folder: str, settings: Settings) -> Any:
 
 
 def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
-    """Record the core's outputs; return a list and a dictionary that each step extends.
-
-    The list gets the number of sequences with a new token; the dictionary maps a request id to its tokens' timestamps.
-    """
+    """Count each step's new tokens, and record the tokens' timestamps by request id."""
     counts: list[int] = []
     tokens_at: dict[str, list[float]] = {}
     original = client.get_output
@@ -386,12 +357,11 @@ def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
 
 
 def _number(request_id: str) -> int:
-    """Return a request's number in order of arrival, from its id without vLLM's suffix."""
+    # without vLLM's suffix
     return int(request_id.partition("-")[0])
 
 
 def _cache_dtype(spec: Any) -> str:
-    """Return the cache's dtype as text: keys and values, or convolution window and state."""
     dtypes = getattr(spec, "dtypes", None) or [getattr(spec, "dtype", "")]
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 

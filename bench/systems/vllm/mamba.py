@@ -18,7 +18,6 @@ class VllmMamba(VllmSystem):
     max_num_batched_tokens = 16384
 
     def hugging_face(self, config: MambaConfig, length: int) -> dict[str, Any]:
-        """Return the config.json of the same model for transformers' Mamba."""
         return {
             "architectures": [self.architecture],
             "model_type": "mamba",

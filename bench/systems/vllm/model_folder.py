@@ -14,8 +14,7 @@ from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 class ModelFolder:
     """An empty folder, `path`, which this process alone uses and empties when it ends.
 
-    vLLM's compile cache is keyed by the model's path, so a new name compiles everything again. Each GPU has one folder
-    name; files that a killed process left there are removed. If the folder cannot be locked, a new name is used.
+    vLLM's compile cache is keyed by the model's path, so each GPU has one name; another serves only if that is locked.
     Raises OSError if no folder can be created.
     """
 

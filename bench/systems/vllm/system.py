@@ -54,10 +54,7 @@ MODEL_OPTIONS = ("backbone", "checkpoint", "mini_batch")  # options of a case th
 
 
 class VllmSystem:
-    """Base class of adapters that run one architecture in vLLM.
-
-    A process has one engine. A subclass defines the model and its engine's settings.
-    """
+    """Base class of adapters that run one architecture in vLLM; a process has one engine."""
 
     packages: tuple[str, ...] = ("vllm",)
     implementation: ClassVar[str]  # the class that vLLM runs, MODULE:CLASS
@@ -75,10 +72,7 @@ class VllmSystem:
         self._checked: Checks | None = None
 
     def unavailable(self) -> str:
-        """Return why vLLM cannot run (no GPU, release, import error), or "".
-
-        vllm.platforms.cuda imports the CUDA kernels; starting an engine imports the rest.
-        """
+        # vllm.platforms.cuda imports the CUDA kernels; starting an engine imports the rest
         return no_gpu() or other_release("vllm", *self.releases) or cannot_import("vllm", "vllm.platforms.cuda")
 
     def config(self, case: Case) -> ModelConfig:
@@ -90,10 +84,7 @@ class VllmSystem:
         return from_seed(self.config(case), 0, device(), getattr(torch, case.dtype))
 
     def register(self) -> None:
-        """Register the model's class in vLLM.
-
-        vLLM gets the class itself: given only its name, it would start a process to inspect the class.
-        """
+        """Register the model's class itself in vLLM, which would start a process to inspect a name."""
         from vllm import ModelRegistry
 
         module = importlib.import_module(self.implementation.partition(":")[0])
@@ -116,10 +107,7 @@ class VllmSystem:
         """Raise RuntimeError if the engine runs other kernels than named. By default, do nothing."""
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """Return logits [B, last, V] after each of the last `last` tokens of ids [B, T].
-
-        reference: this repository's model, with its weights on the host.
-        """
+        """Return logits [B, last, V] of ids [B, T]. reference: a model with its weights on the host."""
         raise NotImplementedError
 
     def prompt_tokens(self, case: Case) -> int:
@@ -128,10 +116,6 @@ class VllmSystem:
         return min(case.context, GENERATE_PROMPT) if short else case.context
 
     def build(self, case: Case) -> Workload:
-        """Start the engine if needed and build the workload of a case.
-
-        Its samples are the times of the engine's own steps.
-        """
         peaks = peaks_of(device())  # measured before the engine takes the GPU's memory
         engine = self.engine(case)
         read = replace(case, context=self.prompt_tokens(case))
@@ -165,8 +149,7 @@ class VllmSystem:
     def engine(self, case: Case) -> Engine:
         """Return this process's engine, which the first call starts.
 
-        Raises NeedsFreshProcess if the case needs other settings than that engine has, and Skip if vLLM cannot be
-        imported.
+        Raises NeedsFreshProcess if it has other settings than the case needs, and Skip if vLLM cannot be imported.
         """
         settings = self._settings(case)
         if self._engine is None:
@@ -202,10 +185,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return the bytes of the engine's cache; None gives the engine all memory left.
-
-        A truncated model gets its layers' share, so that as many sequences fit as in the whole model.
-        """
+        """Return the cache's bytes; None for all memory. A truncated model gets its layers' share."""
         name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None
@@ -215,17 +195,12 @@ class VllmSystem:
         return cache * part.layers // config.layers
 
     def _sequences(self, case: Case) -> int:
-        """Return the maximum of sequences at once for which the engine is configured.
-
-        It is SEQUENCES if batch and memory allow no more than that; else a power of two, at least MANY_SEQUENCES.
-        All batches of a figure then share one or two engines, because a start takes as long as all cases of a figure.
-        """
+        """Return the most sequences at once: few values, because an engine's start takes long."""
         each = self._kept_bytes(replace(case, size=uncut(case.size)[0]))
         possible = min(case.batch, gpu_memory() // each)
         return SEQUENCES if possible <= SEQUENCES else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
 
     def _kept_bytes(self, case: Case) -> int:
-        """Return the bytes that one sequence needs in the engine's cache during generate."""
         return kept_bytes(self.config(case), replace(case, phase="generate", context=max(1, case.context)))
 
     def _check(self, engine: Engine, case: Case) -> Checks:
@@ -240,10 +215,7 @@ def gpu_memory() -> int:
 
 
 class _Work:
-    """A case's timed work in the engine: batches of prompts, each followed by an answer.
-
-    new_tokens: number of tokens generated after each prompt. A subclass implements one phase.
-    """
+    """A case's timed work in the engine: prompts, and `new_tokens` generated after each."""
 
     timed: str
 
@@ -257,12 +229,10 @@ class _Work:
         self.batch = case.batch
 
     def wanted_tokens(self, case: Case) -> int:
-        """Return how many tokens each sequence generates."""
         return 1
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that one sample processes."""
         return self.batch * self.context
 
     def samples_of(self, batch: Batch) -> list[float]:
@@ -270,20 +240,18 @@ class _Work:
         return [batch.total_ms()]
 
     def metrics(self) -> dict[str, float | None]:
-        """Return the record's metrics: sequences at once, at most the batch; cache blocks."""
         return {"sequences_at_once": self.at_once, "cache_blocks": self.engine.cache_blocks()}
 
     def measured(self, calls: int) -> dict[str, float | None]:
         return {}
 
     def once(self) -> Batch:
-        """Run and return a batch of new prompts, the one that `timed_check` then checks."""
+        """Run a batch of new prompts, which `timed_check` then checks."""
         self._prompts = self.prompts()
         self._ran = self.ran(self._prompts)
         return self._ran
 
     def prompts(self) -> list[list[int]]:
-        """Draw new prompts for a batch, as lists of token ids."""
         return self.engine.prompts(self.batch, self.context)
 
     def answers(self) -> list[int]:
@@ -291,7 +259,6 @@ class _Work:
         return [self.new_tokens] * self.batch
 
     def ran(self, prompts: list[list[int]], **how: Any) -> Batch:
-        """Run the engine on prompts and return the batch. how: further arguments of `Engine.run`."""
         return self.engine.run(prompts, self.answers(), **how)
 
     def inside(self, around: AbstractContextManager[object]) -> int:
@@ -304,10 +271,7 @@ class _Work:
             yield self.samples_of(self.once())
 
     def timed_check(self, rng: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
-        """Return a check that drawn sequences' last tokens are the reference's choice.
-
-        last_logits: `VllmSystem.last_logits`.
-        """
+        """Return a check that drawn sequences' last tokens are the reference's choice."""
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
@@ -334,10 +298,7 @@ class _Work:
 
 
 class Prefill(_Work):
-    """The forward phase. Each prompt generates one token and then frees its blocks of the cache.
-
-    So at most the prompts of two steps are in the cache at once.
-    """
+    """The forward phase: each prompt generates one token and then frees its blocks of the cache."""
 
     timed = "all prompts, from the first step to the last prompt's first token"
 
@@ -350,10 +311,7 @@ class Prefill(_Work):
 
 
 class EngineGenerate(_Work):
-    """The generate phase, with as many sequences as the cache holds, at most the case's batch.
-
-    A sample is a step in which every sequence generates; for a TTT model, the mean of a mini-batch of such steps.
-    """
+    """The generate phase. A sample is a step of all sequences; for TTT, a mini-batch's mean."""
 
     timed = "each step in which every sequence in flight generates"
 
@@ -371,10 +329,7 @@ class EngineGenerate(_Work):
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
     def wanted_tokens(self, case: Case) -> int:
-        """Return the tokens to generate per sequence, enough for a sample after the last prompt.
-
-        After that, there are at least STEADY_STEPS steps in which every sequence generates.
-        """
+        """Return the tokens per sequence that leave STEADY_STEPS steps after the last prompt."""
         limit, steady = self.engine.settings.max_num_batched_tokens, max(STEADY_STEPS, self._steps + 1)
         sequences = min(case.batch, self.engine.sequences_that_fit(case.context + steady))
         reading = -(-sequences * case.context // max(1, limit - sequences))
@@ -382,7 +337,6 @@ class EngineGenerate(_Work):
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of one step: one per sequence in flight."""
         return self.batch
 
     def inside(self, around: AbstractContextManager[object]) -> int:
@@ -415,10 +369,7 @@ class EngineRequest(_Work):
         return super().samples_of(batch)
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return TTFT and ITL over the last `calls` batches.
-
-        A request's TTFT includes the reading of earlier prompts.
-        """
+        """Return TTFT and ITL; a request's TTFT includes the reading of earlier prompts."""
         return token_times.metrics(list(self._requests)[-calls:])
 
     def wanted_tokens(self, case: Case) -> int:
@@ -433,9 +384,8 @@ class EngineRequest(_Work):
 class EngineArrivals(EngineRequest):
     """The request phase with the option `rate`: requests arrive over time.
 
-    Arrivals are a Poisson process, and lengths are drawn from half to one and a half of the case's, with the case's as
-    mean. All are drawn from one seed, so every system gets the same requests. The engine runs in this process, so times
-    exclude HTTP.
+    Arrivals are a Poisson process; lengths are from half to one and a half of the case's. One seed draws all, so every
+    system gets the same requests. The engine runs in this process, so times exclude HTTP.
     """
 
     timed = "from the first arrival to the last token; a request's TTFT includes its wait"
@@ -470,10 +420,7 @@ class EngineArrivals(EngineRequest):
 
 
 def _around(rng: Random, mean: int, count: int) -> list[int]:
-    """Return `count` random lengths from half to one and a half of `mean`.
-
-    Lengths are drawn in pairs at the same distance below and above `mean`, so that their mean is exact.
-    """
+    """Draw lengths from half to one and a half of `mean`, in opposite pairs that keep it exact."""
     away = [rng.randint(0, mean // 2) for _ in range(count // 2)]
     lengths = [mean] * (count % 2) + [mean + sign * each for each in away for sign in (-1, 1)]
     rng.shuffle(lengths)

@@ -31,7 +31,6 @@ class VllmTransformer(VllmSystem):
     graphs: ClassVar[Mapping[str, str]] = {"forward": "prompts"}
 
     def hugging_face(self, config: TransformerConfig, length: int) -> dict[str, Any]:
-        """Return config.json of transformers' Llama for sequences of up to `length` tokens."""
         return {
             "architectures": [self.architecture],
             "model_type": "llama",
@@ -56,7 +55,6 @@ class VllmTransformer(VllmSystem):
         return transformer_logits(reference, ids, last, torch.device(device()))
 
     def check(self, engine: Engine, case: Case) -> None:
-        """Raise RuntimeError unless the engine runs the requested or the GPU's best attention."""
         found = "-".join(engine.attention()).rstrip("-")
         asked = str(case.option("attention", ""))
         expected = asked or f"FLASH_ATTN-{BEST_VERSION.get(compute_capability(), '2')}"

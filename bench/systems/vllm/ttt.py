@@ -38,42 +38,31 @@ class VllmTTT(VllmSystem):
         return ttt_config_of(case)
 
     def model(self, case: Case) -> CausalLM:
-        """Return the model with random weights, or with those of the case's checkpoint."""
         return model_of(case)
 
     def hugging_face(self, config: TTTConfig, length: int) -> dict[str, Any]:
         return config_values(config)
 
     def register(self) -> None:
-        """Register the plug-in and the model's class in vLLM.
-
-        If the plug-in is installed too, vLLM loads it later, which does not replace the model's class.
-        """
+        # an installed plug-in, which vLLM loads later, does not replace the model's class
         serving.register()
         super().register()
 
     def _sequences(self, case: Case) -> int:
-        """Return how many sequences the engine is configured for: at most as many as its cache holds states.
-
-        vLLM refuses to start otherwise, because it captures CUDA graphs of as many sequences.
-        """
+        """Return at most as many as the cache holds states: vLLM captures graphs of that many."""
         whole = replace(case, size=uncut(case.size)[0])
         room = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
         assert room is not None
         return min(super()._sequences(case), max(1, room // self._kept_bytes(whole)))
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings for the record, with the backend of the forward kernel."""
         config = ttt_config_of(case)
         kernels = import_module(f"tk_kernels.ttt_{config.learner}.ops").KERNELS
         q = torch.empty(1, 1, 1, config.head_dim, dtype=getattr(torch, case.dtype), device=device())
         return super().settings(case) | {"forward_kernel": chosen(q, config.mini_batch, kernels)}
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """Return logits [B, last, V] after each of the last `last` tokens of ids [B, T].
-
-        The forward replays CUDA graphs, as in the reference of the other TTT systems.
-        """
+        """Run on CUDA graphs, as the reference of the other TTT systems does."""
         if not isinstance(reference.operator, ReplayedOperator):
             reference.operator = ReplayedOperator(reference.config.learner)
         return ttt_logits(reference, ids, last, torch.device(device()))
