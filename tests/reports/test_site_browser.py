@@ -129,13 +129,14 @@ def test_a_comparison_says_what_compare_says(browser, tmp_path):
 
 
 def test_without_scripts_the_index_is_a_plain_list(browser, site):
-    context = browser.new_context(java_script_enabled=False, offline=True)
-    page = context.new_page()
-    page.goto(f"{site.as_uri()}/index.html")
-    assert page.locator(".runs > li").count() == 7
-    page.get_by_role("link", name="monday", exact=True).click()
-    page.wait_for_url("**/runs/monday-*.html")
-    context.close()
+    def is_own(url):
+        return url.startswith(f"{site.as_uri()}/")
+
+    with browsing.watched(browser, is_own, java_script_enabled=False) as (page, _):
+        page.goto(f"{site.as_uri()}/index.html")
+        assert page.locator(".runs > li").count() == 7
+        page.get_by_role("link", name="monday", exact=True).click()
+        page.wait_for_url("**/runs/monday-*.html")
 
 
 def test_no_page_is_wider_than_a_phone(browser, site):
