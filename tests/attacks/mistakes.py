@@ -35,8 +35,6 @@ HONEST_CASES = (PROMPT, replace(PROMPT, batch=2, context=1), GENERATE)
 
 
 class Model:
-    """The recurrent model above; `reference` returns a copy in float64."""
-
     def __init__(self, width: int = WIDTH, seed: int = 0, decay: float = 1.0) -> None:
         rng = torch.Generator().manual_seed(seed)
         self.recurrence = decay * torch.linalg.qr(torch.randn(width, width, generator=rng))[0]
@@ -63,7 +61,7 @@ class Model:
 
 
 class Honest:
-    """A correct adapter. Subclasses change `run` or a claim, never the check and its reference."""
+    """Subclasses change `run` or a claim, never the check and its reference."""
 
     packages = ()
     decay = 1.0
@@ -95,7 +93,6 @@ class Honest:
         return self.model.generate(self.ids) if self.case.phase == "generate" else self.model.prefill(self.ids)
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Return a check that compares the outputs of two random sequences with the reference."""
         rows = sorted(rng.sample(range(self.case.batch), 2))
 
         def compare(outputs: Any, calls: int) -> Checks:
@@ -157,15 +154,11 @@ class TokensOfAnEngine(TokensOverstated):
 
 
 class UnitsOverstated(Honest):
-    """Counts one call as sixteen units."""
-
     def claim(self, workload: Workload) -> None:
         workload.units = 16
 
 
 class OneStepForSixteen(Honest):
-    """Runs one step; the reference reads the tokens it returns."""
-
     def run(self) -> Any:
         return self.model.generate(self.ids, 1)
 
@@ -198,8 +191,6 @@ class SmallerModelTimed(Honest):
 
 
 class InventedSamples(Honest):
-    """Reports samples below the roofline bound of the bytes and FLOPs that it claims."""
-
     def claim(self, workload: Workload) -> None:
         workload.timed_check, workload.engine_samples = None, lambda policy: repeat([1.0])
         workload.metrics = {"flops": 1e12, "bytes": 1e9, "product_tflops": 1.0, "copy_gbs": 10.0}  # 1 s at least
@@ -256,21 +247,16 @@ class OfTheRepository:
         """Prepare the timed call; a hook of subclasses, before timing."""
 
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
-        """Do what is timed in place of the adapter's own call, `run`."""
         raise NotImplementedError
 
 
 class StateReset(OfTheRepository):
-    """Resets the state before each call."""
-
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
         work.restart()
         return run()
 
 
 class TokenLookup(OfTheRepository):
-    """Looks up the next token from the last token alone."""
-
     def prepare(self, work: Any) -> None:
         tokens = torch.arange(work.model.config.vocabulary)
         self.table = work.model.prefill(tokens[:, None], work.model.init_state(len(tokens), 1))[0]
@@ -296,8 +282,6 @@ class Last66Tokens(Last64Tokens):
 
 
 class Int8Weights(OfTheRepository):
-    """Rounds each matrix to int8 with a scale per output."""
-
     def prepare(self, work: Any) -> None:
         self.quantized = self.adapter.load(work.case)
         for name, weight in self.quantized.weights().items():
@@ -324,7 +308,6 @@ class OneSequenceWrong(OfTheRepository):
 
 
 def in_bfloat16(system: str, phase: str) -> Case:
-    """Return a bfloat16 case of a model of this repository, with the state's dtype that a run gives it."""
     steps = (("steps", 16),) if phase == "request" else ()
     [adapter] = (each for each in ADAPTERS if (each.system, each.backend) == (system, "torch"))
     state_dtype = adapter.state_dtype or "bfloat16"
@@ -375,6 +358,6 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
 
 
 def record_of(adapter: type[Any], case: Case, policy: Policy = POLICY) -> Record:
-    """Return the record of a case measured in this process by a new adapter; repository models run only twice."""
+    """Measure a case in this process by a new adapter; repository models run only twice."""
     policy = ONCE if issubclass(adapter, OfTheRepository) else policy
     return CaseRun(case, policy).record(adapter())

@@ -56,7 +56,6 @@ def examples(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]
 
 @st.composite
 def mutations(draw: Callable[[Any], Any], original: Any) -> Any:
-    """Draw a copy of `original` with one to three parts replaced, removed, added, wrapped or repeated."""
     value = deepcopy(original)
     for _ in range(draw(st.integers(1, 3))):
         value = mutated(draw, value)
@@ -97,7 +96,6 @@ def assert_sentence(error: Exception) -> None:
 
 @pytest.fixture(autouse=True)
 def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip thousands of waits for the disk."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 

@@ -40,7 +40,6 @@ CASES = {
 
 
 def measured(folder: Path, gpu: str, cores: Sequence[int], policy: Policy = POLICY) -> list[Record]:
-    """Measure every case once, in one process on one GPU and these cores; return the records."""
     os.sched_setaffinity(0, cores)
     jobs = jobs_of(Planned(case, 6) for case in CASES.values())
     run = Run.create(folder, RunFile("measure", "cuda", jobs, catalogue(()), policy))
@@ -48,7 +47,6 @@ def measured(folder: Path, gpu: str, cores: Sequence[int], policy: Policy = POLI
 
 
 def neighbour(folder: Path) -> None:
-    """Keep GPU 1 and the second half of the cores busy until SIGTERM."""
     cores = cores_by_share(2)[1]
     with suppress(KeyboardInterrupt):  # a run raises it for SIGTERM
         for number in count():
@@ -56,7 +54,6 @@ def neighbour(folder: Path) -> None:
 
 
 def compare(out: Path, rounds: int) -> None:
-    """Measure every case in each setting, `rounds` times, and print the ratios to the whole machine."""
     whole, half = sorted(os.sched_getaffinity(0)), sorted(cores_by_share(2)[0])
     for number in range(rounds):
         # In turns, so that no setting is always first.
@@ -73,7 +70,6 @@ def compare(out: Path, rounds: int) -> None:
 
 
 def summary(out: Path) -> list[str]:
-    """Return a line for each case and setting, from the rounds in the folder."""
     rounds = len([*out.glob("*-whole")])
     found = {setting: [in_order(out / f"{number}-{setting}") for number in range(rounds)] for setting in SETTINGS}
     lines = [f"{rounds} rounds; ratio to the whole machine, with its 95% interval"]
@@ -87,7 +83,6 @@ def summary(out: Path) -> list[str]:
 
 
 def in_order(folder: Path) -> list[float]:
-    """Return the median milliseconds of each case of a run, in the order of `CASES`."""
     by_case = {record.case: record for record in Run.open(folder).records()}
     for name, case in CASES.items():
         if by_case[case].status != "ok":
@@ -96,7 +91,6 @@ def in_order(folder: Path) -> list[float]:
 
 
 def start_neighbour(folder: Path) -> subprocess.Popen[bytes]:
-    """Start the neighbour's process; return it once its GPU is busy."""
     started = subprocess.Popen([sys.executable, "-m", "tests.bench.neighbours", "--neighbour", str(folder)])
     records = folder / "0" / "records" / "transformer-torch.jsonl"
     while not (records.exists() and records.stat().st_size):

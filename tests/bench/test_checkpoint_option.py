@@ -42,7 +42,6 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkpoint folder of a tiny TTT-MLP with settings that no size has: another rate, mini-batch and backbone."""
     base = model_config("ttt-mlp", "tiny", backbone="transformer", mini_batch=8)
     config = replace(base, base_lr=RATE, rope_theta=THETA, width=64, heads=1)
     place = tmp_path / "secret" / "my-model"
@@ -187,7 +186,6 @@ def test_a_run_says_its_name_and_never_its_path(folder: Path, tmp_path: Path) ->
 
 
 def test_a_checkpoint_that_is_written_during_a_run_is_no_longer_measured(folder: Path) -> None:
-    """A training job may write it; the cases name the earlier digest."""
     checkpoint = read_checkpoint(folder)
     offer(checkpoint)
     case = Case("ttt-mlp", "torch", "tiny", "forward", 1, 16, options=(("checkpoint", checkpoint.name),))

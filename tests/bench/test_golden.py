@@ -73,7 +73,6 @@ def weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A checkpoint folder for each case."""
     made = {}
     for name, values in CASES.items():
         made[name] = folder = tmp_path_factory.mktemp(name)

@@ -49,21 +49,17 @@ def measured(tmp_path_factory):
 
 @pytest.fixture
 def copied(measured, tmp_path):
-    """A copy of the finished run."""
     shutil.copytree(measured[0] / "out", tmp_path / "out")
     return tmp_path / "out"
 
 
 @pytest.fixture
 def only_planned(monkeypatch):
-    """Let a run begin and measure nothing."""
     monkeypatch.setattr(measure, "run_jobs", lambda *_, **__: [])
 
 
 @pytest.fixture
 def interrupted(monkeypatch):
-    """Raise KeyboardInterrupt (Ctrl-C) when the first case would run."""
-
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 

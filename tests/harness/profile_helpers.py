@@ -28,14 +28,11 @@ def run_of(folder: Path, *cases: Case, mode: Any = "profile") -> Run:
 
 
 def launches(fake: bool = True) -> dict[tuple[str, str], Launch]:
-    """Return launches that start the fake worker, or the real one."""
     real = launch("profile_helpers:WithTorch")
     return {PAIR: replace(real, command=[sys.executable, str(HERE / "profile_worker.py")]) if fake else real}
 
 
 class WithTorch:
-    """A system of two layers, each a GEMM and a sum; `do` may be "oom" or "idle" (run no operator)."""
-
     packages = ()
 
     def unavailable(self) -> str:
@@ -144,7 +141,6 @@ DUAL = {"demangledName": 2, "registersPerThread": 64}
 
 
 def nsys_row(database: sqlite3.Connection, table: str, **values: Any) -> None:
-    """Insert a row; missing values are NULL if allowed, else 0."""
     row = {name: 0 for _, name, _, required, *_ in database.execute(f"PRAGMA table_info({table})") if required} | values
     marks = ", ".join("?" * len(row))
     database.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
@@ -208,7 +204,6 @@ sys.exit(status if status >= 0 else 128 - status)
 
 
 def put_profilers(folder: Path, *names: str) -> str:
-    """Write fake profilers into a folder; return a PATH that starts with it."""
     folder.mkdir(exist_ok=True)
     for name in names:
         path = folder / name

@@ -20,7 +20,6 @@ from harness.schema.policy import Policy
 
 
 def noisy(spread: float) -> Iterator[float]:
-    """Yield samples in ms without end, alternately 10 plus and minus the share `spread`."""
     return itertools.cycle([10 * (1 + spread), 10 * (1 - spread)])
 
 
@@ -183,7 +182,6 @@ def test_engine_samples() -> None:
 
 
 def test_stopping_criteria_apply_to_engines() -> None:
-    """An engine without an end stops too."""
     endless = take_engine_samples(itertools.repeat([25.0]), Policy())
     assert stop_reason([1.0] * 30, 1.0, Policy(), due=False) == ""
     assert (endless.stop, len(endless.samples_ms)) == ("interval", 20)
@@ -194,7 +192,6 @@ def test_stopping_criteria_apply_to_engines() -> None:
 
 
 def test_whole_engine_batches_are_kept() -> None:
-    """The first steps of a batch are unlike the others."""
     batches = itertools.repeat([3.0, 2.0, *[1.0] * 30])
     timing = take_engine_samples(batches, Policy(budget_s=0, min_samples=6), lambda: True)
     assert (timing.stop, len(timing.samples_ms), len(timing.throttled)) == ("budget", 32, 32)
@@ -203,7 +200,6 @@ def test_whole_engine_batches_are_kept() -> None:
 
 
 def test_the_interval_needs_several_engine_batches() -> None:
-    """Steps of a batch agree, and the next batch differs."""
     batches = itertools.cycle([[10.0] * 32, [10.05] * 32])
     timing = take_engine_samples(batches, Policy())
     assert (timing.stop, len(timing.samples_ms)) == ("interval", BATCHES * 32)
@@ -213,7 +209,6 @@ def test_the_interval_needs_several_engine_batches() -> None:
 def test_the_budget_of_an_engine_counts_timed_steps(
     batch_s: float, batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each batch has 0.4 s of steps after its prompts."""
     moment = itertools.count(0.0, batch_s)
     monkeypatch.setattr("harness.measure.timer.time.monotonic", lambda: next(moment))
     steps = [100.0, 101.0, 99.0, 100.0]

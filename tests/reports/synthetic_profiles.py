@@ -72,13 +72,11 @@ def profile_of(
 
 
 def work_of(case: Case) -> dict[str, Work]:
-    """Return the FLOPs and bytes of a case by part, as its adapter counts them."""
     config = model_config(case.system, case.size)
     return model_work(config, parameter_count(config), case)
 
 
 def _run(case: Case, latency_ms: float, per_layer: int, gap_us: float, start_us: float) -> Iterator[Launched]:
-    """Yield one run's launches on one stream: embedding, layers, head."""
     count = LAYERS * per_layer * len(BLOCK) + 3
     layers_us = (latency_ms * 1e3 - count * gap_us) * 0.994
     now = start_us
@@ -101,7 +99,6 @@ def _launches(
 
 
 def _counters(kernel) -> Counters:
-    """Return a kernel's counters: bytes and operations at the rates of `BLOCK`, and the use of units that fits them."""
     _, _, _, gb, tflop = next((row for row in BLOCK if row[0] == kernel.name), BLOCK[4])
     if kernel.name == HEAD:
         gb, tflop = 2.4, 0.02

@@ -34,7 +34,6 @@ def test_a_single_case_is_students_test_beyond_the_bar():
 
 
 def test_the_variance_of_a_case_is_drawn_to_that_of_all():
-    """Rounds that agree by chance: slower on their own, undecided among noisy cases."""
     lucky = [0.021, 0.0211, 0.0209]
     noisy = [[0.04, -0.04, 0.02], [-0.03, 0.03, 0.0], [0.05, -0.02, -0.03], [0.02, 0.02, -0.05]]
     assert decide([lucky])[0].outcome == "slower"

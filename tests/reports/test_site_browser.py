@@ -15,7 +15,6 @@ CHECKED = {"light": (15,), "dark": (1, "color-contrast")}  # rules of axe that m
 
 
 def runs_of(folder):
-    """Write runs that differ in everything that a comparison reports."""
     a, b = on_commit("a"), on_commit("b", dirty=True, software={"python": "3.12", "torch": "2.12", "__proto__": "1"})
     loaded = on_commit("b", cpu={"others_share": 0.434, "idle_share": 0.01})
     hot = on_commit("b", throttled=("sw_thermal_slowdown",))
@@ -77,7 +76,6 @@ def id_of(site, name):
 
 
 def pages_of(site):
-    """List the addresses of the pages that the site writes itself, without the runs' pages."""
     built = [f"{path.parent.name}/{path.name}" for name in ("compared", "over-time") for path in site.glob(f"{name}/*")]
     return ["index.html", *built]
 
@@ -88,7 +86,6 @@ def focused(page):
 
 
 def tab_to(page, words, key="Tab"):
-    """Press `key` until the focused element's label starts with `words`."""
     for _ in range(60):
         page.keyboard.press(key)
         if focused(page).startswith(words):

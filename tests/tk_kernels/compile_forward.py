@@ -58,7 +58,6 @@ def stack_bytes(cubin: bytes) -> int | None:
 
 
 def main(capability: int) -> None:
-    """Print one line per kernel: name, shared memory, local memory."""
     shape = {"m": 16, "M": 16, "DOT": tl.bfloat16, "UP": 1.0, "INTERPRETED": False}
     head, wide = shape | {"D": 64, "DP": 64}, shape | {"D": 96, "DP": 128}
     variants = [
