@@ -112,7 +112,6 @@ def code_text(source: str) -> str:
 
 
 def numbers(text: str) -> list[str]:
-    """Return the numbers in the text, without those in code, in generated tables and in names such as H100."""
     return re.findall(r"(?<![\w./-])\d[\d.,]*", re.sub(r"<!-- (table|end).*?-->", "", _without_code(text)))
 
 

@@ -1,9 +1,4 @@
-"""Adapters with one mistake each, an honest one, and the check that must name each mistake.
-
-Most run one tiny recurrent language model on the CPU: h <- d h Q + E[token] with an orthogonal Q, logits = h E^T.
-With d = 1 the model forgets nothing; d < 1 hides a truncated prompt. The other adapters run this repository's models
-in bfloat16, whose rounding hides more.
-"""
+"""Adapters with one mistake each, an honest one, and the check that must name each mistake."""
 
 import math
 from collections.abc import Callable
@@ -35,6 +30,8 @@ HONEST_CASES = (PROMPT, replace(PROMPT, batch=2, context=1), GENERATE)
 
 
 class Model:
+    """h <- d h Q + E[token] with an orthogonal Q, logits = h E^T; a decay d < 1 hides a truncated prompt."""
+
     def __init__(self, width: int = WIDTH, seed: int = 0, decay: float = 1.0) -> None:
         rng = torch.Generator().manual_seed(seed)
         self.recurrence = decay * torch.linalg.qr(torch.randn(width, width, generator=rng))[0]
@@ -61,7 +58,7 @@ class Model:
 
 
 class Honest:
-    """Subclasses change `run` or a claim, never the check and its reference."""
+    """An adapter without a mistake; subclasses change `run` or a claim, never the check and its reference."""
 
     packages = ()
     decay = 1.0
@@ -298,8 +295,6 @@ class Int8Weights(OfTheRepository):
 
 
 class OneSequenceWrong(OfTheRepository):
-    """Returns one wrong sequence of eight; the reference reads four."""
-
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
         outputs = run()
         logits = outputs if work.case.phase == "forward" else outputs[0]

@@ -1,6 +1,4 @@
-"""Fuzz records, record files and run.json: each file is read whole or fails with one sentence.
-
-FUZZ=N in the environment runs N times as many examples."""
+"""Fuzz records, record files and run.json: each file is read whole or fails with one sentence."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""Send SIGKILL to every kind of process of a run at random moments: no case is lost or doubled, no process is left.
-
-`KILL_ROUNDS=100` in the environment makes 1000 kills.
-"""
+"""SIGKILL to every kind of process of a run: no case is lost or doubled, no process is left."""
 
 import os
 import random

@@ -1,10 +1,7 @@
 """Measure whether a busy neighbour disturbs a GPU, on a host with two GPUs.
 
-    python -m tests.bench.neighbours OUT [ROUNDS]    measure
-    python -m tests.bench.neighbours --summary OUT   print the ratios
-
-Each round runs every case in a fresh process on GPU 0: on the whole machine, on half of its cores, and on half of its
-cores while GPU 1 and the other cores are busy. Ratios compare processes of one round, so that drift cancels.
+python -m tests.bench.neighbours OUT [ROUNDS]    measure
+python -m tests.bench.neighbours --summary OUT   print the ratios, of processes of one round, so that drift cancels
 """
 
 import os

@@ -1,7 +1,4 @@
-"""A model of fused blocks computes the plain model's function, and its weights have the same names.
-
-Without a GPU the kernels run in Triton's interpreter.
-"""
+"""A model of fused blocks computes the plain model's function, and its weights have the same names."""
 
 from __future__ import annotations
 
@@ -82,7 +79,6 @@ def test_one_sequence(backbone: str) -> None:
 
 @backbones
 def test_groups_of_sequences_in_a_model_of_fused_blocks(backbone: str) -> None:
-    """The kernels are given views of some rows of the convolutions' caches and of the positions."""
     fused, plain = models(small(backbone))
     fused.least_group, fused.prefill_tokens = 1, 16  # two sequences, each in chunks of a mini-batch
     assert fused._groups(2, 21) == [slice(0, 1), slice(1, 2)]

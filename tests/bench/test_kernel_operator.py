@@ -1,8 +1,4 @@
-"""The project's kernels compute the reference's inner loop, whichever part applies RoPE and learning rates.
-
-The ThunderKittens forward needs a Hopper GPU, so the reference replaces it, with the same arguments. Without a
-GPU the generate kernels run in Triton's interpreter.
-"""
+"""The kernels compute the reference's inner loop, whichever part applies RoPE and learning rates."""
 
 from __future__ import annotations
 

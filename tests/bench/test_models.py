@@ -116,7 +116,6 @@ def test_the_state_stays_where_it_is_and_can_be_reset(models, name):
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith("ttt")])
 def test_a_state_of_all_layers_is_reset_together(models, name, monkeypatch):
-    """A reset per layer would be hundreds of launches."""
     model = models[name]
     state = model.init_state(2, 20)
     monkeypatch.setattr(model, "_inner_state", lambda *_: pytest.fail("a layer was reset by itself"))

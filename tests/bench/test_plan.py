@@ -273,7 +273,6 @@ def test_a_layer_that_cannot_fit_is_skipped_with_its_size():
 
 
 def test_a_shape_that_no_selected_system_can_hold_is_refused():
-    """A cache of 131,072 tokens has 26 GB; a state of TTT does not grow."""
     with pytest.raises(
         UserError,
         match=r"forward with --batch 2 --context 10000000000000: needs at least [0-9,]+ TB and this machine has 80",

@@ -370,7 +370,6 @@ def test_a_dry_run_of_a_finished_run_has_no_cases(copied):
 
 @pytest.mark.usefixtures("without_torch")
 def test_a_dry_run_plans_what_a_resumed_run_measures(copied):
-    """No run has timed the longer forward; the lost case was not requested."""
     (file,) = (copied / "records").glob("*.jsonl")
     finished, *_ = file.read_text().splitlines(keepends=True)
     file.write_text(finished)

@@ -1,8 +1,7 @@
 """Simulate how often the 95% interval contains the true median, with the stopping criterion.
 
-`python -m tests.harness.simulate_coverage [SERIES]` prints the share of series whose interval contains it. Rows are
-durations of a sample, columns correlations of successive samples, as on a power-capped GPU. Samples are normal with a
-standard deviation of 1%.
+`python -m tests.harness.simulate_coverage [SERIES]` prints the shares. Rows are durations of a sample, columns
+correlations of successive samples, as on a power-capped GPU.
 """
 
 import sys

@@ -121,7 +121,6 @@ def _counters(kernel) -> Counters:
 
 
 def write_run(folder: Path, count: int = 4) -> Run:
-    """Write a run of Figure 15 with profiles of its first `count` systems at 2k, the last one without counters."""
     cases = [Case(system, backend, "1.3b", "forward", 16, 2048) for system, backend in synthetic.PAPER_SYSTEMS]
     latencies = dict(zip(cases, (147.0, 171.0, 168.8, 258.0), strict=True))
     longer = [Case(system, backend, "1.3b", "forward", 16, 4096) for system, backend in synthetic.PAPER_SYSTEMS]

@@ -239,7 +239,6 @@ def work(bytes_moved: float, flops: float, **metrics: float) -> dict[str, float]
 
 
 def kernels() -> Told:
-    """Yield the kernel suites: forward at 2/3 of its roofline bound, generate in two forms and state precisions."""
     compiled = {"launches": 2, "registers": 168, "spilled_bytes": 0, "shared_bytes": 190_000}
     compiled |= {"sequences_that_fit": 5207, "state_bytes": 33_554_432, "energy_j_per_token": 0.0125}
     layer: dict[str, Any] = {"timing": "graph", "l2": "cold", "options": (("scope", "layer"),)}

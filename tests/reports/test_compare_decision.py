@@ -104,7 +104,6 @@ def test_a_suite_of_the_same_commit_rarely_cries_wolf(seed, suites, noise, most)
 
 
 def test_what_the_host_bounds_keeps_its_own_variance_beside_quiet_cases():
-    """16 cases with 0.2% noise and two with 6%, all of one commit: few false alarms, and intervals that cover."""
     random, suites, cried, held = np.random.default_rng(5), 400, 0, 0
     for _ in range(suites):
         noisy = random.normal(0, 0.06, (2, 3))

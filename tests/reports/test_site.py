@@ -214,7 +214,6 @@ def test_a_history_is_in_the_order_of_time(tmp_path):
 
 
 def test_a_bar_has_the_ends_of_its_interval(tmp_path):
-    """The ends are the second and the eighth of nine samples, also if they are not symmetric."""
     skewed = timed(a_case(), 10)
     skewed.samples_ms[:] = [10, 20, 9.95, 10.2, 10, 21, 9.9, 10, 10.5]
     write_site([a_run(tmp_path / "run", skewed).folder], tmp_path / "site")

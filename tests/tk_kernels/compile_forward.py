@@ -27,7 +27,6 @@ PACKED_KINDS |= dict.fromkeys(("k_rows", "g_rows", "x2_rows", "g1_rows", "g2_row
 
 
 def compiled(kernel: Any, capability: int, constants: dict[str, Any], warps: int) -> Any:
-    """Compile the kernel for bfloat16 tokens and this compute capability; with PACKED, for states in two planes."""
     names = kernel.arg_names
     packed = "PACKED" in constants
     if not packed:

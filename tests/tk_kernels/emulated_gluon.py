@@ -142,8 +142,6 @@ class Shared:
 
 
 class Copies:
-    """Asynchronous copies to shared memory, run when the kernel waits for their group."""
-
     def __init__(self) -> None:
         self.open: list[Callable[[], object]] = []
         self.groups: list[list[Callable[[], object]]] = []
@@ -156,7 +154,6 @@ class Copies:
         self.open = []
 
     def wait_group(self, left: int) -> None:
-        """Complete all groups except the last `left`."""
         arrived, self.groups = self.groups[: len(self.groups) - left], self.groups[len(self.groups) - left :]
         for group in arrived:
             for copy in group:

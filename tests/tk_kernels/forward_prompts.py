@@ -75,7 +75,6 @@ def mlp_arguments(
 
 
 def exact(operator: str, args: list[Any], rotate: bool = False) -> tuple[Tensor, Any]:
-    """Run the float64 reference from the start of a mini-batch; RoPE rounds like the kernels."""
     q, k, *rest, state = args
     if rotate:
         position = torch.arange(q.shape[1], device=q.device) % len(args[4])

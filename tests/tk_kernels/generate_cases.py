@@ -1,8 +1,7 @@
 """Errors and error limits of the generate kernels against float64, on random states and tokens.
 
-A simulation gives the error limit of a state precision: it is the float64 reference, with each operand rounded to 16
-bits where the kernel stores it in 16 bits. A kernel's error may reach `SLACK` times the simulation's, plus a float32
-term.
+The float64 reference, rounded to 16 bits where the kernel stores 16 bits, simulates a state precision. A kernel's
+error may reach `SLACK` times the simulation's, plus a float32 term.
 """
 
 from __future__ import annotations

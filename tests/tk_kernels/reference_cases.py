@@ -84,7 +84,6 @@ def naive(operator: str, case: Case) -> tuple[Tensor, list[Tensor]]:
 
 
 def valid(state: Any) -> list[Tensor]:
-    """Return the state's tensors with unused rows set to 0, for comparisons."""
     count = state.position[:, None, None, None]
     return [
         torch.where(torch.arange(x.shape[2])[:, None] < count, x, 0) if name.endswith("rows") else x

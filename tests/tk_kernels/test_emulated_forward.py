@@ -1,7 +1,4 @@
-"""TTT-MLP's CUDA forward kernel matches the float64 reference, without races, on an emulated GPU.
-
-g++ compiles the kernel's source with `emulator/`, so that tests without a GPU find mistakes.
-"""
+"""TTT-MLP's CUDA forward kernel on an emulated GPU matches the float64 reference, without races."""
 
 import ctypes
 import os

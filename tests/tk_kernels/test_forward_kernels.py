@@ -37,7 +37,6 @@ TRITON = [f"{name}-{mini_batch}-triton" for name in ("linear", "mlp") for mini_b
 
 @pytest.fixture(params=[*LINEAR, *MLP, *TRITON])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    """Each operator, mini-batch and backend, and for TTT-Linear each schedule (warps per head, heads per block)."""
     name, mini_batch, *plan = request.param.split("-")
     ops = linear_ops if name == "linear" else mlp_ops
     if plan == ["triton"]:

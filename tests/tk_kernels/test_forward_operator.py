@@ -132,8 +132,6 @@ def test_tensors_on_another_device_are_named():
 
 
 def fake_kernel(layer: str, module, calls: list):
-    """Replace the CUDA kernel with the float32 reference on the custom operator's arguments."""
-
     def kernel(tokens, outer, weights, results, rotate, _):
         calls.append(weights)
         (q, k, v, lr), mini_batch = tokens, len(outer[0])

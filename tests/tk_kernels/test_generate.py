@@ -37,7 +37,6 @@ pytestmark = pytest.mark.usefixtures("triton_kernels")
 @interpreted
 @combinations
 def test_mixed_positions(operator: str, form: str, precision: str) -> None:
-    """Run all positions of a mini-batch of 4 in one batch; at each step one sequence completes its mini-batch."""
     heads = 2 if precision == "planes" else 1  # the interpreter is slow
     start = random_state(operator, [0, 1, 2, 3], heads, D=16, m=4, std=LARGE)
     compare(operator, form, precision, start, steps=2).check()
@@ -195,7 +194,6 @@ def test_a_launch_that_does_not_take_the_state_is_named(
 @pytest.mark.parametrize("operator", MODULES)
 @pytest.mark.parametrize("piece_bytes", [common.PIECE_BYTES, 1])
 def test_state_round_trip(operator: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """from_state and to_state are exact for planes; the primal form returns the sums of the pending rows."""
     monkeypatch.setattr(common, "PIECE_BYTES", piece_bytes)
     generate, reference = MODULES[operator]
     state = random_state(operator, [0, 2, 3], 2, 16, 4)
@@ -209,7 +207,6 @@ def test_state_round_trip(operator: str, piece_bytes: int, monkeypatch: pytest.M
 
 
 def test_pieces_hold_whole_sequences_and_little_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five sequences of 24 bytes with a limit of 50 bytes give pieces of two, two and one."""
     monkeypatch.setattr(common, "PIECE_BYTES", 50)
     seen = []
 

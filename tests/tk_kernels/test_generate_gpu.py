@@ -1,7 +1,4 @@
-"""The generate kernels on a GPU match float64 over 256 steps, at every position and batch size, with CUDA graphs.
-
-Sizes are those of a 1.3b layer: 32 heads of 64, mini-batches of 16. `generate_cases` defines the errors.
-"""
+"""The generate kernels on a GPU match float64 over 256 steps of a 1.3b layer, also in CUDA graphs."""
 
 from __future__ import annotations
 

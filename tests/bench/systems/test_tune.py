@@ -108,8 +108,6 @@ def test_where_none_passes_there_is_no_choice(kernel, monkeypatch):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Fake a GPU on which precision planes has a correct candidate and float32 has none."""
-
     def measured(learner, form, precision, log):
         log(f"{learner} {form} {precision}")
         return "a GPU", FAST if precision == "planes" else None
