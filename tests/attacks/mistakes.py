@@ -142,8 +142,6 @@ class TokensOverstated(Honest):
 
 
 class TokensOfAnEngine(TokensOverstated):
-    """Claims twice its tokens and, as engines may, that many sequences at once."""
-
     def claim(self, workload: Workload) -> None:
         super().claim(workload)
         workload.timed_check, workload.engine_samples = None, lambda policy: repeat([1.0])
@@ -213,8 +211,6 @@ class HalfWritten(LastOutputAgain):
 
 
 class OneStepOfAsManySequences(Honest):
-    """Runs one step for sixteen; its logits have an axis of sixteen, the batch."""
-
     def run(self) -> Any:
         return self.model.generate(self.ids, 1)[0]
 
@@ -353,6 +349,5 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
 
 
 def record_of(adapter: type[Any], case: Case, policy: Policy = POLICY) -> Record:
-    """Measure a case in this process by a new adapter; repository models run only twice."""
     policy = ONCE if issubclass(adapter, OfTheRepository) else policy
     return CaseRun(case, policy).record(adapter())

@@ -61,7 +61,6 @@ def mutations(draw: Callable[[Any], Any], original: Any) -> Any:
 
 
 def mutated(draw: Callable[[Any], Any], value: Any) -> Any:
-    """Return the value with one change at a random depth, made in place where possible."""
     holder, key = None, None
     at = value
     while isinstance(at, dict | list) and at and (holder is None or draw(st.integers(0, 3))):

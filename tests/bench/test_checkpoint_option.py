@@ -149,7 +149,6 @@ def test_generated_tokens_have_the_limits_of_the_coarser_state(folder: Path) -> 
 
 
 def test_a_model_that_errs_late_in_what_it_generates_is_seen(folder: Path) -> None:
-    """It errs from the sixtieth token on, beyond the check of random weights."""
     offer(read_checkpoint(folder))
     adapter, case = TTTTorch(), case_of(folder)
     model = adapter._model(case)

@@ -152,7 +152,6 @@ def test_resuming_an_empty_folder_begins_a_run(tmp_path, only_planned):
 
 
 def test_cases_of_a_concurrent_call_are_kept(copied, monkeypatch, only_planned):
-    """Another call adds a case between this call's first look at run.json and its lock."""
     held = Run.held
 
     def another_call_first(run, *arguments):

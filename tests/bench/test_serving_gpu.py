@@ -117,7 +117,6 @@ def test_requests_that_arrive_over_time(tmp_path, learner, size):
     ("learner", "backbone"), [("ttt-linear", "mamba"), ("ttt-linear", "transformer"), ("ttt-mlp", "mamba")]
 )
 def test_one_launch_reads_prompts_of_different_lengths_and_positions(tmp_path, monkeypatch, learner, backbone):
-    """100 tokens per step end chunks inside mini-batches, where later steps continue; a new prompt has one token."""
     from bench.serving import metadata
 
     read, packed = [], metadata.packed

@@ -64,7 +64,6 @@ NCU_TABLE_NAMES = ("aten::mm", "aten::add")
 
 
 def ncu_table(*names: str, launches: int = 2, **changes: str) -> str:
-    """Return a table as `ncu --csv --page raw` prints it: header, units, one row per launch."""
     values = {
         "gpu__time_duration.sum": ("ns", "2,000.00"),
         "dram__bytes.sum": ("byte", "5,400,000.00"),
@@ -96,7 +95,6 @@ PROCESS = 0x1000007 << 24  # a globalPid; threads of it add their number
 
 
 def nsys_database(path: Path) -> Path:
-    """Write an export of Nsight Systems: one call under its ranges, then two timed runs on two streams."""
     database = sqlite3.connect(path)
     for table in NSYS_TABLES:
         database.execute(table)

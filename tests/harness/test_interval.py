@@ -93,7 +93,6 @@ def test_a_drift_ignores_an_outlier() -> None:
     ],
 )
 def test_limits_of_chance_correlation(prime: int, square: int, linear: int, worth: int) -> None:
-    """The limits of 48 samples are in standard errors, 1 / sqrt(48)."""
     assert independent_samples([(square * i * i + linear * i) % prime for i in range(48)]) == worth
 
 

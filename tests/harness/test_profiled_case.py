@@ -70,7 +70,6 @@ def test_kineto_profiles_the_last_runs_without_pauses(monkeypatch: pytest.Monkey
     now = 0.0
 
     def run() -> None:
-        """Launch a kernel of 20 us while the GPU wakes up, then of 10 us; then wait 2 us."""
         nonlocal now
         took = 20.0 if len(launched) < WARM_RUNS + 1 + 8 else 10.0
         launched.append(Launched("kernel", now, now + took, took))

@@ -57,7 +57,6 @@ def test_stops_at_the_budget() -> None:
 
 
 def test_a_passing_disturbance_extends_the_budget() -> None:
-    """The budget ends after nine samples of 10 ms, of which the first three were held up."""
     clock = FakeClock(itertools.chain([14.0, 15.0, 12.0], itertools.repeat(10.0)))
     timing = take_samples(clock, Policy(budget_s=0.1, min_samples=6))
     assert (timing.stop, median(timing.samples_ms)) == ("interval", 10.0)
@@ -74,7 +73,6 @@ def test_an_outlier_of_six_long_samples_adds_three() -> None:
 
 @pytest.mark.parametrize(("longer", "stop"), [(10.09, "interval"), (10.11, "")])
 def test_the_longer_side_of_the_interval_is_within_1_percent_of_the_median(longer: float, stop: str) -> None:
-    """The median and the lower end are 10.0."""
     samples = [10.0, longer, 10.0] * 6 + [10.0, longer]
     assert median_interval(samples) == (10.0, 10.0, longer)
     assert stop_reason(samples, 1.0, Policy()) == stop
@@ -87,7 +85,6 @@ def test_few_samples_that_agree_are_not_enough() -> None:
 
 
 def test_the_stopping_criterion_keeps_the_confidence() -> None:
-    """`tests.harness.simulate_coverage` prints the rates for more series."""
     assert held(20, 0, series=100) >= 0.93
     assert held(150, 0.5, series=100) >= 0.85
 
@@ -112,7 +109,6 @@ def test_warm_up_ends_without_steadiness() -> None:
 
 
 def test_warm_up_outlasts_a_late_swing() -> None:
-    """A power-capped GPU: samples of 76 ms, slower for half a second after 0.8 s."""
     swing = [*[75.0] * 10, 81.0, 80.5, 78.0, 77.0, 76.5, *itertools.repeat(76.0, 200)]
     hasty, settled = FakeClock(swing), FakeClock(swing, settles_s=2.0)
     warm_up(hasty, Policy(), lambda: True)

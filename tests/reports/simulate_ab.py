@@ -109,7 +109,6 @@ def two_runs(suites: int) -> Suite:
 
 
 def stored_wolf(suites: int) -> float:
-    """Return the share of suites in which two stored runs of the same packages differ by over STORED_BAR in a case."""
     return float((np.abs(two_runs(suites)).max(axis=1) > np.log1p(STORED_BAR)).mean())
 
 

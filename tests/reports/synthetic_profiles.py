@@ -47,7 +47,6 @@ COUNTED = {
 def profile_of(
     case: Case, latency_ms: float, *, counted: bool = True, per_layer: int = 4, gap_us: float = 1.4
 ) -> Profile:
-    """Return a profile of RUNS runs in which each layer launches the kernels of `BLOCK` `per_layer` times."""
     ranged = list(_run(case, latency_ms, per_layer, gap_us, 0.0))
     length = latency_ms * 1e3
     timed = [

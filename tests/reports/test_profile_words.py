@@ -242,7 +242,6 @@ def test_parts_by_name(name: str, part: str) -> None:
 
 
 def test_products_of_steps_without_layers_are_not_the_heads() -> None:
-    """A request: its prompt is launched layer by layer, its steps are replays of a graph."""
     ranges = (
         Range(("request", "forward", "layer 0"), (RangeKernel(0, 3, 30.0),)),
         Range(("request", "forward"), (RangeKernel(0, 1, 10.0),)),

@@ -139,7 +139,6 @@ def test_bars_of_a_group_have_one_scale(tmp_path: Path) -> None:
 
 
 def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
-    """60 us in two units, with 10 MB and a GFLOP per launch; idle time has no share."""
     html = section_of(run_with(tmp_path, profile(case()))).html
     table = html[html.index('<table class="kernels">') :]
     headings, *rows = (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>.*?</tr>", table))

@@ -135,14 +135,11 @@ class Exact:
         self.reference, self.state = MODULES[operator][1], reference_form(operator, start, form)
 
     def step(self, token: tuple[Tensor, ...], outer: tuple[Tensor, ...]) -> Tensor:
-        """Return out [B, H, D] of one token and advance the state."""
         out, self.state = self.reference.generate_step(*token, *outer, self.state)
         return out
 
 
 class Simulation(Exact):
-    """The float64 reference with weights and rows rounded to the precision's storage types."""
-
     def __init__(self, operator: str, start: Any, form: str, precision: str) -> None:
         super().__init__(operator, start, form)
         self.kind = common.PRECISIONS[precision]
@@ -238,7 +235,6 @@ def _change_error(state: Any, exact: Any, before: Mapping[str, Tensor]) -> dict[
 def check_rope_and_rates_in_the_launch(
     operator: str, positions: list[int], H: int, D: int, m: int, precision: str
 ) -> None:
-    """Compares `out` and the state of the dual form to float32 accuracy."""
     generate, B = MODULES[operator][0], len(positions)
     outer, (q, k, v, logits) = outer_parameters(H, D, m), random_token(B, H, D, torch.float32, 5)
     rate = 1e4 ** (-torch.arange(0, D, 2) / D)

@@ -44,7 +44,6 @@ def case(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> Case:
-    """Return random arguments; every dtype gets the same numbers, rounded."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:
