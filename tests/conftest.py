@@ -60,14 +60,12 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a test run Triton kernels: on the GPU, or without one in the interpreter."""
     if INTERPRETED:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoGpus]:
-    """Let this process find two GPUs."""
     fake = TwoGpus()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -7,7 +7,6 @@ from typing import Any
 
 
 def calls_of(do: Callable[..., object], *arguments: object) -> int:
-    """Count the Python functions that `do` calls."""
     count = 0
 
     def seen(frame: FrameType, event: str, argument: Any) -> None:

@@ -17,10 +17,7 @@ def hasten() -> None:
     first_call, by_element, called = InterpretedFunction.__call__, ReduceOps.generic_reduce, set()
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        """Patch Triton's language only in the first call of each function of a kernel.
-
-        The patches of that call stay in effect; all other patches are made at each launch anyway.
-        """
+        """Patches of a function's first call stay in effect; all others are made at each launch anyway."""
         if self.fn in called:
             return self.rewrite()(*arguments, **named)
         called.add(self.fn)

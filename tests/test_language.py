@@ -71,7 +71,6 @@ def prose(text: str) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of paragraphs, list items and table cells, each without line breaks."""
     parts: list[str] = []
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|#]|\d+\.) ?)", prose(text)):
         cells = block.split("|") if block.lstrip().startswith("|") else [re.sub(r"^\s*(?:[-*#]+|\d+\.)\s+", "", block)]
@@ -85,7 +84,6 @@ def long_sentences(text: str) -> list[str]:
 
 
 def banned_words(text: str, allowed: tuple[str, ...] = ()) -> list[str]:
-    """Return the banned words in the text, each with the word to write instead, and sentences with a banned start."""
     found = []
     for pattern, instead in BANNED.items():
         for match in re.finditer(rf"(?<![\w-])(?:{pattern})(?![\w-])", prose(text).lower().replace("\n", " ")):
@@ -114,7 +112,6 @@ def code_text(source: str) -> str:
 
 
 def numbers(text: str) -> list[str]:
-    """Return the numbers in the text, without those in code, in generated tables and in names such as H100."""
     return re.findall(r"(?<![\w./-])\d[\d.,]*", re.sub(r"<!-- (table|end).*?-->", "", _without_code(text)))
 
 
@@ -123,7 +120,6 @@ def _without_code(text: str) -> str:
 
 
 def commands(text: str) -> list[str]:
-    """Return each command `ttt-bench ...` of fenced blocks and tables, joined to one line."""
     fences = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     blocks = "\n".join(code for language, code in fences if not language).replace("\\\n", " ")
     cells = re.findall(r"^\|.*`(ttt-bench [^`]+)`", text, re.MULTILINE)

@@ -19,7 +19,6 @@ def outside_make(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench(folder: Path, *settings: str) -> str:
-    """Return the run commands of `make bench` in `folder`."""
     command = ["make", "bench", "TARGET=cuda", "PY=echo RUN", "OUT=out", *settings]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     return "\n".join(line for line in done.stdout.splitlines() if line.startswith("RUN -m bench run"))
@@ -27,7 +26,6 @@ def bench(folder: Path, *settings: str) -> str:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A fresh clone with its environments installed."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copytree(ROOT / "bench" / "requirements", tmp_path / "bench" / "requirements")

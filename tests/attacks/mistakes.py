@@ -1,9 +1,4 @@
-"""Adapters with one mistake each, an honest one, and the check that must name each mistake.
-
-Most run one tiny recurrent language model on the CPU: h <- d h Q + E[token] with an orthogonal Q, logits = h E^T.
-With d = 1 the model forgets nothing; d < 1 hides a truncated prompt. The other adapters run this repository's models
-in bfloat16, whose rounding hides more.
-"""
+"""Adapters with one mistake each, an honest one, and the check that must name each mistake."""
 
 import math
 from collections.abc import Callable
@@ -35,7 +30,7 @@ HONEST_CASES = (PROMPT, replace(PROMPT, batch=2, context=1), GENERATE)
 
 
 class Model:
-    """The recurrent model above; `reference` returns a copy in float64."""
+    """h <- d h Q + E[token] with an orthogonal Q, logits = h E^T; a decay d < 1 hides a truncated prompt."""
 
     def __init__(self, width: int = WIDTH, seed: int = 0, decay: float = 1.0) -> None:
         rng = torch.Generator().manual_seed(seed)
@@ -63,7 +58,7 @@ class Model:
 
 
 class Honest:
-    """A correct adapter. Subclasses change `run` or a claim, never the check and its reference."""
+    """An adapter without a mistake; subclasses change `run` or a claim, never the check and its reference."""
 
     packages = ()
     decay = 1.0
@@ -95,7 +90,6 @@ class Honest:
         return self.model.generate(self.ids) if self.case.phase == "generate" else self.model.prefill(self.ids)
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Return a check that compares the outputs of two random sequences with the reference."""
         rows = sorted(rng.sample(range(self.case.batch), 2))
 
         def compare(outputs: Any, calls: int) -> Checks:
@@ -148,8 +142,6 @@ class TokensOverstated(Honest):
 
 
 class TokensOfAnEngine(TokensOverstated):
-    """Claims twice its tokens and, as engines may, that many sequences at once."""
-
     def claim(self, workload: Workload) -> None:
         super().claim(workload)
         workload.timed_check, workload.engine_samples = None, lambda policy: repeat([1.0])
@@ -157,15 +149,11 @@ class TokensOfAnEngine(TokensOverstated):
 
 
 class UnitsOverstated(Honest):
-    """Counts one call as sixteen units."""
-
     def claim(self, workload: Workload) -> None:
         workload.units = 16
 
 
 class OneStepForSixteen(Honest):
-    """Runs one step; the reference reads the tokens it returns."""
-
     def run(self) -> Any:
         return self.model.generate(self.ids, 1)
 
@@ -198,8 +186,6 @@ class SmallerModelTimed(Honest):
 
 
 class InventedSamples(Honest):
-    """Reports samples below the roofline bound of the bytes and FLOPs that it claims."""
-
     def claim(self, workload: Workload) -> None:
         workload.timed_check, workload.engine_samples = None, lambda policy: repeat([1.0])
         workload.metrics = {"flops": 1e12, "bytes": 1e9, "product_tflops": 1.0, "copy_gbs": 10.0}  # 1 s at least
@@ -225,8 +211,6 @@ class HalfWritten(LastOutputAgain):
 
 
 class OneStepOfAsManySequences(Honest):
-    """Runs one step for sixteen; its logits have an axis of sixteen, the batch."""
-
     def run(self) -> Any:
         return self.model.generate(self.ids, 1)[0]
 
@@ -256,21 +240,16 @@ class OfTheRepository:
         """Prepare the timed call; a hook of subclasses, before timing."""
 
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
-        """Do what is timed in place of the adapter's own call, `run`."""
         raise NotImplementedError
 
 
 class StateReset(OfTheRepository):
-    """Resets the state before each call."""
-
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
         work.restart()
         return run()
 
 
 class TokenLookup(OfTheRepository):
-    """Looks up the next token from the last token alone."""
-
     def prepare(self, work: Any) -> None:
         tokens = torch.arange(work.model.config.vocabulary)
         self.table = work.model.prefill(tokens[:, None], work.model.init_state(len(tokens), 1))[0]
@@ -296,8 +275,6 @@ class Last66Tokens(Last64Tokens):
 
 
 class Int8Weights(OfTheRepository):
-    """Rounds each matrix to int8 with a scale per output."""
-
     def prepare(self, work: Any) -> None:
         self.quantized = self.adapter.load(work.case)
         for name, weight in self.quantized.weights().items():
@@ -314,8 +291,6 @@ class Int8Weights(OfTheRepository):
 
 
 class OneSequenceWrong(OfTheRepository):
-    """Returns one wrong sequence of eight; the reference reads four."""
-
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
         outputs = run()
         logits = outputs if work.case.phase == "forward" else outputs[0]
@@ -324,7 +299,6 @@ class OneSequenceWrong(OfTheRepository):
 
 
 def in_bfloat16(system: str, phase: str) -> Case:
-    """Return a bfloat16 case of a model of this repository, with the state's dtype that a run gives it."""
     steps = (("steps", 16),) if phase == "request" else ()
     [adapter] = (each for each in ADAPTERS if (each.system, each.backend) == (system, "torch"))
     state_dtype = adapter.state_dtype or "bfloat16"
@@ -375,6 +349,5 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
 
 
 def record_of(adapter: type[Any], case: Case, policy: Policy = POLICY) -> Record:
-    """Return the record of a case measured in this process by a new adapter; repository models run only twice."""
     policy = ONCE if issubclass(adapter, OfTheRepository) else policy
     return CaseRun(case, policy).record(adapter())

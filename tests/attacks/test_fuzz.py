@@ -1,6 +1,4 @@
-"""Fuzz records, record files and run.json: each file is read whole or fails with one sentence.
-
-FUZZ=N in the environment runs N times as many examples."""
+"""Fuzz records, record files and run.json: each file is read whole or fails with one sentence."""
 
 import json
 import os
@@ -56,7 +54,6 @@ def examples(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]
 
 @st.composite
 def mutations(draw: Callable[[Any], Any], original: Any) -> Any:
-    """Draw a copy of `original` with one to three parts replaced, removed, added, wrapped or repeated."""
     value = deepcopy(original)
     for _ in range(draw(st.integers(1, 3))):
         value = mutated(draw, value)
@@ -64,7 +61,6 @@ def mutations(draw: Callable[[Any], Any], original: Any) -> Any:
 
 
 def mutated(draw: Callable[[Any], Any], value: Any) -> Any:
-    """Return the value with one change at a random depth, made in place where possible."""
     holder, key = None, None
     at = value
     while isinstance(at, dict | list) and at and (holder is None or draw(st.integers(0, 3))):
@@ -97,7 +93,6 @@ def assert_sentence(error: Exception) -> None:
 
 @pytest.fixture(autouse=True)
 def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip thousands of waits for the disk."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 

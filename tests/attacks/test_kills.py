@@ -1,7 +1,4 @@
-"""Send SIGKILL to every kind of process of a run at random moments: no case is lost or doubled, no process is left.
-
-`KILL_ROUNDS=100` in the environment makes 1000 kills.
-"""
+"""SIGKILL to every kind of process of a run: no case is lost or doubled, no process is left."""
 
 import os
 import random
@@ -57,7 +54,6 @@ def test_kills_of_each_kind_of_process_lose_double_and_leave_nothing(tmp_path: P
 
 
 def _start(folder: Path, launches: dict[tuple[str, str], Launch]) -> int:
-    """Fork a parent process that continues the run; return its process id."""
     pid = os.fork()
     if pid:
         return pid
@@ -70,10 +66,7 @@ def _start(folder: Path, launches: dict[tuple[str, str], Launch]) -> int:
 
 
 def _kill_some(parent: int, mark: str, rng: random.Random, hit: Counter[str]) -> None:
-    """Kill processes of a run until its parent ends: each kind once, then at random; count the kills in `hit`.
-
-    While some kind has no kill yet, look again after at most 20 ms: a starting worker is soon a worker.
-    """
+    """Kill each kind of process once, then random ones, until the parent ends; count kills in `hit`."""
     while hit.total() < KILLS or set(hit) < set(KINDS):
         missed = [kind for kind in KINDS if not hit[kind]]
         if _wait(parent, rng.uniform(0.0, 0.02 if missed else 0.25)) is not None:
@@ -97,7 +90,7 @@ def _kill(pid: int) -> bool:
 
 
 def _wait(pid: int, seconds: float) -> int | None:
-    """Wait up to `seconds` for a child; return its exit status, -signal if it was killed, None if it still runs."""
+    """Return a child's exit status, -signal if it was killed, None if it still runs."""
     end = time.monotonic() + seconds
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -109,7 +102,6 @@ def _wait(pid: int, seconds: float) -> int | None:
 
 
 def _family(mark: str) -> dict[str, list[int]]:
-    """Return the ids of a run's living processes by kind, found by the mark in their environment."""
     found: dict[str, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -141,7 +133,6 @@ def _kind(command: list[bytes], young: bool) -> str:
 
 
 def _statuses(run: Run) -> dict[str, list[str]]:
-    """Return the statuses of each case, by its key, in the order of the record file."""
     statuses: dict[str, list[str]] = {planned.case.key: [] for job in run.jobs for planned in job.cases}
     for record in (record for job in run.jobs for record in run.job_records(job)):
         statuses[record.case.key].append(record.status)
@@ -153,7 +144,7 @@ def _is_finished(run: Run) -> bool:
 
 
 def _truncate(run: Run, rng: random.Random) -> None:
-    """Truncate the record files at a random byte, as a kill during a write does, so that cases may be left to run."""
+    """Truncate the record files at a random byte, as a kill during a write does."""
     for job in run.jobs:
         path = run.record_file(job).path
         whole = path.read_bytes()

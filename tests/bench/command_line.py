@@ -20,7 +20,6 @@ SMALL = ["--systems", "transformer", "--batch", "1", "--context", "32", "--devic
 
 
 def started(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ, **options: Any) -> dict[str, Any]:
-    """Return the keyword arguments of subprocess.run or Popen that start the command line."""
     places = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
     environment = {**env, "PYTHONPATH": places, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "bench", *map(str, arguments)]
@@ -28,12 +27,11 @@ def started(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ, 
 
 
 def ttt_bench(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ) -> Done:
-    """Run the command line in a new process; each command needs one such test, because its imports count."""
+    """Run in a new process; each command needs one such test, because its imports count."""
     return subprocess.run(**started(*arguments, cwd=cwd, env=env), capture_output=True, timeout=240)
 
 
 def called(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ) -> Done:
-    """Run the command line in this process; workers of a run are still separate processes."""
     words, out, err = ["ttt-bench", *map(str, arguments)], io.StringIO(), io.StringIO()
     environment = {**env, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     with (
@@ -60,7 +58,6 @@ def _status_of_main() -> int:
 
 
 def one_sentence(done: Done) -> str:
-    """Assert that the call ended with a user error; return its one line on stderr."""
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("ttt-bench: ")
@@ -68,7 +65,6 @@ def one_sentence(done: Done) -> str:
 
 
 def assert_one_sentence(done: Done, *words: str) -> None:
-    """Assert that the call ended with a user error of one line that has these words."""
     said = one_sentence(done)
     for word in words:
         assert word in said

@@ -1,10 +1,7 @@
 """Measure whether a busy neighbour disturbs a GPU, on a host with two GPUs.
 
-    python -m tests.bench.neighbours OUT [ROUNDS]    measure
-    python -m tests.bench.neighbours --summary OUT   print the ratios
-
-Each round runs every case in a fresh process on GPU 0: on the whole machine, on half of its cores, and on half of its
-cores while GPU 1 and the other cores are busy. Ratios compare processes of one round, so that drift cancels.
+python -m tests.bench.neighbours OUT [ROUNDS]    measure
+python -m tests.bench.neighbours --summary OUT   print the ratios, of processes of one round, so that drift cancels
 """
 
 import os
@@ -40,7 +37,6 @@ CASES = {
 
 
 def measured(folder: Path, gpu: str, cores: Sequence[int], policy: Policy = POLICY) -> list[Record]:
-    """Measure every case once, in one process on one GPU and these cores; return the records."""
     os.sched_setaffinity(0, cores)
     jobs = jobs_of(Planned(case, 6) for case in CASES.values())
     run = Run.create(folder, RunFile("measure", "cuda", jobs, catalogue(()), policy))
@@ -48,7 +44,6 @@ def measured(folder: Path, gpu: str, cores: Sequence[int], policy: Policy = POLI
 
 
 def neighbour(folder: Path) -> None:
-    """Keep GPU 1 and the second half of the cores busy until SIGTERM."""
     cores = cores_by_share(2)[1]
     with suppress(KeyboardInterrupt):  # a run raises it for SIGTERM
         for number in count():
@@ -56,7 +51,6 @@ def neighbour(folder: Path) -> None:
 
 
 def compare(out: Path, rounds: int) -> None:
-    """Measure every case in each setting, `rounds` times, and print the ratios to the whole machine."""
     whole, half = sorted(os.sched_getaffinity(0)), sorted(cores_by_share(2)[0])
     for number in range(rounds):
         # In turns, so that no setting is always first.
@@ -73,7 +67,6 @@ def compare(out: Path, rounds: int) -> None:
 
 
 def summary(out: Path) -> list[str]:
-    """Return a line for each case and setting, from the rounds in the folder."""
     rounds = len([*out.glob("*-whole")])
     found = {setting: [in_order(out / f"{number}-{setting}") for number in range(rounds)] for setting in SETTINGS}
     lines = [f"{rounds} rounds; ratio to the whole machine, with its 95% interval"]
@@ -87,7 +80,6 @@ def summary(out: Path) -> list[str]:
 
 
 def in_order(folder: Path) -> list[float]:
-    """Return the median milliseconds of each case of a run, in the order of `CASES`."""
     by_case = {record.case: record for record in Run.open(folder).records()}
     for name, case in CASES.items():
         if by_case[case].status != "ok":
@@ -96,7 +88,6 @@ def in_order(folder: Path) -> list[float]:
 
 
 def start_neighbour(folder: Path) -> subprocess.Popen[bytes]:
-    """Start the neighbour's process; return it once its GPU is busy."""
     started = subprocess.Popen([sys.executable, "-m", "tests.bench.neighbours", "--neighbour", str(folder)])
     records = folder / "0" / "records" / "transformer-torch.jsonl"
     while not (records.exists() and records.stat().st_size):

@@ -64,10 +64,7 @@ def look_like_an_h200() -> set[Variant]:
 
 
 def random_step() -> Step:
-    """Draw a step of 0 to 300 requests that generate, and 1 to 300 prompts of one length or several.
-
-    Steps without prompts are CUDA graphs, which the engine captures at its start.
-    """
+    """Draw a step with prompts; steps without are CUDA graphs, captured at the engine's start."""
     generating, count = (random.choice([0, 1, 2, random.randint(3, 64), random.randint(65, 300)]) for _ in range(2))
     slots, positions = torch.arange(SLOTS), torch.zeros(SLOTS, dtype=torch.int32)
     generate = slots[:generating], positions[:generating]
@@ -81,7 +78,6 @@ def random_step() -> Step:
 
 
 def main(learner: str, backbone: str) -> None:
-    """Print the names of the kernels that the warm-up launches, and all other variants that random steps launch."""
     config = replace(model_config(f"ttt-{learner}", "tiny", backbone=backbone), layers=2)
     model = from_seed(config, 0, "cpu", torch.bfloat16, operator=KernelOperator(learner), block=FusedBlock)
     layout = Layout(config, model.operator, torch.bfloat16)

@@ -17,7 +17,6 @@ IDS = torch.arange(40).reshape(2, 20)
 
 @pytest.fixture
 def linear(tmp_path):
-    """Save a tiny TTT-Linear; return its configuration, tensors and file."""
     config = model_config("ttt-linear", "tiny")
     path = tmp_path / "model.safetensors"
     save(from_seed(config, 0, "cpu"), path)
@@ -82,7 +81,6 @@ SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 @pytest.fixture
 def shards(linear):
-    """Save the tiny TTT-Linear in two shards; return its configuration, tensors, folder and the index's map."""
     config, tensors, path = linear
     path.unlink()
     keys = sorted(tensors)

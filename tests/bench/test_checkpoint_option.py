@@ -42,7 +42,6 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkpoint folder of a tiny TTT-MLP with settings that no size has: another rate, mini-batch and backbone."""
     base = model_config("ttt-mlp", "tiny", backbone="transformer", mini_batch=8)
     config = replace(base, base_lr=RATE, rope_theta=THETA, width=64, heads=1)
     place = tmp_path / "secret" / "my-model"
@@ -150,7 +149,6 @@ def test_generated_tokens_have_the_limits_of_the_coarser_state(folder: Path) -> 
 
 
 def test_a_model_that_errs_late_in_what_it_generates_is_seen(folder: Path) -> None:
-    """It errs from the sixtieth token on, beyond the check of random weights."""
     offer(read_checkpoint(folder))
     adapter, case = TTTTorch(), case_of(folder)
     model = adapter._model(case)
@@ -187,7 +185,6 @@ def test_a_run_says_its_name_and_never_its_path(folder: Path, tmp_path: Path) ->
 
 
 def test_a_checkpoint_that_is_written_during_a_run_is_no_longer_measured(folder: Path) -> None:
-    """A training job may write it; the cases name the earlier digest."""
     checkpoint = read_checkpoint(folder)
     offer(checkpoint)
     case = Case("ttt-mlp", "torch", "tiny", "forward", 1, 16, options=(("checkpoint", checkpoint.name),))

@@ -62,7 +62,6 @@ def commit(folder, name, forward=1.0, generate=1.0):
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """Make a checkout with the harness and one adapter, and use it in place of this repository; time passes fast."""
     hours = itertools.count()
     late = SimpleNamespace(now=lambda zone: datetime(2026, 1, 1, tzinfo=zone) + timedelta(hours=next(hours)))
     monkeypatch.setattr("bench.run_folder.datetime", late)
@@ -79,7 +78,6 @@ def checkout(tmp_path, monkeypatch):
 
 
 def ttt_bench(monkeypatch, *arguments):
-    """Run the command line; return its exit status."""
     commit_and_dirty.cache_clear()
     monkeypatch.setattr(sys, "argv", ["ttt-bench", *map(str, arguments)])
     with pytest.raises(SystemExit) as end:

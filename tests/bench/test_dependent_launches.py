@@ -21,7 +21,6 @@ pytestmark = pytest.mark.gpu
 
 
 def stepped(model: Any, first: torch.Tensor) -> list[torch.Tensor]:
-    """Replay greedy steps from an empty state; return the logits of each replay, then the final state's tensors."""
     state = model.init_generate_state(len(first))
 
     def steps() -> torch.Tensor:
@@ -56,7 +55,6 @@ def tensors_of(state: Any) -> list[torch.Tensor]:
 
 
 def model_of(learner: str, backbone: str = "mamba") -> Any:
-    """Return a model of three layers with the width of 1.3B; skip if few-row GEMMs run in cuBLAS on this GPU."""
     config = model_config(f"ttt-{learner}", "tiny", backbone=backbone)
     config = replace(config, width=2048, heads=32, layers=3, ffn_width=5504)
     operator = KernelOperator(learner, prefill_on_reference=True)

@@ -15,7 +15,6 @@ from bench.request import RunRequest
 
 @pytest.fixture(autouse=True)
 def file(tmp_path, monkeypatch):
-    """The path of systems.toml in an empty current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path / "systems.toml"
 
@@ -65,7 +64,6 @@ def test_a_broken_file_is_one_sentence(file, text, message):
 
 
 def test_a_worker_on_a_cpu_sees_no_gpu():
-    """A worker that saw the GPU would report its times as the CPU's."""
     assert {launch.env["CUDA_VISIBLE_DEVICES"] for launch in launches(device="cpu").values()} == {""}
     assert not any("CUDA_VISIBLE_DEVICES" in launch.env for launch in launches(device="cuda").values())
 

@@ -22,7 +22,6 @@ def a_case(batch, phase="forward"):
 
 
 def a_run(folder, cases, seconds, device="H200", status="timeout", mode="measure"):
-    """Write a run in which each case took `seconds` on `device`."""
     run = Run.create(folder, RunFile(mode, "cpu", (Job("a", "b", tuple(cases)),), Catalogue()))
     environment = {"device": device, "device_kind": "cpu" if device == "CPU" else "cuda"}
     for each in cases:

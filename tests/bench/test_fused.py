@@ -1,7 +1,4 @@
-"""A model of fused blocks computes the plain model's function, and its weights have the same names.
-
-Without a GPU the kernels run in Triton's interpreter.
-"""
+"""A model of fused blocks computes the plain model's function, and its weights have the same names."""
 
 from __future__ import annotations
 
@@ -30,7 +27,6 @@ backbones = pytest.mark.parametrize("backbone", ["mamba", "transformer"])
 
 
 def models(config: TTTConfig, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
-    """Return a model of fused blocks and the plain float64 model with the same weights, none of them 0 or 1."""
     fused = from_seed(config, 0, DEVICE, dtype, block=FusedBlock)
     plain = from_seed(config, 0, DEVICE, torch.float64)
     generator = torch.Generator().manual_seed(1)
@@ -46,7 +42,6 @@ def copy_weights(source: Any, to: Any) -> None:
 
 
 def error_of(fused: Any, plain: Any, plan: tuple[int, ...], sequences: int = 2) -> float:
-    """Return the relative error of the fused model's logits after random tokens. plan: as in `plans.run`."""
     found, expected = (logits_of(model, plan, sequences) for model in (fused, plain))
     return float((found - expected).norm() / expected.norm())
 
@@ -62,7 +57,6 @@ def check_model(config: TTTConfig, plan: tuple[int, ...], dtype: torch.dtype) ->
 
 
 def small(backbone: str) -> TTTConfig:
-    """Return the configuration of one layer with two heads of 32 channels."""
     config = model_config("ttt-linear", "tiny", backbone=backbone)
     return replace(config, layers=1, width=64, ffn_width=64, vocabulary=64)
 
@@ -85,7 +79,6 @@ def test_one_sequence(backbone: str) -> None:
 
 @backbones
 def test_groups_of_sequences_in_a_model_of_fused_blocks(backbone: str) -> None:
-    """The kernels are given views of some rows of the convolutions' caches and of the positions."""
     fused, plain = models(small(backbone))
     fused.least_group, fused.prefill_tokens = 1, 16  # two sequences, each in chunks of a mini-batch
     assert fused._groups(2, 21) == [slice(0, 1), slice(1, 2)]

@@ -2,10 +2,7 @@
 
 The numbers are logits [2, len(LENGTHS), 32] after the first n of `ids()` for each n of LENGTHS, of TTTForCausalLM of
 github.com/test-time-training/ttt-lm-pytorch (commit cd831db) with the weights of `weights()`. It ran in float64, its
-casts to float32 widened. Its forward of 21 tokens, followed by 16 steps from its cache, agrees with the numbers to
-3e-15. Its gelu' has constants of 8 to 10 digits, so TTT-MLP here differs from it by their rounding.
-
-Without a GPU the fused blocks run in Triton's interpreter.
+casts to float32 widened. Its gelu' has constants of 8 to 10 digits, so TTT-MLP here differs by their rounding.
 """
 
 from __future__ import annotations
@@ -73,7 +70,6 @@ def weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A checkpoint folder for each case."""
     made = {}
     for name, values in CASES.items():
         made[name] = folder = tmp_path_factory.mktemp(name)

@@ -74,7 +74,6 @@ def test_every_supported_setting_counts(values, change, tmp_path):
 
 
 def test_absent_settings_have_the_authors_defaults(tmp_path):
-    """A base rate of 1 for TTT-MLP too, and the (T) backbone."""
     expected = TTTConfig("mlp", 2048, 5504, 24, 32, 32000, "transformer", 16, base_lr=1.0)
     assert read_config(write(tmp_path, {"model_type": "ttt", "ttt_layer_type": "mlp"})) == expected
 

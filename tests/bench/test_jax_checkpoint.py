@@ -93,7 +93,6 @@ def write(file: Path, params: dict[tuple[str, ...], Any], prefix: tuple[str, ...
 
 
 def model_of(learner: str, backbone: str = "mamba", dtype: torch.dtype = torch.float32) -> Any:
-    """Return a tiny model, none of whose weights is 0 or 1."""
     config = model_config(f"ttt-{learner}", "tiny", backbone=backbone, mini_batch=8)
     model = from_seed(config, 3, "cpu", dtype)
     generator = torch.Generator().manual_seed(1)

@@ -1,8 +1,4 @@
-"""The project's kernels compute the reference's inner loop, whichever part applies RoPE and learning rates.
-
-The ThunderKittens forward needs a Hopper GPU, so the reference replaces it, with the same arguments. Without a
-GPU the generate kernels run in Triton's interpreter.
-"""
+"""The kernels compute the reference's inner loop, whichever part applies RoPE and learning rates."""
 
 from __future__ import annotations
 
@@ -78,7 +74,6 @@ def stand_in(reference: ModuleType, calls: list[bool]) -> Any:
 
 
 def models(config: TTTConfig, block: type[TTTBlock], **options: Any) -> tuple[Any, Any]:
-    """Return the float32 model on the kernels and the plain float64 one, with the same weights, none 0 or 1."""
     operator = KernelOperator(config.learner, **({"precision": "float32"} | options))
     kernels = from_seed(config, 0, DEVICE, torch.float32, operator=operator, block=block)
     plain = from_seed(config, 0, DEVICE, torch.float64)
@@ -95,10 +90,7 @@ def config_of(learner: str, **changes: Any) -> TTTConfig:
 
 
 def check(kernels: Any, plain: Any, prompt: int, steps: int) -> None:
-    """Compare both models' logits after each of two prompts and after each later generate step.
-
-    The second prompt begins inside a mini-batch.
-    """
+    """Compare both models' logits; the second prompt begins inside a mini-batch."""
     ids = torch.randint(64, (2, prompt + steps), generator=torch.Generator().manual_seed(2)).to(DEVICE)
     state, exact = kernels.init_state(2), plain.init_state(2)
     for piece in ids[:, :prompt].split([prompt // 3, prompt - prompt // 3], dim=1):
@@ -169,6 +161,5 @@ def test_a_prompt_after_a_captured_state_is_reset(learner: str, rotated_by_kerne
 
 @learners
 def test_a_model_on_kernels_at_mini_batches_of_32(learner: str, rotated_by_kernel: list[bool]) -> None:
-    """Two prefills and three steps, the second of which completes the mini-batch."""
     check(*models(config_of(learner, mini_batch=32), FusedBlock), prompt=30, steps=3)
     assert len(rotated_by_kernel) == 2

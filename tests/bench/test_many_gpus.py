@@ -24,7 +24,6 @@ SMALL = ["quick", "--systems", "transformer,ttt-linear/torch", "--batch", "1", "
 
 @pytest.fixture
 def commands(tmp_path: Path) -> Path:
-    """A folder with fake Slurm commands."""
     folder = tmp_path / "commands"
     folder.mkdir()
     fake(folder, "sbatch", f"echo x >>{tmp_path}/submitted; echo 4711")
@@ -39,7 +38,6 @@ def fake(folder: Path, name: str, text: str) -> None:
 
 
 def environment(path: Path | None = None, **env: str) -> dict[str, str]:
-    """Return the environment without Slurm and GPU variables, and with Slurm's commands from `path` or none."""
     without = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CUDA_VISIBLE"))}
     return without | {"PATH": f"{path}:/usr/bin:/bin" if path else "/nowhere"} | env
 

@@ -95,7 +95,6 @@ def test_an_untied_embedding_multiplies_nothing(phase):
 
 
 def test_the_decays_of_mamba_count_with_its_scan_alone():
-    """48 layers of 4,096 channels with 16 decays each."""
     case = replace(CASE, system="mamba", batch=1, context=100)
     parts = model_work(model_config("mamba", "1.3b"), 10**9, case)
     others = 10**9 - 32000 * 2048

@@ -44,7 +44,6 @@ def assert_close(got, expected, dtype):
 
 
 def tensors_of(state):
-    """List every tensor of a state."""
     if isinstance(state, torch.Tensor):
         return [state]
     if isinstance(state, dict):
@@ -83,7 +82,6 @@ def test_a_long_prompt_runs_in_chunks_with_the_same_result(models, name, monkeyp
 @pytest.mark.parametrize(("prefill_tokens", "least"), [(2 * TOKENS, 1), (32, 2)], ids=["whole prompts", "chunks"])
 @pytest.mark.parametrize("plan", [(19, 22), (7, -4, 30)], ids=str)
 def test_groups_of_sequences_give_what_all_give_together(models, name, plan, prefill_tokens, least, monkeypatch):
-    """Five sequences in groups give the same logits and the same state."""
     model, ids = models[name], random_ids(5, TOKENS)
     states = [model.init_state(5, TOKENS + 24) for _ in range(2)]
     together = run(model, ids, plan, states[0])
@@ -118,7 +116,6 @@ def test_the_state_stays_where_it_is_and_can_be_reset(models, name):
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith("ttt")])
 def test_a_state_of_all_layers_is_reset_together(models, name, monkeypatch):
-    """A reset per layer would be hundreds of launches."""
     model = models[name]
     state = model.init_state(2, 20)
     monkeypatch.setattr(model, "_inner_state", lambda *_: pytest.fail("a layer was reset by itself"))
@@ -253,7 +250,6 @@ def test_a_prompt_longer_than_the_cache_is_refused(models):
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (2, 1), (8, 2)])
 def test_the_transformer_is_llama(heads, kv_heads):
-    """The same weights in transformers' Llama give the same logits."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = replace(config_of("transformer"), heads=heads, kv_heads=kv_heads)

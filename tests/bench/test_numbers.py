@@ -60,7 +60,6 @@ def cases():
 
 
 def table(definition, source_of):
-    """Return the lines of the table that a definition in TOML makes."""
     text = with_numbers(TEXT, {"t": tomllib.loads(definition)}, source_of)
     return [line for line in text.splitlines() if line.startswith("| ")]
 
@@ -177,7 +176,6 @@ def test_a_file_without_a_whole_table_is_named(text, words):
 
 
 def of_runs(folder, definition):
-    """Return the cells of a table of the runs in a folder, without its header row."""
     lines = table(definition, cache(lambda name: Source.of(Run.open(folder / name))))[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 

@@ -21,8 +21,6 @@ TOKENS, CHUNK = 80, 16
 
 
 class FakeStream:
-    """A CUDA stream that appends each call to a shared log."""
-
     def __init__(self, name: str, log: list[tuple]) -> None:
         self.name, self.log = name, log
 
@@ -39,7 +37,6 @@ class FakeStream:
 
 @pytest.fixture
 def log(monkeypatch) -> list[tuple]:
-    """Replace CUDA streams by fakes; return the log of their calls."""
     entries: list[tuple] = []
     caller, *pair = (FakeStream(name, entries) for name in ("caller", "first", "second"))
 
@@ -58,7 +55,6 @@ def log(monkeypatch) -> list[tuple]:
 
 
 def prefilled(model: Any, ids: torch.Tensor) -> list[torch.Tensor]:
-    """Return the logits after ids, then the state tensors of every layer."""
     state = model.init_state(len(ids))
     logits, _ = model.prefill(ids, state)
     caches = [cache for layer in state.layers for cache in (layer.block_conv, layer.qk_conv, *layer.inner)]

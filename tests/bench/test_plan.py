@@ -42,7 +42,6 @@ def adapter(label):
 
 
 def test_suites_name_only_what_exists():
-    """A suite would silently lack the cases of an unknown system, backend or size."""
     assert len({suite.name for suite in SUITES}) == len(SUITES)
     for suite in SUITES:
         for panel in suite.panels:
@@ -205,7 +204,6 @@ def test_cases_of_one_model_stay_together():
 
 
 def of_batch(systems, batch, phase="generate"):
-    """Return the planned case of Figure 20 at this batch size."""
     (found,) = [
         each for each in planned("fig20-throughput", systems) if (each.case.phase, each.case.batch) == (phase, batch)
     ]
@@ -275,7 +273,6 @@ def test_a_layer_that_cannot_fit_is_skipped_with_its_size():
 
 
 def test_a_shape_that_no_selected_system_can_hold_is_refused():
-    """A cache of 131,072 tokens has 26 GB; a state of TTT does not grow."""
     with pytest.raises(
         UserError,
         match=r"forward with --batch 2 --context 10000000000000: needs at least [0-9,]+ TB and this machine has 80",

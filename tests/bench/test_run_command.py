@@ -49,21 +49,17 @@ def measured(tmp_path_factory):
 
 @pytest.fixture
 def copied(measured, tmp_path):
-    """A copy of the finished run."""
     shutil.copytree(measured[0] / "out", tmp_path / "out")
     return tmp_path / "out"
 
 
 @pytest.fixture
 def only_planned(monkeypatch):
-    """Let a run begin and measure nothing."""
     monkeypatch.setattr(measure, "run_jobs", lambda *_, **__: [])
 
 
 @pytest.fixture
 def interrupted(monkeypatch):
-    """Raise KeyboardInterrupt (Ctrl-C) when the first case would run."""
-
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
@@ -156,7 +152,6 @@ def test_resuming_an_empty_folder_begins_a_run(tmp_path, only_planned):
 
 
 def test_cases_of_a_concurrent_call_are_kept(copied, monkeypatch, only_planned):
-    """Another call adds a case between this call's first look at run.json and its lock."""
     held = Run.held
 
     def another_call_first(run, *arguments):
@@ -374,7 +369,6 @@ def test_a_dry_run_of_a_finished_run_has_no_cases(copied):
 
 @pytest.mark.usefixtures("without_torch")
 def test_a_dry_run_plans_what_a_resumed_run_measures(copied):
-    """No run has timed the longer forward; the lost case was not requested."""
     (file,) = (copied / "records").glob("*.jsonl")
     finished, *_ = file.read_text().splitlines(keepends=True)
     file.write_text(finished)

@@ -17,7 +17,6 @@ CASE = Case("ttt-linear", "torch", "tiny", "forward", 1, 16)
 
 
 def sampled_s(policy: Policy) -> float:
-    """Return the seconds of sampling a case whose samples alternate and never settle; it must end with a flag."""
     clock = FakeClock(cycle([50.0, 100.0]))
     timing = take_samples(clock, policy)
     assert timing.stop == "budget"

@@ -69,7 +69,6 @@ def test_the_tensors_of_a_page_begin_at_64_bytes_and_do_not_meet():
 @pytest.mark.usefixtures("triton_kernels")
 @pytest.mark.parametrize(("learner", "backbone"), [("linear", "mamba"), ("linear", "transformer"), ("mlp", "mamba")])
 def test_mixed_requests_have_the_logits_of_single_ones(learner, backbone):
-    """Mix prompts of three lengths, chunks that end inside mini-batches, generating requests and unordered slots."""
     # Tokens of each request in each step; a request of one token after its first step generates.
     steps = ([7, 20, 20, 0], [1, 25, 25, 0], [1, 1, 3, 40], *[[1, 1, 1, 1]] * 3)
     # float32 tokens run in Triton's interpreter only
@@ -88,10 +87,7 @@ def test_prompts_of_one_length_run_in_the_kernel_for_hopper(monkeypatch, learner
 
 
 def assert_served(learner, backbone, steps, operator, dtype=torch.float32):
-    """Run steps, each the tokens of every request; assert that each request then has the logits that it has alone.
-
-    dtype: of the model whose steps run; the model that reads each request alone is in float32.
-    """
+    """Run the steps in `dtype`; each request has the logits that a float32 model gives it alone."""
     config = replace(model_config(f"ttt-{learner}", "tiny", backbone=backbone), layers=2)
     model = from_seed(config, 0, DEVICE, dtype, operator=operator, block=FusedBlock)
     plain = from_seed(config, 0, DEVICE, torch.float32)

@@ -36,7 +36,6 @@ def in_process(monkeypatch):
 
 
 def made(folder, learner, size="tiny", **options):
-    """Make a checkpoint folder with random weights in bfloat16; return its path. options: of `model_config`."""
     config = model_config(learner, size, **options)
     checkpoint.save(from_seed(config, 0, "cuda", torch.bfloat16), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config_values(config) | {"dtype": "bfloat16"}))
@@ -60,11 +59,7 @@ def greedy(new_tokens):
 
 
 def served(llm, prompts, new_tokens, arriving=0, aborted=(), aborted_at=None, preempting=0):
-    """Serve the prompts; return each request's tokens. Request n arrives `arriving` steps after request n - 1.
-
-    aborted: numbers of requests that end after their first output. aborted_at: (number, step) of one that ends then.
-    preempting: every `preempting` steps, vLLM takes the slots of all running requests.
-    """
+    """Return each request's tokens; request n arrives `arriving` steps after request n - 1."""
     core, waiting = llm.llm_engine, list(enumerate(prompts))
     found, steps = {}, 0
     while waiting or core.has_unfinished_requests():
@@ -122,7 +117,6 @@ def test_requests_that_arrive_over_time(tmp_path, learner, size):
     ("learner", "backbone"), [("ttt-linear", "mamba"), ("ttt-linear", "transformer"), ("ttt-mlp", "mamba")]
 )
 def test_one_launch_reads_prompts_of_different_lengths_and_positions(tmp_path, monkeypatch, learner, backbone):
-    """100 tokens per step end chunks inside mini-batches, where later steps continue; a new prompt has one token."""
     from bench.serving import metadata
 
     read, packed = [], metadata.packed

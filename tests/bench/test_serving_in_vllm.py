@@ -20,8 +20,6 @@ CONFIG = replace(model_config("ttt-linear", "tiny"), layers=1)
 
 @dataclass
 class Metadata:
-    """The fields of vLLM's metadata that the plug-in reads."""
-
     num_prefills: int
     num_decodes: int
     num_reqs: int
@@ -50,14 +48,11 @@ class Builder:
 
 
 class Context:
-    """vLLM's forward context; a test sets the metadata."""
-
     attn_metadata = None
 
 
 @pytest.fixture
 def vllm(monkeypatch, tmp_path):
-    """Install the stand-ins; return the settings of an engine that serves a folder with CONFIG."""
     names = {
         "forward_context": {"get_forward_context": lambda: Context},
         "model_executor.layers.mamba.abstract": {"MambaBase": object},
@@ -98,7 +93,6 @@ def builder_of(vllm, split):
 
 
 def requests(lengths, seq_lens, slots):
-    """Return vLLM's metadata of requests with these tokens in the step, tokens in total, and slots."""
     ends = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
     total = torch.tensor(seq_lens, dtype=torch.int32)
     return SimpleNamespace(

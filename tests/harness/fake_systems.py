@@ -16,7 +16,6 @@ SPIN_MS = 2.0
 
 
 def spin(milliseconds: float = SPIN_MS) -> None:
-    """Keep the CPU busy for this long."""
     end = time.perf_counter_ns() + milliseconds * 1e6
     while time.perf_counter_ns() < end:
         pass
@@ -52,7 +51,6 @@ _forked = False
 
 
 def _fork_once() -> None:
-    """Fork the worker; both processes continue with the case."""
     global _forked
     if not _forked:
         _forked = True
@@ -115,8 +113,6 @@ class Fake:
 
 
 class OneKind(Fake):
-    """A system of which each process serves one value of the option `kind`, and no process serves "none"."""
-
     served: str = ""
 
     def build(self, case: Case) -> Workload:
@@ -152,15 +148,11 @@ def _die_while_it_is_time() -> None:
 
 
 class DiesAtStart(Fake):
-    """Is killed in its first FAKE_DEATHS starts."""
-
     def __init__(self) -> None:
         _die_while_it_is_time()
 
 
 class DiesInRun(Fake):
-    """Is killed in the first FAKE_DEATHS calls of `run`."""
-
     def build(self, case: Case) -> Workload:
         workload = super().build(case)
         workload.run = lambda: (_die_while_it_is_time(), spin())
@@ -181,8 +173,6 @@ def _print_until_the_log_is_emptied() -> None:
 
 
 class PrintsMuch(Fake):
-    """Prints 1 MB in its case and in its exit handler, and goes on once the log is empty."""
-
     def build(self, case: Case) -> Workload:
         _print_until_the_log_is_emptied()
         atexit.register(_print_until_the_log_is_emptied)
@@ -221,8 +211,6 @@ class WithFamily(Fake):
 
 
 class Wanders(Fake):
-    """Records its folder and CPU affinity, then changes both."""
-
     def build(self, case: Case) -> Workload:
         found = f"{os.getcwd()} {sorted(os.sched_getaffinity(0))}"
         os.chdir("/")

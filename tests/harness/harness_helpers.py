@@ -39,7 +39,6 @@ SOON: dict[str, Any] = dict.fromkeys(("limits", "on_event"), Patience())
 
 
 def case(do: str = "work", **changes: Any) -> Case:
-    """Return a case of the fake system with the option `do`."""
     options = {"do": do} | changes.pop("options", {})
     values: dict[str, Any] = {
         "system": "fake",
@@ -68,7 +67,6 @@ def systems(name: str = "fake_systems:Fake", **env: str) -> dict[tuple[str, str]
 
 
 def planned_jobs(cases: Iterable[Case | Planned]) -> tuple[Job, ...]:
-    """Group cases into one job per system and backend."""
     by_pair: dict[tuple[str, str], list[Planned]] = {}
     for each in cases:
         planned = each if isinstance(each, Planned) else Planned(each)
@@ -77,7 +75,6 @@ def planned_jobs(cases: Iterable[Case | Planned]) -> tuple[Job, ...]:
 
 
 def catalogue(cases: Iterable[Case | Planned] = ()) -> Catalogue:
-    """Return a catalogue of one suite, which has all cases and one figure."""
     keys = tuple((each.case if isinstance(each, Planned) else each).key for each in cases)
     figure = FigureEntry("forward", "Time a token", "context", "us_per_token")
     return Catalogue(
@@ -112,7 +109,6 @@ def no_profiler(*_: object) -> dict[str, Any]:
 
 
 def lines_of(folder: Path, job: str = "fake-cpu") -> list[dict[str, Any]]:
-    """Return the parsed lines of a job's record file."""
     return [json.loads(line) for line in (folder / "records" / f"{job}.jsonl").read_text().splitlines()]
 
 
@@ -125,7 +121,6 @@ def statuses(records: Iterable[Record]) -> list[str]:
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process runs and is no zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
@@ -134,7 +129,6 @@ def alive(pid: int) -> bool:
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> bool:
-    """Wait for a condition; return whether it holds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
@@ -144,13 +138,11 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> bool:
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run git with a made-up author and return its output."""
     command = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x@example.org", *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def new_repository(folder: Path) -> str:
-    """Make a repository with an empty commit; return the commit."""
     folder.mkdir(exist_ok=True)
     git(folder, "init", "-q")
     git(folder, "commit", "-q", "--allow-empty", "-m", folder.name)

@@ -31,7 +31,6 @@ _ARGUMENTS = ("correlation", "registers per thread", "shared memory")
 
 
 def main() -> None:
-    """Profile with each installed profiler and prune its report."""
     FIXTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         report = _profiled(LAYER, Path(folder) / "ncu", "ncu", ".ncu-rep")
@@ -59,7 +58,6 @@ def _profiled(what: Sequence[str], run: Path, way: str, suffix: str) -> Path:
 
 
 def pruned_table(text: str) -> str:
-    """Prune a table of ncu to names, metrics and the first launches."""
     lines = text.splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith('"ID"'))
     header, *rows = csv.reader(io.StringIO("\n".join(lines[start:])))
@@ -71,7 +69,6 @@ def pruned_table(text: str) -> str:
 
 
 def prune_database(source: Path, target: Path) -> None:
-    """Prune an export of nsys to a layer's first launches, the last ones, and their ranges."""
     target.unlink(missing_ok=True)
     with closing(sqlite3.connect(target)) as database:
         database.execute("ATTACH ? AS source", (str(source),))
@@ -111,7 +108,6 @@ def prune_database(source: Path, target: Path) -> None:
 
 
 def pruned_trace(text: bytes) -> str:
-    """Prune a trace of Kineto to the first launches and their ranges."""
     events = [event for event in json.loads(text)["traceEvents"] if event.get("cat") in _CATEGORIES]
     kernels = sorted((event for event in events if event["cat"] == "kernel"), key=lambda event: event["ts"])[:LAUNCHES]
     launches = {event["args"].get("correlation") for event in kernels}

@@ -28,14 +28,11 @@ def run_of(folder: Path, *cases: Case, mode: Any = "profile") -> Run:
 
 
 def launches(fake: bool = True) -> dict[tuple[str, str], Launch]:
-    """Return launches that start the fake worker, or the real one."""
     real = launch("profile_helpers:WithTorch")
     return {PAIR: replace(real, command=[sys.executable, str(HERE / "profile_worker.py")]) if fake else real}
 
 
 class WithTorch:
-    """A system of two layers, each a GEMM and a sum; `do` may be "oom" or "idle" (run no operator)."""
-
     packages = ()
 
     def unavailable(self) -> str:
@@ -67,7 +64,6 @@ NCU_TABLE_NAMES = ("aten::mm", "aten::add")
 
 
 def ncu_table(*names: str, launches: int = 2, **changes: str) -> str:
-    """Return a table as `ncu --csv --page raw` prints it: header, units, one row per launch."""
     values = {
         "gpu__time_duration.sum": ("ns", "2,000.00"),
         "dram__bytes.sum": ("byte", "5,400,000.00"),
@@ -99,7 +95,6 @@ PROCESS = 0x1000007 << 24  # a globalPid; threads of it add their number
 
 
 def nsys_database(path: Path) -> Path:
-    """Write an export of Nsight Systems: one call under its ranges, then two timed runs on two streams."""
     database = sqlite3.connect(path)
     for table in NSYS_TABLES:
         database.execute(table)
@@ -144,7 +139,6 @@ DUAL = {"demangledName": 2, "registersPerThread": 64}
 
 
 def nsys_row(database: sqlite3.Connection, table: str, **values: Any) -> None:
-    """Insert a row; missing values are NULL if allowed, else 0."""
     row = {name: 0 for _, name, _, required, *_ in database.execute(f"PRAGMA table_info({table})") if required} | values
     marks = ", ".join("?" * len(row))
     database.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
@@ -208,7 +202,6 @@ sys.exit(status if status >= 0 else 128 - status)
 
 
 def put_profilers(folder: Path, *names: str) -> str:
-    """Write fake profilers into a folder; return a PATH that starts with it."""
     folder.mkdir(exist_ok=True)
     for name in names:
         path = folder / name

@@ -1,7 +1,4 @@
-"""A worker whose answer is wrong in the way that the case's option `do` names; with "well" it is right.
-
-python -m rude_worker ENTRY
-"""
+"""A worker whose answer is wrong in the way that the option `do` names; with "well" it is right."""
 
 import json
 import sys

@@ -1,8 +1,7 @@
 """Simulate how often the 95% interval contains the true median, with the stopping criterion.
 
-`python -m tests.harness.simulate_coverage [SERIES]` prints the share of series whose interval contains it. Rows are
-durations of a sample, columns correlations of successive samples, as on a power-capped GPU. Samples are normal with a
-standard deviation of 1%.
+`python -m tests.harness.simulate_coverage [SERIES]` prints the shares. Rows are durations of a sample, columns
+correlations of successive samples, as on a power-capped GPU.
 """
 
 import sys
@@ -23,7 +22,6 @@ POLICY = Policy(min_samples=6, budget_s=1.0)  # of the published runs
 
 
 def drawn(random: np.random.Generator, ms: float, correlation: float, spread: float, apart: float) -> list[float]:
-    """Draw samples with the true median `ms`."""
     noise = random.standard_normal(MAX_SAMPLES + 20)
     noise[1:] *= np.sqrt(1 - correlation**2)
     for at in range(1, noise.size):
@@ -35,7 +33,6 @@ def drawn(random: np.random.Generator, ms: float, correlation: float, spread: fl
 def held(
     ms: float, correlation: float, series: int, spread: float = SPREAD, apart: float = 0.0, seed: int = 1
 ) -> float:
-    """Return the share of simulated series whose 95% interval contains the true median `ms`."""
     random = np.random.default_rng(seed)
     samples = (drawn(random, ms, correlation, spread, apart) for _ in range(series))
     taken = (take_samples(FakeClock(each, between_ms=BETWEEN_MS), POLICY).samples_ms for each in samples)
@@ -43,7 +40,6 @@ def held(
 
 
 def main(series: int = 500) -> None:
-    """Print the tables of the study."""
     print("| a sample takes | " + " | ".join(f"correlation {each}" for each in CORRELATIONS) + " |")
     print("| --- " * (1 + len(CORRELATIONS)) + "|")
     for ms in SAMPLES_MS:

@@ -53,8 +53,6 @@ NodeName=n2 Name=gpu File=/dev/random
 
 
 class Cluster:
-    """A Slurm with its own configuration, sockets and ports; `env` selects it."""
-
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._pending: dict[str, float] = {}
@@ -107,8 +105,6 @@ class Cluster:
                 self.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def finish(self, job: str, seconds: float = 60) -> None:
-        """Wait until all tasks of a job have ended; a requeued task is in the queue."""
-
         def is_over() -> bool:
             self.hurry()
             time.sleep(0.2)
@@ -141,7 +137,6 @@ def missing() -> str:
 
 
 def _free_ports() -> list[int]:
-    """Return three consecutive ports, as the nodes need."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -45,14 +45,12 @@ def test_control_characters_are_cleaned(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_does_not_read_is_not_waited_for(tmp_path: Path) -> None:
-    """The request is larger than a pipe's buffer."""
     large = case("deaf", options={f"o{i}": "x" * 900 for i in range(99)})
     records = measured(tmp_path / "out", [large, case("well")], rude(), **SOON)
     assert statuses(records) == ["timeout", "ok"]
 
 
 def test_a_child_that_a_case_forked_does_not_answer(tmp_path: Path) -> None:
-    """Its answer would be read as that of the next case."""
     records = measured(tmp_path / "out", [case("fork"), *(case(batch=i) for i in range(3, 6))], systems())
     assert statuses(records) == ["ok"] * 4
     assert [r.case.batch for r in records] == [2, 3, 4, 5]

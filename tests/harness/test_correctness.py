@@ -81,7 +81,6 @@ def test_total_variation_is_of_the_worst_row() -> None:
 
 
 def test_probabilities_of_low_precision_are_taken_in_float64() -> None:
-    """A softmax in bfloat16 is off by more than what may be compared."""
     out = torch.linspace(-3, 3, 1000).bfloat16()
     assert total_variation(out, out.double()) < 1e-12
 

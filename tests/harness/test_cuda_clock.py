@@ -119,7 +119,6 @@ def test_compilation_does_not_count_as_an_estimate(gpu: FakeGpu) -> None:
 
 
 def test_the_shortest_estimate_counts(gpu: FakeGpu) -> None:
-    """Others may disturb one of them."""
     took = iter([0.125] * 3 + [2.0, 0.125, 2.0])
     clock = CudaEventClock()
     clock.prepare(lambda: gpu.kernel("a", next(took))())
@@ -139,7 +138,6 @@ def test_first_runs_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_first_runs_take_until_the_device_has_done_them(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launch returns at once: what it takes shows where it is waited for."""
     slow = SimpleNamespace(wait_stream=lambda other: None, synchronize=gpu.kernel("waited", 3000.0))
     monkeypatch.setattr(cuda_clock, "side_stream", lambda: slow)
     clock = CudaEventClock()

@@ -38,7 +38,6 @@ def test_samples_must_fill_the_block() -> None:
 
 
 def test_a_refresh_after_a_late_read_has_no_time() -> None:
-    """The driver answers the read after 0.9 s with a delay of 0.3 s."""
     late, meter = metered(3.0, 0.9), metered(3.0, 0.9)
     late.look(4.2, 500 * 4.2)
     assert late.per_token(100, 0.9) == meter.per_token(100, 0.9)

@@ -15,8 +15,6 @@ from harness.measure.environment import around, snapshot
 
 
 class FakeNvml(ModuleType):
-    """A module with the functions of NVML that the harness calls; those named in `fail` raise an error."""
-
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
     def __init__(self, reasons: int = 0, fail: tuple[str, ...] = (), uuid: str = "12-34") -> None:
@@ -248,7 +246,6 @@ def test_git_explains_a_missing_commit(package_in: Path, monkeypatch: pytest.Mon
 
 
 def test_asking_for_the_commit_takes_no_lock(package_in: Path) -> None:
-    """A killed process must not leave the repository locked."""
     git(package_in, "init", "-q")
     (package_in / "file").write_text("x")
     git(package_in, "add", "file")

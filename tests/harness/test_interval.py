@@ -9,7 +9,6 @@ from harness.measure.interval import independent_samples, median_interval, repea
 
 
 def shuffled(count: int) -> list[int]:
-    """Return 0 to count - 1 in an order without a trend."""
     numbers = list(range(count))
     for seed in range(100):
         random.Random(seed).shuffle(numbers)
@@ -19,7 +18,6 @@ def shuffled(count: int) -> list[int]:
 
 
 def autoregressive(count: int, correlation: float, rng: random.Random) -> list[float]:
-    """Return normal noise with correlation^k at lag k."""
     at, found = rng.gauss(0, 1), []
     for _ in range(count):
         found.append(at)
@@ -53,7 +51,6 @@ def test_ranks_are_the_narrowest_that_reach_the_confidence(count: int) -> None:
 @pytest.mark.parametrize("count", [100, 300])
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
 def test_intervals_of_correlated_samples_contain_the_median(count: int, correlation: float) -> None:
-    """Without the correction, 40% of intervals contain it at a correlation of 0.9."""
     assert coverage(count, correlation) >= 0.895
 
 
@@ -69,7 +66,6 @@ def test_independent_samples_have_their_own_ranks_nearly_always() -> None:
     [(13, 0.5, 0.92), (13, 0.8, 0.8), (20, 0.8, 0.88), (40, 0.5, 0.95), (40, 0.8, 0.93)],
 )
 def test_intervals_of_few_correlated_samples_contain_the_median(count: int, correlation: float, held: float) -> None:
-    """With signs alone, the second share was 0.76, the third 0.77."""
     assert coverage(count, correlation, 600) >= held
 
 
@@ -97,7 +93,6 @@ def test_a_drift_ignores_an_outlier() -> None:
     ],
 )
 def test_limits_of_chance_correlation(prime: int, square: int, linear: int, worth: int) -> None:
-    """The limits of 48 samples are in standard errors, 1 / sqrt(48)."""
     assert independent_samples([(square * i * i + linear * i) % prime for i in range(48)]) == worth
 
 
@@ -122,7 +117,6 @@ def test_the_fewer_of_both_estimates_count() -> None:
 
 @pytest.mark.parametrize("samples", [[1.0] * 50, [1.0, 2.0] * 25, [1.0] * 49 + [9.0]])
 def test_samples_without_drift_all_count(samples: list[float]) -> None:
-    """Equal samples, alternating samples, and an outlier."""
     assert independent_samples(samples) == len(samples)
 
 
@@ -143,7 +137,6 @@ def test_repeats_have_the_interval_of_student(count: int) -> None:
 
 
 def test_repeats_that_lie_far_apart_have_an_interval_of_times() -> None:
-    """Both bounds are positive and finite."""
     _, low, high = repeats_interval([[10.0], [12.5]])
     assert 0 < low < 10 < 12.5 < high < 100
     _, low, high = repeats_interval([[1e-300], [1e300]])

@@ -20,8 +20,6 @@ torch = pytest.importorskip("torch")
 
 
 class Counting(Fake):
-    """A system that lists its calls in `events`; `changes` replace fields of its workload."""
-
     def __init__(self, **changes: Any) -> None:
         self.events: list[str] = []
         self.changes = changes
@@ -169,7 +167,6 @@ def test_an_axis_that_an_input_has_not_is_named() -> None:
 
 
 def test_a_skip_is_for_build_alone() -> None:
-    """A Skip after the build is a failure."""
     run = CaseRun(case("skip-late"), QUICK)
     record = run.record(Fake())
     assert record.status == "failed"
@@ -261,7 +258,6 @@ def test_both_checks_of_a_case_are_recorded_together() -> None:
 
 @pytest.mark.parametrize(("tokens", "status"), [(1, "ok"), (1 << 20, "incorrect")])
 def test_outputs_need_not_change_for_equal_inputs(tokens: int, status: str) -> None:
-    """A sequence of one token may draw the same token again."""
     inputs = {"ids": Input(torch.zeros(2, dtype=torch.long), "tokens", tokens, batch_axis=0)}
     record = CaseRun(case(), QUICK).record(Counting(check=None, run=torch.ones(2, 8).clone, inputs=inputs))
     assert record.status == status, record.reason

@@ -85,8 +85,6 @@ def test_capture_runs_once_after_the_first_check_and_its_memory_counts(
 
 
 class FakeMeter:
-    """A meter that reads a device's joules at the start and the end of its block."""
-
     def __init__(self, device: FakeDevice | None) -> None:
         self.device = device
 
@@ -144,7 +142,6 @@ def test_a_sample_on_a_gpu_spans_its_launches_and_units(monkeypatch: pytest.Monk
 def test_a_case_with_an_energy_metric_is_sampled_for_a_second(
     monkeypatch: pytest.MonkeyPatch, l2: str, samples: int
 ) -> None:
-    """A sample takes 0.4 s."""
     policy = {"min_samples": 1, "budget_s": 0.5}
     record = on_fake_device(monkeypatch, FakeDevice(), case(l2=l2), policy=policy)
     assert len(record.samples_ms) == samples

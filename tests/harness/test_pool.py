@@ -80,7 +80,6 @@ def test_shares_are_whole_cores(cores: list[tuple[int, ...]], count: int, expect
 
 
 def test_cores_of_one_socket_are_next_to_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPU numbers alternate between two sockets."""
     for cpu, (socket, core) in enumerate([(0, 0), (1, 0), (0, 1), (1, 1)]):
         folder = tmp_path / f"cpu{cpu}" / "topology"
         folder.mkdir(parents=True)
@@ -139,7 +138,6 @@ def test_a_record_of_the_cpu_is_refused_in_a_run_on_gpus(tmp_path: Path) -> None
 
 
 def test_an_error_of_one_job_ends_all_and_is_raised(tmp_path: Path) -> None:
-    """Without that, the others would hang for ten minutes."""
     run = new_run(tmp_path / "out", cases_of(SYSTEMS[:4], count=1, do="hang"))
     path = run.record_file(run.jobs[2]).path
     path.mkdir()  # no file can be there
@@ -166,7 +164,6 @@ def test_a_slot_knows_whether_its_gpu_answers(two_gpus: TwoGpus) -> None:
 
 
 def test_a_run_of_one_gpu_ends_when_no_gpu_answers(two_gpus: TwoGpus, tmp_path: Path) -> None:
-    """Otherwise every later case would fail."""
     [slot] = slots_of([], "cuda")
     assert (slot.name, slot.env, slot.device_id, slot.is_there()) == ("", {}, "", True)
     two_gpus.there.clear()

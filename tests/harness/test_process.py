@@ -22,7 +22,6 @@ CASE = {"do": "case", "case": case().to_dict(), "policy": asdict(QUICK), "mode":
 
 @pytest.fixture
 def note(tmp_path: Path) -> Iterator[Path]:
-    """A file for the descendants' process ids; descendants that a failed test leaves are killed."""
     path = tmp_path / "family"
     path.touch()
     yield path
@@ -32,12 +31,10 @@ def note(tmp_path: Path) -> Iterator[Path]:
 
 
 def family(note: Path) -> dict[str, int]:
-    """Return the descendants' process ids by role, from the file `note`."""
     return {name: int(pid) for name, pid in (line.split() for line in note.read_text().splitlines())}
 
 
 def started(note: Path, **env: str) -> WorkerProcess:
-    """Start a worker; return it in the middle of a case, when all descendants run."""
     worker = WorkerProcess(launch("fake_systems:WithFamily", FAKE_CHILD=str(note), **env))
     assert worker.ready().available
     worker._send(worker._process, CASE)
@@ -135,7 +132,6 @@ def test_the_log_of_a_worker_that_prints_without_end_is_emptied(monkeypatch: pyt
 
 
 def test_code_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It must not replace installed packages."""
     trap = f"open({str(tmp_path / 'sprung')!r}, 'w').close()\n"
     for name in ("json", "harness", "fake_systems"):
         (tmp_path / name).mkdir()

@@ -45,8 +45,6 @@ HOME, CORES, THREADS = os.getcwd(), os.sched_getaffinity(0), torch.get_num_threa
 
 
 class Leaking(Fake):
-    """A system that calls `leak`, which changes its process, while it runs."""
-
     def __init__(self, leak: Callable[[], object]) -> None:
         self.leak = leak
 

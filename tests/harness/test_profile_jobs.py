@@ -39,8 +39,6 @@ def profile_all(run: Run, tools: Tools, fake: bool = True, **changes: Any) -> tu
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that puts fake profilers on the path."""
-
     def put(does: str = "", version: str = "Version 2025.3.0.0", names: tuple[str, ...] = ("ncu", "nsys")) -> None:
         monkeypatch.setenv("PATH", put_profilers(tmp_path / "bin", *names))
         monkeypatch.setenv("FAKE_PROFILER", does)
@@ -117,7 +115,6 @@ def test_the_next_job_tries_a_given_up_profiler_again(
 
 @pytest.fixture
 def many(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that profiles three systems on two fake GPUs."""
     fake(names=("ncu",))
     monkeypatch.setenv("FAKE_LOG", str(log := tmp_path / "log"))
 

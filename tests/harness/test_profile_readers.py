@@ -319,7 +319,6 @@ TIME = "gpu__time_duration.sum"
 
 
 def counters_of(*launches: dict[str, str], units: dict[str, str] | None = None) -> Counters:
-    """Return the counters of one kernel from a table of its launches."""
     names = list(dict.fromkeys(name for each in launches for name in each))
     base = {TIME: "ns", "dram__bytes.sum": "byte", "lts__t_bytes.sum": "byte"} | (units or {})
     rows = [["ID", "Kernel Name", *names], ["", "", *(base.get(name, "") for name in names)]]

@@ -22,7 +22,6 @@ from harness.schema.profile import ProfileError
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A list of events in order: starts and ends of ranges, and events that a test adds."""
     noted: list[str] = []
 
     @contextmanager
@@ -50,8 +49,6 @@ def test_nsight_captures_a_call_under_ranges_and_then_the_timed_runs(events: lis
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace `load`, so that there are four lead-in runs and six profiled ones."""
-
     def load(work: Any, run: Any) -> None:
         work.lead, work.runs = 4, 6
 
@@ -73,7 +70,6 @@ def test_kineto_profiles_the_last_runs_without_pauses(monkeypatch: pytest.Monkey
     now = 0.0
 
     def run() -> None:
-        """Launch a kernel of 20 us while the GPU wakes up, then of 10 us; then wait 2 us."""
         nonlocal now
         took = 20.0 if len(launched) < WARM_RUNS + 1 + 8 else 10.0
         launched.append(Launched("kernel", now, now + took, took))
@@ -92,8 +88,6 @@ def test_kineto_profiles_the_last_runs_without_pauses(monkeypatch: pytest.Monkey
         found.events = launched[start:]
 
     class TwoCalls:
-        """A clock whose samples are two calls."""
-
         launches = 2
         wakes_s = settles_s = 0.0
         loaded_s = 10.0  # so that it is warm
@@ -216,7 +210,6 @@ def test_lead_in_and_runs_fit_the_limit(lead: int, runs: int, most: int, window:
 
 
 def kernels(*times: float, apart: float = 100.0) -> list[Launched]:
-    """Return one kernel per time, with equal distances between their starts."""
     return [Launched("kernel", apart * place, apart * place + time, time) for place, time in enumerate(times)]
 
 

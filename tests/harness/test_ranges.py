@@ -7,7 +7,7 @@ from harness.measure.ranges import nvtx_range, on_range, profiler_range
 
 
 class FakeNvtx:
-    """A substitute for PyTorch's NVTX that lists its calls. in_use: whether CUDA counts as initialized."""
+    """in_use: whether CUDA counts as initialized."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, in_use: bool = True) -> None:
         self.calls: list[str] = []

@@ -29,7 +29,6 @@ def test_not_finite_becomes_null_except_in_samples() -> None:
 
 
 def test_a_line_is_read_as_it_was_written() -> None:
-    """A clock may count nothing; whole numbers stay whole."""
     record = Record(case(), "ok", samples_ms=[0.0], throttled=[True], metrics={"registers": 168, "share": 0.5})
     line = record.to_json().encode()
     assert Record.from_json(line) == record

@@ -68,7 +68,6 @@ def test_an_incomplete_line_is_removed_also_a_long_one(file: RecordFile, line: b
 
 @pytest.mark.parametrize("between", [b"", b"\r"])
 def test_two_records_on_one_line_are_refused(file: RecordFile, between: bytes) -> None:
-    """As a merge or an editor may leave them: nothing that is there may be lost."""
     file.append(ok_record())
     file.path.write_bytes(file.path.read_bytes().strip() + between + file.path.read_bytes().strip())
     before = file.path.read_bytes()

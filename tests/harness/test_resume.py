@@ -54,7 +54,6 @@ def test_resume_keeps_every_finished_case_whatever_its_status(folder: Path) -> N
 
 
 def test_a_resumption_retries_skipped_cases(folder: Path) -> None:
-    """Its system may have been installed; other statuses stay."""
     cases = [case(do, batch=batch) for batch, do in enumerate(["work", "hang", "skip"], start=1)]
     assert statuses(measured(folder, cases, launches=systems("fake_systems:Unavailable"))) == ["skipped"] * 3
     records = measured(folder, **SOON)
@@ -206,7 +205,6 @@ def test_sigterm_handling_ends_with_the_run(folder: Path) -> None:
 
 
 def test_a_hangup_that_is_ignored_ends_no_run(folder: Path) -> None:
-    """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         records = measured(folder, [case()], on_event=lambda event: os.kill(os.getpid(), signal.SIGHUP))

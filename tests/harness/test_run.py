@@ -200,7 +200,6 @@ def no_links(*_: Any) -> None:
 
 @pytest.mark.parametrize("links", [True, False])
 def test_the_first_of_two_creators_wins(folder: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
-    """Neither has seen the other's run."""
     if not links:
         monkeypatch.setattr(os, "link", no_links)
     monkeypatch.setattr(Run, "refuse_held", staticmethod(lambda folder: None))

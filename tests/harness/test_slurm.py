@@ -43,7 +43,6 @@ def fake_command(folder: Path, name: str, text: str) -> None:
 
 @pytest.fixture
 def squeue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder with fake Slurm commands; its squeue reports a running job."""
     commands = tmp_path / "commands"
     fake_command(commands, "squeue", 'echo "0 RUNNING"; echo "1 PENDING"')
     monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
@@ -306,7 +305,6 @@ def test_commands_report_a_missing_slurm() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A cluster that this process's Slurm commands use."""
     if reason := missing():
         pytest.skip(reason)
     made = Cluster()
@@ -327,10 +325,7 @@ def logs_of(run: Run) -> str:
 
 
 def submitted(folder: Path) -> tuple[Run, str]:
-    """Submit a run as `ttt-bench run --slurm` does; return it and the id of its job array.
-
-    Its ten jobs last long enough for a test to kill their processes.
-    """
+    """Submit a run; its ten jobs last long enough for a test to kill their processes."""
     run = new_run(folder, [case("slow", system=job) for job in JOBS])
     command = [sys.executable, str(HERE / "slurm_task.py"), str(folder)]
     text = slurm.script(slurm.parsed("partition=gpu,gpus=4,mem=20"), 4, command, str(HERE), f"{folder}/task %a.log")

@@ -20,7 +20,6 @@ from harness.schema.policy import Policy
 
 
 def noisy(spread: float) -> Iterator[float]:
-    """Yield samples in ms without end, alternately 10 plus and minus the share `spread`."""
     return itertools.cycle([10 * (1 + spread), 10 * (1 - spread)])
 
 
@@ -58,7 +57,6 @@ def test_stops_at_the_budget() -> None:
 
 
 def test_a_passing_disturbance_extends_the_budget() -> None:
-    """The budget ends after nine samples of 10 ms, of which the first three were held up."""
     clock = FakeClock(itertools.chain([14.0, 15.0, 12.0], itertools.repeat(10.0)))
     timing = take_samples(clock, Policy(budget_s=0.1, min_samples=6))
     assert (timing.stop, median(timing.samples_ms)) == ("interval", 10.0)
@@ -75,7 +73,6 @@ def test_an_outlier_of_six_long_samples_adds_three() -> None:
 
 @pytest.mark.parametrize(("longer", "stop"), [(10.09, "interval"), (10.11, "")])
 def test_the_longer_side_of_the_interval_is_within_1_percent_of_the_median(longer: float, stop: str) -> None:
-    """The median and the lower end are 10.0."""
     samples = [10.0, longer, 10.0] * 6 + [10.0, longer]
     assert median_interval(samples) == (10.0, 10.0, longer)
     assert stop_reason(samples, 1.0, Policy()) == stop
@@ -88,7 +85,6 @@ def test_few_samples_that_agree_are_not_enough() -> None:
 
 
 def test_the_stopping_criterion_keeps_the_confidence() -> None:
-    """`tests.harness.simulate_coverage` prints the rates for more series."""
     assert held(20, 0, series=100) >= 0.93
     assert held(150, 0.5, series=100) >= 0.85
 
@@ -113,7 +109,6 @@ def test_warm_up_ends_without_steadiness() -> None:
 
 
 def test_warm_up_outlasts_a_late_swing() -> None:
-    """A power-capped GPU: samples of 76 ms, slower for half a second after 0.8 s."""
     swing = [*[75.0] * 10, 81.0, 80.5, 78.0, 77.0, 76.5, *itertools.repeat(76.0, 200)]
     hasty, settled = FakeClock(swing), FakeClock(swing, settles_s=2.0)
     warm_up(hasty, Policy(), lambda: True)
@@ -183,7 +178,6 @@ def test_engine_samples() -> None:
 
 
 def test_stopping_criteria_apply_to_engines() -> None:
-    """An engine without an end stops too."""
     endless = take_engine_samples(itertools.repeat([25.0]), Policy())
     assert stop_reason([1.0] * 30, 1.0, Policy(), due=False) == ""
     assert (endless.stop, len(endless.samples_ms)) == ("interval", 20)
@@ -194,7 +188,6 @@ def test_stopping_criteria_apply_to_engines() -> None:
 
 
 def test_whole_engine_batches_are_kept() -> None:
-    """The first steps of a batch are unlike the others."""
     batches = itertools.repeat([3.0, 2.0, *[1.0] * 30])
     timing = take_engine_samples(batches, Policy(budget_s=0, min_samples=6), lambda: True)
     assert (timing.stop, len(timing.samples_ms), len(timing.throttled)) == ("budget", 32, 32)
@@ -203,7 +196,6 @@ def test_whole_engine_batches_are_kept() -> None:
 
 
 def test_the_interval_needs_several_engine_batches() -> None:
-    """Steps of a batch agree, and the next batch differs."""
     batches = itertools.cycle([[10.0] * 32, [10.05] * 32])
     timing = take_engine_samples(batches, Policy())
     assert (timing.stop, len(timing.samples_ms)) == ("interval", BATCHES * 32)
@@ -213,7 +205,6 @@ def test_the_interval_needs_several_engine_batches() -> None:
 def test_the_budget_of_an_engine_counts_timed_steps(
     batch_s: float, batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each batch has 0.4 s of steps after its prompts."""
     moment = itertools.count(0.0, batch_s)
     monkeypatch.setattr("harness.measure.timer.time.monotonic", lambda: next(moment))
     steps = [100.0, 101.0, 99.0, 100.0]

@@ -17,8 +17,6 @@ LAUNCH = launches()[PAIR]
 
 
 class Worker:
-    """A worker that gives a fixed answer or raises a fixed exception, and lists its requests."""
-
     def __init__(self, answer: Any) -> None:
         self.answer, self.asked = answer, list[Any]()
 

@@ -32,10 +32,7 @@ def save(made: Made, folder: Path, name: str) -> Path:
 
 @contextmanager
 def opened(browser, path: Path, part: str = "", every: bool = True, **options) -> Iterator:
-    """Yield the drawn page at `path`, and a list of errors that must stay empty.
-
-    part: fragment of the address, with #. every: draw all figures and open their options. options: passed to `watched`.
-    """
+    """part: fragment of the address, with #. every: draw all figures and open their options."""
     address = path.as_uri()
 
     def is_own(url: str) -> bool:
@@ -54,7 +51,6 @@ def opened(browser, path: Path, part: str = "", every: bool = True, **options) -
 def watched(
     browser, is_own: Callable[[str], bool], viewport=None, color_scheme="light", reduced_motion=None, **options
 ) -> Iterator:
-    """Yield an empty page and the list of its errors. is_own: whether the page may request an address."""
     page, wrongs = _context(browser, **options).new_page(), []
     page.set_viewport_size(viewport or {"width": 1280, "height": 720})
     page.emulate_media(color_scheme=color_scheme, reduced_motion=reduced_motion)
@@ -86,7 +82,6 @@ def in_front(page, wrongs: list[str]) -> Iterator:
 
 
 def check(page, wrongs: list[str]) -> None:
-    """Fail the test if the page had an error, requested an address of others, or ran a record's text as a script."""
     assert page.evaluate("window.injected") is None
     assert not wrongs, wrongs
 
@@ -113,7 +108,6 @@ def open_all(page, selector):
 
 
 def eventually(page, read, expected):
-    """Wait until `read` returns `expected`; figures are redrawn one after another."""
     for _ in range(1000):
         if read() == expected:
             return
@@ -122,7 +116,6 @@ def eventually(page, read, expected):
 
 
 def lines_drawn(page, figure):
-    """Return the number of visible lines in a figure."""
     return page.locator(f"#figure-{figure} .xy .scatterlayer .trace .lines path.js-line").count()
 
 
@@ -139,10 +132,7 @@ def downloaded(page, button):
 
 
 def violations(page, at_least: int, only: str = "") -> list[tuple[str, list[str]]]:
-    """Return the axe-core rules (WCAG 2.2 A and AA, best practices) that the page violates, each with its elements.
-
-    at_least: the number of rules that must pass, so that an empty check fails. only: the single rule to check.
-    """
+    """at_least: rules that must pass, so that an empty check fails. only: the single rule to check."""
     found = sorted((Path(__file__).parents[2] / "build").glob("axe-*.min.js"))
     if not found:
         pytest.skip("axe-core is not there: make axe")

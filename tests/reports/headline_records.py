@@ -23,13 +23,11 @@ def forward(latencies, system="ttt-linear", backend="thunderkittens", **fields):
 
 
 def said(*records, suite="fig15-forward"):
-    """Return the findings at the top of the page of these records."""
     made = synthetic.of_suite(suite, *records)
     return findings.headline(made.table, made.catalogue, figures(made.table, made.catalogue))
 
 
 def finding(*records, suite="fig15-forward"):
-    """Return the finding, one sentence, of the first figure of these records."""
     made = synthetic.of_suite(suite, *records)
     return findings.finding(made.table, made.catalogue, figures(made.table, made.catalogue)[0])
 
@@ -39,7 +37,6 @@ def winner(ours, theirs, **fields):
 
 
 def spread(latencies, wide, system="ttt-linear", backend="thunderkittens", count=30, **fields):
-    """Return records as `forward` does, with samples spread by the share `wide`, in an order without a trend."""
     order = [n * 7 % count for n in range(count)]  # 7 is coprime to each count
     return [
         replace(

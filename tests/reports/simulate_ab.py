@@ -53,7 +53,6 @@ class Noise:
     two_times: float = 0.0
 
     def differences(self, random: np.random.Generator, rounds: int, systems: int, cases: int) -> Suite:
-        """Draw the log ratios of a suite in which both sides are the same commit."""
         shared = random.normal(0, SYSTEM_SD, (2, systems, 1, rounds))
         deviation = CASE_SD * np.exp(random.normal(0, CASE_SPREAD, (systems, cases, 1)))
         own = random.standard_t(TAILS, (2, systems, cases, rounds)) * np.sqrt((TAILS - 2) / TAILS) * deviation
@@ -74,7 +73,6 @@ def all_of_a_system(suite: Suite) -> np.ndarray:
 
 
 def a_single_case(suite: Suite) -> np.ndarray:
-    """Return a mask [system, case] of slowed cases: the first case alone."""
     return np.arange(suite.shape[0] * suite.shape[1]).reshape(suite.shape[:2]) == 0
 
 
@@ -87,7 +85,6 @@ def study(
     shape: tuple[int, int] = (SYSTEMS, CASES),
     noise: Noise = RECORDED,
 ) -> Found:
-    """Simulate suites with some slowed cases, and count the outcomes of `decide`."""
     random = np.random.default_rng(seed)
     counts = np.zeros(4)
     for _ in range(suites):
@@ -112,12 +109,10 @@ def two_runs(suites: int) -> Suite:
 
 
 def stored_wolf(suites: int) -> float:
-    """Return the share of suites in which two stored runs of the same packages differ by over STORED_BAR in a case."""
     return float((np.abs(two_runs(suites)).max(axis=1) > np.log1p(STORED_BAR)).mean())
 
 
 def main(suites: int = 2000) -> None:
-    """Print the tables of the study."""
     apart = np.abs(two_runs(suites))
     print("| two runs of the same packages differ by | recorded | simulated |\n| --- | --- | --- |")
     for share, recorded in RECORDED_QUANTILES.items():

@@ -15,4 +15,5 @@ def opened(browser, site, path, **options):
 
 
 def settle(page):
-    page.wait_for_function("!document.scripts.length || document.documentElement.dataset.ready === 'yes'")
+    # A function: the policy of the pages refuses an expression, which Playwright evaluates again at each frame.
+    page.wait_for_function("() => !document.scripts.length || document.documentElement.dataset.ready === 'yes'")

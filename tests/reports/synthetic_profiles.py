@@ -47,7 +47,6 @@ COUNTED = {
 def profile_of(
     case: Case, latency_ms: float, *, counted: bool = True, per_layer: int = 4, gap_us: float = 1.4
 ) -> Profile:
-    """Return a profile of RUNS runs in which each layer launches the kernels of `BLOCK` `per_layer` times."""
     ranged = list(_run(case, latency_ms, per_layer, gap_us, 0.0))
     length = latency_ms * 1e3
     timed = [
@@ -72,13 +71,11 @@ def profile_of(
 
 
 def work_of(case: Case) -> dict[str, Work]:
-    """Return the FLOPs and bytes of a case by part, as its adapter counts them."""
     config = model_config(case.system, case.size)
     return model_work(config, parameter_count(config), case)
 
 
 def _run(case: Case, latency_ms: float, per_layer: int, gap_us: float, start_us: float) -> Iterator[Launched]:
-    """Yield one run's launches on one stream: embedding, layers, head."""
     count = LAYERS * per_layer * len(BLOCK) + 3
     layers_us = (latency_ms * 1e3 - count * gap_us) * 0.994
     now = start_us
@@ -101,7 +98,6 @@ def _launches(
 
 
 def _counters(kernel) -> Counters:
-    """Return a kernel's counters: bytes and operations at the rates of `BLOCK`, and the use of units that fits them."""
     _, _, _, gb, tflop = next((row for row in BLOCK if row[0] == kernel.name), BLOCK[4])
     if kernel.name == HEAD:
         gb, tflop = 2.4, 0.02
@@ -123,7 +119,6 @@ def _counters(kernel) -> Counters:
 
 
 def write_run(folder: Path, count: int = 4) -> Run:
-    """Write a run of Figure 15 with profiles of its first `count` systems at 2k, the last one without counters."""
     cases = [Case(system, backend, "1.3b", "forward", 16, 2048) for system, backend in synthetic.PAPER_SYSTEMS]
     latencies = dict(zip(cases, (147.0, 171.0, 168.8, 258.0), strict=True))
     longer = [Case(system, backend, "1.3b", "forward", 16, 4096) for system, backend in synthetic.PAPER_SYSTEMS]

@@ -40,7 +40,6 @@ def environment(
     seed: int = 0,
     device_id: str = "5eedf00d",
 ) -> dict:
-    """Return the environment of a GPU machine, about 2 KB as JSON."""
     rng = random.Random(seed)
     packages = (
         "torch triton vllm mamba-ssm causal-conv1d flash-attn numpy pandas plotly jinja2 rich typer pydantic "
@@ -83,7 +82,6 @@ def environment(
 
 
 def ok(case: Case, latency_ms: float, count: int = 30, spread: float = 0.012, **fields: object) -> Record:
-    """Return a record with `count` samples near `latency_ms`, most of them slightly above."""
     rng = random.Random(case.key)
     samples = [latency_ms * (1 + abs(rng.gauss(0, spread)) + rng.gauss(0, spread / 4)) for _ in range(count)]
     defaults = {
@@ -102,8 +100,6 @@ def ok(case: Case, latency_ms: float, count: int = 30, spread: float = 0.012, **
 
 @dataclass(frozen=True)
 class Made:
-    """The records of a made-up run, and their catalogue of suites and figures."""
-
     records: list[Record]
     catalogue: Catalogue
 
@@ -112,12 +108,10 @@ class Made:
         return frame(self.records, self.catalogue)
 
     def of(self, suite: str) -> list[Record]:
-        """Return the records of a suite's cases."""
         keys = {key for each in self.catalogue.suites if each.name == suite for key in each.cases}
         return [record for record in self.records if record.case.key in keys]
 
     def run(self, folder: Path) -> Path:
-        """Write a run with these records to `folder`."""
         cases: dict[tuple[str, str], dict[Case, None]] = {}
         for record in self.records:
             cases.setdefault((record.case.system, record.case.backend), {})[record.case] = None
@@ -149,7 +143,6 @@ def made(told: Iterable[tuple[str, Record]]) -> Made:
 
 
 def of_suite(suite: str, *records: Record) -> Made:
-    """Make a run of one suite."""
     return made((suite, record) for record in records)
 
 
@@ -165,7 +158,6 @@ def paper() -> Made:
 
 @cache
 def paper_figures() -> list[Figure]:
-    """Return the figures of `paper`."""
     return figures(paper().table, paper().catalogue)
 
 
@@ -188,7 +180,6 @@ def _fig15() -> Told:
 
 
 def _stepping(backend: str) -> str:
-    """Return the generate backend that belongs to this forward backend."""
     return "triton-dual" if backend == "thunderkittens" else backend
 
 
@@ -243,12 +234,10 @@ def _requests() -> Told:
 
 
 def work(bytes_moved: float, flops: float, **metrics: float) -> dict[str, float]:
-    """Return the metrics of a kernel on a GPU with 3,000 GB/s copies and 600 TFLOP/s GEMMs."""
     return {"bytes": bytes_moved, "flops": flops, "copy_gbs": 3000.0, "product_tflops": 600.0} | metrics
 
 
 def kernels() -> Told:
-    """Yield the kernel suites: forward at 2/3 of its roofline bound, generate in two forms and state precisions."""
     compiled = {"launches": 2, "registers": 168, "spilled_bytes": 0, "shared_bytes": 190_000}
     compiled |= {"sequences_that_fit": 5207, "state_bytes": 33_554_432, "energy_j_per_token": 0.0125}
     layer: dict[str, Any] = {"timing": "graph", "l2": "cold", "options": (("scope", "layer"),)}
@@ -268,7 +257,6 @@ def kernels() -> Told:
 
 
 def fidelity() -> Told:
-    """Yield records of two state precisions, each compared with a float64 model."""
     for state, distance in (("float32", 1e-3), ("bfloat16", 2.5e-2)):
         how: dict[str, Any] = {"state_dtype": state, "timing": "graph", "options": (("compare", "float64"),)}
         metrics = {
@@ -296,7 +284,6 @@ def _quick() -> Told:
 
 
 def hostile() -> Made:
-    """Make a run whose texts try to become markup, scripts, spreadsheet formulas or terminal commands."""
     script = "</script><script>window.injected = 1</script>"
     image = '<img src=x onerror="window.injected = 2">'
     link = '<a href="javascript:window.injected=3">x</a><b>bold</b>'
@@ -322,7 +309,6 @@ def hostile() -> Made:
 
 
 def many(count: int = 10_000) -> Made:
-    """Make a run of `count` records, each with 30 samples and 2 KB of environment."""
     told = []
     axes = product(("quick", "fig15-forward", "kernel-forward"), PAPER_SYSTEMS, range(1, 2 + count // 12))
     for index, (suite, (system, backend), context) in enumerate(axes):

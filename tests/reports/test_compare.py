@@ -295,7 +295,6 @@ def test_a_commit_that_is_a_name_is_said_whole(tmp_path, commit, said):
 
 
 def test_what_differs_is_that_of_every_process(tmp_path):
-    """In whichever order, so that nothing differs between a run and itself."""
     there = on_gpu(commit="b" * 40, unit="another")
     del there["software"]
     of_a, of_b, turned = (
@@ -357,7 +356,6 @@ def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):
 
 
 def test_what_an_unfinished_run_was_asked_for_is_lost(tmp_path):
-    """A run that dies after its first case must not pass."""
     cases = [a_case(context) for context in (1, 2, 3)]
     measured, failed = [timed(case, 10) for case in cases[:2]], without(cases[2])
     for name, kept in (("a", 3), ("b", 1)):

@@ -34,7 +34,6 @@ def test_a_single_case_is_students_test_beyond_the_bar():
 
 
 def test_the_variance_of_a_case_is_drawn_to_that_of_all():
-    """Rounds that agree by chance: slower on their own, undecided among noisy cases."""
     lucky = [0.021, 0.0211, 0.0209]
     noisy = [[0.04, -0.04, 0.02], [-0.03, 0.03, 0.0], [0.05, -0.02, -0.03], [0.02, 0.02, -0.05]]
     assert decide([lucky])[0].outcome == "slower"
@@ -105,7 +104,6 @@ def test_a_suite_of_the_same_commit_rarely_cries_wolf(seed, suites, noise, most)
 
 
 def test_what_the_host_bounds_keeps_its_own_variance_beside_quiet_cases():
-    """16 cases with 0.2% noise and two with 6%, all of one commit: few false alarms, and intervals that cover."""
     random, suites, cried, held = np.random.default_rng(5), 400, 0, 0
     for _ in range(suites):
         noisy = random.normal(0, 0.06, (2, 3))

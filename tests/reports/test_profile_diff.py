@@ -24,7 +24,6 @@ SLOW = found(Kernel("gemm", 2, 565.0), Kernel("mlp_forward", 2, 542.0, counters=
 
 
 def test_the_sentence_names_the_parts_and_the_bottleneck_of_the_kernel_that_differs() -> None:
-    """The GEMM takes longest in both, but it is not why one is slower."""
     assert Diff(FAST, SLOW, "TTT-Linear", "TTT-MLP").sentence == (
         "0.210 ms (21.0%) slower than TTT-Linear: TTT kernel +0.242 ms, GEMMs −0.0350 ms. "
         "mlp_forward: no unit above 60% (SM pipelines 44%): latency-bound; warps wait for barriers 34% of the time."
@@ -52,7 +51,6 @@ def test_what_else_a_sentence_says(a: Profile, b: Profile, sentence: str) -> Non
 
 
 def test_kernels_stand_side_by_side_per_unit_of_work_the_largest_difference_first() -> None:
-    """Versions of a kernel are one row."""
     twice = found(Kernel("void gemm<1>(int)", 2, 700.0), Kernel("void gemm<2>(int)", 2, 430.0), Kernel("_dual", 2, 4.0))
     assert Diff(FAST, replace(twice, units=2), "A", "B").kernels == [
         TimeDiff("linear_forward", 0.3, None),

@@ -242,7 +242,6 @@ def test_parts_by_name(name: str, part: str) -> None:
 
 
 def test_products_of_steps_without_layers_are_not_the_heads() -> None:
-    """A request: its prompt is launched layer by layer, its steps are replays of a graph."""
     ranges = (
         Range(("request", "forward", "layer 0"), (RangeKernel(0, 3, 30.0),)),
         Range(("request", "forward"), (RangeKernel(0, 1, 10.0),)),
@@ -255,8 +254,6 @@ def test_products_of_steps_without_layers_are_not_the_heads() -> None:
 
 
 def test_profiles_of_one_kind_of_gpu_share_their_highest_peaks() -> None:
-    """The rate of a large GEMM depends on how warm the GPU is."""
-
     def made(device: str, product: float, **changes: object) -> Profile:
         of = one(**changes)
         values = {field.name: getattr(of, field.name) for field in fields(Region)}
@@ -269,7 +266,6 @@ def test_profiles_of_one_kind_of_gpu_share_their_highest_peaks() -> None:
 
 
 def test_records_and_profiles_of_a_run_have_the_same_ceilings() -> None:
-    """A case has one lower bound in a page."""
     case, environment = Case("a", "b", "c", "forward", 1, 8), {"device": "H100"}
     values = {field.name: getattr(one(operations=6.5e10), field.name) for field in fields(Region)}
     profiled = Profile(

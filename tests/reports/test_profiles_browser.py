@@ -31,7 +31,6 @@ def shared(browser, made):
 
 @pytest.fixture
 def page(shared):
-    """One page for all tests of the module, reset to its state before anything is opened."""
     with browsing.in_front(*shared) as page:
         page.mouse.move(0, 0)  # off the plots, which scroll below it
         page.evaluate("history.replaceState(null, '', location.pathname)")
@@ -41,7 +40,6 @@ def page(shared):
 
 @pytest.fixture
 def profile(page):
-    """The first profile of the page, opened by its anchor and drawn."""
     anchor = page.locator(".profile").first.get_attribute("id")
     page.evaluate("anchor => { location.hash = anchor; }", anchor)
     found = page.locator(f"#{anchor}")
@@ -72,7 +70,6 @@ def test_a_point_that_was_profiled_says_so_and_a_click_opens_its_profile(page, m
 
 
 def walk_to(page, name, x):
-    """Move the keyboard's selection to a point of the first figure; return the point's readout."""
     page.locator("#figure-0 .plot").focus()
     for key in ["ArrowLeft"] * 9 + ["ArrowRight"] * 9:
         page.keyboard.press(key)
@@ -145,7 +142,6 @@ def test_a_link_to_a_profile_opens_it(browser, made):
 
 
 def data(profile, of):
-    """Return the last trace of a drawing, whose points are read."""
     return profile.locator(f".{of} .plot-host").evaluate("host => host.data.at(-1)")
 
 

@@ -139,7 +139,6 @@ def test_bars_of_a_group_have_one_scale(tmp_path: Path) -> None:
 
 
 def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
-    """60 us in two units, with 10 MB and a GFLOP per launch; idle time has no share."""
     html = section_of(run_with(tmp_path, profile(case()))).html
     table = html[html.index('<table class="kernels">') :]
     headings, *rows = (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>.*?</tr>", table))
@@ -163,7 +162,6 @@ def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
 
 
 def widths_of(html: str, drawn: str) -> list[float]:
-    """Return the widths of the first bar's rectangles that have the class `drawn`."""
     bar = html[html.index('<svg class="profile-bar"') :].partition("</svg>")[0]
     return [float(width) for width in re.findall(rf'class="{drawn}" [^>]*width="([\d.]+)"', bar)]
 
@@ -263,7 +261,6 @@ def test_a_timeline_has_the_paths_and_parts_of_its_launches(tmp_path: Path) -> N
 def test_a_page_is_of_one_reading_of_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Callable[..., object]
 ) -> None:
-    """A run that still goes on has more records the next time."""
     run = run_with(tmp_path, profile(case()))
     read: list[str] = []
 

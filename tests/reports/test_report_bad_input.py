@@ -39,7 +39,6 @@ def all_equal():
 
 
 def no_number():
-    """Return a run of cases without tokens, without measured peaks, and with extreme numbers."""
     nameless = {"bytes": None, "flops": None, "sequences_at_once": None, "copy_gbs": None}
     records = [
         synthetic.ok(forward(2048), 3.0, tokens=0),
@@ -60,7 +59,6 @@ def none_measured():
 
 
 def no_machine():
-    """Return a run of one record without a machine and with an invalid date."""
     record = synthetic.lost(forward(), "unstarted", "no worker")
     record.environment, record.started_at = {}, "yesterday"
     return synthetic.of_suite("fig15-forward", record)

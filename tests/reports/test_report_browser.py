@@ -317,7 +317,6 @@ def test_hostile_records_are_shown_and_run_nothing(browser, saved):
 
 
 def check_phone(page):
-    """Assert that only scrolling boxes reach beyond the screen of a phone."""
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     beyond = page.evaluate(
         "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroller, .unseen, svg, select')"
@@ -412,7 +411,6 @@ def test_an_oom_case_has_no_point_even_with_a_metric(browser, tmp_path):
 
 @pytest.fixture(scope="module")
 def early(tmp_path_factory):
-    """A page with a line over two contexts, and a line that ends at the first."""
     cases = [Case("ttt-linear", "thunderkittens", "1.3b", "forward", 1, context) for context in (8192, 65536)]
     records = [*(synthetic.ok(case, 9.0) for case in cases), synthetic.ok(replace(cases[0], system="ttt-mlp"), 20.0)]
     return browsing.save(synthetic.of_suite("long-context", *records), tmp_path_factory.mktemp("early"), "early")
@@ -444,7 +442,6 @@ def test_a_line_that_ends_early_has_a_leader_to_its_name(browser, early):
 
 
 def test_names_pushed_below_the_axis_stay_visible(browser, tmp_path):
-    """Many lines at the foot of a plot above lanes of failed cases."""
     at = {context: Case("x", "y", "1.3b", "forward", 1, context) for context in (8192, 65536)}
     systems = ["ttt-linear", "ttt-mlp", "mamba", "mamba2", "gated-deltanet", "rwkv7"]
     records = [
@@ -467,7 +464,6 @@ def test_names_pushed_below_the_axis_stay_visible(browser, tmp_path):
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory):
-    """A page of a kernel in two forms and four state precisions, with lower bounds and lines that end near the top."""
     forms, states, batches = ("dual", "primal"), ("float32-planes", "float32", "float16", "bfloat16"), (1, 4096)
     records = [
         synthetic.ok(

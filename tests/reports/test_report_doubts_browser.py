@@ -13,7 +13,6 @@ from harness.schema.case import Case
 
 @pytest.fixture(scope="module")
 def doubtful(browser, tmp_path_factory):
-    """A page with points of each kind of flag, a failed case, a skipped case, and another backend."""
     contexts = [2048 << step for step in range(5)]
     elsewhere = (2048, 16384, 65536)  # no other system has the last
     cases = [Case("transformer", "vllm", "1.3b", "generate", 512, context) for context in contexts]
@@ -113,7 +112,6 @@ def test_an_unsteady_ttft_is_flagged_only_in_its_figure(browser, tmp_path):
 
 
 def told(page, figure, line):
-    """Return for each point of a line its signs and its words, one part a line."""
     return page.evaluate(
         """([number, name]) => {
           const { points, lines, yTitle } = figures[number].drawing();
@@ -143,8 +141,6 @@ def test_a_ratio_has_the_signs_and_status_of_its_baseline(doubtful):
 
 @pytest.fixture(scope="module")
 def pairs(browser, tmp_path_factory):
-    """A page with ratios of primal to dual, in which dual is flagged, lost, or without a latency."""
-
     def case(form, batch, state="float32"):
         options = (("scope", "layer"),)
         return Case("ttt-mlp", f"triton-{form}", "1.3b", "generate", batch, 1, state_dtype=state, options=options)

@@ -9,7 +9,6 @@ from reports.page.html import render
 
 
 def rows(*records):
-    """Return the cells of each row of the fidelity table; [] if the page has none."""
     found = re.search(r'id="fidelity".*?<tbody>(.*?)</tbody>', render([*records], Catalogue()), re.DOTALL)
     lines = re.findall("<tr>(.*?)</tr>", found[1]) if found else []
     return [re.findall(">([^<]*)</td>", line) for line in lines]

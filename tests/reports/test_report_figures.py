@@ -29,7 +29,6 @@ def case(**fields):
 
 
 def details(figure):
-    """Return the caption and remarks of a figure as one text."""
     return "; ".join([figure.caption, *(f"{each[0].lower()}{each[1:].rstrip('.')}" for each in figure.remarks)])
 
 
@@ -185,7 +184,6 @@ def test_remarks_say_where_a_bar_is_a_range(count, said):
 
 
 def test_timing_does_not_split_a_line():
-    """Short prompts replay a CUDA graph; long ones are launched."""
     cases = [case(context=2048, timing="graph"), case(context=8192), case(context=32768)]
     _, [figure] = drawn(*(synthetic.ok(each, 1.0) for each in cases), suite="fig15-forward")
     assert [(line.name, line.rows) for line in figure.lines] == [("TTT-Linear · PyTorch", [0, 1, 2])]
@@ -388,7 +386,6 @@ def test_colors_in_a_figure_of_one_system_show_precision_or_backend():
 
 @pytest.mark.parametrize("system", ["ttt-linear", "transformer"])
 def test_lines_in_a_figure_of_one_system_look_like_no_other_system(system):
-    """With seven systems on the page one color is free, and no marker."""
     names = ["ttt-linear", "ttt-mlp", "transformer", "mamba", "mamba2", "gated-deltanet", "rwkv7"]
     for others in (names[:4], names[:6], names):
         records = [synthetic.ok(case(system=name), 1.0) for name in others]

@@ -71,7 +71,6 @@ def test_a_flagged_point_wins_only_by_a_large_margin(theirs, told):
 
 @pytest.mark.parametrize("theirs", [4.1, 120.0])
 def test_a_contended_cpu_ranks_nothing(theirs):
-    """A contended CPU slowed one system 30 times and another not at all."""
     cpu = {"model": "Xeon", "others_share": 0.5, "idle_share": 0.0}
     loaded = synthetic.environment() | {"device": "Xeon", "device_kind": "cpu", "gpu": None, "cpu": cpu}
     ours, slow = (dict.fromkeys(CONTEXTS, us) for us in (4.0, theirs))

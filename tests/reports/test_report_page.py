@@ -27,8 +27,6 @@ PAPER, HOSTILE = synthetic.paper(), synthetic.hostile()
 
 
 class Elements(HTMLParser):
-    """A page's elements with their attributes (`found`), and the text of its scripts."""
-
     def __init__(self, page):
         super().__init__()
         self.found, self.scripts = [], []
@@ -70,7 +68,6 @@ def test_hostile_records_add_no_kind_of_element_or_attribute(paper, hostile):
 
 
 def unpacked(text):
-    """Return the text of an element that the page has packed."""
     return gzip.decompress(base64.b85decode(text.translate(str.maketrans(",.:", "<>&")))).decode()
 
 
@@ -172,7 +169,6 @@ def test_a_page_of_some_systems_has_a_notice(tmp_path):
 
 
 def test_the_lower_bound_is_the_same_for_any_selected_systems(tmp_path):
-    """The measured peaks come from the whole run, also from systems that are not selected."""
     cases = [Case(system, "torch", "1.3b", "forward", 16, 2048) for system in ("ttt-linear", "mamba")]
     rates = [synthetic.work(1e9, 6e11, product_tflops=rate) for rate in (600.0, 500.0)]
     records = [synthetic.ok(case, 3.0, metrics=each) for case, each in zip(cases, rates, strict=True)]

@@ -22,7 +22,6 @@ def h100(folder):
 
 
 def on_a_cpu(folder):
-    """Write a CPU run with contended cases and a failed case."""
     loaded = {"cpu": {"model": "Xeon", "cores": 2, "others_share": 0.5, "idle_share": 0.0}}
     place = {"device": "Xeon", "device_kind": "cpu", "commit": "c" * 40, "dirty": False}
     cases = [

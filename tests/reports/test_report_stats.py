@@ -173,7 +173,6 @@ def test_lower_bounds_are_those_of_the_highest_rates_that_any_process_of_the_run
 
 
 def test_processes_that_lie_far_apart_are_marked_by_the_interval_that_is_drawn():
-    """Each of them is steady; the first two of three processes are 40% apart."""
     records = [synthetic.ok(FORWARD, latency, repeat=n) for n, latency in enumerate((3.0, 4.2, 3.1))]
     [row] = frame(records, Catalogue()).to_dict("records")
     assert row["latency_ms_high"] - row["latency_ms_low"] < 0.2 * row["latency_ms"]
@@ -310,7 +309,6 @@ def test_samples_are_unsteady_by_their_interval_their_quartiles_or_their_drift(s
     ],
 )
 def test_a_request_is_unsteady_where_one_of_its_times_is(high, count, marks, notes):
-    """Its latency is nearly all steps."""
     first = {"time_to_first_token_ms": 200.0, "time_to_first_token_ms_low": 180.0, "time_to_first_token_ms_high": high}
     request = replace(FORWARD, phase="request")
     row = frame([synthetic.ok(request, 900.0, count=count, metrics=first)], Catalogue()).iloc[0]

@@ -23,7 +23,6 @@ STATE = """number => {
 
 
 def two_backends():
-    """Return a run of Figure 15, forward, with four lines, one of them a system's second backend."""
     pairs = (
         ("ttt-linear", "thunderkittens"),
         ("mamba", "mamba-ssm"),
@@ -109,7 +108,6 @@ def test_a_figure_printed_alone_is_a_pdf_of_its_size(browser, saved):
 
 
 def corner(png, inches):
-    """Return the first pixel of a PNG of 8 bits per channel and this width; assert both."""
     assert png.startswith(b"\x89PNG")
     width, height, depth = struct.unpack(">IIB", png[16:25])
     assert (width, depth) == (pytest.approx(300 * inches, abs=2), 8)

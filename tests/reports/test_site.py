@@ -19,7 +19,6 @@ from reports.site.folder import MARKER
 
 
 def nightly(folder, day, ms=10.0, cases=1, environment=None, name="", samples=9):
-    """Write a run of one day with `cases` cases of `ms` milliseconds; return its folder."""
     at = f"2026-{1 + day // 28:02}-{1 + day % 28:02}T03:00:00+00:00"
     environment = environment or on_gpu(commit=f"{day:02}" * 20)
     records = [timed(a_case(64 << each), ms, environment, samples=samples, at=at) for each in range(cases)]
@@ -155,8 +154,6 @@ def test_a_run_without_records_is_a_line_and_one_without_a_result_a_page(tmp_pat
 
 
 class Markup(HTMLParser):
-    """The addresses in a page."""
-
     def __init__(self, text):
         super().__init__()
         self.addresses = []
@@ -203,7 +200,6 @@ def test_the_index_has_a_result_and_the_note_of_a_run_beside_its_tables(tmp_path
 
 
 def lines_of(out):
-    """Return the lines of TTT-Linear's first case over time."""
     text = only(out, "over-time/ttt-linear-*.html").read_text()
     data = json.loads(text.partition('id="page-data">')[2].partition("</script>")[0])
     return data["cases"][0]["lines"]
@@ -218,7 +214,6 @@ def test_a_history_is_in_the_order_of_time(tmp_path):
 
 
 def test_a_bar_has_the_ends_of_its_interval(tmp_path):
-    """The ends are the second and the eighth of nine samples, also if they are not symmetric."""
     skewed = timed(a_case(), 10)
     skewed.samples_ms[:] = [10, 20, 9.95, 10.2, 10, 21, 9.9, 10, 10.5]
     write_site([a_run(tmp_path / "run", skewed).folder], tmp_path / "site")

@@ -15,7 +15,6 @@ CHECKED = {"light": (15,), "dark": (1, "color-contrast")}  # rules of axe that m
 
 
 def runs_of(folder):
-    """Write runs that differ in everything that a comparison reports."""
     a, b = on_commit("a"), on_commit("b", dirty=True, software={"python": "3.12", "torch": "2.12", "__proto__": "1"})
     loaded = on_commit("b", cpu={"others_share": 0.434, "idle_share": 0.01})
     hot = on_commit("b", throttled=("sw_thermal_slowdown",))
@@ -77,7 +76,6 @@ def id_of(site, name):
 
 
 def pages_of(site):
-    """List the addresses of the pages that the site writes itself, without the runs' pages."""
     built = [f"{path.parent.name}/{path.name}" for name in ("compared", "over-time") for path in site.glob(f"{name}/*")]
     return ["index.html", *built]
 
@@ -88,7 +86,6 @@ def focused(page):
 
 
 def tab_to(page, words, key="Tab"):
-    """Press `key` until the focused element's label starts with `words`."""
     for _ in range(60):
         page.keyboard.press(key)
         if focused(page).startswith(words):
@@ -129,13 +126,14 @@ def test_a_comparison_says_what_compare_says(browser, tmp_path):
 
 
 def test_without_scripts_the_index_is_a_plain_list(browser, site):
-    context = browser.new_context(java_script_enabled=False, offline=True)
-    page = context.new_page()
-    page.goto(f"{site.as_uri()}/index.html")
-    assert page.locator(".runs > li").count() == 7
-    page.get_by_role("link", name="monday", exact=True).click()
-    page.wait_for_url("**/runs/monday-*.html")
-    context.close()
+    def is_own(url):
+        return url.startswith(f"{site.as_uri()}/")
+
+    with browsing.watched(browser, is_own, java_script_enabled=False) as (page, _):
+        page.goto(f"{site.as_uri()}/index.html")
+        assert page.locator(".runs > li").count() == 7
+        page.get_by_role("link", name="monday", exact=True).click()
+        page.wait_for_url("**/runs/monday-*.html")
 
 
 def test_no_page_is_wider_than_a_phone(browser, site):

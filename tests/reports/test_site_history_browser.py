@@ -68,6 +68,7 @@ def test_points_over_time_lead_to_their_runs_in_the_color_of_their_system(browse
         page.mouse.down()
         page.mouse.up()
         page.wait_for_url("**/runs/day-0-*.html")
+        settle(page)
 
 
 def test_a_system_over_time_says_where_it_draws_the_time_of_a_token(browser, tmp_path):

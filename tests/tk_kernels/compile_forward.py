@@ -27,7 +27,6 @@ PACKED_KINDS |= dict.fromkeys(("k_rows", "g_rows", "x2_rows", "g1_rows", "g2_row
 
 
 def compiled(kernel: Any, capability: int, constants: dict[str, Any], warps: int) -> Any:
-    """Compile the kernel for bfloat16 tokens and this compute capability; with PACKED, for states in two planes."""
     names = kernel.arg_names
     packed = "PACKED" in constants
     if not packed:
@@ -58,7 +57,6 @@ def stack_bytes(cubin: bytes) -> int | None:
 
 
 def main(capability: int) -> None:
-    """Print one line per kernel: name, shared memory, local memory."""
     shape = {"m": 16, "M": 16, "DOT": tl.bfloat16, "UP": 1.0, "INTERPRETED": False}
     head, wide = shape | {"D": 64, "DP": 64}, shape | {"D": 96, "DP": 128}
     variants = [

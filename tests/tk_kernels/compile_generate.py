@@ -21,7 +21,6 @@ INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/ +(?P<text>[^;]+?) *;.*\n.*/\* 0x(?
 
 
 def compiled(registers: int, planes: bool, slots: bool, pdl: bool) -> bytes:
-    """Return the machine code of a step of a 1.3B model."""
     constants: dict[str, Any] = {"rope": None, "H": 32, "m": 16, "G": 4, "ROPE": False, "LOGITS": False, "PDL": pdl}
     constants |= {"PLANES": planes, "SLOTS": slots}
     constants |= {} if planes else {"low1": None, "low2": None}
@@ -66,7 +65,6 @@ def latencies(cubin: bytes) -> int:
 
 
 def main() -> None:
-    """Print one line per kernel: its parameters and memory latencies."""
     for gpu, precision, slots, pdl in (
         ("NVIDIA H200", "planes", False, False),
         ("NVIDIA H200", "planes", True, False),

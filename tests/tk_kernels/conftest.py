@@ -16,7 +16,6 @@ def memory_for_others():
 
 @pytest.fixture
 def poisoned():
-    """Fill uninitialized tensors with NaN."""
     import torch
 
     torch.use_deterministic_algorithms(True)

@@ -16,8 +16,6 @@ from torch import Tensor
 
 
 class Value:
-    """A Gluon tensor or scalar with its methods and operators, backed by a PyTorch tensor."""
-
     type = SimpleNamespace(layout=None)
 
     def __init__(self, of: Tensor) -> None:
@@ -75,8 +73,6 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 
 class Pointer:
-    """One address, or a tensor of addresses, in a tensor's memory."""
-
     def __init__(self, memory: Tensor, at: Any = 0) -> None:
         self.memory, self.at = memory, at
         self.dtype = SimpleNamespace(element_ty=memory.dtype)
@@ -146,8 +142,6 @@ class Shared:
 
 
 class Copies:
-    """Asynchronous copies to shared memory, run when the kernel waits for their group."""
-
     def __init__(self) -> None:
         self.open: list[Callable[[], object]] = []
         self.groups: list[list[Callable[[], object]]] = []
@@ -160,7 +154,6 @@ class Copies:
         self.open = []
 
     def wait_group(self, left: int) -> None:
-        """Complete all groups except the last `left`."""
         arrived, self.groups = self.groups[: len(self.groups) - left], self.groups[len(self.groups) - left :]
         for group in arrived:
             for copy in group:
@@ -193,7 +186,6 @@ _LAYOUTS = ("Blocked", "Slice", "SwizzledShared", "SharedLinear", "DistributedLi
 
 
 def _language(program: int) -> SimpleNamespace:
-    """The parts of `tl` and `gl` that the kernels use, for one program of a grid."""
     return SimpleNamespace(
         **_TYPES,
         **{f"{name}Layout": _layout for name in _LAYOUTS},
@@ -241,8 +233,6 @@ def _argument(x: Any) -> Any:
 
 
 class Emulated:
-    """A stand-in for a Gluon kernel: `run` computes a launch on the CPU."""
-
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self.launches = 0

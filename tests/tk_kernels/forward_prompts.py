@@ -18,7 +18,6 @@ ROWS_ERROR = {"linear": STATE_ERROR, "mlp": ERROR}  # gradient rows and X2 rows
 
 
 def arguments(operator: str, tokens: int, **options: Any) -> list[Any]:
-    """Return random arguments for an operator's forward."""
     return {"linear": linear_arguments, "mlp": mlp_arguments}[operator](tokens, **options)
 
 
@@ -76,7 +75,6 @@ def mlp_arguments(
 
 
 def exact(operator: str, args: list[Any], rotate: bool = False) -> tuple[Tensor, Any]:
-    """Run the float64 reference from the start of a mini-batch; RoPE rounds like the kernels."""
     q, k, *rest, state = args
     if rotate:
         position = torch.arange(q.shape[1], device=q.device) % len(args[4])
@@ -86,7 +84,6 @@ def exact(operator: str, args: list[Any], rotate: bool = False) -> tuple[Tensor,
 
 
 def assert_matches(operator: str, out: Tensor, state: Any, expected: tuple[Tensor, Any], rotate: bool = False) -> None:
-    """Assert that outputs, weights, position and valid rows are close and all elements finite."""
     assert relative_error(out, expected[0]) < ERROR
     assert torch.equal(state.position, expected[1].position)
     count = int(state.position[0])

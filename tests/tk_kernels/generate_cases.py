@@ -1,8 +1,7 @@
 """Errors and error limits of the generate kernels against float64, on random states and tokens.
 
-A simulation gives the error limit of a state precision: it is the float64 reference, with each operand rounded to 16
-bits where the kernel stores it in 16 bits. A kernel's error may reach `SLACK` times the simulation's, plus a float32
-term.
+The float64 reference, rounded to 16 bits where the kernel stores 16 bits, simulates a state precision. A kernel's
+error may reach `SLACK` times the simulation's, plus a float32 term.
 """
 
 from __future__ import annotations
@@ -49,14 +48,11 @@ class Errors(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Errors of the kernel and of its simulation; the kernel's last state."""
-
     kernel: Errors
     simulated: Errors
     final: Any
 
     def check(self) -> None:
-        """Assert that the kernel's error stays within the limit of its precision."""
         both = f"kernel {self.kernel}, simulated {self.simulated}"
         assert self.kernel.out < OUT_LIMIT + SLACK * self.simulated.out, both
         for name, error in self.kernel.change.items():
@@ -64,10 +60,7 @@ class Comparison(NamedTuple):
 
 
 def random_state(operator: str, positions: list[int], H: int, D: int, m: int, seed: int = 0, std: float = 0.02) -> Any:
-    """Return a random float64 state with pending rows; all values are exact in float32.
-
-    std: standard deviation of the weights. 0.02 as at initialisation; 0.2 reaches the curved part of gelu.
-    """
+    """std: of the weights; 0.02 as at initialisation, 0.2 reaches the curved part of gelu."""
     gen = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, std: float) -> Tensor:
@@ -104,7 +97,6 @@ def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int,
 
 
 def widened(state: Any) -> Any:
-    """Convert a state to float64."""
     return type(state)(*(x.double() if x.is_floating_point() else x for x in state))
 
 
@@ -124,12 +116,10 @@ def random_token(B: int, H: int, D: int, dtype: torch.dtype, seed: int) -> tuple
 
 
 def weights_of(state: Any) -> dict[str, Tensor]:
-    """Return the state's weights and biases by name, in float64."""
     return {name: x.double() for name, x in state._asdict().items() if name[0] in "Wb"}
 
 
 def reference_form(operator: str, state: Any, form: str) -> Any:
-    """Convert a state to the reference's state for this form."""
     return MODULES[operator][1].primal_state(state) if form == "primal" else state
 
 
@@ -141,20 +131,15 @@ def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Exact:
-    """The reference in float64."""
-
     def __init__(self, operator: str, start: Any, form: str) -> None:
         self.reference, self.state = MODULES[operator][1], reference_form(operator, start, form)
 
     def step(self, token: tuple[Tensor, ...], outer: tuple[Tensor, ...]) -> Tensor:
-        """Return out [B, H, D] of one token and advance the state."""
         out, self.state = self.reference.generate_step(*token, *outer, self.state)
         return out
 
 
 class Simulation(Exact):
-    """The float64 reference with weights and rows rounded to the precision's storage types."""
-
     def __init__(self, operator: str, start: Any, form: str, precision: str) -> None:
         super().__init__(operator, start, form)
         self.kind = common.PRECISIONS[precision]
@@ -195,8 +180,6 @@ Step = Callable[[Any, tuple[Tensor, ...], tuple[Tensor, ...], Tensor], None]
 
 
 def eager(operator: str) -> Step:
-    """Return a step function that launches the operator's kernel once."""
-
     def step(gstate: Any, token: tuple[Tensor, ...], outer: tuple[Tensor, ...], out: Tensor) -> None:
         MODULES[operator][0].generate_step(*token, *outer, gstate, out=out)
 
@@ -212,10 +195,7 @@ def compare(
     batch: int = 0,
     step: Step | None = None,
 ) -> Comparison:
-    """Compare the kernel and its simulation with float64 over generate steps from a float64 state.
-
-    batch: if given, repeat the sequences with distinct tokens and compare the first, middle and last ones.
-    """
+    """batch: repeat the sequences with distinct tokens; compare the first, middle and last ones."""
     generate, distinct = MODULES[operator][0], len(start.position)
     batch, step = batch or distinct, step or eager(operator)
     H, m = start.k_rows.shape[1:3]
@@ -255,10 +235,6 @@ def _change_error(state: Any, exact: Any, before: Mapping[str, Tensor]) -> dict[
 def check_rope_and_rates_in_the_launch(
     operator: str, positions: list[int], H: int, D: int, m: int, precision: str
 ) -> None:
-    """Assert that computing RoPE and the learning rate inside the launch does not change the result.
-
-    Compares `out` and the state of the dual form to float32 accuracy.
-    """
     generate, B = MODULES[operator][0], len(positions)
     outer, (q, k, v, logits) = outer_parameters(H, D, m), random_token(B, H, D, torch.float32, 5)
     rate = 1e4 ** (-torch.arange(0, D, 2) / D)
@@ -284,7 +260,6 @@ def check_rope_and_rates_in_the_launch(
 
 
 def check_slots(operator: str, positions: list[int], H: int, D: int, m: int, precision: str) -> None:
-    """Assert that a step updates slots of a pool like separate sequences, and no other slot or position."""
     generate, B = MODULES[operator][0], len(positions)
     outer, token = outer_parameters(H, D, m), random_token(B, H, D, torch.bfloat16, 5)
     alone = generate.GenerateState.from_state(random_state(operator, positions, H, D, m), "dual", precision)
@@ -307,7 +282,6 @@ def check_slots(operator: str, positions: list[int], H: int, D: int, m: int, pre
 
 
 def some_of(batch: int, distinct: int) -> Tensor:
-    """Return the indices of all sequences of a small batch, or of the first, middle and last ones of a large batch."""
     if batch <= distinct:
         return torch.arange(batch, device=DEVICE)
     middle = batch // 2
@@ -315,6 +289,5 @@ def some_of(batch: int, distinct: int) -> Tensor:
 
 
 def selected(gstate: Any, chosen: Tensor) -> Any:
-    """Return a generate state with only the chosen sequences."""
     fields = {name: x[chosen] if isinstance(x, Tensor) else x for name, x in vars(gstate).items()}
     return type(gstate)(**fields | {"gathered": tuple(x[chosen] for x in gstate.gathered)})

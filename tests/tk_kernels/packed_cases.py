@@ -27,7 +27,6 @@ STATE_ERROR = {"float32": OUTPUT_ERROR[torch.float32], "planes": OUTPUT_ERROR[to
 
 
 def check(name: str, head_dim: int, mini_batch: int, precision: str, device: str = DEVICE) -> None:
-    """Assert that outputs and states of one launch equal the reference, and that other slots keep their bits."""
     given = case(name, 60, batch=len(LENGTHS), heads=2, head_dim=head_dim, mini_batch=mini_batch)
     pieces = [slice(start, start + length) for start, length in zip(STARTS, LENGTHS, strict=True)]
     before, expected = zip(*(_alone(name, given, s, piece) for s, piece in enumerate(pieces)), strict=True)
@@ -60,7 +59,6 @@ def check(name: str, head_dim: int, mini_batch: int, precision: str, device: str
 
 
 def _alone(name: str, given: Any, s: int, piece: slice) -> tuple[Any, tuple[Tensor, Any]]:
-    """Return a sequence's state before the piece, and the outputs and the state after it."""
     first = type(given.state)(*(x[s : s + 1] for x in given.state))
     tokens = [x[s : s + 1] for x in given[:4]]
     _, before = OPERATORS[name].forward(*(x[:, : piece.start] for x in tokens), *given.outer(), first, start=0)

@@ -17,8 +17,6 @@ NAIVE: dict[str, Any] = {"linear": definition.linear, "mlp": definition.mlp}
 
 
 class Case(NamedTuple):
-    """The arguments of forward in order: tokens, outer parameters, initial state."""
-
     q: Tensor
     k: Tensor
     v: Tensor
@@ -29,7 +27,6 @@ class Case(NamedTuple):
     state: Any
 
     def tokens(self, at: Any) -> tuple[Tensor, ...]:
-        """Return q, k, v and lr at a token (an integer) or at a slice of tokens."""
         return tuple(x[:, at] for x in self[:4])
 
     def outer(self) -> tuple[Tensor, ...]:
@@ -47,7 +44,6 @@ def case(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> Case:
-    """Return random arguments; every dtype gets the same numbers, rounded."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:
@@ -67,7 +63,6 @@ def case(
 
 
 def naive_state(operator: str, case: Case, row: int, head: int) -> Any:
-    """Return the naive form's initial state for one head of one sequence."""
     names = ("W", "b") if operator == "linear" else ("W1", "b1", "W2", "b2")
     return definition.fresh_state(*(getattr(case.state, name)[row, head] for name in names))
 
@@ -88,7 +83,6 @@ def naive(operator: str, case: Case) -> tuple[Tensor, list[Tensor]]:
 
 
 def valid(state: Any) -> list[Tensor]:
-    """Return the state's tensors with unused rows set to 0, for comparisons."""
     count = state.position[:, None, None, None]
     return [
         torch.where(torch.arange(x.shape[2])[:, None] < count, x, 0) if name.endswith("rows") else x

@@ -1,8 +1,7 @@
 """Run every kernel on small shapes under compute-sanitizer: memcheck, racecheck and synccheck.
 
-`python -m tests.tk_kernels.sanitize [RECORD]` runs every kernel under every tool. It prints one result per pair, with
-its complaints, and writes the same text to RECORD. The exit status is 1 unless all pairs are clean. It needs a Hopper
-GPU, compute-sanitizer, and either nvcc or cached kernels.
+`python -m tests.tk_kernels.sanitize [RECORD]` prints one result per kernel and tool, and writes the same to RECORD.
+It exits with 1 unless all are clean. It needs a Hopper GPU, compute-sanitizer, and either nvcc or cached kernels.
 """
 
 import os
@@ -49,8 +48,6 @@ STEPS = 17  # generated tokens: one mini-batch and one more token
 
 
 class Finding(NamedTuple):
-    """A tool's result for a kernel: completed runs, the tool's summary, and each distinct complaint."""
-
     kernel: str
     tool: str
     clean: bool
@@ -73,7 +70,6 @@ def on_gpu(*tensors: Tensor) -> list[Tensor]:
 
 
 def arguments(operator: str, tokens: int, mini_batch: int, D: int = 64) -> list[Any]:
-    """Return arguments for forward, on the CPU: tokens, outer parameters and the state."""
     q, k, v = (normal(BATCH, tokens, HEADS, D, dtype=DTYPE) for _ in range(3))
     lr, scale = torch.full((BATCH, tokens, HEADS), 0.5 / D), 1 / torch.arange(1, mini_batch + 1)
     weights = (0.02 * normal(HEADS, *shape) for shape in SHAPES[operator](D))
@@ -82,7 +78,6 @@ def arguments(operator: str, tokens: int, mini_batch: int, D: int = 64) -> list[
 
 
 def linear_forward() -> Iterator[str]:
-    """Run the kernel for each mini-batch and schedule."""
     for tokens, rope, (mini_batch, *plan) in product(TOKENS, (False, True), SCHEDULES):
         linear_ops.schedule = lambda *_, plan=plan: plan  # type: ignore[assignment, misc]
         *tensors, state = arguments("linear", tokens, mini_batch)
@@ -93,7 +88,6 @@ def linear_forward() -> Iterator[str]:
 
 
 def mlp_forward(mini_batch: int) -> Iterator[str]:
-    """Run the kernel for one mini-batch."""
     for tokens, rope in product(TOKENS, (False, True)):
         *tensors, state = arguments("mlp", tokens, mini_batch)
         on_device = (*on_gpu(*tensors), type(state)(*on_gpu(*state)))
@@ -102,7 +96,6 @@ def mlp_forward(mini_batch: int) -> Iterator[str]:
 
 
 def portable_forward(operator: str, mini_batches: tuple[int, ...] = (8, 16), D: int = 64) -> Iterator[str]:
-    """Run the portable kernel of a head dimension and its RoPE kernel; a mini-batch of 8 is padded."""
     forward = {"linear": linear_ops, "mlp": mlp_ops}[operator].forward
     for tokens, rope, mini_batch in product(TOKENS, (False, True), mini_batches):
         *tensors, state = arguments(operator, tokens, mini_batch, D)
@@ -112,7 +105,6 @@ def portable_forward(operator: str, mini_batches: tuple[int, ...] = (8, 16), D: 
 
 
 def convolutions() -> Iterator[str]:
-    """Run both convolution kernels with 192 channels, not a power of two."""
     C = 64 * HEADS
     for tokens, pdl in product(TOKENS, (False, True)):
         h, cache, weight, bias, norm = on_gpu(
@@ -127,7 +119,6 @@ def convolutions() -> Iterator[str]:
 
 
 def swiglu_products() -> Iterator[str]:
-    """Run the SwiGLU GEMM with full and partial tiles, for one K step and for more steps than pipeline stages."""
     swiglu_product.LEAST_ROWS = 1
     for rows, inputs in product((1, 128, 200), (64, 384)):
         x, weights = on_gpu(normal(rows, inputs, dtype=DTYPE), normal(512, inputs, dtype=DTYPE))
@@ -137,7 +128,6 @@ def swiglu_products() -> Iterator[str]:
 
 
 def gates() -> Iterator[str]:
-    """Run norm_gate, rms_norm and swiglu on a projection and its slices."""
     C = 64 * HEADS
     for tokens, pdl in product(TOKENS, (False, True)):
         z, fused, weight = on_gpu(
@@ -150,7 +140,6 @@ def gates() -> Iterator[str]:
 
 
 def few_rows_products() -> Iterator[str]:
-    """Run both GEMM kernels for few rows, with each fused norm, SwiGLU, and few or many outputs."""
     K, eps = 64 * HEADS, 1e-6
     for rows, outputs, pdl in product((1, 2, 3, 21), (6, few_rows.MANY_OUTPUTS + 2), (False, True)):
         x, gate, weight, weights, out = on_gpu(
@@ -164,10 +153,7 @@ def few_rows_products() -> Iterator[str]:
 
 
 def generate(operator: str, D: int = 64) -> Iterator[str]:
-    """Run both forms; every second step is a dependent launch.
-
-    On Hopper only a float32 state runs the portable Triton kernel of the dual form.
-    """
+    """On Hopper only a float32 state runs the portable Triton kernel of the dual form."""
     for form, precision in (("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32"), ("primal", "float16")):
         *tensors, state = arguments(operator, STEPS, 16, D)
         kept = move(GENERATE[operator].GenerateState.from_state(state, form, precision))
@@ -181,7 +167,6 @@ def generate(operator: str, D: int = 64) -> Iterator[str]:
 
 
 def move(kept: Any) -> Any:
-    """Move a generate state to the GPU."""
     for name, value in vars(kept).items():
         if isinstance(value, Tensor):
             setattr(kept, name, value.cuda())
@@ -209,7 +194,6 @@ KERNELS: dict[str, Callable[[], Iterator[str]]] = {
 
 
 def run(kernel: str) -> None:
-    """Run the kernel on every case and print a line for each completed case."""
     for line in KERNELS[kernel]():
         torch.cuda.synchronize()
         print("ran", line, flush=True)
@@ -237,7 +221,6 @@ def complaints(lines: list[str]) -> list[str]:
 
 
 def main(record: str | None) -> int:
-    """Run every kernel under every tool. Return 0 if all are clean, otherwise 1."""
     if shutil.which("compute-sanitizer") is None:
         print("compute-sanitizer is not on the path: it comes with the CUDA toolkit")
         return 1

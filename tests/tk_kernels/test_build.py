@@ -41,7 +41,6 @@ cat >&2 <<'LOG'
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine with a fake nvcc that writes LOG, headers, an empty cache and one source file."""
     pytest.importorskip("tvm_ffi")
 
     class Machine:
@@ -200,7 +199,6 @@ def test_headers_that_were_changed_since_their_commit_are_others(tmp_path):
 
 
 def test_who_builds_at_once_builds_once(machine):
-    """Without a lock, each build would remove the other's result."""
     machine.nvcc(body="sleep 0.5")
     with ThreadPoolExecutor(4) as pool:
         built = list(pool.map(build.build, [NAME] * 4))
@@ -284,7 +282,6 @@ def test_no_gpu_and_an_older_gpu_are_reasons(machine, monkeypatch):
 
 @pytest.fixture
 def remote(tmp_path, monkeypatch):
-    """The commit of a local repository that replaces ThunderKittens'."""
     folder = tmp_path / "remote"
     (folder / "include").mkdir(parents=True)
     (folder / "include" / "kittens.cuh").write_text("")
@@ -299,7 +296,6 @@ def remote(tmp_path, monkeypatch):
 
 
 def test_headers_in_another_projects_checkout_go_by_their_digest(remote, tmp_path):
-    """Git would report the commit of the surrounding project."""
     copy = tmp_path / "remote" / "vendored"
     (copy / "include").mkdir(parents=True)
     (copy / "include" / "kittens.cuh").write_text("one")

@@ -21,7 +21,6 @@ SCRIPT = Path(__file__).with_name("compile_forward.py")
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict]]:
-    """Compile output by compute capability, from two parallel processes."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(SCRIPT.parents[2])
     capabilities = list(SHARED_KB)

@@ -8,7 +8,6 @@ linear, mlp = COSTS["linear"], COSTS["mlp"]
 
 
 def matmul(rows: int, inner: int, columns: int) -> int:
-    """FLOPs of a matmul."""
     return 2 * rows * inner * columns
 
 

@@ -99,14 +99,12 @@ def check_swiglu(rows: int, width: int, dtype: torch.dtype) -> None:
 @dtypes
 @pytest.mark.parametrize("T", [1, 2, 3, 35])
 def test_residual_convolution(T: int, dtype: torch.dtype) -> None:
-    """Test one token, fewer tokens than the window, and a second chunk; C is not a power of two."""
     check_residual_convolution(2, T, 24, dtype)
 
 
 @dtypes
 @pytest.mark.parametrize("T", [1, 2, 3, 19])
 def test_query_key(T: int, dtype: torch.dtype) -> None:
-    """Test sequences at different positions in one tile; D = 24 and m = 6 are not powers of two."""
     check_query_key(3, T, 2, 24, dtype, m=6)
 
 
@@ -146,7 +144,6 @@ def test_norms_and_gates(dtype: torch.dtype) -> None:
 
 
 def test_a_sequence_may_be_cut_anywhere() -> None:
-    """Calls on pieces, linked by the cache, give the same bits as one call."""
     h, weights = normal(2, 37, 16), (normal(16), normal(16, 1, 4), normal(16, seed=1), normal(16, seed=2))
 
     def run(*sizes: int) -> list[torch.Tensor]:
@@ -159,10 +156,7 @@ def test_a_sequence_may_be_cut_anywhere() -> None:
 
 
 def check_packed(run: Callable[..., tuple[torch.Tensor, ...]], C: int) -> None:
-    """Assert that packed sequences have the outputs and windows of single ones, and that no other slot changes.
-
-    run: takes tokens, a cache and first positions. A sequence that starts at 0 ignores the window in its slot.
-    """
+    """`run` takes tokens, a cache and first positions; a start at 0 ignores the window in the slot."""
     lengths, starts, slots = [5, 0, 1, 40, 2, 16], [0, 3, 7, 16, 21, 0], [4, 1, 6, 0, 3, 5]
     ends = torch.tensor([0, *lengths], device=DEVICE).cumsum(0, dtype=torch.int32)
     start, at = torch.tensor(starts, dtype=torch.int32, device=DEVICE), torch.tensor(slots, device=DEVICE)
@@ -186,7 +180,6 @@ def test_packed_sequences_in_residual_convolution() -> None:
 
 
 def test_packed_sequences_in_query_key() -> None:
-    """The learning rates of a token are logits taken from its inputs."""
     conv_q, conv_k = ((normal(48, 1, 4, seed=seed), normal(48, seed=seed)) for seed in (1, 2))
     rope, bias = (normal(6, 12), normal(6, 12, seed=1)), normal(2)
 
@@ -297,7 +290,6 @@ def test_no_token_changes_no_cache() -> None:
 @pytest.mark.gpu
 @dtypes
 def test_at_the_size_of_a_layer(dtype: torch.dtype) -> None:
-    """Test the sizes of 1.3b, a length below one chunk, and the 96-channel heads of 760m."""
     for B, T in ((2, 2048), (1, 37), (512, 1)):
         check_residual_convolution(B, T, 2048, dtype)
         check_query_key(B, T, 32, 64, dtype)

@@ -1,7 +1,4 @@
-"""TTT-MLP's CUDA forward kernel matches the float64 reference, without races, on an emulated GPU.
-
-g++ compiles the kernel's source with `emulator/`, so that tests without a GPU find mistakes.
-"""
+"""TTT-MLP's CUDA forward kernel on an emulated GPU matches the float64 reference, without races."""
 
 import ctypes
 import os
@@ -27,7 +24,6 @@ ORDERS = int(os.environ.get("EMULATED_ORDERS", "3"))  # rare races need hundreds
 
 
 def compiles_c20() -> bool:
-    """Whether g++ supports C++20 and _Float16, which the emulator needs."""
     if shutil.which("g++") is None:
         return False
     command = ["g++", "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
@@ -41,7 +37,6 @@ pytestmark = [
 
 
 def compiled(folder: Path, sources: dict[str, str]) -> ctypes.CDLL:
-    """Compile the emulated kernel from sources by file name."""
     for name, source in sources.items():
         (folder / name).write_text(source)
     library = folder / "forward.so"
@@ -66,13 +61,11 @@ def run(kernel: ctypes.CDLL, tensors: list[Tensor], rope: bool, seed: int = 0) -
 
 
 def prompt(tokens: int) -> list[Tensor]:
-    """Return the kernel's inputs for one sequence with one head."""
     args = mlp_arguments(tokens, batch=1, heads=1)
     return [x.contiguous() for x in (*args[:-1], *args[-1][:4])]
 
 
 def empty_results(tensors: list[Tensor]) -> list[Tensor]:
-    """Return empty tensors for the kernel's outputs, weights and rows."""
     q, token_scale, hidden = tensors[0], tensors[4], tensors[7].shape[-1]
     shapes = MLP.shapes((q.shape[3], hidden, q.shape[3]), (len(q), q.shape[2]), len(token_scale))
     return [torch.empty_like(q), *(torch.empty(shapes[name]) for name in MLP.state._fields[:-1])]

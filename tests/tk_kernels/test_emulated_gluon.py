@@ -36,7 +36,6 @@ operators = pytest.mark.parametrize("operator", MODULES)
 
 @pytest.fixture
 def kernel(operator: str, monkeypatch: pytest.MonkeyPatch) -> Emulated:
-    """Make generate_step launch the emulated Gluon kernel."""
     module = import_module(f"tk_kernels.ttt_{operator}.generate_sm90")
     emulated = Emulated(module.dual)
     monkeypatch.setattr(module, "dual", emulated)
@@ -49,7 +48,6 @@ def kernel(operator: str, monkeypatch: pytest.MonkeyPatch) -> Emulated:
 @operators
 @pytest.mark.parametrize("precision", SIXTEEN_BITS)
 def test_steps_are_the_reference(operator: str, precision: str, kernel: Emulated) -> None:
-    """Start at four positions and cross into the next mini-batch; large weights reach the curved part of gelu."""
     start = random_state(operator, [0, 3, 14, 15], H, D, m, std=0.2)
     compare(operator, "dual", precision, start, 4).check()
     assert kernel.launches == 4
@@ -65,7 +63,6 @@ def test_shorter_mini_batches(operator: str, mini_batch: int, kernel: Emulated) 
 
 @operators
 def test_rope_and_lr_logits_in_the_launch(operator: str, kernel: Emulated) -> None:
-    """Fused RoPE and sigmoid match their PyTorch versions."""
     check_rope_and_rates_in_the_launch(operator, [2, 15], H, D, m, "planes")
     assert kernel.launches == 2
 
@@ -78,7 +75,6 @@ def test_slots(operator: str, kernel: Emulated) -> None:
 
 @operators
 def test_strided_tokens(operator: str, kernel: Emulated) -> None:
-    """V and the output may be slices of wider tensors; the step leaves the other slices unchanged."""
     generate = MODULES[operator][0]
     state, outer = random_state(operator, [1, 15], H, D, m), outer_parameters(H, D, m)
     q, k, v, lr = random_token(2, H, D, torch.bfloat16, 1)
@@ -110,7 +106,6 @@ def test_the_emulator_finds_what_it_is_to_find() -> None:
 @pytest.mark.parametrize(("mini_batch", "tokens"), [(16, 20), (5, 12), (16, 32)])
 @pytest.mark.parametrize("last", [1.0, 0.0, 1e-30, -1.0])  # times the token scale of the last token
 def test_forward_is_the_reference(monkeypatch: pytest.MonkeyPatch, last: float, mini_batch: int, tokens: int) -> None:
-    """TTT-MLP's portable forward at heads of 64, with a short last mini-batch and without one."""
     kernel = Emulated(forward_gluon.forward)
     monkeypatch.setattr(forward_gluon, "forward", kernel)
     monkeypatch.setattr(forward, "takes_gluon", lambda *_: True)

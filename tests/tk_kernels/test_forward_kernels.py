@@ -37,7 +37,6 @@ TRITON = [f"{name}-{mini_batch}-triton" for name in ("linear", "mlp") for mini_b
 
 @pytest.fixture(params=[*LINEAR, *MLP, *TRITON])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    """Each operator, mini-batch and backend, and for TTT-Linear each schedule (warps per head, heads per block)."""
     name, mini_batch, *plan = request.param.split("-")
     ops = linear_ops if name == "linear" else mlp_ops
     if plan == ["triton"]:
@@ -204,7 +203,6 @@ def test_two_runs_are_bitwise_equal_and_keep_the_given_state(kernel):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["q", "k", "v", "lr", "weight"])
 def test_nan_and_infinity_stay_in_their_head(kernel, name, bad):
-    """A bad value in one head leaves its neighbours in memory and in its block unchanged."""
     args = trained(kernel, 3, 50, 6, 0.5)
     clean = kernel.forward(*args, start=0)
     out, state = kernel.forward(*spoiled(kernel.operator, args, name, bad), start=0)
@@ -216,7 +214,6 @@ def test_nan_and_infinity_stay_in_their_head(kernel, name, bad):
 
 
 def spoiled(operator: str, args: Case, name: str, bad: float) -> Case:
-    """Return the arguments with the element `bad` in tensor `name`, in head 2 of sequence 1."""
     if name == "weight":
         weight = OPS[operator].OPERATOR.weights[0]
         changed = getattr(args.state, weight).clone()

@@ -24,7 +24,6 @@ SHAPES["mlp"] = [(HEAD_DIM, 256), (1, 256), (256, HEAD_DIM), (1, HEAD_DIM)]
 
 
 def arguments(tokens: int, start: int, mini_batch: int = 16) -> tuple:
-    """Return float64 tokens, outer parameters and a state at position `start`."""
     generator = torch.Generator().manual_seed(tokens)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -114,7 +113,6 @@ def test_the_kernel_reads_float32_and_contiguous(dtype):
 
 
 def operator_arguments(layer: str) -> tuple:
-    """Return an operator and its arguments: 20 tokens, outer parameters for mini-batches of 16, and a state."""
     q, lr = torch.zeros(1, 20, 2, HEAD_DIM, dtype=torch.bfloat16), torch.zeros(1, 20, 2)
     outer = (torch.ones(16), torch.ones(2, HEAD_DIM), torch.zeros(2, HEAD_DIM))
     module, operator = {"linear": (reference, linear_ops), "mlp": (mlp_reference, mlp_ops)}[layer]
@@ -134,8 +132,6 @@ def test_tensors_on_another_device_are_named():
 
 
 def fake_kernel(layer: str, module, calls: list):
-    """Replace the CUDA kernel with the float32 reference on the custom operator's arguments."""
-
     def kernel(tokens, outer, weights, results, rotate, _):
         calls.append(weights)
         (q, k, v, lr), mini_batch = tokens, len(outer[0])
@@ -157,7 +153,6 @@ def fake_kernel(layer: str, module, calls: list):
 @pytest.mark.parametrize("known", [True, False], ids=["start given", "start read"])
 @pytest.mark.parametrize("inplace", [False, True], ids=["state kept", "in place"])
 def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, mini_batch, known, inplace):
-    """The operator continues from any position, keeps the weights in float32 and advances the position."""
     operator, _, _, _ = operator_arguments(layer)
     module, calls = {"linear": reference, "mlp": mlp_reference}[layer], []
     monkeypatch.setattr(operator.OPERATOR, "launch", fake_kernel(layer, module, calls))
@@ -195,7 +190,6 @@ def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, min
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
 def test_the_kernel_gets_the_states_own_tensors_to_write(monkeypatch, layer, mode):
-    """The custom operator accepts the same tensors as inputs and outputs."""
     operator, tokens, outer, state = operator_arguments(layer)
     given = []
     weights = len(operator.OPERATOR.weights)

@@ -37,7 +37,6 @@ pytestmark = pytest.mark.usefixtures("triton_kernels")
 @interpreted
 @combinations
 def test_mixed_positions(operator: str, form: str, precision: str) -> None:
-    """Run all positions of a mini-batch of 4 in one batch; at each step one sequence completes its mini-batch."""
     heads = 2 if precision == "planes" else 1  # the interpreter is slow
     start = random_state(operator, [0, 1, 2, 3], heads, D=16, m=4, std=LARGE)
     compare(operator, form, precision, start, steps=2).check()
@@ -64,7 +63,6 @@ def test_slots_of_the_primal_form_are_refused(operator: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("operator", MODULES)
 def test_from_a_prefill(operator: str, form: str) -> None:
-    """Continue from forward's state with pending rows and complete that mini-batch."""
     start = prefilled_state(operator, [0, 3], 1, 16, 4, MODULES[operator][1].forward)
     compare(operator, form, "planes", start, steps=2).check()
 
@@ -72,7 +70,6 @@ def test_from_a_prefill(operator: str, form: str) -> None:
 @interpreted
 @pytest.mark.parametrize("operator", MODULES)
 def test_prefill_generate_prefill_prefill_is_one_forward(operator: str) -> None:
-    """Run a prompt, generate steps, and two more prompts from the resulting state."""
     generate, reference = MODULES[operator]
     H, D, m, total = 1, 16, 4, 19
     outer, begin = outer_parameters(H, D, m), random_state(operator, [0, 0], H, D, m)
@@ -98,7 +95,6 @@ def test_prefill_generate_prefill_prefill_is_one_forward(operator: str) -> None:
 @interpreted
 @pytest.mark.parametrize("operator", MODULES)
 def test_real_head(operator: str) -> None:
-    """Complete a mini-batch with D = 64 and m = 16."""
     compare(operator, "dual", "planes", random_state(operator, [14], H=1, D=64, m=16, std=LARGE), steps=3).check()
 
 
@@ -115,13 +111,11 @@ def test_padded_head(operator: str, form: str, head_dim: int) -> None:
 @interpreted
 @pytest.mark.parametrize("operator", MODULES)
 def test_rope_and_lr_logits_in_the_launch(operator: str) -> None:
-    """Fused RoPE and sigmoid match their PyTorch versions."""
     check_rope_and_rates_in_the_launch(operator, [0, 3], 2, 16, 4, "float32")
 
 
 @interpreted
 def test_strided_tokens_and_empty_batch() -> None:
-    """q, k and v may be slices of one projection; the batch may be empty."""
     outer, (q, k, v, lr) = outer_parameters(2, 16, 4), random_token(3, 2, 16, torch.float32, 1)
     states = [
         linear_generate.GenerateState.from_state(random_state("linear", [0, 1, 3], 2, 16, 4), "dual", "float32")
@@ -200,7 +194,6 @@ def test_a_launch_that_does_not_take_the_state_is_named(
 @pytest.mark.parametrize("operator", MODULES)
 @pytest.mark.parametrize("piece_bytes", [common.PIECE_BYTES, 1])
 def test_state_round_trip(operator: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """from_state and to_state are exact for planes; the primal form returns the sums of the pending rows."""
     monkeypatch.setattr(common, "PIECE_BYTES", piece_bytes)
     generate, reference = MODULES[operator]
     state = random_state(operator, [0, 2, 3], 2, 16, 4)
@@ -214,7 +207,6 @@ def test_state_round_trip(operator: str, piece_bytes: int, monkeypatch: pytest.M
 
 
 def test_pieces_hold_whole_sequences_and_little_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five sequences of 24 bytes with a limit of 50 bytes give pieces of two, two and one."""
     monkeypatch.setattr(common, "PIECE_BYTES", 50)
     seen = []
 

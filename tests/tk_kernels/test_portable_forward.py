@@ -22,7 +22,6 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="float32 tokens run in 
 
 
 def in_type(given: Case, dtype: torch.dtype) -> list[Any]:
-    """Convert tokens to dtype and all other arguments to float32."""
     state = type(given.state)(
         *(x.float().to(DEVICE) for x in given.state[:-1]), given.state.position.clone().to(DEVICE)
     )

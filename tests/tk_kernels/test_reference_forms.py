@@ -37,7 +37,6 @@ def test_each_form_is_the_definition(operator: str, form: str, tokens: int) -> N
 
 @functools.cache
 def defined(operator: str, tokens: int) -> tuple[Case, torch.Tensor]:
-    """Return a case and its naive outputs, cached for all forms."""
     args = case(operator, tokens, batch=1)
     return args, naive(operator, args)[0]
 
@@ -46,7 +45,6 @@ def defined(operator: str, tokens: int) -> tuple[Case, torch.Tensor]:
 @pytest.mark.parametrize("tokens", [7, 32, 35])
 @pytest.mark.parametrize("mini_batch", [16, 32])
 def test_the_state_is_that_of_the_definition(operator: str, tokens: int, mini_batch: int) -> None:
-    """Compare weights and pending gradients after one call and after calls that split mini-batches."""
     args = case(operator, tokens, heads=1, mini_batch=mini_batch)
     out, expected = naive(operator, args)
     module, state, parts = OPERATORS[operator], args.state, []
@@ -271,7 +269,6 @@ def test_a_start_outside_of_the_mini_batch_is_named(operator: str, start: int) -
 @pytest.mark.gpu
 @each_operator
 def test_gpu_error_and_graph(operator: str) -> None:
-    """bfloat16 on a GPU stays within `OUTPUT_ERROR`; a captured step advances its state and position."""
     module = OPERATORS[operator]
     exact = ran_at_once(operator, case(operator, 100, head_dim=64), "dual").cuda()
     args = case(operator, 100, head_dim=64, dtype=torch.bfloat16)

@@ -33,7 +33,6 @@ def test_two_layer_relu_with_gradients_by_hand() -> None:
 
 
 def test_initial_query_reads_the_weights_of_the_mini_batch_s_start() -> None:
-    """Each mini-batch's queries read the weights from the start of that mini-batch."""
     args = case("linear", 40, batch=1, heads=1)
     q, k, v, lr = (x[0, :, 0] for x in args[:4])
     ln = (args.ln_weight[0], args.ln_bias[0])
@@ -94,7 +93,6 @@ def test_theorem_1_linear_attention() -> None:
 
 
 def test_theorem_2_softmax_attention() -> None:
-    """One call and calls on pieces, linked by the training set, match softmax attention."""
     q, k, v = case("linear", 23)[:3]
     heads = [x.transpose(1, 2) for x in (q, k, v)]
     expected = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2)

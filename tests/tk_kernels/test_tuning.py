@@ -16,7 +16,6 @@ ROWS += [(operator, FORWARD, row) for operator in OPERATORS for row in FORWARD_R
 
 @pytest.fixture
 def another_table(tmp_path, monkeypatch):
-    """Return a function that replaces the repository's tuning table with a text."""
     path = tmp_path / "tuning.toml"
     monkeypatch.setattr(table, "TABLE", path)
 

@@ -14,8 +14,6 @@ from bench.systems.vllm.transformer import VllmTransformer
 
 @pytest.fixture
 def llm(monkeypatch):
-    """Install the small vLLM; return its class of engines, whose attributes tests set."""
-
     class LLM(fake_vllm.LLM):
         started: list = []  # noqa: RUF012
         compute = False

@@ -14,7 +14,6 @@ from bench.models.hugging_face import read_config
 
 
 def install(engine, modules):
-    """Put this module into `modules` as vLLM, with `engine` as its LLM; return the dict of registered models."""
     vllm, llama = ModuleType("vllm"), ModuleType("vllm.model_executor.models.llama")
     registered, backends, settings = {}, {}, ModuleType("vllm.model_executor.models.config")
     llama.LlamaForCausalLM = Model
@@ -52,8 +51,6 @@ class Sequence:
 
 
 class Attention(torch.nn.Module):
-    """The attributes that an attention layer of vLLM has."""
-
     name, version = "FLASH_ATTN", 3
 
     def __init__(self):
@@ -63,8 +60,6 @@ class Attention(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    """The repository's model, with vLLM's split between hidden states and logits."""
-
     def __init__(self, folder, dtype):
         super().__init__()
         config = json.loads((Path(folder) / "config.json").read_text())
@@ -92,10 +87,7 @@ def _transformer(config):
 
 
 class LLM:
-    """A small engine: its cache has `blocks` blocks, and a step at most `max_num_batched_tokens` tokens.
-
-    A step first generates, then reads prompts. compute=False makes every token 0, to test scheduling alone.
-    """
+    """A step generates, then reads prompts. compute=False makes every token 0, to test scheduling alone."""
 
     blocks = 100
     compute = True
@@ -148,7 +140,6 @@ class LLM:
         return [function(self.model)]
 
     def _step(self):
-        """Generate a token of each sequence past its prompt, then read as many prompt tokens as step and cache fit."""
         budget, got = self.arguments["max_num_batched_tokens"], []
         for sequence in [s for s in self.running if s.read == len(s.prompt)]:
             budget -= 1

@@ -26,10 +26,7 @@ LAYER = Case(
 
 
 class Cache:
-    """A cache as the package's: an update replaces the state and changes the convolution's inputs in place.
-
-    keeps: converts those inputs to the form that is stored, a tuple for Gated DeltaNet, a tensor for RWKV-7.
-    """
+    """`keeps` converts the convolution's inputs: to a tuple for Gated DeltaNet, a tensor for RWKV-7."""
 
     keeps = staticmethod(lambda last: (last,))
 
@@ -40,7 +37,6 @@ class Cache:
         """Do nothing, as in releases before 0.5.1."""
 
     def get(self, zero):
-        """Return the state and the convolution's last input, both `zero` in an empty cache."""
         if not self.layers:
             return zero, zero.clone()
         state, last = self.layers[0].state["recurrent_state"], self.layers[0].state["conv_state"]

@@ -20,7 +20,6 @@ BATCH, PROMPT, STEPS = 3, 21, 4
 
 
 def flash_attn_func(q, k, v, causal=False):
-    """Compute attention on [B, T, H, D], as one sequence of a varlen call."""
     out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal, enable_gqa=True)
     return out.transpose(1, 2)
 
@@ -99,8 +98,6 @@ def test_the_record_names_the_attention():
 
 
 class OnCpu(attention.FlashAttn):
-    """An attention that needs no GPU."""
-
     def attend(self):
         return ATTENTION
 

@@ -17,8 +17,6 @@ def case(system, **options):
 
 
 class WrongOperator(TorchOperator):
-    """An operator with wrong outputs, in both phases or only in steps."""
-
     def __init__(self, learner, wrong, in_prefill):
         super().__init__(learner)
         self.wrong, self.in_prefill = wrong, in_prefill
@@ -51,8 +49,6 @@ def test_the_check_notices_a_wrong_operator_in_a_model_whose_logits_hardly_show_
 
 
 class ForgetfulOperator(TorchOperator):
-    """An operator whose steps never rewrite the weights at the end of a mini-batch."""
-
     def generate_step(self, projections, learner, state):
         weights = [getattr(state, name).clone() for name in state._fields if name[0] in "Wb"]
         out = super().generate_step(projections, learner, state)
@@ -62,8 +58,6 @@ class ForgetfulOperator(TorchOperator):
 
 
 class BrokenInTheLastLayer(TorchOperator):
-    """NaN in the second of two layers, only for a prompt."""
-
     calls = 0
 
     def forward(self, projections, learner, state, start=None):

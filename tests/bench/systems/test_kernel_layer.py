@@ -14,7 +14,6 @@ from bench.systems.ttt.layer import layer_inputs
 
 
 def one_set(mini_batch=16):
-    """Return a set whose step advances the position as the kernels do, and the list of positions that it saw."""
     seen = []
 
     def generate_step(token, outer, state, out, launch):

@@ -125,8 +125,6 @@ def test_the_record_says_that_the_convolution_falls_back(monkeypatch):
 
 
 class Sequential:
-    """A reference that runs the small model token by token in a wider dtype."""
-
     def __init__(self, model, dtype):
         self.model = MambaSSMModel(CONFIG, "Mamba1", "cpu", dtype)
         for name, weight in self.model.weights().items():

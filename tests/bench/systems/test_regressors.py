@@ -42,7 +42,6 @@ def case_of(label):
 
 
 def small(name, layer):
-    """The layer with 2 heads of 8 key channels, and of 16 value channels if the kernel takes other values than keys."""
     layer = replace(layer, heads=2, key_dim=8, value_dim=8 if name == "mesanet" else 16)
     if name == "gated-deltanet-128":
         return replace(layer, value_heads=4)
@@ -125,7 +124,6 @@ def test_two_householder_steps_are_two_updates_after_one_decay():
 
 
 def test_mesanet_is_ridge_regression_over_all_tokens_so_far():
-    """Without decay and with weights of 1, every output is the prediction of a ridge regression of v on k."""
     torch.manual_seed(0)
     layer = replace(layer_of("mesanet/fla"), heads=1, key_dim=4, value_dim=4)
     q, k, v = torch.randn(3, 1, 40, 1, 4, dtype=torch.float64)

@@ -18,7 +18,6 @@ devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=p
 
 
 def through(operator: Any, prompts: list[int], learner: str, mini_batch: int, device: str) -> list[Tensor]:
-    """Run successive prompts of two sequences; return the logits after each prompt, then the final state's tensors."""
     config = TTTConfig(learner, 128, 96, 3, 2, vocabulary=512, base_lr=1.0, mini_batch=mini_batch)
     model = from_seed(config, 0, device, torch.float64, operator=operator)
     rng = torch.Generator().manual_seed(1)

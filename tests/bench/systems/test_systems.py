@@ -85,8 +85,6 @@ def test_what_is_timed_is_compared_with_the_reference(adapter, system, phase, op
 
 
 class Later:
-    """An adapter whose outputs become wrong after its correctness check."""
-
     packages = ()
     checks: ClassVar = {}  # cached checks: every test of a case has the same model
 
@@ -141,7 +139,6 @@ def forgotten_prompt(work):
     ],
 )
 def test_tokens_that_the_model_would_not_choose_are_seen(adapter, system, phase, owner, name, wrong, monkeypatch):
-    """Even if the later logits are right for such tokens."""
     asked = case(system, phase, **({"steps": 5} if phase == "request" else {}))
     policy = Policy(min_samples=2, budget_s=0)
     assert CaseRun(asked, policy).record(adapter()).status == "ok"
@@ -293,7 +290,6 @@ def test_the_backend_of_the_documents_passes_its_check_and_is_complete():
 
 
 def test_a_request_says_when_its_tokens_came(monkeypatch):
-    """Times in seconds, seven per call, apart from the clock's samples."""
     moments = [0.0, 0.5, 0.51, 0.52, 0.9, 0.91, 0.92]
     marks = (7.0 * call + moment * (1 + call % 2) for call in count() for moment in moments)
     monkeypatch.setattr(token_times, "now", lambda: next(marks))

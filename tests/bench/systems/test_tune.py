@@ -17,8 +17,6 @@ TOOK_MS = {SLOW: 3.2, FAST: 1.6, WRONG: 0.1}
 
 
 class Clock(CpuClock):
-    """A clock that takes the time of a call from TOOK_MS, by the settings of the last launch."""
-
     def __init__(self, kernel):
         self.kernel, self.time_s = kernel, 0.0
 
@@ -32,8 +30,6 @@ class Clock(CpuClock):
 
 
 class Kernel:
-    """A `generate_step` that runs the reference and, by its settings, fails or returns wrong outputs."""
-
     def __init__(self):
         self.launched, self.compiled = None, []
 
@@ -112,8 +108,6 @@ def test_where_none_passes_there_is_no_choice(kernel, monkeypatch):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Fake a GPU on which precision planes has a correct candidate and float32 has none."""
-
     def measured(learner, form, precision, log):
         log(f"{learner} {form} {precision}")
         return "a GPU", FAST if precision == "planes" else None

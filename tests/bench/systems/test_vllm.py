@@ -34,8 +34,6 @@ FEW = Policy(budget_s=0)
 
 
 class OnCpu(VllmTransformer):
-    """The adapter transformer/vllm on the small engine."""
-
     def build(self, case):
         return replace(super().build(case), device="cpu")
 
@@ -369,8 +367,6 @@ def test_a_prompt_beyond_the_references_room_is_said_to_be_compared_with_nothing
 
 
 def test_the_reference_of_the_check_serves_what_was_timed_block_by_block(llm, monkeypatch):
-    """As with a GPU: weights are replaced on their way to the host and for each block."""
-
     def replaced(model):
         for weight in model.parameters():
             weight.data = weight.data.clone()

@@ -18,8 +18,6 @@ FEW = Policy(min_samples=1, budget_s=0)
 
 
 class OnCpu(VllmTransformer):
-    """The adapter transformer/vllm on the small engine."""
-
     def build(self, case):
         return replace(super().build(case), device="cpu")
 

@@ -112,7 +112,6 @@ def test_graphs_reach_every_batch_in_flight():
 
 @pytest.mark.parametrize("sequences", [512, 4096])
 def test_prompts_that_launches_bound_have_graphs(sequences):
-    """As in our models: prompts of at most 8,192 tokens in all."""
     sizes = graph_sizes(sequences, "prompts")
     assert set(sizes) >= {1, 496, 512, 1024, 2048, 4096, 8192}
     assert (max(sizes), sizes) == (8192, sorted(set(sizes)))

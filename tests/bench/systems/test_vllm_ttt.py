@@ -30,8 +30,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class OnCpu(VllmTTT):
-    """The adapter of a TTT model on the small engine."""
-
     max_num_batched_tokens = 256
 
     def build(self, case):
