@@ -94,7 +94,10 @@ def _decay_elements(config: Any) -> int:
 
 
 def _mixed_prompt(config: Any, case: Case) -> Work | None:
-    """Bytes: the state or KV cache that the prompt writes, and TTT's initial weights. None if unknown."""
+    """Work of attention, scan or TTT layers for a prompt, without the GEMMs; None if unknown.
+
+    Its bytes are those of the state or KV cache that the prompt writes, and of TTT's initial weights.
+    """
     batch, tokens = case.batch, case.context
     if isinstance(config, TransformerConfig):
         layer = Work(

@@ -90,7 +90,7 @@ def machines(records: Iterable[Record]) -> Machines:
 
 
 def _read(environment: dict) -> tuple[dict[Name, str], list[tuple[Path, Any]]]:
-    """Return ({(group, name): fact}, [(path, value) of each reading]) of an environment."""
+    """Return what is constant in a case's environment as {(group, name): text}, and what changes as [(path, value)]."""
     facts: dict[Name, str] = {}
     readings = []
     for path, value, changes in _leaves(environment):

@@ -44,7 +44,7 @@ class CausalLM(nn.Module):
         return state
 
     def init_generate_state(self, batch: int, context: int) -> Any:
-        """Return the state that generate_step takes before any token."""
+        """Return an empty state for `generate_step`, with room for `context` tokens."""
         return self.generate_state(self.init_state(batch, context))
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:

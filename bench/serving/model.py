@@ -47,7 +47,7 @@ class States(MambaBase):
 
     @kv_cache.setter
     def kv_cache(self, pages: Sequence[Tensor]) -> None:
-        """vLLM sets an empty list to free the cache on which it measured the memory of CUDA graphs."""
+        """Store pages, as `kv_cache` returns them, and make views of their states; an empty list frees the cache."""
         self._pages = pages
         self.views = self.layout.views(pages[0]) if len(pages) else []
 

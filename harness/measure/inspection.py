@@ -211,7 +211,8 @@ def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check
     """Yield failed checks of tensor sizes.
 
     Inputs must have the case's batch and context at their named axes, and outputs the case's batch.
-    Several units need a last output [units, batch, ...] or one tensor per unit.
+    If a call has several units (such as generate steps), its outputs must show each: one tensor per unit, or a last
+    tensor [units, batch, ...].
     """
     for each in workload.inputs.values():
         for axis, wanted in ((each.batch_axis, case.batch), (each.token_axis, case.context)):

@@ -167,12 +167,15 @@ class _Work:
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
-        """Return the numbers of (lead-in, profiled) runs; of at most `most`, a quarter is lead-in."""
+        """Return the numbers of lead-in and profiled runs.
+
+        Their sum is at most `most`, of which a quarter is for the lead-in.
+        """
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs
 
     def repeat(self, run: Callable[[], object], runs: int) -> bool:
-        """Call `run` with a measurement's waits; return whether the GPU was throttled meanwhile."""
+        """Call `run` `runs` times, each until the device is done; return whether the GPU was throttled."""
         throttled = False
         for _ in range(runs):
             run()

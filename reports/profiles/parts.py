@@ -85,7 +85,7 @@ def within_sentence(part: str) -> str:
 
 
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
-    """Return the part of a kernel. path: the ranges around its launch.
+    """Return the part of the model that a kernel belongs to, a key of `LABELS`. path: the ranges around its launch.
 
     has_layers: whether ranges mark the layers; then a GEMM in ranges that are outside all layers is the head's.
     """

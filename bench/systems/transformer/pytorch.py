@@ -48,7 +48,10 @@ class TorchTransformer(LanguageModel):
     def expected_logits(
         self, reference: Any, begun: torch.Tensor, calls: list[torch.Tensor], case: Case
     ) -> torch.Tensor:
-        """Return the reference's logits [rows, V] after the last call, which began at the context."""
+        """Return the reference's logits [rows, V] after the last of `calls`.
+
+        begun: the sequences' KV caches when that call began, after case.context tokens (`rows_of_state`).
+        """
         state = reference.init_state(begun.shape[2], begun.shape[4])
         state.cache[..., : begun.shape[4], :] = begun
         self.set_position(state, case.context)

@@ -369,7 +369,10 @@ class EngineRequest(_Work):
         return super().samples_of(batch)
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return TTFT and ITL; a request's TTFT includes the reading of earlier prompts."""
+        """Return metrics of TTFT and ITL in ms over the last `calls` batches.
+
+        A request's TTFT includes the time in which the engine reads earlier prompts.
+        """
         return token_times.metrics(list(self._requests)[-calls:])
 
     def wanted_tokens(self, case: Case) -> int:
