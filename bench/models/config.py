@@ -230,7 +230,7 @@ def _layer_parameters(config: ModelConfig) -> int:
 
 
 def _ttt_extra(config: TTTConfig) -> int:
-    """Count a TTT block's parameters beyond a Transformer block's. (In a Mamba backbone, a gate takes K's place.)"""
+    """Count a TTT block's parameters beyond a Transformer block's; Mamba's output gate replaces the K projection."""
     width, heads = config.width, config.heads
     learner = sum(a * b * c for a, b, c in config.weight_shapes.values())
     learning_rate = config.mini_batch + heads * width + heads
