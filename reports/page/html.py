@@ -188,7 +188,7 @@ def _facts(
     others = [f"{count} {status}" for status, count in sorted(counts.items()) if status != "ok"]
     result = "measured" if timed else "without a time"
     return [
-        ("GPU", " · ".join(devices_of(table)) or "not recorded", counted(units, "GPU") if units > 1 else ""),
+        ("Device", " · ".join(devices_of(table)) or "not recorded", counted(units, "GPU") if units > 1 else ""),
         *((name, value, "") for name, value in versions.items()),
         ("Commit", " · ".join(commits) or "not recorded", ""),
         ("Measured", days(table["started_at"]) or "not recorded", ""),
