@@ -30,7 +30,7 @@ class Packed:
 
     @cached_property
     def positions(self) -> Tensor:
-        """[N]: how many tokens of its sequence precede each token, including those that `start` counts."""
+        """[N]: the position of each token in its sequence, after the `start` earlier tokens."""
         lengths = self.cu_seqlens.diff()
         moved = (self.start - self.cu_seqlens[:-1]).repeat_interleave(lengths, output_size=self.tokens)
         return moved + torch.arange(self.tokens, device=moved.device)

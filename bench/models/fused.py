@@ -146,7 +146,7 @@ class FusedBlock(TTTBlock):
 
 
 def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
-    """Copy projections' weights into one matrix, of which they become views; return it.
+    """Copy the projections' weights into one matrix, make the weights views of it, and return it.
 
     Its shape is [sum of outputs + spare_rows, C]; the spare rows, at the end, are zero.
     """

@@ -169,7 +169,7 @@ class _Work:
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
         """Return the numbers of lead-in and profiled runs.
 
-        Their sum is at most `most`, of which a quarter is for the lead-in.
+        Their sum is at most `most`. If that limits the runs, a quarter of it remains for the lead-in.
         """
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs

@@ -49,7 +49,7 @@ class Event:
     kind: "plan" (before the first case), "start" (of a case), "record" (end of a case), or "lost" (`message` says which
         GPU does not answer any more).
     planned, record: the case and its result. slot: name of its GPU slot, "" for the only one.
-    total, kept: for "plan", the number of cases in this call, and of those that an earlier call finished.
+    total, kept: for "plan", the numbers of cases in this call, and of cases that an earlier call finished.
     """
 
     kind: str

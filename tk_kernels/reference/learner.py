@@ -377,7 +377,7 @@ def _advance_(
 
 
 def _advance_sums_(q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any) -> Tensor:
-    """Return the outputs [B, 1, H, D] of a token per sequence; advance gradient sums in place."""
+    """Return the outputs [B, 1, H, D] for one token per sequence; advance gradient sums in place."""
     layers, positions = layers_of(state, rows=False), positions_of(state.position, 1)
     x, z, new = _gradients(q, k, v, lr, outer, layers)
     scale = outer.token_scale[positions][:, None, :, None]

@@ -36,7 +36,7 @@ class Mamba3(Layer):
     @property
     def matrix(self) -> int:
         """Number of elements in S of one sequence."""
-        return self.heads * self.key_dim * self.value_dim
+        return super().state_numbers
 
     @property
     def state_numbers(self) -> int:
