@@ -12,7 +12,7 @@ from harness.schema.record import RecordError
 from harness.schema.run import Run
 from reports.page.embedding import plotly_source
 from reports.site.compared import comparisons
-from reports.site.entry import ID, PLOTLY, Drawn, files_of
+from reports.site.entry import ID, PLOTLY, Drawn, files_of, run_id
 from reports.site.folder import FOLDERS, refuse_what_belongs_to_others, write_marker
 from reports.site.history import histories
 from reports.site.pages import shared_files
@@ -31,17 +31,17 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
     Raises OSError if `out` cannot be written.
     """
     refuse_what_belongs_to_others(out, runs)
-    opened = [Run.open(folder) for folder in runs]
+    opened: dict[str, Run] = {}
+    for run in map(Run.open, runs):
+        if (other := opened.setdefault(run_id(run), run)) is not run:
+            raise RecordError(f"{other.folder} and {run.folder}: are the same run; name one of them")
     for name in FOLDERS:
         (out / name).mkdir(parents=True, exist_ok=True)
     write_marker(out)
     drawn: dict[str, Drawn] = {}
     written: set[str] = set()
-    for run in opened:
-        each, content = files_of(run)
-        if other := drawn.get(each.entry.id):
-            raise RecordError(f"{other.run.folder} and {run.folder}: are the same run; name one of them")
-        drawn[each.entry.id] = each
+    for found, run in opened.items():
+        drawn[found], content = files_of(run)
         written |= _write(out, content)
         on_run(f"[{len(drawn)}/{len(runs)}] {run.folder.name}")
     return _remove_others(out, written | _write(out, _shared(drawn)))

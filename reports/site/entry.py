@@ -83,11 +83,11 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower())[:_SLUG_LIMIT].strip("-") or "x"
 
 
-def run_id(run: Run, records: Iterable[Record]) -> str:
-    """Return a run's lasting id: its name and a digest of its first request."""
+def run_id(run: Run) -> str:
+    """Return a run's lasting id: its name and a digest of its first request, or of its first record's time."""
     name = run.folder.resolve().name
     asked = run.file.requests[0] if run.file.requests else None
-    begun = [asked.at, *asked.arguments] if asked else [min((each.started_at for each in records), default="")]
+    begun = [asked.at, *asked.arguments] if asked else [min((each.started_at for each in run.records()), default="")]
     return f"{slug(name)}-{_digest([name, *begun])}"
 
 
@@ -113,7 +113,7 @@ def files_of(run: Run) -> tuple[Drawn, dict[str, str]]:
     """
     records, profiles = run.records(), list(run.profiles().values())
     refuse_too_many(records, run.folder)
-    found = run_id(run, records)
+    found = run_id(run)
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
     files: dict[str, str] = {}
     if table is not None:

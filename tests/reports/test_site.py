@@ -94,6 +94,7 @@ def test_links_that_lead_elsewhere_are_not_followed(two_runs, tmp_path):
 def test_the_same_run_twice_is_a_sentence_and_two_of_one_name_are_two_pages(two_runs, tmp_path):
     with pytest.raises(RecordError, match="are the same run"):
         write_site([two_runs[0], two_runs[0]], tmp_path / "site")
+    assert not (tmp_path / "site").exists()  # refused before anything is written
     copy = tmp_path / "copies" / two_runs[0].name
     shutil.copytree(two_runs[0], copy)
     run = Run.open(copy)
