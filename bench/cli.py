@@ -340,7 +340,7 @@ def profile(
         str,
         typer.Option(
             "--with",
-            help="torch: times; ncu: also hardware counters; auto: counters if ncu is installed.",
+            help="torch or nsys: times; ncu: also hardware counters; auto: what is installed.",
         ),
     ] = "auto",
     out: Out = None,
