@@ -41,7 +41,7 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
     drawn: dict[str, Drawn] = {}
     written: set[str] = set()
     for found, run in opened.items():
-        drawn[found], content = files_of(run)
+        drawn[found], content = files_of(run, found)
         written |= _write(out, content)
         on_run(f"[{len(drawn)}/{len(runs)}] {run.folder.name}")
     return _remove_others(out, written | _write(out, _shared(drawn)))

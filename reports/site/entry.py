@@ -106,14 +106,13 @@ def note_of(folder: Path) -> str:
         return ""
 
 
-def files_of(run: Run) -> tuple[Drawn, dict[str, str]]:
+def files_of(run: Run, found: str) -> tuple[Drawn, dict[str, str]]:
     """Return a run for the site's index, and its files as {path in the site: content}.
 
-    Raises RecordError if the run is unreadable or has too many records for a page.
+    found: the run's id. Raises RecordError if the run is unreadable or has too many records for a page.
     """
     records, profiles = run.records(), list(run.profiles().values())
     refuse_too_many(records, run.folder)
-    found = run_id(run)
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
     files: dict[str, str] = {}
     if table is not None:

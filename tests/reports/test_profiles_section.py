@@ -257,7 +257,7 @@ def test_a_timeline_has_the_paths_and_parts_of_its_launches(tmp_path: Path) -> N
     assert "This profile has no launch times, so there is no timeline." in without
 
 
-@pytest.mark.parametrize("written", [write_report, lambda folder, _: files_of(Run.open(folder))])
+@pytest.mark.parametrize("written", [write_report, lambda folder, _: files_of(Run.open(folder), "id")])
 def test_a_page_is_of_one_reading_of_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Callable[..., object]
 ) -> None:
