@@ -8,7 +8,7 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, Comm
 from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata, BaseMambaAttentionMetadataBuilder
 
 from bench.models.hugging_face import read_config
-from bench.serving.step import Step, common_length
+from bench.serving.step import Generating, Step, common_length
 from tk_kernels.packed import Packed, packed
 
 
@@ -20,7 +20,7 @@ class TTTMetadata(BaseMambaAttentionMetadata):
 
 
 class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
-    """Adds to vLLM's metadata: slots as int64, positions in the mini-batch, and the prompts."""
+    """Adds to vLLM's metadata the step: slots as int64 with positions in the mini-batch, or packed sequences."""
 
     metadata_cls = TTTMetadata
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
@@ -43,26 +43,32 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
     ) -> TTTMetadata:
         found = self._compute_common_metadata(common_attn_metadata)
         count, prompts = found.num_decodes, found.num_prefills
-        slots, positions = self._slots[:count], self._positions[:count]
-        if count:
-            tokens = common_attn_metadata.seq_lens[:count]
-            assert found.state_indices_tensor_d is not None
-            # Requests that only pad the batch to a CUDA graph's size have no token; they use slot 0, which is spare.
-            slots.copy_(torch.where(tokens > 0, found.state_indices_tensor_d[:count, 0], 0))
-            positions.copy_((tokens - 1).clamp_min(0) % self._mini_batch)
-        found.step = Step(slots, positions, self._prompts(common_attn_metadata, found) if prompts else None)
+        if prompts:
+            found.step = self._packed(common_attn_metadata, found)
+            return found
+        tokens = common_attn_metadata.seq_lens[:count]
+        step = Generating(self._slots[:count], self._positions[:count])
+        assert found.state_indices_tensor_d is not None
+        # Requests that only pad the batch to a CUDA graph's size have no token; they use slot 0, which is spare.
+        step.slots.copy_(torch.where(tokens > 0, found.state_indices_tensor_d[:count, 0], 0))
+        step.positions.copy_((tokens - 1).clamp_min(0) % self._mini_batch)
+        found.step = step
         return found
 
-    def _prompts(self, common: CommonAttentionMetadata, found: TTTMetadata) -> Packed:
+    def _packed(self, common: CommonAttentionMetadata, found: TTTMetadata) -> Packed:
         """The lengths are read from the copies that vLLM has on the host, to avoid waiting for the GPU."""
         count, requests = found.num_decodes, found.num_reqs
         computed, starts = self._prefill_cpu_metadata(common, requests, found.num_prefills, count)
-        lengths = (starts[1:] - starts[:-1]).tolist()
-        length = common_length(lengths, computed.tolist(), self._mini_batch)
-        ends = common.query_start_loc[count : requests + 1] - count
-        before = common.seq_lens[count:requests] - ends.diff()
-        assert found.state_indices_tensor_p is not None
-        return packed(ends.int(), before.int(), found.state_indices_tensor_p.long(), sum(lengths), length)
+        lengths = starts.diff().tolist()
+        length = 0 if count else common_length(lengths, computed.tolist(), self._mini_batch)
+        ends = common.query_start_loc[: requests + 1]
+        before = common.seq_lens[:requests] - ends.diff()
+        slots = found.state_indices_tensor_p
+        assert slots is not None
+        if count:
+            assert found.state_indices_tensor_d is not None
+            slots = torch.cat((found.state_indices_tensor_d[:count, 0], slots))
+        return packed(ends.int(), before.int(), slots.long(), count + sum(lengths), length)
 
 
 class TTTBackend(AttentionBackend):

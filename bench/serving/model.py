@@ -108,10 +108,8 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
     def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[list[Tensor]]]:
         """For steps without requests, as when vLLM measures memory; all layers share one page."""
         ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
-        none = ends.new_empty(0)
         page = self.layout.views(torch.zeros(1, self.layout.page_bytes, dtype=torch.int8, device=device))
-        prompt = packed(ends, ends[:1], ends[:1].long(), tokens)
-        return Step(none, none, prompt), [page] * len(self.states)
+        return packed(ends, ends[:1], ends[:1].long(), tokens), [page] * len(self.states)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         return F.linear(hidden_states, self.ttt.head)

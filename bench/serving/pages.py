@@ -11,7 +11,6 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bench.models.config import TTTConfig
@@ -21,7 +20,6 @@ from bench.models.layers import at_least_float32, empty_conv_cache
 from bench.models.operator import TorchOperator
 from bench.models.ttt import LayerState, TTTModel
 from bench.serving.step import Step
-from tk_kernels.edges.few_rows import MOST_ROWS
 from tk_kernels.packed import Packed
 
 ALIGNED = 64  # bytes; makes offsets and strides multiples of 16 float32 numbers, for which Triton compiles the kernels
@@ -55,15 +53,15 @@ class Layout:
             for offset, shape, dtype in spans
         ]
 
-    def of_steps(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
+    def generating(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
         """Return a layer's state for a step at positions [B, H]; the step updates the slots [B]."""
         state = _mapped(self._empty, iter(views).__next__, positions)
         return replace(state, inner=replace(state.inner, slots=slots), slots=slots)
 
-    def of_prompts(self, views: Sequence[Tensor], prompts: Packed) -> LayerState:
-        """Return a layer's state for a forward over prompts, which updates their slots."""
-        state = _mapped(self._empty, iter(views).__next__, prompts.start)
-        return replace(state, sequences=prompts)
+    def packed(self, views: Sequence[Tensor], sequences: Packed) -> LayerState:
+        """Return a layer's state for a forward over packed sequences, which updates their slots."""
+        state = _mapped(self._empty, iter(views).__next__, sequences.start)
+        return replace(state, sequences=sequences)
 
 
 def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], ids: Tensor, step: Step) -> Tensor:
@@ -74,22 +72,18 @@ def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], 
     operator = model.operator
     assert isinstance(operator, KernelOperator)
     h = model.model.embed_tokens(ids)
-    count, prompts = len(step.slots), step.prompts
-    steps, packed = h[:count, None], h[None, count : count + (prompts.tokens if prompts else 0)]
-    slots, positions = step.slots, step.positions
-    if prompts and count <= MOST_ROWS:  # kernels for few rows are compiled for each number of rows
-        spare = (1 << (count - 1).bit_length()) - count if count else 0
-        slots, positions = F.pad(slots, (0, spare)), F.pad(positions, (0, spare))  # of slot 0, which no request has
-        steps = F.pad(steps, (0, 0, 0, 0, 0, spare))
-    positions = positions[:, None].repeat(1, model.config.heads)  # as the kernels read them
+    if isinstance(step, Packed):
+        packed = h[None, : step.tokens]
+        for views, block in zip(layers, model.blocks, strict=True):
+            assert isinstance(block, FusedBlock)
+            packed = block.forward_packed(packed, model._rope, layout.packed(views, step), operator)
+        return packed[0]
+    steps = h[: len(step.slots), None]
+    positions = step.positions[:, None].repeat(1, model.config.heads)  # as the kernels read them
     for views, block in zip(layers, model.blocks, strict=True):
-        assert isinstance(block, FusedBlock)
-        if count:
-            state = layout.of_steps(views, slots, positions)
-            steps = block.generate_step(steps, model._rope, state, operator)
-        if prompts:
-            packed = block.forward_packed(packed, model._rope, layout.of_prompts(views, prompts), operator)
-    return torch.cat((steps[:count, 0], packed[0]))
+        state = layout.generating(views, step.slots, positions)
+        steps = block.generate_step(steps, model._rope, state, operator)
+    return steps[:, 0]
 
 
 def _tensors(state: LayerState) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Print which compiled variants of Triton kernels the plug-in's steps launch on an H200, as JSON.
+"""Print as JSON which variants of Triton kernels and which CUDA libraries the plug-in's steps launch on an H200.
 
 Launches do nothing, so a machine without a GPU records them. Alignments and strides are those of tensors on a CPU.
 """
@@ -20,15 +20,14 @@ from bench.models.config import model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
+from bench.serving import step as steps
 from bench.serving.pages import Layout, hidden
-from bench.serving.step import Step, common_length
 from bench.serving.warm_up import warm_up
 from tk_kernels import build
 from tk_kernels.edges import few_rows, swiglu_product
 from tk_kernels.forward import operator
-from tk_kernels.generate import step as generate
 from tk_kernels.generate.common import SM90
-from tk_kernels.packed import packed
+from tk_kernels.packed import Packed, packed
 from tk_kernels.ttt_linear import forward as linear
 from tk_kernels.ttt_mlp import forward as mlp
 
@@ -38,20 +37,18 @@ Variant = tuple[str, str, str]
 
 
 def look_like_an_h200() -> set[Variant]:
-    """Let tensors seem to be on an H200; return a set to which each later launch adds its variant."""
+    """Let tensors seem to be on an H200; return a set to which each later launch adds its variant or library."""
     torch.Tensor.is_cuda = property(lambda x: True)
     torch.cuda.is_available = lambda: True
     torch.cuda.device = lambda device: nullcontext()
     torch.cuda.get_device_capability = lambda *device: (9, 0)
     torch.cuda.get_device_properties = lambda *device: SimpleNamespace(multi_processor_count=PROCESSORS)
     operator.hopper_unavailable = swiglu_product.available = lambda *given: ""
-    build.load = lambda name: SimpleNamespace(forward=lambda *given: None)
     few_rows.shared_bytes = mlp.shared_bytes = lambda device: SHARED_BYTES
-    for module in (generate, linear, mlp):
+    for module in (linear, mlp):
         module.section_name = lambda suits_sm90, device: f"{SM90} {GPU}" if suits_sm90 else GPU
     driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32)))
-    FusedBlock.dependent_launches = False  # as in the plug-in
-    few_rows.MANY_OUTPUTS = 256  # so that a tiny model has GEMMs of few and of many outputs
+    steps.LEAST_TOKENS = 1  # so that few tokens are a batch
     variants: set[Variant] = set()
 
     def record(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
@@ -59,22 +56,25 @@ def look_like_an_h200() -> set[Variant]:
         _, specialization, options = binder(*arguments, **named)
         variants.add((kernel.__name__, str(specialization), str(options)))
 
-    JITFunction.run = record
+    def load(library: str) -> SimpleNamespace:
+        if library != swiglu_product.KERNEL:  # used or not by the alignment of memory
+            variants.add((library, "", ""))
+        return SimpleNamespace(forward=lambda *given: None)
+
+    JITFunction.run, build.load = record, load
     return variants
 
 
-def random_step() -> Step:
+def random_step() -> Packed:
     """Draw a step with prompts; steps without are CUDA graphs, captured at the engine's start."""
-    generating, count = (random.choice([0, 1, 2, random.randint(3, 64), random.randint(65, 300)]) for _ in range(2))
-    slots, positions = torch.arange(SLOTS), torch.zeros(SLOTS, dtype=torch.int32)
-    generate = slots[:generating], positions[:generating]
+    count = random.choice([1, 2, random.randint(3, 64), random.randint(65, 300)])
     longest = random.choice([1, 2, 16, 40])
-    lengths = [random.randint(1, longest) for _ in range(count or 1)]
+    lengths = [random.randint(1, longest) for _ in range(count)]
     lengths = random.choice([lengths, [lengths[0]] * len(lengths)])
     computed = random.choice([[0] * len(lengths), [random.choice([0, 16, 17]) for _ in lengths]])
     ends = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
-    start, length = torch.tensor(computed, dtype=torch.int32), common_length(lengths, computed, 16)
-    return Step(*generate, packed(ends, start, torch.arange(len(lengths)), sum(lengths), length))
+    start, length = torch.tensor(computed, dtype=torch.int32), steps.common_length(lengths, computed, 16)
+    return packed(ends, start, torch.arange(len(lengths)), sum(lengths), length)
 
 
 def main(learner: str, backbone: str) -> None:
@@ -88,8 +88,7 @@ def main(learner: str, backbone: str) -> None:
         warm = set(variants)
         for _ in range(STEPS):
             step = random_step()
-            tokens = len(step.slots) + (step.prompts.tokens if step.prompts else 0)
-            hidden(model, layout, [views] * 2, torch.zeros(tokens, dtype=torch.int64), step)
+            hidden(model, layout, [views] * 2, torch.zeros(step.tokens, dtype=torch.int64), step)
     print(json.dumps({"launched": sorted({name for name, *_ in warm}), "cold": sorted(variants - warm)}))
 
 

@@ -14,7 +14,7 @@ from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.serving.pages import Layout, hidden
 from bench.serving.refusals import refused, untried
-from bench.serving.step import Step, common_length
+from bench.serving.step import Generating, common_length
 from bench.serving.weights import load
 from harness.measure.correctness import relative_error
 from tests.interpreter import DEVICE, INTERPRETED
@@ -29,15 +29,15 @@ LOGITS_ERROR = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 @pytest.mark.parametrize(
     ("lengths", "computed", "length"),
     [
-        ([5, 5], [0, 32], 5),
-        ([5, 5], [0, 33], 0),
-        ([5, 6], [0, 0], 0),
-        ([5, 0], [0, 0], 0),
-        ([1] * 64, [0] * 64, 1),
-        ([1] * 65, [0] * 65, 0),
+        ([8192, 8192], [0, 32], 8192),
+        ([8192, 8192], [0, 33], 0),
+        ([8192, 8193], [0, 0], 0),
+        ([8191, 8191], [0, 0], 0),
+        ([256] * 64, [0] * 64, 256),
+        ([256] * 65, [0] * 65, 0),
     ],
 )
-def test_up_to_64_prompts_of_one_length_from_a_mini_batch_are_a_batch(lengths, computed, length):
+def test_up_to_64_long_prompts_of_one_length_from_a_mini_batch_are_a_batch(lengths, computed, length):
     assert common_length(lengths, computed, 16) == length
 
 
@@ -83,6 +83,7 @@ def test_prompts_of_one_length_run_in_the_kernel_for_hopper(monkeypatch, learner
     operator = KernelOperator(learner, precision="float32", backend="reference")
     monkeypatch.setattr(operator._ops, "choice", lambda q, mini_batch: THUNDERKITTENS)
     monkeypatch.setattr(operator, "_launch", None)
+    monkeypatch.setattr("bench.serving.step.LEAST_TOKENS", 1)
     assert_served(learner, "mamba", ([16, 0, 0], [21, 21, 21], [1, 1, 1]), operator)
 
 
@@ -102,15 +103,15 @@ def assert_served(learner, backbone, steps, operator, dtype=torch.float32):
         generating = [request for request in requests if tokens[request] == 1 and done[request]]
         prompts = [request for request in requests if tokens[request] and request not in generating]
         order = generating + prompts
-        lengths, computed = [tokens[r] for r in prompts], [done[r] for r in prompts]
-        ends = torch.tensor([0, *lengths], device=DEVICE).cumsum(0, dtype=torch.int32)
-        where = torch.tensor(computed, dtype=torch.int32), torch.tensor([slots[r] for r in prompts])
-        length = common_length(lengths, computed, 16) if prompts else 0
-        step = Step(
-            torch.tensor([slots[request] for request in generating], dtype=torch.int64, device=DEVICE),
-            torch.tensor([done[request] % 16 for request in generating], dtype=torch.int32, device=DEVICE),
-            packed(ends, *(x.to(DEVICE) for x in where), sum(lengths), length) if prompts else None,
-        )
+        lengths, computed = [tokens[r] for r in order], [done[r] for r in order]
+        where = torch.tensor([slots[request] for request in order], device=DEVICE)
+        before = torch.tensor(computed, dtype=torch.int32, device=DEVICE)
+        if prompts:
+            ends = torch.tensor([0, *lengths], device=DEVICE).cumsum(0, dtype=torch.int32)
+            length = 0 if generating else common_length(lengths, computed, 16)
+            step = packed(ends, before, where, sum(lengths), length)
+        else:
+            step = Generating(where, before % 16)
         batch = torch.cat([ids[r, done[r] : done[r] + tokens[r]] for r in order])
         with torch.no_grad():
             rows = hidden(model, layout, layers, batch, step)

@@ -112,26 +112,24 @@ def test_requests_that_pad_a_graph_use_the_spare_slot(vllm):
     step = builder.build(0, requests([1, 1, 0, 0], [18, 17, 0, 0], [4, 2, 7, 7])).step
     assert step.slots.tolist() == [4, 2, 0, 0]
     assert step.positions.tolist() == [1, 0, 0, 0]
-    assert step.prompts is None
     assert (step.slots.data_ptr(), step.positions.data_ptr()) == address
 
 
 def test_prompts_after_generating_requests(vllm):
     step = builder_of(vllm, split=2).build(0, requests([1, 1, 5, 1, 20], [9, 32, 5, 1, 41], [3, 5, 1, 6, 2])).step
-    assert (step.slots.tolist(), step.positions.tolist()) == ([3, 5], [8, 15])
-    prompts = step.prompts
-    assert prompts.cu_seqlens.tolist() == [0, 5, 6, 26]
-    assert prompts.start.tolist() == [0, 0, 21]
-    assert prompts.slots.tolist() == [1, 6, 2]
-    found = [x.dtype for x in (prompts.cu_seqlens, prompts.start, prompts.slots, prompts.chunks)]
+    assert step.cu_seqlens.tolist() == [0, 1, 2, 7, 8, 28]
+    assert step.start.tolist() == [8, 31, 0, 0, 21]
+    assert step.slots.tolist() == [3, 5, 1, 6, 2]
+    found = [x.dtype for x in (step.cu_seqlens, step.start, step.slots, step.chunks)]
     assert found == [torch.int32, torch.int32, torch.int64, torch.int32]
-    assert (prompts.tokens, prompts.length) == (26, 0)
+    assert (step.tokens, step.length) == (28, 0)
 
 
 def test_prompts_of_one_length_are_known_as_such(vllm):
-    step = builder_of(vllm, split=0).build(0, requests([20, 20], [20, 52], [1, 2])).step
-    assert (step.prompts.length, step.prompts.start.tolist()) == (20, [0, 32])
-    assert not len(step.slots)
+    step = builder_of(vllm, split=0).build(0, requests([8192, 8192], [8192, 8224], [1, 2])).step
+    assert (step.length, step.start.tolist()) == (8192, [0, 32])
+    step = builder_of(vllm, split=1).build(0, requests([1, 16384], [9, 16384], [1, 2])).step
+    assert (step.length, step.start.tolist()) == (0, [8, 0])
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""After the plug-in's warm-up, steps of other sizes launch no other compiled variant of a kernel."""
+"""After the plug-in's warm-up, steps of other sizes launch no other variant of a kernel, and no other library."""
 
 import json
 import os
@@ -10,17 +10,17 @@ import pytest
 
 pytest.importorskip("triton.experimental.gluon")
 SCRIPT = Path(__file__).with_name("step_variants.py")
-GEMMS = {"_few_rows_product", "_few_rows_summed", "_rms_norm", "_swiglu"}
+GEMMS = {"_few_rows_summed", "_rms_norm", "_swiglu"}
 MAMBA = GEMMS | {"_norm_gate", "_query_key", "_residual_convolution"}
 
 
 @pytest.mark.parametrize(
     ("learner", "backbone", "launched"),
     [
-        ("linear", "mamba", MAMBA | {"_forward", "dual"}),
-        ("linear", "transformer", GEMMS | {"_forward", "dual"}),
-        ("mlp", "mamba", MAMBA | {"forward", "dual"}),
-        ("mlp", "transformer", GEMMS | {"forward", "dual"}),
+        ("linear", "mamba", MAMBA | {"_forward", "ttt_linear/forward_sm90"}),
+        ("linear", "transformer", GEMMS | {"_forward", "ttt_linear/forward_sm90"}),
+        ("mlp", "mamba", MAMBA | {"forward", "ttt_mlp/forward_sm90"}),
+        ("mlp", "transformer", GEMMS | {"forward", "ttt_mlp/forward_sm90"}),
     ],
 )
 def test_steps_of_all_sizes_launch_variants_of_the_warm_up(learner, backbone, launched):
