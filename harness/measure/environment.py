@@ -127,6 +127,16 @@ def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
+def against_lock(versions: Mapping[str, Any], locked: Mapping[str, str]) -> str:
+    """Return "as locked" or the differences, such as "torch 2.11.0 (lock: 2.14.0)"; "" if no package is in both.
+
+    A local version counts as its public one: 2.14.0+cu130 as 2.14.0.
+    """
+    both = [(name, str(version), locked[name]) for name, version in versions.items() if name in locked]
+    differing = [f"{name} {version} (lock: {pin})" for name, version, pin in both if version.partition("+")[0] != pin]
+    return ", ".join(differing) or ("as locked" if both else "")
+
+
 @lru_cache(maxsize=1)
 def cpu_model() -> str:
     """Return the name of the CPU's model, as the vendor reports it."""
