@@ -9,17 +9,20 @@ With --gpus, a worker in a container must see the GPU of its job: ["docker", "ru
 """
 
 import os
+import re
 import sys
 import tomllib
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from bench.catalogue.systems import ADAPTERS
+from bench.catalogue.systems import ADAPTERS, MAMBA, VLLM
 from bench.errors import UserError, unknown
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
+from harness.measure.nvml import visible_gpus
 from harness.schema.files import read_regular, refusing
 from harness.workers.process import Launch
 
@@ -27,6 +30,7 @@ SYSTEMS_FILE = Path("systems.toml")  # of the current folder
 # A worker on the CPU sees no GPU. GNU OpenMP spins GOMP_SPINCOUNT times before a thread sleeps. With its default count,
 # a contended core slows a step a hundredfold; without spinning, an idle machine loses a factor of four.
 CPU_ENV = {"GOMP_SPINCOUNT": "30000", GPU_VARIABLE: ""}
+_LOCKS = {VLLM: ("vllm",), MAMBA: ("cuda", "mamba")}  # files of bench/requirements by the command that installs them
 
 
 class _Entry(BaseModel):
@@ -54,11 +58,23 @@ def launches(device: str = "") -> dict[tuple[str, str], Launch]:
     """
     entries = _read(SYSTEMS_FILE)
     own = Launch(command=[sys.executable])
-    found = {(each.system, each.backend): replace(entries.get(each.label, own), entry=each.entry) for each in ADAPTERS}
+    here = ("cuda" if visible_gpus() else "cpu",)  # as the Makefile decides
+    found = {}
+    for each in ADAPTERS:
+        locked = _locked(*_LOCKS.get(each.install, here))
+        launch = replace(entries.get(each.label, own), entry=each.entry, locked=locked)
+        found[each.system, each.backend] = launch
     if device != "cpu":
         return found
     unset = {name: value for name, value in CPU_ENV.items() if name == GPU_VARIABLE or name not in os.environ}
     return {pair: replace(launch, env={**unset, **launch.env}) for pair, launch in found.items()}
+
+
+@cache
+def _locked(*names: str) -> dict[str, str]:
+    """Return the versions in lock files of bench/requirements by package."""
+    files = [Path(__file__).parent / "requirements" / f"{name}.txt" for name in names]
+    return dict(re.findall(r"^([\w.-]+)(?:\[.+\])?==([^\s;]+)", "".join(map(Path.read_text, files)), re.MULTILINE))
 
 
 def no_interpreter(launch: Launch) -> str:

@@ -20,6 +20,7 @@ _VERSIONS = {
     "torch": ("software", "torch"),
     "vLLM": ("software", "vllm"),
     "mamba-ssm": ("software", "mamba-ssm"),
+    "Versions": ("software", "versions"),
 }
 _UNITS = {"_bytes": ("GB", 1e9), "_mhz": ("MHz", 1), "_c": ("°C", 1), "_w": ("W", 1)}
 

@@ -7,6 +7,7 @@ from bench.catalogue.systems import ADAPTERS
 from bench.environments import SYSTEMS_FILE, launches, systems_of_file
 from bench.errors import FOR_A_CPU
 from bench.terminal import print_rows
+from harness.measure.environment import against_lock
 from harness.workers.process import probe
 from tk_kernels.build import NO_GPU, OTHER_GPU
 
@@ -21,7 +22,8 @@ def list_systems() -> None:
     rows = []
     for adapter, answer in zip(ADAPTERS, found, strict=True):
         versions = {"torch": answer.environment.get("software", {}).get("torch", ""), **answer.versions}
-        words = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+        said = against_lock(answer.environment.get("software", {}), starts[adapter.system, adapter.backend].locked)
+        words = ", ".join([*(f"{name} {version}" for name, version in versions.items() if version), said])
         if not answer.available:
             curable = not answer.reason.startswith((NO_GPU, OTHER_GPU)) and FOR_A_CPU not in answer.reason
             words = answer.reason + (f" (install: {adapter.install})" if curable else "")

@@ -35,7 +35,7 @@ _FOREIGN = re.compile(r"GIT_(?!CONFIG)|SQUEUE_|SBATCH_|SCANCEL_|SINFO_")
 # NVML numbers GPUs by bus; CUDA numbers them by speed without this variable.
 DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 _CHANGES_SPEED = re.compile(
-    r"ATEN_CPU_CAPABILITY|LD_PRELOAD"
+    r"ATEN_CPU_CAPABILITY|LD_PRELOAD|TTT_BENCH_(ARCH|TUNING)"
     r"|(ONEDNN|DNNL|OMP|GOMP|KMP|MKL|OPENBLAS|CUDA|CUBLAS|TRITON|NVIDIA|PYTORCH|TORCH|VLLM|NCCL|MALLOC)_\w+"
 )
 _PRIVATE = re.compile(r"\w*_(KEY|TOKEN|DIR|HOME|PATH|SECRET|PASSWORD|IP|HOST|URL)|\w*VISIBLE_DEVICES|CUDA_DEVICE_ORDER")
@@ -125,6 +125,16 @@ def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def against_lock(versions: Mapping[str, Any], locked: Mapping[str, str]) -> str:
+    """Return "as locked" or the differences, such as "torch 2.11.0 (lock: 2.14.0)"; "" if no package is in both.
+
+    A local version counts as its public one: 2.14.0+cu130 as 2.14.0.
+    """
+    both = [(name, str(version), locked[name]) for name, version in versions.items() if name in locked]
+    differing = [f"{name} {version} (lock: {pin})" for name, version, pin in both if version.partition("+")[0] != pin]
+    return ", ".join(differing) or ("as locked" if both else "")
 
 
 @lru_cache(maxsize=1)

@@ -37,12 +37,14 @@ class Launch:
     command: an interpreter, or a wrapper such as ["docker", "run", "-i", IMAGE, "python"].
     entry: MODULE:ATTRIBUTE[:ARGUMENT...] of the system's adapter; "" if each request names one.
     env: additional environment variables. root: checkout with the worker's code, None for this one.
+    locked: versions of the lock file by package, with which records compare the worker's.
     """
 
     command: Sequence[str] = (sys.executable,)
     entry: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     root: Path | None = None
+    locked: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from math import ceil
 from typing import Any
 
-from harness.measure.environment import around, commit_and_dirty, snapshot
+from harness.measure.environment import against_lock, around, commit_and_dirty, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.schema.claims import Holder
 from harness.schema.reason import of_exception
@@ -171,6 +171,7 @@ class _JobRun:
                     record = self._unmeasured(worker, planned, "skipped", reason)
                 else:
                     record = self._record(worker, planned)
+                record = self._with_lock(record)
                 if record.status not in ("ok", "incorrect") and not self.slot.is_there():
                     raise GpuLost
                 earlier = before.get(planned.case.key)
@@ -216,6 +217,12 @@ class _JobRun:
             raise ValueError(why)
         cpu = {**(environment.get("cpu") or {}), **answer["load"]}
         return replace(record, environment={**environment, "cpu": cpu})
+
+    def _with_lock(self, record: Record) -> Record:
+        software = record.environment.get("software") or {}
+        if not (said := against_lock(software, self.launch.locked)):
+            return record
+        return replace(record, environment=record.environment | {"software": software | {"versions": said}})
 
     def _unmeasured(self, worker: WorkerProcess, planned: Planned, status: str, reason: str) -> Record:
         found = worker.found

@@ -107,6 +107,19 @@ def test_what_make_baselines_writes_names_systems_that_exist(monkeypatch):
     assert own == {(each.system, each.backend) for each in ADAPTERS if each.install != "make bench"}
 
 
+def test_each_environment_has_its_own_lock(monkeypatch):
+    """vLLM holds NumPy back; mamba-ssm is installed on top of cuda.txt."""
+    monkeypatch.setattr("bench.environments.visible_gpus", lambda: ["0"])
+    found = {pair: launch.locked for pair, launch in launches().items()}
+    own, vllm, mamba = (found[pair] for pair in (("ttt-mlp", "triton"), ("ttt-mlp", "vllm"), ("mamba", "mamba-ssm")))
+    assert "vllm" in vllm.keys() - own.keys()
+    assert vllm["numpy"] != own["numpy"]
+    assert mamba == own | {name: mamba[name] for name in mamba.keys() - own.keys()}
+    assert "mamba-ssm" in mamba.keys() - own.keys()
+    monkeypatch.setattr("bench.environments.visible_gpus", list)
+    assert "nvidia-cublas" in own.keys() - launches()["ttt-mlp", "triton"].locked.keys()
+
+
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 def test_what_the_tests_need_is_locked_for_either_machine(target):
     root = Path(__file__).parents[2]

@@ -192,6 +192,13 @@ def test_software_names_versions() -> None:
     assert re.fullmatch(r"\d+(\.\d+)*", software.get("linux", "6.1"))
 
 
+def test_a_local_version_is_as_locked() -> None:
+    versions = {"torch": "2.14.0+cu130", "triton": "3.8.0", "einops": "0.8"}
+    assert environment.against_lock(versions, {"torch": "2.14.0", "triton": "3.8.0", "vllm": "0.33.0"}) == "as locked"
+    differing = "torch 2.14.0+cu130 (lock: 2.14.1)"
+    assert environment.against_lock(versions, {"torch": "2.14.1", "triton": "3.8.0"}) == differing
+
+
 def test_a_snapshot_names_no_user_host_or_folder() -> None:
     import getpass
     import platform

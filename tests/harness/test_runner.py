@@ -1,5 +1,6 @@
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,19 @@ def test_a_shell_reports_a_signal_by_its_status(folder: Path) -> None:
     shell = ["/bin/sh", "-c", '"$@"; exit $?', "sh", sys.executable]
     launches = {("fake", "cpu"): Launch(shell, "fake_systems:Fake", launch().env)}
     assert statuses(measured(folder, [case("kill")], launches=launches)) == ["killed"]
+
+
+@pytest.mark.parametrize(
+    ("locked", "said"),
+    [
+        ({"pytest": pytest.__version__, "vllm": "0.33.0"}, "as locked"),
+        ({"pytest": "1.0"}, f"pytest {pytest.__version__} (lock: 1.0)"),
+        ({"vllm": "0.33.0"}, None),
+    ],
+)
+def test_a_record_compares_versions_with_the_lock(folder: Path, locked: dict[str, str], said: str | None) -> None:
+    launches = {("fake", "cpu"): replace(launch(), locked=locked)}
+    assert measured(folder, [case()], launches=launches)[0].environment["software"].get("versions") == said
 
 
 def test_verify_only(folder: Path) -> None:

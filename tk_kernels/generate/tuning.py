@@ -55,7 +55,7 @@ def _tables() -> list[dict[str, Any]]:
         try:
             tables.insert(0, tomllib.loads(Path(path).read_text()))
         except (OSError, ValueError) as error:
-            wanted = "name a file that `ttt-bench build --tune -o FILE` wrote, or unset it"
+            wanted = "name a file that `ttt-bench build --tune >FILE` wrote, or unset it"
             raise ValueError(f"{VARIABLE}={path} cannot be read ({error}): {wanted}") from None
     return tables
 
