@@ -185,7 +185,7 @@ def generate_step(
     launch: settings instead of those of `tuning.toml`.
     pdl: make a dependent launch (see `dependent_launch`), which reads gstate, token_scale, ln_weight, ln_bias and rope
         before earlier launches end. Only kernels for Hopper use it.
-    compile_only: compile the kernel as the first launch does, and compute nothing (see `build/parallel.py`).
+    compile_only: compile the kernel as the first launch does, and compute nothing (see `parallel.py`).
     Raises ValueError on a wrong shape, dtype, stride or device, and for a `launch` that does not suit the state.
     """
     s, biases, parameters = gstate, gstate.biases(), gstate.parameters()
