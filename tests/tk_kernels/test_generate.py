@@ -105,6 +105,10 @@ def test_real_head(operator: str) -> None:
 def test_padded_head(operator: str, form: str, head_dim: int) -> None:
     """Test sizes that are not powers of two; above 64 channels TTT-MLP loads blocks, the last one half full."""
     start = random_state(operator, [1, 2], H=1, D=head_dim, m=3, std=LARGE)
+    if (operator, form, head_dim) == ("mlp", "primal", 68):
+        with pytest.raises(ValueError, match="form for 68 channels is 'primal': supported are 'dual'"):
+            compare(operator, form, "float32", start, steps=3)
+        return
     compare(operator, form, "float32", start, steps=3).check()
 
 
