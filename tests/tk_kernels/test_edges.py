@@ -269,13 +269,6 @@ def test_a_sequence_that_int32_does_not_reach_is_named() -> None:
         residual_convolution(long, *(long for _ in range(5)), EPS)
 
 
-def test_the_order_of_named_arguments_is_free() -> None:
-    h, weight = normal(2, 16), normal(16)
-    assert torch.equal(rms_norm(eps=EPS, weight=weight, x=h), rms_norm(h, weight, EPS))
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
-        rms_norm(weight=weight, eps=EPS)
-
-
 def test_no_token_changes_no_cache() -> None:
     cache, weights = normal(2, 3, 16), (normal(16), normal(16, 1, 4), normal(16), normal(16))
     before = cache.clone()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, wraps
-from inspect import signature
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -50,16 +49,12 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 def on_its_device(launch: Launch) -> Launch:
-    """Decorate a launch function: its first argument's GPU is current while it runs."""
-    first = next(iter(signature(launch).parameters))
+    """Decorate a launch function: the GPU of its first argument is current while it runs."""
 
     @wraps(launch)
-    def launched(*arguments: Any, **named: Any) -> Any:
-        given = arguments[0] if arguments else named.get(first)
-        if given is None:  # the call raises TypeError
-            return launch(*arguments, **named)
-        with torch.cuda.device_of(given):
-            return launch(*arguments, **named)
+    def launched(x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        with torch.cuda.device_of(x):
+            return launch(x, *arguments, **named)
 
     return cast(Launch, launched)
 
