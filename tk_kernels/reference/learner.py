@@ -96,12 +96,12 @@ def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
 
 
 def _in_its_dtypes(method: Method) -> Method:
-    """Decorate a method on tensors to run without autocast, which would round."""
+    """Decorate a method on tensors to run without gradients, and without autocast, which would round."""
 
     @wraps(method)
     def called(self: Any, *arguments: Any, **named: Any) -> Any:
         x = arguments[0] if arguments else next(iter(named.values()))
-        with torch.autocast(x.device.type, enabled=False):
+        with torch.autocast(x.device.type, enabled=False), torch.no_grad():
             return method(self, *arguments, **named)
 
     return cast(Method, called)
@@ -161,7 +161,6 @@ class Learner(Generic[State, PrimalState]):
         return self.primal(*tensors[: 2 * len(layers)], *sums, position)
 
     @_in_its_dtypes
-    @torch.no_grad()
     def forward(
         self,
         q: Tensor,
@@ -197,12 +196,10 @@ class Learner(Generic[State, PrimalState]):
                 trace = _train_(k_piece, v_piece, lr_piece, outer, state)
                 out[:, cut] = _read(q_piece, k_piece, lr_piece, outer, trace)
             else:
-                first = (start + piece.low) % mini_batch
-                out[:, cut] = _advance_(q_piece, k_piece, v_piece, lr_piece, outer, state, form, first)
+                out[:, cut] = _advance_(q_piece, k_piece, v_piece, lr_piece, outer, state, form)
         return out, state
 
     @_in_its_dtypes
-    @torch.no_grad()
     def generate_step(
         self,
         q: Tensor,
@@ -230,7 +227,6 @@ class Learner(Generic[State, PrimalState]):
         return out[:, 0], state
 
     @_in_its_dtypes
-    @torch.no_grad()
     def states(
         self,
         k: Tensor,
@@ -260,7 +256,6 @@ class Learner(Generic[State, PrimalState]):
         return _train_(k, v, lr, outer, state), state
 
     @_in_its_dtypes
-    @torch.no_grad()
     def outputs(
         self,
         q: Tensor,
@@ -351,10 +346,8 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
     return output(untiled(z.unflatten(0, (len(trace[0]), -1)), len(q)), q, outer)
 
 
-def _advance_(
-    q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", start: int = 0
-) -> Tensor:
-    """Return n tokens' outputs [B, n, H, D]; in the primal form all sequences are at `start`."""
+def _advance_(q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual") -> Tensor:
+    """Return the outputs [B, n, H, D] of n tokens, all in one mini-batch of their sequence."""
     layers, token_scale = layers_of(state), outer.token_scale
     positions = positions_of(state.position, q.shape[1])
     x, z, new = _gradients(q, k, v, lr, outer, layers)
@@ -366,7 +359,7 @@ def _advance_(
         if number:
             x = gelu(z)
         if form == "primal":
-            z = stepped_affine(x, *layer, token_scale, start)
+            z = stepped_affine(x, *layer, scale)
         else:
             z = (affine(x, layer.weight, layer.bias) if number else z) - row_correction(x, layer.x, layer.g, scale)
     last = completion_scale(positions, token_scale)

@@ -50,24 +50,14 @@ def sum_correction(x: Tensor, dW: Tensor, db: Tensor, scale: Tensor) -> Tensor:
     return scale * affine(x, dW, db)
 
 
-def stepped_affine(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    x_rows: Tensor,
-    g_rows: Tensor,
-    token_scale: Tensor,
-    start: int,
-) -> Tensor:
-    """Return x_t @ W_t + b_t, [B, H, n, F], in the primal form, for n tokens from `start`.
+def stepped_affine(x: Tensor, weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
+    """Return x_t @ W_t + b_t, [B, H, n, F], in the primal form, for n tokens; scale: from `causal_scale`.
 
     It computes every W_t = W - s_t * sum_{j <= t} x_j^T g_j, [B, H, n, D, F].
     """
-    now = slice(start, start + x.shape[2])
-    sums = (x_rows.unsqueeze(-1) * g_rows.unsqueeze(-2)).cumsum(2)[:, :, now]
-    weights = weight.unsqueeze(2) - token_scale[now, None, None] * sums
-    z = (x.unsqueeze(-2) @ weights).squeeze(-2)
-    return z + bias.unsqueeze(2) - token_scale[now, None] * g_rows.cumsum(2)[:, :, now]
+    steps = (x_rows.unsqueeze(-1) * g_rows.unsqueeze(-2)).flatten(-2)  # [B, H, m, D * F]
+    weights = weight.unsqueeze(2) - (scale @ steps).unflatten(-1, weight.shape[2:])
+    return (x.unsqueeze(-2) @ weights).squeeze(-2) + bias.unsqueeze(2) - scale @ g_rows
 
 
 def completion_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
