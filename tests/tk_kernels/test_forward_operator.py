@@ -9,107 +9,21 @@ import torch.nn.functional as F
 
 from tests.tk_kernels.tolerances import relative_error
 from tk_kernels import build
-from tk_kernels.forward.operator import HEAD_DIM, forward_from, to_float32
+from tk_kernels.forward.operator import HEAD_DIM
 from tk_kernels.reference.layer import rope
 from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_linear import reference
-from tk_kernels.ttt_linear.reference import LinearState
 from tk_kernels.ttt_mlp import ops as mlp_ops
 from tk_kernels.ttt_mlp import reference as mlp_reference
 
-HEADS, D = 2, 8
+HEADS = 2
 SHAPES = {"linear": [(HEAD_DIM, HEAD_DIM), (1, HEAD_DIM)]}
 SHAPES["mlp"] = [(HEAD_DIM, 256), (1, 256), (256, HEAD_DIM), (1, HEAD_DIM)]
 
 
-def arguments(tokens: int, start: int, mini_batch: int = 16) -> tuple:
-    generator = torch.Generator().manual_seed(tokens)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    q, k, v = (normal(2, start + tokens, HEADS, D) for _ in range(3))
-    lr = torch.rand(2, start + tokens, HEADS, generator=generator, dtype=torch.float64) / D
-    outer = (1 / torch.arange(1.0, mini_batch + 1, dtype=torch.float64), normal(HEADS, D), normal(HEADS, D))
-    state = reference.init_state(normal(HEADS, D, D), normal(HEADS, 1, D), 2, mini_batch, torch.float64)
-    begun = slice(start)
-    first = (rotated(x, 0, mini_batch)[:, begun] for x in (q, k))
-    _, state = reference.forward(*first, v[:, begun], lr[:, begun], *outer, state)
-    return tuple(x[:, start:] for x in (q, k, v, lr)), outer, state
-
-
-def rotated(x: torch.Tensor, start: int = 0, mini_batch: int = 16) -> torch.Tensor:
-    return rope(x, (start + torch.arange(x.shape[1])) % mini_batch)
-
-
-def exact(tokens: tuple, outer: tuple, state: LinearState, start: int) -> tuple[torch.Tensor, LinearState]:
-    q, k, v, lr = tokens
-    q, k = (rotated(x, start, len(outer[0])) for x in (q, k))
-    return reference.forward(q, k, v, lr, *outer, state, start=start)
-
-
-@pytest.mark.parametrize(
-    ("mini_batch", "tokens", "start", "to_kernel"),
-    [(16, 40, 0, 40), (16, 40, 5, 29), (16, 11, 5, 0), (16, 3, 5, 0), (16, 0, 5, 0), (16, 12, 5, 1), (32, 60, 20, 48)],
-)
-def test_tokens_of_a_begun_mini_batch_go_to_the_reference(mini_batch, tokens, start, to_kernel):
-    inputs, outer, state = arguments(tokens, start, mini_batch)
-    seen = []
-
-    def aligned(tokens, outer, state, rope):
-        assert rope
-        assert int(state.position[0]) == 0
-        seen.append(tokens[0].shape[1])
-        return exact(tokens, outer, state, 0)
-
-    def in_float64(q, k, v, lr, *rest, start):  # the reference is called with float32 tokens
-        return reference.forward(q.double(), k.double(), v.double(), lr.double(), *rest, start=start)
-
-    out, after = forward_from(start, inputs, outer, state, True, in_float64, aligned)
-    expected, expected_after = exact(inputs, outer, state, start)
-    assert seen == [to_kernel][: bool(to_kernel)]
-    assert out.shape == expected.shape
-    for ours, theirs in zip((out, *after), (expected, *expected_after), strict=True):
-        assert not theirs.numel() or relative_error(ours, theirs) < 1e-6
-
-
-@pytest.mark.parametrize("tokens", [40, 11], ids=["both", "reference alone"])
-def test_bfloat16_tokens_are_rounded_as_the_kernel_rounds_them(tokens):
-    """The reference gets q and k rounded after RoPE, in float32; the kernel gets the original tokens."""
-    start, begun = 5, 11
-    (*qkv, lr), outer, state = arguments(tokens, start)
-    q, k, v = (x.bfloat16() for x in qkv)
-    lr, outer = lr.float(), tuple(x.float() for x in outer)
-    state = LinearState(*(x.float() for x in state[:4]), state.position)
-    read, given = [], []
-
-    def spied(*inputs, start):
-        read.extend(inputs[:4])
-        return reference.forward(*inputs, start=start)
-
-    def aligned(tokens, outer, state, rope):
-        given.extend(tokens)
-        return torch.zeros_like(tokens[0]), state
-
-    out, _ = forward_from(start, (q, k, v, lr), outer, state, True, spied, aligned)
-    assert (out.dtype, out.shape) == (torch.bfloat16, q.shape)
-    first = (rotated(q.float(), start).bfloat16(), rotated(k.float(), start).bfloat16(), v, lr)
-    for x, expected in zip(read, first, strict=True):
-        assert x.dtype == torch.float32
-        assert torch.equal(x, expected[:, :begun].float())
-    for x, expected in zip(given, (q, k, v, lr) if tokens > begun else (), strict=True):
-        assert x.dtype == expected.dtype
-        assert torch.equal(x, expected[:, begun:])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_the_kernel_reads_float32_and_contiguous(dtype):
-    x = torch.arange(6.0, dtype=dtype).view(2, 3)
-    for ours, given in zip(to_float32(x, x.T), (x, x.T), strict=True):
-        assert ours.dtype == torch.float32
-        assert ours.is_contiguous()
-        assert torch.equal(ours, given.float())
+def rotated(x: torch.Tensor, mini_batch: int) -> torch.Tensor:
+    return rope(x.float(), torch.arange(x.shape[1]) % mini_batch).to(x.dtype)
 
 
 def operator_arguments(layer: str) -> tuple:
@@ -136,7 +50,7 @@ def fake_kernel(layer: str, module, calls: list):
         calls.append(weights)
         (q, k, v, lr), mini_batch = tokens, len(outer[0])
         if rotate:
-            q, k = (rotated(x.float(), 0, mini_batch).to(x.dtype) for x in (q, k))
+            q, k = (rotated(x, mini_batch) for x in (q, k))
         widths = (HEAD_DIM, HEAD_DIM) if layer == "linear" else (HEAD_DIM, 4 * HEAD_DIM, 4 * HEAD_DIM, HEAD_DIM)
         rows = [torch.zeros(*q.shape[::2], mini_batch, width) for width in widths]
         kind = reference.LinearState if layer == "linear" else mlp_reference.MLPState
@@ -150,7 +64,7 @@ def fake_kernel(layer: str, module, calls: list):
 
 @pytest.mark.parametrize("mini_batch", [16, 32])
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
-@pytest.mark.parametrize("known", [True, False], ids=["start given", "start read"])
+@pytest.mark.parametrize("known", [True, False], ids=["start given, rope", "start read"])
 @pytest.mark.parametrize("inplace", [False, True], ids=["state kept", "in place"])
 def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, mini_batch, known, inplace):
     operator, _, _, _ = operator_arguments(layer)
@@ -163,19 +77,20 @@ def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, min
     outer = (1 / torch.arange(1.0, mini_batch + 1), torch.ones(HEADS, HEAD_DIM), torch.zeros(HEADS, HEAD_DIM))
     weights = (0.1 * torch.randn(HEADS, *shape, generator=generator) for shape in SHAPES[layer])
     begin = module.init_state(*weights, 2, mini_batch)
-    whole, expected = module.forward(*(x.float() for x in (q, k, v, lr)), *outer, begin)
+    turned = [rotated(x, mini_batch) if known else x for x in (q, k)]
+    whole, expected = module.forward(*(x.float() for x in (*turned, v, lr)), *outer, begin)
     state, outputs, at = begin, [], 0
     for kind, count in (("prefill", mini_batch + 5), ("generate", 3), ("prefill", 4), ("prefill", 3 * mini_batch - 17)):
         cut = [x[:, at : at + count] for x in (q, k, v, lr)]
         if kind == "prefill":
             start, given = at % mini_batch if known else None, state
             before = clone(given)
-            out, state = operator.forward(*cut, *outer, given, start=start, inplace=inplace)
+            out, state = operator.forward(*cut, *outer, given, start=start, inplace=inplace, rope=known)
             assert (state is given) == inplace
             assert inplace or all(map(torch.equal, given, before))
             outputs.append(out)
-        for t in range(count if kind == "generate" else 0):
-            out, state = module.generate_step(*(x[:, t].float() for x in cut), *outer, state)
+        for t in range(at, at + count if kind == "generate" else at):
+            out, state = module.generate_step(*(x[:, t].float() for x in (*turned, v, lr)), *outer, state)
             outputs.append(out[:, None])
         at += count
     assert at == total
@@ -256,14 +171,6 @@ def test_a_state_is_where_the_tokens_are_and_has_a_position_for_each_sequence(la
     for position in (state.position.long(), state.position.repeat(2)):
         with pytest.raises(ValueError, match=r"state\.position"):
             operator.forward(*tokens, *outer, state._replace(position=position), start=0)
-
-
-@pytest.mark.parametrize("start", [-1, 16])
-@pytest.mark.parametrize("layer", ["linear", "mlp"])
-def test_a_start_outside_of_the_mini_batch_is_named(layer, start):
-    operator, tokens, outer, state = operator_arguments(layer)
-    with pytest.raises(ValueError, match=f"start is {start}: .* 0 to 15"):
-        operator.forward(*tokens, *outer, state, start=start)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -121,12 +121,19 @@ class ForwardOperator:
         shapes = self._checked(tokens, outer, state, inplace)
         check_choice("backend", backend, ("", *BACKENDS))
         start = common_position(state.position, start, len(token_scale))  # type: ignore[attr-defined]
-        aligned = partial(self._aligned, shapes, inplace, backend)
-        out, after = forward_from(start, tokens, outer, state, rope, self.learner.forward, aligned)
-        if not inplace:
-            return out, after
-        overwrite(state, after)
-        return out, state
+        if not q.numel():
+            return torch.empty_like(q), state if inplace else clone(state)
+        outputs, after, begun = [], state, min(-start % len(token_scale), q.shape[1])
+        if begun:
+            out, after = self._by_reference([x[:, :begun] for x in tokens], outer, state, start, rope)
+            outputs.append(out)
+        if begun < q.shape[1]:
+            rest = q[:, begun:], k[:, begun:], v[:, begun:], lr[:, begun:]
+            out, after = self._aligned(shapes, inplace, backend, rest, outer, after, rope)
+            outputs.append(out)
+        if inplace:
+            overwrite(state, after)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1), state if inplace else after
 
     def _checked(self, tokens: Tokens, outer: Outer, state: tuple, inplace: bool) -> dict[str, tuple[int, ...]]:
         """Check `forward`'s arguments, or raise ValueError; return the state's shapes by name."""
@@ -190,9 +197,20 @@ class ForwardOperator:
             rows = (torch.zeros_like(x) for x in outputs[1 + len(weights) :])
             position = torch.zeros(len(q), dtype=torch.int32, device=q.device)
             state = self.learner.state(*weights, *rows, position)
-            found, after = by_reference(self.learner.forward, tokens, outer, state, 0, rope)
+            found, after = self._by_reference(tokens, outer, state, 0, rope)
             for target, x in zip(outputs, (found, *after[:-1]), strict=True):
                 target.copy_(x)
+
+    def _by_reference(
+        self, tokens: Sequence[Tensor], outer: Sequence[Tensor], state: State, start: int, rope: bool
+    ) -> tuple[Tensor, State]:
+        """Run the reference in float32 from position `start`, after RoPE on q and k if `rope`."""
+        q, k, v, lr = tokens
+        if rope:
+            position = torch.arange(start, start + q.shape[1], device=q.device) % len(outer[0])
+            q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
+        out, state = self.learner.forward(*to_float32(q, k, v, lr), *outer, state, start=start)
+        return out.to(q.dtype), state
 
 
 def forward_packed(
@@ -266,49 +284,3 @@ def _check_addresses(tensors: Iterable[tuple[str, Tensor]]) -> None:
 def to_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors as contiguous float32, copied only if needed."""
     return tuple(x.float().contiguous() for x in tensors)
-
-
-def forward_from(
-    start: int,
-    tokens: Tokens,
-    outer: Outer,
-    state: State,
-    rope: bool,
-    reference: Callable[..., tuple[Tensor, State]],
-    aligned: Callable[[Tokens, Outer, State, bool], tuple[Tensor, State]],
-) -> tuple[Tensor, State]:
-    """Return outputs and next state: up to the mini-batch's end by `reference`, then `aligned`."""
-    count = tokens[0].shape[1]
-    begun = min(-start % len(outer[0]), count)
-    if not tokens[0].numel():
-        return torch.empty_like(tokens[0]), clone(state)
-    if not begun:
-        return aligned(tokens, outer, state, rope)
-    first, rest = (_cut(tokens, cut) for cut in (slice(begun), slice(begun, None)))
-    out, state = by_reference(reference, first, outer, state, start, rope)
-    if begun == count:
-        return out, state
-    later, state = aligned(rest, outer, state, rope)
-    return torch.cat((out, later), 1), state
-
-
-def _cut(tokens: Tokens, cut: slice) -> Tokens:
-    q, k, v, lr = tokens
-    return q[:, cut], k[:, cut], v[:, cut], lr[:, cut]
-
-
-def by_reference(
-    reference: Callable[..., tuple[Tensor, State]],
-    tokens: Sequence[Tensor],
-    outer: Sequence[Tensor],
-    state: State,
-    start: int,
-    rope: bool,
-) -> tuple[Tensor, State]:
-    """Run `reference` in float32 from position `start`, after RoPE on q and k if `rope`."""
-    q, k, v, lr = tokens
-    if rope:
-        position = torch.arange(start, start + q.shape[1], device=q.device) % len(outer[0])
-        q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
-    out, state = reference(*to_float32(q, k, v, lr), *outer, state, start=start)
-    return out.to(q.dtype), state
