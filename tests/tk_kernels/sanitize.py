@@ -146,7 +146,7 @@ def few_rows_products() -> Iterator[str]:
             *(normal(*shape, dtype=DTYPE) for shape in ((rows, K), (rows, K), (K,), (outputs, K), (rows, outputs)))
         )
         norm = few_rows.Norm(weight, eps)
-        for before in (None, norm, few_rows.NormGate(gate, weight, weight, eps)):
+        for before in (None, norm, few_rows.Norm(weight, eps, weight, gate)):
             few_rows.few_rows_product(x, weights, before, out=out, pdl=pdl)
         few_rows.few_rows_product(x, weights, norm, swiglu=True, pdl=pdl)
         yield f"M={rows} N={outputs}{' dependent' * pdl}"
