@@ -19,11 +19,6 @@ def positions_of(position: Tensor, tokens: int) -> Tensor:
     return position.long()[:, None] + torch.arange(tokens, device=position.device)
 
 
-def advance_position_(position: Tensor, tokens: int, mini_batch: int) -> None:
-    """Set position to (position + tokens) mod mini_batch, in place."""
-    position.add_(tokens).remainder_(mini_batch)
-
-
 def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
     """Write x [B, H, n, D] into rows [B, H, m, D] at positions [B, n], in place."""
     rows.scatter_(2, positions[:, None, :, None].expand_as(x), x)
@@ -60,13 +55,11 @@ def stepped_affine(x: Tensor, weight: Tensor, bias: Tensor, x_rows: Tensor, g_ro
     return (x.unsqueeze(-2) @ weights).squeeze(-2) + bias.unsqueeze(2) - scale @ g_rows
 
 
-def completion_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """Return [B, 1, 1, 1]: s_{m-1} where the last position ends a mini-batch, otherwise 0."""
-    return torch.where(positions[:, -1] == len(token_scale) - 1, token_scale[-1], 0)[:, None, None, None]
-
-
 def apply_rows_(weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> None:
-    """Update W -= scale * x_rows^T @ g_rows and b -= scale * sum(g_rows) in place."""
+    """Update W -= scale * x_rows^T @ g_rows and b -= scale * sum(g_rows) in place.
+
+    scale [B, 1, 1, 1]: s_{m-1} for sequences at a mini-batch's end, otherwise 0.
+    """
     steps = (scale * x_rows).flatten(0, 1).mT
     weight.view(-1, *weight.shape[2:]).baddbmm_(steps, g_rows.flatten(0, 1), alpha=-1)
     bias.addcmul_(scale[..., 0], g_rows.sum(2), value=-1)
@@ -78,14 +71,12 @@ def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
     db.add_(g.squeeze(2))
 
 
-def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions: Tensor, token_scale: Tensor) -> None:
-    """For sequences at a mini-batch's end, W -= s_{m-1} dW and b -= s_{m-1} db; reset the sums."""
-    scale = completion_scale(positions, token_scale)
+def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, scale: Tensor, ends: Tensor) -> None:
+    """Update W -= scale * dW and b -= scale * db in place; reset the sums of sequences at a mini-batch's end."""
     weight.addcmul_(scale, dW, value=-1)
     bias.addcmul_(scale[..., 0], db, value=-1)
-    done = positions[:, -1] == len(token_scale) - 1
-    dW.masked_fill_(done[:, None, None, None], 0)
-    db.masked_fill_(done[:, None, None], 0)
+    dW.masked_fill_(ends[:, None, None, None], 0)
+    db.masked_fill_(ends[:, None, None], 0)
 
 
 def rows_before(rows: Tensor, position: Tensor) -> Tensor:
