@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,19 +45,6 @@ SHAPES: dict[str, Callable[[int], tuple[tuple[int, int], ...]]] = {  # of the we
 REFERENCES: dict[str, Any] = {"linear": linear_reference, "mlp": mlp_reference}
 GENERATE: dict[str, Any] = {"linear": linear_generate, "mlp": mlp_generate}
 STEPS = 17  # generated tokens: one mini-batch and one more token
-
-
-class Finding(NamedTuple):
-    kernel: str
-    tool: str
-    clean: bool
-    runs: int
-    summary: str
-    complaints: list[str]
-
-    def __str__(self) -> str:
-        verdict = "clean" if self.clean else f"NOT CLEAN ({self.summary})"
-        return "\n".join([f"{self.kernel} {self.tool}: {verdict}, {self.runs} runs", *self.complaints])
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -200,15 +187,20 @@ def run(kernel: str) -> None:
         print("ran", line, flush=True)
 
 
-def sanitized(kernel: str, tool: str) -> Finding:
-    """Run one kernel under one tool. PyTorch's cache is off, so that the tool sees accesses outside a tensor."""
+def sanitized(kernel: str, tool: str) -> tuple[bool, str]:
+    """Run one kernel under one tool; return whether it is clean, and a report.
+
+    PyTorch's cache is off, so that the tool sees accesses outside a tensor.
+    """
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", __spec__.name]
     settings = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     answer = subprocess.run([*command, "--run", kernel], capture_output=True, text=True, check=False, env=settings)
     lines = answer.stdout.splitlines()
     ran = sum(line.startswith("ran") for line in lines)
     said = [line.lstrip("= ") for line in lines if "SUMMARY" in line][:1] or answer.stderr.splitlines()[-1:]
-    return Finding(kernel, tool, answer.returncode == 0 and ran > 0, ran, " ".join(said), complaints(lines))
+    clean = answer.returncode == 0 and ran > 0
+    verdict = "clean" if clean else f"NOT CLEAN ({' '.join(said)})"
+    return clean, "\n".join([f"{kernel} {tool}: {verdict}, {ran} runs", *complaints(lines)])
 
 
 def complaints(lines: list[str]) -> list[str]:
@@ -229,11 +221,11 @@ def main(record: str | None) -> int:
     device = f"{torch.cuda.get_device_name()}, B={BATCH}, H={HEADS}, T in {TOKENS}, bfloat16"
     with ThreadPoolExecutor(AT_ONCE) as pool:
         findings = list(pool.map(lambda pair: sanitized(*pair), product(KERNELS, TOOLS)))
-    text = "\n".join([device, *sources, *map(str, findings)]) + "\n"
+    text = "\n".join([device, *sources, *(report for _, report in findings)]) + "\n"
     print(text, end="")
     if record:
         Path(record).write_text(text)
-    return 0 if all(finding.clean for finding in findings) else 1
+    return 0 if all(clean for clean, _ in findings) else 1
 
 
 if __name__ == "__main__":
