@@ -106,10 +106,7 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; advance their slots of `state`.
 
-    run: as in `launch`. kernel: one with the parameters of those that `run` launches.
-    tokens: q, k, v [N, H, D] with RoPE, lr [N, H]; q has the dtype of the state's rows.
-    outer: token_scale, ln_weight, ln_bias. initial: each layer's weight [H, in, out] and bias [H, out], from which new
-    sequences start. state: in the dual form. sequences: the layout of the N tokens.
+    run: as in `launch`. kernel: one with the parameters of those that `run` launches. Others: see `forward_packed`.
     """
     q, k, v, lr = tokens
     out, biases, layers = torch.empty(q.shape, dtype=q.dtype, device=q.device), state.biases(), state.parameters()

@@ -39,17 +39,6 @@ def hopper_unavailable(kernel: str, arch: str | None) -> str:
     return build.unavailable(kernel)
 
 
-def chosen(q: Tensor, mini_batch: int, kernels: dict[int, str]) -> str:
-    """Return the first backend that can run tokens like q. kernels: for Hopper, by mini-batch."""
-    kernel = kernels.get(mini_batch)
-    takes = kernel and q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
-    if takes and not hopper_unavailable(str(kernel), os.environ.get("TTT_BENCH_ARCH")):
-        return THUNDERKITTENS
-    interpreted = common.triton is not None and common.triton.knobs.runtime.interpret
-    takes_type = interpreted or (q.is_cuda and q.dtype in common.HALF)
-    return TRITON if takes_type and not common.available() else REFERENCE
-
-
 class ForwardOperator:
     """The forward of TTT-Linear or TTT-MLP: checks arguments and runs one of three backends.
 
@@ -85,8 +74,14 @@ class ForwardOperator:
         return build.unavailable(self.kernels[mini_batch])
 
     def choice(self, q: Tensor, mini_batch: int) -> str:
-        """Return the backend that `forward` chooses for tokens like q [B, T, H, D]: one of BACKENDS."""
-        return chosen(q, mini_batch, self.kernels)
+        """Return the first of BACKENDS that can run tokens like q [B, T, H, D]."""
+        kernel = self.kernels.get(mini_batch)
+        takes = kernel and q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
+        if takes and not hopper_unavailable(str(kernel), os.environ.get("TTT_BENCH_ARCH")):
+            return THUNDERKITTENS
+        interpreted = common.triton is not None and common.triton.knobs.runtime.interpret
+        takes_type = interpreted or (q.is_cuda and q.dtype in common.HALF)
+        return TRITON if takes_type and not common.available() else REFERENCE
 
     def forward(
         self,
@@ -255,21 +250,15 @@ def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_shape(name, x, tuple(q.shape))
         check_choice(f"{name}.dtype", x.dtype, (q.dtype,))
-        _check_strides(name, x)
+        if x.stride(-1) != 1 or any(stride % 8 for stride in x.stride()[:-1]):  # a kernel reads 16 bytes at once
+            taken = "the kernel takes D contiguous (stride 1), the others multiples of 8"
+            raise ValueError(f"{name} has strides {x.stride()}: {taken}")
     check_shape("lr", lr, tuple(q.shape[:-1]))
     check_outer(token_scale, ln_weight, ln_bias, *q.shape[-2:])
     least, most = common.MINI_BATCHES[0], common.MINI_BATCHES[-1]
     if not least <= len(token_scale) <= most:
         raise ValueError(f"len(token_scale), the mini-batch, is {len(token_scale)}: must be {least} to {most}")
     check_devices(q=q, k=k, v=v, lr=lr, token_scale=token_scale, ln_weight=ln_weight, ln_bias=ln_bias)
-
-
-def _check_strides(name: str, x: Tensor) -> None:
-    """Raise ValueError unless a kernel can read 16 bytes of x at once."""
-    if x.stride(-1) != 1 or any(stride % 8 for stride in x.stride()[:-1]):
-        raise ValueError(
-            f"{name} has strides {x.stride()}: the kernel takes D contiguous (stride 1), the others multiples of 8"
-        )
 
 
 def _check_addresses(tensors: Iterable[tuple[str, Tensor]]) -> None:
