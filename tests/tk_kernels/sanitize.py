@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.tk_kernels.reference_cases import Case, case
 from tk_kernels import build
 from tk_kernels.edges import few_rows, swiglu_product
 from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm, swiglu
@@ -27,10 +28,8 @@ from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.generate.common import rope_table
 from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import ops as linear_ops
-from tk_kernels.ttt_linear import reference as linear_reference
 from tk_kernels.ttt_mlp import generate as mlp_generate
 from tk_kernels.ttt_mlp import ops as mlp_ops
-from tk_kernels.ttt_mlp import reference as mlp_reference
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 AT_ONCE = min(8, (os.cpu_count() or 1) // 2 + 1)  # a run mostly occupies one CPU core
@@ -38,11 +37,6 @@ TOKENS = (1, 17, 100)
 DTYPE = torch.bfloat16
 BATCH, HEADS = 2, 3
 SCHEDULES = ((16, 2, 4), (16, 4, 1), (32, 4, 1))  # TTT-Linear: mini-batch, warps per head, heads per block
-SHAPES: dict[str, Callable[[int], tuple[tuple[int, int], ...]]] = {  # of the weights, by head dimension
-    "linear": lambda D: ((D, D), (1, D)),
-    "mlp": lambda D: ((D, 4 * D), (1, 4 * D), (4 * D, D), (1, D)),
-}
-REFERENCES: dict[str, Any] = {"linear": linear_reference, "mlp": mlp_reference}
 GENERATE: dict[str, Any] = {"linear": linear_generate, "mlp": mlp_generate}
 STEPS = 17  # generated tokens: one mini-batch and one more token
 
@@ -56,12 +50,8 @@ def on_gpu(*tensors: Tensor) -> list[Tensor]:
     return [x.cuda() for x in tensors]
 
 
-def arguments(operator: str, tokens: int, mini_batch: int, D: int = 64) -> list[Any]:
-    q, k, v = (normal(BATCH, tokens, HEADS, D, dtype=DTYPE) for _ in range(3))
-    lr, scale = torch.full((BATCH, tokens, HEADS), 0.5 / D), 1 / torch.arange(1, mini_batch + 1)
-    weights = (0.02 * normal(HEADS, *shape) for shape in SHAPES[operator](D))
-    state = REFERENCES[operator].init_state(*weights, BATCH, mini_batch)
-    return [q, k, v, lr, scale, torch.ones(HEADS, D), torch.zeros(HEADS, D), state]
+def arguments(operator: str, tokens: int, mini_batch: int, D: int = 64) -> Case:
+    return case(operator, tokens, batch=BATCH, heads=HEADS, head_dim=D, mini_batch=mini_batch, dtype=DTYPE)
 
 
 def linear_forward() -> Iterator[str]:

@@ -210,22 +210,6 @@ def test_state_round_trip(operator: str, piece_bytes: int, monkeypatch: pytest.M
     assert all(relative_error(a, b.double()) < 1e-6 for a, b in zip(sums, expected, strict=True))
 
 
-def test_pieces_hold_whole_sequences_and_little_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common, "PIECE_BYTES", 50)
-    seen = []
-
-    def twice(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, None, torch.Tensor]:
-        seen.append(len(x))
-        return 2 * x, None, 2 * y
-
-    x, y = torch.arange(10.0).view(5, 2), torch.arange(20.0).view(5, 4)
-    first, none, second = common.by_sequences(twice, x, y)
-    assert seen == [2, 2, 1]
-    assert none is None
-    assert torch.equal(first, 2 * x)
-    assert torch.equal(second, 2 * y)
-
-
 @pytest.mark.parametrize(
     ("form", "precision", "message"), [("duall", "planes", "form is 'duall'"), ("dual", "fp8", "precision is 'fp8'")]
 )
