@@ -125,6 +125,14 @@ def test_carried_cache_serves_without_nvcc_and_headers(machine, monkeypatch):
         build.build(NAME)
 
 
+def test_headers_go_by_the_pinned_commit_or_by_a_digest(machine, monkeypatch, tmp_path):
+    digest = thunderkittens_version(tmp_path / "headers")
+    monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_DIGEST", digest)
+    assert thunderkittens_version(tmp_path / "headers") == thunderkittens.THUNDERKITTENS_COMMIT
+    (tmp_path / "headers" / "include" / "kittens.cuh").write_text("// changed")
+    assert thunderkittens_version(tmp_path / "headers") not in (digest, thunderkittens.THUNDERKITTENS_COMMIT)
+
+
 def test_missing_headers_are_named(machine, monkeypatch):
     monkeypatch.setenv("THUNDERKITTENS_ROOT", "/nowhere")
     with pytest.raises(build.BuildError, match=r"THUNDERKITTENS_ROOT=/nowhere has no include/kittens\.cuh"):
@@ -242,7 +250,7 @@ def remote(tmp_path, monkeypatch):
 def test_fetch_checks_out_the_pinned_commit(remote, monkeypatch):
     root = fetch_thunderkittens()
     assert find_thunderkittens() == root
-    assert git(root, "rev-parse", "HEAD") == thunderkittens_version(root) == remote
+    assert git(root, "rev-parse", "HEAD") == remote
     monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_URL", "/nowhere")
     assert fetch_thunderkittens() == root  # already there
 
