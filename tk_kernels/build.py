@@ -21,7 +21,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +208,7 @@ def ingredients(name: str) -> dict[str, str | None]:
         "sources": source_digest(name),
         "flags": " ".join((*FLAGS, *filter(None, map(os.environ.get, NVCC_VARIABLES)))),
         "host": platform.machine(),
-        "tvm_ffi": _tvm_ffi_version(),
+        "tvm_ffi": version("apache-tvm-ffi") if importlib.util.find_spec("tvm_ffi") else None,
         "architecture": ARCHITECTURE,
         "compiler": _compiler_version(find_nvcc()),
         "thunderkittens": thunderkittens_version(find_thunderkittens()),
@@ -229,13 +229,6 @@ def _source(name: str) -> Path:
     if not path.is_file():
         raise BuildError(f"{name}: there is no {name}.cu in {SOURCE_ROOT.name}")
     return path
-
-
-def _tvm_ffi_version() -> str | None:
-    try:
-        return version("apache-tvm-ffi")
-    except PackageNotFoundError:
-        return None
 
 
 def _compiler_version(nvcc: Path | None) -> str | None:

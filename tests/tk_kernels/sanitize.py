@@ -56,7 +56,7 @@ def arguments(operator: str, tokens: int, mini_batch: int, D: int = 64) -> Case:
 
 def linear_forward() -> Iterator[str]:
     for tokens, rope, (mini_batch, *plan) in product(TOKENS, (False, True), SCHEDULES):
-        linear_ops.schedule = lambda *_, plan=plan: plan  # type: ignore[assignment, misc]
+        linear_ops.OPERATOR.plan = lambda *_, plan=plan: plan
         *tensors, state = arguments("linear", tokens, mini_batch)
         linear_ops.forward(
             *on_gpu(*tensors), type(state)(*on_gpu(*state)), rope=rope, start=0, backend="thunderkittens"

@@ -204,7 +204,8 @@ class ForwardOperator:
         if rope:
             position = torch.arange(start, start + q.shape[1], device=q.device) % len(outer[0])
             q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
-        out, state = self.learner.forward(*to_float32(q, k, v, lr), *outer, state, start=start)
+        reference: Callable[..., tuple[Tensor, State]] = self.learner.forward
+        out, state = reference(*to_float32(q, k, v, lr), *outer, state, start=start)
         return out.to(q.dtype), state
 
 
