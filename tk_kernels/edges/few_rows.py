@@ -109,7 +109,13 @@ def few_rows_product(
     shape = {"K": K, "SWIGLU": swiglu, "ADD": out is not None, **dependent_launch(pdl)}
     # Two rows after a gate take six sums per weight: tensor cores are faster.
     if R <= MOST_SUMMED and (R == 1 or before is None or before.gate is None):
-        _summed(rows, weights, before, made.view(R, N), **shape)
+        norm = (None, None, None, 0.0) if before is None else (before.gate, before.weight, before.bias, before.eps)
+        gate, weight, bias = (rows if each is None else each for each in norm[:3])  # unread where there is none
+        _few_rows_summed[(triton.cdiv(N, SUMS // R),)](
+            rows, gate, weight, bias, weights, weights[N:], made, N, rows.stride(0), norm[3],
+            R=R, INPUTS=min(INPUTS, triton.next_power_of_2(K)), OUTPUTS=SUMS // R,
+            NORMED=before is not None, GATED=norm[0] is not None, num_warps=4, **shape,
+        )  # fmt: skip
     else:
         rows = before(x, pdl=pdl).flatten(0, -2) if before is not None else rows
         tile = max(LEAST_TILE, triton.next_power_of_2(R))
@@ -144,17 +150,6 @@ def _checked(x: Tensor, weights: Tensor, before: Norm | None, swiglu: bool, out:
                 raise ValueError(f"{name} has strides {tensor.stride()}: must be {where}")
     check_devices(x=x, weights=weights, out=out, gate=gate, **{name: tensor for name, (tensor, _) in norm.items()})
     return rows, N
-
-
-def _summed(rows: Tensor, weights: Tensor, before: Norm | None, out: Tensor, **shape) -> None:
-    eps, norm = (0.0, (None, None, None)) if before is None else (before.eps, (before.gate, before.weight, before.bias))
-    R, N = out.shape
-    outputs = SUMS // R
-    _few_rows_summed[(triton.cdiv(N, outputs),)](
-        rows, *(rows if each is None else each for each in norm), weights, weights[N:], out, N, rows.stride(0), eps,
-        R=R, INPUTS=min(INPUTS, triton.next_power_of_2(shape["K"])), OUTPUTS=outputs,
-        NORMED=before is not None, GATED=norm[0] is not None, num_warps=4, **shape,
-    )  # fmt: skip
 
 
 @jit

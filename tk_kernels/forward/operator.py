@@ -123,9 +123,16 @@ class ForwardOperator:
             out, after = self._by_reference([x[:, :begun] for x in tokens], outer, state, start, rope)
             outputs.append(out)
         if begun < q.shape[1]:
-            rest = q[:, begun:], k[:, begun:], v[:, begun:], lr[:, begun:]
-            out, after = self._aligned(shapes, inplace, backend, rest, outer, after, rope)
-            outputs.append(out)
+            q, k, v, lr = (x[:, begun:] for x in tokens)
+            weights = to_float32(*(getattr(after, name) for name in self.weights))
+            if not inplace:
+                empty = {name: weights[0].new_empty(shape) for name, shape in shapes.items()}
+                empty["position"] = torch.empty_like(state.position)  # type: ignore[attr-defined]
+                after = type(state)(**empty)
+            outputs.append(torch.empty(q.shape, dtype=q.dtype, device=q.device))
+            results = (outputs[-1], *after[:-1])
+            self.launch((q, k, v, *to_float32(lr)), to_float32(*outer), weights, results, rope, backend)
+            after.position.fill_(q.shape[1] % len(token_scale))  # type: ignore[attr-defined]
         if inplace:
             overwrite(state, after)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1), state if inplace else after
@@ -144,28 +151,6 @@ class ForwardOperator:
         for name, x in kept.items() if inplace else ():
             check_contiguous(f"state.{name}, which inplace=True writes to,", x)
         return shapes
-
-    def _aligned(
-        self,
-        shapes: dict[str, tuple[int, ...]],
-        inplace: bool,
-        backend: str,
-        tokens: Tokens,
-        outer: Outer,
-        state: State,
-        rope: bool,
-    ) -> tuple[Tensor, State]:
-        """Return outputs and next state for tokens from a mini-batch's start; shapes: the state's."""
-        q, k, v, lr = tokens
-        weights = to_float32(*(getattr(state, name) for name in self.weights))
-        after = state
-        if not inplace:
-            empty = {name: weights[0].new_empty(shape) for name, shape in shapes.items()}
-            after = type(state)(**empty | {"position": torch.empty_like(state.position)})  # type: ignore[attr-defined]
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self.launch((q, k, v, *to_float32(lr)), to_float32(*outer), weights, (out, *after[:-1]), rope, backend)
-        after.position.fill_(q.shape[1] % len(outer[0]))  # type: ignore[attr-defined]
-        return out, after
 
     def _launch(
         self,
