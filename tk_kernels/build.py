@@ -8,8 +8,6 @@ nvcc is called directly, because `tvm_ffi.cpp.build` discards the output of a su
 register counts and spills.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

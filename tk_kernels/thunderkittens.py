@@ -1,7 +1,5 @@
 """Find ThunderKittens, whose headers the kernels include, or clone it at the pinned commit."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """The fused edge kernels match PyTorch: convolutions, norms, RoPE, learning rate, output gates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

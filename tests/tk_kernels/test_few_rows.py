@@ -1,7 +1,5 @@
 """GEMMs with few rows match PyTorch, with fused norms, residuals and SwiGLU."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The Triton generate kernels match the reference in every form, precision and position, in the interpreter."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest

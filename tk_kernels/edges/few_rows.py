@@ -4,8 +4,6 @@ Reading the weights takes all the time of such a GEMM, so the fused operations c
 One or two rows of x: a program loads whole rows of W and sums without tensor cores. The norm's scale and mean commute
 with the GEMM, so no load of a weight waits for them. More rows: tensor cores multiply tiles.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 

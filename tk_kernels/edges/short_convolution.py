@@ -2,8 +2,6 @@
 
 Both functions take T >= 1 tokens, and cache the last three inputs of each channel for the next call.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 The kernels run on CUDA GPUs of compute capability 8.0 or higher, and in Triton's interpreter.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
 """Shared code of the generate kernels: state precisions, launches, parts of Triton kernels."""
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The generate step of both operators: its state, argument checks and kernel launch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar

@@ -9,8 +9,6 @@ are split over the N warps by a leading dimension, so that no matmul moves W^T b
 Each LayerNorm takes one reduction: the sums of squares include the mean, which is subtracted afterwards. Missing tokens
 of a short mini-batch are rows of lr = 0 under a mask.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
 
 from __future__ import annotations
 

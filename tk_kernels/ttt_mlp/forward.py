@@ -4,8 +4,6 @@ One program owns one head of one sequence and keeps W1^T and W2 in float32 accum
 dimension splits both over the N warps, by hidden units, so that Z1, Y1 and both updates never leave a warp. Once per
 mini-batch, W2 is rounded and written to shared memory, where its three matmuls read it.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ The kernels of `generate.py` hold both weights of a head in registers. Here each
 hidden units, and the second finds the weights in a cache: the first computes Z2, the second G1 and the output. As in
 `generate.py`, weights1 is W1 transposed, so a hidden unit is one row of both weights.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 
