@@ -9,10 +9,11 @@ from bench.terminal import print_rows
 def build_kernels() -> None:
     """Compile CUDA kernels that are not cached; print their registers and spills."""
     from tk_kernels import build
+    from tk_kernels.thunderkittens import fetch_thunderkittens, find_thunderkittens
 
     try:
-        if build.find_nvcc() and build.find_thunderkittens() is None:
-            build.fetch_thunderkittens()
+        if build.find_nvcc() and find_thunderkittens() is None:
+            fetch_thunderkittens()
         modules = build.build_all()
     except build.BuildError as error:
         raise UserError(str(error)) from None

@@ -17,7 +17,7 @@ from bench.models.layers import Rotation, operator_range, round_up
 from bench.models.operator import Learner, Projections
 from bench.models.overlap import beside_another_chunk
 from bench.models.ttt import LayerState, Learn, TTTBlock
-from tk_kernels.edges.few_rows import Norm, NormGate, few_rows_product, fits
+from tk_kernels.edges.few_rows import Norm, few_rows_product, fits
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.edges.swiglu_product import swiglu_product
 
@@ -62,7 +62,7 @@ class FusedBlock(TTTBlock):
         out = learn(self._split(projected, rope, state, pdl), self._learner)
         norm, out = layer.post_norm, out.flatten(-2)
         if layer.config.backbone == "mamba":
-            before = NormGate(self._columns(projected, 2), norm.weight, norm.bias, norm.eps)
+            before = Norm(norm.weight, norm.eps, norm.bias, self._columns(projected, 2))
             add_product_(h, out, layer.o_proj.weight, pdl, before)
         else:
             add_product_(h, norm(out), layer.o_proj.weight, pdl)
@@ -175,7 +175,7 @@ def product(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
     return few_rows_product(x, weight, pdl=pdl) if has_few_rows(x, weight) else F.linear(x, weight)
 
 
-def add_product_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: NormGate | None = None) -> Tensor:
+def add_product_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: Norm | None = None) -> Tensor:
     """Add before(x) @ weight^T to `total` in place, rounded once, and return `total`.
 
     total [B, T, C], x [B, T, F], weight [C, F]. before: the norm and output gate of x, or None. pdl: as in `product`.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tk_kernels.build.parallel import compile_all
+from tk_kernels.parallel import compile_all
 
 KEEP = "TRITON_CACHE_AUTOTUNING"
 CHOICE = ".autotune.json"  # suffix of Triton's files of tuning results

@@ -4,8 +4,6 @@ The float64 reference, rounded to 16 bits where the kernel stores 16 bits, simul
 error may reach `SLACK` times the simulation's, plus a float32 term.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple

@@ -85,7 +85,7 @@ def naive(operator: str, case: Case) -> tuple[Tensor, list[Tensor]]:
 def valid(state: Any) -> list[Tensor]:
     count = state.position[:, None, None, None]
     return [
-        torch.where(torch.arange(x.shape[2])[:, None] < count, x, 0) if name.endswith("rows") else x
+        torch.where(torch.arange(x.shape[2], device=x.device)[:, None] < count, x, 0) if name.endswith("rows") else x
         for name, x in zip(state._fields, state, strict=True)
     ]
 

@@ -15,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tests.tk_kernels.reference_cases import Case, case
 from tk_kernels import build
 from tk_kernels.edges import few_rows, swiglu_product
 from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm, swiglu
@@ -27,10 +28,8 @@ from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.generate.common import rope_table
 from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import ops as linear_ops
-from tk_kernels.ttt_linear import reference as linear_reference
 from tk_kernels.ttt_mlp import generate as mlp_generate
 from tk_kernels.ttt_mlp import ops as mlp_ops
-from tk_kernels.ttt_mlp import reference as mlp_reference
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 AT_ONCE = min(8, (os.cpu_count() or 1) // 2 + 1)  # a run mostly occupies one CPU core
@@ -38,26 +37,8 @@ TOKENS = (1, 17, 100)
 DTYPE = torch.bfloat16
 BATCH, HEADS = 2, 3
 SCHEDULES = ((16, 2, 4), (16, 4, 1), (32, 4, 1))  # TTT-Linear: mini-batch, warps per head, heads per block
-SHAPES: dict[str, Callable[[int], tuple[tuple[int, int], ...]]] = {  # of the weights, by head dimension
-    "linear": lambda D: ((D, D), (1, D)),
-    "mlp": lambda D: ((D, 4 * D), (1, 4 * D), (4 * D, D), (1, D)),
-}
-REFERENCES: dict[str, Any] = {"linear": linear_reference, "mlp": mlp_reference}
 GENERATE: dict[str, Any] = {"linear": linear_generate, "mlp": mlp_generate}
 STEPS = 17  # generated tokens: one mini-batch and one more token
-
-
-class Finding(NamedTuple):
-    kernel: str
-    tool: str
-    clean: bool
-    runs: int
-    summary: str
-    complaints: list[str]
-
-    def __str__(self) -> str:
-        verdict = "clean" if self.clean else f"NOT CLEAN ({self.summary})"
-        return "\n".join([f"{self.kernel} {self.tool}: {verdict}, {self.runs} runs", *self.complaints])
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -69,17 +50,13 @@ def on_gpu(*tensors: Tensor) -> list[Tensor]:
     return [x.cuda() for x in tensors]
 
 
-def arguments(operator: str, tokens: int, mini_batch: int, D: int = 64) -> list[Any]:
-    q, k, v = (normal(BATCH, tokens, HEADS, D, dtype=DTYPE) for _ in range(3))
-    lr, scale = torch.full((BATCH, tokens, HEADS), 0.5 / D), 1 / torch.arange(1, mini_batch + 1)
-    weights = (0.02 * normal(HEADS, *shape) for shape in SHAPES[operator](D))
-    state = REFERENCES[operator].init_state(*weights, BATCH, mini_batch)
-    return [q, k, v, lr, scale, torch.ones(HEADS, D), torch.zeros(HEADS, D), state]
+def arguments(operator: str, tokens: int, mini_batch: int, D: int = 64) -> Case:
+    return case(operator, tokens, batch=BATCH, heads=HEADS, head_dim=D, mini_batch=mini_batch, dtype=DTYPE)
 
 
 def linear_forward() -> Iterator[str]:
     for tokens, rope, (mini_batch, *plan) in product(TOKENS, (False, True), SCHEDULES):
-        linear_ops.schedule = lambda *_, plan=plan: plan  # type: ignore[assignment, misc]
+        linear_ops.OPERATOR.plan = lambda *_, plan=plan: plan
         *tensors, state = arguments("linear", tokens, mini_batch)
         linear_ops.forward(
             *on_gpu(*tensors), type(state)(*on_gpu(*state)), rope=rope, start=0, backend="thunderkittens"
@@ -146,7 +123,7 @@ def few_rows_products() -> Iterator[str]:
             *(normal(*shape, dtype=DTYPE) for shape in ((rows, K), (rows, K), (K,), (outputs, K), (rows, outputs)))
         )
         norm = few_rows.Norm(weight, eps)
-        for before in (None, norm, few_rows.NormGate(gate, weight, weight, eps)):
+        for before in (None, norm, few_rows.Norm(weight, eps, weight, gate)):
             few_rows.few_rows_product(x, weights, before, out=out, pdl=pdl)
         few_rows.few_rows_product(x, weights, norm, swiglu=True, pdl=pdl)
         yield f"M={rows} N={outputs}{' dependent' * pdl}"
@@ -154,7 +131,8 @@ def few_rows_products() -> Iterator[str]:
 
 def generate(operator: str, D: int = 64) -> Iterator[str]:
     """On Hopper only a float32 state runs the portable Triton kernel of the dual form."""
-    for form, precision in (("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32"), ("primal", "float16")):
+    cases = [("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32")]
+    for form, precision in [*cases, ("primal", "float16")] if D == 64 else cases:
         *tensors, state = arguments(operator, STEPS, 16, D)
         kept = move(GENERATE[operator].GenerateState.from_state(state, form, precision))
         *per_token, scale, weight, bias = tensors
@@ -199,15 +177,20 @@ def run(kernel: str) -> None:
         print("ran", line, flush=True)
 
 
-def sanitized(kernel: str, tool: str) -> Finding:
-    """Run one kernel under one tool. PyTorch's cache is off, so that the tool sees accesses outside a tensor."""
+def sanitized(kernel: str, tool: str) -> tuple[bool, str]:
+    """Run one kernel under one tool; return whether it is clean, and a report.
+
+    PyTorch's cache is off, so that the tool sees accesses outside a tensor.
+    """
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", __spec__.name]
     settings = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     answer = subprocess.run([*command, "--run", kernel], capture_output=True, text=True, check=False, env=settings)
     lines = answer.stdout.splitlines()
     ran = sum(line.startswith("ran") for line in lines)
     said = [line.lstrip("= ") for line in lines if "SUMMARY" in line][:1] or answer.stderr.splitlines()[-1:]
-    return Finding(kernel, tool, answer.returncode == 0 and ran > 0, ran, " ".join(said), complaints(lines))
+    clean = answer.returncode == 0 and ran > 0
+    verdict = "clean" if clean else f"NOT CLEAN ({' '.join(said)})"
+    return clean, "\n".join([f"{kernel} {tool}: {verdict}, {ran} runs", *complaints(lines)])
 
 
 def complaints(lines: list[str]) -> list[str]:
@@ -228,11 +211,11 @@ def main(record: str | None) -> int:
     device = f"{torch.cuda.get_device_name()}, B={BATCH}, H={HEADS}, T in {TOKENS}, bfloat16"
     with ThreadPoolExecutor(AT_ONCE) as pool:
         findings = list(pool.map(lambda pair: sanitized(*pair), product(KERNELS, TOOLS)))
-    text = "\n".join([device, *sources, *map(str, findings)]) + "\n"
+    text = "\n".join([device, *sources, *(report for _, report in findings)]) + "\n"
     print(text, end="")
     if record:
         Path(record).write_text(text)
-    return 0 if all(finding.clean for finding in findings) else 1
+    return 0 if all(clean for clean, _ in findings) else 1
 
 
 if __name__ == "__main__":

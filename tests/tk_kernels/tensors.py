@@ -1,7 +1,5 @@
 """Random tensors on the tested device, and a comparison with a limit on the error."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.interpreter import DEVICE

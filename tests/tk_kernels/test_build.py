@@ -1,19 +1,19 @@
 """`build` compiles once, reuses cached builds, and reports a missing requirement in one sentence."""
 
-import json
 import os
 import re
 import shutil
 import signal
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 
 import pytest
 
 from tests.harness.harness_helpers import git
-from tk_kernels import build
-from tk_kernels.build import cache, compiler, thunderkittens
-from tk_kernels.build.modules import missing_to_compile
+from tk_kernels import build, thunderkittens
+from tk_kernels.build import missing_to_compile
+from tk_kernels.thunderkittens import fetch_thunderkittens, find_thunderkittens, thunderkittens_version
 
 NAME = "ttt_linear/forward_sm90"
 LOG = """\
@@ -56,7 +56,7 @@ def machine(tmp_path, monkeypatch):
         def without_nvcc(self):
             monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
             monkeypatch.setattr(shutil, "which", lambda tool: None)
-            monkeypatch.setattr(compiler, "DEFAULT_NVCC", tmp_path / "none" / "nvcc")
+            monkeypatch.setattr(build, "DEFAULT_NVCC", tmp_path / "none" / "nvcc")
 
         def times_compiled(self):
             return len(self.calls.read_text().splitlines()) if self.calls.exists() else 0
@@ -64,10 +64,9 @@ def machine(tmp_path, monkeypatch):
     headers = tmp_path / "headers"
     (headers / "include").mkdir(parents=True)
     (headers / "include" / "kittens.cuh").write_text("")
-    (headers / "COMMIT").write_text("abc123\n")
     Machine.source.parent.mkdir(parents=True)
     Machine.source.write_text("// one")
-    monkeypatch.setattr(cache, "SOURCE_ROOT", tmp_path / "tk_kernels")
+    monkeypatch.setattr(build, "SOURCE_ROOT", tmp_path / "tk_kernels")
     monkeypatch.setenv("THUNDERKITTENS_ROOT", str(headers))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     monkeypatch.setenv("TTT_BENCH_CACHE", str(tmp_path / "cache"))
@@ -76,63 +75,62 @@ def machine(tmp_path, monkeypatch):
     return machine
 
 
-def test_resources_are_read_from_the_compiler_log():
-    fast, slow = build.parse_resources(LOG)
-    assert (fast.registers, fast.spilled_bytes) == (40, 0)
-    assert (slow.registers, slow.spilled_bytes) == (255, 184 + 212)
-    assert "fast" in fast.name
-
-
 def test_second_build_compiles_nothing(machine):
     first, second = build.build(NAME), build.build(NAME)
     assert (first.compiled, second.compiled) == (True, False)
     assert machine.times_compiled() == 1
-    assert second.library == first.library
-    assert second.library.read_text() == "library\n"
-    assert [kernel.registers for kernel in second.resources] == [40, 255]
+    assert second.folder == first.folder
+    assert (second.folder / "kernel.so").read_text() == "library\n"
+    assert [kernel[1:] for kernel in map(astuple, second.resources)] == [(40, 0), (255, 184 + 212)]
+    assert "fast" in second.resources[0].name
 
 
 def test_a_build_says_what_it_was_made_of_where_the_machine_cannot(machine, monkeypatch):
-    build.build(NAME)
+    made = build.build(NAME).ingredients
     machine.without_nvcc()
     monkeypatch.setenv("THUNDERKITTENS_ROOT", "/nowhere")
-    made = build.build(NAME).ingredients
-    assert (made["compiler"], made["thunderkittens"]) == ("13.0, V13.0.88", "abc123")
+    assert build.build(NAME).ingredients == made
+    assert (made["compiler"], len(made["thunderkittens"])) == ("13.0, V13.0.88", 12)
     assert build.ingredients(NAME)["compiler"] is None
 
 
-def test_each_ingredient_makes_a_new_build(machine, monkeypatch):
-    builds = {build.build(NAME).library}
-    machine.source.write_text("// two")
-    builds.add(build.build(NAME).library)
+def test_each_ingredient_makes_a_new_build(machine, monkeypatch, tmp_path):
     shared = machine.source.parent.parent / "forward" / "common.cuh"
     shared.parent.mkdir()
-    shared.write_text("// shared by all")
-    builds.add(build.build(NAME).library)
-    (machine.source.parent / "forward.cuh").write_text("// shared by the files beside it")
-    builds.add(build.build(NAME).library)
-    machine.nvcc(version="13.1, V13.1.2")
-    builds.add(build.build(NAME).library)
-    for variable in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
-        monkeypatch.setenv(variable, "-lineinfo")
-        builds.add(build.build(NAME).library)
-    monkeypatch.setattr(cache.platform, "machine", lambda: "aarch64")
-    builds.add(build.build(NAME).library)
-    monkeypatch.setattr(cache, "version", lambda package: "9.9")
-    builds.add(build.build(NAME).library)
-    assert len(builds) == machine.times_compiled() == 9
+    changes = [
+        lambda: None,
+        lambda: machine.source.write_text("// two"),
+        lambda: shared.write_text("// shared by all"),
+        lambda: (machine.source.parent / "forward.cuh").write_text("// shared by the files beside it"),
+        lambda: machine.nvcc(version="13.1, V13.1.2"),
+        lambda: monkeypatch.setenv("NVCC_PREPEND_FLAGS", "-lineinfo"),
+        lambda: monkeypatch.setenv("NVCC_APPEND_FLAGS", "-lineinfo"),
+        lambda: monkeypatch.setattr(build.platform, "machine", lambda: "aarch64"),
+        lambda: monkeypatch.setattr(build, "version", lambda package: "9.9"),
+        lambda: (tmp_path / "headers" / "include" / "kittens.cuh").write_text("// changed"),
+    ]
+    for number, change in enumerate(changes, 1):
+        change()
+        assert [build.build(NAME).compiled, build.build(NAME).compiled] == [True, False]
+        assert machine.times_compiled() == number
 
 
 def test_carried_cache_serves_without_nvcc_and_headers(machine, monkeypatch):
     build.build(NAME)
-    machine.nvcc(version="13.1, V13.1.2")
-    newest = build.build(NAME)
     machine.without_nvcc()
     monkeypatch.setenv("THUNDERKITTENS_ROOT", "/nowhere")
-    assert build.build(NAME).library == newest.library
+    assert not build.build(NAME).compiled
     machine.source.write_text("// not what was built")
     with pytest.raises(build.BuildError, match="no nvcc"):
         build.build(NAME)
+
+
+def test_headers_go_by_the_pinned_commit_or_by_a_digest(machine, monkeypatch, tmp_path):
+    digest = thunderkittens_version(tmp_path / "headers")
+    monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_DIGEST", digest)
+    assert thunderkittens_version(tmp_path / "headers") == thunderkittens.THUNDERKITTENS_COMMIT
+    (tmp_path / "headers" / "include" / "kittens.cuh").write_text("// changed")
+    assert thunderkittens_version(tmp_path / "headers") not in (digest, thunderkittens.THUNDERKITTENS_COMMIT)
 
 
 def test_missing_headers_are_named(machine, monkeypatch):
@@ -159,7 +157,7 @@ def test_a_cache_that_cannot_be_used_is_one_sentence(machine, monkeypatch, tmp_p
     with pytest.raises(build.BuildError, match=rf"{tmp_path}/file \(set TTT_BENCH_CACHE .*Not a directory"):
         build.build(NAME)
     with pytest.raises(build.BuildError, match=rf"ThunderKittens .*{tmp_path}/file \(set TTT_BENCH_CACHE"):
-        build.fetch_thunderkittens()
+        fetch_thunderkittens()
 
 
 def test_an_nvcc_that_cannot_be_run_is_one_sentence(machine, monkeypatch, tmp_path):
@@ -173,77 +171,31 @@ def test_an_nvcc_that_cannot_be_run_is_one_sentence(machine, monkeypatch, tmp_pa
     assert re.search(reason, build.unavailable(NAME))
 
 
-@pytest.mark.parametrize("note", ["", " \n", None])
-def test_headers_that_do_not_say_their_version(machine, monkeypatch, tmp_path, note):
-    commit = tmp_path / "headers" / "COMMIT"
-    commit.unlink() if note is None else commit.write_text(note)
-    if note is None:
-        monkeypatch.setattr(shutil, "which", lambda tool: None)
-    version = build.thunderkittens_version(tmp_path / "headers")
-    assert version.startswith("unknown-")
-    assert build.thunderkittens_version(tmp_path / "headers") == version
-    (tmp_path / "headers" / "include" / "kittens.cuh").write_text("// changed")
-    assert build.thunderkittens_version(tmp_path / "headers") != version
-
-
-def test_headers_that_were_changed_since_their_commit_are_others(tmp_path):
-    (tmp_path / "include").mkdir()
-    header = tmp_path / "include" / "kittens.cuh"
-    header.write_text("// one")
-    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
-        git(tmp_path, *arguments)
-    commit = build.thunderkittens_version(tmp_path)
-    assert len(commit) == 40
-    header.write_text("// two")
-    assert build.thunderkittens_version(tmp_path).startswith(f"{commit}-")
-
-
 def test_who_builds_at_once_builds_once(machine):
     machine.nvcc(body="sleep 0.5")
     with ThreadPoolExecutor(4) as pool:
         built = list(pool.map(build.build, [NAME] * 4))
     assert machine.times_compiled() == 1
     assert sorted(each.compiled for each in built) == [False, False, False, True]
-    assert {each.library for each in built} == {built[0].library}
+    assert {each.folder for each in built} == {built[0].folder}
 
 
-def test_what_a_killed_build_left_is_removed_by_the_next(machine, tmp_path):
+def test_a_killed_build_is_made_again(machine):
     machine.nvcc(body="kill -9 $PPID")
     building = os.fork()
     if not building:
         build.build(NAME)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(building, 0)[1]) == -signal.SIGKILL
-    builds = tmp_path / "cache" / "kernels"
-    assert len(list(builds.glob(".ttt_linear.forward_sm90.building-*"))) == 1
     machine.nvcc()
-    folder = build.build(NAME).library.parent
-    assert sorted(path.name for path in builds.iterdir()) == [".ttt_linear.forward_sm90.lock", folder.name]
-
-
-def damage_note(folder, **changes):
-    note = json.loads((folder / "build.json").read_text()) | changes
-    (folder / "build.json").write_text(json.dumps({key: value for key, value in note.items() if value is not None}))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda folder: damage_note(folder, built_at=None),
-        lambda folder: damage_note(folder, built_at="yesterday"),
-        lambda folder: damage_note(folder, ingredients=[1]),
-        lambda folder: (folder / "build.json").write_text("[]"),
-        lambda folder: (folder / "build.json").write_bytes(b"\xff"),
-        lambda folder: (folder / "build.json").unlink(),
-        lambda folder: (folder / "compiler.log").unlink(),
-        lambda folder: (folder / "kernel.so").unlink(),
-    ],
-)
-def test_a_damaged_build_is_made_again(machine, damage):
-    damage(build.build(NAME).library.parent)
     assert build.build(NAME).compiled
-    assert not build.build(NAME).compiled
-    assert machine.times_compiled() == 2
+
+
+@pytest.mark.parametrize("note", ["", None])
+def test_a_damaged_build_is_made_again(machine, note):
+    path = build.build(NAME).folder / "build.json"
+    path.unlink() if note is None else path.write_text(note)
+    assert [build.build(NAME).compiled, build.build(NAME).compiled] == [True, False]
 
 
 def test_unknown_kernel_is_named():
@@ -259,7 +211,7 @@ def test_nvcc_is_found_in_cuda_home_then_on_the_path_then_where_cuda_installs_it
         file.chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", str(tmp_path / "path" / "bin"))
-    monkeypatch.setattr(compiler, "DEFAULT_NVCC", found[2])
+    monkeypatch.setattr(build, "DEFAULT_NVCC", found[2])
     for file in found:
         assert build.find_nvcc() == file
         file.unlink()
@@ -295,67 +247,42 @@ def remote(tmp_path, monkeypatch):
     return commit
 
 
-def test_headers_in_another_projects_checkout_go_by_their_digest(remote, tmp_path):
-    copy = tmp_path / "remote" / "vendored"
-    (copy / "include").mkdir(parents=True)
-    (copy / "include" / "kittens.cuh").write_text("one")
-    before = build.thunderkittens_version(copy)
-    (copy / "include" / "kittens.cuh").write_text("two")
-    assert before.startswith("unknown-")
-    assert build.thunderkittens_version(copy) not in (before, remote)
-
-
 def test_fetch_checks_out_the_pinned_commit(remote, monkeypatch):
-    root = build.fetch_thunderkittens()
-    assert build.find_thunderkittens() == root
-    assert build.thunderkittens_version(root) == remote
+    root = fetch_thunderkittens()
+    assert find_thunderkittens() == root
+    assert git(root, "rev-parse", "HEAD") == remote
     monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_URL", "/nowhere")
-    assert build.fetch_thunderkittens() == root  # already there
+    assert fetch_thunderkittens() == root  # already there
 
 
 def test_a_fetch_in_a_git_hook_uses_its_own_repository(remote, tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "remote" / ".git"))
-    root = build.fetch_thunderkittens()
-    assert (root / ".git").is_dir()
-    assert build.thunderkittens_version(root) == remote
+    root = fetch_thunderkittens()
+    monkeypatch.delenv("GIT_DIR")
+    assert git(root, "rev-parse", "HEAD") == remote
 
 
-def test_a_fetch_that_is_killed_leaves_nothing_that_counts(remote, tmp_path, monkeypatch):
-    fetching = os.fork()
-    if not fetching:  # killed after the headers are fetched, before the rest
-        monkeypatch.setattr(thunderkittens, "_git", lambda arguments, folder: half_a_clone(folder))
-        build.fetch_thunderkittens()
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(fetching, 0)[1]) == -signal.SIGKILL
-    assert [path.name for path in (tmp_path / "cache").glob(".fetching-*/include/*")] == ["kittens.cuh"]
-    assert build.find_thunderkittens() is None
-    root = build.fetch_thunderkittens()
-    assert build.thunderkittens_version(root) == remote
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [".fetch.lock", root.name]
+def test_a_fetch_that_fails_leaves_no_headers(remote, tmp_path, monkeypatch):
+    def half_a_clone(folder, *arguments):
+        (folder / "include").mkdir()
+        (folder / "include" / "kittens.cuh").write_text("")
+        raise build.BuildError("the network is down")
 
-
-def half_a_clone(folder):
-    (folder / "include").mkdir()
-    (folder / "include" / "kittens.cuh").write_text("")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_fetch_that_fails_keeps_the_clone_that_was_there(tmp_path, monkeypatch):
-    monkeypatch.setenv("TTT_BENCH_CACHE", str(tmp_path))
-    header = thunderkittens._clone_path() / "include" / "kittens.cuh"
-    header.parent.mkdir(parents=True)
-    header.write_text("// of another commit")
-    monkeypatch.setattr(shutil, "which", lambda tool: None)
-    with pytest.raises(build.BuildError, match="git is not installed"):
-        build.fetch_thunderkittens()
-    assert header.is_file()
+    monkeypatch.setattr(thunderkittens, "_git", half_a_clone)
+    with pytest.raises(build.BuildError, match="network"):
+        fetch_thunderkittens()
+    assert find_thunderkittens() is None
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".fetch.lock"]
 
 
 def test_failed_fetch_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_URL", str(tmp_path / "nowhere"))
     monkeypatch.setenv("TTT_BENCH_CACHE", str(tmp_path / "cache"))
     with pytest.raises(build.BuildError, match="could not be fetched"):
-        build.fetch_thunderkittens()
+        fetch_thunderkittens()
+    monkeypatch.setattr(shutil, "which", lambda tool: None)
+    with pytest.raises(build.BuildError, match="git is not installed"):
+        fetch_thunderkittens()
 
 
 @pytest.mark.skipif(missing_to_compile() != "", reason=missing_to_compile())

@@ -1,7 +1,5 @@
 """The fused edge kernels match PyTorch: convolutions, norms, RoPE, learning rate, output gates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -201,24 +199,27 @@ def test_a_nan_stays_in_its_sequence() -> None:
 
 def test_wrong_layouts_are_named() -> None:
     h, cache, weights = normal(2, 4, 16), normal(2, 3, 16), (normal(16), normal(16, 1, 4), normal(16), normal(16))
-    with pytest.raises(ValueError, match="h has strides"):
-        residual_convolution(h[:, ::2], cache, *weights, EPS)
-    with pytest.raises(ValueError, match=r"cache has shape \(1, 3, 16\)"):
-        residual_convolution(h, cache[:1], *weights, EPS)
-    with pytest.raises(ValueError, match="gate has shape"):
-        norm_gate(h, h[:, :2], normal(16), normal(16), EPS)
-    with pytest.raises(ValueError, match=r"weight has shape \(8,\)"):
-        rms_norm(h, normal(8), EPS)
-    with pytest.raises(ValueError, match=r"weight has strides \(2,\)"):
-        rms_norm(h, normal(32)[::2], EPS)
-    with pytest.raises(ValueError, match=r"bias has strides \(2,\)"):
-        norm_gate(h, h, normal(16), normal(32)[::2], EPS)
-    with pytest.raises(ValueError, match=r"next_norm has shape \(8,\)"):
-        residual_convolution(h, cache, *weights[:3], normal(8), EPS)
-    with pytest.raises(ValueError, match="x has 7 columns: must be even"):
-        swiglu(normal(2, 7))
+    elsewhere = normal(16).to("meta")
     conv, angles = (normal(20, 1, 4), normal(20)), (normal(4, 3), normal(4, 3))
     heads = (torch.zeros(2, dtype=torch.int32, device=DEVICE), normal(2, 4, 3), normal(3), 1.0)
+    long = torch.empty(1, (1 << 27) + 1, 16, device="meta")
+    for function, arguments, why in (
+        (residual_convolution, (h[:, ::2], cache, *weights), "h has strides"),
+        (residual_convolution, (h, cache[:1], *weights), r"cache has shape \(1, 3, 16\)"),
+        (residual_convolution, (h, cache, *weights[:3], normal(8)), r"next_norm has shape \(8,\)"),
+        (residual_convolution, (h, cache, *weights[:2], elsewhere, weights[3]), f"is on meta: .* is on {DEVICE}"),
+        (residual_convolution, (long,) * 6, r"at most 2\^31 numbers, give it in pieces"),
+        (norm_gate, (h, h[:, :2], normal(16), normal(16)), "gate has shape"),
+        (norm_gate, (h, h, normal(16), normal(32)[::2]), r"bias has strides \(2,\)"),
+        (norm_gate, (h, h, normal(16), elsewhere), f"is on meta: .* is on {DEVICE}"),
+        (rms_norm, (h, normal(8)), r"weight has shape \(8,\)"),
+        (rms_norm, (h, normal(32)[::2]), r"weight has strides \(2,\)"),
+        (rms_norm, (h, elsewhere), f"is on meta: .* is on {DEVICE}"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            function(*arguments, EPS)
+    with pytest.raises(ValueError, match="x has 7 columns: must be even"):
+        swiglu(normal(2, 7))
     with pytest.raises(ValueError, match="x has 20 columns: 3 heads of rope's 6 are 18"):
         query_key(normal(2, 4, 20), normal(2, 3, 20), conv, conv, angles, *heads)
 
@@ -249,31 +250,6 @@ def test_what_query_key_would_read_beyond_its_end_is_named() -> None:
     ):
         with pytest.raises(ValueError, match=why):
             query_key(x, cache, conv, conv, **(given | {name: wrong}))
-
-
-def test_tensors_on_another_device_are_named() -> None:
-    h, ones = normal(2, 4, 16), normal(16)
-    elsewhere = ones.to("meta")
-    for call in (
-        lambda: rms_norm(h, elsewhere, EPS),
-        lambda: norm_gate(h, h, ones, elsewhere, EPS),
-        lambda: residual_convolution(h, normal(2, 3, 16), ones, normal(16, 1, 4), elsewhere, ones, EPS),
-    ):
-        with pytest.raises(ValueError, match=f"is on meta: .* is on {DEVICE}"):
-            call()
-
-
-def test_a_sequence_that_int32_does_not_reach_is_named() -> None:
-    long = torch.empty(1, (1 << 27) + 1, 16, device="meta")
-    with pytest.raises(ValueError, match=r"at most 2\^31 numbers, give it in pieces"):
-        residual_convolution(long, *(long for _ in range(5)), EPS)
-
-
-def test_the_order_of_named_arguments_is_free() -> None:
-    h, weight = normal(2, 16), normal(16)
-    assert torch.equal(rms_norm(eps=EPS, weight=weight, x=h), rms_norm(h, weight, EPS))
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
-        rms_norm(weight=weight, eps=EPS)
 
 
 def test_no_token_changes_no_cache() -> None:

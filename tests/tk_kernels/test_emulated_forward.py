@@ -149,11 +149,6 @@ PLANTED = {
         "if (!WRONG) barrier_sync(STATE + part, WARPGROUP);  // all of",
         "race|not published",
     ),
-    "no wait for the group's readers": (
-        "if (i >= 2 * GROUP - 1 && slot_of<GROUP>(i) == GROUP - 1)",
-        "if (!WRONG && i >= 2 * GROUP - 1 && slot_of<GROUP>(i) == GROUP - 1)",
-        "race",
-    ),
     "stores that products do not see": (
         "        activate(1, x2_to, z, t);\n        publish();",
         "        activate(1, x2_to, z, t);\n        if (!WRONG) publish();",
@@ -178,11 +173,6 @@ PLANTED = {
         "mbarrier_arrive(Z2_READY);",
         "if (!WRONG || i != 3) mbarrier_arrive(Z2_READY);",
         "deadlock",
-    ),
-    "the wrong phase": (
-        "mbarrier_wait(G2_READY, parity_of<1>(i + 1));",
-        "mbarrier_wait(G2_READY, parity_of<1>(i + (WRONG ? 0 : 1)));",
-        "deadlock|race",
     ),
 }
 

@@ -1,7 +1,5 @@
 """The Gluon generate kernels match the float64 reference on an emulator; test_generate_gpu.py runs them on a GPU."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import generate_cases

@@ -1,7 +1,5 @@
 """GEMMs with few rows match PyTorch, with fused norms, residuals and SwiGLU."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -16,7 +14,6 @@ from tk_kernels.edges.few_rows import (
     MOST_ROWS_FEW_OUTPUTS,
     SHARED_BYTES,
     Norm,
-    NormGate,
     few_rows_product,
     fits,
     shared_bytes,
@@ -52,7 +49,7 @@ def test_what_is_around_a_product(dtype: torch.dtype, rows: int, before: str, be
     if before == "norm and gate":
         x = x + 0.5
         normed = F.layer_norm(x.double(), (K,), weight.double(), bias.double(), EPS)
-        entering, how = normed * F.gelu(gate.double(), approximate="tanh"), NormGate(gate, weight, bias, EPS)
+        entering, how = normed * F.gelu(gate.double(), approximate="tanh"), Norm(weight, EPS, bias, gate)
     if behind == "swiglu":
         a, b = (entering @ weights.double().T).chunk(2, -1)
         assert_close(few_rows_product(x, weights, how, swiglu=True), F.silu(a) * b, 2 * LIMIT[dtype])
@@ -81,7 +78,7 @@ def test_more_inputs_than_a_program_reads_at_once(rows: int, dtype: torch.dtype)
 
 def test_a_row_of_one_value_has_no_negative_variance() -> None:
     x, weights, ones = torch.full((1, 100), 300.1, device=DEVICE), normal(4, 100), torch.ones(100, device=DEVICE)
-    got = few_rows_product(x, weights, NormGate(30 * ones[None], ones, ones, EPS))
+    got = few_rows_product(x, weights, Norm(ones, EPS, ones, 30 * ones[None]))
     assert_close(got, 30 * weights.double().sum(1)[None], 0.1)  # nearly only the norm's bias
 
 
@@ -93,7 +90,7 @@ def test_rows_may_be_columns_of_a_wider_tensor() -> None:
 
 def test_unsupported_arguments_are_named() -> None:
     weights, ones, gate = normal(8, 64), torch.ones(64, device=DEVICE), normal(2, 64)
-    norm_gate = NormGate(gate, ones, ones, EPS)
+    norm_gate = Norm(ones, EPS, ones, gate)
     for x, wrong, options, why in (
         (normal(MOST_ROWS + 1, 64), weights, {}, "rows"),
         (normal(0, 64), weights, {}, "rows"),
@@ -107,14 +104,14 @@ def test_unsupported_arguments_are_named() -> None:
         (gate, weights, {"out": torch.zeros(2, 16, device=DEVICE)[:, :8]}, "contiguous"),
         (gate, weights, {"before": Norm(ones[:8], EPS)}, "norm weight"),
         (gate, weights, {"before": Norm(normal(128)[::2], EPS)}, "contiguous"),
-        (gate, weights, {"before": NormGate(gate, ones, ones[:8], EPS)}, "norm bias"),
+        (gate, weights, {"before": Norm(ones, EPS, ones[:8], gate)}, "norm bias"),
         (gate[:1], weights, {"before": norm_gate}, "gate"),
-        (gate, weights, {"before": NormGate(normal(64, 2).T, ones, ones, EPS)}, "contiguous"),
+        (gate, weights, {"before": Norm(ones, EPS, ones, normal(64, 2).T)}, "contiguous"),
         (gate, weights, {"before": norm_gate, "swiglu": True}, "swiglu: takes neither"),
         (gate, weights, {"out": gate, "swiglu": True}, "swiglu: takes neither"),
         (gate, weights.to("meta"), {}, "weights is on meta"),
-        (gate, weights, {"before": Norm(ones.to("meta"), EPS)}, "norm's weight is on meta"),
-        (gate, weights, {"before": NormGate(gate.to("meta"), ones, ones, EPS)}, "norm's gate is on meta"),
+        (gate, weights, {"before": Norm(ones.to("meta"), EPS)}, "norm weight is on meta"),
+        (gate, weights, {"before": Norm(ones, EPS, ones, gate.to("meta"))}, "gate is on meta"),
         (gate.to("meta").as_strided((2, 64), (1 << 31, 1)), weights, {}, r"within 2\^31 elements"),
     ):
         with pytest.raises(ValueError, match=why):

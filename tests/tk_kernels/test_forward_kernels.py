@@ -45,7 +45,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> K
     if reason:
         pytest.skip(reason)
     if plan:
-        monkeypatch.setattr(linear_ops, "schedule", lambda *_: tuple(map(int, plan)))
+        monkeypatch.setattr(linear_ops.OPERATOR, "plan", lambda *_: tuple(map(int, plan)))
     return Kernel(name, int(mini_batch), ops.forward)
 
 

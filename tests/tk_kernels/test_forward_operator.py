@@ -9,107 +9,21 @@ import torch.nn.functional as F
 
 from tests.tk_kernels.tolerances import relative_error
 from tk_kernels import build
-from tk_kernels.forward.operator import HEAD_DIM, forward_from, to_float32
+from tk_kernels.forward.operator import HEAD_DIM
 from tk_kernels.reference.layer import rope
 from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_linear import reference
-from tk_kernels.ttt_linear.reference import LinearState
 from tk_kernels.ttt_mlp import ops as mlp_ops
 from tk_kernels.ttt_mlp import reference as mlp_reference
 
-HEADS, D = 2, 8
+HEADS, NAMES = 2, ("q", "k", "v", "lr", "token_scale", "ln_weight", "ln_bias")
 SHAPES = {"linear": [(HEAD_DIM, HEAD_DIM), (1, HEAD_DIM)]}
 SHAPES["mlp"] = [(HEAD_DIM, 256), (1, 256), (256, HEAD_DIM), (1, HEAD_DIM)]
 
 
-def arguments(tokens: int, start: int, mini_batch: int = 16) -> tuple:
-    generator = torch.Generator().manual_seed(tokens)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    q, k, v = (normal(2, start + tokens, HEADS, D) for _ in range(3))
-    lr = torch.rand(2, start + tokens, HEADS, generator=generator, dtype=torch.float64) / D
-    outer = (1 / torch.arange(1.0, mini_batch + 1, dtype=torch.float64), normal(HEADS, D), normal(HEADS, D))
-    state = reference.init_state(normal(HEADS, D, D), normal(HEADS, 1, D), 2, mini_batch, torch.float64)
-    begun = slice(start)
-    first = (rotated(x, 0, mini_batch)[:, begun] for x in (q, k))
-    _, state = reference.forward(*first, v[:, begun], lr[:, begun], *outer, state)
-    return tuple(x[:, start:] for x in (q, k, v, lr)), outer, state
-
-
-def rotated(x: torch.Tensor, start: int = 0, mini_batch: int = 16) -> torch.Tensor:
-    return rope(x, (start + torch.arange(x.shape[1])) % mini_batch)
-
-
-def exact(tokens: tuple, outer: tuple, state: LinearState, start: int) -> tuple[torch.Tensor, LinearState]:
-    q, k, v, lr = tokens
-    q, k = (rotated(x, start, len(outer[0])) for x in (q, k))
-    return reference.forward(q, k, v, lr, *outer, state, start=start)
-
-
-@pytest.mark.parametrize(
-    ("mini_batch", "tokens", "start", "to_kernel"),
-    [(16, 40, 0, 40), (16, 40, 5, 29), (16, 11, 5, 0), (16, 3, 5, 0), (16, 0, 5, 0), (16, 12, 5, 1), (32, 60, 20, 48)],
-)
-def test_tokens_of_a_begun_mini_batch_go_to_the_reference(mini_batch, tokens, start, to_kernel):
-    inputs, outer, state = arguments(tokens, start, mini_batch)
-    seen = []
-
-    def aligned(tokens, outer, state, rope):
-        assert rope
-        assert int(state.position[0]) == 0
-        seen.append(tokens[0].shape[1])
-        return exact(tokens, outer, state, 0)
-
-    def in_float64(q, k, v, lr, *rest, start):  # the reference is called with float32 tokens
-        return reference.forward(q.double(), k.double(), v.double(), lr.double(), *rest, start=start)
-
-    out, after = forward_from(start, inputs, outer, state, True, in_float64, aligned)
-    expected, expected_after = exact(inputs, outer, state, start)
-    assert seen == [to_kernel][: bool(to_kernel)]
-    assert out.shape == expected.shape
-    for ours, theirs in zip((out, *after), (expected, *expected_after), strict=True):
-        assert not theirs.numel() or relative_error(ours, theirs) < 1e-6
-
-
-@pytest.mark.parametrize("tokens", [40, 11], ids=["both", "reference alone"])
-def test_bfloat16_tokens_are_rounded_as_the_kernel_rounds_them(tokens):
-    """The reference gets q and k rounded after RoPE, in float32; the kernel gets the original tokens."""
-    start, begun = 5, 11
-    (*qkv, lr), outer, state = arguments(tokens, start)
-    q, k, v = (x.bfloat16() for x in qkv)
-    lr, outer = lr.float(), tuple(x.float() for x in outer)
-    state = LinearState(*(x.float() for x in state[:4]), state.position)
-    read, given = [], []
-
-    def spied(*inputs, start):
-        read.extend(inputs[:4])
-        return reference.forward(*inputs, start=start)
-
-    def aligned(tokens, outer, state, rope):
-        given.extend(tokens)
-        return torch.zeros_like(tokens[0]), state
-
-    out, _ = forward_from(start, (q, k, v, lr), outer, state, True, spied, aligned)
-    assert (out.dtype, out.shape) == (torch.bfloat16, q.shape)
-    first = (rotated(q.float(), start).bfloat16(), rotated(k.float(), start).bfloat16(), v, lr)
-    for x, expected in zip(read, first, strict=True):
-        assert x.dtype == torch.float32
-        assert torch.equal(x, expected[:, :begun].float())
-    for x, expected in zip(given, (q, k, v, lr) if tokens > begun else (), strict=True):
-        assert x.dtype == expected.dtype
-        assert torch.equal(x, expected[:, begun:])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_the_kernel_reads_float32_and_contiguous(dtype):
-    x = torch.arange(6.0, dtype=dtype).view(2, 3)
-    for ours, given in zip(to_float32(x, x.T), (x, x.T), strict=True):
-        assert ours.dtype == torch.float32
-        assert ours.is_contiguous()
-        assert torch.equal(ours, given.float())
+def rotated(x: torch.Tensor, mini_batch: int) -> torch.Tensor:
+    return rope(x.float(), torch.arange(x.shape[1]) % mini_batch).to(x.dtype)
 
 
 def operator_arguments(layer: str) -> tuple:
@@ -120,23 +34,12 @@ def operator_arguments(layer: str) -> tuple:
     return operator, (q, q.clone(), q.clone(), lr), outer, module.init_state(*weights, 1, 16)
 
 
-def test_tensors_on_another_device_are_named():
-    operator, tokens, outer, state = operator_arguments("linear")
-    tensors = dict(zip(("q", "k", "v", "lr", "token_scale", "ln_weight", "ln_bias"), (*tokens, *outer), strict=True))
-    for name in [*list(tensors)[1:], "state.W", "state.b"]:
-        moved = {each: x.to("meta") if each == name else x for each, x in tensors.items()}
-        field = name.removeprefix("state.")
-        there = state._replace(**{field: getattr(state, field).to("meta")}) if field != name else state
-        with pytest.raises(ValueError, match=f"^{name} is on meta"):
-            operator.forward(*moved.values(), there, start=0)
-
-
 def fake_kernel(layer: str, module, calls: list):
     def kernel(tokens, outer, weights, results, rotate, _):
         calls.append(weights)
         (q, k, v, lr), mini_batch = tokens, len(outer[0])
         if rotate:
-            q, k = (rotated(x.float(), 0, mini_batch).to(x.dtype) for x in (q, k))
+            q, k = (rotated(x, mini_batch) for x in (q, k))
         widths = (HEAD_DIM, HEAD_DIM) if layer == "linear" else (HEAD_DIM, 4 * HEAD_DIM, 4 * HEAD_DIM, HEAD_DIM)
         rows = [torch.zeros(*q.shape[::2], mini_batch, width) for width in widths]
         kind = reference.LinearState if layer == "linear" else mlp_reference.MLPState
@@ -150,7 +53,7 @@ def fake_kernel(layer: str, module, calls: list):
 
 @pytest.mark.parametrize("mini_batch", [16, 32])
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
-@pytest.mark.parametrize("known", [True, False], ids=["start given", "start read"])
+@pytest.mark.parametrize("known", [True, False], ids=["start given, rope", "start read"])
 @pytest.mark.parametrize("inplace", [False, True], ids=["state kept", "in place"])
 def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, mini_batch, known, inplace):
     operator, _, _, _ = operator_arguments(layer)
@@ -163,19 +66,20 @@ def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, min
     outer = (1 / torch.arange(1.0, mini_batch + 1), torch.ones(HEADS, HEAD_DIM), torch.zeros(HEADS, HEAD_DIM))
     weights = (0.1 * torch.randn(HEADS, *shape, generator=generator) for shape in SHAPES[layer])
     begin = module.init_state(*weights, 2, mini_batch)
-    whole, expected = module.forward(*(x.float() for x in (q, k, v, lr)), *outer, begin)
+    turned = [rotated(x, mini_batch) if known else x for x in (q, k)]
+    whole, expected = module.forward(*(x.float() for x in (*turned, v, lr)), *outer, begin)
     state, outputs, at = begin, [], 0
     for kind, count in (("prefill", mini_batch + 5), ("generate", 3), ("prefill", 4), ("prefill", 3 * mini_batch - 17)):
         cut = [x[:, at : at + count] for x in (q, k, v, lr)]
         if kind == "prefill":
             start, given = at % mini_batch if known else None, state
             before = clone(given)
-            out, state = operator.forward(*cut, *outer, given, start=start, inplace=inplace)
+            out, state = operator.forward(*cut, *outer, given, start=start, inplace=inplace, rope=known)
             assert (state is given) == inplace
             assert inplace or all(map(torch.equal, given, before))
             outputs.append(out)
-        for t in range(count if kind == "generate" else 0):
-            out, state = module.generate_step(*(x[:, t].float() for x in cut), *outer, state)
+        for t in range(at, at + count if kind == "generate" else at):
+            out, state = module.generate_step(*(x[:, t].float() for x in (*turned, v, lr)), *outer, state)
             outputs.append(out[:, None])
         at += count
     assert at == total
@@ -226,46 +130,6 @@ def test_of_nothing_the_state_is_a_copy_and_the_kernel_is_not_called(monkeypatch
     assert not {x.data_ptr() for x in after} & {x.data_ptr() for x in state if x.numel()}
 
 
-@pytest.mark.parametrize("layer", ["linear", "mlp"])
-def test_a_state_that_cannot_be_written_in_place_is_named(layer):
-    operator, tokens, outer, state = operator_arguments(layer)
-    name = operator.OPERATOR.weights[0]
-    across = getattr(state, name).transpose(-1, -2).contiguous().transpose(-1, -2)
-    with pytest.raises(ValueError, match=rf"state\.{name}, which inplace=True writes to, has strides"):
-        operator.forward(*tokens, *outer, state._replace(**{name: across}), start=0, inplace=True)
-
-
-@pytest.mark.parametrize("layer", ["linear", "mlp"])
-def test_rows_that_the_kernel_would_write_beyond_are_named(layer):
-    """The kernel writes all rows as float32."""
-    operator, tokens, outer, state = operator_arguments(layer)
-    for name in state._fields[len(operator.OPERATOR.weights) : -1]:
-        rows = getattr(state, name)
-        for wrong, words in ((rows.bfloat16(), "dtype is torch.bfloat16"), (rows[:, :, 1:].clone(), "has shape")):
-            with pytest.raises(ValueError, match=rf"state\.{name}\.?.*{words}"):
-                operator.forward(*tokens, *outer, state._replace(**{name: wrong}), start=0, inplace=True)
-
-
-@pytest.mark.parametrize("layer", ["linear", "mlp"])
-def test_a_state_is_where_the_tokens_are_and_has_a_position_for_each_sequence(layer):
-    operator, tokens, outer, state = operator_arguments(layer)
-    for name in state._fields[len(operator.OPERATOR.weights) : -1]:
-        elsewhere = state._replace(**{name: getattr(state, name).to("meta")})
-        with pytest.raises(ValueError, match=rf"state\.{name} is on meta: q is on cpu"):
-            operator.forward(*tokens, *outer, elsewhere, start=0)
-    for position in (state.position.long(), state.position.repeat(2)):
-        with pytest.raises(ValueError, match=r"state\.position"):
-            operator.forward(*tokens, *outer, state._replace(position=position), start=0)
-
-
-@pytest.mark.parametrize("start", [-1, 16])
-@pytest.mark.parametrize("layer", ["linear", "mlp"])
-def test_a_start_outside_of_the_mini_batch_is_named(layer, start):
-    operator, tokens, outer, state = operator_arguments(layer)
-    with pytest.raises(ValueError, match=f"start is {start}: .* 0 to 15"):
-        operator.forward(*tokens, *outer, state, start=start)
-
-
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -281,18 +145,25 @@ def test_a_start_outside_of_the_mini_batch_is_named(layer, start):
         ("ln_weight", lambda x: x[:1], r"ln_weight has shape"),
         ("weight", lambda x: x[..., :32], r"state\.W1? has shape"),
         ("weight", torch.Tensor.double, r"state\.W1?\.dtype is torch\.float64"),
+        ("weight", lambda x: x.mT.contiguous().mT, r"state\.W1?, which inplace=True writes to, has strides"),
+        ("k_rows", torch.Tensor.bfloat16, r"state\.k_rows\.dtype is torch\.bfloat16"),  # the kernel writes float32
+        ("k_rows", lambda x: x[:, :, 1:].clone(), r"state\.k_rows has shape"),
+        ("position", torch.Tensor.long, r"state\.position\.dtype is torch\.int64"),
+        ("position", lambda x: x.repeat(2), r"state\.position has shape"),
+        *[(name, lambda x: x.to("meta"), f"{name} is on meta: .* is on cpu") for name in (*NAMES[1:], "k_rows")],
     ],
 )
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
 def test_unsupported_arguments_are_named(layer, name, change, message):
     operator, tokens, outer, state = operator_arguments(layer)
-    given = dict(zip(("q", "k", "v", "lr", "token_scale", "ln_weight", "ln_bias"), (*tokens, *outer), strict=True))
-    if name == "weight":
-        state = state._replace(**{state._fields[0]: change(state[0])})
-    else:
+    given = dict(zip(NAMES, (*tokens, *outer), strict=True))
+    if name in given:
         given[name] = change(given[name])
+    else:
+        field = state._fields[0] if name == "weight" else name
+        state = state._replace(**{field: change(getattr(state, field))})
     with pytest.raises(ValueError, match=message):
-        operator.forward(*given.values(), state)
+        operator.forward(*given.values(), state, start=0, inplace=True)
 
 
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
@@ -328,7 +199,7 @@ def test_shapes_and_graphs_without_running(layer):
     assert f"{layer}_forward" in graphs[0].code
 
 
-def test_the_schedule_fills_the_processors():
-    assert linear_ops.schedule(32, 16, 132) == (4, 1)
-    assert linear_ops.schedule(512, 16, 132) == (2, 4)
-    assert linear_ops.schedule(512, 32, 132) == (4, 1)
+def test_the_schedule_fills_the_processors(monkeypatch):
+    monkeypatch.setattr(linear_ops, "processors", lambda _: 132)
+    for batch, mini_batch, schedule in ((1, 16, (4, 1)), (16, 16, (2, 4)), (16, 32, (4, 1))):
+        assert linear_ops.schedule(torch.empty(batch, 1, 32, HEAD_DIM), mini_batch) == schedule

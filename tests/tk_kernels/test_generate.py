@@ -1,7 +1,5 @@
 """The Triton generate kernels match the reference in every form, precision and position, in the interpreter."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest
@@ -20,6 +18,7 @@ from generate_cases import (
 )
 
 from tests.interpreter import INTERPRETED
+from tests.tk_kernels.reference_cases import valid
 from tests.tk_kernels.tolerances import relative_error
 from tk_kernels import FORMS
 from tk_kernels.generate import common
@@ -53,7 +52,7 @@ def test_slots(operator: str, head_dim: int) -> None:
 def test_slots_of_the_primal_form_are_refused(operator: str) -> None:
     state = MODULES[operator][0].GenerateState.from_state(random_state(operator, [0], 1, 16, 4), "primal")
     state.slots = torch.zeros(1, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"^slots of shape \(1,\), form 'primal': must be \(1,\) and 'dual'$"):
+    with pytest.raises(ValueError, match="form of a state with slots is 'primal': supported are 'dual'"):
         MODULES[operator][0].generate_step(
             *random_token(1, 1, 16, torch.float32, 1), *outer_parameters(1, 16, 4), state
         )
@@ -69,31 +68,6 @@ def test_from_a_prefill(operator: str, form: str) -> None:
 
 @interpreted
 @pytest.mark.parametrize("operator", MODULES)
-def test_prefill_generate_prefill_prefill_is_one_forward(operator: str) -> None:
-    generate, reference = MODULES[operator]
-    H, D, m, total = 1, 16, 4, 19
-    outer, begin = outer_parameters(H, D, m), random_state(operator, [0, 0], H, D, m)
-    begin = type(begin)(*(x.float() if x.is_floating_point() else x for x in begin))
-    each = (random_token(2, H, D, torch.float32, t) for t in range(total))
-    tokens = [torch.stack(x, 1) for x in zip(*each, strict=True)]
-    whole, expected = reference.forward(*tokens, *outer, begin)
-    first, state = reference.forward(*(x[:, :6] for x in tokens), *outer, begin)
-    outputs, gstate = [first], generate.GenerateState.from_state(state, "dual", "float32")
-    for t in range(6, 9):
-        outputs.append(generate.generate_step(*(x[:, t].contiguous() for x in tokens), *outer, gstate)[:, None])
-    state = gstate.to_state()
-    for cut in (slice(9, 11), slice(11, total)):
-        out, state = reference.forward(*(x[:, cut] for x in tokens), *outer, state)
-        outputs.append(out)
-    assert relative_error(torch.cat(outputs, 1), whole.double()) < 1e-5
-    assert torch.equal(state.position, expected.position)
-    before, found = weights_of(begin), weights_of(state)
-    for name, x in weights_of(expected).items():
-        assert relative_error(found[name] - before[name], x - before[name]) < 1e-4, name
-
-
-@interpreted
-@pytest.mark.parametrize("operator", MODULES)
 def test_real_head(operator: str) -> None:
     compare(operator, "dual", "planes", random_state(operator, [14], H=1, D=64, m=16, std=LARGE), steps=3).check()
 
@@ -105,6 +79,10 @@ def test_real_head(operator: str) -> None:
 def test_padded_head(operator: str, form: str, head_dim: int) -> None:
     """Test sizes that are not powers of two; above 64 channels TTT-MLP loads blocks, the last one half full."""
     start = random_state(operator, [1, 2], H=1, D=head_dim, m=3, std=LARGE)
+    if (operator, form, head_dim) == ("mlp", "primal", 68):
+        with pytest.raises(ValueError, match="form for 68 channels is 'primal': supported are 'dual'"):
+            compare(operator, form, "float32", start, steps=3)
+        return
     compare(operator, form, "float32", start, steps=3).check()
 
 
@@ -201,25 +179,11 @@ def test_state_round_trip(operator: str, piece_bytes: int, monkeypatch: pytest.M
     expected = weights_of(state)
     assert all(torch.equal(x, expected[name]) for name, x in weights_of(back).items())
     assert back.position.tolist() == [0, 2, 3]
+    back = generate.GenerateState.from_state(state, "dual", "float32").to_state()
+    assert all(relative_error(a, b.double()) < 1e-6 for a, b in zip(valid(back), valid(state), strict=True))
     sums = generate.GenerateState.from_state(state, "primal", "float32").to_state()
     expected = reference.primal_state(state)
     assert all(relative_error(a, b.double()) < 1e-6 for a, b in zip(sums, expected, strict=True))
-
-
-def test_pieces_hold_whole_sequences_and_little_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common, "PIECE_BYTES", 50)
-    seen = []
-
-    def twice(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, None, torch.Tensor]:
-        seen.append(len(x))
-        return 2 * x, None, 2 * y
-
-    x, y = torch.arange(10.0).view(5, 2), torch.arange(20.0).view(5, 4)
-    first, none, second = common.by_sequences(twice, x, y)
-    assert seen == [2, 2, 1]
-    assert none is None
-    assert torch.equal(first, 2 * x)
-    assert torch.equal(second, 2 * y)
 
 
 @pytest.mark.parametrize(
@@ -227,4 +191,4 @@ def test_pieces_hold_whole_sequences_and_little_of_them(monkeypatch: pytest.Monk
 )
 def test_wrong_choices_are_named(form: str, precision: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        common.check_form(form, precision)
+        linear_generate.GenerateState.from_state(random_state("linear", [0], 1, 16, 4), form, precision)

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from tk_kernels.build import parallel
-from tk_kernels.build.parallel import ForkedProcesses
+from tk_kernels import parallel
+from tk_kernels.parallel import ForkedProcesses
 
 
 def test_tasks_are_done_in_processes_of_their_own_and_their_results_are_had_here(tmp_path):

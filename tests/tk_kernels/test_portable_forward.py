@@ -80,17 +80,8 @@ def test_pieces_with_rope_in_place_are_the_whole(triton_kernels, name):
     outputs = []
     for cut, start in ((slice(0, 5), 0), (slice(5, 20), 5)):
         piece = [x[:, cut] for x in tokens]
-        out, state = OPS[name].forward(
-            *piece,
-            scale,
-            weight,
-            bias,
-            state,
-            rope=True,
-            inplace=True,
-            start=start,
-            backend="triton",
-        )
+        options = {"rope": True, "inplace": True, "start": start, "backend": "triton"}
+        out, state = OPS[name].forward(*piece, scale, weight, bias, state, **options)
         outputs.append(out)
     assert_equal((torch.cat(outputs, 1), state), exact(name, list(given), rotate=True), 5e-6)
 

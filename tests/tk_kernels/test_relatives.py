@@ -96,23 +96,5 @@ def test_theorem_2_softmax_attention() -> None:
     q, k, v = case("linear", 23)[:3]
     heads = [x.transpose(1, 2) for x in (q, k, v)]
     expected = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2)
-    out, _ = nadaraya_watson(q, k, v)
-    assert relative_error(out, expected) < EXACT
-    seen, outputs = None, []
-    for cut in (slice(1), slice(1, 10), slice(10, 23)):
-        out, seen = nadaraya_watson(q[:, cut], k[:, cut], v[:, cut], seen)
-        outputs.append(out)
-    assert relative_error(torch.cat(outputs, 1), expected) < EXACT
-
-
-def test_kernel_estimator_with_another_kernel_and_extreme_inputs() -> None:
-    q, k, v = case("linear", 6, batch=1, heads=1)[:3]
-
-    def gaussian(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return -torch.cdist(q, k).square() / 2
-
-    out, _ = nadaraya_watson(q, k, v, log_kernel=gaussian)
-    weight = [(-(q[0, 5, 0] - k[0, j, 0]).square().sum() / 2).exp() for j in range(6)]
-    expected = sum(w * v[0, j, 0] for j, w in enumerate(weight)) / sum(weight)
-    assert relative_error(out[0, 5, 0], expected) < EXACT
-    assert nadaraya_watson(100 * q, 100 * k, v)[0].isfinite().all()
+    assert relative_error(nadaraya_watson(q, k, v), expected) < EXACT
+    assert nadaraya_watson(100 * q, 100 * k, v).isfinite().all()

@@ -29,11 +29,6 @@ def another_table(tmp_path, monkeypatch):
         cached.cache_clear()
 
 
-@pytest.mark.parametrize(("operator", "form", "precision"), ROWS)
-def test_an_unknown_gpu_has_settings(operator, form, precision):
-    assert tuning(operator, form, precision, "a GPU of tomorrow").warps in (1, 2, 4, 8, 16)
-
-
 def test_a_missing_row_is_named():
     with pytest.raises(KeyError, match=r"no row ttt_conv\.dual"):
         tuning("ttt_conv", "dual", "planes", "cpu")

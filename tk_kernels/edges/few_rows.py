@@ -4,8 +4,6 @@ Reading the weights takes all the time of such a GEMM, so the fused operations c
 One or two rows of x: a program loads whole rows of W and sums without tensor cores. The norm's scale and mean commute
 with the GEMM, so no load of a weight waits for them. More rows: tensor cores multiply tiles.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from tk_kernels.checks import check_devices, check_shape
+from tk_kernels.checks import check_devices, check_parameter, check_shape
 from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm
 from tk_kernels.generate.common import (
     dependent_launch,
@@ -42,29 +40,20 @@ SHARED_BYTES = 196_608  # shared memory that the largest tiles need
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm of the rows of x before the GEMM, as `before` of `few_rows_product`; weight [K]."""
+    """RMSNorm of the rows of x before the GEMM, as `before` of `few_rows_product`; weight [K].
 
-    weight: Tensor
-    eps: float
-
-    def __call__(self, x: Tensor, *, pdl: bool = False) -> Tensor:
-        return rms_norm(x, self.weight, self.eps, pdl=pdl)
-
-
-@dataclass(frozen=True)
-class NormGate:
-    """LayerNorm of x's rows times gelu_tanh(`gate`), as `before` of `few_rows_product`.
-
-    `gate` [..., K]: the output gate. weight and bias [K]: those of the LayerNorm.
-    With one row of x, the GEMM's kernel computes both, and float32 rounding errors grow by the factor mean / deviation.
+    With the output gate `gate` [..., K] and `bias` [K], it is LayerNorm of x's rows times gelu_tanh(`gate`). With one
+    row of x, the GEMM's kernel computes both, and float32 rounding errors grow by the factor mean / deviation.
     """
 
-    gate: Tensor
     weight: Tensor
-    bias: Tensor
     eps: float
+    bias: Tensor | None = None
+    gate: Tensor | None = None
 
     def __call__(self, x: Tensor, *, pdl: bool = False) -> Tensor:
+        if self.bias is None or self.gate is None:
+            return rms_norm(x, self.weight, self.eps, pdl=pdl)
         return norm_gate(x, self.gate, self.weight, self.bias, self.eps, pdl=pdl)
 
 
@@ -96,7 +85,7 @@ def shared_bytes(device: torch.device) -> int:
 def few_rows_product(
     x: Tensor,
     weights: Tensor,
-    before: Norm | NormGate | None = None,
+    before: Norm | None = None,
     *,
     swiglu: bool = False,
     out: Tensor | None = None,
@@ -107,18 +96,24 @@ def few_rows_product(
     Without `before`, return x W^T.
     out [..., N]: the result is added to this tensor in place. It must share no memory with the inputs.
     swiglu: W is [2 N, K], Wg's rows before Wu's, and the result is silu(x Wg^T) * (x Wu^T), with before(x) for x.
-    It excludes `out` and a NormGate.
+    It excludes `out` and a gate.
     pdl: a dependent launch (`dependent_launch`) reads W and the norm's weight and bias early.
     Arithmetic is float32, and the result is rounded once. A norm in a separate kernel rounds its output too: with more
-    than MOST_SUMMED rows, or two rows and a NormGate. Raises ValueError on a wrong shape, dtype, stride or device.
+    than MOST_SUMMED rows, or two rows and a gate. Raises ValueError on a wrong shape, dtype, stride or device.
     """
     rows, N = _checked(x, weights, before, swiglu, out)
     R, K = rows.shape
     made = torch.empty(*x.shape[:-1], N, device=x.device, dtype=x.dtype) if out is None else out
     shape = {"K": K, "SWIGLU": swiglu, "ADD": out is not None, **dependent_launch(pdl)}
-    # Two rows after a NormGate take six sums per weight: tensor cores are faster.
-    if R <= MOST_SUMMED and (R == 1 or not isinstance(before, NormGate)):
-        _summed(rows, weights, before, made.view(R, N), **shape)
+    # Two rows after a gate take six sums per weight: tensor cores are faster.
+    if R <= MOST_SUMMED and (R == 1 or before is None or before.gate is None):
+        norm = (None, None, None, 0.0) if before is None else (before.gate, before.weight, before.bias, before.eps)
+        gate, weight, bias = (rows if each is None else each for each in norm[:3])  # unread where there is none
+        _few_rows_summed[(triton.cdiv(N, SUMS // R),)](
+            rows, gate, weight, bias, weights, weights[N:], made, N, rows.stride(0), norm[3],
+            R=R, INPUTS=min(INPUTS, triton.next_power_of_2(K)), OUTPUTS=SUMS // R,
+            NORMED=before is not None, GATED=norm[0] is not None, num_warps=4, **shape,
+        )  # fmt: skip
     else:
         rows = before(x, pdl=pdl).flatten(0, -2) if before is not None else rows
         tile = max(LEAST_TILE, triton.next_power_of_2(R))
@@ -130,54 +125,29 @@ def few_rows_product(
     return made
 
 
-def _checked(
-    x: Tensor, weights: Tensor, before: Norm | NormGate | None, swiglu: bool, out: Tensor | None
-) -> tuple[Tensor, int]:
+def _checked(x: Tensor, weights: Tensor, before: Norm | None, swiglu: bool, out: Tensor | None) -> tuple[Tensor, int]:
     """Return x as rows [R, K] and N. Raises ValueError for unsupported arguments."""
     *many, K = x.shape
     N, odd = divmod(len(weights), 2) if swiglu else (len(weights), 0)
-    check_shape("weights", weights, (len(weights), K))
     if not (many and 1 <= math.prod(many) <= MOST_ROWS) or odd or weights.dtype != x.dtype:
         shapes = f"x {tuple(x.shape)} {x.dtype}, weights {tuple(weights.shape)} {weights.dtype}"
         raise ValueError(f"{shapes}: must be 1 to {MOST_ROWS} rows of one dtype; SwiGLU takes an even len(weights)")
-    if swiglu and (out is not None or isinstance(before, NormGate)):
-        raise ValueError("swiglu: takes neither `out` nor a NormGate")
+    weight, bias, gate = (before.weight, before.bias, before.gate) if before is not None else (None, None, None)
+    if swiglu and (out is not None or gate is not None):
+        raise ValueError("swiglu: takes neither `out` nor a gate")
     rows = x.flatten(0, -2)
-    whole, by_rows = [weights], [rows]
-    if out is not None:
-        check_shape("out", out, (*many, N))
-        whole.append(out)
-    if before is not None:
-        check_shape("norm weight", before.weight, (K,))
-        whole.append(before.weight)
-    if isinstance(before, NormGate):
-        check_shape("norm bias", before.bias, (K,))
-        check_shape("gate", before.gate.flatten(0, -2), tuple(rows.shape))
-        whole.append(before.bias)
-        by_rows.append(before.gate)
-    if not all(each.is_contiguous() for each in whole) or any(each.stride(-1) != 1 for each in by_rows):
-        raise ValueError("x and the gate must be contiguous in their last dimension, weights, norm and out in all")
-    if not all(map(_fits_int32_offsets, by_rows)):
-        raise ValueError(f"rows of strides {[each.stride() for each in by_rows]}: must lie within 2^31 elements")
-    of_norm = vars(before).items() if before is not None else ()
-    check_devices(x=x, weights=weights, out=out, **{f"norm's {n}": each for n, each in of_norm if n != "eps"})
+    norm = {"norm weight": (weight, (K,)), "norm bias": (bias, (K,))}
+    for name, (tensor, shape) in ({"weights": (weights, (len(weights), K)), "out": (out, (*many, N))} | norm).items():
+        if tensor is not None:
+            check_parameter(name, tensor, shape)
+    for name, tensor in (("x", x), ("gate", gate)):
+        if tensor is not None:
+            check_shape(name, tensor.flatten(0, -2), tuple(rows.shape))
+            if tensor.stride(-1) != 1 or not _fits_int32_offsets(tensor):
+                where = "contiguous in the last dimension and lie within 2^31 elements"
+                raise ValueError(f"{name} has strides {tensor.stride()}: must be {where}")
+    check_devices(x=x, weights=weights, out=out, gate=gate, **{name: tensor for name, (tensor, _) in norm.items()})
     return rows, N
-
-
-def _summed(rows: Tensor, weights: Tensor, before: Norm | NormGate | None, out: Tensor, **shape) -> None:
-    weight = bias = gate = rows  # not read
-    eps, normed, gated = 0.0, before is not None, isinstance(before, NormGate)
-    if before is not None:
-        weight, eps = before.weight, before.eps
-    if isinstance(before, NormGate):
-        bias, gate = before.bias, before.gate
-    R, N = out.shape
-    outputs = SUMS // R
-    _few_rows_summed[(triton.cdiv(N, outputs),)](
-        rows, gate, weight, bias, weights, weights[N:], out, N, rows.stride(0), eps,
-        R=R, INPUTS=min(INPUTS, triton.next_power_of_2(shape["K"])), OUTPUTS=outputs, NORMED=normed, GATED=gated,
-        num_warps=4, **shape,
-    )  # fmt: skip
 
 
 @jit

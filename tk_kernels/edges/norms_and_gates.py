@@ -1,6 +1,4 @@
 """Output norm and output gate of a TTT layer, RMSNorm, SwiGLU: a memory pass each."""
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 

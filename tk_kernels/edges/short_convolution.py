@@ -2,8 +2,6 @@
 
 Both functions take T >= 1 tokens, and cache the last three inputs of each channel for the next call.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 
@@ -68,14 +66,13 @@ def residual_convolution(
     added, normed = torch.empty_like(h), torch.empty_like(h)
     if not h.numel():
         return added, normed
-    before, after = _caches(cache, T, sequences)
-    chunk, chunks = _chunks(B, T, sequences)
+    before, after, chunks, where = _layout(cache, B, T, slots, sequences)
     _residual_convolution[(chunks,)](
         h, before, after, norm, weight, bias, next_norm, added, normed, before.stride(0), T if sequences is None else 0,
-        *weight.stride()[::2], eps, C=C, CP=triton.next_power_of_2(C), CHUNK=chunk, SLOTS=slots is not None,
-        **_slots(sequences, slots, after), num_warps=8, **dependent_launch(pdl),
+        *weight.stride()[::2], eps, C=C, CP=triton.next_power_of_2(C), num_warps=8, **where, **dependent_launch(pdl),
     )  # fmt: skip
-    _store_cache(cache, after)
+    if after is not cache:
+        cache.copy_(after)
     return added, normed
 
 
@@ -132,17 +129,17 @@ def query_key(
     lr = torch.empty(B, T, H, device=x.device, dtype=torch.float32)
     if not x.numel():
         return q, k, lr
-    before, after = _caches(cache, T, sequences)
-    chunk, chunks = _chunks(B, T, sequences)
+    before, after, chunks, where = _layout(cache, B, T, slots, sequences)
     block = min(BLOCK, triton.next_power_of_2(C))
     _query_key[(chunks * triton.cdiv(C, block),)](
         x, before, after, *conv_q, *conv_k, *rope, position, lr_logits, lr_bias, q, k, lr,
         before.stride(0), T if sequences is None else 0, x.stride(1), lr_logits.stride(1), position.stride(0),
         *conv_q[0].stride()[::2], base_lr,
-        m=m, H=H, D=2 * pairs, HP=triton.next_power_of_2(H), BLOCK=block, CHUNK=chunk, SLOTS=slots is not None,
-        **_slots(sequences, slots, after), num_warps=1, **dependent_launch(pdl),
+        m=m, H=H, D=2 * pairs, HP=triton.next_power_of_2(H), BLOCK=block, num_warps=1,
+        **where, **dependent_launch(pdl),
     )  # fmt: skip
-    _store_cache(cache, after)
+    if after is not cache:
+        cache.copy_(after)
     return q, k, lr
 
 
@@ -163,32 +160,21 @@ def _check_cache(cache: Tensor, slots: Tensor | None, sequences: Packed | None, 
         raise ValueError(f"slots with {T} tokens: a cache of slots takes one token")
 
 
-def _chunks(batch: int, tokens: int, sequences: Packed | None) -> tuple[int, int]:
-    """Return (tokens per chunk, number of chunks): a program reads one chunk of one sequence."""
-    if sequences is not None:
-        return CHUNK, len(sequences.chunks)
-    chunk = min(CHUNK, triton.next_power_of_2(tokens))
-    return chunk, batch * triton.cdiv(tokens, chunk)
+def _layout(
+    cache: Tensor, batch: int, tokens: int, slots: Tensor | None, sequences: Packed | None
+) -> tuple[Tensor, Tensor, int, dict[str, Any]]:
+    """Return the caches that a kernel reads and writes, the number of chunks, and the kernel's arguments for them.
 
-
-def _caches(cache: Tensor, tokens: int, sequences: Packed | None) -> tuple[Tensor, Tensor]:
-    """Return the caches that a kernel reads and writes: one and the same only for single tokens."""
-    if sequences is not None:
-        return cache.index_select(0, sequences.slots), cache
-    return cache, cache if tokens == 1 else torch.empty_like(cache)
-
-
-def _slots(sequences: Packed | None, slots: Tensor | None, after: Tensor) -> dict[str, Any]:
-    """Return a kernel's slots and packed layout, by name. after: the cache that it writes."""
+    A program reads one chunk of one sequence. Both caches are one tensor only for single tokens.
+    """
     if sequences is None:
-        return {"slots": slots}
-    names = {"cu_seqlens": sequences.cu_seqlens, "starts": sequences.start, "chunks": sequences.chunks}
-    return names | {"slots": sequences.slots, "after_stride": after.stride(0), "PACKED": True}
-
-
-def _store_cache(cache: Tensor, after: Tensor) -> None:
-    if after is not cache:
-        cache.copy_(after)
+        chunk = min(CHUNK, triton.next_power_of_2(tokens))
+        after = cache if tokens == 1 else torch.empty_like(cache)
+        where = {"CHUNK": chunk, "slots": slots, "SLOTS": slots is not None}
+        return cache, after, batch * triton.cdiv(tokens, chunk), where
+    where = {"cu_seqlens": sequences.cu_seqlens, "starts": sequences.start, "chunks": sequences.chunks}
+    where |= {"CHUNK": CHUNK, "slots": sequences.slots, "SLOTS": False, "after_stride": cache.stride(0), "PACKED": True}
+    return cache.index_select(0, sequences.slots), cache, len(sequences.chunks), where
 
 
 def _check_rows(**tensors: Tensor) -> None:

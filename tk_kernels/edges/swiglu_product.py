@@ -1,7 +1,5 @@
 """SwiGLU and its GEMM: one kernel on Hopper, elsewhere cuBLAS and a second kernel."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -190,48 +190,37 @@ __global__ __launch_bounds__(L::THREADS, 1) void swiglu_product(const __grid_con
 
 constexpr int tiles_of(int64_t size, int each) { return int((size + each - 1) / each); }
 
-template <typename L>
-void launch(const TensorView &x, const TensorView &weights, const TensorView &hidden, int *taken, int processors) {
-    const size_t M = x.size(0), K = x.size(1), F = hidden.size(1);
-    const auto half = [&](int i) {
-        using half_of_weights = gl<bf16, 1, 1, -1, -1, typename L::weights_tile>;
-        return half_of_weights{pointer<bf16>(weights) + i * F * K, nullptr, nullptr, F, K};
-    };
-    const typename L::globals g{{pointer<bf16>(x), nullptr, nullptr, M, K},
-                                {half(0), half(1)},
-                                {pointer<bf16>(hidden), nullptr, nullptr, M, F},
-                                tiles_of(M, L::ROWS), tiles_of(F, L::OUTPUTS), int(K / L::DEPTH), taken};
-    const auto kernel = swiglu_product<L>;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::SHARED_BYTES),
-               "shared memory");
-    kernel<<<std::min(processors, g.row_tiles * g.column_tiles), L::THREADS, L::SHARED_BYTES, stream_of(x)>>>(g);
-    check_cuda(cudaGetLastError(), "swiglu_product");
-}
-
 // taken: an int32 counter of tiles, 0 at the start; empty: tiles in turn
 void swiglu_product_launch(TensorView x, TensorView weights, TensorView hidden, TensorView taken) {
-    const int64_t M = x.size(0), K = x.size(1), F = hidden.size(1);
-    check_shape("x", x, {M, K});
-    check_shape("weights", weights, {2 * F, K});
-    check_shape("hidden", hidden, {M, F});
-    for (const TensorView &t : {x, weights, hidden}) {
-        TVM_FFI_ICHECK(is_bf16(t)) << "x, weights and hidden must be bfloat16";
-        check_contiguous("x, weights and hidden", t);
-    }
+    const size_t M = x.size(0), K = x.size(1), F = hidden.size(1);
+    TVM_FFI_ICHECK(is_bf16(x) && is_bf16(weights) && is_bf16(hidden)) << "x, weights and hidden must be bfloat16";
     TVM_FFI_ICHECK(taken.dtype() == DLDataType({kDLInt, 32, 1}) && taken.numel() <= 1)
         << "taken must be at most one int32";
     TVM_FFI_ICHECK(M > 0 && F % 64 == 0 && K % 64 == 0) << "F and K must be multiples of 64";
+    bf16 *rows = checked<bf16>("x", x, {int64_t(M), int64_t(K)});
+    bf16 *halves = checked<bf16>("weights", weights, {int64_t(2 * F), int64_t(K)});
+    bf16 *out = checked<bf16>("hidden", hidden, {int64_t(M), int64_t(F)});
     int processors = 0;
     const int device = x.device().device_id;
     check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "attribute");
+    const auto launch = [&]<typename L>(L) {
+        using half = gl<bf16, 1, 1, -1, -1, typename L::weights_tile>;
+        const typename L::globals g{{rows, nullptr, nullptr, M, K},
+                                    {half{halves, nullptr, nullptr, F, K},
+                                     half{halves + F * K, nullptr, nullptr, F, K}},
+                                    {out, nullptr, nullptr, M, F},
+                                    tiles_of(M, L::ROWS), tiles_of(F, L::OUTPUTS), int(K / L::DEPTH),
+                                    taken.numel() ? pointer<int>(taken) : nullptr};
+        const int blocks = std::min(processors, g.row_tiles * g.column_tiles);
+        launch_kernel(swiglu_product<L>, blocks, L::THREADS, L::SHARED_BYTES, stream_of(x), g);
+    };
     const auto columns_per_sm = [&](int outputs) {  // columns that the busiest SM computes
         return outputs * tiles_of(int64_t(tiles_of(M, 128)) * tiles_of(F, outputs), processors);
     };
-    int *counter = taken.numel() ? pointer<int>(taken) : nullptr;
     if (10 * columns_per_sm(96) < 9 * columns_per_sm(128))
-        launch<layout<96>>(x, weights, hidden, counter, processors);
+        launch(layout<96>{});
     else
-        launch<layout<128>>(x, weights, hidden, counter, processors);
+        launch(layout<128>{});
 }
 
 }  // namespace ttt

@@ -16,21 +16,27 @@ using tvm::ffi::TensorView;
 inline bool is_bf16(const TensorView &x) { return x.dtype() == DLDataType{kDLBfloat, 16, 1}; }
 inline bool is_fp32(const TensorView &x) { return x.dtype() == DLDataType{kDLFloat, 32, 1}; }
 
-// `shape` in elements; -1 allows any extent. The Python side reports users' mistakes; these checks guard the pointers.
+// The Python side reports users' mistakes; these checks guard the pointers.
 inline void check_shape(const char *name, const TensorView &x, std::initializer_list<int64_t> shape) {
     TVM_FFI_ICHECK_EQ(x.ndim(), static_cast<int>(shape.size())) << name << ": wrong number of dimensions";
     TVM_FFI_ICHECK_EQ(static_cast<int>(x.device().device_type), static_cast<int>(kDLCUDA)) << name << ": not on a GPU";
     int axis = 0;
     for (int64_t extent : shape) {
-        if (extent >= 0) TVM_FFI_ICHECK_EQ(x.size(axis), extent) << name << ": wrong extent of dimension " << axis;
+        TVM_FFI_ICHECK_EQ(x.size(axis), extent) << name << ": wrong extent of dimension " << axis;
         ++axis;
     }
 }
-inline void check_contiguous(const char *name, const TensorView &x) {
-    TVM_FFI_ICHECK(x.IsContiguous()) << name << ": must be contiguous";
-}
 template <typename T> inline T *pointer(const TensorView &x) {
     return reinterpret_cast<T *>(static_cast<char *>(x.data_ptr()) + x.byte_offset());
+}
+
+// The address of a contiguous tensor of this shape; T float also checks its dtype.
+template <typename T> T *checked(const char *name, const TensorView &x, std::initializer_list<int64_t> shape) {
+    check_shape(name, x, shape);
+    TVM_FFI_ICHECK(x.IsContiguous()) << name << ": must be contiguous";
+    if constexpr (std::is_same_v<std::remove_const_t<T>, float>)
+        TVM_FFI_ICHECK(is_fp32(x)) << name << ": must be float32";
+    return pointer<T>(x);
 }
 
 // The current stream of the caller's framework on x's device.
@@ -40,6 +46,14 @@ inline cudaStream_t stream_of(const TensorView &x) {
 
 inline void check_cuda(cudaError_t status, const char *what) {
     TVM_FFI_ICHECK(status == cudaSuccess) << what << ": " << cudaGetErrorString(status);
+}
+
+template <typename Kernel, typename Arguments>
+void launch_kernel(Kernel kernel, dim3 grid, int threads, int shared_bytes, cudaStream_t stream, const Arguments &a) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+               "shared memory");
+    kernel<<<grid, threads, shared_bytes, stream>>>(a);
+    check_cuda(cudaGetLastError(), "launch");
 }
 
 // Makes a TMA descriptor of bfloat16 x [B, T, H, D]. D is contiguous; other strides are free (slice of a projection).

@@ -2,11 +2,10 @@
 
 The kernels run on CUDA GPUs of compute capability 8.0 or higher, and in Triton's interpreter.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +14,8 @@ from torch import Tensor
 from tk_kernels.build import OTHER_GPU
 from tk_kernels.generate import common
 from tk_kernels.generate.common import dot_type, jit, tl, triton
+from tk_kernels.generate.step import StepState
+from tk_kernels.generate.tuning import Tuning
 from tk_kernels.packed import Packed
 
 LEAST_CAPABILITY = (8, 0)
@@ -62,10 +63,61 @@ def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
     }
 
 
-def packed_arguments(sequences: Packed, planes: bool) -> dict[str, Any]:
-    """Return the arguments for packed sequences; planes: whether the weights have low planes."""
-    where = {"cu_seqlens": sequences.cu_seqlens, "start": sequences.start, "slots": sequences.slots}
-    return where | {"PACKED": True, "PLANES": planes}
+def launch(
+    run: Callable[..., None],
+    tokens: tuple[Tensor, ...],
+    outer: tuple[Tensor, ...],
+    weights: tuple[Tensor, ...],
+    outputs: tuple[Tensor, ...],
+    rope: bool,
+    settings: Tuning | None = None,
+    compile_only: bool = False,
+) -> None:
+    """Run T tokens from a mini-batch's start by a kernel, and write the results to `outputs`.
+
+    run: launches the kernel, given q, k, its arguments after k, the mini-batch, the number of sequences and settings.
+    tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. Shapes are those of `ops.forward`.
+    weights: each layer's weight and bias. outputs: out, the next weights and biases, the pending rows. Its weights and
+    biases are allowed to be those of `weights`, for an update in place.
+    rope: first apply RoPE to q and k.
+    settings: instead of those of `tuning.toml`; None also allows a kernel in Gluon.
+    compile_only: compile the kernel and compute nothing.
+    """
+    q, k, v, lr = tokens
+    batch, count, heads, _ = q.shape
+    if rope:
+        q, k = rotated(q, len(outer[0])), rotated(k, len(outer[0]))
+    sizes = count, heads, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]
+    with torch.cuda.device_of(q):
+        rest = (v, lr, *outer, *weights, *outputs, *sizes)
+        run(q, k, rest, len(outer[0]), batch, settings, warmup=compile_only)
+
+
+def launch_packed(
+    run: Callable[..., None],
+    kernel: Any,
+    tokens: tuple[Tensor, ...],
+    outer: tuple[Tensor, ...],
+    initial: tuple[Tensor, ...],
+    state: StepState,
+    sequences: Packed,
+) -> Tensor:
+    """Return the outputs [N, H, D] of packed sequences; advance their slots of `state`.
+
+    run: as in `launch`. kernel: one with the parameters of those that `run` launches. Others: see `forward_packed`.
+    """
+    q, k, v, lr = tokens
+    out, biases, layers = torch.empty(q.shape, dtype=q.dtype, device=q.device), state.biases(), state.parameters()
+    weights = [x for first in range(0, len(layers), 3) for x in (layers[first], layers[first + 2])]
+    strides = (x.stride(0) for x in (weights[0], *biases, *state.gathered[: len(biases)]))
+    where = (sequences.cu_seqlens, sequences.start, sequences.slots, *layers[1::3], *initial, *strides)
+    names = kernel.arg_names[kernel.arg_names.index("cu_seqlens") :]
+    options = dict(zip(names, (*where, True, layers[1] is not None), strict=True))
+    sizes = (0, q.shape[1], 0, *q.stride()[:2], 0, *k.stride()[:2], 0, *v.stride()[:2])
+    with torch.cuda.device_of(q):
+        rest = (v, lr, *outer, *weights, out, *weights, *state.gathered, *sizes)
+        run(q, k, rest, len(outer[0]), len(sequences.slots), None, warmup=False, **options)
+    return out
 
 
 def rotated(x: Tensor, mini_batch: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -37,17 +37,6 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
     """Return why this Hopper kernel cannot run here, or "". arch only keys the cached result."""
     return build.unavailable(kernel)
-
-
-def chosen(q: Tensor, mini_batch: int, kernels: dict[int, str]) -> str:
-    """Return the first backend that can run tokens like q. kernels: for Hopper, by mini-batch."""
-    kernel = kernels.get(mini_batch)
-    takes = kernel and q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
-    if takes and not hopper_unavailable(str(kernel), os.environ.get("TTT_BENCH_ARCH")):
-        return THUNDERKITTENS
-    interpreted = common.triton is not None and common.triton.knobs.runtime.interpret
-    takes_type = interpreted or (q.is_cuda and q.dtype in common.HALF)
-    return TRITON if takes_type and not common.available() else REFERENCE
 
 
 class ForwardOperator:
@@ -85,8 +74,14 @@ class ForwardOperator:
         return build.unavailable(self.kernels[mini_batch])
 
     def choice(self, q: Tensor, mini_batch: int) -> str:
-        """Return the backend that `forward` chooses for tokens like q [B, T, H, D]: one of BACKENDS."""
-        return chosen(q, mini_batch, self.kernels)
+        """Return the first of BACKENDS that can run tokens like q [B, T, H, D]."""
+        kernel = self.kernels.get(mini_batch)
+        takes = kernel and q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
+        if takes and not hopper_unavailable(str(kernel), os.environ.get("TTT_BENCH_ARCH")):
+            return THUNDERKITTENS
+        interpreted = common.triton is not None and common.triton.knobs.runtime.interpret
+        takes_type = interpreted or (q.is_cuda and q.dtype in common.HALF)
+        return TRITON if takes_type and not common.available() else REFERENCE
 
     def forward(
         self,
@@ -121,12 +116,26 @@ class ForwardOperator:
         shapes = self._checked(tokens, outer, state, inplace)
         check_choice("backend", backend, ("", *BACKENDS))
         start = common_position(state.position, start, len(token_scale))  # type: ignore[attr-defined]
-        aligned = partial(self._aligned, shapes, inplace, backend)
-        out, after = forward_from(start, tokens, outer, state, rope, self.learner.forward, aligned)
-        if not inplace:
-            return out, after
-        overwrite(state, after)
-        return out, state
+        if not q.numel():
+            return torch.empty_like(q), state if inplace else clone(state)
+        outputs, after, begun = [], state, min(-start % len(token_scale), q.shape[1])
+        if begun:
+            out, after = self._by_reference([x[:, :begun] for x in tokens], outer, state, start, rope)
+            outputs.append(out)
+        if begun < q.shape[1]:
+            q, k, v, lr = (x[:, begun:] for x in tokens)
+            weights = to_float32(*(getattr(after, name) for name in self.weights))
+            if not inplace:
+                empty = {name: weights[0].new_empty(shape) for name, shape in shapes.items()}
+                empty["position"] = torch.empty_like(state.position)  # type: ignore[attr-defined]
+                after = type(state)(**empty)
+            outputs.append(torch.empty(q.shape, dtype=q.dtype, device=q.device))
+            results = (outputs[-1], *after[:-1])
+            self.launch((q, k, v, *to_float32(lr)), to_float32(*outer), weights, results, rope, backend)
+            after.position.fill_(q.shape[1] % len(token_scale))  # type: ignore[attr-defined]
+        if inplace:
+            overwrite(state, after)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1), state if inplace else after
 
     def _checked(self, tokens: Tokens, outer: Outer, state: tuple, inplace: bool) -> dict[str, tuple[int, ...]]:
         """Check `forward`'s arguments, or raise ValueError; return the state's shapes by name."""
@@ -142,28 +151,6 @@ class ForwardOperator:
         for name, x in kept.items() if inplace else ():
             check_contiguous(f"state.{name}, which inplace=True writes to,", x)
         return shapes
-
-    def _aligned(
-        self,
-        shapes: dict[str, tuple[int, ...]],
-        inplace: bool,
-        backend: str,
-        tokens: Tokens,
-        outer: Outer,
-        state: State,
-        rope: bool,
-    ) -> tuple[Tensor, State]:
-        """Return outputs and next state for tokens from a mini-batch's start; shapes: the state's."""
-        q, k, v, lr = tokens
-        weights = to_float32(*(getattr(state, name) for name in self.weights))
-        after = state
-        if not inplace:
-            empty = {name: weights[0].new_empty(shape) for name, shape in shapes.items()}
-            after = type(state)(**empty | {"position": torch.empty_like(state.position)})  # type: ignore[attr-defined]
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self.launch((q, k, v, *to_float32(lr)), to_float32(*outer), weights, (out, *after[:-1]), rope, backend)
-        after.position.fill_(q.shape[1] % len(outer[0]))  # type: ignore[attr-defined]
-        return out, after
 
     def _launch(
         self,
@@ -190,9 +177,21 @@ class ForwardOperator:
             rows = (torch.zeros_like(x) for x in outputs[1 + len(weights) :])
             position = torch.zeros(len(q), dtype=torch.int32, device=q.device)
             state = self.learner.state(*weights, *rows, position)
-            found, after = by_reference(self.learner.forward, tokens, outer, state, 0, rope)
+            found, after = self._by_reference(tokens, outer, state, 0, rope)
             for target, x in zip(outputs, (found, *after[:-1]), strict=True):
                 target.copy_(x)
+
+    def _by_reference(
+        self, tokens: Sequence[Tensor], outer: Sequence[Tensor], state: State, start: int, rope: bool
+    ) -> tuple[Tensor, State]:
+        """Run the reference in float32 from position `start`, after RoPE on q and k if `rope`."""
+        q, k, v, lr = tokens
+        if rope:
+            position = torch.arange(start, start + q.shape[1], device=q.device) % len(outer[0])
+            q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
+        reference: Callable[..., tuple[Tensor, State]] = self.learner.forward
+        out, state = reference(*to_float32(q, k, v, lr), *outer, state, start=start)
+        return out.to(q.dtype), state
 
 
 def forward_packed(
@@ -237,21 +236,15 @@ def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_shape(name, x, tuple(q.shape))
         check_choice(f"{name}.dtype", x.dtype, (q.dtype,))
-        _check_strides(name, x)
+        if x.stride(-1) != 1 or any(stride % 8 for stride in x.stride()[:-1]):  # a kernel reads 16 bytes at once
+            taken = "the kernel takes D contiguous (stride 1), the others multiples of 8"
+            raise ValueError(f"{name} has strides {x.stride()}: {taken}")
     check_shape("lr", lr, tuple(q.shape[:-1]))
     check_outer(token_scale, ln_weight, ln_bias, *q.shape[-2:])
     least, most = common.MINI_BATCHES[0], common.MINI_BATCHES[-1]
     if not least <= len(token_scale) <= most:
         raise ValueError(f"len(token_scale), the mini-batch, is {len(token_scale)}: must be {least} to {most}")
     check_devices(q=q, k=k, v=v, lr=lr, token_scale=token_scale, ln_weight=ln_weight, ln_bias=ln_bias)
-
-
-def _check_strides(name: str, x: Tensor) -> None:
-    """Raise ValueError unless a kernel can read 16 bytes of x at once."""
-    if x.stride(-1) != 1 or any(stride % 8 for stride in x.stride()[:-1]):
-        raise ValueError(
-            f"{name} has strides {x.stride()}: the kernel takes D contiguous (stride 1), the others multiples of 8"
-        )
 
 
 def _check_addresses(tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -266,49 +259,3 @@ def _check_addresses(tensors: Iterable[tuple[str, Tensor]]) -> None:
 def to_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors as contiguous float32, copied only if needed."""
     return tuple(x.float().contiguous() for x in tensors)
-
-
-def forward_from(
-    start: int,
-    tokens: Tokens,
-    outer: Outer,
-    state: State,
-    rope: bool,
-    reference: Callable[..., tuple[Tensor, State]],
-    aligned: Callable[[Tokens, Outer, State, bool], tuple[Tensor, State]],
-) -> tuple[Tensor, State]:
-    """Return outputs and next state: up to the mini-batch's end by `reference`, then `aligned`."""
-    count = tokens[0].shape[1]
-    begun = min(-start % len(outer[0]), count)
-    if not tokens[0].numel():
-        return torch.empty_like(tokens[0]), clone(state)
-    if not begun:
-        return aligned(tokens, outer, state, rope)
-    first, rest = (_cut(tokens, cut) for cut in (slice(begun), slice(begun, None)))
-    out, state = by_reference(reference, first, outer, state, start, rope)
-    if begun == count:
-        return out, state
-    later, state = aligned(rest, outer, state, rope)
-    return torch.cat((out, later), 1), state
-
-
-def _cut(tokens: Tokens, cut: slice) -> Tokens:
-    q, k, v, lr = tokens
-    return q[:, cut], k[:, cut], v[:, cut], lr[:, cut]
-
-
-def by_reference(
-    reference: Callable[..., tuple[Tensor, State]],
-    tokens: Sequence[Tensor],
-    outer: Sequence[Tensor],
-    state: State,
-    start: int,
-    rope: bool,
-) -> tuple[Tensor, State]:
-    """Run `reference` in float32 from position `start`, after RoPE on q and k if `rope`."""
-    q, k, v, lr = tokens
-    if rope:
-        position = torch.arange(start, start + q.shape[1], device=q.device) % len(outer[0])
-        q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
-    out, state = reference(*to_float32(q, k, v, lr), *outer, state, start=start)
-    return out.to(q.dtype), state

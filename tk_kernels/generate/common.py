@@ -1,19 +1,14 @@
-"""Shared code of the generate kernels: state precisions, checks, parts of Triton kernels."""
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
+"""Shared code of the generate kernels: state precisions, launches, parts of Triton kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, wraps
-from inspect import signature
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
-from tk_kernels import FORMS
 from tk_kernels.build import NO_GPU, hidden
-from tk_kernels.checks import check_choice, check_devices, check_parameter
 
 try:
     import triton
@@ -50,16 +45,12 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 def on_its_device(launch: Launch) -> Launch:
-    """Decorate a launch function: its first argument's GPU is current while it runs."""
-    first = next(iter(signature(launch).parameters))
+    """Decorate a launch function: the GPU of its first argument is current while it runs."""
 
     @wraps(launch)
-    def launched(*arguments: Any, **named: Any) -> Any:
-        given = arguments[0] if arguments else named.get(first)
-        if given is None:  # the call raises TypeError
-            return launch(*arguments, **named)
-        with torch.cuda.device_of(given):
-            return launch(*arguments, **named)
+    def launched(x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        with torch.cuda.device_of(x):
+            return launch(x, *arguments, **named)
 
     return cast(Launch, launched)
 
@@ -136,54 +127,6 @@ def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     Columns 2i and 2i+1 both hold value i; in the rows of sin, column 2i holds it negated.
     """
     return torch.stack((cos.repeat_interleave(2, 1), torch.stack((-sin, sin), 2).flatten(1)), 1).float()
-
-
-def check_form(form: str, precision: str) -> None:
-    """Raise ValueError for an unknown form or precision; the message lists the supported values."""
-    check_choice("form", form, FORMS)
-    check_choice("precision", precision, tuple(PRECISIONS))
-
-
-def check_token(name: str, x: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError, which gives `name`, unless x has this shape and contiguous rows."""
-    if tuple(x.shape) != shape:
-        raise ValueError(f"{name}: shape {tuple(x.shape)}, must be {shape}")
-    if x[:1].numel() and not x[0].is_contiguous():
-        raise ValueError(f"{name}: strides {x.stride()}, must be contiguous after the first dimension")
-
-
-def check_step(
-    tokens: dict[str, torch.Tensor],
-    lr: torch.Tensor,
-    parameters: dict[str, torch.Tensor],
-    rope: torch.Tensor | None,
-    shape: tuple[int, int, int],
-    mini_batch: int,
-    kept: torch.Tensor,
-) -> None:
-    """Raise ValueError unless the arguments of `generate_step` fit the state's sizes and device.
-
-    tokens: q, k, v and out, each of `shape` [B, H, D]. parameters: token_scale [m], ln_weight and ln_bias [H, D].
-    mini_batch: m. kept: any tensor of the state, for its device.
-    """
-    dtype = tokens["q"].dtype
-    for name, x in tokens.items():
-        check_token(name, x, shape)
-        if not x.is_floating_point() or (name != "out" and x.dtype != dtype):
-            raise ValueError(f"{name}.dtype is {x.dtype}: q, k and v are of one floating type, out of any")
-    check_token("lr", lr, shape[:2])
-    check_choice("lr.dtype", lr.dtype, (torch.float32, dtype))
-    check_devices(**tokens, lr=lr, **parameters, rope=rope, gstate=kept)
-    for name, x in parameters.items():
-        check_parameter(name, x, (mini_batch,) if name == "token_scale" else shape[1:])
-    if rope is not None:
-        check_parameter("rope", rope, (mini_batch, 2, shape[2]))
-
-
-def check_slots(slots: torch.Tensor | None, form: str, batch: int) -> None:
-    """Raise ValueError unless slots is None, or is [batch] and the form is dual."""
-    if slots is not None and (form, tuple(slots.shape)) != ("dual", (batch,)):
-        raise ValueError(f"slots of shape {tuple(slots.shape)}, form {form!r}: must be ({batch},) and 'dual'")
 
 
 def dot_type(rows: torch.Tensor) -> Any:

@@ -1,8 +1,4 @@
 """Shared code of kernels in Gluon, Triton's dialect with explicit layouts."""
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels and knows no type except gl.constexpr)
-
-from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -1,7 +1,5 @@
 """The generate step of both operators: its state, argument checks and kernel launch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -9,12 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from tk_kernels import FORMS
+from tk_kernels.checks import check_choice, check_devices, check_parameter, check_shape
 from tk_kernels.generate.common import (
     PRECISIONS,
     by_sequences,
-    check_form,
-    check_slots,
-    check_step,
     dependent_launch,
     dot_type,
     float_copy,
@@ -27,6 +24,8 @@ from tk_kernels.generate.common import (
 from tk_kernels.generate.tuning import Tuning, tuning
 from tk_kernels.reference.learner import layers_of
 from tk_kernels.reference.token_rows import rows_before
+
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(kw_only=True)
@@ -64,7 +63,8 @@ class StepState:
 
         Raises ValueError for an unknown form or precision.
         """
-        check_form(form, precision)
+        check_choice("form", form, FORMS)
+        check_choice("precision", precision, tuple(PRECISIONS))
         layers = layers_of(state)
         kept: dict[str, Any] = {}
         for names, layer in zip(cls.layers, layers, strict=True):
@@ -185,16 +185,14 @@ def generate_step(
     launch: settings instead of those of `tuning.toml`.
     pdl: make a dependent launch (see `dependent_launch`), which reads gstate, token_scale, ln_weight, ln_bias and rope
         before earlier launches end. Only kernels for Hopper use it.
-    compile_only: compile the kernel as the first launch does, and compute nothing (see `build/parallel.py`).
+    compile_only: compile the kernel as the first launch does, and compute nothing (see `parallel.py`).
     Raises ValueError on a wrong shape, dtype, stride or device, and for a `launch` that does not suit the state.
     """
     s, biases, parameters = gstate, gstate.biases(), gstate.parameters()
     B, (_, H, D) = len(s.position), biases[-1].shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    tokens = {"q": q, "k": k, "v": v, "out": out}
     outer = {"token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
-    check_step(tokens, lr, outer, rope, (B, H, D), s.mini_batch, biases[0])
-    check_slots(s.slots, s.form, B)
+    _check({"q": q, "k": k, "v": v, "lr": lr, "out": out}, outer, rope, s, (B, H, D))
     if not B * H:
         return out
     launch = launch or s.default_launch()
@@ -215,3 +213,25 @@ def generate_step(
         **(dependent_launch(pdl) if launch.sm90 else {}), **constants,
     )  # fmt: skip
     return out
+
+
+def _check(
+    tokens: dict[str, Tensor], outer: dict[str, Tensor], rope: Tensor | None, state: StepState, shape: tuple[int, ...]
+) -> None:
+    """Raise ValueError unless the arguments of `generate_step` fit the state; shape: B, H, D."""
+    B, H, D = shape
+    dtype = tokens["q"].dtype
+    dtypes = dict.fromkeys(tokens, (dtype,)) | {"q": FLOATING, "out": FLOATING, "lr": (torch.float32, dtype)}
+    for name, x in tokens.items():
+        check_shape(name, x, (B, H) if name == "lr" else shape)
+        check_choice(f"{name}.dtype", x.dtype, dtypes[name])
+        if B and not x[0].is_contiguous():
+            raise ValueError(f"{name}: strides {x.stride()}, must be contiguous after the first dimension")
+    check_devices(**tokens, **outer, rope=rope, gstate=state.biases()[0])
+    for name, x in outer.items():
+        check_parameter(name, x, (state.mini_batch,) if name == "token_scale" else (H, D))
+    if rope is not None:
+        check_parameter("rope", rope, (state.mini_batch, 2, D))
+    if state.slots is not None:
+        check_choice("form of a state with slots", state.form, ("dual",))
+        check_shape("slots", state.slots, (B,))

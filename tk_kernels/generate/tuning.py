@@ -1,7 +1,5 @@
 """Launch settings of the Triton kernels: two tables, and settings to try on other GPUs."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Iterator, Mapping

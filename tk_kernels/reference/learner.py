@@ -47,13 +47,11 @@ from tk_kernels.reference.mini_batches import (
 )
 from tk_kernels.reference.token_rows import (
     add_to_sums_,
-    advance_position_,
     affine,
     apply_rows_,
     apply_sums_,
     causal_scale,
     clone,
-    completion_scale,
     positions_of,
     row_correction,
     stepped_affine,
@@ -96,12 +94,12 @@ def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
 
 
 def _in_its_dtypes(method: Method) -> Method:
-    """Decorate a method on tensors to run without autocast, which would round."""
+    """Decorate a method on tensors to run without gradients, and without autocast, which would round."""
 
     @wraps(method)
     def called(self: Any, *arguments: Any, **named: Any) -> Any:
         x = arguments[0] if arguments else next(iter(named.values()))
-        with torch.autocast(x.device.type, enabled=False):
+        with torch.autocast(x.device.type, enabled=False), torch.no_grad():
             return method(self, *arguments, **named)
 
     return cast(Method, called)
@@ -161,7 +159,6 @@ class Learner(Generic[State, PrimalState]):
         return self.primal(*tensors[: 2 * len(layers)], *sums, position)
 
     @_in_its_dtypes
-    @torch.no_grad()
     def forward(
         self,
         q: Tensor,
@@ -197,12 +194,10 @@ class Learner(Generic[State, PrimalState]):
                 trace = _train_(k_piece, v_piece, lr_piece, outer, state)
                 out[:, cut] = _read(q_piece, k_piece, lr_piece, outer, trace)
             else:
-                first = (start + piece.low) % mini_batch
-                out[:, cut] = _advance_(q_piece, k_piece, v_piece, lr_piece, outer, state, form, first)
+                out[:, cut] = _advance_(q_piece, k_piece, v_piece, lr_piece, outer, state, form)
         return out, state
 
     @_in_its_dtypes
-    @torch.no_grad()
     def generate_step(
         self,
         q: Tensor,
@@ -225,12 +220,11 @@ class Learner(Generic[State, PrimalState]):
         """
         outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, TOKENS, state)
         state = state if inplace else clone(state)
-        advance: Callable[..., Tensor] = _advance_ if isinstance(state, self.state) else _advance_sums_
-        out = advance(q[:, None], k[:, None], v[:, None], lr[:, None], outer, state)
+        rows = isinstance(state, self.state)
+        out = _advance_(q[:, None], k[:, None], v[:, None], lr[:, None], outer, state, rows=rows)
         return out[:, 0], state
 
     @_in_its_dtypes
-    @torch.no_grad()
     def states(
         self,
         k: Tensor,
@@ -260,7 +254,6 @@ class Learner(Generic[State, PrimalState]):
         return _train_(k, v, lr, outer, state), state
 
     @_in_its_dtypes
-    @torch.no_grad()
     def outputs(
         self,
         q: Tensor,
@@ -352,44 +345,35 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
 
 
 def _advance_(
-    q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", start: int = 0
+    q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", rows: bool = True
 ) -> Tensor:
-    """Return n tokens' outputs [B, n, H, D]; in the primal form all sequences are at `start`."""
-    layers, token_scale = layers_of(state), outer.token_scale
+    """Return the outputs [B, n, H, D] of n tokens, all in one mini-batch; without `rows`, n is 1."""
+    layers, token_scale = layers_of(state, rows), outer.token_scale
     positions = positions_of(state.position, q.shape[1])
     x, z, new = _gradients(q, k, v, lr, outer, layers)
     for layer, (x_new, g_new) in zip(layers, new, strict=True):
-        write_rows_(layer.x, x_new, positions)
-        write_rows_(layer.g, g_new, positions)
-    scale = causal_scale(positions, token_scale)
+        if rows:
+            write_rows_(layer.x, x_new, positions)
+            write_rows_(layer.g, g_new, positions)
+        else:
+            add_to_sums_(layer.x, layer.g, x_new, g_new)
+    scale = causal_scale(positions, token_scale) if rows else token_scale[positions][:, None, :, None]
+    correction = row_correction if rows else sum_correction
     for number, layer in enumerate(layers):
         if number:
             x = gelu(z)
         if form == "primal":
-            z = stepped_affine(x, *layer, token_scale, start)
+            z = stepped_affine(x, *layer, scale)
         else:
-            z = (affine(x, layer.weight, layer.bias) if number else z) - row_correction(x, layer.x, layer.g, scale)
-    last = completion_scale(positions, token_scale)
+            z = (affine(x, layer.weight, layer.bias) if number else z) - correction(x, layer.x, layer.g, scale)
+    ends = positions[:, -1] == len(token_scale) - 1
+    last = torch.where(ends, token_scale[-1], 0)[:, None, None, None]
     for layer in layers:
-        apply_rows_(*layer, last)
-    advance_position_(state.position, q.shape[1], len(token_scale))
-    return output(z.transpose(1, 2), q, outer)
-
-
-def _advance_sums_(q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any) -> Tensor:
-    """Return the outputs [B, 1, H, D] for one token per sequence; advance gradient sums in place."""
-    layers, positions = layers_of(state, rows=False), positions_of(state.position, 1)
-    x, z, new = _gradients(q, k, v, lr, outer, layers)
-    scale = outer.token_scale[positions][:, None, :, None]
-    for number, (layer, (x_new, g_new)) in enumerate(zip(layers, new, strict=True)):
-        add_to_sums_(layer.x, layer.g, x_new, g_new)
-        if number:
-            x = gelu(z)
-            z = affine(x, layer.weight, layer.bias)
-        z = z - sum_correction(x, layer.x, layer.g, scale)
-    for layer in layers:
-        apply_sums_(*layer, positions, outer.token_scale)
-    advance_position_(state.position, 1, len(outer.token_scale))
+        if rows:
+            apply_rows_(*layer, last)
+        else:
+            apply_sums_(*layer, last, ends)
+    state.position.add_(q.shape[1]).remainder_(len(token_scale))
     return output(z.transpose(1, 2), q, outer)
 
 

@@ -19,11 +19,6 @@ def positions_of(position: Tensor, tokens: int) -> Tensor:
     return position.long()[:, None] + torch.arange(tokens, device=position.device)
 
 
-def advance_position_(position: Tensor, tokens: int, mini_batch: int) -> None:
-    """Set position to (position + tokens) mod mini_batch, in place."""
-    position.add_(tokens).remainder_(mini_batch)
-
-
 def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
     """Write x [B, H, n, D] into rows [B, H, m, D] at positions [B, n], in place."""
     rows.scatter_(2, positions[:, None, :, None].expand_as(x), x)
@@ -50,33 +45,21 @@ def sum_correction(x: Tensor, dW: Tensor, db: Tensor, scale: Tensor) -> Tensor:
     return scale * affine(x, dW, db)
 
 
-def stepped_affine(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    x_rows: Tensor,
-    g_rows: Tensor,
-    token_scale: Tensor,
-    start: int,
-) -> Tensor:
-    """Return x_t @ W_t + b_t, [B, H, n, F], in the primal form, for n tokens from `start`.
+def stepped_affine(x: Tensor, weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
+    """Return x_t @ W_t + b_t, [B, H, n, F], in the primal form, for n tokens; scale: from `causal_scale`.
 
     It computes every W_t = W - s_t * sum_{j <= t} x_j^T g_j, [B, H, n, D, F].
     """
-    now = slice(start, start + x.shape[2])
-    sums = (x_rows.unsqueeze(-1) * g_rows.unsqueeze(-2)).cumsum(2)[:, :, now]
-    weights = weight.unsqueeze(2) - token_scale[now, None, None] * sums
-    z = (x.unsqueeze(-2) @ weights).squeeze(-2)
-    return z + bias.unsqueeze(2) - token_scale[now, None] * g_rows.cumsum(2)[:, :, now]
-
-
-def completion_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """Return [B, 1, 1, 1]: s_{m-1} where the last position ends a mini-batch, otherwise 0."""
-    return torch.where(positions[:, -1] == len(token_scale) - 1, token_scale[-1], 0)[:, None, None, None]
+    steps = (x_rows.unsqueeze(-1) * g_rows.unsqueeze(-2)).flatten(-2)  # [B, H, m, D * F]
+    weights = weight.unsqueeze(2) - (scale @ steps).unflatten(-1, weight.shape[2:])
+    return (x.unsqueeze(-2) @ weights).squeeze(-2) + bias.unsqueeze(2) - scale @ g_rows
 
 
 def apply_rows_(weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> None:
-    """Update W -= scale * x_rows^T @ g_rows and b -= scale * sum(g_rows) in place."""
+    """Update W -= scale * x_rows^T @ g_rows and b -= scale * sum(g_rows) in place.
+
+    scale [B, 1, 1, 1]: s_{m-1} for sequences at a mini-batch's end, otherwise 0.
+    """
     steps = (scale * x_rows).flatten(0, 1).mT
     weight.view(-1, *weight.shape[2:]).baddbmm_(steps, g_rows.flatten(0, 1), alpha=-1)
     bias.addcmul_(scale[..., 0], g_rows.sum(2), value=-1)
@@ -88,14 +71,12 @@ def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
     db.add_(g.squeeze(2))
 
 
-def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions: Tensor, token_scale: Tensor) -> None:
-    """For sequences at a mini-batch's end, W -= s_{m-1} dW and b -= s_{m-1} db; reset the sums."""
-    scale = completion_scale(positions, token_scale)
+def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, scale: Tensor, ends: Tensor) -> None:
+    """Update W -= scale * dW and b -= scale * db in place; reset the sums of sequences at a mini-batch's end."""
     weight.addcmul_(scale, dW, value=-1)
     bias.addcmul_(scale[..., 0], db, value=-1)
-    done = positions[:, -1] == len(token_scale) - 1
-    dW.masked_fill_(done[:, None, None, None], 0)
-    db.masked_fill_(done[:, None, None], 0)
+    dW.masked_fill_(ends[:, None, None, None], 0)
+    db.masked_fill_(ends[:, None, None], 0)
 
 
 def rows_before(rows: Tensor, position: Tensor) -> Tensor:

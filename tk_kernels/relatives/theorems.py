@@ -1,8 +1,6 @@
 """Linear and softmax attention as TTT layers (arXiv 2407.04620, Theorems 1 and 2)."""
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,38 +26,15 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return train(f, loss, q, k, v, q.new_full((tokens,), 0.5), q.new_ones(tokens), state)[0]
 
 
-class TrainingSet(NamedTuple):
-    """The state of a nonparametric learner: k and v [B, T, H, D] of all tokens so far."""
+def nadaraya_watson(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return a Nadaraya-Watson learner's outputs, which are softmax attention, [B, T, H, D] (Theorem 2).
 
-    k: Tensor
-    v: Tensor
-
-
-def exponential_kernel(q: Tensor, k: Tensor) -> Tensor:
-    """Return log kernel(q, k) = q . k / sqrt(D): q [B, H, n, D], k [B, H, T, D] -> [B, H, n, T]."""
-    return q @ k.mT / math.sqrt(q.shape[-1])
-
-
-def nadaraya_watson(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seen: TrainingSet | None = None,
-    log_kernel: Callable[[Tensor, Tensor], Tensor] = exponential_kernel,
-) -> tuple[Tensor, TrainingSet]:
-    """Return a Nadaraya-Watson learner's outputs [B, T, H, D] and training set (Theorem 2).
-
-    f(q_t) = sum_j kernel(q_t, k_j) v_j / sum_j kernel(q_t, k_j) over j <= t. The exponential kernel is softmax
-    attention.
-    seen: the training set of earlier tokens. log_kernel: takes q and k as `exponential_kernel` does.
+    f(q_t) = sum_j kernel(q_t, k_j) v_j / sum_j kernel(q_t, k_j) over j <= t, with kernel(q, k) = exp(q . k / sqrt(D)).
     """
-    before = 0 if seen is None else seen.k.shape[1]
-    if seen is not None:
-        k, v = torch.cat((seen.k, k), 1), torch.cat((seen.v, v), 1)
-    log_weight = log_kernel(q.transpose(1, 2), k.transpose(1, 2))
-    future = torch.ones(log_weight.shape[-2:], dtype=torch.bool, device=q.device).triu(before + 1)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    log_weight = q @ k.mT / math.sqrt(q.shape[-1])
+    future = torch.ones(log_weight.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
     log_weight = log_weight.masked_fill(future, -math.inf)
     # a common factor of a query's weights cancels: scale the largest to 1
     weight = (log_weight - log_weight.amax(-1, keepdim=True)).exp()
-    out = weight @ v.transpose(1, 2) / weight.sum(-1, keepdim=True)
-    return out.transpose(1, 2), TrainingSet(k, v)
+    return (weight @ v / weight.sum(-1, keepdim=True)).transpose(1, 2)

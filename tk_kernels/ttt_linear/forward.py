@@ -9,16 +9,15 @@ are split over the N warps by a leading dimension, so that no matmul moves W^T b
 Each LayerNorm takes one reduction: the sums of squares include the mean, which is subtracted afterwards. Missing tokens
 of a short mini-batch are rows of lr = 0 under a mask.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from tk_kernels.forward import common
 from tk_kernels.forward.common import (
     add_six,
     add_two,
@@ -26,92 +25,36 @@ from tk_kernels.forward.common import (
     gradient_coefficients,
     keys_at,
     normalization,
-    packed_arguments,
     packed_sequence,
     processors,
-    rotated,
     tile,
 )
 from tk_kernels.generate.common import jit, load_weights, section_name, store_weights, tl
 from tk_kernels.generate.tuning import FORWARD, Tuning, tuning
-from tk_kernels.packed import Packed
 
 __all__ = ["available", "launch", "launch_packed"]
 
 CROWDED = 3  # programs per SM from which two warps per program are faster than four, on an H200
 
 
-def tuned_as(q: Tensor, mini_batch: int) -> str:
-    """Return the name of the row of `tuning.toml` for launches on tokens like q [B, T, H, D]."""
-    return _tuned_as(q, len(q), mini_batch)
-
-
-def _tuned_as(q: Tensor, sequences: int, mini_batch: int) -> str:
+def run(
+    q: Tensor,
+    k: Tensor,
+    rest: tuple[Any, ...],
+    mini_batch: int,
+    sequences: int,
+    settings: Tuning | None,
+    **options: Any,
+) -> None:
+    """Launch the kernel on q, k and `rest`, its other arguments; each warp computes D / warps columns of W."""
     heads, head_dim = q.shape[-2:]
     if head_dim > 64 or mini_batch > 16:
-        return "wide"
-    return "crowded" if q.is_cuda and sequences * heads >= CROWDED * processors(q) else "few"
-
-
-def launch(
-    tokens: tuple[Tensor, ...],
-    outer: tuple[Tensor, ...],
-    weights: tuple[Tensor, ...],
-    outputs: tuple[Tensor, ...],
-    rope: bool,
-    launch: Tuning | None = None,
-    compile_only: bool = False,
-) -> None:
-    """Run T tokens from a mini-batch's start, and write the results to `outputs`.
-
-    tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W, b. Shapes are those of `ops.forward`.
-    outputs: out, W, b, k_rows, g_rows. Its W and b are allowed to be those of `weights`, for an update in place.
-    rope: first apply RoPE to q and k.
-    launch: settings instead of those of `tuning.toml`. Each warp computes D / warps columns of W.
-    compile_only: compile the kernel and compute nothing.
-    """
-    q, k, v, lr = tokens
-    batch, count, heads, _ = q.shape
-    mini_batch = len(outer[0])
-    if rope:
-        q, k = rotated(q, mini_batch), rotated(k, mini_batch)
-    launch = launch or tuning("ttt_linear", FORWARD, tuned_as(q, mini_batch), section_name(False, q.device))
-    with torch.cuda.device_of(q):
-        _forward.run(
-            q, k, k, k, v, lr, *outer, *weights, *outputs,
-            count, heads, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-            **tile(q, mini_batch), N=launch.warps, S=launch.stages, num_warps=launch.warps,
-            grid=(batch * heads,), warmup=compile_only,
-        )  # fmt: skip
-
-
-def launch_packed(
-    tokens: tuple[Tensor, ...],
-    outer: tuple[Tensor, ...],
-    initial: tuple[Tensor, ...],
-    state: Any,
-    sequences: Packed,
-) -> Tensor:
-    """Return the outputs [N, H, D] of packed sequences; advance their slots of `state`.
-
-    tokens: q, k, v [N, H, D] with RoPE, lr [N, H]; q has the dtype of the state's rows.
-    outer: token_scale, ln_weight, ln_bias. initial: W [H, D, D], b [H, D], from which new sequences start.
-    state: a `GenerateState` in the dual form. sequences: the layout of the N tokens.
-    """
-    q, k, v, lr = tokens
-    heads = q.shape[1]
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    row = _tuned_as(q, len(sequences.slots), len(outer[0]))
-    chosen = tuning("ttt_linear", FORWARD, row, section_name(False, q.device))
-    with torch.cuda.device_of(q):
-        _forward[(len(sequences.slots) * heads,)](
-            q, k, k, k, v, lr, *outer, state.weights, state.b, out, state.weights, state.b, *state.gathered,
-            0, heads, 0, *q.stride()[:2], 0, *k.stride()[:2], 0, *v.stride()[:2],
-            **tile(q, len(outer[0])), N=chosen.warps, S=chosen.stages, num_warps=chosen.warps,
-            **packed_arguments(sequences, state.low is not None), low=state.low, W_first=initial[0], b_first=initial[1],
-            w_stride=state.weights.stride(0), b_stride=state.b.stride(0), row_stride=state.gathered[0].stride(0),
-        )  # fmt: skip
-    return out
+        row = "wide"
+    else:
+        row = "crowded" if q.is_cuda and sequences * heads >= CROWDED * processors(q) else "few"
+    settings = settings or tuning("ttt_linear", FORWARD, row, section_name(False, q.device))
+    constants = tile(q, mini_batch) | {"N": settings.warps, "S": settings.stages, "num_warps": settings.warps}
+    _forward.run(q, k, k, k, *rest, grid=(sequences * heads,), **constants, **options)
 
 
 @jit
@@ -259,3 +202,6 @@ def _forward(
     else:
         tl.store(W_out + at, Wt * (1.0 / UP), mask=whole)
     tl.store(b_out + pid * D + o, bias, mask=o < D)
+
+
+launch, launch_packed = partial(common.launch, run), partial(common.launch_packed, run, _forward)

@@ -749,18 +749,22 @@ struct linear_arguments {
 
 template <int ROWS, int WARPS, int HEADS, bool ROPE> void launch_linear(const linear_arguments &a) {
     using L = linear_layout<ROWS, WARPS, HEADS, ROPE>;
-    const auto tokens = [](const TensorView &x) { return strided_tokens<typename L::tokens, typename L::tile>(x); };
+    const int64_t B = a.q.size(0), T = a.q.size(1), H = a.q.size(2), D = HEAD_DIM;
+    const auto tokens = [&](const char *name, const TensorView &x) {
+        check_shape(name, x, {B, T, H, D});
+        TVM_FFI_ICHECK(is_bf16(x)) << name << ": must be bfloat16";
+        return strided_tokens<typename L::tokens, typename L::tile>(x);
+    };
     const typename L::globals g{
-        tokens(a.q), tokens(a.k), tokens(a.v), tokens(a.out),
-        pointer<float>(a.lr), pointer<float>(a.token_scale), pointer<float>(a.ln_weight), pointer<float>(a.ln_bias),
-        pointer<float>(a.W_in), pointer<float>(a.b_in), pointer<float>(a.W_out), pointer<float>(a.b_out),
-        pointer<float>(a.k_rows), pointer<float>(a.g_rows),
-        int(a.q.size(1)), int(a.q.size(2)), int(a.q.size(0) * a.q.size(2))};
-    const auto kernel = linear_forward<L>;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::SHARED_BYTES),
-               "shared memory");
-    kernel<<<(g.sequences + HEADS - 1) / HEADS, L::THREADS, L::SHARED_BYTES, stream_of(a.q)>>>(g);
-    check_cuda(cudaGetLastError(), "linear_forward");
+        tokens("q", a.q), tokens("k", a.k), tokens("v", a.v), tokens("out", a.out),
+        checked<float>("lr", a.lr, {B, T, H}), checked<float>("token_scale", a.token_scale, {ROWS}),
+        checked<float>("ln_weight", a.ln_weight, {H, D}), checked<float>("ln_bias", a.ln_bias, {H, D}),
+        checked<float>("W_in", a.W_in, {B, H, D, D}), checked<float>("b_in", a.b_in, {B, H, D}),
+        checked<float>("W_out", a.W_out, {B, H, D, D}), checked<float>("b_out", a.b_out, {B, H, D}),
+        checked<float>("k_rows", a.k_rows, {B, H, ROWS, D}), checked<float>("g_rows", a.g_rows, {B, H, ROWS, D}),
+        int(T), int(H), int(B * H)};
+    const int blocks = (g.sequences + HEADS - 1) / HEADS;
+    launch_kernel(linear_forward<L>, blocks, L::THREADS, L::SHARED_BYTES, stream_of(a.q), g);
 }
 
 template <bool ROPE> void dispatch_linear(const linear_arguments &a, int64_t warps, int64_t heads) {
@@ -776,20 +780,8 @@ void linear_forward_launch(TensorView q, TensorView k, TensorView v, TensorView 
                            TensorView ln_weight, TensorView ln_bias, TensorView W_in, TensorView b_in, TensorView out,
                            TensorView W_out, TensorView b_out, TensorView k_rows, TensorView g_rows, bool rope,
                            int64_t warps, int64_t heads) {
-    const int64_t B = q.size(0), T = q.size(1), H = q.size(2), rows = token_scale.size(0);
-    for (const TensorView &x : {q, k, v, out}) check_shape("tokens", x, {B, T, H, HEAD_DIM});
-    check_shape("lr", lr, {B, T, H});
-    for (const TensorView &x : {ln_weight, ln_bias}) check_shape("ln", x, {H, HEAD_DIM});
-    for (const TensorView &x : {W_in, W_out}) check_shape("W", x, {B, H, HEAD_DIM, HEAD_DIM});
-    for (const TensorView &x : {b_in, b_out}) check_shape("b", x, {B, H, HEAD_DIM});
-    for (const TensorView &x : {k_rows, g_rows}) check_shape("rows", x, {B, H, rows, HEAD_DIM});
-    for (const TensorView &x : {lr, token_scale, ln_weight, ln_bias, W_in, b_in, W_out, b_out, k_rows, g_rows}) {
-        TVM_FFI_ICHECK(is_fp32(x)) << "parameters, rates and state must be float32";
-        check_contiguous("parameters, rates and state", x);
-    }
     const linear_arguments a{q,    k,    v,   lr,    token_scale, ln_weight, ln_bias,
                              W_in, b_in, out, W_out, b_out,       k_rows,    g_rows};
-    TVM_FFI_ICHECK(is_bf16(q)) << "q, k, v must be bfloat16";
     (rope ? dispatch_linear<true> : dispatch_linear<false>)(a, warps, heads);
 }
 

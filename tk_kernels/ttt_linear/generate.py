@@ -9,8 +9,6 @@ primal  has the running sum of lr * K^T G next to W, reads and writes it at ever
 
 One program owns one head of one sequence. It branches on the position of its sequence in device memory.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 

@@ -6,10 +6,6 @@ occupy no registers. The step that completes a mini-batch reads them there again
 memory, not through shuffles. Matrix times vector is float32 on CUDA cores. The update of W, once in m tokens, runs on
 tensor cores.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels and knows no type except gl.constexpr)
-
-from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -10,14 +10,10 @@ from tk_kernels.ttt_linear.reference import LINEAR
 KERNELS = dict.fromkeys((16, 32), "ttt_linear/forward_sm90")  # for Hopper, by mini-batch
 
 
-def schedule(heads: int, mini_batch: int, processors: int) -> tuple[int, int]:
-    """Return the Hopper kernel's (warps per head, heads per block) for `heads` of all sequences."""
-    return (4, 1) if heads <= 2 * processors or mini_batch > 16 else (2, 4)
+def schedule(q: Tensor, mini_batch: int) -> tuple[int, int]:
+    """Return the Hopper kernel's (warps per head, heads per block) for tokens q [B, T, H, D]."""
+    return (4, 1) if q.shape[0] * q.shape[2] <= 2 * processors(q) or mini_batch > 16 else (2, 4)
 
 
-def _plan(q: Tensor, mini_batch: int) -> tuple[int, int]:
-    return schedule(q.shape[0] * q.shape[2], mini_batch, processors(q))
-
-
-OPERATOR = ForwardOperator("linear", LINEAR, (1, 1), KERNELS, portable.launch, _plan)
+OPERATOR = ForwardOperator("linear", LINEAR, (1, 1), KERNELS, portable.launch, schedule)
 available, choice, forward = OPERATOR.available, OPERATOR.choice, OPERATOR.forward

@@ -13,13 +13,6 @@ struct tensors {
     TensorView out, W1_out, b1_out, W2_out, b2_out, k_rows, x2_rows, g1_rows, g2_rows;
 };
 
-template <typename T> T *checked(const char *name, const TensorView &x, std::initializer_list<int64_t> shape) {
-    check_shape(name, x, shape);
-    check_contiguous(name, x);
-    if constexpr (std::is_same_v<std::remove_const_t<T>, float>)
-        TVM_FFI_ICHECK(is_fp32(x)) << name << ": must be float32";
-    return pointer<T>(x);
-}
 // Stores the address and the strides of tokens [batch, T, H, D].
 template <typename T>
 void set_tokens(const T *&to, int64_t (&stride)[3], const char *name, const TensorView &x,

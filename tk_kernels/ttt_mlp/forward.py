@@ -4,17 +4,17 @@ One program owns one head of one sequence and keeps W1^T and W2 in float32 accum
 dimension splits both over the N warps, by hidden units, so that Z1, Y1 and both updates never leave a warp. Once per
 mini-batch, W2 is rounded and written to shared memory, where its three matmuls read it.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tk_kernels.edges.few_rows import shared_bytes
+from tk_kernels.forward import common
 from tk_kernels.forward.common import (
     add_six,
     add_two,
@@ -24,114 +24,51 @@ from tk_kernels.forward.common import (
     gradient_coefficients,
     keys_at,
     normalization,
-    packed_arguments,
     packed_sequence,
-    rotated,
     tile,
 )
 from tk_kernels.generate.common import jit, load_weights, section_name, store_weights, tl, triton
 from tk_kernels.generate.tuning import FORWARD, Tuning, tuning
-from tk_kernels.packed import Packed
 from tk_kernels.ttt_mlp import forward_wide
 
 __all__ = ["available", "launch", "launch_packed"]
 
-# Limits of `forward_gluon`: (D, F), most tokens per mini-batch, least shared memory of a block
-GLUON_SHAPE, GLUON_ROWS, GLUON_SHARED_BYTES = (64, 256), 16, 137_216
+# Limits of `forward_gluon`: head dimension, most tokens per mini-batch, least shared memory of a block
+GLUON_HEAD_DIM, GLUON_ROWS, GLUON_SHARED_BYTES = 64, 16, 137_216
 IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers of an SM
 
 
-def tuned_as(q: Tensor, mini_batch: int) -> str:
-    """Return the name of the row of `tuning.toml` for launches on tokens like q [B, T, H, D]."""
-    return "wide" if q.shape[-1] > IN_REGISTERS else "narrow"
-
-
-def launch(
-    tokens: tuple[Tensor, ...],
-    outer: tuple[Tensor, ...],
-    weights: tuple[Tensor, ...],
-    outputs: tuple[Tensor, ...],
-    rope: bool,
-    launch: Tuning | None = None,
-    compile_only: bool = False,
+def run(
+    q: Tensor,
+    k: Tensor,
+    rest: tuple[Any, ...],
+    mini_batch: int,
+    sequences: int,
+    settings: Tuning | None,
+    **options: Any,
 ) -> None:
-    """Run T tokens from a mini-batch's start, and write the results to `outputs`.
+    """Launch the kernel for these shapes on q, k and `rest`, its other arguments."""
+    heads, head_dim = q.shape[-2:]
+    hidden, row = 4 * head_dim, "wide" if head_dim > IN_REGISTERS else "narrow"
+    options["grid"] = (sequences * heads,)
+    if settings is None and takes_gluon(q, mini_batch):
+        from tk_kernels.ttt_mlp.forward_gluon import WARPS, forward
 
-    tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. weights: W1, b1, W2, b2. Shapes: as in `ops.forward`.
-    outputs: out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows. Its weights and biases are allowed to be those of
-    `weights`, for an update in place.
-    rope: first apply RoPE to q and k.
-    launch: settings of the Triton kernels instead of those of `tuning.toml`; None also allows the kernel in Gluon.
-    compile_only: compile the kernel and compute nothing.
-    """
-    q, k, v, lr = tokens
-    batch, count, heads, _ = q.shape
-    mini_batch = len(outer[0])
-    if rope:
-        q, k = rotated(q, mini_batch), rotated(k, mini_batch)
-    sizes = count, heads, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]
-    row = tuned_as(q, mini_batch)
-    gluon = launch is None and takes_gluon(q, mini_batch, weights[0].shape[-1])
-    launch = launch or tuning("ttt_mlp", FORWARD, row, section_name(False, q.device))
-    constants = tile(q, mini_batch) | {"F": weights[0].shape[-1], "S": launch.stages, "num_warps": launch.warps}
-    constants |= {"grid": (batch * heads,), "warmup": compile_only}
-    rest = (v, lr, *outer, *weights, *outputs, *sizes)
-    with torch.cuda.device_of(q):
-        if row == "wide":
-            if constants["F"] % launch.block:
-                raise ValueError(f"block {launch.block}: must divide {constants['F']} hidden units")
-            forward_wide.forward.run(q, k, *rest, **constants, BLOCK=launch.block)
-        elif gluon:
-            from tk_kernels.ttt_mlp.forward_gluon import WARPS, forward
-
-            shape = {name: constants[name] for name in ("m", "grid", "warmup")}
-            forward.run(q, k, *rest, **shape, num_warps=WARPS)
-        else:
-            _forward.run(q, k, k, k, *rest, **constants, N=launch.warps)
+        forward.run(q, k, *rest, m=mini_batch, num_warps=WARPS, **options)
+        return
+    settings = settings or tuning("ttt_mlp", FORWARD, row, section_name(False, q.device))
+    options |= tile(q, mini_batch) | {"F": hidden, "S": settings.stages, "num_warps": settings.warps}
+    if row == "narrow":
+        _forward.run(q, k, k, k, *rest, N=settings.warps, **options)
+    elif hidden % settings.block:
+        raise ValueError(f"block {settings.block}: must divide {hidden} hidden units")
+    else:
+        forward_wide.forward.run(q, k, *rest, BLOCK=settings.block, **options)
 
 
-def launch_packed(
-    tokens: tuple[Tensor, ...],
-    outer: tuple[Tensor, ...],
-    initial: tuple[Tensor, ...],
-    state: Any,
-    sequences: Packed,
-) -> Tensor:
-    """Return the outputs [N, H, D] of packed sequences; advance their slots of `state`.
-
-    tokens: q, k, v [N, H, D] with RoPE, lr [N, H]; q has the dtype of the state's rows.
-    outer: token_scale, ln_weight, ln_bias. initial: W1 [H, D, F], b1 [H, F], W2 [H, F, D], b2 [H, D], from which new
-    sequences start. state: a `GenerateState` in the dual form. sequences: the layout of the N tokens.
-    """
-    q, k, v, lr = tokens
-    heads = q.shape[1]
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    row, s = tuned_as(q, len(outer[0])), state
-    chosen = tuning("ttt_mlp", FORWARD, row, section_name(False, q.device))
-    weights = (s.weights1, s.b1, s.weights2, s.b2)
-    rest = (v, lr, *outer, *weights, out, *weights, *s.gathered)
-    sizes = (0, heads, 0, *q.stride()[:2], 0, *k.stride()[:2], 0, *v.stride()[:2])
-    where = packed_arguments(sequences, s.low1 is not None) | {"low1": s.low1, "low2": s.low2}
-    where |= dict(zip(("W1_first", "b1_first", "W2_first", "b2_first"), initial, strict=True))
-    where |= {"w_stride": s.weights1.stride(0), "b1_stride": s.b1.stride(0), "b2_stride": s.b2.stride(0)}
-    where |= {"d_stride": s.gathered[0].stride(0), "f_stride": s.gathered[1].stride(0)}
-    where |= {"grid": (len(sequences.slots) * heads,), "warmup": False}
-    constants = tile(q, len(outer[0])) | {"F": s.b1.shape[2], "S": chosen.stages, "num_warps": chosen.warps}
-    with torch.cuda.device_of(q):
-        if row == "wide":
-            forward_wide.forward.run(q, k, *rest, *sizes, **where, **constants, BLOCK=chosen.block)
-        elif takes_gluon(q, len(outer[0]), constants["F"]):
-            from tk_kernels.ttt_mlp.forward_gluon import WARPS, forward
-
-            forward.run(q, k, *rest, *sizes, **where, m=constants["m"], num_warps=WARPS)
-        else:
-            _forward.run(q, k, k, k, *rest, *sizes, **where, **constants, N=chosen.warps)
-    return out
-
-
-def takes_gluon(q: Tensor, mini_batch: int, hidden: int) -> bool:
+def takes_gluon(q: Tensor, mini_batch: int) -> bool:
     """Whether the Gluon kernel runs q [..., H, D]; its gradients need the exponents of bfloat16."""
-    fits = (q.shape[-1], hidden, q.dtype) == (*GLUON_SHAPE, torch.bfloat16) and mini_batch <= GLUON_ROWS
+    fits = (q.shape[-1], q.dtype) == (GLUON_HEAD_DIM, torch.bfloat16) and mini_batch <= GLUON_ROWS
     runs = q.is_cuda and not triton.knobs.runtime.interpret
     return fits and runs and shared_bytes(q.device) >= GLUON_SHARED_BYTES
 
@@ -309,3 +246,6 @@ def _forward(
         tl.store(W2_out + at2, V2 * (1.0 / UP), mask=whole)
         tl.store(b1_out + pid * F + f, bias1)
         tl.store(b2_out + pid * D + d, bias2, mask=inside)
+
+
+launch, launch_packed = partial(common.launch, run), partial(common.launch_packed, run, _forward)

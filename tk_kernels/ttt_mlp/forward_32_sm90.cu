@@ -619,11 +619,7 @@ void launch(const tensors &x, bool rope, cudaStream_t stream) {
     globals g{.rope = rope};
     set_arguments(g, x, B);
     set_tokens(g.v, g.v_stride, "v", x.v, {x.q.size(0), g.T, g.H, D});
-    constexpr int BYTES = sizeof(shared);
-    const auto kernel = forward_32_kernel;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES), "shared memory");
-    kernel<<<dim3(g.H, x.q.size(0)), THREADS, BYTES, stream>>>(g);
-    check_cuda(cudaGetLastError(), "launch");
+    launch_kernel(forward_32_kernel, dim3(g.H, x.q.size(0)), THREADS, sizeof(shared), stream, g);
 }
 
 }  // namespace

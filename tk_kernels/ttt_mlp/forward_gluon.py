@@ -6,8 +6,6 @@ registers. W2^T stays in shared memory twice: in float32 for the update, and rou
 are sums over warps, exchanged through shared memory. LayerNorm rows lie inside a warp. Compared with the kernel in
 `forward.py`, this one has fewer barriers and no spills.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels and knows no type except gl.constexpr)
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -20,14 +20,6 @@ void forward_kernel(const __grid_constant__ mlp_block::arguments a) {
     mlp_block::forward<ROPE>(a);
 }
 
-template <bool ROPE> void start(const mlp_block::arguments &a, int batch, cudaStream_t stream) {
-    const auto kernel = forward_kernel<ROPE>;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, mlp_block::BYTES),
-               "shared memory");
-    kernel<<<dim3(batch, a.H), mlp_block::THREADS, mlp_block::BYTES, stream>>>(a);
-    check_cuda(cudaGetLastError(), "launch");
-}
-
 void launch(const tensors &x, bool rope, cudaStream_t stream) {
     mlp_block::arguments a;
     set_arguments(a, x, mlp_block::B);
@@ -35,7 +27,8 @@ void launch(const tensors &x, bool rope, cudaStream_t stream) {
     a.k_map = sm90::map_tokens(x.k);
     a.v_map = sm90::map_tokens(x.v);
     a.set_length(a.T);
-    (rope ? start<true> : start<false>)(a, x.q.size(0), stream);
+    const auto kernel = rope ? forward_kernel<true> : forward_kernel<false>;
+    launch_kernel(kernel, dim3(x.q.size(0), a.H), mlp_block::THREADS, mlp_block::BYTES, stream, a);
 }
 
 }  // namespace

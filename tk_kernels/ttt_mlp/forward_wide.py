@@ -4,8 +4,6 @@ One program owns one head of one sequence. W1 and W2 stay in the output tensors,
 mini-batch makes two passes over them, in blocks of hidden units. The first computes Z2. The second computes the output
 and updates the weights; it recomputes Z1 and X2, so a program never holds all F hidden units.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 

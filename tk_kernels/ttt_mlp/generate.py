@@ -5,12 +5,10 @@ Two forms of the function in `reference.py` (ttt_layer.md, "Three forms"):
 dual    caches the rows of K, X2, lr * G1 and lr * G2 inside a mini-batch, reads W1 and W2 at every token, rewrites them
         once in m tokens; on Hopper with 16 bits per weight the kernel of `generate_sm90.py` runs
 
-primal  has the running sums of the gradients next to W1 and W2, reads and writes them at every token
+primal  has the running sums of the gradients next to W1 and W2, reads and writes them at every token; heads up to 64
 
 One program owns one head of one sequence. It branches on the position of its sequence in device memory.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 
@@ -19,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tk_kernels.checks import check_choice
 from tk_kernels.generate.common import (
     available,
     columns,
@@ -79,12 +78,13 @@ class GenerateState(StepState):
             from tk_kernels.ttt_mlp.generate_sm90 import dual  # a late import: few machines have Gluon
 
             return dual, {"G": launch.warps}
-        F, dual_form = self.b1.shape[2], self.form == "dual"
+        F, D = self.b1.shape[2], self.b2.shape[2]
         constants = portable_constants(self, launch.block, F) | {"F": F}
-        if self.b2.shape[2] > IN_REGISTERS:
-            return generate_wide.dual if dual_form else generate_wide.primal, constants
+        if D > IN_REGISTERS:
+            check_choice(f"the form for {D} channels", self.form, ("dual",))
+            return generate_wide.dual, constants
         constants |= {"FP": triton.next_power_of_2(F), "MATRIX": launch.matrix}
-        return _dual if dual_form else _primal, constants
+        return _dual if self.form == "dual" else _primal, constants
 
 
 @jit

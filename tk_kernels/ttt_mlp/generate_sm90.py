@@ -6,10 +6,6 @@ once. Three programs fit on an SM, and the loads of one overlap with the work of
 units: sums over d stay within a warp, and warps exchange data only for Z2 and Z2bar. Matrix times vector is float32 on
 CUDA cores. Only the update of the weights, once in m tokens, runs on tensor cores.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels and knows no type except gl.constexpr)
-
-from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -4,8 +4,6 @@ The kernels of `generate.py` hold both weights of a head in registers. Here each
 hidden units, and the second finds the weights in a cache: the first computes Z2, the second G1 and the output. As in
 `generate.py`, weights1 is W1 transposed, so a hidden unit is one row of both weights.
 """
-# mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 
@@ -25,23 +23,6 @@ from tk_kernels.generate.common import (
     tl,
     to_float32_again,
 )
-
-
-@jit
-def first_pass(
-    weights1, b1, weights2, kf, rd, valid, D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Return gelu(k @ W1 + b1) @ W2 [D], without b2; both weights are [F, D], read in blocks."""
-    unit = tl.arange(0, BLOCK)
-    z2 = tl.zeros((BLOCK, DP), tl.float32)
-    for first in range(0, F, BLOCK):
-        f = first + unit
-        tile, mask = f[:, None] * D + rd[None, :], (f < F)[:, None] & valid[None, :]
-        w1 = tl.load(weights1 + tile, mask=mask, other=0)
-        w2 = tl.load(weights2 + tile, mask=mask, other=0)
-        z1 = tl.sum(w1.to(tl.float32) * kf[None, :], 1) + tl.load(b1 + f, mask=f < F, other=0)
-        z2 += gelu(z1)[:, None] * w2.to(tl.float32)
-    return tl.sum(z2, 0)
 
 
 @jit
@@ -88,7 +69,15 @@ def dual(
     eta = learning_rate(rate, base_lr, D, LOGITS)
 
     # Z2 = gelu(k @ W1 + b1) @ W2 + b2 ; G2
-    z2 = first_pass(weights1, b1, weights2, kf, rd, valid, D, DP, F, BLOCK) + bias2
+    z2 = tl.zeros((BLOCK, DP), tl.float32)
+    for first in range(0, F, BLOCK):
+        f = first + unit
+        tile, mask = f[:, None] * D + rd[None, :], (f < F)[:, None] & valid[None, :]
+        w1 = tl.load(weights1 + tile, mask=mask, other=0)
+        w2 = tl.load(weights2 + tile, mask=mask, other=0)
+        z1 = tl.sum(w1.to(tl.float32) * kf[None, :], 1) + tl.load(b1 + f, mask=f < F, other=0)
+        z2 += gelu(z1)[:, None] * w2.to(tl.float32)
+    z2 = tl.sum(z2, 0) + bias2
     grad2 = ln_l2_grad(z2, v_row.to(tl.float32) - kf, gamma, beta, valid, D)
     g2 = (eta * grad2).to(row_type)
 
@@ -170,87 +159,3 @@ def apply_rows(
         store_weights(weights2, low2, tile, w, mask, PLANES)
         bias1 = tl.load(b1 + f, mask=f < F, other=0)
         tl.store(b1 + f, bias1 - scale * tl.sum(g1.to(tl.float32), 1), mask=f < F)
-
-
-@jit
-def primal(
-    q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
-    weights1, low1, b1, weights2, low2, b2, dW1, db1, dW2, db2, position,
-    q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr,
-    H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, m: tl.constexpr, MP: tl.constexpr,
-    PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    pid = tl.program_id(0).to(tl.int64)
-    seq, head = pid // H, pid % H
-    rd, unit = tl.arange(0, DP), tl.arange(0, BLOCK)
-    valid = rd < D
-    pos = tl.load(position + pid)
-    last = pos == m - 1
-    weights1 += pid * (D * F)
-    weights2 += pid * (D * F)
-    dW1 += pid * (D * F)
-    dW2 += pid * (D * F)
-    if PLANES:
-        low1 += pid * (D * F)
-        low2 += pid * (D * F)
-    k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
-    q_row, q_pair = load_token(q, seq * q_stride + head * D, rd, valid, ROPE)
-    v_row = tl.load(v + seq * v_stride + head * D + rd, mask=valid, other=0)
-    gamma = tl.load(ln_weight + head * D + rd, mask=valid, other=0)
-    beta = tl.load(ln_bias + head * D + rd, mask=valid, other=0)
-    bias2 = tl.load(b2 + pid * D + rd, mask=valid, other=0)
-    rate = tl.load(lr + seq * lr_stride + head)
-    scale = tl.load(token_scale + pos)
-    cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
-    # Position 0 ignores the stored sums, so nothing has to clear them
-    sum_b2 = tl.load(db2 + pid * D + rd, mask=valid & (pos > 0), other=0)
-    kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
-    eta = learning_rate(rate, base_lr, D, LOGITS)
-
-    z2 = first_pass(weights1, b1 + pid * F, weights2, kf, rd, valid, D, DP, F, BLOCK) + bias2
-    grad2 = ln_l2_grad(z2, v_row.to(tl.float32) - kf, gamma, beta, valid, D)
-    g2 = eta * grad2
-    sum_b2 += g2
-
-    # W_t = W - s (sum of lr * gradients) ; out = q + LN(gelu(q @ W1_t + b1_t) @ W2_t + b2_t)
-    zbar2 = tl.zeros((BLOCK, DP), tl.float32)
-    for first in range(0, F, BLOCK):
-        f = first + unit
-        wide = f < F
-        tile, mask = f[:, None] * D + rd[None, :], wide[:, None] & valid[None, :]
-        w1 = tl.load(weights1 + tile, mask=mask, other=0).to(tl.float32)
-        w2 = tl.load(weights2 + tile, mask=mask, other=0).to(tl.float32)
-        sum_W1 = tl.load(dW1 + tile, mask=mask & (pos > 0), other=0)
-        sum_W2 = tl.load(dW2 + tile, mask=mask & (pos > 0), other=0)
-        bias1 = tl.load(b1 + pid * F + f, mask=wide, other=0)
-        sum_b1 = tl.load(db1 + pid * F + f, mask=wide & (pos > 0), other=0)
-        z1 = tl.sum(w1 * kf[None, :], 1) + bias1
-        zbar1 = tl.sum(w1 * qf[None, :], 1) + bias1
-        g1 = eta * (tl.sum(w2 * grad2[None, :], 1) * gelu_grad(z1))
-        sum_W1 += g1[:, None] * kf[None, :]
-        sum_W2 += gelu(z1)[:, None] * g2[None, :]
-        sum_b1 += g1
-        xbar2 = gelu(zbar1 - scale * (tl.sum(sum_W1 * qf[None, :], 1) + sum_b1))
-        zbar2 += xbar2[:, None] * (w2 - scale * sum_W2)
-        tl.debug_barrier()  # all warps have read this block
-        if last:
-            x = load_weights(weights1, low1, tile, mask, PLANES) - scale * sum_W1
-            store_weights(weights1, low1, tile, x, mask, PLANES)
-            x = load_weights(weights2, low2, tile, mask, PLANES) - scale * sum_W2
-            store_weights(weights2, low2, tile, x, mask, PLANES)
-            tl.store(b1 + pid * F + f, bias1 - scale * sum_b1, mask=wide)
-        else:
-            tl.store(dW1 + tile, sum_W1, mask=mask)
-            tl.store(dW2 + tile, sum_W2, mask=mask)
-            tl.store(db1 + pid * F + f, sum_b1, mask=wide)
-    zbar2 = tl.sum(zbar2, 0) + bias2 - scale * sum_b2
-    xhat, _ = normalise(tl.where(valid, zbar2, 0.0), valid, D)
-    tl.store(out + seq * out_stride + head * D + rd, (qf + gamma * xhat + beta).to(out.dtype.element_ty), mask=valid)
-
-    tl.debug_barrier()  # all warps have read the position and the biases
-    if last:
-        tl.store(position + pid, 0)
-        tl.store(b2 + pid * D + rd, bias2 - scale * sum_b2, mask=valid)
-    else:
-        tl.store(position + pid, pos + 1)
-        tl.store(db2 + pid * D + rd, sum_b2, mask=valid)

@@ -36,11 +36,11 @@ from harness.schema.case import Case
 from harness.schema.work import TTT, Work
 from tk_kernels.build import Built
 from tk_kernels.build import build as build_kernel
-from tk_kernels.build.parallel import compile_all
 from tk_kernels.cost import COSTS
 from tk_kernels.forward.operator import THUNDERKITTENS
 from tk_kernels.generate.common import PRECISIONS
 from tk_kernels.generate.tuning import Tuning
+from tk_kernels.parallel import compile_all
 
 KERNEL_CHECK_TOKENS = 32768
 KERNEL_CHECK_SEQUENCES = 4

@@ -15,6 +15,7 @@ from harness.schema.case import Case
 from tk_kernels.edges import few_rows, swiglu_product
 from tk_kernels.forward.common import MINI_BATCHES, MOST_HEAD_DIM
 from tk_kernels.forward.operator import HEAD_DIM, HEAD_DIMS, THUNDERKITTENS, TRITON
+from tk_kernels.ttt_mlp.generate import IN_REGISTERS
 
 
 class TTTKernels(TTTLanguageModel):
@@ -71,4 +72,5 @@ class TTTKernels(TTTLanguageModel):
             return tuple(import_module(f"tk_kernels.ttt_{self.learner}.ops").KERNELS), (HEAD_DIM,)
         if self.prefill == TRITON:
             return MINI_BATCHES, HEAD_DIMS
-        return MINI_BATCHES, range(1, MOST_HEAD_DIM + 1)
+        most = IN_REGISTERS if (self.learner, self.form) == ("mlp", "primal") else MOST_HEAD_DIM
+        return MINI_BATCHES, range(1, most + 1)

@@ -22,9 +22,9 @@ from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.timer import Clock, measure
 from harness.schema.policy import Policy
-from tk_kernels.build.parallel import compile_all
 from tk_kernels.generate.common import SM90, section_name
 from tk_kernels.generate.tuning import FORWARD, Tuning, candidates
+from tk_kernels.parallel import compile_all
 
 SIZE, BATCH = "1.3b", 512
 FORWARD_SIZES = {"wide": "760m"}  # by row of `tuning.toml`, else SIZE; wide: heads of 96

@@ -18,7 +18,6 @@ from bench.systems.ttt.model import model_of
 from bench.systems.ttt.replayed import ReplayedOperator
 from bench.systems.vllm.system import VllmSystem
 from harness.schema.case import Case
-from tk_kernels.forward.operator import chosen
 from tk_kernels.generate import common
 
 
@@ -57,9 +56,9 @@ class VllmTTT(VllmSystem):
 
     def settings(self, case: Case) -> dict[str, str]:
         config = ttt_config_of(case)
-        kernels = import_module(f"tk_kernels.ttt_{config.learner}.ops").KERNELS
+        ops = import_module(f"tk_kernels.ttt_{config.learner}.ops")
         q = torch.empty(1, 1, 1, config.head_dim, dtype=getattr(torch, case.dtype), device=device())
-        return super().settings(case) | {"forward_kernel": chosen(q, config.mini_batch, kernels)}
+        return super().settings(case) | {"forward_kernel": ops.choice(q, config.mini_batch)}
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
         """Run on CUDA graphs, as the reference of the other TTT systems does."""

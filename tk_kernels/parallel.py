@@ -1,7 +1,5 @@
 """Compile many Triton kernels at once, before their first launch."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future

@@ -1,0 +1,294 @@
+"""Compile a .cu file with nvcc, cache it, and load it by tvm-ffi.
+
+`build("ttt_linear/forward_sm90")` compiles `tk_kernels/ttt_linear/forward_sm90.cu` on any machine with nvcc, GPU or
+not; `load("ttt_linear/forward_sm90")` needs a Hopper GPU. Both compile only what the cache lacks. A machine without
+nvcc or ThunderKittens can use the cache of another machine.
+
+nvcc is called directly, because `tvm_ffi.cpp.build` discards the output of a successful compilation, which holds the
+register counts and spills.
+"""
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tk_kernels.thunderkittens import (
+    BuildError,
+    alone,
+    cache_directory,
+    find_thunderkittens,
+    in_cache,
+    named_when_whole,
+    thunderkittens_version,
+)
+
+KERNELS = (
+    "ttt_linear/forward_sm90",
+    "ttt_mlp/forward_sm90",
+    "ttt_mlp/forward_32_sm90",
+    "edges/swiglu_product_sm90",
+)
+# Prefixes of the reasons by `unavailable` that no installation can remove
+NO_GPU, OTHER_GPU = "there is no CUDA GPU", "the GPU is"
+PORTABLE = "portable"  # this value of TTT_BENCH_ARCH hides the kernels for Hopper
+NO_TVM_FFI = "apache-tvm-ffi is not installed (pip install apache-tvm-ffi)"
+SOURCE_ROOT = Path(__file__).resolve().parent
+SHARED_HEADERS = "forward/*.cuh"  # in addition to headers in a kernel's own folder
+LIBRARY, LOG, NOTE = "kernel.so", "compiler.log", "build.json"  # the files of a build
+DEFAULT_NVCC = Path("/usr/local/cuda/bin/nvcc")  # the CUDA toolkit's default, often not in PATH
+NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")  # environment variables with flags that nvcc reads
+ARCHITECTURE = "90a"
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-DNDEBUG",
+    "-DKITTENS_HOPPER",
+    "--expt-relaxed-constexpr",
+    "--expt-extended-lambda",
+    "-Xcompiler=-fPIC",
+    "-Xptxas=-v",
+    "-Xptxas=--warn-on-spills",
+    "-diag-suppress=20012,20013,20014,20015",  # host/device notes about ThunderKittens' defaulted functions
+)
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """Registers and bytes of spill stores and loads of one kernel, per thread, from ptxas."""
+
+    name: str
+    registers: int
+    spilled_bytes: int
+
+
+@dataclass(frozen=True)
+class Built:
+    """One compiled kernel file in the cache."""
+
+    name: str
+    folder: Path
+    compiled: bool  # False: from the cache
+
+    @property
+    def ingredients(self) -> dict[str, str | None]:
+        """The `ingredients` that the cache recorded at the build, perhaps on another machine."""
+        return json.loads((self.folder / NOTE).read_text())
+
+    @property
+    def resources(self) -> list[KernelResources]:
+        """The resources of each kernel, from the compiler's log; names are demangled if c++filt is installed."""
+        log = (self.folder / LOG).read_text()
+        if shutil.which("c++filt"):
+            log = subprocess.run(["c++filt"], input=log, capture_output=True, text=True, check=True).stdout
+        pattern = re.compile(
+            r"Compiling entry function '(?P<name>.+?)' for .*?"
+            r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
+            re.DOTALL,
+        )
+        return [
+            KernelResources(found["name"], int(found["registers"]), int(found["stores"]) + int(found["loads"]))
+            for found in pattern.finditer(log)
+        ]
+
+
+def build(name: str) -> Built:
+    """Return a kernel's build from the cache; compile it if there is none.
+
+    Raises BuildError if it cannot be compiled here.
+    """
+    with in_cache(f"{name} cannot be built"):
+        wanted = ingredients(name)
+        cached = _cached(name, wanted)
+        if cached is not None:
+            return cached
+        missing = missing_to_compile()
+        if missing:
+            raise BuildError(f"{name}: not in the cache, and cannot be built: {missing}")
+        folder = _folder(name, wanted)
+        with alone(folder.with_name(f".{folder.name}.lock")):  # another process may have compiled it meanwhile
+            return _cached(name, wanted) or _compiled(name, wanted)
+
+
+def build_all() -> list[Built]:
+    """Return a build of every kernel in KERNELS; compiling them needs nvcc, but no GPU."""
+    return [build(name) for name in KERNELS]
+
+
+def unavailable(name: str) -> str:
+    """Return why kernel `name`, compiled if needed, cannot run here, in one sentence, or ""."""
+    tvm_ffi = "" if importlib.util.find_spec("tvm_ffi") else NO_TVM_FFI
+    if reason := hidden() or tvm_ffi or _no_hopper_gpu():
+        return reason
+    try:
+        if _cached(name, ingredients(name)) is not None:
+            return ""
+    except BuildError as error:
+        return str(error)
+    missing = missing_to_compile()
+    return f"{name} is not in the cache, and cannot be built: {missing}" if missing else ""
+
+
+@functools.cache
+def load(name: str) -> Any:
+    """Return a kernel's module, compiled if needed, or raise BuildError if unavailable."""
+    reason = unavailable(name)
+    if reason:
+        raise BuildError(reason)
+    import tvm_ffi
+
+    built = build(name)
+    try:
+        ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)  # kernel modules call it for TMA descriptors
+    except OSError as error:
+        raise BuildError("libcuda.so.1, the NVIDIA driver's library, cannot be loaded") from error
+    return tvm_ffi.load_module(str(built.folder / LIBRARY))
+
+
+def hidden() -> str:
+    """Return why TTT_BENCH_ARCH hides the Hopper kernels; "" if the variable is unset."""
+    arch = os.environ.get("TTT_BENCH_ARCH", "")
+    if arch in ("", PORTABLE):
+        return f"TTT_BENCH_ARCH={arch} hides the kernels for Hopper" if arch else ""
+    return f"TTT_BENCH_ARCH={arch} is unknown: unset it, or set it to {PORTABLE}"
+
+
+def _no_hopper_gpu() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return NO_GPU
+    major, minor = torch.cuda.get_device_capability()
+    if (major, minor) != (9, 0):
+        found = torch.cuda.get_device_name()
+        return f"{OTHER_GPU} {found} (compute capability {major}.{minor}), and the kernels need a Hopper GPU (9.0)"
+    return ""
+
+
+def missing_to_compile() -> str:
+    """Return one sentence on the first missing requirement for compiling kernels, or ""."""
+    if importlib.util.find_spec("tvm_ffi") is None:
+        return NO_TVM_FFI
+    if find_nvcc() is None:
+        return f"there is no nvcc in CUDA_HOME, in PATH or at {DEFAULT_NVCC}"
+    if find_thunderkittens() is None:
+        named = os.environ.get("THUNDERKITTENS_ROOT")
+        if named:
+            return f"THUNDERKITTENS_ROOT={named} has no include/kittens.cuh"
+        return "there are no ThunderKittens headers (run `ttt-bench build`, or set THUNDERKITTENS_ROOT to a checkout)"
+    return ""
+
+
+def find_nvcc() -> Path | None:
+    """Path of nvcc: in `CUDA_HOME`, else in PATH, else `DEFAULT_NVCC`, else None."""
+    home, found = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
+    places = [*([Path(home) / "bin" / "nvcc"] if home else []), *([Path(found)] if found else []), DEFAULT_NVCC]
+    return next((path for path in places if path.is_file()), None)
+
+
+def ingredients(name: str) -> dict[str, str | None]:
+    """Return what determines a kernel's machine code; compiler and ThunderKittens are None where they are missing.
+
+    Raises BuildError if there is no such kernel, or if nvcc does not run.
+    """
+    return {
+        "name": name,
+        "sources": source_digest(name),
+        "flags": " ".join((*FLAGS, *filter(None, map(os.environ.get, NVCC_VARIABLES)))),
+        "host": platform.machine(),
+        "tvm_ffi": version("apache-tvm-ffi") if importlib.util.find_spec("tvm_ffi") else None,
+        "architecture": ARCHITECTURE,
+        "compiler": _compiler_version(find_nvcc()),
+        "thunderkittens": thunderkittens_version(find_thunderkittens()),
+    }
+
+
+def source_digest(name: str) -> str:
+    """Return the SHA-256 of a kernel's `.cu` file and of all headers that it can include."""
+    source = _source(name)
+    digest = hashlib.sha256()
+    for file in (source, *sorted(SOURCE_ROOT.glob(SHARED_HEADERS)), *sorted(source.parent.glob("*.cuh"))):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _source(name: str) -> Path:
+    path = SOURCE_ROOT / f"{name}.cu"
+    if not path.is_file():
+        raise BuildError(f"{name}: there is no {name}.cu in {SOURCE_ROOT.name}")
+    return path
+
+
+def _compiler_version(nvcc: Path | None) -> str | None:
+    """Version of nvcc, such as `13.0, V13.0.88`; None without nvcc."""
+    if nvcc is None:
+        return None
+    try:
+        answer = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise BuildError(f"nvcc cannot be run: {nvcc}: {error.strerror}") from None
+    match = re.search(r"release (.+)", answer.stdout)
+    return match.group(1).strip() if match else "unknown"
+
+
+def _folder(name: str, wanted: dict[str, str | None]) -> Path:
+    """A build's folder in the cache, by the ingredients that every machine has."""
+    known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
+    key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+    return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"
+
+
+def _cached(name: str, wanted: dict[str, str | None]) -> Built | None:
+    built = Built(name, _folder(name, wanted), compiled=False)
+    try:
+        made = built.ingredients
+    except (OSError, ValueError):
+        return None
+    others = (each for each in ("compiler", "thunderkittens") if wanted[each] not in (None, made[each]))
+    return None if any(others) else built
+
+
+def _compiled(name: str, wanted: dict[str, str | None]) -> Built:
+    built = Built(name, _folder(name, wanted), compiled=True)
+    with named_when_whole(built.folder) as folder:
+        status, log = _run_nvcc(_source(name), folder / LIBRARY)
+        if status != 0:
+            failed = built.folder.with_name(f"{name.replace('/', '.')}.failed.log")
+            failed.write_text(log)
+            first = next((line for line in log.splitlines()[1:] if "error" in line.lower()), "nvcc gave no error line")
+            raise BuildError(f"{name}: nvcc failed: {first.strip()} (full output: {failed})")
+        (folder / LOG).write_text(log)
+        (folder / NOTE).write_text(json.dumps(wanted, indent=1))
+    return built
+
+
+def _run_nvcc(source: Path, library: Path) -> tuple[int, str]:
+    """Compile `source` into `library`; return nvcc's status and the log, whose first line is the command."""
+    from tvm_ffi import libinfo
+
+    headers = (f"{find_thunderkittens()}/include", SOURCE_ROOT)
+    ffi_headers = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())
+    command = [
+        str(find_nvcc()),
+        f"-gencode=arch=compute_{ARCHITECTURE},code=sm_{ARCHITECTURE}",
+        *FLAGS,
+        *(f"-I{path}" for path in (*headers, *ffi_headers)),
+        "-shared",
+        str(source),
+        f"-L{Path(libinfo.find_libtvm_ffi()).parent}",
+        "-ltvm_ffi",
+        "-o",
+        str(library),
+    ]
+    answer = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    return answer.returncode, " ".join(command) + "\n" + answer.stdout + answer.stderr

@@ -1,0 +1,101 @@
+"""Find ThunderKittens, whose headers the kernels include, or clone it at the pinned commit."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+THUNDERKITTENS_URL = "https://github.com/HazyResearch/ThunderKittens.git"
+THUNDERKITTENS_COMMIT = "0b55588d2769dde0c7a9a606ffc015b0ca7a9551"
+THUNDERKITTENS_DIGEST = "050f727961e5"  # of this commit's headers, as `thunderkittens_version` computes it
+HEADER = Path("include") / "kittens.cuh"
+
+
+class BuildError(RuntimeError):
+    """A kernel cannot be built or loaded here; one sentence names the missing part."""
+
+
+def cache_directory() -> Path:
+    """The cache folder: `TTT_BENCH_CACHE`, or `~/.cache/ttt-bench`."""
+    return Path(os.environ.get("TTT_BENCH_CACHE") or Path.home() / ".cache" / "ttt-bench")
+
+
+def find_thunderkittens() -> Path | None:
+    """Path of ThunderKittens, or None: THUNDERKITTENS_ROOT if set, otherwise the clone."""
+    named = os.environ.get("THUNDERKITTENS_ROOT")
+    root = Path(named) if named else _clone_path()
+    return root if (root / HEADER).is_file() else None
+
+
+def thunderkittens_version(root: Path | None) -> str | None:
+    """Return the pinned commit if `include` is as there, else a digest of `include`; None without a folder."""
+    if root is None:
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(path for path in (root / "include").rglob("*") if path.is_file()):
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes() + b"\0")
+    found = digest.hexdigest()[:12]
+    return THUNDERKITTENS_COMMIT if found == THUNDERKITTENS_DIGEST else found
+
+
+def fetch_thunderkittens() -> Path:
+    """Return the cache's clone at the pinned commit, fetched if missing; BuildError if git or the network fails."""
+    target = _clone_path()
+    with in_cache("ThunderKittens cannot be kept"), alone(target.parent / ".fetch.lock"):
+        if not (target / HEADER).is_file():
+            with named_when_whole(target) as folder:
+                _git(folder, "init", "--quiet")
+                _git(folder, "fetch", "--quiet", "--depth", "1", THUNDERKITTENS_URL, THUNDERKITTENS_COMMIT)
+                _git(folder, "checkout", "--quiet", "FETCH_HEAD")
+    return target
+
+
+@contextmanager
+def in_cache(what: str) -> Iterator[None]:
+    """Turn an OSError in the block into a BuildError: `what`, the cache folder and the reason."""
+    try:
+        yield
+    except OSError as error:
+        hint = f"in {cache_directory()} (set TTT_BENCH_CACHE to a folder that can be written)"
+        raise BuildError(f"{what} {hint}: {error.strerror or error}") from None
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Let one process at a time run the block, by a lock on `path` if the file system has locks."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as lock:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def named_when_whole(target: Path) -> Iterator[Path]:
+    """Yield a folder to fill; it replaces `target` if the block succeeds, or is removed."""
+    with TemporaryDirectory(prefix=".incomplete-", dir=target.parent) as parent:
+        folder = Path(parent) / target.name
+        folder.mkdir()
+        yield folder
+        shutil.rmtree(target, ignore_errors=True)
+        folder.rename(target)
+
+
+def _clone_path() -> Path:
+    return cache_directory() / f"ThunderKittens-{THUNDERKITTENS_COMMIT[:12]}"
+
+
+def _git(folder: Path, *arguments: str) -> None:
+    if shutil.which("git") is None:
+        raise BuildError("git is not installed, so ThunderKittens cannot be fetched (set THUNDERKITTENS_ROOT)")
+    inherited = {name: x for name, x in os.environ.items() if not name.startswith("GIT_")}  # a hook sets GIT_DIR
+    command = ["git", *arguments]
+    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=inherited)
+    if answer.returncode != 0:
+        last = (answer.stderr.strip().splitlines() or ["no message"])[-1]
+        raise BuildError(f"ThunderKittens could not be fetched from {THUNDERKITTENS_URL}: {last}")
