@@ -9,10 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_LEFT_BEHIND = ("Thumbs.db", "desktop.ini", "__MACOSX")
 _POINTER = b"version https://git-lfs.github.com/spec/"
-READ_LIMIT = 256 << 20  # bytes
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
@@ -29,13 +26,10 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def read_regular(path: Path, limit: int = READ_LIMIT) -> bytes:
-    """Return a regular file's content. Raises OSError beyond `limit` bytes."""
+def read_regular(path: Path) -> bytes:
+    """Return a regular file's content; OSError as for `open_regular`."""
     with os.fdopen(open_regular(path), "rb") as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise OSError(errno.EFBIG, f"Larger than {limit >> 20} MB" if limit >> 20 else f"Larger than {limit >> 10} kB")
-    return content
+        return file.read()
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -81,7 +75,7 @@ def _temporary(path: Path, content: str | bytes) -> Iterator[str]:
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
     """Return a folder's visible paths that match, by name; [] if the folder is missing."""
     found = (path for path in folder.iterdir() if path.match(pattern)) if folder.is_dir() else ()
-    return sorted(path for path in found if not path.name.startswith(".") and path.name not in _LEFT_BEHIND)
+    return sorted(path for path in found if not path.name.startswith("."))
 
 
 @contextmanager

@@ -193,9 +193,6 @@ def short_name(name: str, limit: int = NAME_LIMIT) -> str:
     return name if len(name) <= limit else f"{name[:half]}…{zlib.crc32(name.encode()):08x}…{name[-half:]}"
 
 
-_SIZE_LIMIT = 16 << 20  # bytes of a file
-
-
 @dataclass(frozen=True)
 class Profile(Region):
     """Profile of a case: a `Region` with its case, status, tools and environment.
@@ -255,7 +252,7 @@ def write_profile(folder: Path, profile: Profile) -> None:
 def read_profile(path: Path) -> Profile:
     """Read a profile; ProfileError if unreadable, invalid, or named after another case."""
     with refusing(path, "read", ProfileError):
-        data = read_regular(path, _SIZE_LIMIT)
+        data = read_regular(path)
     try:
         profile = parsed(_ADAPTER, data, ProfileError)
     except ProfileError as error:

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict
 
 from harness.schema.case import Case, one_of
-from harness.schema.files import BYTE_ORDER_MARK, open_regular, refusing
+from harness.schema.files import open_regular, read_regular, refusing
 from harness.schema.reason import clipped, invalid, printable
 
 SCHEMA_VERSION = 4  # of records
@@ -39,7 +39,7 @@ class RecordError(ValueError):
 def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError] = RecordError) -> T:
     """Return the object of a JSON text that `adapter` checks; `refusal` has its first error."""
     try:
-        return adapter.validate_json(text.removeprefix(BYTE_ORDER_MARK) if isinstance(text, bytes) else text)
+        return adapter.validate_json(text)
     except ValidationError as error:
         broken = error.errors()[0]["type"] == "json_invalid"
         raise refusal("is not JSON, so it is damaged or another file" if broken else invalid(error)) from None
@@ -211,10 +211,12 @@ class RecordFile:
             # Not O_APPEND: a failed write is undone by truncating the file.
             fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
             try:
-                self._repair_last_line(fd)
+                content = os.pread(fd, os.fstat(fd).st_size, 0)
+                complete = _complete(content)
+                os.ftruncate(fd, min(len(complete), len(content)))
                 end = os.lseek(fd, 0, os.SEEK_END)
                 try:
-                    _write_all(fd, (record.to_json() + "\n").encode())
+                    _write_all(fd, complete[end:] + record.to_json().encode() + b"\n")
                     os.fsync(fd)
                 except BaseException:
                     os.ftruncate(fd, end)
@@ -229,39 +231,23 @@ class RecordFile:
         """
         with refusing(self.path, "read", RecordError):
             try:
-                with os.fdopen(open_regular(self.path), "rb") as file:
-                    lines = file.readlines()
+                lines = _complete(read_regular(self.path)).split(b"\n")[:-1]
             except FileNotFoundError:
                 return []
-        if lines and _is_incomplete(lines[-1]):
-            lines.pop()
         return [_parse(f"{self.path}, line {number}", line) for number, line in enumerate(lines, start=1)]
 
-    def _repair_last_line(self, fd: int) -> None:
-        content = os.pread(fd, os.fstat(fd).st_size, 0)
-        start = content.rfind(b"\n", 0, max(0, len(content) - 1)) + 1
-        line = content[start:]
-        if _is_incomplete(line):
-            os.ftruncate(fd, start)
-        elif line and not line.endswith(b"\n"):
-            _parse(f"{self.path}, last line", line)
-            os.lseek(fd, 0, os.SEEK_END)
-            _write_all(fd, b"\n")
 
-
-def _is_incomplete(line: bytes) -> bool:
-    line = line.removeprefix(BYTE_ORDER_MARK)
-    if not line.startswith(_LINE_START[: len(line)]):
-        return False
-    try:
-        json.loads(line)
-    except json.JSONDecodeError as error:
-        return not error.msg.startswith("Extra data")  # after a complete record, which must not be lost
-    except ValueError:
-        return True
-    except RecursionError:  # not written by `to_json`
-        return False
-    return False
+def _complete(content: bytes) -> bytes:
+    """Return lines that each end with a newline, without the part of a record that a killed writer left."""
+    last = content[content.rfind(b"\n") + 1 :]
+    if not last:
+        return content
+    if last.startswith(_LINE_START[: len(last)]):
+        try:
+            json.JSONDecoder().raw_decode(last.decode(errors="replace"))
+        except ValueError:
+            return content[: -len(last)]
+    return content + b"\n"
 
 
 def _parse(where: str, line: bytes) -> Record:

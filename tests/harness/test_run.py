@@ -159,23 +159,6 @@ def test_broken_json_is_refused(folder: Path, text: str) -> None:
         Run.open(folder)
 
 
-@pytest.mark.timeout(120)
-def test_only_a_regular_file_is_read(folder: Path) -> None:
-    path = folder / "run.json"
-    folder.mkdir()
-    os.mkfifo(path)
-    with pytest.raises(RunError, match=r"run\.json: cannot be read: Not a regular file"):
-        Run.open(folder)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(RunError, match="Is a directory"):
-        Run.open(folder)
-    path.rmdir()
-    path.symlink_to("/dev/zero")
-    with pytest.raises(RunError, match="Not a regular file"):
-        Run.open(folder)
-
-
 def test_folders_without_a_run_are_refused(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     (tmp_path / "empty").mkdir()
