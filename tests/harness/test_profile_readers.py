@@ -23,7 +23,9 @@ from harness.profiling.tools.trace import (
     timeline_of,
 )
 from harness.schema.profile import NAME_LIMIT, TIMELINE_LIMIT, Counters, ProfileError, Timeline, short_name
-from tests.harness.make_profile_fixtures import FIXTURES, LAUNCHES
+
+# Reports of an H100, pruned to ten launches, without names of hosts and folders.
+FIXTURES, LAUNCHES = HERE / "fixtures", 10
 
 
 def event(category: str, name: str, start: float, duration: float, **arguments: Any) -> dict[str, Any]:
@@ -123,22 +125,8 @@ def test_a_kernel_that_ends_while_waiting_takes_no_time() -> None:
 
 @pytest.mark.parametrize("byte", [b"\xff", b"\x01"])
 def test_a_kernel_name_may_have_another_encoding(byte: bytes) -> None:
-    (event,) = kineto.events_of(b'\xef\xbb\xbf{"traceEvents": [{"name": "ge' + byte + b'mm"}]}')
+    (event,) = kineto.events_of(b'{"traceEvents": [{"name": "ge' + byte + b'mm"}]}')
     assert event["name"] in ("ge\ufffdmm", "ge\x01mm")
-
-
-@pytest.mark.parametrize(
-    "text", [b"", b'{"traceEvents": [', b"{}", b"[]", b'{"traceEvents": 1}', b'{"traceEvents": [1]}']
-)
-def test_a_foreign_trace_is_refused(text: bytes) -> None:
-    with pytest.raises(ProfileError, match=r"torch\.profiler"):
-        kineto.events_of(text)
-
-
-def test_a_trace_with_a_broken_event() -> None:
-    broken = {key: value for key, value in GPU_TRACE[6].items() if key != "dur"}
-    with pytest.raises(ProfileError, match="an event without 'dur'"):
-        kineto.launched([broken], "cuda")
 
 
 def test_a_recording_on_the_cpu_finds_the_operators_in_their_ranges(tmp_path: Path) -> None:

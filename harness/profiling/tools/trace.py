@@ -1,10 +1,8 @@
 """Turn recorded launches into a profile's kernels, ranges, idle time and timeline."""
 
-import ctypes
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 from harness.measure.ranges import is_layer
@@ -307,27 +305,7 @@ class Nesting:
 
 
 def demangled(name: str) -> str:
-    """Return a C++ symbol demangled as torch.profiler does; unchanged without libstdc++."""
-    return _demangler()(name)
+    """Return a C++ symbol demangled as torch.profiler does; other names unchanged."""
+    import torch
 
-
-@cache
-def _demangler() -> Callable[[str], str]:
-    try:
-        library = ctypes.CDLL("libstdc++.so.6")
-    except OSError:
-        return lambda name: name
-    library.__cxa_demangle.restype = ctypes.c_void_p
-    library.free.argtypes = [ctypes.c_void_p]
-
-    def of_symbol(name: str) -> str:
-        status = ctypes.c_int()
-        address = library.__cxa_demangle(name.encode(), None, None, ctypes.byref(status))
-        if not address:
-            return name
-        try:
-            return ctypes.string_at(address).decode(errors="replace")
-        finally:
-            library.free(address)
-
-    return of_symbol
+    return torch._C._demangle(name)
