@@ -23,13 +23,12 @@ from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import Pool
-from harness.workers.process import DEFAULT_SLOT, GpuLost, GpuSlot, Launch, Limits, Stopped, WorkerProcess
+from harness.workers.process import DEFAULT_SLOT, GpuLost, GpuSlot, Launch, Limits, Stopped
 from harness.workers.scheduler import LOST, signals_raise
 
 TIMES, RATIOS = "times", "ratios"  # stages of a profile
 NOT_COUNTED = "not counted: "  # start of a note with the reason
 GIVEN_UP = f"{NOT_COUNTED}Nsight Compute was given up after an earlier case"
-TOGETHER = 8  # most cases of a worker, which builds the model once but finishes no profile before all are timed
 _ENVIRONMENT = ("device", "device_kind", "gpu", "software", "commit", "dirty")
 
 
@@ -123,19 +122,12 @@ class JobProfiler:
 
     def times(self, found: dict[str, Profile]) -> None:
         """Add a profile with times to `found`, by case key, for each pending case of the job."""
-        missing: list[Planned] = []
         for planned in self.profiler.pending(self.job):
             earlier = self.profiler.earlier(planned) if self.profiler.resume else None
             if earlier is not None and earlier.status == "ok":
                 found.setdefault(planned.case.key, earlier)
             elif planned.case.key not in found:
-                missing.append(planned)
-        for cases in by_worker(missing):
-            with WorkerProcess(self.launch, self.profiler.limits.start_s, self.stopped) as worker:
-                alone = self._alone(worker, cases)
-                for planned in cases:
-                    before = alone.get(planned.case.key, _Alone())
-                    found[planned.case.key] = self._with_times(worker, planned, before)
+                found[planned.case.key] = self._with_times(planned)
 
     def ratios(self, found: dict[str, Profile]) -> None:
         """Add counters to the profiles in `found`; each case runs in its own worker."""
@@ -154,35 +146,14 @@ class JobProfiler:
             write_profile(self.profiler.run.folder, found[key])
             self.profiler.on_profile(found[key])
 
-    def _alone(self, worker: WorkerProcess, cases: Sequence[Planned]) -> dict[str, "_Alone"]:
-        """Time cases before the first is profiled: Kineto delays all later launches."""
-        timed = [planned for planned in cases if not self.profiler.skip(planned)]
-        if self.tools.times != "kineto" or len(timed) < 2:
-            return {}
-        if worker.ready().environment.get("device_kind") != "cuda":
-            return {}
-        self.profiler.say(f"{self.job.name}: {len(timed)} cases are timed before the first is profiled")
-        found: dict[str, _Alone] = {}
-        for planned in timed:
-            start = time.monotonic()
-            try:
-                call_us, lost = self.under_profiler.alone(worker, planned), None
-            except ToolLost as error:
-                self._blame_the_case()
-                call_us, lost = 0.0, error
-            found[planned.case.key] = _Alone(call_us, lost, time.monotonic() - start)
-        return found
-
-    def _with_times(self, worker: WorkerProcess, planned: Planned, before: "_Alone") -> Profile:
-        start, started_at = time.monotonic() - before.took_s, datetime.now(UTC).isoformat(timespec="seconds")
+    def _with_times(self, planned: Planned) -> Profile:
+        start, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         record = None
         if reason := self.profiler.skip(planned):
             profile = Profile(case=planned.case, status="skipped", reason=reason, started_at=started_at)
         else:
             try:
-                if before.lost is not None:
-                    raise before.lost
-                found, answered = self._times(worker, planned, before.us)
+                found, answered = self._times(planned)
                 environment = {name: answered.environment.get(name) for name in _ENVIRONMENT}
                 values = found | {"environment": environment, "started_at": started_at}
                 profile, record = Profile.from_values({"case": planned.case.to_dict(), **values}), answered
@@ -212,19 +183,16 @@ class JobProfiler:
             )
             run.record_file(self.job).append(record)
 
-    def _times(self, worker: WorkerProcess, planned: Planned, alone_us: float) -> tuple[dict[str, Any], Record]:
+    def _times(self, planned: Planned) -> tuple[dict[str, Any], Record]:
         if self.tools.times == "kineto":
-            return self.under_profiler.by_kineto(worker, self.launch, planned, alone_us)
+            return self.under_profiler.by_kineto(self.launch, planned)
         try:
-            worker.stop()  # one that profiled an earlier case by Kineto
             found, record = self.under_profiler.by_nsys(self.launch, planned)
             return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}}, record
         except (ToolLost, ProfileError) as error:
             self._blame_the_case()
-            if not self.tools.fallback:
-                raise ToolLost(_advised(error), status=getattr(error, "status", "failed")) from None
             why = self._give_up("times", error)
-            found, record = self.under_profiler.by_kineto(worker, self.launch, planned)
+            found, record = self.under_profiler.by_kineto(self.launch, planned)
             return found | {"notes": [why, *found["notes"]]}, record
 
     def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
@@ -264,34 +232,6 @@ class JobProfiler:
             self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
             self.profiler.tools = self.tools if error.everywhere else self.profiler.tools
         return why
-
-
-@dataclass(frozen=True)
-class _Alone:
-    """Time of a case's call without a profiler, 0 if the error `lost` prevented the timing."""
-
-    us: float = 0.0
-    lost: ToolLost | None = None
-    took_s: float = 0.0
-
-
-def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
-    """Group cases by worker process, at most `TOGETHER` in a process.
-
-    An engine's cases are grouped by phase, because another phase restarts the engine. Short cases come first in a
-    group, because Kineto delays all launches after it has recorded.
-    """
-    found: dict[str, list[Planned]] = {}
-    for planned in cases:
-        found.setdefault(planned.case.phase if planned.case.timing == "engine" else "", []).append(planned)
-    ordered = (sorted(each, key=_length) if phase else each for phase, each in found.items())
-    return [each[first : first + TOGETHER] for each in ordered for first in range(0, len(each), TOGETHER)]
-
-
-def _length(planned: Planned) -> int:
-    """Tokens of all prompts, or of one generate step."""
-    case = planned.case
-    return case.batch * (1 if case.phase == "generate" else case.context)
 
 
 def _with_duration(profile: Profile, stage: str, start: float) -> Profile:

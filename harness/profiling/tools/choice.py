@@ -25,14 +25,12 @@ class Tools:
 
     times: the profiler for times. ratios: the profiler for hardware counters, "" for none.
     versions: of the Nsight tools, by program; "" for an unusable one. summary: the choice in one sentence.
-    fallback: whether Kineto gives the times if Nsight Systems fails.
     """
 
     times: Literal["kineto", "nsys"]
     ratios: Literal["", "ncu"] = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""
-    fallback: bool = True
 
 
 def choose(way: str, device: str) -> Tools:
@@ -62,7 +60,6 @@ def choose(way: str, device: str) -> Tools:
         "ncu" if by_ncu else "",
         versions,
         f"{times} gives times and {ratios}" + (f" ({absent})" if absent else ""),
-        fallback=way == "auto",
     )
 
 

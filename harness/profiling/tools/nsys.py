@@ -34,20 +34,6 @@ def wrapping(report: Path) -> list[str]:
     ]
 
 
-def recorded(report: Path) -> Path:
-    """Return the path of the raw recording (.qdstrm) behind `report`."""
-    return report.with_suffix(".qdstrm")
-
-
-def not_imported(report: Path, words: str) -> str:
-    """Return advice if nsys left a raw recording but no report, else ""; `words`: its last line."""
-    if report.exists() or not recorded(report).exists():
-        return ""
-    why = f" ({words})" if words else ""
-    advice = f"free space in TMPDIR, or import it with the QdstrmImporter of {PROGRAM}"
-    return f"it recorded profiles/{recorded(report).name} and could not import it{why}: {advice}"
-
-
 def exporting(report: Path, database: Path) -> list[str]:
     """Return the command that exports a report to an SQLite database, which `read` reads."""
     return [PROGRAM, "export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)]
