@@ -22,7 +22,7 @@ from harness.schema.reason import counted
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
 from harness.workers.pool import slots_of
-from harness.workers.task import refuse_submitted
+from harness.workers.slurm import refuse_submitted
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import Recorded, agreement, recorded, sentences
 

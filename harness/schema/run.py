@@ -170,25 +170,24 @@ class Run:
         return {job.name: {planned.case.key for planned in job.cases} for job in self.jobs}
 
     @contextmanager
-    def held(self, task: Holder | None = None) -> Iterator[None]:
+    def held(self, shared: bool = False) -> Iterator[None]:
         """Lock the run's folder in the block, or raise RunError if another process has locked it.
 
-        task: this process as a Slurm task, which shares the lock with the run's other tasks; None for no sharing.
+        shared: as a Slurm task, which shares the lock with the run's other tasks.
         """
         with refusing(self.folder, "read", RunError):
             descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            if task:
+            if shared:
                 self._lock(descriptor, fcntl.LOCK_SH, _SUBMIT_S)
-                claims.forget_holder(self.folder, alone=False)  # left by a killed process
                 yield
             else:
                 self._lock(descriptor, fcntl.LOCK_EX, 0)
-                claims.note_holder(self.folder, Holder.here({}))
+                claims.note(self.folder, claims.PROCESS, Holder.here())
                 try:
                     yield
                 finally:
-                    claims.forget_holder(self.folder, alone=True)
+                    claims.forget(self.folder, claims.PROCESS)
         finally:
             unlock_and_close(descriptor)
 
@@ -200,7 +199,8 @@ class Run:
                 return
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    by = "; ".join(map(str, claims.holders(self.folder)))
+                    names = (claims.PROCESS, claims.SUBMISSION)
+                    by = next(filter(None, (claims.noted(self.folder, name) for name in names)), None)
                     raise RunError(
                         f"{self.folder}: another run is writing to it{f' ({by})' if by else ''}; "
                         "wait for it or name another folder"

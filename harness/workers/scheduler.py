@@ -13,7 +13,6 @@ from typing import Any
 
 from harness.measure.environment import around, commit_and_dirty, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
-from harness.schema.claims import Holder
 from harness.schema.reason import of_exception
 from harness.schema.record import Record
 from harness.schema.run import Run, latest
@@ -84,7 +83,7 @@ def run_jobs(
     launches: Mapping[Pair, Launch],
     options: Options = Options(),
     slots: Sequence[GpuSlot] = (DEFAULT_SLOT,),
-    task: Holder | None = None,
+    shared: bool = False,
 ) -> list[Record]:
     """Run a run's unfinished cases; append and return the last record of each case and repeat.
 
@@ -92,7 +91,7 @@ def run_jobs(
     A case with a record runs again if it was skipped, if its worker was lost (status in `LOST`) fewer than `TRIES`
     times, or if `options.retry` returns True.
     launches: the worker command of each (system, backend). slots: GPU slots.
-    task: the Slurm task that claimed the jobs and shares the run; None locks the run for this process.
+    shared: whether this process is a Slurm task, which shares the run; otherwise it locks the run.
     Raises RecordError for an unusable file, RunError if no GPU is left, ValueError for a job without a launch.
     A KeyboardInterrupt (for SIGTERM, `Terminated`) passes through after the workers are killed.
     """
@@ -101,7 +100,7 @@ def run_jobs(
         if job.pair not in launches:
             known = ", ".join("/".join(pair) for pair in sorted(launches)) or "none"
             raise ValueError(f"system {'/'.join(job.pair)}: unknown; there are {known}")
-    with signals_raise(), run.held(task):
+    with signals_raise(), run.held(shared):
         todo = {job.name: Todo.of(run, job, options.repeat, options.retry) for job in jobs}
         lock = threading.Lock()
 

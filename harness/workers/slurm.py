@@ -1,13 +1,21 @@
-"""Run an array of Slurm tasks: its batch script, its submission, and task states."""
+"""Share a run in an array of Slurm tasks: batch script, submission, task states, and the work of one task."""
 
+import os
 import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from harness.measure.environment import child_environment
+from harness.schema import claims
+from harness.schema.claims import Holder
 from harness.schema.record import RecordError
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Pair, RunError
+from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch
+from harness.workers.scheduler import Options, run_jobs
 
 _PATIENCE_S = 60.0
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
@@ -81,13 +89,13 @@ def script(request: SlurmRequest, tasks: int, command: Sequence[str], folder: st
     return f"""\
 #!/bin/bash
 # Written by `ttt-bench run --slurm`. To change it: edit it and submit it again with `sbatch`.
-# Each task takes jobs of the run that nobody has, one after another, until none is left.
+# Task i of n runs every n-th job of the run, from the i-th on.
 {chr(10).join(lines)}
 
 # For example: module load cuda; source venv/bin/activate
 {shlex.join(command)}
 status=$?
-# A task that was killed (by the system when memory ended, say) continues with the job it had, a few times.
+# A task that was killed (by the system when memory ended, say) continues with its jobs, a few times.
 if [ "$status" -gt 128 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {REQUEUES} ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
@@ -118,6 +126,64 @@ def task_states(job: str) -> dict[str, str]:
         raise
     pairs = (line.split(maxsplit=1) for line in output.splitlines())
     return {pair[0] if pair[0].isdecimal() else "0": pair[1] for pair in pairs if len(pair) == 2}
+
+
+@dataclass(frozen=True)
+class Task:
+    """This process as a task of the Slurm job `array`: `number`, from 0, of `count` tasks."""
+
+    array: str
+    number: int
+    count: int
+
+    @classmethod
+    def here(cls, environment: Mapping[str, str] = os.environ) -> "Task | None":
+        """Return the task of Slurm's variables; None outside of a Slurm job."""
+        array = environment.get("SLURM_ARRAY_JOB_ID") or environment.get("SLURM_JOB_ID")
+        index, first = (int(environment.get(f"SLURM_ARRAY_TASK_{name}", "0")) for name in ("ID", "MIN"))
+        return cls(array, index - first, int(environment.get("SLURM_ARRAY_TASK_COUNT", "1"))) if array else None
+
+    def share(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """Return the jobs of this task, as many as the other tasks have."""
+        return jobs[self.number :: self.count]
+
+
+def run_task(
+    run: Run, launches: Mapping[Pair, Launch], task: Task, options: Options, slot: GpuSlot = DEFAULT_SLOT
+) -> list[str]:
+    """Run a task's share of `options.jobs`, by default of all jobs; return the jobs' names.
+
+    Raises RunError if another Slurm job holds the run, or if the GPU does not answer any more.
+    """
+    jobs = task.share(run.jobs if options.jobs is None else options.jobs)
+    with run.held(shared=True):
+        submitted = claims.noted(run.folder, claims.SUBMISSION)
+        if submitted is None or submitted.array != task.array:  # the user submitted the script
+            refuse_submitted(run.folder)
+            claims.note(run.folder, claims.SUBMISSION, Holder.here(task.array))
+        run_jobs(run, launches, replace(options, jobs=jobs), [slot], shared=True)
+        if not run.missing(run.records()):
+            claims.forget(run.folder, claims.SUBMISSION)
+    return [job.name for job in jobs]
+
+
+def refuse_submitted(folder: Path) -> None:
+    """Raise RunError if the run was submitted to Slurm and may still be running there."""
+    known = claims.noted(folder, claims.SUBMISSION)
+    if known is None:
+        return
+    try:
+        alive = task_states(known.array)
+    except SlurmError as error:
+        raise RunError(
+            f"{folder}: was submitted, {known}, and its state is unknown here ({error}); "
+            f"if it has ended, remove {folder / 'claims'}"
+        ) from None
+    if alive:
+        raise RunError(
+            f"{folder}: another run is writing to it, {known}; "
+            f"follow it (ttt-bench status {folder}), or cancel it (scancel {known.array})"
+        )
 
 
 def _ask(command: Sequence[str]) -> str:
