@@ -56,7 +56,7 @@ def _probe(system: SystemAdapter) -> dict[str, Any]:
     reason = sentence(reason)
     environment, versions = snapshot(), versions_of(system.packages)
     environment["software"] = environment["software"] | versions
-    return {"available": not reason, "reason": reason, "versions": versions, "environment": environment}
+    return {"reason": reason, "versions": versions, "environment": environment}
 
 
 def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
@@ -79,17 +79,13 @@ def main(arguments: list[str]) -> int:
     if len(arguments) > 1:
         print("usage: python -m harness.worker [MODULE:ATTRIBUTE]", file=sys.stderr)
         return 2
-    this_process = os.getpid()
     requests, answers = _claim_pipes()
     system = load(arguments[0]) if arguments else None  # without one, requests name it
     for line in requests:
         request = json.loads(line)
         if request["do"] == "stop":
             break
-        data = line_of(answer(system, request))
-        if os.getpid() != this_process:
-            os._exit(1)  # a child that the case forked; its parent answers
-        answers.write(data)
+        answers.write(line_of(answer(system, request)))
         answers.flush()
     return 0
 

@@ -24,7 +24,7 @@ from harness.schema.run import Run
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import Pool
 from harness.workers.process import DEFAULT_SLOT, GpuLost, GpuSlot, Launch, Limits, Stopped
-from harness.workers.scheduler import LOST, signals_raise
+from harness.workers.scheduler import UNFINISHED, signals_raise
 
 TIMES, RATIOS = "times", "ratios"  # stages of a profile
 NOT_COUNTED = "not counted: "  # start of a note with the reason
@@ -86,7 +86,7 @@ class Profiler:
         return None
 
     def _is_finished(self, found: Profile | None) -> bool:
-        if found is None or found.status in (*LOST, "skipped"):
+        if found is None or found.status in UNFINISHED:
             return False
         if found.status == "ok":  # the run may have been interrupted before the counters
             return self.has_ratios(found) or not self.tools.ratios

@@ -114,7 +114,7 @@ class UnderProfiler:
             self.slot.refuse_another_gpu(record.environment)
         except WorkerLost as lost:
             raise ToolLost(lost.reason, status=lost.status) from None
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, ValueError) as error:
             raise ToolLost(f"the worker's answer is unusable: {of_exception(error)}") from None
         if record.status != "ok":
             raise ToolLost(record.reason, status=record.status)

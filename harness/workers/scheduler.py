@@ -3,7 +3,6 @@
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,8 +20,7 @@ from harness.workers.pool import Pool
 from harness.workers.process import DEFAULT_SLOT, GpuLost, GpuSlot, Launch, Limits, Stopped, WorkerProcess
 from harness.workers.protocol import WorkerLost, case_request, record_of
 
-TRIES = 2  # attempts at a case whose worker was killed or did not start, over all resumptions
-LOST = ("killed", "unstarted")
+UNFINISHED = ("skipped", "killed", "unstarted")  # statuses of cases that a resumption always runs again
 Retry = Callable[[Record], bool]  # whether to measure a finished case with this record again
 SkipReason = Callable[[Planned, Sequence[Record]], str]
 
@@ -88,8 +86,7 @@ def run_jobs(
     """Run a run's unfinished cases; append and return the last record of each case and repeat.
 
     A crash, a signal, a timeout, exhausted memory and a failed check also give a record.
-    A case with a record runs again if it was skipped, if its worker was lost (status in `LOST`) fewer than `TRIES`
-    times, or if `options.retry` returns True.
+    A case with a record runs again if its status is in `UNFINISHED`, or if `options.retry` returns True.
     launches: the worker command of each (system, backend). slots: GPU slots.
     shared: whether this process is a Slurm task, which shares the run; otherwise it locks the run.
     Raises RecordError for an unusable file, RunError if no GPU is left, ValueError for a job without a launch.
@@ -132,13 +129,10 @@ class Todo:
         """Return the unfinished part of a job according to its records; retry: as in `Options`."""
         records = [record for record in run.job_records(job) if record.repeat == repeat]
         last = {record.case.key: record for record in records}
-        tries = Counter(record.case.key for record in records if record.status in LOST)
 
         def is_finished(planned: Planned) -> bool:
             record = last.get(planned.case.key)
-            if record is None or record.status == "skipped" or retry(record):
-                return False
-            return record.status not in LOST or tries[planned.case.key] >= TRIES
+            return record is not None and record.status not in UNFINISHED and not retry(record)
 
         pending = [each for each in job.cases if not is_finished(each)]
         return cls(pending, len(job.cases) - len(pending))
@@ -193,7 +187,7 @@ class _JobRun:
             return self._checked(planned, worker.ask(request, self.options.limits.case_s))
         except WorkerLost as lost:
             record = self._unmeasured(worker, planned, lost.status, lost.reason)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, ValueError) as error:
             worker.kill()
             reason = f"the worker's answer is unusable: {of_exception(error)}"
             record = self._unmeasured(worker, planned, "failed", reason)

@@ -22,7 +22,7 @@ def main() -> None:
         request = json.loads(line)
         if request["do"] == "stop":
             return
-        answer = {"available": True, "reason": "", "versions": {}, "environment": {}}
+        answer = {"reason": "", "versions": {}, "environment": {}}
         if request["do"] == "case":
             by_kineto = request["profiler"]["tool"] == "kineto"
             case, does = Case.from_dict(request["case"]), "" if by_kineto else os.environ.get("FAKE_WORKER")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from harness_helpers import HERE, QUICK, ROOT, alive, case, launch, measured, statuses, systems, wait_for
 
-from harness.workers import process
 from harness.workers.process import Launch, Limits, WorkerProcess
 from harness.workers.protocol import WorkerLost
 from harness.workers.warden import descendants
@@ -111,24 +110,6 @@ def test_gpu_memory_is_free_after_a_failed_case(tmp_path: Path, do: str, status:
     launches = systems("fake_systems:HoldsGpuMemory")
     assert statuses(measured(tmp_path / "out", [case(do)], launches, limits=Limits(case_s=20.0))) == [status]
     assert wait_for(lambda: before - torch.cuda.mem_get_info()[0] < 1 << 29, 10.0)
-
-
-def test_the_log_of_a_worker_that_prints_without_end_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_LOG_BYTES", 1 << 16)
-    with WorkerProcess(launch("fake_systems:PrintsMuch")) as worker:
-        assert worker.ready().available
-        worker.ask(CASE, 30.0)
-        words: list[str] = []
-        kill = worker.kill
-
-        def read_and_kill() -> None:
-            if worker._process:
-                words.append(worker._error_line())
-            kill()
-
-        monkeypatch.setattr(worker, "kill", read_and_kill)
-        assert worker.stop(30.0) == 0
-        assert words == ["the log is empty"]
 
 
 def test_code_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
