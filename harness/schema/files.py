@@ -1,12 +1,11 @@
 """Write files whole or not at all; read regular files; put an OSError in a sentence."""
 
 import errno
-import fcntl
 import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -34,42 +33,17 @@ def read_regular(path: Path) -> bytes:
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace `path` by a complete file; characters that UTF-8 lacks become question marks."""
-    with _temporary(path, content) as temporary:
-        os.replace(temporary, path)
-
-
-def create_atomically(path: Path, content: str | bytes) -> bool:
-    """Create `path` with all of `content`; return False if it exists already."""
-    with _temporary(path, content) as temporary:
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
-                raise
-            try:  # a file system without links
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                return False
-            os.replace(temporary, path)
-    return True
-
-
-@contextmanager
-def _temporary(path: Path, content: str | bytes) -> Iterator[str]:
     data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
-    temporary = str(path.parent / f".{path.name}.{secrets.token_hex(4)}")
-    # The umask sets the mode of the file. There is no chmod, because some mounts refuse it.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        # The umask sets the mode of the file. There is no chmod, because some mounts refuse it.
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        yield temporary
+        os.replace(temporary, path)
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
@@ -85,10 +59,3 @@ def refusing(path: Path, verb: str, refusal: type[Exception]) -> Iterator[None]:
         yield
     except OSError as error:
         raise refusal(f"{path}: cannot be {verb}: {error.strerror or error}") from None
-
-
-def unlock_and_close(descriptor: int) -> None:
-    """Unlock and close a file, as a child's copy of the descriptor would keep the lock."""
-    with suppress(OSError):  # a file system without locks
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)

@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from harness.schema.case import Case, Device, Mode, Stored
 from harness.schema.catalogue import Catalogue
-from harness.schema.files import create_atomically, read_regular, refusing, write_atomically
+from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.policy import MOST_SAMPLES, Policy
 from harness.schema.reason import clipped
 from harness.schema.record import JsonObject, RecordError, parsed
@@ -138,13 +138,7 @@ def read_run_file(folder: Path) -> RunFile:
         raise RunError(f"{path}: {clipped(str(error), _REASON_LIMIT)}") from None
 
 
-def write_run_file(folder: Path, file: RunFile, *, new: bool = False) -> bool:
-    """Write run.json whole or not at all; return whether it was written.
-
-    new: keep an existing file. Raises OSError, and ValueError for NaN or infinity.
-    """
+def write_run_file(folder: Path, file: RunFile) -> None:
+    """Write run.json whole or not at all. Raises OSError, and ValueError for NaN or infinity."""
     text = json.dumps(_ADAPTER.dump_python(file, mode="json"), separators=(",", ":"), allow_nan=False) + "\n"
-    if new:
-        return create_atomically(folder / FILE, text)
     write_atomically(folder / FILE, text)
-    return True

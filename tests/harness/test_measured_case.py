@@ -192,11 +192,6 @@ def test_is_out_of_memory(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(wrapped) is expected
 
 
-def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(ValueError, match="mode 'guess': must be one of measure, verify, profile"):
-        CaseRun(case(), QUICK, "guess")
-
-
 def test_workload_refuses() -> None:
     with pytest.raises(ValueError, match="device 'tpu'"):
         Workload(run=print, device="tpu")
