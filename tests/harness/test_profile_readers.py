@@ -12,13 +12,13 @@ from harness.measure.ranges import range_names
 from harness.profiling.tools import kineto, ncu, nsys
 from harness.profiling.tools.trace import (
     Launched,
-    Nesting,
     Runs,
     Span,
     busy,
     found_in,
     found_of,
     kernels_of,
+    paths_at,
     ranges_of,
     timeline_of,
 )
@@ -239,7 +239,7 @@ def test_the_longest_idle_time_may_precede_others() -> None:
 
 def test_adjacent_ranges_include_their_ends() -> None:
     spans = [Span("layer 0", 1, 0, 10), Span("layer 1", 1, 10, 20)]
-    assert Nesting(spans).paths([(1, 9.75), (1, 10), (1, 20), (1, 20.5)]) == [
+    assert paths_at(spans, [(1, 9.75), (1, 10), (1, 20), (1, 20.5)]) == [
         ("layer 0",),
         ("layer 1",),
         ("layer 1",),

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.measure.cuda_clock import wait_for
 from harness.measure.ranges import recorded
-from harness.profiling.tools.trace import Launched, Nesting, Span, after_the_one_before
+from harness.profiling.tools.trace import Launched, Span, after_the_one_before, paths_at
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCH = ("cuda_runtime", "cuda_driver")
@@ -67,11 +67,15 @@ def events_of(text: bytes) -> list[Mapping[str, Any]]:
 def launched(events: Iterable[Mapping[str, Any]], device: str) -> list[Launched]:
     """Return a trace's kernel launches, or for "cpu" its calls of operators."""
     complete = [event for event in events if event.get("ph") == "X"]
-    nesting = Nesting(_span(event) for event in complete if event.get("cat") == "user_annotation")
-    return _operators(complete, nesting) if device == "cpu" else _kernels(complete, nesting)
+    ranges = [
+        Span(event["name"], event["tid"], event["ts"], event["ts"] + event["dur"])
+        for event in complete
+        if event.get("cat") == "user_annotation"
+    ]
+    return _operators(complete, ranges) if device == "cpu" else _kernels(complete, ranges)
 
 
-def _kernels(events: list[Mapping[str, Any]], nesting: Nesting) -> list[Launched]:
+def _kernels(events: list[Mapping[str, Any]], ranges: list[Span]) -> list[Launched]:
     launches = {e["args"]["correlation"]: e for e in events if e.get("cat") in _LAUNCH and "correlation" in e["args"]}
     kernels = [event for event in events if event.get("cat") in _ON_DEVICE]
     # A kernel without a recorded launch has no thread, and so no ranges.
@@ -88,11 +92,11 @@ def _kernels(events: list[Mapping[str, Any]], nesting: Nesting) -> list[Launched
             event["args"].get("shared memory"),
             (event["args"].get("device"), event["args"]["stream"]) if "stream" in event["args"] else None,
         )
-        for event, path in zip(kernels, nesting.paths(moments), strict=True)
+        for event, path in zip(kernels, paths_at(ranges, moments), strict=True)
     )
 
 
-def _operators(events: list[Mapping[str, Any]], nesting: Nesting) -> list[Launched]:
+def _operators(events: list[Mapping[str, Any]], ranges: list[Span]) -> list[Launched]:
     calls = sorted(
         (event for event in events if event.get("cat") == "cpu_op"),
         key=lambda event: (event["tid"], event["ts"], -event["dur"]),
@@ -105,7 +109,7 @@ def _operators(events: list[Mapping[str, Any]], nesting: Nesting) -> list[Launch
         if open_calls:
             own[open_calls[-1]] -= call["dur"]
         open_calls.append(number)
-    paths = nesting.paths((call["tid"], call["ts"]) for call in calls)
+    paths = paths_at(ranges, ((call["tid"], call["ts"]) for call in calls))
     return [
         Launched(call["name"], call["ts"], call["ts"] + call["dur"], max(0.0, own_us), path)
         for call, own_us, path in zip(calls, own, paths, strict=True)
@@ -114,7 +118,3 @@ def _operators(events: list[Mapping[str, Any]], nesting: Nesting) -> list[Launch
 
 def _holds(outer: Mapping[str, Any], inner: Mapping[str, Any]) -> bool:
     return outer["tid"] == inner["tid"] and inner["ts"] < outer["ts"] + outer["dur"]
-
-
-def _span(event: Mapping[str, Any]) -> Span:
-    return Span(event["name"], event["tid"], event["ts"], event["ts"] + event["dur"])

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from harness.measure.ranges import LEAD, TIMED
-from harness.profiling.tools.trace import Launched, Nesting, Span, after_the_one_before, demangled
+from harness.profiling.tools.trace import Launched, Span, after_the_one_before, demangled, paths_at
 from harness.schema.profile import ProfileError
 
 PROGRAM = "nsys"
@@ -59,13 +59,13 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
     for name in (_LAUNCHES, _RANGES, "StringIds"):
         if name not in tables:
             raise ProfileError(f"the export of Nsight Systems has no table {name}: nothing was captured")
-    nesting = Nesting(
+    ranges = [
         Span(name or "", thread, start / 1e3, end / 1e3)
         for name, thread, start, end in connection.execute(
             f"SELECT COALESCE(text, value), globalTid, start, end FROM {_RANGES} "
             f"LEFT JOIN StringIds ON textId = StringIds.id WHERE eventType = {_PUSH_POP} AND end IS NOT NULL"
         )
-    )
+    ]
     # An engine has several processes, each with launch numbers of its own.
     hosts = {
         (thread >> _THREAD_BITS, correlation): (thread, start / 1e3)
@@ -74,9 +74,8 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
         )
     }
     rows = list(_rows(connection, tables))
-    paths = nesting.paths(
-        hosts.get(((pid or 0) >> _THREAD_BITS, correlation), (None, 0.0)) for *_, pid, correlation in rows
-    )
+    moments = [hosts.get(((pid or 0) >> _THREAD_BITS, correlation), (None, 0.0)) for *_, pid, correlation in rows]
+    paths = paths_at(ranges, moments)
     return after_the_one_before(
         Launched(name, start / 1e3, end / 1e3, (end - start) / 1e3, path, registers, shared, (pid, device, stream))
         for (name, start, end, registers, shared, device, stream, pid, _), path in zip(rows, paths, strict=True)

@@ -1,5 +1,6 @@
 """Turn recorded launches into a profile's kernels, ranges, idle time and timeline."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -274,34 +275,22 @@ class Span:
     end_us: float
 
 
-class Nesting:
-    """Finds the ranges around a moment on a thread, whose ranges are nested or disjoint."""
+def paths_at(spans: Iterable[Span], moments: Iterable[tuple[Any, float]]) -> list[tuple[str, ...]]:
+    """Return the names of the ranges around each moment (thread, µs), outermost first.
 
-    def __init__(self, spans: Iterable[Span]) -> None:
-        self._threads: dict[Any, list[Span]] = defaultdict(list)
-        for span in sorted(spans, key=lambda span: (span.start_us, -span.end_us)):
-            self._threads[span.thread].append(span)
-
-    def paths(self, moments: Iterable[tuple[Any, float]]) -> list[tuple[str, ...]]:
-        wanted: dict[Any, list[tuple[float, int]]] = defaultdict(list)
-        paths: list[tuple[str, ...]] = []
-        for number, (thread, moment) in enumerate(moments):
-            paths.append(())
-            wanted[thread].append((moment, number))
-        for thread, asked in wanted.items():
-            self._answer(thread, sorted(asked), paths)
-        return paths
-
-    def _answer(self, thread: Any, asked: list[tuple[float, int]], paths: list[tuple[str, ...]]) -> None:
-        spans, following, open_spans = self._threads.get(thread, []), 0, list[Span]()
-        for moment, number in asked:
-            while following < len(spans) and spans[following].start_us <= moment:
-                span = spans[following]
-                open_spans = [each for each in open_spans if each.end_us > span.start_us]
-                open_spans.append(span)
-                following += 1
-            open_spans = [each for each in open_spans if each.end_us >= moment]
-            paths[number] = tuple(each.name for each in open_spans)
+    The ranges of a thread are nested or disjoint.
+    """
+    begun: list[tuple[float, float, Any, Span | int]] = [(s.start_us, -s.end_us, s.thread, s) for s in spans]
+    asked: list[tuple[float, float, Any, Span | int]] = [(at, math.inf, of, n) for n, (of, at) in enumerate(moments)]
+    around: dict[Any, list[Span]] = defaultdict(list)
+    paths: list[tuple[str, ...]] = [()] * len(asked)
+    for at, _, thread, what in sorted([*begun, *asked], key=lambda each: each[:2]):
+        if isinstance(what, Span):
+            around[thread] = [*(each for each in around[thread] if each.end_us > at), what]
+        else:
+            around[thread] = [each for each in around[thread] if each.end_us >= at]
+            paths[what] = tuple(each.name for each in around[thread])
+    return paths
 
 
 def demangled(name: str) -> str:
