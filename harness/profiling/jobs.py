@@ -23,7 +23,7 @@ from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import Pool
-from harness.workers.process import DEFAULT_SLOT, GpuLost, GpuSlot, Launch, Limits, Stopped
+from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits, Stopped
 from harness.workers.scheduler import UNFINISHED, signals_raise
 
 TIMES, RATIOS = "times", "ratios"  # stages of a profile
@@ -62,7 +62,7 @@ class Profiler:
         """Profile the jobs' cases, each job on the next free GPU slot; return the profiles.
 
         All cases are timed first, because Nsight Compute delays launches on the machine's other GPUs.
-        Raises RunError if no GPU answers any more.
+        Raises RunError if a GPU does not answer any more.
         """
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
@@ -99,7 +99,7 @@ class Profiler:
 
     def _each(self, jobs: Sequence[Job], slots: Sequence[GpuSlot], do: Callable[[int, "JobProfiler"], None]) -> None:
         """Call `do(index of the job, a new JobProfiler)` for each job on the next free GPU slot."""
-        pool = Pool(self.run.folder, slots, self.say)
+        pool = Pool(slots)
 
         def at(number: int, slot: GpuSlot) -> None:
             do(number, JobProfiler(self, jobs[number], slot, pool.stop.is_set))
@@ -221,8 +221,7 @@ class JobProfiler:
         """After a profiler failed: return only if neither Ctrl-C nor a lost GPU is the reason."""
         if self.stopped():
             raise Stopped
-        if not self.slot.is_there():
-            raise GpuLost
+        self.slot.refuse_lost_gpu()
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
         """Report an error to the user; give up a profiler that would fail for other cases too."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from harness.measure.environment import COMMIT_VARIABLE, child_environment, commit_and_dirty, marked_commit
 from harness.schema.reason import error_line, sentence
+from harness.schema.run_file import RunError
 from harness.workers import warden
 from harness.workers.machine_load import LoadMeter
 from harness.workers.protocol import Probe, WorkerLost, answer_in, line_of
@@ -69,16 +70,18 @@ class GpuSlot:
         if self.device_id and found and found != self.device_id:
             raise ValueError(f"it ran on the GPU {found}, not on {self.device_id}")
 
+    def refuse_lost_gpu(self) -> None:
+        """Raise RunError if the slot's GPU does not answer any more."""
+        if not self.is_there():
+            name = self.name or "the GPU"
+            raise RunError(f"{name} does not answer any more; finished cases are stored; continue with --resume")
+
 
 DEFAULT_SLOT = GpuSlot()
 
 
 class Stopped(KeyboardInterrupt):
     """Raised in threads that wait for a worker at the run's end, which Ctrl-C cannot reach."""
-
-
-class GpuLost(Exception):
-    """Raised if a slot's GPU does not answer any more; the case can run on another one."""
 
 
 class WorkerProcess:

@@ -53,10 +53,8 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         changes: dict[str, Any] = {}
-        if event.kind == "lost":
-            self._print(event.message)
-        elif event.kind == "plan":
-            self.total, self._done = event.total, 0  # a Slurm task plans job after job
+        if event.kind == "plan":
+            self.total = event.total
             self._print(plan_line(self._title, event))
         elif event.kind == "start" and event.planned is not None:
             room = max(12, self._rich.console.width - _BAR_WIDTH - _NUMBERS_WIDTH)

@@ -17,7 +17,7 @@ from harness.schema.record import Record
 from harness.schema.run import Run, latest
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import Pool
-from harness.workers.process import DEFAULT_SLOT, GpuLost, GpuSlot, Launch, Limits, Stopped, WorkerProcess
+from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits, Stopped, WorkerProcess
 from harness.workers.protocol import WorkerLost, case_request, record_of
 
 UNFINISHED = ("skipped", "killed", "unstarted")  # statuses of cases that a resumption always runs again
@@ -43,8 +43,7 @@ class Terminated(KeyboardInterrupt):
 class Event:
     """Progress of a run, reported to `Options.on_event`.
 
-    kind: "plan" (before the first case), "start" (of a case), "record" (end of a case), or "lost" (`message` says which
-        GPU does not answer any more).
+    kind: "plan" (before the first case), "start" (of a case) or "record" (end of a case).
     planned, record: the case and its result. slot: name of its GPU slot, "" for the only one.
     total, kept: for "plan", the numbers of cases in this call, and of cases that an earlier call finished.
     """
@@ -52,7 +51,6 @@ class Event:
     kind: str
     planned: Planned | None = None
     record: Record | None = None
-    message: str = ""
     slot: str = ""
     total: int = 0
     kept: int = 0
@@ -89,7 +87,8 @@ def run_jobs(
     A case with a record runs again if its status is in `UNFINISHED`, or if `options.retry` returns True.
     launches: the worker command of each (system, backend). slots: GPU slots.
     shared: whether this process is a Slurm task, which shares the run; otherwise it locks the run.
-    Raises RecordError for an unusable file, RunError if no GPU is left, ValueError for a job without a launch.
+    Raises RecordError for an unusable file, RunError if a GPU does not answer any more, and ValueError for a job without
+    a launch.
     A KeyboardInterrupt (for SIGTERM, `Terminated`) passes through after the workers are killed.
     """
     jobs = run.jobs if options.jobs is None else options.jobs
@@ -107,7 +106,7 @@ def run_jobs(
 
         total = sum(len(each.pending) for each in todo.values())
         emit("plan", total=total, kept=sum(each.kept for each in todo.values()))
-        pool = Pool(run.folder, slots, lambda text: emit("lost", message=text))
+        pool = Pool(slots)
 
         def run_one(job: Job, slot: GpuSlot) -> None:
             if pending := todo[job.name].pending:
@@ -164,8 +163,8 @@ class _JobRun:
                     record = self._unmeasured(worker, planned, "skipped", reason)
                 else:
                     record = self._record(worker, planned)
-                if record.status not in ("ok", "incorrect") and not self.slot.is_there():
-                    raise GpuLost
+                if record.status not in ("ok", "incorrect"):
+                    self.slot.refuse_lost_gpu()
                 earlier = before.get(planned.case.key)
                 if earlier and record.status == earlier.status == "skipped" and record.reason == earlier.reason:
                     record = earlier  # the file stays as it is
