@@ -8,9 +8,8 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
-from typing_extensions import TypedDict
 
 from harness.schema.case import Case, one_of
 from harness.schema.files import open_regular, read_regular, refusing
@@ -71,38 +70,10 @@ def _metric(value: Any) -> Any:
     return json_values(value.item() if hasattr(value, "item") else value)  # a NumPy number or a tensor has `item`
 
 
-# These classes name the keys that reports read; other keys are allowed.
-class _Check(TypedDict):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
-    name: str
-    value: float | None
-    limit: float | None
-
-
-class _Checks(TypedDict):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
-    checks: list[_Check]
-
-
-class _Part(TypedDict, total=False):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
-    before: dict[str, Any]
-    after: dict[str, Any]
-
-
-class _Environment(TypedDict, total=False):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
-    gpu: _Part | None
-    cpu: _Part | None
-    software: dict[str, Any] | None
-
-
 JsonObject = Annotated[dict[str, Any], BeforeValidator(json_values)]
 Text = Annotated[str, AfterValidator(printable)]
-_Facts = Annotated[JsonObject, AfterValidator(TypeAdapter(_Environment).validate_python)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, lt=_WHOLE_LIMIT)]
-_Outcome = Annotated[JsonObject, AfterValidator(TypeAdapter(_Checks).validate_python)]
 _Reason = Annotated[
     str, AfterValidator(lambda text: printable(text[:REASON_LIMIT]).encode()[:REASON_LIMIT].decode("utf-8", "ignore"))
 ]
@@ -154,10 +125,10 @@ class Record:
     tokens: _Count = 0
     stop: Annotated[str, one_of("", "interval", "budget", "count")] = ""
     peak_memory_bytes: _Count | None = None
-    check: Annotated[_Outcome | None, Field(validation_alias=AliasChoices("check", "gate"))] = None
+    check: Annotated[JsonObject | None, Field(validation_alias=AliasChoices("check", "gate"))] = None
     metrics: dict[Text, Annotated[int | float | None, BeforeValidator(_metric)]] = field(default_factory=dict)
     settings: _Settings = field(default_factory=dict)
-    environment: _Facts = field(default_factory=dict)
+    environment: JsonObject = field(default_factory=dict)
     started_at: Text = ""
     wall_s: Seconds = 0.0
     repeat: _Count = 0
