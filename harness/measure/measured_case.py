@@ -30,7 +30,6 @@ from harness.measure.timer import (
     Clock,
     CpuClock,
     Timing,
-    least_warmup_s,
     never_throttled,
     take_engine_samples,
     take_samples,
@@ -209,7 +208,7 @@ class CaseRun:
         policy = self.policy
         if metered and workload.engine_samples is None:  # the energy counter needs that long
             policy = replace(policy, budget_s=max(policy.budget_s, LASTS_S))
-        self._settings = workload.settings | sampling_settings(clock, policy)
+        self._settings = workload.settings
         energy = EnergyMeter(metered)
         timing = self._timed(workload, clock, gpu, policy, energy, checker)
         self._after = _machine_after(workload, gpu)  # before the GPU is idle or checks the outputs
@@ -286,13 +285,3 @@ def _check_engine(workload: Workload) -> Checks:
 def clock_for(case: Case, workload: Workload) -> Clock:
     """Return the clock for the case's timing and L2 state on the workload's device."""
     return CudaEventClock(case.timing, case.l2) if workload.device == "cuda" else CpuClock()
-
-
-def sampling_settings(clock: Clock, policy: Policy) -> dict[str, str]:
-    """Return the record's settings of sampling: budget_s, min_samples and warmup_s."""
-    allowed: dict[str, float] = {
-        "budget_s": policy.budget_s,
-        "min_samples": policy.min_samples,
-        "warmup_s": least_warmup_s(clock, policy, limited=True),
-    }
-    return {name: str(value) for name, value in allowed.items()}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_systems import Fake, OutOfMemoryError
-from harness_helpers import QUICK, case, no_profiler
+from harness_helpers import QUICK, case
 
 from harness.measure import measured_case
 from harness.measure.correctness import Check, Checks
@@ -87,15 +87,6 @@ def test_engine_samples_stay_as_they_are() -> None:
     assert (record.samples_ms, record.stop) == ([1.0, 2.0, 3.0], "budget")
 
 
-def test_settings_have_the_budget_of_the_samples() -> None:
-    allowed = {"budget_s": "0.0", "min_samples": "3", "warmup_s": "0.0"}
-    settings = CaseRun(case(), QUICK).record(Fake()).settings
-    assert settings.items() >= allowed.items()
-    assert "pid" in settings  # those of the adapter stay
-    for do in ("engine", "raise"):
-        assert CaseRun(case(do), QUICK).record(Fake()).settings.items() >= allowed.items()
-
-
 def test_a_record_has_the_time_of_each_stage() -> None:
     record = CaseRun(case(), QUICK).record(Fake())
     assert list(record.stages_s) == ["build", "check", "warm_up", "sample"]
@@ -116,12 +107,6 @@ def test_the_reference_is_a_stage_of_its_own() -> None:
     assert list(record.stages_s) == ["build", "warm_up", "sample", "reference", "check"]
     assert record.stages_s["reference"] >= 0.05
     assert record.stages_s["reference"] + record.stages_s["check"] <= record.wall_s
-
-
-def test_only_sampled_cases_have_the_budget_in_their_settings() -> None:
-    for mode, do in [("verify", "work"), ("profile", "work"), ("measure", "miss"), ("measure", "skip")]:
-        profiler = no_profiler if mode == "profile" else None
-        assert "budget_s" not in CaseRun(case(do), QUICK, mode, profiler).record(Fake()).settings
 
 
 @pytest.mark.parametrize("change", [{"timing": "graph"}, {"l2": "cold"}])
