@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, TextIO
 
 from harness.measure.environment import snapshot, versions_of
 from harness.measure.measured_case import CaseRun
-from harness.measure.system import NeedsFreshProcess, SystemAdapter, Workload
+from harness.measure.system import NeedsFreshProcess, SystemAdapter
 from harness.profiling.in_worker import ProfilerChoice, profile
 from harness.schema.case import Case
 from harness.schema.policy import Policy
@@ -62,11 +62,8 @@ def _probe(system: SystemAdapter) -> dict[str, Any]:
 def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
     case, policy, mode = Case.from_dict(request["case"]), Policy(**request["policy"]), request["mode"]
     chosen = ProfilerChoice(**request.get("profiler", {}))
-
-    def profiler(case: Case, workload: Workload, throttled: Any) -> dict[str, Any]:
-        return profile(case, workload, chosen, throttled)
-
-    run = CaseRun(case, policy, mode, profiler if mode == "profile" else None)
+    profiler = (lambda *work: profile(*work, asked=chosen)) if mode == "profile" else None
+    run = CaseRun(case, policy, mode, profiler)
     try:
         record = run.record(system)
     except NeedsFreshProcess:

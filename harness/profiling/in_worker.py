@@ -63,7 +63,7 @@ class ProfilerChoice:
 
 
 def profile(
-    case: Case, workload: Workload, asked: ProfilerChoice, throttled: Callable[[], bool] = never_throttled
+    case: Case, workload: Workload, throttled: Callable[[], bool] = never_throttled, *, asked: ProfilerChoice
 ) -> dict[str, Any]:
     """Run the case for the profiler `asked` and return fields of a `Profile` as JSON values.
 

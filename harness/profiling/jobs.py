@@ -3,14 +3,11 @@
 Times come from Nsight Systems, or from Kineto inside the worker; counters ("ratios") come from Nsight Compute.
 """
 
-import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal
 
 from harness.measure.environment import around, snapshot
@@ -24,7 +21,7 @@ from harness.schema.run import Run
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import Pool
 from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits, Stopped
-from harness.workers.scheduler import UNFINISHED, signals_raise
+from harness.workers.scheduler import signals_raise
 
 TIMES, RATIOS = "times", "ratios"  # stages of a profile
 NOT_COUNTED = "not counted: "  # start of a note with the reason
@@ -38,12 +35,11 @@ class Profiler:
 
     launches: the worker command of each (system, backend). tools: the profilers to use.
     skip: returns the reason to skip a case; "" to profile the case.
-    stand_in: returns a case with the same kernels and less memory. Nsight Compute counts it first, because it saves all
-        memory that a kernel can write; if that fails, it counts the case itself.
+    stand_in: returns a case with the same kernels and less memory, which Nsight Compute counts in place of the case,
+        because it saves all memory that a kernel can write.
     say: called with sentences for the user.
     on_times: called with each profile that has times and waits for counters. on_profile: with each finished profile.
-    resume: whether to keep earlier calls' finished profiles, and their times that still lack counters.
-    retry_failed: with `resume`, whether to profile failed cases again.
+    resume: whether to keep earlier calls' profiles, or their times where counters are missing.
     """
 
     run: Run
@@ -56,10 +52,9 @@ class Profiler:
     on_times: Callable[[Profile], object] = lambda profile: None
     on_profile: Callable[[Profile], object] = lambda profile: None
     resume: bool = False
-    retry_failed: bool = False
 
     def jobs(self, jobs: Sequence[Job], slots: Sequence[GpuSlot] = (DEFAULT_SLOT,)) -> list[Profile]:
-        """Profile the jobs' cases, each job on the next free GPU slot; return the profiles.
+        """Profile the jobs' cases, each job on the next free GPU slot, counters on the first; return the profiles.
 
         All cases are timed first, because Nsight Compute delays launches on the machine's other GPUs.
         Raises RunError if a GPU does not answer any more.
@@ -68,8 +63,8 @@ class Profiler:
             (self.run.folder / "profiles").mkdir(exist_ok=True)
             found: list[dict[str, Profile]] = [{} for _ in jobs]  # by case key
             self._each(jobs, slots, lambda number, at: at.times(found[number]))
-            if self.tools.ratios:
-                self._each(jobs, slots, lambda number, at: at.ratios(found[number]))
+            if self.tools.ratios:  # on one GPU: Nsight Compute locks a file of the machine
+                self._each(jobs, slots[:1], lambda number, at: at.ratios(found[number]))
             return [profile for profiles in found for profile in profiles.values()]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
@@ -86,16 +81,9 @@ class Profiler:
         return None
 
     def _is_finished(self, found: Profile | None) -> bool:
-        if found is None or found.status in UNFINISHED:
+        if found is None or found.status != "ok":
             return False
-        if found.status == "ok":  # the run may have been interrupted before the counters
-            return self.has_ratios(found) or not self.tools.ratios
-        return not self.retry_failed
-
-    def has_ratios(self, found: Profile) -> bool:
-        """Whether a profile has counters, or lacks them for a reason that will not change."""
-        counted = any(kernel.counters for kernel in found.kernels)
-        return RATIOS in found.stages_s and (counted or not self.resume or not self.retry_failed)
+        return not self.tools.ratios or any(kernel.counters for kernel in found.kernels)
 
     def _each(self, jobs: Sequence[Job], slots: Sequence[GpuSlot], do: Callable[[int, "JobProfiler"], None]) -> None:
         """Call `do(index of the job, a new JobProfiler)` for each job on the next free GPU slot."""
@@ -131,16 +119,13 @@ class JobProfiler:
 
     def ratios(self, found: dict[str, Profile]) -> None:
         """Add counters to the profiles in `found`; each case runs in its own worker."""
-        launch = replace(self.launch, env={**self.launch.env, **_lock_of(self.slot)})
         for key, profile in found.items():
-            if profile.status != "ok" or self.profiler.has_ratios(profile):
+            if profile.status != "ok" or any(kernel.counters for kernel in profile.kernels):
                 continue
             profile = replace(profile, notes=tuple(note for note in profile.notes if not note.startswith(NOT_COUNTED)))
             if self.tools.ratios:
                 start = time.monotonic()
-                profile = self._with_ratios(launch, profile)
-                # Without the stage, a resumed run counts again.
-                found[key] = _with_duration(profile, RATIOS, start) if self.tools.ratios else profile
+                found[key] = _with_duration(self._with_ratios(profile), RATIOS, start)
             else:
                 found[key] = replace(profile, notes=(*profile.notes, GIVEN_UP))
             write_profile(self.profiler.run.folder, found[key])
@@ -195,23 +180,15 @@ class JobProfiler:
             found, record = self.under_profiler.by_kineto(self.launch, planned)
             return found | {"notes": [why, *found["notes"]]}, record
 
-    def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
-        planned = Planned(profile.case)
-        stand_in = self.profiler.stand_in(planned)
+    def _with_ratios(self, profile: Profile) -> Profile:
+        stand_in = self.profiler.stand_in(Planned(profile.case))
         try:
-            try:
-                counters, command = self.under_profiler.by_ncu(launch, profile.case, stand_in)
-            except (ToolLost, ProfileError) as lost:
-                # A whole engine under ncu exceeds the time limit.
-                if getattr(lost, "lasting", False) or stand_in == planned or profile.case.timing == "engine":
-                    raise
-                stand_in = planned
-                counters, command = self.under_profiler.by_ncu(launch, profile.case, planned)
+            counters, command = self.under_profiler.by_ncu(self.launch, profile.case, stand_in)
         except (ToolLost, ProfileError) as error:
             self._blame_the_case()
             why = f"{NOT_COUNTED}{self._give_up('ratios', error)}"
             return replace(profile, notes=(*profile.notes, why))
-        if stand_in != planned:
+        if stand_in.case != profile.case:
             counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a model of fewer layers"
             profile = replace(profile, notes=(*profile.notes, counted))
         tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
@@ -248,13 +225,4 @@ def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
 
 
 def _advised(error: Exception) -> str:
-    return str(error) if isinstance(error, ToolLost) else f"{error}; try again (--retry failed), or say --with torch"
-
-
-def _lock_of(slot: GpuSlot) -> dict[str, str]:
-    """Nsight Compute locks a file in TMPDIR, so workers on several GPUs need a folder each."""
-    if not slot.name:
-        return {}
-    folder = Path(tempfile.gettempdir()) / f"ttt-bench-{os.getuid()}-{slot.device_id or slot.env[GPU_VARIABLE]}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return {"TMPDIR": str(folder)}
+    return str(error) if isinstance(error, ToolLost) else f"{error}; try again (--resume), or say --with torch"

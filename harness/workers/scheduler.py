@@ -87,7 +87,7 @@ def run_jobs(
     A case with a record runs again if its status is in `UNFINISHED`, or if `options.retry` returns True.
     launches: the worker command of each (system, backend). slots: GPU slots.
     shared: whether this process is a Slurm task, which shares the run; otherwise it locks the run.
-    Raises RecordError for an unusable file, RunError if a GPU does not answer any more, and ValueError for a job without
+    Raises RecordError for an unusable file, RunError if a GPU does not answer any more, ValueError for a job without
     a launch.
     A KeyboardInterrupt (for SIGTERM, `Terminated`) passes through after the workers are killed.
     """

@@ -32,15 +32,13 @@ def main() -> None:
             if log := os.environ.get("FAKE_LOG"):
                 time.sleep(0.1)
                 with open(log, "a") as file:
-                    file.write(f"{case.system} {request['profiler']['tool']} {gpu} {os.environ.get('TMPDIR', '-')}\n")
+                    file.write(f"{case.system} {request['profiler']['tool']} {gpu}\n")
             if does == "killed":
                 os.kill(os.getpid(), 9)
             environment: dict = {"software": {"torch": "2.11"}}
             if device_id := os.environ.get("FAKE_DEVICE_ID"):
                 environment["gpu"] = {"device_id": device_id}
             record = Record(case, "ok", environment=environment)
-            if case.size == os.environ.get("FAKE_UNKNOWN_SIZE"):
-                record = Record(case, "failed", "ConfigError: size unknown")
             if does == "oom":
                 record = Record(case, "oom", "MemoryError: 80 GiB")
             seen = json.loads(os.environ.get("FAKE_SEEN", "{}"))

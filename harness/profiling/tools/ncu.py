@@ -16,7 +16,6 @@ from harness.schema.profile import Counters, ProfileError, short_name
 from harness.schema.reason import clipped
 
 PROGRAM = "ncu"
-OLDEST = (2023, 1)  # the first that counts Hopper's tensor cores by these names
 LAUNCHES = 48  # counted per case, each replayed for every pass over the metrics
 FORBIDDEN = "ERR_NVGPUCTRPERM"
 NOTHING = "No kernels were profiled"

@@ -10,7 +10,6 @@ from harness.profiling.tools.trace import Launched, Span, after_the_one_before, 
 from harness.schema.profile import ProfileError
 
 PROGRAM = "nsys"
-OLDEST = (2022, 4)  # the first with the options below
 _PUSH_POP = 59  # NVTX_EVENTS.eventType
 _THREAD_BITS = 24  # low bits of a globalTid, for the thread; the rest is the globalPid
 _KERNELS, _LAUNCHES, _RANGES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
