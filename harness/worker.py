@@ -71,11 +71,8 @@ def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
     return {"record": record.to_dict(), "healthy": run.healthy, "profile": run.profile}
 
 
-def main(arguments: list[str]) -> int:
-    """Answer requests until the request "stop" or the end of stdin; return the exit status."""
-    if len(arguments) > 1:
-        print("usage: python -m harness.worker [MODULE:ATTRIBUTE]", file=sys.stderr)
-        return 2
+def main(arguments: list[str]) -> None:
+    """Answer requests until the request "stop" or the end of stdin."""
     requests, answers = _claim_pipes()
     system = load(arguments[0]) if arguments else None  # without one, requests name it
     for line in requests:
@@ -84,7 +81,6 @@ def main(arguments: list[str]) -> int:
             break
         answers.write(line_of(answer(system, request)))
         answers.flush()
-    return 0
 
 
 def _claim_pipes() -> tuple[TextIO, BinaryIO]:
@@ -98,4 +94,4 @@ def _claim_pipes() -> tuple[TextIO, BinaryIO]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -43,7 +43,7 @@ from harness.schema.record import Record
 
 NO_REFERENCE = "the system has no reference to be verified against"
 
-# (case, workload, whether the GPU is throttled) -> fields of the case's profile as JSON values
+# (case, workload, whether the GPU is throttled) -> fields of the case's profile
 CaseProfiler = Callable[[Case, Workload, Callable[[], bool]], dict[str, Any]]
 
 

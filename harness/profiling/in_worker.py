@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,7 +65,7 @@ class ProfilerChoice:
 def profile(
     case: Case, workload: Workload, throttled: Callable[[], bool] = never_throttled, *, asked: ProfilerChoice
 ) -> dict[str, Any]:
-    """Run the case for the profiler `asked` and return fields of a `Profile` as JSON values.
+    """Run the case for the profiler `asked` and return fields of a `Profile`.
 
     With Kineto, these include kernels and times; with Nsight tools, they are the fields that a report lacks.
     Raises ProfileError if the trace is empty, or if an engine has no `Workload.engine_batch`.
@@ -82,9 +82,8 @@ def profile(
     else:
         _counted(work)
     notes = ["profiled with a warm L2 cache, not cold"] if case.l2 == "cold" else []
-    parts = {part: asdict(each) for part, each in workload.work.items()}
     peaks = {name: workload.metrics[name] for name in PEAKS if name in workload.metrics}
-    return found | {"notes": [*notes, *found.get("notes", ())], "work": parts, "ceilings": peaks}
+    return found | {"notes": [*notes, *found.get("notes", ())], "work": dict(workload.work), "ceilings": peaks}
 
 
 class _Work:
@@ -206,21 +205,20 @@ class _Work:
 
 def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     on_cpu = work.device == "cpu"
-    found = work.ranged(kineto.recording(work.device, with_ranges=True, keep=keep if on_cpu else None))
-    ranged = kineto.launched(found.events, work.device)
+    ranged = work.ranged(kineto.recording(work.device, with_ranges=True, keep=keep if on_cpu else None))
     if on_cpu:
-        return _values(found_in(ranged, ranged)) | {"units": work.units}
+        return found_in(ranged, ranged) | {"units": work.units}
     if work.is_part:
         # Recording ranges may take half of the time of an engine that waits for its CPU: a second batch gives times.
         found = work.ranged(kineto.recording(work.device, with_ranges=False, keep=keep))
-        return _values(found_of(kineto.launched(found.events, work.device), ranged, work.seen(1)))
+        return found_of(found, ranged, work.seen(1))
     run = work.timed()
     most = max(1, LAUNCHES // max(1, len(ranged) * work.calls))
     with kineto.recording(work.device, with_ranges=False, keep=keep, before=lambda: work.load(run)) as found:
         lead, runs = work.window(most)
         work.repeat(run, lead + runs)
-    launched, runs = last_runs(kineto.launched(found.events, work.device), runs, lead + runs)
-    return _values(found_of(launched, ranged, work.seen(runs)))
+    launched, runs = last_runs(found, runs, lead + runs)
+    return found_of(launched, ranged, work.seen(runs))
 
 
 def _counted(work: _Work) -> None:
@@ -258,8 +256,3 @@ def _captured(work: _Work) -> dict[str, Any]:
         with nvtx_range(TIMED):
             work.repeat(run, runs)
     return {"seen": asdict(work.seen(runs)), "apart": True}
-
-
-def _values(found: Mapping[str, Any]) -> dict[str, Any]:
-    parts = {name: [asdict(each) for each in found[name]] for name in ("kernels", "ranges")}
-    return {**found, **parts, "timeline": asdict(found["timeline"])}

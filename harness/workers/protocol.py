@@ -52,8 +52,8 @@ class Probe:
 
 
 def line_of(message: Mapping[str, Any]) -> bytes:
-    """Return a message as a line of JSON; ValueError if it has NaN or infinity."""
-    return json.dumps(message, allow_nan=False).encode() + b"\n"
+    """Return a message, which may hold dataclasses, as a line of JSON; ValueError if it has NaN or infinity."""
+    return json.dumps(message, allow_nan=False, default=asdict).encode() + b"\n"
 
 
 def answer_in(buffer: bytearray) -> dict[str, Any] | None:

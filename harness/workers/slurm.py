@@ -19,14 +19,11 @@ from harness.workers.scheduler import Options, run_jobs
 
 _PATIENCE_S = 60.0
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
-_FLAGS = (  # options without a value
-    "contiguous", "exclusive", "get-user-env", "hold", "nice", "no-kill", "overcommit", "oversubscribe", "propagate",
-    "reboot", "spread-job", "use-min-nodes",
-)  # fmt: skip
-_ONE_GPU = re.compile(r"gpu(:[A-Za-z][\w.-]*)?(:1)?")
-_OTHER_GPUS = ("gpus-per-", "tres-per-")  # would contradict gpus=N
 # The script sets these itself.
-_OURS = ("array", "requeue", "no-requeue", "output", "error", "open-mode", "chdir", "wrap", "parsable")
+_OURS = (
+    "array", "requeue", "no-requeue", "output", "error", "open-mode", "chdir", "wrap", "parsable", "gpus-per-node",
+    "gpus-per-task",
+)  # fmt: skip
 
 REQUEUES = 3  # times that the script requeues a killed task; Slurm itself requeues tasks of a lost node
 
@@ -60,14 +57,6 @@ def parsed(text: str) -> SlurmRequest:
             raise SlurmError(f"--slurm {part}: must be an option of sbatch as NAME=VALUE")
         if name in _OURS:
             raise SlurmError(f"--slurm {part}: is set by the run itself")
-        if name.startswith(_OTHER_GPUS):
-            raise SlurmError(f"--slurm {part}: use gpus=N, for N tasks with a GPU each")
-        if value == "...":
-            raise SlurmError(f"--slurm {part}: stands for a private name in run.json; give the name")
-        if name in options:
-            raise SlurmError(f"--slurm {name}: is given twice")
-        if not value and name not in _FLAGS:
-            raise SlurmError(f"--slurm {name}: is not NAME=VALUE; a value cannot hold a comma")
         options[name] = value
     counts = [name for name in ("gpus", "tasks") if name in options]
     if len(counts) != 1:
@@ -75,8 +64,6 @@ def parsed(text: str) -> SlurmRequest:
     count = options.pop(counts[0])
     if not count.isdecimal() or not 1 <= int(count) <= 1000:
         raise SlurmError(f"--slurm {counts[0]}={count}: must be a number from 1 to 1000")
-    if counts[0] == "gpus" and not _ONE_GPU.fullmatch(gres := options.get("gres", "gpu:1")):
-        raise SlurmError(f"--slurm gres={gres}: a task has one GPU; use gres=gpu:1 or gres=gpu:TYPE:1")
     return SlurmRequest(int(count), counts[0] == "gpus", options)
 
 

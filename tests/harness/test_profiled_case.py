@@ -18,6 +18,7 @@ from harness.profiling.tools import kineto
 from harness.profiling.tools.trace import Launched, Runs, found_of, last_runs
 from harness.schema.policy import Policy
 from harness.schema.profile import ProfileError
+from harness.schema.work import Work
 
 
 @pytest.fixture
@@ -83,9 +84,9 @@ def test_kineto_profiles_the_last_runs_without_pauses(monkeypatch: pytest.Monkey
     def recording(device: str, with_ranges: bool, keep: Any = None, before: Any = None) -> Iterator[Any]:
         if before:
             before()
-        found, start = SimpleNamespace(), len(launched)
+        found, start = list[Launched](), len(launched)
         yield found
-        found.events = launched[start:]
+        found += launched[start:]
 
     class TwoCalls:
         launches = 2
@@ -106,14 +107,13 @@ def test_kineto_profiles_the_last_runs_without_pauses(monkeypatch: pytest.Monkey
     monkeypatch.setattr(in_worker, "CudaEventClock", TwoCalls)
     monkeypatch.setattr(in_worker, "wait_for", pause)
     monkeypatch.setattr(kineto, "recording", recording)
-    monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
     workload = Workload(run=run, units=16, device="cuda")
     found = in_worker.profile(case(timing="graph"), workload, asked=ProfilerChoice())
     assert len(launched) == WARM_RUNS + 1 + 2 * (4 + 6)
     assert found["units"] == 4 * 2 * 16  # four of six runs, of two calls
-    assert [(kernel["launches"], kernel["time_us"]) for kernel in found["kernels"]] == [(8, 80.0)]
+    assert [(kernel.launches, kernel.time_us) for kernel in found["kernels"]] == [(8, 80.0)]
     assert (found["region_us"], found["busy_us"], found["longest_gap_us"]) == (88.0, 80.0, 2.0)
-    assert len(found["timeline"]["kernel"]) == 1  # of one call
+    assert len(found["timeline"].kernel) == 1  # of one call
     assert found["notes"] == []
     TwoCalls.alone_ms = 0.0105
     again = in_worker.profile(case(timing="graph"), workload, asked=ProfilerChoice())
@@ -373,11 +373,10 @@ def test_kineto_times_an_engine_without_its_ranges(
         recordings.append(with_ranges)
         if before:
             before()
-        yield SimpleNamespace(events=launched if phase == "forward" and not with_ranges else launched[:1])
+        yield launched if phase == "forward" and not with_ranges else launched[:1]
 
     monkeypatch.setattr(in_worker, "wait_for", lambda device: None)
     monkeypatch.setattr(kineto, "recording", recording)
-    monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
     monkeypatch.setattr(in_worker, "time", SimpleNamespace(monotonic=itertools.count(0.0, 1e-5).__next__))
     monkeypatch.setattr(in_worker, "SETTLES_S", 1e-3)
     engine.device = "cuda"
@@ -385,7 +384,7 @@ def test_kineto_times_an_engine_without_its_ranges(
     assert recordings == [True, False]
     runs = 4 if phase == "forward" else 1  # of six the middle ones
     assert (found["units"], found["region_us"]) == (runs * 7, pytest.approx(runs * 10.0))
-    assert (found["busy_us"], found["kernels"][0]["launches"]) == (3.0 * runs, runs)
+    assert (found["busy_us"], found["kernels"][0].launches) == (3.0 * runs, runs)
 
 
 def test_a_profiled_case_is_not_timed() -> None:
@@ -395,6 +394,6 @@ def test_a_profiled_case_is_not_timed() -> None:
     assert (record.status, record.samples_ms, record.check) == ("ok", [], None)
     assert "not cold" in run.profile["notes"][0]
     assert run.profile["units"] == 1
-    assert run.profile["work"] == {"products": {"flops": 1e6, "bytes": 2e4}}
-    assert len(run.profile["timeline"]["kernel"]) == sum(each["launches"] for each in run.profile["kernels"])
-    assert any(kernel["name"] == "aten::mm" for kernel in run.profile["kernels"])
+    assert run.profile["work"] == {"products": Work(1e6, 2e4)}
+    assert len(run.profile["timeline"].kernel) == sum(each.launches for each in run.profile["kernels"])
+    assert any(kernel.name == "aten::mm" for kernel in run.profile["kernels"])

@@ -35,13 +35,6 @@ def test_the_protocol_on_its_own() -> None:
     assert done.returncode == 0
 
 
-def test_usage() -> None:
-    command = [sys.executable, "-m", "harness.worker", "a:B", "c:D"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("usage: ")
-
-
 def test_a_worker_without_a_system_probes_others() -> None:
     named = {"do": "probe", "entry": "fake_systems:Unavailable"}
     done = talk(asked(named, {"do": "probe"}), entry="")

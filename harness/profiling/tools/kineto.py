@@ -17,17 +17,11 @@ _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCH = ("cuda_runtime", "cuda_driver")
 
 
-class Recording:
-    """Result of `recording`; its `events` exist once the block has ended."""
-
-    events: list[Mapping[str, Any]]
-
-
 @contextmanager
 def recording(
     device: str, with_ranges: bool, keep: Path | None = None, before: Callable[[], object] | None = None
-) -> Iterator[Recording]:
-    """Record the block with torch.profiler: kernels on "cuda", operators on "cpu".
+) -> Iterator[list[Launched]]:
+    """Record the block with torch.profiler; the list has its kernels ("cuda") or operators ("cpu") after the block.
 
     with_ranges: whether to record each `nvtx_range` too, which slows the block down.
     keep: path for the compressed trace, for a viewer such as Perfetto; None to discard the trace.
@@ -40,7 +34,7 @@ def recording(
     activities = [ProfilerActivity.CUDA] if device == "cuda" else []
     if with_ranges or device == "cpu":
         activities.append(ProfilerActivity.CPU)
-    found = Recording()
+    found: list[Launched] = []
     plan = schedule(wait=0, warmup=1, active=1) if before else None
     with recorded(with_ranges), profile(activities=activities, schedule=plan) as profiler:
         if before:
@@ -55,7 +49,7 @@ def recording(
     if keep is not None:
         with suppress(OSError):  # the worker's container may lack that folder
             keep.write_bytes(gzip.compress(text, compresslevel=3, mtime=0))
-    found.events = events_of(text)
+    found += launched(events_of(text), device)
 
 
 def events_of(text: bytes) -> list[Mapping[str, Any]]:
