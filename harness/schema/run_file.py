@@ -12,12 +12,11 @@ from pydantic import Field, TypeAdapter
 from harness.schema.case import Case, Device, Mode, Stored
 from harness.schema.catalogue import Catalogue
 from harness.schema.files import read_regular, refusing, write_atomically
-from harness.schema.policy import MOST_SAMPLES, Policy
+from harness.schema.policy import Policy
 from harness.schema.reason import clipped
 from harness.schema.record import JsonObject, RecordError, parsed
 
 FILE = "run.json"
-_REPEATS_LIMIT = 1000  # processes of a case
 _REASON_LIMIT = 400  # characters
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")  # part of a file's name
 
@@ -37,7 +36,7 @@ class Planned(Stored):
     """
 
     case: Case
-    min_samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 1
+    min_samples: Annotated[int, Field(ge=1)] = 1
     grows: bool = False
 
     def merged(self, other: "Planned") -> "Planned":
@@ -101,7 +100,7 @@ class RunFile(Stored):
     jobs: tuple[Job, ...]
     catalogue: Catalogue
     policy: Policy = field(default_factory=Policy)
-    repeats: Annotated[int, Field(ge=1, le=_REPEATS_LIMIT)] = 1
+    repeats: Annotated[int, Field(ge=1)] = 1
     requests: tuple[PastRequest, ...] = ()
 
     def __post_init__(self) -> None:

@@ -64,15 +64,10 @@ def test_a_failed_profile_keeps_its_reason(tmp_path: Path) -> None:
     ("changes", "why"),
     [
         ({"busy_us": 101.0}, "kernels ran for 101 us of a region of 100 us"),
-        ({"kernels": []}, "a range or the timeline has a kernel that the profile lacks"),
         ({"kernels": [], "ranges": [], "timeline": {}}, "no kernels"),
-        ({"kernels": [KERNELS[0], KERNELS[0]]}, "named twice"),
         ({"kernels": [replace(KERNELS[0], time_us=-1.0)]}, "kernels.0.time_us: "),
         ({"status": "failed"}, "with kernels"),
         ({"status": "odd"}, "status: "),
-        ({"timeline": replace(TIMELINE, kernel=(0, 1, 2))}, "the timeline has a kernel that"),
-        ({"timeline": replace(TIMELINE, range=(0, 1, -1))}, "the timeline has a range that"),
-        ({"timeline": asdict(TIMELINE) | {"kernel": [0]}}, "differ in length"),
         ({"work": {"products": {"flops": -1, "bytes": 0}}}, "work of -1 FLOPs"),
     ],
 )

@@ -8,7 +8,6 @@ from typing import Any
 
 from harness.measure.ranges import is_layer
 from harness.schema.profile import (
-    KERNEL_LIMIT,
     TIMELINE_LIMIT,
     Kernel,
     ProfileError,
@@ -60,13 +59,11 @@ def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 
     """Return the fields of a `Region` from launches: times, kernels, ranges and timeline.
 
     timed: launches of `runs` runs, for times and kernels. ranged: launches of one call, for the ranges.
-    Raises ProfileError if there are no launches, or more distinct kernels than a profile holds.
+    Raises ProfileError if there are no launches.
     """
     if not timed:
         raise ProfileError("no operator of PyTorch (on a GPU: no kernel) ran in the profiled region")
     kernels = kernels_of([*timed])
-    if len(kernels) > KERNEL_LIMIT:
-        raise ProfileError(f"{len(kernels)} distinct kernels, a profile holds {KERNEL_LIMIT}")
     busy_us, longest_gap_us = busy(timed)
     ranges = ranges_of(ranged, kernels)
     return {
