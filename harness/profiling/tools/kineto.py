@@ -49,7 +49,7 @@ def recording(
     if keep is not None:
         with suppress(OSError):  # the worker's container may lack that folder
             keep.write_bytes(gzip.compress(text, compresslevel=3, mtime=0))
-    found += launched(events_of(text), device)
+    found += operators(profiler.events()) if device == "cpu" else launched(events_of(text))
 
 
 def events_of(text: bytes) -> list[Mapping[str, Any]]:
@@ -58,20 +58,16 @@ def events_of(text: bytes) -> list[Mapping[str, Any]]:
     return events
 
 
-def launched(events: Iterable[Mapping[str, Any]], device: str) -> list[Launched]:
-    """Return a trace's kernel launches, or for "cpu" its calls of operators."""
+def launched(events: Iterable[Mapping[str, Any]]) -> list[Launched]:
+    """Return the kernel launches of a trace's events."""
     complete = [event for event in events if event.get("ph") == "X"]
     ranges = [
         Span(event["name"], event["tid"], event["ts"], event["ts"] + event["dur"])
         for event in complete
         if event.get("cat") == "user_annotation"
     ]
-    return _operators(complete, ranges) if device == "cpu" else _kernels(complete, ranges)
-
-
-def _kernels(events: list[Mapping[str, Any]], ranges: list[Span]) -> list[Launched]:
-    launches = {e["args"]["correlation"]: e for e in events if e.get("cat") in _LAUNCH and "correlation" in e["args"]}
-    kernels = [event for event in events if event.get("cat") in _ON_DEVICE]
+    launches = {e["args"]["correlation"]: e for e in complete if e.get("cat") in _LAUNCH and "correlation" in e["args"]}
+    kernels = [event for event in complete if event.get("cat") in _ON_DEVICE]
     # A kernel without a recorded launch has no thread, and so no ranges.
     hosts = [launches.get(event["args"].get("correlation")) for event in kernels]
     moments = [(host["tid"], host["ts"]) if host else (None, 0.0) for host in hosts]
@@ -90,25 +86,16 @@ def _kernels(events: list[Mapping[str, Any]], ranges: list[Span]) -> list[Launch
     )
 
 
-def _operators(events: list[Mapping[str, Any]], ranges: list[Span]) -> list[Launched]:
-    calls = sorted(
-        (event for event in events if event.get("cat") == "cpu_op"),
-        key=lambda event: (event["tid"], event["ts"], -event["dur"]),
-    )
-    own = [call["dur"] for call in calls]
-    open_calls: list[int] = []
-    for number, call in enumerate(calls):
-        while open_calls and not _holds(calls[open_calls[-1]], call):
-            open_calls.pop()
-        if open_calls:
-            own[open_calls[-1]] -= call["dur"]
-        open_calls.append(number)
-    paths = paths_at(ranges, ((call["tid"], call["ts"]) for call in calls))
+def operators(events: Iterable[Any]) -> list[Launched]:
+    """Return the calls of operators on the CPU; events: `torch.profiler.profile.events()`."""
+    calls, ranges = list[Any](), list[Span]()
+    for event in events:
+        if event.is_user_annotation:
+            ranges.append(Span(event.name, event.thread, event.time_range.start, event.time_range.end))
+        else:
+            calls.append(event)
+    paths = paths_at(ranges, ((call.thread, call.time_range.start) for call in calls))
     return [
-        Launched(call["name"], call["ts"], call["ts"] + call["dur"], max(0.0, own_us), path)
-        for call, own_us, path in zip(calls, own, paths, strict=True)
+        Launched(call.name, call.time_range.start, call.time_range.end, max(0.0, call.self_cpu_time_total), path)
+        for call, path in zip(calls, paths, strict=True)
     ]
-
-
-def _holds(outer: Mapping[str, Any], inner: Mapping[str, Any]) -> bool:
-    return outer["tid"] == inner["tid"] and inner["ts"] < outer["ts"] + outer["dur"]
