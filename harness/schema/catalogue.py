@@ -1,6 +1,5 @@
 """Catalogue that each run stores, so that reports can draw runs of other versions."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -128,7 +127,7 @@ class SuiteEntry(Stored):
 class Catalogue(Stored):
     """Labels, drawing styles, suites and figures of a run.
 
-    Raises ValueError if a name occurs twice, or if a figure has an unknown metric or axis.
+    Raises ValueError if a figure has an unknown metric or axis.
     """
 
     systems: tuple[SystemEntry, ...] = ()
@@ -139,8 +138,6 @@ class Catalogue(Stored):
     suites: tuple[SuiteEntry, ...] = ()
 
     def __post_init__(self) -> None:
-        for kind in ("systems", "backends", "metrics", "axes", "suites"):
-            _refuse_repetition(kind, (entry.name for entry in getattr(self, kind)))
         metrics, axes = {each.name for each in self.metrics}, {each.name for each in self.axes}
         for suite in self.suites:
             for figure in suite.figures:
@@ -180,11 +177,3 @@ class Catalogue(Stored):
         """Return the entry of an axis, or one labelled `name` if the catalogue lacks it."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))
-
-
-def _refuse_repetition(kind: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ValueError(f"catalogue: {kind} names {name!r} twice")
-        seen.add(name)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -87,7 +86,7 @@ class PastRequest(Stored):
 
 @dataclass(frozen=True)
 class RunFile(Stored):
-    """Contents of run.json. Raises ValueError if jobs, cases or suites contradict each other.
+    """Contents of run.json.
 
     repeats: how often each case is measured, each time in a fresh process.
     requests: the calls that planned or resumed the run, oldest first.
@@ -102,20 +101,6 @@ class RunFile(Stored):
     policy: Policy = field(default_factory=Policy)
     repeats: Annotated[int, Field(ge=1)] = 1
     requests: tuple[PastRequest, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, count in Counter(job.name for job in self.jobs).items():
-            if count > 1:
-                raise ValueError(f"two jobs are called {name}")
-        known: set[str] = set()
-        for planned in (planned for job in self.jobs for planned in job.cases):
-            if planned.case.key in known:
-                raise ValueError(f"the case {planned.case.label} is planned twice")
-            known.add(planned.case.key)
-        for suite in self.catalogue.suites:
-            for key in suite.cases:
-                if key not in known:
-                    raise ValueError(f"suite {suite.name!r} has the case {clipped(key, 60)!r}, which no job has")
 
 
 _ADAPTER: TypeAdapter[RunFile] = TypeAdapter(RunFile)
