@@ -93,8 +93,8 @@ class Record:
     metrics: further results; NaN and infinity become None. settings: the system's settings, as text.
     environment: `environment.snapshot()`, readings "before" the case and "after" the last sample.
         The throttle_reasons in "after" are those of all samples.
-    started_at: ISO 8601, UTC. wall_s, stages_s: seconds of the case and of its stages build, `check`, warm_up, sample
-        and reference.
+    started_at: ISO 8601, UTC. wall_s, stages_s: seconds of the case and of its stages build, `check`, warm_up and
+        sample; earlier versions also had "reference".
     earlier: previous records of this case and repeat in the file, oldest first; not stored.
     """
 

@@ -1,5 +1,4 @@
 import re
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -93,20 +92,6 @@ def test_a_record_has_the_time_of_each_stage() -> None:
     assert sum(record.samples_ms) / 1e3 <= record.stages_s["sample"] <= sum(record.stages_s.values()) <= record.wall_s
     missed = CaseRun(case("miss"), QUICK).record(Fake())
     assert list(missed.stages_s) == ["build", "check"]
-
-
-def test_the_reference_is_a_stage_of_its_own() -> None:
-
-    def compare(outputs: Any, calls: int) -> Checks:
-        time.sleep(0.05)
-        return Checks([Check.at_most("error", 0.0, 1.0)])
-
-    system = Counting(check=None, run=torch.ones(2).clone, timed_check=lambda rng: compare)
-    record = CaseRun(case(), QUICK).record(system)
-    assert record.status == "ok", record.reason
-    assert list(record.stages_s) == ["build", "warm_up", "sample", "reference", "check"]
-    assert record.stages_s["reference"] >= 0.05
-    assert record.stages_s["reference"] + record.stages_s["check"] <= record.wall_s
 
 
 @pytest.mark.parametrize("change", [{"timing": "graph"}, {"l2": "cold"}])
