@@ -345,7 +345,6 @@ def profile(
     ] = "auto",
     out: Out = None,
     resume: Resume = False,
-    retry: Annotated[str | None, typer.Option(help="Resume, and profile `lost` or all `failed` cases again.")] = None,
     time_limit: TimeLimit = 600,
     device: Device = "auto",
     gpus: Gpus = None,
@@ -359,7 +358,6 @@ def profile(
     request = RunRequest(
         command="profile", suites=suite, systems=systems, batch=batch, context=context, phase=phase,
         checkpoint=checkpoint, way=way, device=device, time_limit_s=time_limit, gpus=gpus, out=out, resume=resume,
-        retry=retry,
     )  # fmt: skip
     profile(request, _folder(request))
 

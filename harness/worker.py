@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, TextIO
 
 from harness.measure.environment import snapshot, versions_of
 from harness.measure.measured_case import CaseRun
-from harness.measure.system import NeedsFreshProcess, SystemAdapter, Workload
+from harness.measure.system import NeedsFreshProcess, SystemAdapter
 from harness.profiling.in_worker import ProfilerChoice, profile
 from harness.schema.case import Case
 from harness.schema.policy import Policy
@@ -56,17 +56,14 @@ def _probe(system: SystemAdapter) -> dict[str, Any]:
     reason = sentence(reason)
     environment, versions = snapshot(), versions_of(system.packages)
     environment["software"] = environment["software"] | versions
-    return {"available": not reason, "reason": reason, "versions": versions, "environment": environment}
+    return {"reason": reason, "versions": versions, "environment": environment}
 
 
 def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
     case, policy, mode = Case.from_dict(request["case"]), Policy(**request["policy"]), request["mode"]
     chosen = ProfilerChoice(**request.get("profiler", {}))
-
-    def profiler(case: Case, workload: Workload, throttled: Any) -> dict[str, Any]:
-        return profile(case, workload, chosen, throttled)
-
-    run = CaseRun(case, policy, mode, profiler if mode == "profile" else None)
+    profiler = (lambda *work: profile(*work, asked=chosen)) if mode == "profile" else None
+    run = CaseRun(case, policy, mode, profiler)
     try:
         record = run.record(system)
     except NeedsFreshProcess:
@@ -74,24 +71,16 @@ def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
     return {"record": record.to_dict(), "healthy": run.healthy, "profile": run.profile}
 
 
-def main(arguments: list[str]) -> int:
-    """Answer requests until the request "stop" or the end of stdin; return the exit status."""
-    if len(arguments) > 1:
-        print("usage: python -m harness.worker [MODULE:ATTRIBUTE]", file=sys.stderr)
-        return 2
-    this_process = os.getpid()
+def main(arguments: list[str]) -> None:
+    """Answer requests until the request "stop" or the end of stdin."""
     requests, answers = _claim_pipes()
     system = load(arguments[0]) if arguments else None  # without one, requests name it
     for line in requests:
         request = json.loads(line)
         if request["do"] == "stop":
             break
-        data = line_of(answer(system, request))
-        if os.getpid() != this_process:
-            os._exit(1)  # a child that the case forked; its parent answers
-        answers.write(data)
+        answers.write(line_of(answer(system, request)))
         answers.flush()
-    return 0
 
 
 def _claim_pipes() -> tuple[TextIO, BinaryIO]:
@@ -105,4 +94,4 @@ def _claim_pipes() -> tuple[TextIO, BinaryIO]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -67,7 +67,7 @@ def test_a_release_below_the_newest_has_its_reason(name: str) -> None:
         holders = {line.strip(" #") for line in lines[1:end] if line.startswith("    #")} - {"via"}
         others = {each.removeprefix("via ") for each in holders} - {"ttt-bench (pyproject.toml)"}
         own = f"-r bench/requirements/{name}.in" in others
-        assert others or package in ("hypothesis", "ruff"), f"{package}: nothing holds it"  # pyproject.toml says why
+        assert others or package == "ruff", f"{package}: nothing holds it"  # pyproject.toml says why
         assert not own or f"# {package} " in pins, f"{name}.in: no reason for {package}"
 
 

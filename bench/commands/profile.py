@@ -22,7 +22,7 @@ from harness.schema.reason import counted
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
 from harness.workers.pool import slots_of
-from harness.workers.task import refuse_submitted
+from harness.workers.slurm import refuse_submitted
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import Recorded, agreement, recorded, sentences
 
@@ -33,8 +33,6 @@ COUNTED_LAYERS = COUNTED + 1  # up to the layer whose kernels are counted
 def profile(request: RunRequest, out: Path) -> None:
     """Profile the request's cases into `out`; exit status 1 if every profile failed."""
     refuse_submitted(out)
-    if request.retry == "flagged":
-        raise UserError("--retry flagged: profiles have no flags; use lost or failed")
     before = Run.open(out) if Run.exists(out) else None
     work = plan(request, before if before and before.mode == "profile" else None)
     work.refuse_elsewhere()
@@ -56,7 +54,6 @@ def profile(request: RunRequest, out: Path) -> None:
         stand_in=of_few_layers,
         say=lambda text: print(f"ttt-bench: {text}", file=sys.stderr, flush=True),
         resume=request.resume,
-        retry_failed=request.retry == "failed",
     )
     every, left = (sum(map(len, cases)) for cases in ([job.cases for job in jobs], map(profiler.pending, jobs)))
     if request.resume:

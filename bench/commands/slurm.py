@@ -4,7 +4,6 @@ import os
 import sys
 from pathlib import Path
 
-from bench import estimate
 from bench.cases import with_keys
 from bench.environments import launches
 from bench.errors import UserError
@@ -25,7 +24,6 @@ from harness.workers.pool import slots_of
 from harness.workers.process import path_of_code
 from harness.workers.progress import Progress
 from harness.workers.scheduler import Options
-from harness.workers.task import run_task
 
 SCRIPT, KEYS = "slurm.sbatch", "slurm.keys"
 
@@ -38,7 +36,6 @@ def submit(request: RunRequest, out: Path) -> None:
     current = open_run(work, out, before)
     tasks = min(wanted.tasks, len(work.jobs))
     with current.held():
-        claims.clear(out)
         with refusing(out, "written", RunError):
             (out / "log").mkdir(exist_ok=True)
             log = f"{out.resolve()}/log/task-".replace("%", "%%") + "%a.log"
@@ -49,7 +46,7 @@ def submit(request: RunRequest, out: Path) -> None:
             array = slurm.submit(str(out / SCRIPT))
         except slurm.SlurmError as error:
             raise UserError(f"{error}; the run is planned; to submit it: {request.to_continue(out)}") from None
-        claims.note_submission(out, array)
+        claims.note(out, claims.SUBMISSION, Holder.here(array))
     for note in work.notes:
         print(f"ttt-bench: {note}", file=sys.stderr)
     jobs = counted(len(work.jobs), "job")
@@ -78,14 +75,14 @@ def _command(request: RunRequest, out: Path) -> list[str]:
 
 
 def work(out: Path, keys: Path | None, checkpoint: Path | None) -> None:
-    """Run, as a Slurm task, jobs of the run in `out` that no other task has, until done.
+    """Run, as a Slurm task, its share of the jobs of the run in `out`.
 
     keys: a file with the keys of the cases to run, one per line; None for all cases.
     checkpoint: its folder, which run.json does not store. Raises UserError outside of a Slurm task.
     """
     open_checkpoint(checkpoint)
-    holder = Holder.here()
-    if not holder.array:
+    task = slurm.Task.here()
+    if task is None:
         raise UserError("work: runs as a task of Slurm, and SLURM_JOB_ID is not set; see `ttt-bench run --slurm`")
     run = Run.open(out)
     request = RunRequest.stored(run.file.requests[-1].request if run.file.requests else {})
@@ -103,16 +100,16 @@ def work(out: Path, keys: Path | None, checkpoint: Path | None) -> None:
             raise UserError(f"{out}: has the job {job.name}, which this version of ttt-bench does not know")
     [slot] = slots_of(visible_gpus()[:1] if device == "cuda" else [], device)
     try:
-        with Progress(f"task {holder.name}") as progress:
+        with Progress(f"task {task.number}") as progress:
             options = Options(
-                jobs=estimate.longest_first(jobs, estimate.past_durations(machine, out)),
+                jobs=jobs,
                 limits=request.limits,
                 retry=retry_of(run, request.retry),
                 skip=skips(known, total_memory_bytes(machine)),
                 on_event=progress,
             )
-            done = run_task(run, known, holder, options, slot)
+            done = slurm.run_task(run, known, task, options, slot)
     except KeyboardInterrupt:
         # Status 1 instead of 130, because the script restarts a task whose status is above 128.
         sys.exit("ttt-bench: interrupted; finished cases are kept")
-    print(f"task {holder.name}: {len(done)} jobs done{': ' if done else ''}{', '.join(done)}")
+    print(f"task {task.number}: {len(done)} jobs done{': ' if done else ''}{', '.join(done)}")

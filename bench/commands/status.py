@@ -1,33 +1,31 @@
 """`ttt-bench status`: show the progress of a run and the processes that work on it."""
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 from bench.commands.measure import summary
 from bench.request import RunRequest
 from bench.terminal import print_rows
 from harness.schema import claims
-from harness.schema.claims import Claims, Holder
+from harness.schema.claims import Holder
 from harness.schema.run import Run, latest
-from harness.schema.run_file import Job
 from harness.workers import slurm
 
 
 def status(out: Path) -> None:
     """Print unfinished jobs and their processes, or how to continue an idle run."""
     run = Run.open(out)
-    submitted = claims.submission(out)
+    submitted = claims.noted(out, claims.SUBMISSION)
     states, unknown = _states(submitted)
-    alone = claims.holder_alone(run.folder)
+    alone = claims.noted(out, claims.PROCESS)
+    holder = alone or (submitted if states is None or states else None)
     rows, records = [], []
     for job in run.jobs:
         found = latest(job, run.job_records(job))
         records += found
         whole = len(job.cases) * run.file.repeats
-        state = _state(run, job, len(found) == whole, submitted, states, alone)
-        if state != "done":
-            rows.append((job.name, f"{len(found)} of {whole}", state))
+        if len(found) < whole:
+            rows.append((job.name, f"{len(found)} of {whole}", f"held by {holder}" if holder else "left"))
     if rows:
         print_rows(("job", "cases", "state"), rows)
     if done := len(run.jobs) - len(rows):
@@ -36,7 +34,7 @@ def status(out: Path) -> None:
     print(f"{of}: {summary(records)}" if records else of)
     if submitted:
         counts = ", ".join(f"{count} {state.lower()}" for state, count in Counter((states or {}).values()).items())
-        print(f"Slurm job {submitted.array}, submitted from {submitted.host}: {unknown or counts or 'ended'}")
+        print(f"{submitted}: {unknown or counts or 'ended'}")
     elsewhere = alone is not None and not alone.is_here and bool(rows)
     if not states and not unknown and (elsewhere or any(row[2] == "left" for row in rows)):
         note = f"{alone} may have ended" if elsewhere else "no process works on this run"
@@ -52,26 +50,6 @@ def _to_continue(run: Run, out: Path) -> str:
     if last and last.request:
         return RunRequest.stored(last.request).to_continue(out)
     return RunRequest(command="profile" if run.mode == "profile" else "run").to_continue(out)
-
-
-def _state(
-    run: Run,
-    job: Job,
-    whole: bool,
-    submitted: Holder | None,
-    states: Mapping[str, str] | None,
-    alone: Holder | None,
-) -> str:
-    if submitted:
-        claimed = Claims(run.folder, submitted.array)
-        if claimed.is_finished(job.name):
-            return "done"
-        holder = claimed.holder(job.name)
-        if holder and (states is None or holder.index in states):
-            return f"held by {holder}"
-    if whole:
-        return "done"
-    return f"held by {alone}" if alone else "left"
 
 
 def _states(submitted: Holder | None) -> tuple[dict[str, str] | None, str]:

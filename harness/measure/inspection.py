@@ -13,7 +13,6 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from operator import or_
 from random import Random
@@ -40,14 +39,9 @@ _BELOW_BOUND = 0.5  # shortest allowed share of the roofline bound, as measured 
 class CallChecker:
     """Checks one workload while a `Clock` times `CallChecker.run`, which keeps the outputs."""
 
-    def __init__(
-        self, case: Case, workload: Workload, referring: Callable[[], AbstractContextManager[object]] = nullcontext
-    ) -> None:
-        """Prepare the checks; ValueError if an input names an axis that its tensor lacks.
-
-        referring: returns a context manager, entered around each comparison with the reference.
-        """
-        self._case, self._workload, self._referring = case, workload, referring
+    def __init__(self, case: Case, workload: Workload) -> None:
+        """Prepare the checks; ValueError if an input names an axis that its tensor lacks."""
+        self._case, self._workload = case, workload
         self._chance = Random(secrets.randbits(128))
         self._outputs: Any = None
         self._seen: list[Any] = []  # `_rows` of the previous outputs
@@ -108,8 +102,7 @@ class CallChecker:
         self._follow_inputs(unchanged, self._past_renewed)
         finite = Checks([*self._late(), *_finite(self._outputs)])
         if compare:
-            with self._referring():
-                checked = unless_out_of_memory(lambda: compare(self._outputs, clock.launches))
+            checked = unless_out_of_memory(lambda: compare(self._outputs, clock.launches))
         return finite + checked + Checks(list(shape_checks(self._case, self._workload, self._outputs)))
 
     def _start_check(self) -> tuple[Callable[[Any, int], Checks] | None, Checks]:

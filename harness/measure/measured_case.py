@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from random import Random
-from typing import Any, get_args
+from typing import Any
 
 from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
@@ -30,7 +29,6 @@ from harness.measure.timer import (
     Clock,
     CpuClock,
     Timing,
-    least_warmup_s,
     never_throttled,
     take_engine_samples,
     take_samples,
@@ -44,7 +42,7 @@ from harness.schema.record import Record
 
 NO_REFERENCE = "the system has no reference to be verified against"
 
-# (case, workload, whether the GPU is throttled) -> fields of the case's profile as JSON values
+# (case, workload, whether the GPU is throttled) -> fields of the case's profile
 CaseProfiler = Callable[[Case, Workload, Callable[[], bool]], dict[str, Any]]
 
 
@@ -65,19 +63,11 @@ class CaseRun:
     profile: dict[str, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        if self.mode not in get_args(Mode):
-            raise ValueError(f"mode {self.mode!r}: must be one of {', '.join(get_args(Mode))}")
         # Fields of the record, as far as they are known: a failure keeps earlier ones.
-        self._status, self._reason = "ok", ""
-        self._timing, self._calls, self._tokens = Timing([], [], ""), 1, 0
-        self._peak_bytes: int | None = None
+        self._known: dict[str, Any] = {"status": "ok", "metrics": {}, "stages_s": {}}
         self._checks: Checks | None = None
-        self._metrics: dict[str, float | None] = {}
-        self._settings: dict[str, str] = {}
-        self._stages_s: dict[str, float] = {}
         self._claimed: dict[str, float | None] = {}  # the adapter's metrics before anything ran
         self._after: dict[str, Any] | None = None  # the machine right after the work
-        self._inner_s = 0.0  # seconds of stages inside the current one
         self._owns_process = False  # an engine sets up its process itself
 
     def record(self, system: SystemAdapter) -> Record:
@@ -90,33 +80,20 @@ class CaseRun:
         environment = around(before, self._after or snapshot())
         return Record(
             self.case,
-            self._status,
-            self._reason,
-            samples_ms=self._timing.samples_ms,
-            throttled=self._timing.throttled,
-            calls=self._calls,
-            tokens=self._tokens,
-            stop=self._timing.stop,
-            peak_memory_bytes=self._peak_bytes,
+            **self._known,
             check=self._checks.to_dict() if self._checks else None,
-            metrics=self._metrics,
-            settings=self._settings,
             environment=environment | {"software": environment["software"] | versions_of(system.packages)},
             started_at=started_at.isoformat(timespec="seconds"),
             wall_s=time.monotonic() - start,
-            stages_s=self._stages_s,
         )
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        start, outer_s = time.monotonic(), self._inner_s
-        self._inner_s = 0.0
+        start, stages_s = time.monotonic(), self._known["stages_s"]
         try:
             yield
         finally:
-            took = time.monotonic() - start
-            self._stages_s[name] = self._stages_s.get(name, 0.0) + took - self._inner_s
-            self._inner_s = outer_s + took
+            stages_s[name] = stages_s.get(name, 0.0) + time.monotonic() - start
 
     def _guarded(self, system: SystemAdapter) -> None:
         try:
@@ -145,8 +122,8 @@ class CaseRun:
         return self._end("failed", of_exception(error) + raised_at(error))
 
     def _run(self, workload: Workload) -> None:
-        self._metrics, self._settings = dict(workload.metrics), dict(workload.settings)
-        self._claimed, self._tokens = dict(workload.metrics), workload.tokens
+        self._claimed = dict(workload.metrics)
+        self._known |= {"metrics": dict(self._claimed), "settings": workload.settings, "tokens": workload.tokens}
         if self._passes_first_check(workload):
             self._work(workload)
         self._after = self._after or snapshot(workload.device)
@@ -156,7 +133,7 @@ class CaseRun:
             return True
         with self._stage("check"):
             checked = workload.check()
-        self._metrics |= workload.metrics  # the check may add some
+        self._known["metrics"] |= workload.metrics  # the check may add some
         return self._accepts(checked)
 
     def _accepts(self, checked: Checks) -> bool:
@@ -166,7 +143,7 @@ class CaseRun:
             self._checks = whole
         if whole.checks and not whole.passed:
             self._end("incorrect", sentence(whole.reason))
-        return self._status == "ok"
+        return bool(self._known["status"] == "ok")
 
     def _work(self, workload: Workload) -> None:
         gpu = open_gpu() if workload.device == "cuda" else None
@@ -206,21 +183,21 @@ class CaseRun:
 
     def _measure(self, workload: Workload, gpu: Gpu | None) -> None:
         clock = clock_for(self.case, workload)
-        checker = CallChecker(self.case, workload, partial(self._stage, "reference"))
+        checker = CallChecker(self.case, workload)
         metered = gpu if self.case.l2 == "warm" else None  # flushing the cache draws energy of its own
         policy = self.policy
         if metered and workload.engine_samples is None:  # the energy counter needs that long
             policy = replace(policy, budget_s=max(policy.budget_s, LASTS_S))
-        self._settings = workload.settings | sampling_settings(clock, policy)
         energy = EnergyMeter(metered)
         timing = self._timed(workload, clock, gpu, policy, energy, checker)
         self._after = _machine_after(workload, gpu)  # before the GPU is idle or checks the outputs
-        self._peak_bytes = peak_bytes(workload.device) - clock.own_bytes
-        self._timing, self._calls = timing, clock.launches * workload.units
+        calls = clock.launches * workload.units
+        self._known |= vars(timing) | {"calls": calls, "settings": workload.settings}
+        self._known["peak_memory_bytes"] = peak_bytes(workload.device) - clock.own_bytes
         if workload.measured is not None:
-            self._metrics |= workload.measured(len(timing.samples_ms) * clock.launches)
-        sampled_s = sum(timing.samples_ms) * self._calls / 1e3
-        self._metrics |= energy.per_token(len(timing.samples_ms) * self._calls * workload.tokens, sampled_s)
+            self._known["metrics"] |= workload.measured(len(timing.samples_ms) * clock.launches)
+        sampled_s = sum(timing.samples_ms) * calls / 1e3
+        self._known["metrics"] |= energy.per_token(len(timing.samples_ms) * calls * workload.tokens, sampled_s)
         with self._stage("check"):
             self._accepts(self._checked(workload, clock, checker, timing))
 
@@ -259,16 +236,14 @@ class CaseRun:
         if workload.engine_samples is None:
             checked = checker.checked_call(clock)
         elif workload.timed_check:
-            with self._stage("reference"):
-                checked = unless_out_of_memory(lambda: _check_engine(workload))
+            checked = unless_out_of_memory(lambda: _check_engine(workload))
         else:
             checked = Checks([], "the engine's answers were not compared with a reference")
         return checked + Checks([*claim_checks(self.case, workload), *bound])
 
     def _end(self, status: str, reason: str) -> None:
-        self._status, self._reason = status, reason
-        self._timing = Timing([], [], "")  # only "ok" keeps samples and metrics that follow from them
-        self._metrics = self._claimed
+        # Only "ok" keeps samples and metrics that follow from them.
+        self._known |= {"status": status, "reason": reason, "metrics": self._claimed} | vars(Timing([], [], ""))
 
 
 def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
@@ -288,13 +263,3 @@ def _check_engine(workload: Workload) -> Checks:
 def clock_for(case: Case, workload: Workload) -> Clock:
     """Return the clock for the case's timing and L2 state on the workload's device."""
     return CudaEventClock(case.timing, case.l2) if workload.device == "cuda" else CpuClock()
-
-
-def sampling_settings(clock: Clock, policy: Policy) -> dict[str, str]:
-    """Return the record's settings of sampling: budget_s, min_samples and warmup_s."""
-    allowed: dict[str, float] = {
-        "budget_s": policy.budget_s,
-        "min_samples": policy.min_samples,
-        "warmup_s": least_warmup_s(clock, policy, limited=True),
-    }
-    return {name: str(value) for name, value in allowed.items()}

@@ -187,15 +187,13 @@ def _text(value: Any) -> str:
 
 def is_hot(environment: Mapping[str, Any]) -> bool:
     """Whether the GPU was thermally throttled during the case of this environment."""
-    reasons = _reading(environment, "throttle_reasons")
-    return isinstance(reasons, list) and any(name in THERMAL for name in reasons if isinstance(name, str))
+    return bool(THERMAL.intersection(_reading(environment, "throttle_reasons") or ()))
 
 
 def heat_note(environment: Mapping[str, Any]) -> str:
     """Return a note for a thermally throttled case: `thermally throttled, at 88 °C`."""
     celsius = _reading(environment, "temperature_c")
-    at = f", at {celsius:.0f} °C" if isinstance(celsius, int | float) else ""
-    return f"thermally throttled{at}"
+    return f"thermally throttled, at {celsius:.0f} °C" if celsius else "thermally throttled"
 
 
 def _reading(environment: Mapping[str, Any], name: str) -> Any:

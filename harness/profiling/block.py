@@ -48,7 +48,6 @@ def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -
         raise ProfileError("`profiled` inside another `profiled` block: torch.profiler records one at a time")
     wait_for(device)
     found = Profiled()
-    with kineto.recording(device, with_ranges=True, keep=Path(keep) if keep else None) as recorded:
+    with kineto.recording(device, with_ranges=True, keep=Path(keep) if keep else None) as launched:
         yield found
-    launched = kineto.launched(recorded.events, device)
     found.region = Region(units=units, **found_in(launched, launched))

@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ LAUNCHES = 20_000  # most kernels that Kineto records: larger traces take long t
 COUNTED_STEPS = 2  # last generate steps that Nsight Compute counts: the last of a mini-batch does additional work
 _LONG_S = 1.0  # a run this long needs no second one to be warm
 
-Tool = Literal["none", "kineto", "nsys", "ncu"]
+Tool = Literal["kineto", "nsys", "ncu"]
 Found = TypeVar("Found")
 
 
@@ -54,32 +54,26 @@ Found = TypeVar("Found")
 class ProfilerChoice:
     """How to profile a case; a request to a worker holds these fields.
 
-    tool: "kineto" records inside the worker; "nsys" and "ncu" run the worker and capture the `profiler_range`; "none"
-        only times the case.
+    tool: "kineto" records inside the worker; "nsys" and "ncu" run the worker and capture the `profiler_range`.
     keep: path for Kineto's trace, "" to discard the trace.
-    alone_us: time without a profiler, the result of an earlier request with tool "none"; 0 to measure this time.
     """
 
     tool: Tool = "kineto"
     keep: str = ""
-    alone_us: float = 0.0
 
 
 def profile(
-    case: Case, workload: Workload, asked: ProfilerChoice, throttled: Callable[[], bool] = never_throttled
+    case: Case, workload: Workload, throttled: Callable[[], bool] = never_throttled, *, asked: ProfilerChoice
 ) -> dict[str, Any]:
-    """Run the case for the profiler `asked` and return fields of a `Profile` as JSON values.
+    """Run the case for the profiler `asked` and return fields of a `Profile`.
 
     With Kineto, these include kernels and times; with Nsight tools, they are the fields that a report lacks.
-    With "none", the only field is "alone_us", microseconds per call (of an engine, per unit), 0 on a CPU.
     Raises ProfileError if the trace is empty, or if an engine has no `Workload.engine_batch`.
     """
     work = _Work(case, workload, throttled)
     work.warm()
     if asked.tool != "ncu":
-        work.time_alone(asked.alone_us)
-    if asked.tool == "none":
-        return {"alone_us": work.call_us}
+        work.time_alone()
     found: dict[str, Any] = {}
     if asked.tool == "kineto":
         found = _by_kineto(work, Path(asked.keep) if asked.keep else None)
@@ -88,9 +82,8 @@ def profile(
     else:
         _counted(work)
     notes = ["profiled with a warm L2 cache, not cold"] if case.l2 == "cold" else []
-    parts = {part: asdict(each) for part, each in workload.work.items()}
     peaks = {name: workload.metrics[name] for name in PEAKS if name in workload.metrics}
-    return found | {"notes": [*notes, *found.get("notes", ())], "work": parts, "ceilings": peaks}
+    return found | {"notes": [*notes, *found.get("notes", ())], "work": dict(workload.work), "ceilings": peaks}
 
 
 class _Work:
@@ -110,7 +103,7 @@ class _Work:
         self.runs = RUNS
         self.host_us: list[float] = []  # an engine's time of each run
         self.clock: CudaEventClock | None = None  # except for engines and CPUs
-        self.call_us = self.alone_us = 0.0  # without a profiler: of a call or an engine's unit, and of a run
+        self.alone_us = 0.0  # time of a run without a profiler
 
     def warm(self) -> None:
         """Run the work until it has compiled, and count its units or passes."""
@@ -129,23 +122,18 @@ class _Work:
             if self.call_s > _LONG_S:
                 break
 
-    def time_alone(self, call_us: float = 0.0) -> None:
+    def time_alone(self) -> None:
         engine_samples = self.workload.engine_samples
         if engine_samples is not None:
-            if not call_us:
-                batches = iter(engine_samples(ALONE))
-                clock = CudaEventClock() if self.device == "cuda" else CpuClock()
-                warm_up_engine(batches, ALONE, clock, self.throttled)
-                call_us = median(take_engine_samples(batches, ALONE, self.throttled).samples_ms) * 1e3
-            self.call_us, self.alone_us = call_us, call_us * self.units
+            batches = iter(engine_samples(ALONE))
+            warm_up_engine(batches, ALONE, CudaEventClock() if self.device == "cuda" else CpuClock(), self.throttled)
+            self.alone_us = median(take_engine_samples(batches, ALONE, self.throttled).samples_ms) * 1e3 * self.units
         elif self.device == "cuda":
             self.clock = CudaEventClock(self.case.timing)
             self.clock.prepare(self.workload.run, self.call_s)
             self.calls = self.clock.launches
-            if not call_us:
-                warm_up(self.clock, ALONE, self.throttled)
-                call_us = median(take_samples(self.clock, ALONE, self.throttled).samples_ms) * 1e3
-            self.call_us, self.alone_us = call_us, call_us * self.calls
+            warm_up(self.clock, ALONE, self.throttled)
+            self.alone_us = median(take_samples(self.clock, ALONE, self.throttled).samples_ms) * 1e3 * self.calls
 
     def timed(self) -> Callable[[], object]:
         """Return a function that does one run as a measurement does: a replay for "graph"."""
@@ -217,21 +205,20 @@ class _Work:
 
 def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     on_cpu = work.device == "cpu"
-    found = work.ranged(kineto.recording(work.device, with_ranges=True, keep=keep if on_cpu else None))
-    ranged = kineto.launched(found.events, work.device)
+    ranged = work.ranged(kineto.recording(work.device, with_ranges=True, keep=keep if on_cpu else None))
     if on_cpu:
-        return _values(found_in(ranged, ranged)) | {"units": work.units}
+        return found_in(ranged, ranged) | {"units": work.units}
     if work.is_part:
         # Recording ranges may take half of the time of an engine that waits for its CPU: a second batch gives times.
         found = work.ranged(kineto.recording(work.device, with_ranges=False, keep=keep))
-        return _values(found_of(kineto.launched(found.events, work.device), ranged, work.seen(1)))
+        return found_of(found, ranged, work.seen(1))
     run = work.timed()
     most = max(1, LAUNCHES // max(1, len(ranged) * work.calls))
     with kineto.recording(work.device, with_ranges=False, keep=keep, before=lambda: work.load(run)) as found:
         lead, runs = work.window(most)
         work.repeat(run, lead + runs)
-    launched, runs = last_runs(kineto.launched(found.events, work.device), runs, lead + runs)
-    return _values(found_of(launched, ranged, work.seen(runs)))
+    launched, runs = last_runs(found, runs, lead + runs)
+    return found_of(launched, ranged, work.seen(runs))
 
 
 def _counted(work: _Work) -> None:
@@ -269,8 +256,3 @@ def _captured(work: _Work) -> dict[str, Any]:
         with nvtx_range(TIMED):
             work.repeat(run, runs)
     return {"seen": asdict(work.seen(runs)), "apart": True}
-
-
-def _values(found: Mapping[str, Any]) -> dict[str, Any]:
-    parts = {name: [asdict(each) for each in found[name]] for name in ("kernels", "ranges")}
-    return {**found, **parts, "timeline": asdict(found["timeline"])}

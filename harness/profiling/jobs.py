@@ -3,14 +3,11 @@
 Times come from Nsight Systems, or from Kineto inside the worker; counters ("ratios") come from Nsight Compute.
 """
 
-import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal
 
 from harness.measure.environment import around, snapshot
@@ -23,13 +20,12 @@ from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import Pool
-from harness.workers.process import DEFAULT_SLOT, GpuLost, GpuSlot, Launch, Limits, Stopped, WorkerProcess
-from harness.workers.scheduler import LOST, signals_raise
+from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits, Stopped
+from harness.workers.scheduler import signals_raise
 
 TIMES, RATIOS = "times", "ratios"  # stages of a profile
 NOT_COUNTED = "not counted: "  # start of a note with the reason
 GIVEN_UP = f"{NOT_COUNTED}Nsight Compute was given up after an earlier case"
-TOGETHER = 8  # most cases of a worker, which builds the model once but finishes no profile before all are timed
 _ENVIRONMENT = ("device", "device_kind", "gpu", "software", "commit", "dirty")
 
 
@@ -39,12 +35,11 @@ class Profiler:
 
     launches: the worker command of each (system, backend). tools: the profilers to use.
     skip: returns the reason to skip a case; "" to profile the case.
-    stand_in: returns a case with the same kernels and less memory. Nsight Compute counts it first, because it saves all
-        memory that a kernel can write; if that fails, it counts the case itself.
+    stand_in: returns a case with the same kernels and less memory, which Nsight Compute counts in place of the case,
+        because it saves all memory that a kernel can write.
     say: called with sentences for the user.
     on_times: called with each profile that has times and waits for counters. on_profile: with each finished profile.
-    resume: whether to keep earlier calls' finished profiles, and their times that still lack counters.
-    retry_failed: with `resume`, whether to profile failed cases again.
+    resume: whether to keep earlier calls' profiles, or their times where counters are missing.
     """
 
     run: Run
@@ -57,20 +52,19 @@ class Profiler:
     on_times: Callable[[Profile], object] = lambda profile: None
     on_profile: Callable[[Profile], object] = lambda profile: None
     resume: bool = False
-    retry_failed: bool = False
 
     def jobs(self, jobs: Sequence[Job], slots: Sequence[GpuSlot] = (DEFAULT_SLOT,)) -> list[Profile]:
-        """Profile the jobs' cases, each job on the next free GPU slot; return the profiles.
+        """Profile the jobs' cases, each job on the next free GPU slot, counters on the first; return the profiles.
 
         All cases are timed first, because Nsight Compute delays launches on the machine's other GPUs.
-        Raises RunError if no GPU answers any more.
+        Raises RunError if a GPU does not answer any more.
         """
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
             found: list[dict[str, Profile]] = [{} for _ in jobs]  # by case key
             self._each(jobs, slots, lambda number, at: at.times(found[number]))
-            if self.tools.ratios:
-                self._each(jobs, slots, lambda number, at: at.ratios(found[number]))
+            if self.tools.ratios:  # on one GPU: Nsight Compute locks a file of the machine
+                self._each(jobs, slots[:1], lambda number, at: at.ratios(found[number]))
             return [profile for profiles in found for profile in profiles.values()]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
@@ -87,20 +81,13 @@ class Profiler:
         return None
 
     def _is_finished(self, found: Profile | None) -> bool:
-        if found is None or found.status in (*LOST, "skipped"):
+        if found is None or found.status != "ok":
             return False
-        if found.status == "ok":  # the run may have been interrupted before the counters
-            return self.has_ratios(found) or not self.tools.ratios
-        return not self.retry_failed
-
-    def has_ratios(self, found: Profile) -> bool:
-        """Whether a profile has counters, or lacks them for a reason that will not change."""
-        counted = any(kernel.counters for kernel in found.kernels)
-        return RATIOS in found.stages_s and (counted or not self.resume or not self.retry_failed)
+        return not self.tools.ratios or any(kernel.counters for kernel in found.kernels)
 
     def _each(self, jobs: Sequence[Job], slots: Sequence[GpuSlot], do: Callable[[int, "JobProfiler"], None]) -> None:
         """Call `do(index of the job, a new JobProfiler)` for each job on the next free GPU slot."""
-        pool = Pool(self.run.folder, slots, self.say)
+        pool = Pool(slots)
 
         def at(number: int, slot: GpuSlot) -> None:
             do(number, JobProfiler(self, jobs[number], slot, pool.stop.is_set))
@@ -123,66 +110,35 @@ class JobProfiler:
 
     def times(self, found: dict[str, Profile]) -> None:
         """Add a profile with times to `found`, by case key, for each pending case of the job."""
-        missing: list[Planned] = []
         for planned in self.profiler.pending(self.job):
             earlier = self.profiler.earlier(planned) if self.profiler.resume else None
             if earlier is not None and earlier.status == "ok":
                 found.setdefault(planned.case.key, earlier)
             elif planned.case.key not in found:
-                missing.append(planned)
-        for cases in by_worker(missing):
-            with WorkerProcess(self.launch, self.profiler.limits.start_s, self.stopped) as worker:
-                alone = self._alone(worker, cases)
-                for planned in cases:
-                    before = alone.get(planned.case.key, _Alone())
-                    found[planned.case.key] = self._with_times(worker, planned, before)
+                found[planned.case.key] = self._with_times(planned)
 
     def ratios(self, found: dict[str, Profile]) -> None:
         """Add counters to the profiles in `found`; each case runs in its own worker."""
-        launch = replace(self.launch, env={**self.launch.env, **_lock_of(self.slot)})
         for key, profile in found.items():
-            if profile.status != "ok" or self.profiler.has_ratios(profile):
+            if profile.status != "ok" or any(kernel.counters for kernel in profile.kernels):
                 continue
             profile = replace(profile, notes=tuple(note for note in profile.notes if not note.startswith(NOT_COUNTED)))
             if self.tools.ratios:
                 start = time.monotonic()
-                profile = self._with_ratios(launch, profile)
-                # Without the stage, a resumed run counts again.
-                found[key] = _with_duration(profile, RATIOS, start) if self.tools.ratios else profile
+                found[key] = _with_duration(self._with_ratios(profile), RATIOS, start)
             else:
                 found[key] = replace(profile, notes=(*profile.notes, GIVEN_UP))
             write_profile(self.profiler.run.folder, found[key])
             self.profiler.on_profile(found[key])
 
-    def _alone(self, worker: WorkerProcess, cases: Sequence[Planned]) -> dict[str, "_Alone"]:
-        """Time cases before the first is profiled: Kineto delays all later launches."""
-        timed = [planned for planned in cases if not self.profiler.skip(planned)]
-        if self.tools.times != "kineto" or len(timed) < 2:
-            return {}
-        if worker.ready().environment.get("device_kind") != "cuda":
-            return {}
-        self.profiler.say(f"{self.job.name}: {len(timed)} cases are timed before the first is profiled")
-        found: dict[str, _Alone] = {}
-        for planned in timed:
-            start = time.monotonic()
-            try:
-                call_us, lost = self.under_profiler.alone(worker, planned), None
-            except ToolLost as error:
-                self._blame_the_case()
-                call_us, lost = 0.0, error
-            found[planned.case.key] = _Alone(call_us, lost, time.monotonic() - start)
-        return found
-
-    def _with_times(self, worker: WorkerProcess, planned: Planned, before: "_Alone") -> Profile:
-        start, started_at = time.monotonic() - before.took_s, datetime.now(UTC).isoformat(timespec="seconds")
+    def _with_times(self, planned: Planned) -> Profile:
+        start, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         record = None
         if reason := self.profiler.skip(planned):
             profile = Profile(case=planned.case, status="skipped", reason=reason, started_at=started_at)
         else:
             try:
-                if before.lost is not None:
-                    raise before.lost
-                found, answered = self._times(worker, planned, before.us)
+                found, answered = self._times(planned)
                 environment = {name: answered.environment.get(name) for name in _ENVIRONMENT}
                 values = found | {"environment": environment, "started_at": started_at}
                 profile, record = Profile.from_values({"case": planned.case.to_dict(), **values}), answered
@@ -212,38 +168,27 @@ class JobProfiler:
             )
             run.record_file(self.job).append(record)
 
-    def _times(self, worker: WorkerProcess, planned: Planned, alone_us: float) -> tuple[dict[str, Any], Record]:
+    def _times(self, planned: Planned) -> tuple[dict[str, Any], Record]:
         if self.tools.times == "kineto":
-            return self.under_profiler.by_kineto(worker, self.launch, planned, alone_us)
+            return self.under_profiler.by_kineto(self.launch, planned)
         try:
-            worker.stop()  # one that profiled an earlier case by Kineto
             found, record = self.under_profiler.by_nsys(self.launch, planned)
             return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}}, record
         except (ToolLost, ProfileError) as error:
             self._blame_the_case()
-            if not self.tools.fallback:
-                raise ToolLost(_advised(error), status=getattr(error, "status", "failed")) from None
             why = self._give_up("times", error)
-            found, record = self.under_profiler.by_kineto(worker, self.launch, planned)
+            found, record = self.under_profiler.by_kineto(self.launch, planned)
             return found | {"notes": [why, *found["notes"]]}, record
 
-    def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
-        planned = Planned(profile.case)
-        stand_in = self.profiler.stand_in(planned)
+    def _with_ratios(self, profile: Profile) -> Profile:
+        stand_in = self.profiler.stand_in(Planned(profile.case))
         try:
-            try:
-                counters, command = self.under_profiler.by_ncu(launch, profile.case, stand_in)
-            except (ToolLost, ProfileError) as lost:
-                # A whole engine under ncu exceeds the time limit.
-                if getattr(lost, "lasting", False) or stand_in == planned or profile.case.timing == "engine":
-                    raise
-                stand_in = planned
-                counters, command = self.under_profiler.by_ncu(launch, profile.case, planned)
+            counters, command = self.under_profiler.by_ncu(self.launch, profile.case, stand_in)
         except (ToolLost, ProfileError) as error:
             self._blame_the_case()
             why = f"{NOT_COUNTED}{self._give_up('ratios', error)}"
             return replace(profile, notes=(*profile.notes, why))
-        if stand_in != planned:
+        if stand_in.case != profile.case:
             counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a model of fewer layers"
             profile = replace(profile, notes=(*profile.notes, counted))
         tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
@@ -253,8 +198,7 @@ class JobProfiler:
         """After a profiler failed: return only if neither Ctrl-C nor a lost GPU is the reason."""
         if self.stopped():
             raise Stopped
-        if not self.slot.is_there():
-            raise GpuLost
+        self.slot.refuse_lost_gpu()
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
         """Report an error to the user; give up a profiler that would fail for other cases too."""
@@ -264,34 +208,6 @@ class JobProfiler:
             self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
             self.profiler.tools = self.tools if error.everywhere else self.profiler.tools
         return why
-
-
-@dataclass(frozen=True)
-class _Alone:
-    """Time of a case's call without a profiler, 0 if the error `lost` prevented the timing."""
-
-    us: float = 0.0
-    lost: ToolLost | None = None
-    took_s: float = 0.0
-
-
-def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
-    """Group cases by worker process, at most `TOGETHER` in a process.
-
-    An engine's cases are grouped by phase, because another phase restarts the engine. Short cases come first in a
-    group, because Kineto delays all launches after it has recorded.
-    """
-    found: dict[str, list[Planned]] = {}
-    for planned in cases:
-        found.setdefault(planned.case.phase if planned.case.timing == "engine" else "", []).append(planned)
-    ordered = (sorted(each, key=_length) if phase else each for phase, each in found.items())
-    return [each[first : first + TOGETHER] for each in ordered for first in range(0, len(each), TOGETHER)]
-
-
-def _length(planned: Planned) -> int:
-    """Tokens of all prompts, or of one generate step."""
-    case = planned.case
-    return case.batch * (1 if case.phase == "generate" else case.context)
 
 
 def _with_duration(profile: Profile, stage: str, start: float) -> Profile:
@@ -309,13 +225,4 @@ def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
 
 
 def _advised(error: Exception) -> str:
-    return str(error) if isinstance(error, ToolLost) else f"{error}; try again (--retry failed), or say --with torch"
-
-
-def _lock_of(slot: GpuSlot) -> dict[str, str]:
-    """Nsight Compute locks a file in TMPDIR, so workers on several GPUs need a folder each."""
-    if not slot.name:
-        return {}
-    folder = Path(tempfile.gettempdir()) / f"ttt-bench-{os.getuid()}-{slot.device_id or slot.env[GPU_VARIABLE]}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return {"TMPDIR": str(folder)}
+    return str(error) if isinstance(error, ToolLost) else f"{error}; try again (--resume), or say --with torch"

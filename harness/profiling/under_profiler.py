@@ -3,9 +3,8 @@
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from harness.profiling.tools.trace import Runs, found_of
 from harness.schema.case import Case
 from harness.schema.profile import Counters, ProfileError
 from harness.schema.reason import of_exception
-from harness.schema.record import Record, RecordError
+from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Planned
 from harness.workers.process import GpuSlot, Launch, Limits, WorkerProcess, signal_of
@@ -47,35 +46,23 @@ class UnderProfiler:
     limits: Limits
     stopped: Callable[[], bool]
 
-    def alone(self, worker: WorkerProcess, planned: Planned) -> float:
-        """Return microseconds per call (of an engine, per unit) without a profiler; 0 if unknown."""
-        answer = _answer(worker, self._request(planned, tool="none"), self.limits.case_s)
-        self._record_of(answer, planned)
-        found = answer["profile"].get("alone_us")
-        return found if isinstance(found, float) and 0 < found < inf else 0.0
-
-    def by_kineto(
-        self, worker: WorkerProcess, launch: Launch, planned: Planned, alone_us: float = 0.0
-    ) -> tuple[dict[str, Any], Record]:
-        """Profile a case with Kineto; alone_us: result of `alone`, or 0 to measure the time now."""
-        keep = str(self._raw(planned.case, ".trace.json.gz"))
-        answer = _answer(
-            worker, self._request(planned, tool="kineto", keep=keep, alone_us=alone_us), self.limits.case_s
-        )
-        record = self._record_of(answer, planned)
+    def by_kineto(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
+        """Profile a case with Kineto in a worker; return profile fields and the record."""
+        with WorkerProcess(launch, self.limits.start_s, self.stopped) as worker:
+            keep = str(self._raw(planned.case, ".trace.json.gz"))
+            found, record = self._asked(worker, planned, tool="kineto", keep=keep)
         command = _without_folders([*launch.command, "-m", "harness.worker", launch.entry])
         version = str(record.environment.get("software", {}).get("torch", ""))
-        return answer["profile"] | {"tools": {"torch.profiler": version}, "commands": [command]}, record
+        return found | {"tools": {"torch.profiler": version}, "commands": [command]}, record
 
     def by_nsys(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
         """Profile a case in a worker under Nsight Systems; return profile fields and the record."""
         report, database = self._raw(planned.case, ".nsys-rep"), self._raw(planned.case, ".sqlite")
         wrapped = replace(launch, command=[*nsys.wrapping(report), *launch.command])
-        answer, record = self._under(wrapped, planned, "nsys", report)
+        values, record = self._under(wrapped, planned, "nsys", report)
         _read_by(nsys.exporting(report, database))
         timed, ranged = nsys.read(database)
         command = _without_folders([*wrapped.command, "-m", "harness.worker", launch.entry])
-        values = dict(answer["profile"])
         seen, apart = Runs(**values.pop("seen")), values.pop("apart")
         if apart and not timed:
             raise ProfileError("the report of Nsight Systems has no kernel in the range of the timed runs")
@@ -97,14 +84,12 @@ class UnderProfiler:
     def _under(
         self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
     ) -> tuple[dict[str, Any], Record]:
-        for stale in (report, nsys.recorded(report)):
-            stale.unlink(missing_ok=True)
+        report.unlink(missing_ok=True)
         if log is not None:
             log.write_text("")
         with WorkerProcess(wrapped, self.limits.start_s, self.stopped) as worker:
             try:
-                answer = _answer(worker, self._request(planned, tool=tool), self.limits.case_s, last=True)
-                record = self._record_of(answer, planned)
+                found, record = self._asked(worker, planned, last=True, tool=tool)
                 status = worker.stop(STOP_S)
             except ToolLost as lost:
                 raise _why(tool, _text(log), str(lost), lost.status) from None
@@ -112,34 +97,31 @@ class UnderProfiler:
             raise ToolLost(f"{tool} did not end within {STOP_S:g} s and was killed; try a smaller case", True)
         text = _text(log)
         if ncu.FORBIDDEN in text or status or not report.exists():
-            raise _why(tool, text, nsys.not_imported(report, worker.error_line) or _ending(status), "failed")
-        return answer, record
+            raise _why(tool, text, _ending(status, worker.error_line), "failed")
+        return found, record
 
-    def _request(self, planned: Planned, **asked: Any) -> dict[str, Any]:
-        return case_request(planned, self.run.file.policy, "profile", asked)
+    def _asked(
+        self, worker: WorkerProcess, planned: Planned, *, last: bool = False, **asked: Any
+    ) -> tuple[dict[str, Any], Record]:
+        """Return profile fields and record of a worker's answer; ToolLost unless it is usable and "ok".
 
-    def _record_of(self, answer: Mapping[str, Any], planned: Planned) -> Record:
-        """Return the record in an answer; ToolLost if invalid, of another case or GPU, or not "ok"."""
+        asked: fields of a `ProfilerChoice`.
+        """
+        request = case_request(planned, self.run.file.policy, "profile", asked)
         try:
+            answer = worker.ask(request, self.limits.case_s, last=last)
             record = record_of(answer, planned)
             self.slot.refuse_another_gpu(record.environment)
-            if not isinstance(answer["profile"], dict):
-                raise ValueError("its profile is no object")
-        except (KeyError, TypeError, ValueError, RecordError) as error:
+        except WorkerLost as lost:
+            raise ToolLost(lost.reason, status=lost.status) from None
+        except (KeyError, ValueError) as error:
             raise ToolLost(f"the worker's answer is unusable: {of_exception(error)}") from None
         if record.status != "ok":
             raise ToolLost(record.reason, status=record.status)
-        return record
+        return answer["profile"], record
 
     def _raw(self, case: Case, suffix: str) -> Path:
         return (self.run.folder / "profiles" / f"{case.key}{suffix}").resolve()
-
-
-def _answer(worker: WorkerProcess, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
-    try:
-        return worker.ask(request, limit_s, last=last)
-    except WorkerLost as lost:
-        raise ToolLost(lost.reason, status=lost.status) from None
 
 
 def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
@@ -163,11 +145,11 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
     return ToolLost(f"{tool} failed: {complaint or otherwise}; --with torch does without it", status=status)
 
 
-def _ending(status: int) -> str:
+def _ending(status: int, error_line: str) -> str:
     """Return in words how a profiler ended; status: negative or above 128 for a signal."""
-    if name := signal_of(status):
-        return f"it was killed by {name}"
-    return f"it ended with status {status}" if status else "it left no report"
+    name = signal_of(status)
+    how = f"it was killed by {name}" if name else f"it ended with status {status}" if status else "it left no report"
+    return f"{how}: {error_line}" if error_line else how
 
 
 def _read_by(command: Sequence[str]) -> str:

@@ -56,13 +56,8 @@ _Value = Annotated[Scalar, PlainValidator(_scalar)]
 
 
 def _sorted_options(options: Any) -> Any:
-    try:
-        pairs = [tuple(pair) for pair in (options.items() if isinstance(options, Mapping) else options)]
-        names = {name for name, _ in pairs}
-        ordered = tuple(sorted(pairs, key=lambda pair: pair[0]))
-    except (TypeError, ValueError):
-        raise ValueError("must be an object or pairs of name and value") from None
-    if len(names) < len(pairs):
+    ordered = tuple(sorted(options.items() if isinstance(options, Mapping) else map(tuple, options)))
+    if len(dict(ordered)) < len(ordered):
         raise ValueError("an option is named twice")
     return ordered
 

@@ -1,12 +1,11 @@
 """Catalogue that each run stores, so that reports can draw runs of other versions."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, Field
 
-from harness.schema.case import Scalar, Stored, Text
+from harness.schema.case import Scalar, Stored, Text, one_of
 
 # Styles that pages can draw.
 TONES = 8  # colours, numbered from 0
@@ -24,13 +23,8 @@ class SystemEntry(Stored):
     name: Text
     label: Text
     family: Text
-    tone: int
-    marker: Text
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.tone < TONES:
-            raise ValueError(f"catalogue: system {self.name!r}: tone is {self.tone}, must be from 0 to {TONES - 1}")
-        _refuse_unknown(f"system {self.name!r}: marker", self.marker, MARKERS)
+    tone: Annotated[int, Field(ge=0, lt=TONES)]
+    marker: Annotated[str, one_of(*MARKERS)]
 
 
 @dataclass(frozen=True)
@@ -39,10 +33,7 @@ class BackendEntry(Stored):
 
     name: Text
     label: Text
-    dash: Text
-
-    def __post_init__(self) -> None:
-        _refuse_unknown(f"backend {self.name!r}: dash", self.dash, DASHES)
+    dash: Annotated[str, one_of(*DASHES)]
 
 
 _OLDER_METRICS = {"floor_ms": "lower_bound_ms", "floor_share": "lower_bound_share"}  # in older runs, with today's names
@@ -136,7 +127,7 @@ class SuiteEntry(Stored):
 class Catalogue(Stored):
     """Labels, drawing styles, suites and figures of a run.
 
-    Raises ValueError if a name occurs twice, or if a figure has an unknown metric or axis.
+    Raises ValueError if a figure has an unknown metric or axis.
     """
 
     systems: tuple[SystemEntry, ...] = ()
@@ -147,8 +138,6 @@ class Catalogue(Stored):
     suites: tuple[SuiteEntry, ...] = ()
 
     def __post_init__(self) -> None:
-        for kind in ("systems", "backends", "metrics", "axes", "suites"):
-            _refuse_repetition(kind, (entry.name for entry in getattr(self, kind)))
         metrics, axes = {each.name for each in self.metrics}, {each.name for each in self.axes}
         for suite in self.suites:
             for figure in suite.figures:
@@ -188,16 +177,3 @@ class Catalogue(Stored):
         """Return the entry of an axis, or one labelled `name` if the catalogue lacks it."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))
-
-
-def _refuse_unknown(where: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"catalogue: {where} is {value!r}, must be one of {', '.join(known)}")
-
-
-def _refuse_repetition(kind: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ValueError(f"catalogue: {kind} names {name!r} twice")
-        seen.add(name)

@@ -1,18 +1,14 @@
 """Write files whole or not at all; read regular files; put an OSError in a sentence."""
 
 import errno
-import fcntl
 import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_LEFT_BEHIND = ("Thumbs.db", "desktop.ini", "__MACOSX")
 _POINTER = b"version https://git-lfs.github.com/spec/"
-READ_LIMIT = 256 << 20  # bytes
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
@@ -29,59 +25,31 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def read_regular(path: Path, limit: int = READ_LIMIT) -> bytes:
-    """Return a regular file's content. Raises OSError beyond `limit` bytes."""
+def read_regular(path: Path) -> bytes:
+    """Return a regular file's content; OSError as for `open_regular`."""
     with os.fdopen(open_regular(path), "rb") as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise OSError(errno.EFBIG, f"Larger than {limit >> 20} MB" if limit >> 20 else f"Larger than {limit >> 10} kB")
-    return content
+        return file.read()
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace `path` by a complete file; characters that UTF-8 lacks become question marks."""
-    with _temporary(path, content) as temporary:
-        os.replace(temporary, path)
-
-
-def create_atomically(path: Path, content: str | bytes) -> bool:
-    """Create `path` with all of `content`; return False if it exists already."""
-    with _temporary(path, content) as temporary:
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
-                raise
-            try:  # a file system without links
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                return False
-            os.replace(temporary, path)
-    return True
-
-
-@contextmanager
-def _temporary(path: Path, content: str | bytes) -> Iterator[str]:
     data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
-    temporary = str(path.parent / f".{path.name}.{secrets.token_hex(4)}")
-    # The umask sets the mode of the file. There is no chmod, because some mounts refuse it.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        # The umask sets the mode of the file. There is no chmod, because some mounts refuse it.
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        yield temporary
+        os.replace(temporary, path)
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
     """Return a folder's visible paths that match, by name; [] if the folder is missing."""
     found = (path for path in folder.iterdir() if path.match(pattern)) if folder.is_dir() else ()
-    return sorted(path for path in found if not path.name.startswith(".") and path.name not in _LEFT_BEHIND)
+    return sorted(path for path in found if not path.name.startswith("."))
 
 
 @contextmanager
@@ -91,10 +59,3 @@ def refusing(path: Path, verb: str, refusal: type[Exception]) -> Iterator[None]:
         yield
     except OSError as error:
         raise refusal(f"{path}: cannot be {verb}: {error.strerror or error}") from None
-
-
-def unlock_and_close(descriptor: int) -> None:
-    """Unlock and close a file, as a child's copy of the descriptor would keep the lock."""
-    with suppress(OSError):  # a file system without locks
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)

@@ -1,6 +1,7 @@
 """Write messages and failure reasons: one printable sentence, without folders."""
 
 import math
+import os
 import re
 import traceback
 from collections.abc import Iterable
@@ -17,12 +18,7 @@ _ERROR = re.compile(r"^(\[\w+\]:? )?[\w.]*(Error|Exception|Exit|Interrupt)\b|\b(
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)(:|$)")
 _FRAME = re.compile(r'^\s+File "(.*)", line (\d+)', re.MULTILINE)
 _INSTALLED = re.compile(r"^<|[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]")
-_AMOUNT = r"([\d.]+) ([KMG]?i?B|bytes)"
-_CUDA_MEMORY = re.compile(
-    rf"CUDA out of memory\. Tried to allocate {_AMOUNT}\."
-    rf"(?: GPU \S+ has a total capacity of {_AMOUNT} of which {_AMOUNT} is free\.)?.*"
-)
-_UNITS = {"bytes": 2**30, "B": 2**30, "KiB": 2**20, "MiB": 2**10, "GiB": 1}
+_ADVICE = re.compile(r"(?<=is free\.) .*")  # advice of torch after an error of memory
 _NOISE = re.compile(r"^(\s|Traceback|frame #|During handling|The above exception|Current thread|Thread 0x|[^\w]*$)")
 
 
@@ -68,30 +64,9 @@ def clipped(text: str, limit: int) -> str:
 
 def sentence(text: str) -> str:
     """Return `text` on one line, without the folders of paths, shortened to `LIMIT` characters."""
-    line = _without_home(" ".join(printable(text).split()))
-    line = _CUDA_MEMORY.sub(_short_memory, _FOLDERS.sub("", line))
-    return clipped(line, LIMIT)
-
-
-def _short_memory(found: re.Match[str]) -> str:
-    asked, total, free = (_gib(*found.groups()[at : at + 2]) for at in (0, 2, 4))
-    return f"CUDA out of memory: needed {asked} GiB more" + (f", {free} of {total} free" if total else "")
-
-
-def _gib(number: str | None, unit: str | None) -> str:
-    if number is None or unit not in _UNITS:
-        return ""
-    gib = float(number) / _UNITS[unit]
-    return f"{gib:.1f}" if gib >= 1 else f"{gib:.2g}"
-
-
-def _without_home(line: str) -> str:
-    """Replace the home folder, which `_FOLDERS` may not match, by `~`."""
-    try:
-        home = str(Path.home())
-    except RuntimeError:
-        return line
-    return line if home == "/" else line.replace(home, "~")
+    line, home = " ".join(printable(text).split()), os.path.expanduser("~")
+    line = line.replace(home, "~") if len(home) > 1 else line  # `_FOLDERS` may leave its last part, a user's name
+    return clipped(_ADVICE.sub("", _FOLDERS.sub("", line)), LIMIT)
 
 
 def of_exception(error: BaseException) -> str:

@@ -8,23 +8,19 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
-from typing_extensions import TypedDict
 
 from harness.schema.case import Case, one_of
-from harness.schema.files import BYTE_ORDER_MARK, open_regular, refusing
+from harness.schema.files import open_regular, read_regular, refusing
 from harness.schema.reason import clipped, invalid, printable
 
 SCHEMA_VERSION = 4  # of records
 _OLDEST = 2  # version of records that can be read
 _OLDER_SETTINGS = {"gated": "checked", "gate_limits": "check_limits"}  # of schemas 2 and 3, with today's names
-REASON_LIMIT = 2000  # bytes
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
-LEAST_MS, MOST_MS = 1e-9, 1e12  # limits of a sample other than 0, so that reports can divide by it and sum
 
 STATUSES = ("ok", "incorrect", "failed", "killed", "unstarted", "timeout", "oom", "skipped")
-_WHOLE_LIMIT = 1 << 64  # integers below it fit a float
 _LINE_START = b'{"schema":'
 T = TypeVar("T")
 
@@ -39,73 +35,31 @@ class RecordError(ValueError):
 def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError] = RecordError) -> T:
     """Return the object of a JSON text that `adapter` checks; `refusal` has its first error."""
     try:
-        return adapter.validate_json(text.removeprefix(BYTE_ORDER_MARK) if isinstance(text, bytes) else text)
+        return adapter.validate_json(text)
     except ValidationError as error:
         broken = error.errors()[0]["type"] == "json_invalid"
         raise refusal("is not JSON, so it is damaged or another file" if broken else invalid(error)) from None
 
 
 def json_values(value: Any) -> Any:
-    """Return a nested value for JSON: printable text, and None instead of NaN and infinity.
-
-    Raises ValueError for an integer of 2^64 or more, because some JSON readers would convert it to a float.
-    """
+    """Return a nested value for JSON: printable text, and None instead of NaN and infinity."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
         return {printable(str(name)): json_values(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [json_values(inner) for inner in value]
-    if isinstance(value, int) and not -_WHOLE_LIMIT < value < _WHOLE_LIMIT:
-        raise ValueError("holds an integer of 2^64 or more")
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _sample(value: float) -> float:
-    if not (value == 0 or LEAST_MS <= value <= MOST_MS):
-        raise ValueError(f"must be 0 or a number of milliseconds from {LEAST_MS:g} to {MOST_MS:g}")
-    return value
 
 
 def _metric(value: Any) -> Any:
     return json_values(value.item() if hasattr(value, "item") else value)  # a NumPy number or a tensor has `item`
 
 
-# These classes name the keys that reports read; other keys are allowed.
-class _Check(TypedDict):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
-    name: str
-    value: float | None
-    limit: float | None
-
-
-class _Checks(TypedDict):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
-    checks: list[_Check]
-
-
-class _Part(TypedDict, total=False):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
-    before: dict[str, Any]
-    after: dict[str, Any]
-
-
-class _Environment(TypedDict, total=False):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
-    gpu: _Part | None
-    cpu: _Part | None
-    software: dict[str, Any] | None
-
-
 JsonObject = Annotated[dict[str, Any], BeforeValidator(json_values)]
 Text = Annotated[str, AfterValidator(printable)]
-_Facts = Annotated[JsonObject, AfterValidator(TypeAdapter(_Environment).validate_python)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-_Count = Annotated[int, Field(ge=0, lt=_WHOLE_LIMIT)]
-_Outcome = Annotated[JsonObject, AfterValidator(TypeAdapter(_Checks).validate_python)]
-_Reason = Annotated[
-    str, AfterValidator(lambda text: printable(text[:REASON_LIMIT]).encode()[:REASON_LIMIT].decode("utf-8", "ignore"))
-]
+_Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=0)]
 
 
 def _version(value: Any) -> Any:
@@ -139,29 +93,29 @@ class Record:
     metrics: further results; NaN and infinity become None. settings: the system's settings, as text.
     environment: `environment.snapshot()`, readings "before" the case and "after" the last sample.
         The throttle_reasons in "after" are those of all samples.
-    started_at: ISO 8601, UTC. wall_s, stages_s: seconds of the case and of its stages build, `check`, warm_up, sample
-        and reference.
+    started_at: ISO 8601, UTC. wall_s, stages_s: seconds of the case and of its stages build, `check`, warm_up and
+        sample; earlier versions also had "reference".
     earlier: previous records of this case and repeat in the file, oldest first; not stored.
     """
 
     schema: _Schema = field(default=SCHEMA_VERSION, kw_only=True)
     case: Case
     status: _Status
-    reason: _Reason = ""
-    samples_ms: list[Annotated[float, AfterValidator(_sample)]] = field(default_factory=list)
+    reason: Text = ""
+    samples_ms: list[_Time] = field(default_factory=list)
     throttled: list[bool] = field(default_factory=list)
-    calls: Annotated[int, Field(ge=1, lt=_WHOLE_LIMIT)] = 1
+    calls: Annotated[int, Field(ge=1)] = 1
     tokens: _Count = 0
     stop: Annotated[str, one_of("", "interval", "budget", "count")] = ""
     peak_memory_bytes: _Count | None = None
-    check: Annotated[_Outcome | None, Field(validation_alias=AliasChoices("check", "gate"))] = None
+    check: Annotated[JsonObject | None, Field(validation_alias=AliasChoices("check", "gate"))] = None
     metrics: dict[Text, Annotated[int | float | None, BeforeValidator(_metric)]] = field(default_factory=dict)
     settings: _Settings = field(default_factory=dict)
-    environment: _Facts = field(default_factory=dict)
+    environment: JsonObject = field(default_factory=dict)
     started_at: Text = ""
-    wall_s: Seconds = 0.0
+    wall_s: _Time = 0.0
     repeat: _Count = 0
-    stages_s: dict[Text, Seconds] = field(default_factory=dict)
+    stages_s: dict[Text, _Time] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.earlier: list[Record] = []
@@ -211,10 +165,12 @@ class RecordFile:
             # Not O_APPEND: a failed write is undone by truncating the file.
             fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
             try:
-                self._repair_last_line(fd)
+                content = os.pread(fd, os.fstat(fd).st_size, 0)
+                complete = _complete(content)
+                os.ftruncate(fd, min(len(complete), len(content)))
                 end = os.lseek(fd, 0, os.SEEK_END)
                 try:
-                    _write_all(fd, (record.to_json() + "\n").encode())
+                    _write_all(fd, complete[end:] + record.to_json().encode() + b"\n")
                     os.fsync(fd)
                 except BaseException:
                     os.ftruncate(fd, end)
@@ -229,39 +185,23 @@ class RecordFile:
         """
         with refusing(self.path, "read", RecordError):
             try:
-                with os.fdopen(open_regular(self.path), "rb") as file:
-                    lines = file.readlines()
+                lines = _complete(read_regular(self.path)).split(b"\n")[:-1]
             except FileNotFoundError:
                 return []
-        if lines and _is_incomplete(lines[-1]):
-            lines.pop()
         return [_parse(f"{self.path}, line {number}", line) for number, line in enumerate(lines, start=1)]
 
-    def _repair_last_line(self, fd: int) -> None:
-        content = os.pread(fd, os.fstat(fd).st_size, 0)
-        start = content.rfind(b"\n", 0, max(0, len(content) - 1)) + 1
-        line = content[start:]
-        if _is_incomplete(line):
-            os.ftruncate(fd, start)
-        elif line and not line.endswith(b"\n"):
-            _parse(f"{self.path}, last line", line)
-            os.lseek(fd, 0, os.SEEK_END)
-            _write_all(fd, b"\n")
 
-
-def _is_incomplete(line: bytes) -> bool:
-    line = line.removeprefix(BYTE_ORDER_MARK)
-    if not line.startswith(_LINE_START[: len(line)]):
-        return False
-    try:
-        json.loads(line)
-    except json.JSONDecodeError as error:
-        return not error.msg.startswith("Extra data")  # after a complete record, which must not be lost
-    except ValueError:
-        return True
-    except RecursionError:  # not written by `to_json`
-        return False
-    return False
+def _complete(content: bytes) -> bytes:
+    """Return lines that each end with a newline, without the part of a record that a killed writer left."""
+    last = content[content.rfind(b"\n") + 1 :]
+    if not last:
+        return content
+    if last.startswith(_LINE_START[: len(last)]):
+        try:
+            json.JSONDecoder().raw_decode(last.decode(errors="replace"))
+        except ValueError:
+            return content[: -len(last)]
+    return content + b"\n"
 
 
 def _parse(where: str, line: bytes) -> Record:

@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +19,11 @@ from harness.schema import claims
 from harness.schema.case import Case, Mode
 from harness.schema.catalogue import Catalogue
 from harness.schema.claims import Holder
-from harness.schema.files import listed, refusing, unlock_and_close
+from harness.schema.files import listed, refusing
 from harness.schema.profile import Profile, profile_path, read_profile
 from harness.schema.record import Record, RecordFile
 from harness.schema.run_file import FILE, Job, PastRequest, RunError, RunFile, read_run_file, write_run_file
 
-_HELD = "{}: holds a run already; resume it (--resume) or name another folder"
 _OURS = ("records", "profiles", "claims")  # allowed in a folder without a run.json
 _SUBMIT_S = 60.0  # how long a Slurm task waits for the process that submits it to unlock the run
 
@@ -39,8 +38,12 @@ class Run:
     def create(cls, folder: Path, file: RunFile) -> "Run":
         """Create a run in a new or empty folder; RunError if another process was first."""
         cls.refuse_held(folder)
+        with refusing(folder, "written", RunError):
+            folder.mkdir(parents=True, exist_ok=True)
         run = cls(folder, file)
-        run.save(new=True)
+        with run.held():
+            cls.refuse_held(folder)  # again: another process may have been first
+            run.save()
         return run
 
     @staticmethod
@@ -50,7 +53,7 @@ class Run:
             held, recorded = os.path.lexists(folder / FILE), listed(folder / "records")
             others = [path.name for path in listed(folder) if path.name not in _OURS]
         if held:
-            raise RunError(_HELD.format(folder))
+            raise RunError(f"{folder}: holds a run already; resume it (--resume) or name another folder")
         if recorded:
             raise RunError(f"{folder}: has records but no {FILE}; restore {FILE} or name another folder")
         if folder.exists() and not folder.is_dir():
@@ -80,15 +83,13 @@ class Run:
     def mode(self) -> Mode:
         return self.file.mode
 
-    def save(self, *, new: bool = False) -> None:
-        """Write run.json whole or not at all, or raise RunError; new: refuse to replace one."""
+    def save(self) -> None:
+        """Write run.json whole or not at all, or raise RunError."""
         try:
-            (self.folder / "records").mkdir(parents=True, exist_ok=True)
-            written = write_run_file(self.folder, self.file, new=new)
-        except (OSError, ValueError) as error:  # also a number that JSON lacks, or a name that no file can have
+            (self.folder / "records").mkdir(exist_ok=True)
+            write_run_file(self.folder, self.file)
+        except (OSError, ValueError) as error:  # also a number that JSON lacks
             raise RunError(f"{self.folder}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
-        if not written:
-            raise RunError(_HELD.format(self.folder))
 
     def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
         """Return the run's jobs with those of a later request; a case in both is planned once."""
@@ -170,27 +171,28 @@ class Run:
         return {job.name: {planned.case.key for planned in job.cases} for job in self.jobs}
 
     @contextmanager
-    def held(self, task: Holder | None = None) -> Iterator[None]:
+    def held(self, shared: bool = False) -> Iterator[None]:
         """Lock the run's folder in the block, or raise RunError if another process has locked it.
 
-        task: this process as a Slurm task, which shares the lock with the run's other tasks; None for no sharing.
+        shared: as a Slurm task, which shares the lock with the run's other tasks.
         """
         with refusing(self.folder, "read", RunError):
             descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            if task:
+            if shared:
                 self._lock(descriptor, fcntl.LOCK_SH, _SUBMIT_S)
-                claims.forget_holder(self.folder, alone=False)  # left by a killed process
                 yield
             else:
                 self._lock(descriptor, fcntl.LOCK_EX, 0)
-                claims.note_holder(self.folder, Holder.here({}))
+                claims.note(self.folder, claims.PROCESS, Holder.here())
                 try:
                     yield
                 finally:
-                    claims.forget_holder(self.folder, alone=True)
+                    claims.forget(self.folder, claims.PROCESS)
         finally:
-            unlock_and_close(descriptor)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child's copy of the descriptor would keep the lock
+            os.close(descriptor)
 
     def _lock(self, descriptor: int, kind: int, patience_s: float) -> None:
         deadline = time.monotonic() + patience_s
@@ -200,7 +202,8 @@ class Run:
                 return
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    by = "; ".join(map(str, claims.holders(self.folder)))
+                    names = (claims.PROCESS, claims.SUBMISSION)
+                    by = next(filter(None, (claims.noted(self.folder, name) for name in names)), None)
                     raise RunError(
                         f"{self.folder}: another run is writing to it{f' ({by})' if by else ''}; "
                         "wait for it or name another folder"

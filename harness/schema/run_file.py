@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,13 +10,12 @@ from pydantic import Field, TypeAdapter
 
 from harness.schema.case import Case, Device, Mode, Stored
 from harness.schema.catalogue import Catalogue
-from harness.schema.files import create_atomically, read_regular, refusing, write_atomically
-from harness.schema.policy import MOST_SAMPLES, Policy
+from harness.schema.files import read_regular, refusing, write_atomically
+from harness.schema.policy import Policy
 from harness.schema.reason import clipped
 from harness.schema.record import JsonObject, RecordError, parsed
 
 FILE = "run.json"
-_REPEATS_LIMIT = 1000  # processes of a case
 _REASON_LIMIT = 400  # characters
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")  # part of a file's name
 
@@ -37,7 +35,7 @@ class Planned(Stored):
     """
 
     case: Case
-    min_samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 1
+    min_samples: Annotated[int, Field(ge=1)] = 1
     grows: bool = False
 
     def merged(self, other: "Planned") -> "Planned":
@@ -88,7 +86,7 @@ class PastRequest(Stored):
 
 @dataclass(frozen=True)
 class RunFile(Stored):
-    """Contents of run.json. Raises ValueError if jobs, cases or suites contradict each other.
+    """Contents of run.json.
 
     repeats: how often each case is measured, each time in a fresh process.
     requests: the calls that planned or resumed the run, oldest first.
@@ -101,22 +99,8 @@ class RunFile(Stored):
     jobs: tuple[Job, ...]
     catalogue: Catalogue
     policy: Policy = field(default_factory=Policy)
-    repeats: Annotated[int, Field(ge=1, le=_REPEATS_LIMIT)] = 1
+    repeats: Annotated[int, Field(ge=1)] = 1
     requests: tuple[PastRequest, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, count in Counter(job.name for job in self.jobs).items():
-            if count > 1:
-                raise ValueError(f"two jobs are called {name}")
-        known: set[str] = set()
-        for planned in (planned for job in self.jobs for planned in job.cases):
-            if planned.case.key in known:
-                raise ValueError(f"the case {planned.case.label} is planned twice")
-            known.add(planned.case.key)
-        for suite in self.catalogue.suites:
-            for key in suite.cases:
-                if key not in known:
-                    raise ValueError(f"suite {suite.name!r} has the case {clipped(key, 60)!r}, which no job has")
 
 
 _ADAPTER: TypeAdapter[RunFile] = TypeAdapter(RunFile)
@@ -138,13 +122,7 @@ def read_run_file(folder: Path) -> RunFile:
         raise RunError(f"{path}: {clipped(str(error), _REASON_LIMIT)}") from None
 
 
-def write_run_file(folder: Path, file: RunFile, *, new: bool = False) -> bool:
-    """Write run.json whole or not at all; return whether it was written.
-
-    new: keep an existing file. Raises OSError, and ValueError for NaN or infinity.
-    """
+def write_run_file(folder: Path, file: RunFile) -> None:
+    """Write run.json whole or not at all. Raises OSError, and ValueError for NaN or infinity."""
     text = json.dumps(_ADAPTER.dump_python(file, mode="json"), separators=(",", ":"), allow_nan=False) + "\n"
-    if new:
-        return create_atomically(folder / FILE, text)
     write_atomically(folder / FILE, text)
-    return True

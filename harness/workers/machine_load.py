@@ -37,10 +37,7 @@ class LoadMeter:
 def is_loaded(environment: dict[str, Any]) -> bool:
     """Whether other processes used over a tenth of a case's cores, and under a tenth was idle."""
     cpu = environment.get("cpu") or {}
-    others, idle = cpu.get("others_share"), cpu.get("idle_share")
-    if not isinstance(others, int | float) or not isinstance(idle, int | float):
-        return False
-    return others > BUSY_SHARE and idle < IDLE_SHARE
+    return bool(cpu.get("others_share", 0.0) > BUSY_SHARE and cpu.get("idle_share", 1.0) < IDLE_SHARE)
 
 
 def load_note(environment: dict[str, Any]) -> str:

@@ -11,9 +11,7 @@ from typing import TypeVar
 
 from harness.measure.environment import DEVICE_ORDER
 from harness.measure.nvml import VARIABLE, open_gpu
-from harness.schema.reason import counted
-from harness.schema.run_file import RunError
-from harness.workers.process import DEFAULT_SLOT, GpuLost, GpuSlot
+from harness.workers.process import DEFAULT_SLOT, GpuSlot
 
 T = TypeVar("T")
 _TOPOLOGY = Path("/sys/devices/system/cpu")
@@ -44,34 +42,25 @@ def _device_id(gpu: str | None = None) -> str:
 class Pool:
     """Runs jobs on GPU slots: one in the caller's thread, several in a thread each.
 
-    folder: the run's folder, for messages. say: called with a sentence for each GPU that does not answer any more.
     stop: set when all jobs should end.
     """
 
-    folder: Path
     slots: Sequence[GpuSlot]
-    say: Callable[[str], object]
     stop: threading.Event = field(default_factory=threading.Event)
 
     def each(self, jobs: Iterable[T], do: Callable[[T, GpuSlot], object]) -> None:
         """Run the jobs in order, each on the next free slot.
 
-        do: runs a job on a slot. It must raise GpuLost if the slot's GPU does not answer, and Stopped once `stop` is
-            set. A job with a lost GPU runs again on another slot.
-        Raises RunError if no GPU is left. If a job raises another exception, or at Ctrl-C, all jobs end.
+        do: runs a job on a slot. It must raise Stopped once `stop` is set.
+        If a job raises an exception, or at Ctrl-C, all jobs end.
         """
-        waiting: Queue[T] = Queue()  # also a job whose GPU was lost waits
+        waiting: Queue[T] = Queue()
         for job in jobs:
             waiting.put(job)
         if len(self.slots) == 1:
             self._take_turns(waiting, self.slots[0], do)
         else:
             self._in_threads(waiting, do)
-        if left := waiting.qsize():
-            raise RunError(
-                f"{self.folder}: no GPU answers any more, {counted(left, 'job')} unfinished; "
-                "finished cases are stored; continue with --resume"
-            )
 
     def _in_threads(self, waiting: Queue[T], do: Callable[[T, GpuSlot], object]) -> None:
         """Run waiting jobs, a thread per slot; at the end, raise the first exception of a job."""
@@ -104,19 +93,12 @@ class Pool:
             raise errors[0]
 
     def _take_turns(self, waiting: Queue[T], slot: GpuSlot, do: Callable[[T, GpuSlot], object]) -> None:
-        while waiting.unfinished_tasks and not self.stop.is_set():
+        while not self.stop.is_set():
             try:
-                job = waiting.get(timeout=0.2)
+                job = waiting.get_nowait()
             except Empty:
-                continue
-            try:
-                do(job, slot)
-            except GpuLost:
-                waiting.put(job)
-                self.say(f"{slot.name or 'the GPU'} does not answer any more")
                 return
-            finally:
-                waiting.task_done()
+            do(job, slot)
 
 
 def _wait_for(under_way: Iterable[threading.Event]) -> None:

@@ -1,6 +1,5 @@
 """Start a system's worker process, send requests, and end it, even if it hangs."""
 
-import fcntl
 import os
 import select
 import signal
@@ -17,16 +16,15 @@ from typing import Any
 
 from harness.measure.environment import COMMIT_VARIABLE, child_environment, commit_and_dirty, marked_commit
 from harness.schema.reason import error_line, sentence
+from harness.schema.run_file import RunError
 from harness.workers import warden
 from harness.workers.machine_load import LoadMeter
-from harness.workers.protocol import Probe, WorkerLost, answer_in, line_of, probe_of
+from harness.workers.protocol import Probe, WorkerLost, answer_in, line_of
 
-_STARTS = 2  # attempts to start a worker
 _STOP_S = 10.0  # until a stopping worker is killed; engines shut down slowly
 _KILL_S = 25.0
 _POLL_S = 0.1
 _TAIL_BYTES = 1 << 16
-_LOG_BYTES = 64 << 20  # of stderr; a worker that prints without end must not fill the disk
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -74,16 +72,18 @@ class GpuSlot:
         if self.device_id and found and found != self.device_id:
             raise ValueError(f"it ran on the GPU {found}, not on {self.device_id}")
 
+    def refuse_lost_gpu(self) -> None:
+        """Raise RunError if the slot's GPU does not answer any more."""
+        if not self.is_there():
+            name = self.name or "the GPU"
+            raise RunError(f"{name} does not answer any more; finished cases are stored; continue with --resume")
+
 
 DEFAULT_SLOT = GpuSlot()
 
 
 class Stopped(KeyboardInterrupt):
     """Raised in threads that wait for a worker at the run's end, which Ctrl-C cannot reach."""
-
-
-class GpuLost(Exception):
-    """Raised if a slot's GPU does not answer any more; the case can run on another one."""
 
 
 class WorkerProcess:
@@ -112,14 +112,11 @@ class WorkerProcess:
         self.kill()
 
     def ready(self) -> Probe:
-        """Start (at most twice) and probe a worker unless one is running; return the last probe."""
+        """Start and probe a worker unless one is running; return the last probe."""
         if self._process is not None and self._process.poll() is not None:
             self.kill()  # it died after its last case
         if self._process is None and (self.found is None or self.found.available):
-            for _ in range(_STARTS):
-                self.found = self.probe()
-                if self.found.status != "unstarted":
-                    break
+            self.found = self.probe()
         assert self.found is not None
         if not self.found.available:
             self.kill()
@@ -132,12 +129,14 @@ class WorkerProcess:
         Without a usable answer, kill the worker; the status is "unstarted".
         """
         try:
-            found = probe_of(self._answer({"do": "probe"} | ({"entry": entry} if entry else {}), self._start_s))
+            answer = self._answer({"do": "probe"} | ({"entry": entry} if entry else {}), self._start_s)
+            return Probe(*(answer[name] for name in ("reason", "versions", "environment")))
         except WorkerLost as lost:
-            found = Probe("unstarted", f"the system could not be started: {lost.reason}")
-        if found.status == "unstarted":
-            self.kill()
-        return found
+            why = lost.reason
+        except KeyError as error:
+            why = f"its answer has no {error}"
+        self.kill()
+        return Probe(f"the system could not be started: {why}", status="unstarted")
 
     def ask(self, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
         """Send a request "case"; return the answer with "waited_s" (seconds) and "load" added.
@@ -168,13 +167,11 @@ class WorkerProcess:
         return answer
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._buffer = bytearray()
+        self._buffer, self._answered_at = bytearray(), 0
         try:
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `kill`
         except OSError as error:
             raise WorkerLost("failed", f"no temporary file could be made: {error.strerror or error}") from None
-        # Without O_APPEND, a write after a truncation restores the old length.
-        fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
         launch = self.launch
         command = [*launch.command, "-m", "harness.worker", *([launch.entry] if launch.entry else [])]
         # Two wardens: each kills the descendants if the other is killed.
@@ -200,8 +197,7 @@ class WorkerProcess:
         while True:
             answer = answer_in(self._buffer)
             if answer is not None:
-                # Only now: if a command cannot start, stderr holds the explanation.
-                os.ftruncate(self._stderr.fileno(), 0)
+                self._answered_at = os.fstat(self._stderr.fileno()).st_size
                 return answer
             if self._stopped():
                 raise Stopped
@@ -213,13 +209,11 @@ class WorkerProcess:
         """Request the worker to end; return its exit status, None if killed, 0 without a worker."""
         if (process := self._process) is None:
             return 0
-        status, deadline = None, time.monotonic() + limit_s
+        status = None
         with suppress(WorkerLost):  # it has ended already
             self._send(process, {"do": "stop"})
-        while status is None and time.monotonic() < deadline:
-            with suppress(subprocess.TimeoutExpired):
-                status = process.wait(_POLL_S)
-            self._limit_log()
+        with suppress(subprocess.TimeoutExpired):
+            status = process.wait(limit_s)
         self.error_line = self._error_line()
         self.kill()
         return status
@@ -254,7 +248,6 @@ class WorkerProcess:
         readable, _, _ = select.select([pipe], [], [], wait_s)
         data = os.read(pipe, 1 << 16) if readable else b""
         self._buffer += data
-        self._limit_log()
         # A child of a dead worker may hold the pipe open.
         if not data and (readable or process.poll() is not None):
             raise self._death(process)
@@ -275,15 +268,12 @@ class WorkerProcess:
         words = self._error_line()
         return sentence(f"{what}; its last error output: {words}" if words else what)
 
-    def _limit_log(self) -> None:
-        if os.fstat(self._stderr.fileno()).st_size > _LOG_BYTES:
-            os.ftruncate(self._stderr.fileno(), 0)
-
     def _error_line(self) -> str:
+        """Return the line of stderr since the last answer that names an error."""
         descriptor = self._stderr.fileno()
         size = os.fstat(descriptor).st_size
-        tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        return error_line(tail.decode(errors="replace"))
+        start = max(self._answered_at, size - _TAIL_BYTES)
+        return error_line(os.pread(descriptor, size - start, start).decode(errors="replace"))
 
 
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:

@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from statistics import median
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from harness.measure.nvml import heat_note, is_hot
 from harness.schema.reason import clipped, counted
@@ -11,14 +11,11 @@ from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded, load_note
 from harness.workers.scheduler import Event
 
-if TYPE_CHECKING:
-    from rich.progress import TaskID
-
 _BAR_WIDTH, _NUMBERS_WIDTH = 10, 40
 
 
 class Progress:
-    """Context manager that shows a run's progress, and on a terminal the case of each GPU.
+    """Context manager that shows a run's progress, and on a terminal the case that began last.
 
     title: name of the run. stream: stderr by default, so that stdout has results only. Pass it as `Options.on_event`.
     """
@@ -41,7 +38,6 @@ class Progress:
             disable=not stream.isatty(),
         )
         self._task = self._rich.add_task(title, total=None, counts="")
-        self._slots: dict[str, TaskID] = {}
         self._counts: Counter[str] = Counter()
 
     def __enter__(self) -> "Progress":
@@ -53,20 +49,13 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         changes: dict[str, Any] = {}
-        if event.kind == "lost":
-            self._print(event.message)
-        elif event.kind == "plan":
-            self.total, self._done = event.total, 0  # a Slurm task plans job after job
+        if event.kind == "plan":
+            self.total = event.total
             self._print(plan_line(self._title, event))
         elif event.kind == "start" and event.planned is not None:
             room = max(12, self._rich.console.width - _BAR_WIDTH - _NUMBERS_WIDTH)
             label = clipped(_with_slot(event, event.planned.case.label), room)
-            if event.slot:
-                if event.slot not in self._slots:
-                    self._slots[event.slot] = self._rich.add_task("", total=None, counts="")
-                self._rich.update(self._slots[event.slot], description=label)
-            else:
-                changes["description"] = label
+            changes["description"] = label
         elif event.record is not None:
             self._done += 1
             counter = f"[{self._done:>{len(str(self.total))}}/{self.total}]"

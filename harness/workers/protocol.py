@@ -2,7 +2,7 @@
 
 `harness.worker` answers these requests:
 
-    {"do": "probe"}   -> {"available": bool, "reason": str, "versions": {}, "environment": {}}
+    {"do": "probe"}   -> {"reason": "" if the system can run, "versions": {}, "environment": {}}
     {"do": "case", "case": {...}, "policy": {...}, "mode": "measure"}
                       -> {"record": {...}, "healthy": bool, "profile": {}}, or {"fresh": true}
     the same with "mode": "profile" and "profiler": {"tool": ...}
@@ -18,10 +18,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from harness.measure.environment import around
 from harness.schema.case import Mode
 from harness.schema.policy import Policy
-from harness.schema.reason import of_exception
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
 
@@ -39,23 +37,23 @@ class WorkerLost(Exception):
 class Probe:
     """Answer of a worker on whether its system can run on this machine.
 
-    status: "" if the system can run, "skipped" if it cannot, "unstarted" if the worker did not answer. reason: why not.
-    versions: of the adapter's packages. environment: `environment.snapshot()` of the worker.
+    reason: why it cannot, "" if it can. versions: of the adapter's packages.
+    environment: `environment.snapshot()` of the worker. status: "unstarted" if the worker did not answer.
     """
 
-    status: str
     reason: str
     versions: dict[str, str] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    status: str = "skipped"  # of the cases of a system that cannot run
 
     @property
     def available(self) -> bool:
-        return not self.status
+        return not self.reason
 
 
 def line_of(message: Mapping[str, Any]) -> bytes:
-    """Return a message as a line of JSON; ValueError if it has NaN or infinity."""
-    return json.dumps(message, allow_nan=False).encode() + b"\n"
+    """Return a message, which may hold dataclasses, as a line of JSON; ValueError if it has NaN or infinity."""
+    return json.dumps(message, allow_nan=False, default=asdict).encode() + b"\n"
 
 
 def answer_in(buffer: bytearray) -> dict[str, Any] | None:
@@ -70,7 +68,7 @@ def answer_in(buffer: bytearray) -> dict[str, Any] | None:
             continue  # output of a container client, or of an interpreter's start
         try:
             answer: dict[str, Any] = json.loads(line)
-        except (ValueError, RecursionError):
+        except ValueError:
             raise WorkerLost("failed", "the worker's answer is not JSON") from None
         return answer
     return None
@@ -87,22 +85,9 @@ def case_request(
 def record_of(answer: Mapping[str, Any], planned: Planned) -> Record:
     """Return the record in a worker's answer.
 
-    Raises KeyError, TypeError or ValueError if it is missing, invalid, or of another case than `planned`.
+    Raises KeyError or ValueError if it is missing, invalid, or of another case than `planned`.
     """
     record = Record.from_dict(answer["record"])
     if record.case != planned.case:
         raise ValueError(f"it is of another case: {record.case.label}")
     return record
-
-
-def probe_of(answer: Mapping[str, Any]) -> Probe:
-    """Return the answer to a request "probe"; "unstarted" for an unusable answer."""
-    try:
-        available, reason = answer["available"] is True, str(answer["reason"])
-        if not (available or reason):
-            reason = "the system does not say why it cannot run"
-        environment = dict(answer["environment"])
-        around(environment, environment)  # raises for another shape
-        return Probe("" if available else "skipped", reason, dict(answer["versions"]), environment)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        return Probe("unstarted", f"the worker's answer to a probe is unusable: {of_exception(error)}")

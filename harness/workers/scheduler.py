@@ -3,7 +3,6 @@
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,17 +12,15 @@ from typing import Any
 
 from harness.measure.environment import against_lock, around, commit_and_dirty, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
-from harness.schema.claims import Holder
 from harness.schema.reason import of_exception
 from harness.schema.record import Record
 from harness.schema.run import Run, latest
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import Pool
-from harness.workers.process import DEFAULT_SLOT, GpuLost, GpuSlot, Launch, Limits, Stopped, WorkerProcess
+from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits, Stopped, WorkerProcess
 from harness.workers.protocol import WorkerLost, case_request, record_of
 
-TRIES = 2  # attempts at a case whose worker was killed or did not start, over all resumptions
-LOST = ("killed", "unstarted")
+UNFINISHED = ("skipped", "killed", "unstarted")  # statuses of cases that a resumption always runs again
 Retry = Callable[[Record], bool]  # whether to measure a finished case with this record again
 SkipReason = Callable[[Planned, Sequence[Record]], str]
 
@@ -46,8 +43,7 @@ class Terminated(KeyboardInterrupt):
 class Event:
     """Progress of a run, reported to `Options.on_event`.
 
-    kind: "plan" (before the first case), "start" (of a case), "record" (end of a case), or "lost" (`message` says which
-        GPU does not answer any more).
+    kind: "plan" (before the first case), "start" (of a case) or "record" (end of a case).
     planned, record: the case and its result. slot: name of its GPU slot, "" for the only one.
     total, kept: for "plan", the numbers of cases in this call, and of cases that an earlier call finished.
     """
@@ -55,7 +51,6 @@ class Event:
     kind: str
     planned: Planned | None = None
     record: Record | None = None
-    message: str = ""
     slot: str = ""
     total: int = 0
     kept: int = 0
@@ -84,16 +79,16 @@ def run_jobs(
     launches: Mapping[Pair, Launch],
     options: Options = Options(),
     slots: Sequence[GpuSlot] = (DEFAULT_SLOT,),
-    task: Holder | None = None,
+    shared: bool = False,
 ) -> list[Record]:
     """Run a run's unfinished cases; append and return the last record of each case and repeat.
 
     A crash, a signal, a timeout, exhausted memory and a failed check also give a record.
-    A case with a record runs again if it was skipped, if its worker was lost (status in `LOST`) fewer than `TRIES`
-    times, or if `options.retry` returns True.
+    A case with a record runs again if its status is in `UNFINISHED`, or if `options.retry` returns True.
     launches: the worker command of each (system, backend). slots: GPU slots.
-    task: the Slurm task that claimed the jobs and shares the run; None locks the run for this process.
-    Raises RecordError for an unusable file, RunError if no GPU is left, ValueError for a job without a launch.
+    shared: whether this process is a Slurm task, which shares the run; otherwise it locks the run.
+    Raises RecordError for an unusable file, RunError if a GPU does not answer any more, ValueError for a job without
+    a launch.
     A KeyboardInterrupt (for SIGTERM, `Terminated`) passes through after the workers are killed.
     """
     jobs = run.jobs if options.jobs is None else options.jobs
@@ -101,7 +96,7 @@ def run_jobs(
         if job.pair not in launches:
             known = ", ".join("/".join(pair) for pair in sorted(launches)) or "none"
             raise ValueError(f"system {'/'.join(job.pair)}: unknown; there are {known}")
-    with signals_raise(), run.held(task):
+    with signals_raise(), run.held(shared):
         todo = {job.name: Todo.of(run, job, options.repeat, options.retry) for job in jobs}
         lock = threading.Lock()
 
@@ -111,7 +106,7 @@ def run_jobs(
 
         total = sum(len(each.pending) for each in todo.values())
         emit("plan", total=total, kept=sum(each.kept for each in todo.values()))
-        pool = Pool(run.folder, slots, lambda text: emit("lost", message=text))
+        pool = Pool(slots)
 
         def run_one(job: Job, slot: GpuSlot) -> None:
             if pending := todo[job.name].pending:
@@ -133,13 +128,10 @@ class Todo:
         """Return the unfinished part of a job according to its records; retry: as in `Options`."""
         records = [record for record in run.job_records(job) if record.repeat == repeat]
         last = {record.case.key: record for record in records}
-        tries = Counter(record.case.key for record in records if record.status in LOST)
 
         def is_finished(planned: Planned) -> bool:
             record = last.get(planned.case.key)
-            if record is None or record.status == "skipped" or retry(record):
-                return False
-            return record.status not in LOST or tries[planned.case.key] >= TRIES
+            return record is not None and record.status not in UNFINISHED and not retry(record)
 
         pending = [each for each in job.cases if not is_finished(each)]
         return cls(pending, len(job.cases) - len(pending))
@@ -172,8 +164,8 @@ class _JobRun:
                 else:
                     record = self._record(worker, planned)
                 record = self._with_lock(record)
-                if record.status not in ("ok", "incorrect") and not self.slot.is_there():
-                    raise GpuLost
+                if record.status not in ("ok", "incorrect"):
+                    self.slot.refuse_lost_gpu()
                 earlier = before.get(planned.case.key)
                 if earlier and record.status == earlier.status == "skipped" and record.reason == earlier.reason:
                     record = earlier  # the file stays as it is
@@ -195,7 +187,7 @@ class _JobRun:
             return self._checked(planned, worker.ask(request, self.options.limits.case_s))
         except WorkerLost as lost:
             record = self._unmeasured(worker, planned, lost.status, lost.reason)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, ValueError) as error:
             worker.kill()
             reason = f"the worker's answer is unusable: {of_exception(error)}"
             record = self._unmeasured(worker, planned, "failed", reason)

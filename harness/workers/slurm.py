@@ -1,24 +1,29 @@
-"""Run an array of Slurm tasks: its batch script, its submission, and task states."""
+"""Share a run in an array of Slurm tasks: batch script, submission, task states, and the work of one task."""
 
+import os
 import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from harness.measure.environment import child_environment
+from harness.schema import claims
+from harness.schema.claims import Holder
 from harness.schema.record import RecordError
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Pair, RunError
+from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch
+from harness.workers.scheduler import Options, run_jobs
 
 _PATIENCE_S = 60.0
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
-_FLAGS = (  # options without a value
-    "contiguous", "exclusive", "get-user-env", "hold", "nice", "no-kill", "overcommit", "oversubscribe", "propagate",
-    "reboot", "spread-job", "use-min-nodes",
-)  # fmt: skip
-_ONE_GPU = re.compile(r"gpu(:[A-Za-z][\w.-]*)?(:1)?")
-_OTHER_GPUS = ("gpus-per-", "tres-per-")  # would contradict gpus=N
 # The script sets these itself.
-_OURS = ("array", "requeue", "no-requeue", "output", "error", "open-mode", "chdir", "wrap", "parsable")
+_OURS = (
+    "array", "requeue", "no-requeue", "output", "error", "open-mode", "chdir", "wrap", "parsable", "gpus-per-node",
+    "gpus-per-task",
+)  # fmt: skip
 
 REQUEUES = 3  # times that the script requeues a killed task; Slurm itself requeues tasks of a lost node
 
@@ -52,14 +57,6 @@ def parsed(text: str) -> SlurmRequest:
             raise SlurmError(f"--slurm {part}: must be an option of sbatch as NAME=VALUE")
         if name in _OURS:
             raise SlurmError(f"--slurm {part}: is set by the run itself")
-        if name.startswith(_OTHER_GPUS):
-            raise SlurmError(f"--slurm {part}: use gpus=N, for N tasks with a GPU each")
-        if value == "...":
-            raise SlurmError(f"--slurm {part}: stands for a private name in run.json; give the name")
-        if name in options:
-            raise SlurmError(f"--slurm {name}: is given twice")
-        if not value and name not in _FLAGS:
-            raise SlurmError(f"--slurm {name}: is not NAME=VALUE; a value cannot hold a comma")
         options[name] = value
     counts = [name for name in ("gpus", "tasks") if name in options]
     if len(counts) != 1:
@@ -67,8 +64,6 @@ def parsed(text: str) -> SlurmRequest:
     count = options.pop(counts[0])
     if not count.isdecimal() or not 1 <= int(count) <= 1000:
         raise SlurmError(f"--slurm {counts[0]}={count}: must be a number from 1 to 1000")
-    if counts[0] == "gpus" and not _ONE_GPU.fullmatch(gres := options.get("gres", "gpu:1")):
-        raise SlurmError(f"--slurm gres={gres}: a task has one GPU; use gres=gpu:1 or gres=gpu:TYPE:1")
     return SlurmRequest(int(count), counts[0] == "gpus", options)
 
 
@@ -81,13 +76,13 @@ def script(request: SlurmRequest, tasks: int, command: Sequence[str], folder: st
     return f"""\
 #!/bin/bash
 # Written by `ttt-bench run --slurm`. To change it: edit it and submit it again with `sbatch`.
-# Each task takes jobs of the run that nobody has, one after another, until none is left.
+# Task i of n runs every n-th job of the run, from the i-th on.
 {chr(10).join(lines)}
 
 # For example: module load cuda; source venv/bin/activate
 {shlex.join(command)}
 status=$?
-# A task that was killed (by the system when memory ended, say) continues with the job it had, a few times.
+# A task that was killed (by the system when memory ended, say) continues with its jobs, a few times.
 if [ "$status" -gt 128 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {REQUEUES} ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
@@ -118,6 +113,64 @@ def task_states(job: str) -> dict[str, str]:
         raise
     pairs = (line.split(maxsplit=1) for line in output.splitlines())
     return {pair[0] if pair[0].isdecimal() else "0": pair[1] for pair in pairs if len(pair) == 2}
+
+
+@dataclass(frozen=True)
+class Task:
+    """This process as a task of the Slurm job `array`: `number`, from 0, of `count` tasks."""
+
+    array: str
+    number: int
+    count: int
+
+    @classmethod
+    def here(cls, environment: Mapping[str, str] = os.environ) -> "Task | None":
+        """Return the task of Slurm's variables; None outside of a Slurm job."""
+        array = environment.get("SLURM_ARRAY_JOB_ID") or environment.get("SLURM_JOB_ID")
+        index, first = (int(environment.get(f"SLURM_ARRAY_TASK_{name}", "0")) for name in ("ID", "MIN"))
+        return cls(array, index - first, int(environment.get("SLURM_ARRAY_TASK_COUNT", "1"))) if array else None
+
+    def share(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """Return the jobs of this task, as many as the other tasks have."""
+        return jobs[self.number :: self.count]
+
+
+def run_task(
+    run: Run, launches: Mapping[Pair, Launch], task: Task, options: Options, slot: GpuSlot = DEFAULT_SLOT
+) -> list[str]:
+    """Run a task's share of `options.jobs`, by default of all jobs; return the jobs' names.
+
+    Raises RunError if another Slurm job holds the run, or if the GPU does not answer any more.
+    """
+    jobs = task.share(run.jobs if options.jobs is None else options.jobs)
+    with run.held(shared=True):
+        submitted = claims.noted(run.folder, claims.SUBMISSION)
+        if submitted is None or submitted.array != task.array:  # the user submitted the script
+            refuse_submitted(run.folder)
+            claims.note(run.folder, claims.SUBMISSION, Holder.here(task.array))
+        run_jobs(run, launches, replace(options, jobs=jobs), [slot], shared=True)
+        if not run.missing(run.records()):
+            claims.forget(run.folder, claims.SUBMISSION)
+    return [job.name for job in jobs]
+
+
+def refuse_submitted(folder: Path) -> None:
+    """Raise RunError if the run was submitted to Slurm and may still be running there."""
+    known = claims.noted(folder, claims.SUBMISSION)
+    if known is None:
+        return
+    try:
+        alive = task_states(known.array)
+    except SlurmError as error:
+        raise RunError(
+            f"{folder}: was submitted, {known}, and its state is unknown here ({error}); "
+            f"if it has ended, remove {folder / 'claims'}"
+        ) from None
+    if alive:
+        raise RunError(
+            f"{folder}: another run is writing to it, {known}; "
+            f"follow it (ttt-bench status {folder}), or cancel it (scancel {known.array})"
+        )
 
 
 def _ask(command: Sequence[str]) -> str:

@@ -159,7 +159,7 @@ def test_the_list_of_systems_names_the_install_command_of_a_missing_package(monk
     monkeypatch.setenv("COLUMNS", "300")
     reasons = {"thunderkittens": NO_GPU, "triton-dual": f"{OTHER_GPU} A100", "vllm": "vllm cannot be imported"}
     reasons["torch"] = f"it is {FOR_A_CPU}: use another"
-    answers = [Probe("skipped", reasons.get(adapter.backend, "not here")) for adapter in ADAPTERS]
+    answers = [Probe(reasons.get(adapter.backend, "not here")) for adapter in ADAPTERS]
     monkeypatch.setattr(listing, "probe", lambda _: answers)
     listing.list_systems()
     lines = capsys.readouterr().out.splitlines()

@@ -83,7 +83,6 @@ def test_profiles_join_a_run_that_measured(profiled: Any, tmp_path: Path) -> Non
         (["--with", "vtune"], "--with vtune: must be one of auto, ncu, nsys, torch"),
         (["--with", "ncu"], "no GPU was found; use --with torch"),
         ([], "resume it (--resume) or name another folder"),
-        (["--retry", "flagged"], "--retry flagged: profiles have no flags"),
     ],
 )
 def test_a_mistake_is_one_sentence(profiled: Any, arguments: list[str], words: str) -> None:

@@ -1,6 +1,5 @@
 """Adapters that behave as a case's option `do` requests, without torch."""
 
-import atexit
 import os
 import signal
 import sys
@@ -47,17 +46,6 @@ def _print_garbage() -> None:
     spin()
 
 
-_forked = False
-
-
-def _fork_once() -> None:
-    global _forked
-    if not _forked:
-        _forked = True
-        os.fork()
-    spin()
-
-
 def _import_what_a_folder_may_hide() -> None:
     import json
 
@@ -77,7 +65,6 @@ RUNS: dict[str, Callable[[], object]] = {
     "oom": lambda: _raise(OutOfMemoryError("CUDA out of memory")),
     "oom-inside": _out_of_memory_deep_inside,
     "print": _print_garbage,
-    "fork": _fork_once,
     "skip-late": lambda: _raise(Skip("it was too late to say so")),
     "import": _import_what_a_folder_may_hide,
     "read": lambda: _raise(RuntimeError(f"stdin holds {sys.stdin.read()!r}")),
@@ -163,20 +150,6 @@ class NotesItsProcess(Fake):
     def __init__(self) -> None:
         with open(os.environ["FAKE_NOTE"], "a") as file:
             file.write(f"{os.getpid()}\n")
-
-
-def _print_until_the_log_is_emptied() -> None:
-    os.write(2, b"x" * (1 << 20))
-    while os.fstat(2).st_size > 1 << 16:
-        time.sleep(0.01)
-    os.write(2, b"the log is empty\n")
-
-
-class PrintsMuch(Fake):
-    def build(self, case: Case) -> Workload:
-        _print_until_the_log_is_emptied()
-        atexit.register(_print_until_the_log_is_emptied)
-        return super().build(case)
 
 
 class WithFamily(Fake):

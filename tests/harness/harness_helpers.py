@@ -31,10 +31,9 @@ class Patience(threading.local):
 
     def __call__(self, event: Event) -> None:
         if event.kind == "start" and event.planned:
-            self.case_s = 0.5 if event.planned.case.option("do") in HANGING else Limits.case_s
+            self.case_s = 0.5 if event.planned.case.option("do") == "hang" else Limits.case_s
 
 
-HANGING = ("hang", "list", "deaf")
 SOON: dict[str, Any] = dict.fromkeys(("limits", "on_event"), Patience())
 
 

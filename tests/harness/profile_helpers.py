@@ -186,7 +186,6 @@ if does == "forbidden":
 elif does == "no range":
     log("==WARNING== No kernels were profiled.\\n")
 elif does == "no importer":
-    open(options["output"].replace(".nsys-rep", ".qdstrm"), "w").close()
     sys.stderr.write("Importer error status: Importation failed.\\n")
 elif does != "nothing":
     log("==PROF== Profiling one - 1: 0%....100% - 9 passes\\n" * int(os.environ.get("FAKE_LAUNCHES", "4")))

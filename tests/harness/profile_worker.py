@@ -1,8 +1,7 @@
 """A worker without torch that answers like `harness.worker`, with two kernels in each profile.
 
 FAKE_WORKER: "oom" or "killed" under Nsight. FAKE_UNHEALTHY: under Nsight, report an unhealthy process.
-FAKE_LOG: file for a line per request. FAKE_GONE: the GPU on which to die. FAKE_KIND: the reported device kind.
-Without a profiler, a batch of 30 is out of memory.
+FAKE_LOG: file for a line per request. FAKE_GONE: the GPU on which to die.
 """
 
 import json
@@ -23,11 +22,9 @@ def main() -> None:
         request = json.loads(line)
         if request["do"] == "stop":
             return
-        kind = {"device_kind": os.environ["FAKE_KIND"]} if "FAKE_KIND" in os.environ else {}
-        answer = {"available": True, "reason": "", "versions": {}, "environment": kind}
+        answer = {"reason": "", "versions": {}, "environment": {}}
         if request["do"] == "case":
-            tool = request["profiler"]["tool"]
-            by_kineto = tool == "kineto"
+            by_kineto = request["profiler"]["tool"] == "kineto"
             case, does = Case.from_dict(request["case"]), "" if by_kineto else os.environ.get("FAKE_WORKER")
             gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
             if gpu and gpu == os.environ.get("FAKE_GONE"):
@@ -35,25 +32,18 @@ def main() -> None:
             if log := os.environ.get("FAKE_LOG"):
                 time.sleep(0.1)
                 with open(log, "a") as file:
-                    file.write(f"{case.system} {request['profiler']['tool']} {gpu} {os.environ.get('TMPDIR', '-')}\n")
+                    file.write(f"{case.system} {request['profiler']['tool']} {gpu}\n")
             if does == "killed":
                 os.kill(os.getpid(), 9)
             environment: dict = {"software": {"torch": "2.11"}}
             if device_id := os.environ.get("FAKE_DEVICE_ID"):
                 environment["gpu"] = {"device_id": device_id}
             record = Record(case, "ok", environment=environment)
-            if case.size == os.environ.get("FAKE_UNKNOWN_SIZE"):
-                record = Record(case, "failed", "ConfigError: size unknown")
             if does == "oom":
                 record = Record(case, "oom", "MemoryError: 80 GiB")
             seen = json.loads(os.environ.get("FAKE_SEEN", "{}"))
             under_nsight = {"seen": SEEN | seen, "apart": "FAKE_SEEN" not in os.environ}
-            notes = [f"alone {us} us"] if (us := request["profiler"].get("alone_us")) else []
-            profile = (FOUND if by_kineto else under_nsight) | {"notes": notes, "ceilings": {}}
-            if tool == "none":
-                profile = {"alone_us": float(case.batch)}
-                if case.batch == 30:
-                    record = Record(case, "oom", "MemoryError: alone")
+            profile = (FOUND if by_kineto else under_nsight) | {"notes": [], "ceilings": {}}
             healthy = by_kineto or "FAKE_UNHEALTHY" not in os.environ
             answer = {"record": record.to_dict(), "healthy": healthy, "profile": profile}
         print(json.dumps(answer), flush=True)

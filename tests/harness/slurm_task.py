@@ -5,11 +5,12 @@ from pathlib import Path
 
 from pool_helpers import launches
 
-from harness.schema.claims import Holder
 from harness.schema.run import Run
 from harness.workers.scheduler import Options
-from harness.workers.task import run_task
+from harness.workers.slurm import Task, run_task
 
 if __name__ == "__main__":
     run = Run.open(Path(sys.argv[1]))
-    print(run_task(run, launches(*(job.system for job in run.jobs)), Holder.here(), Options()))
+    task = Task.here()
+    assert task is not None
+    print(run_task(run, launches(*(job.system for job in run.jobs)), task, Options()))

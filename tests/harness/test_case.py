@@ -74,24 +74,15 @@ def test_neither_a_default_nor_a_suite_is_in_the_key() -> None:
     ("change", "field"),
     [
         ({"batch": 0}, "batch"),
-        ({"batch": True}, "batch"),
         ({"batch": 1 << 63}, "batch"),
-        ({"context": -1}, "context"),
-        ({"context": "8"}, "context"),
         ({"phase": "train"}, "phase"),
-        ({"timing": "guess"}, "timing"),
-        ({"l2": "tepid"}, "l2"),
         ({"system": ""}, "system"),
-        ({"size": None}, "size"),
         ({"size": "a\x1b"}, "size"),
         ({"dtype": "x" * 1001}, "dtype"),
         ({"options": {"a": 1 << 63}}, "options"),
         ({"options": {"a": [1]}}, "options"),
         ({"options": {"a": float("nan")}}, "options"),
-        ({"options": [("a", 1), ("a", 2)]}, "options"),
-        ({"options": [("a",)]}, "options"),
-        ({"options": 5}, "options"),
-        ({"options": [([], 1)]}, "options"),
+        ({"options": (("a", 1), ("a", 2))}, "options"),
         ({"colour": "red"}, "colour"),
     ],
 )
@@ -99,11 +90,6 @@ def test_errors_name_the_field(change: dict, field: str) -> None:
     with pytest.raises(ValidationError) as error:
         Case.from_dict(BASE | change)
     assert [each["loc"][0] for each in error.value.errors()] == [field]
-
-
-def test_a_missing_field_is_named() -> None:
-    with pytest.raises(ValidationError, match="batch"):
-        Case.from_dict({name: value for name, value in BASE.items() if name != "batch"})
 
 
 def test_option_and_label() -> None:

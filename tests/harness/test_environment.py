@@ -147,9 +147,8 @@ def test_unsupported_readings_are_none(install: Any) -> None:
 
 @pytest.mark.parametrize(
     ("bits", "throttled"),
-    [(0, False), (0x01, False), (0x02, False), (0x100, False), (0x04, True), (0x08, True), (0x20, True), (0x41, True),
-     (0x80, True)],
-)  # fmt: skip
+    [(0, False), (0x103, False), (0x04, True), (0x08, True), (0x20, True), (0x41, True), (0x80, True)],
+)
 def test_rest_and_settings_are_not_throttling(install: Any, bits: int, throttled: bool) -> None:
     install(FakeNvml(reasons=bits))
     gpu = nvml.open_gpu()
@@ -183,13 +182,6 @@ def test_around_keeps_both_readings(install: Any) -> None:
     assert "power_w" not in pair["gpu"]
     assert set(pair["cpu"]) - {"threads"} == {"model", "cores", "before", "after"}
     assert set(pair["cpu"]["after"]) == {"load_1m"}
-
-
-def test_software_names_versions() -> None:
-    software = snapshot("cpu")["software"]
-    assert software["python"].count(".") == 2
-    assert set(software) <= {"python", "linux", "darwin", "cuda", *environment.PACKAGES}
-    assert re.fullmatch(r"\d+(\.\d+)*", software.get("linux", "6.1"))
 
 
 def test_a_local_version_is_as_locked() -> None:
@@ -279,10 +271,3 @@ def test_commit_without_a_checkout(
         monkeypatch.setenv("TTT_BENCH_COMMIT", value)
     assert environment.commit_and_dirty() == expected
     assert environment.marked_commit(*expected) == (value or "")
-
-
-def test_a_checkout_without_git(package_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (package_in / ".git").mkdir()
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("TTT_BENCH_COMMIT", "abc")
-    assert environment.commit_and_dirty() == ("abc", False)

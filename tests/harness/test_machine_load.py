@@ -25,8 +25,6 @@ def environment(others: Any, idle: Any) -> dict[str, Any]:
         (environment(0.11, 0.09), True),
         (environment(0.5, 0.5), False),  # others work, on cores that nobody needs
         (environment(0.05, 0.0), False),  # the cores are busy with the case itself
-        (environment(None, 0.0), False),
-        (environment("0.5", 0.0), False),
         ({"cpu": None}, False),
         ({}, False),
     ],

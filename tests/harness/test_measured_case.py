@@ -1,12 +1,11 @@
 import re
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from fake_systems import Fake, OutOfMemoryError
-from harness_helpers import QUICK, case, no_profiler
+from harness_helpers import QUICK, case
 
 from harness.measure import measured_case
 from harness.measure.correctness import Check, Checks
@@ -87,41 +86,12 @@ def test_engine_samples_stay_as_they_are() -> None:
     assert (record.samples_ms, record.stop) == ([1.0, 2.0, 3.0], "budget")
 
 
-def test_settings_have_the_budget_of_the_samples() -> None:
-    allowed = {"budget_s": "0.0", "min_samples": "3", "warmup_s": "0.0"}
-    settings = CaseRun(case(), QUICK).record(Fake()).settings
-    assert settings.items() >= allowed.items()
-    assert "pid" in settings  # those of the adapter stay
-    for do in ("engine", "raise"):
-        assert CaseRun(case(do), QUICK).record(Fake()).settings.items() >= allowed.items()
-
-
 def test_a_record_has_the_time_of_each_stage() -> None:
     record = CaseRun(case(), QUICK).record(Fake())
     assert list(record.stages_s) == ["build", "check", "warm_up", "sample"]
     assert sum(record.samples_ms) / 1e3 <= record.stages_s["sample"] <= sum(record.stages_s.values()) <= record.wall_s
     missed = CaseRun(case("miss"), QUICK).record(Fake())
     assert list(missed.stages_s) == ["build", "check"]
-
-
-def test_the_reference_is_a_stage_of_its_own() -> None:
-
-    def compare(outputs: Any, calls: int) -> Checks:
-        time.sleep(0.05)
-        return Checks([Check.at_most("error", 0.0, 1.0)])
-
-    system = Counting(check=None, run=torch.ones(2).clone, timed_check=lambda rng: compare)
-    record = CaseRun(case(), QUICK).record(system)
-    assert record.status == "ok", record.reason
-    assert list(record.stages_s) == ["build", "warm_up", "sample", "reference", "check"]
-    assert record.stages_s["reference"] >= 0.05
-    assert record.stages_s["reference"] + record.stages_s["check"] <= record.wall_s
-
-
-def test_only_sampled_cases_have_the_budget_in_their_settings() -> None:
-    for mode, do in [("verify", "work"), ("profile", "work"), ("measure", "miss"), ("measure", "skip")]:
-        profiler = no_profiler if mode == "profile" else None
-        assert "budget_s" not in CaseRun(case(do), QUICK, mode, profiler).record(Fake()).settings
 
 
 @pytest.mark.parametrize("change", [{"timing": "graph"}, {"l2": "cold"}])
@@ -190,11 +160,6 @@ def test_is_out_of_memory(error: Exception, expected: bool) -> None:
     wrapped = RuntimeError("engine")
     wrapped.__cause__ = error
     assert is_out_of_memory(wrapped) is expected
-
-
-def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(ValueError, match="mode 'guess': must be one of measure, verify, profile"):
-        CaseRun(case(), QUICK, "guess")
 
 
 def test_workload_refuses() -> None:

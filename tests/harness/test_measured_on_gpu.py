@@ -145,7 +145,6 @@ def test_a_case_with_an_energy_metric_is_sampled_for_a_second(
     policy = {"min_samples": 1, "budget_s": 0.5}
     record = on_fake_device(monkeypatch, FakeDevice(), case(l2=l2), policy=policy)
     assert len(record.samples_ms) == samples
-    assert float(record.settings["budget_s"]) == (1.0 if l2 == "warm" else 0.5)
 
 
 def test_energy_is_of_the_samples_alone_and_of_all_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

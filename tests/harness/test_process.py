@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from harness_helpers import HERE, QUICK, ROOT, alive, case, launch, measured, statuses, systems, wait_for
 
-from harness.workers import process
-from harness.workers.process import Launch, Limits, WorkerProcess
+from harness.workers.process import Launch, WorkerProcess
 from harness.workers.protocol import WorkerLost
 from harness.workers.warden import descendants
 
@@ -102,35 +101,6 @@ def test_the_death_of_the_parent_ends_all_descendants(tmp_path: Path, note: Path
     assert all_dead(note)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(("do", "status"), [("exit", "failed"), ("hang", "timeout"), ("oom", "oom")])
-def test_gpu_memory_is_free_after_a_failed_case(tmp_path: Path, do: str, status: str) -> None:
-    torch = pytest.importorskip("torch")
-    torch.cuda.init()
-    before, _ = torch.cuda.mem_get_info()
-    launches = systems("fake_systems:HoldsGpuMemory")
-    assert statuses(measured(tmp_path / "out", [case(do)], launches, limits=Limits(case_s=20.0))) == [status]
-    assert wait_for(lambda: before - torch.cuda.mem_get_info()[0] < 1 << 29, 10.0)
-
-
-def test_the_log_of_a_worker_that_prints_without_end_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_LOG_BYTES", 1 << 16)
-    with WorkerProcess(launch("fake_systems:PrintsMuch")) as worker:
-        assert worker.ready().available
-        worker.ask(CASE, 30.0)
-        words: list[str] = []
-        kill = worker.kill
-
-        def read_and_kill() -> None:
-            if worker._process:
-                words.append(worker._error_line())
-            kill()
-
-        monkeypatch.setattr(worker, "kill", read_and_kill)
-        assert worker.stop(30.0) == 0
-        assert words == ["the log is empty"]
-
-
 def test_code_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trap = f"open({str(tmp_path / 'sprung')!r}, 'w').close()\n"
     for name in ("json", "harness", "fake_systems"):
@@ -141,11 +111,6 @@ def test_code_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     assert statuses(measured(tmp_path / "out", [case("import")], systems())) == ["ok"]
     assert not (tmp_path / "sprung").exists()
-
-
-def test_a_worker_finds_its_system_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir("/")
-    assert statuses(measured(tmp_path / "out", [case()])) == ["ok"]
 
 
 def test_a_missing_command_is_named_after_it_ended() -> None:

@@ -12,18 +12,20 @@ from harness.measure.ranges import range_names
 from harness.profiling.tools import kineto, ncu, nsys
 from harness.profiling.tools.trace import (
     Launched,
-    Nesting,
     Runs,
     Span,
     busy,
     found_in,
     found_of,
     kernels_of,
+    paths_at,
     ranges_of,
     timeline_of,
 )
 from harness.schema.profile import NAME_LIMIT, TIMELINE_LIMIT, Counters, ProfileError, Timeline, short_name
-from tests.harness.make_profile_fixtures import FIXTURES, LAUNCHES
+
+# Reports of an H100, pruned to ten launches, without names of hosts and folders.
+FIXTURES, LAUNCHES = HERE / "fixtures", 10
 
 
 def event(category: str, name: str, start: float, duration: float, **arguments: Any) -> dict[str, Any]:
@@ -46,7 +48,7 @@ GPU_TRACE = [
 
 
 def test_kineto_joins_kernels_to_the_ranges_of_their_launch() -> None:
-    found = kineto.launched(GPU_TRACE, "cuda")
+    found = kineto.launched(GPU_TRACE)
     assert [(each.name, each.path) for each in found] == [
         ("gemm", ("forward", "layer 0")),
         ("_dual", ("forward",)),
@@ -56,7 +58,7 @@ def test_kineto_joins_kernels_to_the_ranges_of_their_launch() -> None:
 
 
 def test_idle_time_excludes_overlapping_streams() -> None:
-    region = found_in(kineto.launched(GPU_TRACE, "cuda"), [])
+    region = found_in(kineto.launched(GPU_TRACE), [])
     assert (region["region_us"], region["busy_us"], region["longest_gap_us"]) == (40, 35, 5)
     assert [kernel.name for kernel in region["kernels"]] == ["_dual", "gemm", "Memcpy DtoD"]
 
@@ -69,7 +71,7 @@ def test_a_kernel_starts_after_the_previous_one_on_its_stream() -> None:
         event("kernel", "another stream's", 110, 20, stream=8, device=0),
         event("kernel", "another GPU's", 110, 20, stream=7, device=1),
     ]
-    found = {each.name: (each.start_us, each.end_us, each.own_us) for each in kineto.launched(kernels, "cuda")}
+    found = {each.name: (each.start_us, each.end_us, each.own_us) for each in kineto.launched(kernels)}
     assert found == {
         "first": (100, 120, 20),
         "waits": (120, 130, 10),
@@ -85,60 +87,20 @@ def test_an_empty_region_is_an_error() -> None:
         found_in([], [])
 
 
-def test_operators_count_without_called_ones() -> None:
-    calls = [
-        event("cpu_op", "aten::linear", 0, 10),
-        event("cpu_op", "aten::mm", 2, 6),
-        event("cpu_op", "aten::add", 20, 4),
-    ]
-    found = kineto.launched([event("user_annotation", "forward", 0, 12), *calls], "cpu")
-    assert [(each.name, each.own_us, each.path) for each in found] == [
-        ("aten::linear", 4, ("forward",)),
-        ("aten::mm", 6, ("forward",)),
-        ("aten::add", 4, ()),
-    ]
-    assert found_in(found, found)["busy_us"] == 14
-
-
-def test_operators_call_others_of_their_own_thread() -> None:
-    calls = [
-        event("cpu_op", "mm", 1, 4),  # begins with the addmm that calls it
-        event("cpu_op", "addmm", 1, 7),
-        event("cpu_op", "linear", 0, 10),
-        event("cpu_op", "autograd's", 2, 6, tid=2),
-    ]
-    found = {each.name: each.own_us for each in kineto.launched(calls, "cpu")}
-    assert found == {"linear": 3, "addmm": 3, "mm": 4, "autograd's": 6}
-
-
 def test_a_kernel_that_ends_while_waiting_takes_no_time() -> None:
     kernels = [
         event("kernel", "long", 100, 50, stream=7),
         event("kernel", "short", 110, 5, stream=7),
         event("kernel", "next", 140, 20, stream=7),
     ]
-    found = {each.name: (each.start_us, each.end_us, each.own_us) for each in kineto.launched(kernels, "cuda")}
+    found = {each.name: (each.start_us, each.end_us, each.own_us) for each in kineto.launched(kernels)}
     assert found == {"long": (100, 150, 50), "short": (150, 150, 0), "next": (150, 160, 10)}
 
 
 @pytest.mark.parametrize("byte", [b"\xff", b"\x01"])
 def test_a_kernel_name_may_have_another_encoding(byte: bytes) -> None:
-    (event,) = kineto.events_of(b'\xef\xbb\xbf{"traceEvents": [{"name": "ge' + byte + b'mm"}]}')
+    (event,) = kineto.events_of(b'{"traceEvents": [{"name": "ge' + byte + b'mm"}]}')
     assert event["name"] in ("ge\ufffdmm", "ge\x01mm")
-
-
-@pytest.mark.parametrize(
-    "text", [b"", b'{"traceEvents": [', b"{}", b"[]", b'{"traceEvents": 1}', b'{"traceEvents": [1]}']
-)
-def test_a_foreign_trace_is_refused(text: bytes) -> None:
-    with pytest.raises(ProfileError, match=r"torch\.profiler"):
-        kineto.events_of(text)
-
-
-def test_a_trace_with_a_broken_event() -> None:
-    broken = {key: value for key, value in GPU_TRACE[6].items() if key != "dur"}
-    with pytest.raises(ProfileError, match="an event without 'dur'"):
-        kineto.launched([broken], "cuda")
 
 
 def test_a_recording_on_the_cpu_finds_the_operators_in_their_ranges(tmp_path: Path) -> None:
@@ -146,10 +108,15 @@ def test_a_recording_on_the_cpu_finds_the_operators_in_their_ranges(tmp_path: Pa
     from harness.measure.ranges import nvtx_range
 
     x = torch.ones(32, 32)
-    with kineto.recording("cpu", with_ranges=True, keep=tmp_path / "a.trace.json.gz") as found, nvtx_range("forward"):
-        torch.mm(x, x)
-    launched = kineto.launched(found.events, "cpu")
-    assert ("aten::mm", ("forward",)) in {(each.name, each.path) for each in launched}
+    with kineto.recording("cpu", with_ranges=True, keep=tmp_path / "a.trace.json.gz") as found:
+        torch.add(x, x)
+        with nvtx_range("forward"), nvtx_range("layer 0"):
+            torch.nn.functional.linear(x, x)
+    calls = {each.name: each for each in found}
+    assert (calls["aten::add"].path, calls["aten::mm"].path) == ((), ("forward", "layer 0"))
+    took = {name: each.end_us - each.start_us for name, each in calls.items()}
+    assert 0 <= calls["aten::linear"].own_us <= took["aten::linear"] - took["aten::mm"]
+    assert found_in(found, found)["busy_us"] <= took["aten::linear"] + took["aten::add"] + 0.01
     assert (tmp_path / "a.trace.json.gz").stat().st_size > 100
 
 
@@ -158,7 +125,7 @@ def test_work_before_a_recording_is_not_in_it() -> None:
     x = torch.ones(8, 8)
     with kineto.recording("cpu", with_ranges=False, before=lambda: torch.mm(x, x)) as found:
         torch.add(x, x)
-    names = {each.name for each in kineto.launched(found.events, "cpu")}
+    names = {each.name for each in found}
     assert "aten::add" in names
     assert "aten::mm" not in names
 
@@ -228,7 +195,7 @@ def test_nsys_separates_processes_and_drops_launches_outside_ranges(tmp_path: Pa
 
 
 def test_the_timeline_is_the_first_run_with_the_ranges_of_the_call(tmp_path: Path) -> None:
-    run = kineto.launched(GPU_TRACE, "cuda")
+    run = kineto.launched(GPU_TRACE)
     later = [replace(each, start_us=each.start_us + 1e3, end_us=each.end_us + 1e3, path=()) for each in run]
     after = [replace(each, start_us=each.start_us + 5e3, end_us=each.end_us + 5e3, path=()) for each in run]
     timeline = found_in([*after, *later], run, runs=2)["timeline"]
@@ -251,7 +218,7 @@ def test_the_longest_idle_time_may_precede_others() -> None:
 
 def test_adjacent_ranges_include_their_ends() -> None:
     spans = [Span("layer 0", 1, 0, 10), Span("layer 1", 1, 10, 20)]
-    assert Nesting(spans).paths([(1, 9.75), (1, 10), (1, 20), (1, 20.5)]) == [
+    assert paths_at(spans, [(1, 9.75), (1, 10), (1, 20), (1, 20.5)]) == [
         ("layer 0",),
         ("layer 1",),
         ("layer 1",),
@@ -400,12 +367,9 @@ def test_ncu_means_are_weighted_by_time() -> None:
     ("table", "launches", "why"),
     [
         (ncu_table("one"), 3, "truncated: it has 2 of 3 launches"),
-        (ncu_table(), None, "holds no launch"),
-        (ncu_table("one")[:-40], None, "truncated at launch 2"),
+        (ncu_table("one")[:-85], 2, "truncated: it has 1 of 2 launches"),
         ("==ERROR== no such file\n", None, "has no header"),
         ('"ID","Kernel Name"\n"",""\n"1","one"\n', None, "lacks the columns"),
-        ('"ID","Kernel Name"\n', None, "lacks the columns"),
-        (ncu_table("one").replace("2,000.00", "n/a"), None, "no time of launch 1"),
     ],
 )
 def test_a_broken_ncu_table_is_refused(table: str, launches: int | None, why: str) -> None:
@@ -468,7 +432,7 @@ def test_the_export_of_an_h100_is_read(tmp_path: Path) -> None:
 
 
 def test_the_trace_of_an_h100_is_read() -> None:
-    launched = kineto.launched(kineto.events_of((FIXTURES / "h100.trace.json").read_bytes()), "cuda")
+    launched = kineto.launched(kineto.events_of((FIXTURES / "h100.trace.json").read_bytes()))
     region = found_in(launched, launched)
     assert 1 <= len(launched) <= LAUNCHES
     assert 0 < region["busy_us"] <= region["region_us"]

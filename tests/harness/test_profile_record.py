@@ -63,20 +63,11 @@ def test_a_failed_profile_keeps_its_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"units": 0}, "units: "),
         ({"busy_us": 101.0}, "kernels ran for 101 us of a region of 100 us"),
-        ({"kernels": []}, "a range or the timeline has a kernel that the profile lacks"),
         ({"kernels": [], "ranges": [], "timeline": {}}, "no kernels"),
-        ({"kernels": [KERNELS[0], KERNELS[0]]}, "named twice"),
-        ({"kernels": [replace(KERNELS[0], launches=0)]}, "kernels.0.launches: "),
-        ({"kernels": [replace(KERNELS[0], counters=Counters(0, 1.0))]}, "kernels.0.counters.launches: "),
         ({"kernels": [replace(KERNELS[0], time_us=-1.0)]}, "kernels.0.time_us: "),
         ({"status": "failed"}, "with kernels"),
         ({"status": "odd"}, "status: "),
-        ({"timeline": replace(TIMELINE, kernel=(0, 1, 2))}, "the timeline has a kernel that"),
-        ({"timeline": replace(TIMELINE, range=(0, 1, -1))}, "the timeline has a range that"),
-        ({"timeline": asdict(TIMELINE) | {"kernel": [0]}}, "differ in length"),
-        ({"timeline": replace(TIMELINE, time_ns=(1, -1, 1))}, "timeline.time_ns.1: "),
         ({"work": {"products": {"flops": -1, "bytes": 0}}}, "work of -1 FLOPs"),
     ],
 )
@@ -92,10 +83,8 @@ def test_a_contradictory_profile_is_refused(changes: dict[str, Any], why: str) -
         (lambda text: "[]", "Input should be an object"),
         (lambda text: text.replace('"schema":1', '"schema":0'), "schema: Input should be 1.*profile again"),
         (lambda text: text.replace("ttt-bench profile", "x"), "tool: Input should be 'ttt-bench profile'"),
-        (lambda text: text.replace('"launches":2', '"launches":"2"'), "kernels"),
         (lambda text: text.replace('"units"', '"surprise":1,"units"'), "surprise"),
         (lambda text: text.replace('"batch":2', '"batch":3'), "is of another case"),
-        (lambda text: text.replace('"batch":2', '"batch":0'), "batch"),
     ],
 )
 def test_a_broken_profile_is_refused(tmp_path: Path, change: Any, why: str) -> None:

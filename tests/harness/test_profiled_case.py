@@ -1,6 +1,7 @@
 import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +16,9 @@ from harness.profiling import in_worker
 from harness.profiling.in_worker import RUNS, WARM_RUNS, ProfilerChoice
 from harness.profiling.tools import kineto
 from harness.profiling.tools.trace import Launched, Runs, found_of, last_runs
-from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.profile import ProfileError
+from harness.schema.work import Work
 
 
 @pytest.fixture
@@ -38,12 +39,12 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_nsight_captures_a_call_under_ranges_and_then_the_timed_runs(events: list[str]) -> None:
     workload = Workload(run=lambda: events.append("run"), units=16)
     call = ["forward", "run", "end"]
-    found = in_worker.profile(case(), workload, ProfilerChoice("nsys"))
+    found = in_worker.profile(case(), workload, asked=ProfilerChoice("nsys"))
     seen = {"runs": RUNS, "units": 16, "calls": 1, "host_us": [], "alone_us": 0.0, "replayed": False}
     assert found == {"seen": seen, "apart": True, "notes": [], "work": {}, "ceilings": {}}
     assert events == [*call * WARM_RUNS, "cpu", *call, "lead", "end", "timed", *["run"] * RUNS, "end", "end"]
     events.clear()
-    assert in_worker.profile(case(), workload, ProfilerChoice("ncu")) == {"notes": [], "work": {}, "ceilings": {}}
+    assert in_worker.profile(case(), workload, asked=ProfilerChoice("ncu")) == {"notes": [], "work": {}, "ceilings": {}}
     assert events == [*call * WARM_RUNS, "cpu", *call, "end"]
 
 
@@ -57,7 +58,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_lead_in_is_outside_the_timed_range(events: list[str], loaded: None) -> None:
     workload = Workload(run=lambda: events.append("run"), units=16)
-    found = in_worker.profile(case(), workload, ProfilerChoice("nsys"))
+    found = in_worker.profile(case(), workload, asked=ProfilerChoice("nsys"))
     assert found["seen"]["runs"] == 6
     assert events[events.index("cpu") :] == [
         *("cpu", "forward", "run", "end", "lead", *["run"] * 4, "end"),
@@ -83,9 +84,9 @@ def test_kineto_profiles_the_last_runs_without_pauses(monkeypatch: pytest.Monkey
     def recording(device: str, with_ranges: bool, keep: Any = None, before: Any = None) -> Iterator[Any]:
         if before:
             before()
-        found, start = SimpleNamespace(), len(launched)
+        found, start = list[Launched](), len(launched)
         yield found
-        found.events = launched[start:]
+        found += launched[start:]
 
     class TwoCalls:
         launches = 2
@@ -106,26 +107,18 @@ def test_kineto_profiles_the_last_runs_without_pauses(monkeypatch: pytest.Monkey
     monkeypatch.setattr(in_worker, "CudaEventClock", TwoCalls)
     monkeypatch.setattr(in_worker, "wait_for", pause)
     monkeypatch.setattr(kineto, "recording", recording)
-    monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
     workload = Workload(run=run, units=16, device="cuda")
-    found = in_worker.profile(case(timing="graph"), workload, ProfilerChoice())
+    found = in_worker.profile(case(timing="graph"), workload, asked=ProfilerChoice())
     assert len(launched) == WARM_RUNS + 1 + 2 * (4 + 6)
     assert found["units"] == 4 * 2 * 16  # four of six runs, of two calls
-    assert [(kernel["launches"], kernel["time_us"]) for kernel in found["kernels"]] == [(8, 80.0)]
+    assert [(kernel.launches, kernel.time_us) for kernel in found["kernels"]] == [(8, 80.0)]
     assert (found["region_us"], found["busy_us"], found["longest_gap_us"]) == (88.0, 80.0, 2.0)
-    assert len(found["timeline"]["kernel"]) == 1  # of one call
+    assert len(found["timeline"].kernel) == 1  # of one call
     assert found["notes"] == []
     TwoCalls.alone_ms = 0.0105
-    again = in_worker.profile(case(timing="graph"), workload, ProfilerChoice())
+    again = in_worker.profile(case(timing="graph"), workload, asked=ProfilerChoice())
     assert (again["region_us"], again["busy_us"], again["longest_gap_us"]) == (84.0, 80.0, 1.0)
     assert again["notes"][0].startswith("under the profiler a run took 5% longer than without it")
-    del TwoCalls.sample
-    known = in_worker.profile(case(timing="graph"), workload, ProfilerChoice(alone_us=10.5))
-    assert (known["region_us"], known["longest_gap_us"]) == (84.0, 1.0)
-    before = len(launched)
-    TwoCalls.sample = lambda self: 0.011  # type: ignore[method-assign]
-    assert in_worker.profile(case(timing="graph"), workload, ProfilerChoice("none")) == {"alone_us": 11.0}
-    assert len(launched) == before + WARM_RUNS  # nothing is recorded
 
 
 @pytest.mark.parametrize(("steps", "counted"), [(1, [0]), (2, [0, 1]), (16, [14, 15])])
@@ -152,7 +145,7 @@ def test_nsight_counts_in_the_last_steps_of_a_call(
 
     monkeypatch.setattr(in_worker, "profiler_range", region)
     workload = Workload(run=run, units=steps)
-    found = in_worker.profile(case(phase="generate"), workload, ProfilerChoice("ncu"))
+    found = in_worker.profile(case(phase="generate"), workload, asked=ProfilerChoice("ncu"))
     assert (found["notes"], seen, inside) == ([], counted, False)
 
 
@@ -314,7 +307,7 @@ def test_only_the_last_runs_count() -> None:
 def test_an_engine_without_a_batch_for_a_profiler_is_refused() -> None:
     workload = Workload(run=print, engine_samples=lambda policy: [[1.0]])
     with pytest.raises(ProfileError, match="engine_batch"):
-        in_worker.profile(case(timing="engine"), workload, ProfilerChoice())
+        in_worker.profile(case(timing="engine"), workload, asked=ProfilerChoice())
 
 
 @pytest.fixture
@@ -340,7 +333,7 @@ def engine(events: list[str], monkeypatch: pytest.MonkeyPatch) -> Workload:
 def test_only_an_engines_steady_steps_are_profiled(
     events: list[str], engine: Workload, tool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = in_worker.profile(case(phase="generate", timing="engine"), engine, ProfilerChoice(tool))
+    found = in_worker.profile(case(phase="generate", timing="engine"), engine, asked=ProfilerChoice(tool))
     alone = [] if tool == "ncu" else ["sampled"] * 2
     assert events == ["prompts", "steps", *alone, "prompts", "cpu", "generate", "steps", "end", "end"]
     assert found["notes"] == []
@@ -350,13 +343,6 @@ def test_only_an_engines_steady_steps_are_profiled(
         seen = {"runs": 1, "units": 7, "calls": 1, "alone_us": pytest.approx(7 * 2e3), "replayed": False}
         assert found["seen"] == seen
         assert found["apart"] is False
-        assert in_worker.profile(case(phase="generate", timing="engine"), engine, ProfilerChoice("none")) == {
-            "alone_us": pytest.approx(2e3)
-        }
-        events.clear()
-        again = in_worker.profile(case(phase="generate", timing="engine"), engine, ProfilerChoice(tool, alone_us=3e3))
-        assert again["seen"]["alone_us"] == 7 * 3e3
-        assert "sampled" not in events
 
 
 def test_prompts_of_an_engine_have_a_lead_in(
@@ -365,7 +351,7 @@ def test_prompts_of_an_engine_have_a_lead_in(
     clock = itertools.count(0.0, 2.0)  # a batch reads it twice
     monkeypatch.setattr(in_worker, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(in_worker, "wait_for", lambda device: None)
-    found = in_worker.profile(case(timing="engine"), engine, ProfilerChoice("nsys"))
+    found = in_worker.profile(case(timing="engine"), engine, asked=ProfilerChoice("nsys"))
     batch = ["prompts", "steps"]
     assert events == [
         *(*batch, "sampled", "sampled", "cpu", "prompts", "forward", "steps", "end"),
@@ -387,32 +373,27 @@ def test_kineto_times_an_engine_without_its_ranges(
         recordings.append(with_ranges)
         if before:
             before()
-        yield SimpleNamespace(events=launched if phase == "forward" and not with_ranges else launched[:1])
+        yield launched if phase == "forward" and not with_ranges else launched[:1]
 
     monkeypatch.setattr(in_worker, "wait_for", lambda device: None)
     monkeypatch.setattr(kineto, "recording", recording)
-    monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
     monkeypatch.setattr(in_worker, "time", SimpleNamespace(monotonic=itertools.count(0.0, 1e-5).__next__))
     monkeypatch.setattr(in_worker, "SETTLES_S", 1e-3)
     engine.device = "cuda"
-    found = in_worker.profile(case(phase=phase, timing="engine"), engine, ProfilerChoice())
+    found = in_worker.profile(case(phase=phase, timing="engine"), engine, asked=ProfilerChoice())
     assert recordings == [True, False]
     runs = 4 if phase == "forward" else 1  # of six the middle ones
     assert (found["units"], found["region_us"]) == (runs * 7, pytest.approx(runs * 10.0))
-    assert (found["busy_us"], found["kernels"][0]["launches"]) == (3.0 * runs, runs)
+    assert (found["busy_us"], found["kernels"][0].launches) == (3.0 * runs, runs)
 
 
 def test_a_profiled_case_is_not_timed() -> None:
     pytest.importorskip("torch")
-
-    def profiler(case: Case, workload: Workload, throttled: Any) -> Any:
-        return in_worker.profile(case, workload, ProfilerChoice(), throttled)
-
-    run = CaseRun(case(l2="cold"), Policy(), "profile", profiler)
+    run = CaseRun(case(l2="cold"), Policy(), "profile", partial(in_worker.profile, asked=ProfilerChoice()))
     record = run.record(WithTorch())
     assert (record.status, record.samples_ms, record.check) == ("ok", [], None)
     assert "not cold" in run.profile["notes"][0]
     assert run.profile["units"] == 1
-    assert run.profile["work"] == {"products": {"flops": 1e6, "bytes": 2e4}}
-    assert len(run.profile["timeline"]["kernel"]) == sum(each["launches"] for each in run.profile["kernels"])
-    assert any(kernel["name"] == "aten::mm" for kernel in run.profile["kernels"])
+    assert run.profile["work"] == {"products": Work(1e6, 2e4)}
+    assert len(run.profile["timeline"].kernel) == sum(each.launches for each in run.profile["kernels"])
+    assert any(kernel.name == "aten::mm" for kernel in run.profile["kernels"])

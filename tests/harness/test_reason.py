@@ -17,27 +17,12 @@ def test_a_long_reason_ends_between_two_words() -> None:
     assert len(sentence("x" * 1000)) == LIMIT
 
 
-_MORE = (
-    "Including non-PyTorch memory, this process has 77.13 GiB memory in use. Of the allocated memory 73.56 GiB is "
-    "allocated by PyTorch, and 82.78 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
-    "large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
-)
-
-
-@pytest.mark.parametrize(
-    ("asked", "free", "said"),
-    [
-        ("3.00 GiB", "2.04 GiB", "needed 3.0 GiB more, 2.0 of 79.2 free"),
-        ("1024.00 MiB", "978.19 MiB", "needed 1.0 GiB more, 0.96 of 79.2 free"),
-        ("64.00 MiB", "512.00 KiB", "needed 0.062 GiB more, 0.00049 of 79.2 free"),
-        ("96.00 GiB", "0 bytes", "needed 96.0 GiB more, 0 of 79.2 free"),
-    ],
-)
-@pytest.mark.parametrize("before", ["", "RuntimeError: the work cannot be captured: "])
-def test_out_of_memory_is_one_sentence(before: str, asked: str, free: str, said: str) -> None:
-    place = f"GPU 0 has a total capacity of 79.18 GiB of which {free} is free."
-    text = f"{before}OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. {place} {_MORE}"
-    assert sentence(text) == f"{before}OutOfMemoryError: CUDA out of memory: {said}"
+def test_torchs_advice_on_memory_is_left_out() -> None:
+    needed = (
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 79.18 GiB of "
+        "which 2.04 GiB is free."
+    )
+    assert sentence(f"{needed} Including non-PyTorch memory, this process has 77.13 GiB memory in use.") == needed
 
 
 @pytest.mark.parametrize(
@@ -54,14 +39,8 @@ def test_no_folders(text: str, expected: str) -> None:
     assert sentence(text) == expected
 
 
-@pytest.mark.parametrize("home", ["/", None])
-def test_a_user_may_have_no_home(monkeypatch: pytest.MonkeyPatch, home: str | None) -> None:
-    def home_of_nobody() -> Path:
-        if home is None:
-            raise RuntimeError("Could not determine home directory.")
-        return Path(home)
-
-    monkeypatch.setattr(Path, "home", home_of_nobody)
+def test_a_user_may_have_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/")
     assert sentence("a/b failed: 3 GB/s at /srv/alice/run/x.py") == "a/b failed: 3 GB/s at x.py"
 
 

@@ -7,7 +7,7 @@ import pytest
 from harness_helpers import case
 from pydantic import ValidationError
 
-from harness.schema.record import REASON_LIMIT, Record, RecordError
+from harness.schema.record import Record, RecordError
 
 
 def refuse_constant(name: str) -> None:
@@ -61,25 +61,11 @@ SAMPLE = {"samples_ms": [1.0], "throttled": [False]}
         ({"status": "incorrect", "reason": "x", **SAMPLE}, "only 'ok' may be timed"),
         ({"samples_ms": [math.inf]}, "samples_ms.0"),
         ({"samples_ms": [1.0, -1.0]}, "samples_ms.1"),
-        ({"samples_ms": [5e-324]}, "samples_ms.0"),
-        ({"samples_ms": ["1"]}, "samples_ms.0"),
         ({"samples_ms": [1.0]}, "0 throttle flags for 1 samples"),
-        ({"throttled": ["no"], "samples_ms": [1.0]}, "throttled.0"),
         ({"stop": "bored"}, "stop"),
         ({"metrics": {"a": "many"}}, "metrics.a"),
-        ({"metrics": {"a": 10**400}}, "metrics.a"),
         ({"check": {"passed": False, "checks": []}}, "failed check"),
-        ({"check": {"passed": True, "checks": [{"name": "x"}]}}, "check"),
-        ({"environment": {"gpu": "H100"}}, "environment"),
-        ({"environment": {"cpu": {"after": 3}}}, "environment"),
-        ({"environment": {"other": 10**400}}, "environment"),
-        ({"wall_s": -1.0}, "wall_s"),
         ({"wall_s": math.nan}, "wall_s"),
-        ({"repeat": -1}, "repeat"),
-        ({"calls": 0}, "calls"),
-        ({"tokens": 1.5}, "tokens"),
-        ({"tokens": True}, "tokens"),
-        ({"tokens": 10**400}, "tokens"),
         ({"colour": "red"}, "colour"),
         ({"schema": 1}, "schema"),
         ({"schema": 5}, "schema"),
@@ -110,13 +96,6 @@ def test_older_schemas_are_read_under_todays_names() -> None:
     older = Record.from_dict(third | {"settings": {"gated": "all", "gate_limits": "2", "dtype": "x"}})
     assert older == Record(case(), "ok", check=outcome, settings={"checked": "all", "check_limits": "2", "dtype": "x"})
     assert older.to_dict()["schema"] == 4
-
-
-@pytest.mark.parametrize("letter", ["x", "ü", "😀"])
-def test_a_reason_is_at_most_two_kilobytes(letter: str) -> None:
-    reason = Record(case(), "failed", letter * 10_000).reason
-    assert REASON_LIMIT - 4 < len(reason.encode()) <= REASON_LIMIT
-    assert set(reason) == {letter}
 
 
 def test_control_characters_are_removed() -> None:

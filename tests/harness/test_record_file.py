@@ -1,5 +1,6 @@
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -57,36 +58,40 @@ def test_every_truncation_loses_only_the_last_record(file: RecordFile, monkeypat
         assert [r.case.batch for r in file.read()] == [1, 2, 50] if complete == 2 else [1, 50]
 
 
-@pytest.mark.parametrize("line", [b'{"schema":2,"case":{"sui\n', b'{"schema":2,"case":' + b"x" * 200_000])
-def test_an_incomplete_line_is_removed_also_a_long_one(file: RecordFile, line: bytes) -> None:
-    file.append(ok_record())
-    with file.path.open("ab") as raw:
-        raw.write(line)
-    file.append(ok_record(case(batch=3)))
-    assert [r.case.batch for r in file.read()] == [2, 3]
-
-
-@pytest.mark.parametrize("between", [b"", b"\r"])
-def test_two_records_on_one_line_are_refused(file: RecordFile, between: bytes) -> None:
-    file.append(ok_record())
-    file.path.write_bytes(file.path.read_bytes().strip() + between + file.path.read_bytes().strip())
-    before = file.path.read_bytes()
-    for use in (file.read, lambda: file.append(ok_record())):
-        with pytest.raises(RecordError, match=r"records\.jsonl, (line 1|last line): is not JSON"):
-            use()
-    assert file.path.read_bytes() == before
+def test_no_damage_of_the_file_loses_a_complete_record(file: RecordFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda fd: None)
+    rng, record = random.Random(0), ok_record()
+    whole = (record.to_json() + "\n").encode() * 2
+    file.path.parent.mkdir()
+    for _ in range(300):
+        start = rng.randrange(len(whole))
+        damaged = whole[:start] + rng.randbytes(rng.randrange(40)) + whole[start + rng.randrange(40) :]
+        file.path.write_bytes(damaged)
+        try:
+            before = file.read()
+        except RecordError:
+            assert file.path.read_bytes() == damaged
+            continue
+        file.append(record)
+        assert file.read() == [*before, record]
 
 
 @pytest.mark.parametrize("content", [b"my notes", b"my notes\n", b"\x00\x01", b'{"a": 1}', b"[]\n", b"\n"])
-def test_foreign_files_are_refused_and_stay(file: RecordFile, content: bytes) -> None:
+def test_foreign_files_are_refused(file: RecordFile, content: bytes) -> None:
     file.path.parent.mkdir()
     file.path.write_bytes(content)
     with pytest.raises(RecordError, match=r"records\.jsonl, line 1: "):
         file.read()
-    if not content.endswith(b"\n"):
-        with pytest.raises(RecordError, match=r"records\.jsonl, last line: "):
-            file.append(ok_record())
-        assert file.path.read_bytes() == content
+
+
+def test_two_records_on_one_line_are_refused_and_stay(file: RecordFile) -> None:
+    file.append(ok_record())
+    file.path.write_bytes(file.path.read_bytes().strip() * 2)
+    before = file.path.read_bytes()
+    file.append(ok_record())
+    assert file.path.read_bytes().startswith(before + b"\n")
+    with pytest.raises(RecordError, match=r"records\.jsonl, line 1: is not JSON"):
+        file.read()
 
 
 def test_garbage_in_the_middle_names_its_line(file: RecordFile) -> None:
@@ -105,7 +110,6 @@ def line_with(**changes: Any) -> str:
     ("line", "message"),
     [
         (line_with(schema=1), "schema"),
-        (line_with(environment={})[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON"),
         ('{"schema": 2, "status": "ok"}', "case"),
         ("3", "object"),
     ],
@@ -143,12 +147,3 @@ def test_a_failed_write_is_undone(file: RecordFile, monkeypatch: pytest.MonkeyPa
     assert file.path.read_bytes() == before
     file.append(ok_record(case(batch=5)))
     assert [r.case.batch for r in file.read()] == [2, 5]
-
-
-@pytest.mark.timeout(120)
-def test_a_pipe_does_not_hang(file: RecordFile) -> None:
-    file.path.parent.mkdir()
-    os.mkfifo(file.path)
-    for use in (lambda: file.append(ok_record()), file.read):
-        with pytest.raises(RecordError, match=r"records\.jsonl: cannot be .*: (Not a regular file|Is a dir)"):
-            use()

@@ -67,13 +67,10 @@ def test_a_resumption_retries_skipped_cases(folder: Path) -> None:
     assert file_of(folder).path.read_bytes() == before  # skipped again, for the same reason
 
 
-def test_a_killed_case_is_tried_twice_and_then_final(folder: Path) -> None:
-    cases = [case("kill"), case("work")]
-    for lines, run in [(2, 1), (3, 2), (3, 3)]:
-        records = measured(folder, cases)
-        assert (statuses(records), len(file_of(folder).read())) == (["killed", "ok"], lines), run
-    measured(folder, retry=not_ok)
-    assert len(file_of(folder).read()) == 4
+def test_a_killed_case_runs_again_at_each_resumption(folder: Path) -> None:
+    for lines in (2, 3, 4):
+        records = measured(folder, [case("kill"), case("work")])
+        assert (statuses(records), len(file_of(folder).read())) == (["killed", "ok"], lines)
 
 
 def test_retry_failed_retries_every_status_except_ok(folder: Path) -> None:

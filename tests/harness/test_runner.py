@@ -10,7 +10,7 @@ from harness_helpers import SOON, case, file_of, launch, lines_of, measured, new
 from harness.schema.policy import Policy
 from harness.schema.run_file import Planned
 from harness.workers.process import Launch, Limits
-from harness.workers.scheduler import TRIES, Event, not_ok
+from harness.workers.scheduler import Event
 
 
 def test_measures_with_one_worker_while_it_is_healthy(folder: Path) -> None:
@@ -110,24 +110,13 @@ def test_a_start_has_a_limit_of_its_own(folder: Path) -> None:
     assert records[1].reason == "the system could not be started: no answer within 0.5 s"
 
 
-def test_a_worker_that_is_killed_while_it_starts_is_started_again(folder: Path, tmp_path: Path) -> None:
-    launches = systems("fake_systems:DiesAtStart", FAKE_NOTE=str(tmp_path / "starts"), FAKE_DEATHS="1")
-    assert statuses(measured(folder, [case(batch=1), case(batch=2)], launches=launches)) == ["ok", "ok"]
-    assert (tmp_path / "starts").read_text() == "xx"
-
-
-def test_a_worker_that_never_starts_is_tried_twice_per_resumption(folder: Path, tmp_path: Path) -> None:
+def test_a_resumption_starts_a_system_again(folder: Path, tmp_path: Path) -> None:
     note = tmp_path / "starts"
-    launches = systems("fake_systems:DiesAtStart", FAKE_NOTE=str(note), FAKE_DEATHS="100")
-    cases = [case(batch=1), case(batch=2)]
-    for run in (1, 2):
-        records = measured(folder, cases, launches=launches)
-        assert statuses(records) == ["unstarted"] * 2
-        assert "SIGKILL" in records[0].reason
-        assert len(note.read_text()) == TRIES * run
-    measured(folder, launches=launches)  # every case had its tries
-    assert len(note.read_text()) == TRIES * 2
-    assert statuses(measured(folder, retry=not_ok)) == ["ok", "ok"]
+    launches = systems("fake_systems:DiesAtStart", FAKE_NOTE=str(note), FAKE_DEATHS="1")
+    records = measured(folder, [case(batch=1), case(batch=2)], launches=launches)
+    assert statuses(records) == ["unstarted"] * 2
+    assert ("SIGKILL" in records[0].reason, note.read_text()) == (True, "x")
+    assert statuses(measured(folder, launches=launches)) == ["ok", "ok"]
 
 
 def test_a_record_without_a_worker_has_the_commit_of_its_code(folder: Path, tmp_path: Path) -> None:

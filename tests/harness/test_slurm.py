@@ -1,8 +1,7 @@
-"""Tasks that share a run: claims, requests to Slurm, and a real Slurm of two nodes."""
+"""Tasks that share a run, requests to Slurm, and a real Slurm of two nodes."""
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -10,23 +9,22 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from harness_helpers import HERE, ROOT, case, lines_of, new_run, statuses, wait_for
-from pool_helpers import launches, pooled, slot
+from pool_helpers import launches, pooled
 from slurm_cluster import Cluster, missing
 
 from harness.schema import claims
-from harness.schema.claims import Claims, Holder
+from harness.schema.claims import Holder
 from harness.schema.run import Run
 from harness.schema.run_file import RunError
 from harness.workers import slurm
 from harness.workers.scheduler import Options
-from harness.workers.task import refuse_submitted, run_task
+from harness.workers.slurm import Task, refuse_submitted, run_task
 
-TASK = Holder("n1", 10, "77", "0")
+TASK = Task("77", 0, 2)
 JOBS = tuple(f"s{number}" for number in range(10))
 
 
@@ -49,124 +47,47 @@ def squeue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return commands
 
 
-# Claims
-
-
-def test_one_task_alone_may_claim_a_job_again_until_it_finished_it(folder: Path) -> None:
-    mine = Claims(folder, "77")
-    assert mine.take("a", TASK)
-    assert mine.take("a", TASK)
-    assert not mine.take("a", replace(TASK, index="1"))
-    assert (mine.holder("a"), claims.holders(folder)) == (TASK, [TASK])
-    mine.finish("a")
-    assert mine.is_finished("a")
-    assert claims.holders(folder) == []
-    assert not mine.take("a", TASK)
-    assert Claims(folder, "78").take("a", replace(TASK, array="78"))
-
-
-def test_a_job_finished_during_a_claim_is_not_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    claimed, create = Claims(folder, "77"), claims.create_atomically
-
-    def slow(path: Path, text: str) -> bool:
-        monkeypatch.setattr(claims, "create_atomically", create)
-        claimed.take("a", replace(TASK, index="1"))
-        claimed.finish("a")
-        return create(path, text)
-
-    monkeypatch.setattr(claims, "create_atomically", slow)
-    assert not claimed.take("a", TASK)
-
-
-def test_two_processes_of_one_allocation_do_not_take_a_job_from_each_other(folder: Path) -> None:
-    other = replace(TASK, host="n2", process=99)
-    assert Claims(folder, "77").take("a", TASK)
-    assert not Claims(folder, "77").take("a", other)
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    assert Claims(folder, "77").take("b", replace(TASK, host=socket.gethostname(), process=ended.pid))
-    assert Claims(folder, "77").take("b", TASK)
-
-
-def test_one_of_many_concurrent_claims_succeeds(folder: Path) -> None:
-    won: list[int] = []
-    start = threading.Barrier(16)
-
-    def claim(number: int) -> None:
-        start.wait()
-        for job in JOBS:
-            if Claims(folder, "77").take(job, replace(TASK, index=str(number))):
-                won.append(number)
-
-    threads = [threading.Thread(target=claim, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(won) == len(JOBS)
-    assert not [path for path in (folder / "claims" / "77").iterdir() if path.name.startswith(".")]
-
-
-def test_a_requeued_task_resumes_its_claim_and_an_earlier_start_does_not(folder: Path) -> None:
-    again = replace(TASK, host="n2", process=99, restart=1)
-    assert Claims(folder, "77").take("a", TASK)
-    assert Claims(folder, "77").take("a", again)
-    assert Claims(folder, "77").holder("a") == again
-    assert not Claims(folder, "77").take("a", TASK)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"host": 1}', '{"host": "a", "process": "b"}', '{"x": 1}'])
-def test_a_broken_claim_has_no_holder(folder: Path, text: str) -> None:
-    claimed = Claims(folder, "77")
-    assert claimed.take("a", TASK)
-    (folder / "claims" / "77" / "a.json").write_text(text)
-    assert claimed.holder("a") is None
-    assert not claimed.take("a", TASK)
-
-
-def test_a_holder_has_the_task_of_slurms_variables() -> None:
-    env = {"SLURM_JOB_ID": "80", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "2"}
-    task = Holder.here(env)
-    assert (task.name, task.restart, task.process) == ("77_3", 2, os.getpid())
-    assert str(task).startswith("Slurm task 77_3, restart 2, process ")
-    assert Holder.here({"SLURM_JOB_ID": "80"}).name == "80_0"
-    assert Holder.here({}).name == ""
-
-
-# Tasks
-
-
-def test_two_tasks_share_the_jobs_and_the_run_is_whole(folder: Path) -> None:
-    run = new_run(folder, [case(system=job) for job in JOBS[:4]])
+def test_tasks_share_all_jobs_of_the_run(folder: Path) -> None:
+    run = new_run(folder, [case(system=job) for job in JOBS[:5]])
     of = launches(*JOBS, entry="fake_systems:Fake")
-    found: dict[str, list[str]] = {}
+    claims.note(folder, claims.SUBMISSION, Holder.here("77"))
+    assert run_task(run, of, Task("77", 1, 2), Options()) == ["s1-cpu", "s3-cpu"]
+    assert claims.noted(folder, claims.SUBMISSION) is not None
+    assert run_task(run, of, TASK, Options()) == ["s0-cpu", "s2-cpu", "s4-cpu"]
+    assert statuses(run.records()) == ["ok"] * 5
+    assert claims.noted(folder, claims.SUBMISSION) is None  # all is done
 
-    def task(index: str) -> None:
-        found[index] = run_task(Run.open(folder), of, replace(TASK, index=index), Options())
 
-    threads = [threading.Thread(target=task, args=(index,)) for index in "01"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(found["0"] + found["1"]) == [job.name for job in run.jobs]
-    assert statuses(run.records()) == ["ok"] * 4
-    assert all(len(lines_of(folder, job.name)) == 1 for job in run.jobs)
-    assert run_task(run, of, replace(TASK, index="2"), Options()) == []
+@pytest.mark.parametrize(
+    ("env", "task"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "80"}, Task("80", 0, 1)),
+        ({"SLURM_JOB_ID": "80", "ARRAY_JOB_ID": "77", "ARRAY_TASK_ID": "3", "ARRAY_TASK_COUNT": "4"}, Task("77", 3, 4)),
+        ({"ARRAY_JOB_ID": "77", "ARRAY_TASK_ID": "5", "ARRAY_TASK_MIN": "5"}, Task("77", 0, 1)),
+    ],
+)
+def test_slurms_variables_name_the_task(env: dict[str, str], task: Task | None) -> None:
+    assert Task.here({f"SLURM_{name.removeprefix('SLURM_')}": value for name, value in env.items()}) == task
 
 
 def test_tasks_and_a_single_run_exclude_each_other(folder: Path) -> None:
     run = new_run(folder, [case()])
-    Claims(folder, "77").take("fake-cpu", TASK)
-    with (
-        run.held(TASK),
-        run.held(TASK),
-        pytest.raises(RunError, match=r"another run is writing to it \(Slurm task 77_0, process 10 on n1\)"),
-        run.held(),
-    ):
+    claims.note(folder, claims.SUBMISSION, Holder("n1", 10, "77"))
+    with run.held(shared=True), run.held(shared=True), pytest.raises(RunError) as error, run.held():
         pass
+    assert "another run is writing to it (Slurm job 77 submitted from n1)" in str(error.value)
     with run.held(), pytest.raises(RunError, match=rf"another run .*\(process {os.getpid()} on .+\)"), run.held():
         pass
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"host": 1}', '{"host": "a", "process": "b"}', '{"x": 1}'])
+def test_a_broken_claim_has_no_holder(folder: Path, text: str) -> None:
+    new_run(folder, [case()])
+    claims.note(folder, claims.PROCESS, Holder.here())
+    assert claims.noted(folder, claims.PROCESS) == Holder.here()
+    (folder / "claims" / claims.PROCESS).write_text(text)
+    assert claims.noted(folder, claims.PROCESS) is None
 
 
 def test_a_task_waits_for_its_submission(folder: Path) -> None:
@@ -183,36 +104,11 @@ def test_a_task_waits_for_its_submission(folder: Path) -> None:
     assert statuses(run.records()) == ["ok"]
 
 
-def test_a_task_whose_job_was_taken_over_writes_no_more(folder: Path) -> None:
-    run = new_run(folder, [case(system="s0", batch=number + 1) for number in range(3)])
-
-    def requeue(event: object) -> None:
-        if getattr(event, "record", None):
-            Claims(folder, "77").take("s0-cpu", replace(TASK, restart=1, host="n2"))
-
-    with pytest.raises(RunError, match=r"s0-cpu was taken over by Slurm task 77_0, restart 1, .* on n2"):
-        run_task(run, launches("s0", entry="fake_systems:Fake"), TASK, Options(on_event=requeue))
-    assert len(run.records()) == 1
-
-
-def test_a_task_without_its_gpu_takes_no_more_jobs(folder: Path, tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    run = new_run(folder, [case(system=job, batch=batch) for job in JOBS[:2] for batch in (1, 2)])
-    lost = slot("1", is_there=lambda: not gone.exists())
-    of = launches(*JOBS, FAKE_GONE=f"1:{gone}")
-    with pytest.raises(RunError, match="no GPU answers any more, 1 job unfinished"):
-        run_task(run, of, TASK, Options(), lost)
-    assert len(run.records()) == 1
-    assert run_task(run, of, replace(TASK, index="1"), Options(), slot("0")) == ["s1-cpu"]
-    pooled(run, of, [slot("0")])
-    assert statuses(run.records()) == ["ok"] * 4
-
-
 @pytest.mark.usefixtures("squeue")
 def test_a_run_that_was_submitted_is_refused_with_its_job_and_host(folder: Path) -> None:
     run = new_run(folder, [case(system="s0")])
-    claims.note_submission(folder, "55")
-    expected = f"another run is writing to it, Slurm job 55 submitted from {claims.Holder.here().host}; follow it"
+    claims.note(folder, claims.SUBMISSION, Holder.here("55"))
+    expected = f"another run is writing to it, Slurm job 55 submitted from {Holder.here().host}; follow it"
     with pytest.raises(RunError, match=expected):
         refuse_submitted(folder)
     with pytest.raises(RunError, match=expected):
@@ -220,19 +116,17 @@ def test_a_run_that_was_submitted_is_refused_with_its_job_and_host(folder: Path)
 
 
 def test_a_submission_unknown_to_slurm_is_over(folder: Path, squeue: Path) -> None:
-    run = new_run(folder, [case(system="s0")])
-    claims.note_submission(folder, "55")
+    new_run(folder, [case(system="s0")])
+    claims.note(folder, claims.SUBMISSION, Holder.here("55"))
     fake_command(squeue, "squeue", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
     refuse_submitted(folder)
-    assert run_task(run, launches("s0", entry="fake_systems:Fake"), TASK, Options()) == ["s0-cpu"]
-    assert claims.submission(folder) is None  # all is done
 
 
 @pytest.mark.usefixtures("no_slurm")
 def test_a_submission_without_slurm_is_not_over(folder: Path) -> None:
     new_run(folder, [case()])
-    claims.note_submission(folder, "55")
-    with pytest.raises(RunError, match=r"submitted as Slurm job 55 from .*squeue: is not on this machine.*remove"):
+    claims.note(folder, claims.SUBMISSION, Holder.here("55"))
+    with pytest.raises(RunError, match=r"submitted, Slurm job 55 .*squeue: is not on this machine.*remove"):
         refuse_submitted(folder)
 
 
@@ -243,30 +137,18 @@ def test_a_submission_without_slurm_is_not_over(folder: Path) -> None:
     ("text", "message"),
     [
         ("", "number of GPUs"),
-        ("partition=gpu", "number of GPUs"),
         ("gpus=2,tasks=2", "number of GPUs"),
         ("gpus=0", "gpus=0: must be a number from 1 to 1000"),
         ("gpus=two", "gpus=two: must be"),
         ("gpus=1,array=0-9", "array=0-9: is set by the run itself"),
-        ("gpus=1,time=1,time=2", "time: is given twice"),
         ("gpus=1,Partition gpu", "Partition gpu: must be an option of sbatch"),
         ("gpus=1,time=1\n2", "must be an option of sbatch"),
-        ("gpus=2,nodelist=n1,n2", "n2: is not NAME=VALUE; a value cannot hold a comma"),
-        ("gpus=2,time", "time: is not NAME=VALUE"),
-        ("gpus=2,gres=gpu:4", "gres=gpu:4: a task has one GPU"),
-        ("gres=gpu:4", "number of GPUs"),
-        ("gpus=2,gpus-per-node=4", "gpus-per-node=4: use gpus=N"),
-        ("gpus=2,account=...", "account=...: stands for a private name"),
+        ("gpus=2,gpus-per-node=4", "gpus-per-node=4: is set by the run itself"),
     ],
 )
 def test_a_wrong_request_is_one_sentence(text: str, message: str) -> None:
     with pytest.raises(slurm.SlurmError, match=message):
         slurm.parsed(text)
-
-
-@pytest.mark.parametrize("gres", ["gpu", "gpu:1", "gpu:h100", "gpu:h100:1"])
-def test_a_gpu_may_be_of_a_kind(gres: str) -> None:
-    assert slurm.parsed(f"gpus=2,gres={gres},hold").options == {"gres": gres, "hold": ""}
 
 
 def test_the_script_has_the_requested_options() -> None:
@@ -279,6 +161,7 @@ def test_the_script_has_the_requested_options() -> None:
     ):  # fmt: skip
         assert line in text.splitlines()
     assert "gres" not in slurm.script(slurm.parsed("tasks=1"), 1, ["true"], "/", "/log")
+    assert "--gres=gpu:h100:1\n" in slurm.script(slurm.parsed("gpus=1,gres=gpu:h100:1"), 1, ["true"], "/", "/log")
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
 
 
@@ -332,13 +215,19 @@ def submitted(folder: Path) -> tuple[Run, str]:
     (folder / "a script.sbatch").write_text(text)
     with run.held():
         array = slurm.submit(str(folder / "a script.sbatch"))
-        claims.note_submission(folder, array)
+        claims.note(folder, claims.SUBMISSION, Holder.here(array))
     return run, array
 
 
-def claimed(run: Run, array: str) -> list[Holder]:
-    found = (Claims(run.folder, array).holder(job.name) for job in run.jobs)
-    return [holder for holder in found if holder]
+def workers(folder: Path) -> list[int]:
+    """Return the process ids of this run's tasks."""
+    mark = f"slurm_task.py\0{folder}\0".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
 
 
 def all_once(run: Run) -> None:
@@ -349,20 +238,19 @@ def all_once(run: Run) -> None:
 
 def test_a_killed_task_is_requeued_and_every_job_runs_once(cluster: Cluster, folder: Path) -> None:
     run, array = submitted(folder)
-    assert wait_for(lambda: len(claimed(run, array)) >= 2), cluster.logs() + logs_of(run)
+    assert wait_for(lambda: len(workers(folder)) >= 2 and run.records()), cluster.logs() + logs_of(run)
     with suppress(ProcessLookupError):
-        os.kill(claimed(run, array)[0].process, signal.SIGKILL)
+        os.kill(workers(folder)[0], signal.SIGKILL)
     cluster.finish(array)
     all_once(run)
-    assert '"restart":1' in " ".join(path.read_text() for path in (folder / "claims").rglob("*.done"))
     assert {record.settings["gpu"] for record in run.records()} <= {"0", "1"}
-    assert claims.submission(folder) is None
+    assert claims.noted(folder, claims.SUBMISSION) is None
     refuse_submitted(folder)
 
 
 def test_a_cancelled_run_is_free_and_goes_on_alone(cluster: Cluster, folder: Path) -> None:
     run, array = submitted(folder)
-    assert wait_for(lambda: claimed(run, array))
+    assert wait_for(run.records)
     with pytest.raises(RunError, match=f"Slurm job {array} submitted from"):
         refuse_submitted(folder)
     subprocess.run(["scancel", array], check=True)

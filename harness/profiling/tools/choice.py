@@ -25,14 +25,12 @@ class Tools:
 
     times: the profiler for times. ratios: the profiler for hardware counters, "" for none.
     versions: of the Nsight tools, by program; "" for an unusable one. summary: the choice in one sentence.
-    fallback: whether Kineto gives the times if Nsight Systems fails.
     """
 
     times: Literal["kineto", "nsys"]
     ratios: Literal["", "ncu"] = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""
-    fallback: bool = True
 
 
 def choose(way: str, device: str) -> Tools:
@@ -48,8 +46,8 @@ def choose(way: str, device: str) -> Tools:
             raise ProfileError(f"--with {way}: profiles GPUs, and no GPU was found; use --with torch")
         return Tools("kineto", summary="torch.profiler measures operators on the CPU")
     versions, missing = {}, {}
-    for program, oldest in ((nsys.PROGRAM, nsys.OLDEST), (ncu.PROGRAM, ncu.OLDEST)):
-        versions[program], missing[program] = usable(program, oldest)
+    for program in (nsys.PROGRAM, ncu.PROGRAM):
+        versions[program], missing[program] = usable(program)
     if missing.get(way):
         raise ProfileError(f"--with {way}: {missing[way]}; {_ADVICE[way]}")
     by_nsys = way == "nsys" or (way == "auto" and not missing["nsys"])
@@ -62,12 +60,11 @@ def choose(way: str, device: str) -> Tools:
         "ncu" if by_ncu else "",
         versions,
         f"{times} gives times and {ratios}" + (f" ({absent})" if absent else ""),
-        fallback=way == "auto",
     )
 
 
-def usable(program: str, oldest: tuple[int, int]) -> tuple[str, str]:
-    """Return (version, "") if the program is on the path and new enough, else ("", reason)."""
+def usable(program: str) -> tuple[str, str]:
+    """Return (version, "") if the program is on the path and runs, else ("", reason)."""
     if shutil.which(program) is None:
         return "", f"{program} is not on the path"
     try:
@@ -84,6 +81,4 @@ def usable(program: str, oldest: tuple[int, int]) -> tuple[str, str]:
     found = _VERSION.search(done.stdout)
     if found is None:
         return "", f"{program} does not say its version"
-    if (int(found.group(1)), int(found.group(2))) < oldest:
-        return "", f"{program} {found.group(0)} is too old, it must be {'.'.join(map(str, oldest))} or later"
     return found.group(0), ""

@@ -11,25 +11,17 @@ from typing import Any
 
 from harness.measure.cuda_clock import wait_for
 from harness.measure.ranges import recorded
-from harness.profiling.tools.trace import Launched, Nesting, Span, after_the_one_before
-from harness.schema.profile import ProfileError
-from harness.schema.reason import of_exception
+from harness.profiling.tools.trace import Launched, Span, after_the_one_before, paths_at
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCH = ("cuda_runtime", "cuda_driver")
 
 
-class Recording:
-    """Result of `recording`; its `events` exist once the block has ended."""
-
-    events: list[Mapping[str, Any]]
-
-
 @contextmanager
 def recording(
     device: str, with_ranges: bool, keep: Path | None = None, before: Callable[[], object] | None = None
-) -> Iterator[Recording]:
-    """Record the block with torch.profiler: kernels on "cuda", operators on "cpu".
+) -> Iterator[list[Launched]]:
+    """Record the block with torch.profiler; the list has its kernels ("cuda") or operators ("cpu") after the block.
 
     with_ranges: whether to record each `nvtx_range` too, which slows the block down.
     keep: path for the compressed trace, for a viewer such as Perfetto; None to discard the trace.
@@ -42,7 +34,7 @@ def recording(
     activities = [ProfilerActivity.CUDA] if device == "cuda" else []
     if with_ranges or device == "cpu":
         activities.append(ProfilerActivity.CPU)
-    found = Recording()
+    found: list[Launched] = []
     plan = schedule(wait=0, warmup=1, active=1) if before else None
     with recorded(with_ranges), profile(activities=activities, schedule=plan) as profiler:
         if before:
@@ -57,39 +49,25 @@ def recording(
     if keep is not None:
         with suppress(OSError):  # the worker's container may lack that folder
             keep.write_bytes(gzip.compress(text, compresslevel=3, mtime=0))
-    found.events = events_of(text)
+    found += operators(profiler.events()) if device == "cpu" else launched(events_of(text))
 
 
 def events_of(text: bytes) -> list[Mapping[str, Any]]:
-    """Return the events of a trace in JSON; ProfileError if truncated or no trace."""
-    try:
-        # Kernel names may have another encoding or control characters.
-        events = json.loads(text.decode("utf-8-sig", "replace"), strict=False)["traceEvents"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ProfileError(
-            f"torch.profiler's trace is truncated or in another format ({of_exception(error)})"
-        ) from None
-    if not isinstance(events, list) or not all(isinstance(event, Mapping) for event in events):
-        raise ProfileError("the trace of torch.profiler has no list of events")
+    """Return the events of a trace in JSON, whose kernel names may have another encoding or control characters."""
+    events: list[Mapping[str, Any]] = json.loads(text.decode(errors="replace"), strict=False)["traceEvents"]
     return events
 
 
-def launched(events: Iterable[Mapping[str, Any]], device: str) -> list[Launched]:
-    """Return a trace's kernel launches, or for "cpu" its calls of operators.
-
-    Raises ProfileError if an event lacks a field.
-    """
+def launched(events: Iterable[Mapping[str, Any]]) -> list[Launched]:
+    """Return the kernel launches of a trace's events."""
     complete = [event for event in events if event.get("ph") == "X"]
-    try:
-        nesting = Nesting(_span(event) for event in complete if event.get("cat") == "user_annotation")
-        return _operators(complete, nesting) if device == "cpu" else _kernels(complete, nesting)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ProfileError(f"the trace of torch.profiler has an event without {error}") from None
-
-
-def _kernels(events: list[Mapping[str, Any]], nesting: Nesting) -> list[Launched]:
-    launches = {e["args"]["correlation"]: e for e in events if e.get("cat") in _LAUNCH and "correlation" in e["args"]}
-    kernels = [event for event in events if event.get("cat") in _ON_DEVICE]
+    ranges = [
+        Span(event["name"], event["tid"], event["ts"], event["ts"] + event["dur"])
+        for event in complete
+        if event.get("cat") == "user_annotation"
+    ]
+    launches = {e["args"]["correlation"]: e for e in complete if e.get("cat") in _LAUNCH and "correlation" in e["args"]}
+    kernels = [event for event in complete if event.get("cat") in _ON_DEVICE]
     # A kernel without a recorded launch has no thread, and so no ranges.
     hosts = [launches.get(event["args"].get("correlation")) for event in kernels]
     moments = [(host["tid"], host["ts"]) if host else (None, 0.0) for host in hosts]
@@ -104,33 +82,20 @@ def _kernels(events: list[Mapping[str, Any]], nesting: Nesting) -> list[Launched
             event["args"].get("shared memory"),
             (event["args"].get("device"), event["args"]["stream"]) if "stream" in event["args"] else None,
         )
-        for event, path in zip(kernels, nesting.paths(moments), strict=True)
+        for event, path in zip(kernels, paths_at(ranges, moments), strict=True)
     )
 
 
-def _operators(events: list[Mapping[str, Any]], nesting: Nesting) -> list[Launched]:
-    calls = sorted(
-        (event for event in events if event.get("cat") == "cpu_op"),
-        key=lambda event: (event["tid"], event["ts"], -event["dur"]),
-    )
-    own = [call["dur"] for call in calls]
-    open_calls: list[int] = []
-    for number, call in enumerate(calls):
-        while open_calls and not _holds(calls[open_calls[-1]], call):
-            open_calls.pop()
-        if open_calls:
-            own[open_calls[-1]] -= call["dur"]
-        open_calls.append(number)
-    paths = nesting.paths((call["tid"], call["ts"]) for call in calls)
+def operators(events: Iterable[Any]) -> list[Launched]:
+    """Return the calls of operators on the CPU; events: `torch.profiler.profile.events()`."""
+    calls, ranges = list[Any](), list[Span]()
+    for event in events:
+        if event.is_user_annotation:
+            ranges.append(Span(event.name, event.thread, event.time_range.start, event.time_range.end))
+        else:
+            calls.append(event)
+    paths = paths_at(ranges, ((call.thread, call.time_range.start) for call in calls))
     return [
-        Launched(call["name"], call["ts"], call["ts"] + call["dur"], max(0.0, own_us), path)
-        for call, own_us, path in zip(calls, own, paths, strict=True)
+        Launched(call.name, call.time_range.start, call.time_range.end, max(0.0, call.self_cpu_time_total), path)
+        for call, path in zip(calls, paths, strict=True)
     ]
-
-
-def _holds(outer: Mapping[str, Any], inner: Mapping[str, Any]) -> bool:
-    return outer["tid"] == inner["tid"] and inner["ts"] < outer["ts"] + outer["dur"]
-
-
-def _span(event: Mapping[str, Any]) -> Span:
-    return Span(event["name"], event["tid"], event["ts"], event["ts"] + event["dur"])

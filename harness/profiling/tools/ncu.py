@@ -16,7 +16,6 @@ from harness.schema.profile import Counters, ProfileError, short_name
 from harness.schema.reason import clipped
 
 PROGRAM = "ncu"
-OLDEST = (2023, 1)  # the first that counts Hopper's tensor cores by these names
 LAUNCHES = 48  # counted per case, each replayed for every pass over the metrics
 FORBIDDEN = "ERR_NVGPUCTRPERM"
 NOTHING = "No kernels were profiled"
@@ -132,19 +131,14 @@ def _rows(table: str) -> list[tuple[str, Mapping[str, float]]]:
     units, *launches = [*csv.DictReader(lines[begin:])] or [{}]
     if "Kernel Name" not in units or _TIME not in units:
         raise ProfileError(f"the table of Nsight Compute lacks the columns Kernel Name and {_TIME}")
-    if not launches:
-        raise ProfileError("the report of Nsight Compute holds no launch")
     for metric, known in _UNITS.items():
         if (unit := units.get(metric, known[0])) not in known:
             raise ProfileError(f"the table of Nsight Compute has {metric} in the unknown unit {clipped(unit, 40)!r}")
     found: list[tuple[str, Mapping[str, float]]] = []
-    for number, launch in enumerate(launches, start=1):
-        if None in launch.values():
-            raise ProfileError(f"the table of Nsight Compute is truncated at launch {number}")
-        values = {name: value for name in METRICS if (value := _number(launch.get(name, ""))) is not None}
-        if _TIME not in values:
-            raise ProfileError(f"the table of Nsight Compute has no time of launch {number}")
-        found.append((launch["Kernel Name"], values | {_TIME: values[_TIME] / 1e3}))
+    for launch in launches:
+        values = {name: value for name in METRICS if (value := _number(launch.get(name) or "")) is not None}
+        if _TIME in values:
+            found.append((launch["Kernel Name"], values | {_TIME: values[_TIME] / 1e3}))
     return found
 
 

@@ -6,11 +6,10 @@ from contextlib import closing
 from pathlib import Path
 
 from harness.measure.ranges import LEAD, TIMED
-from harness.profiling.tools.trace import Launched, Nesting, Span, after_the_one_before, demangled
+from harness.profiling.tools.trace import Launched, Span, after_the_one_before, demangled, paths_at
 from harness.schema.profile import ProfileError
 
 PROGRAM = "nsys"
-OLDEST = (2022, 4)  # the first with the options below
 _PUSH_POP = 59  # NVTX_EVENTS.eventType
 _THREAD_BITS = 24  # low bits of a globalTid, for the thread; the rest is the globalPid
 _KERNELS, _LAUNCHES, _RANGES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
@@ -32,20 +31,6 @@ def wrapping(report: Path) -> list[str]:
         "--force-overwrite=true",
         f"--output={report}",
     ]
-
-
-def recorded(report: Path) -> Path:
-    """Return the path of the raw recording (.qdstrm) behind `report`."""
-    return report.with_suffix(".qdstrm")
-
-
-def not_imported(report: Path, words: str) -> str:
-    """Return advice if nsys left a raw recording but no report, else ""; `words`: its last line."""
-    if report.exists() or not recorded(report).exists():
-        return ""
-    why = f" ({words})" if words else ""
-    advice = f"free space in TMPDIR, or import it with the QdstrmImporter of {PROGRAM}"
-    return f"it recorded profiles/{recorded(report).name} and could not import it{why}: {advice}"
 
 
 def exporting(report: Path, database: Path) -> list[str]:
@@ -73,13 +58,13 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
     for name in (_LAUNCHES, _RANGES, "StringIds"):
         if name not in tables:
             raise ProfileError(f"the export of Nsight Systems has no table {name}: nothing was captured")
-    nesting = Nesting(
+    ranges = [
         Span(name or "", thread, start / 1e3, end / 1e3)
         for name, thread, start, end in connection.execute(
             f"SELECT COALESCE(text, value), globalTid, start, end FROM {_RANGES} "
             f"LEFT JOIN StringIds ON textId = StringIds.id WHERE eventType = {_PUSH_POP} AND end IS NOT NULL"
         )
-    )
+    ]
     # An engine has several processes, each with launch numbers of its own.
     hosts = {
         (thread >> _THREAD_BITS, correlation): (thread, start / 1e3)
@@ -88,9 +73,8 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
         )
     }
     rows = list(_rows(connection, tables))
-    paths = nesting.paths(
-        hosts.get(((pid or 0) >> _THREAD_BITS, correlation), (None, 0.0)) for *_, pid, correlation in rows
-    )
+    moments = [hosts.get(((pid or 0) >> _THREAD_BITS, correlation), (None, 0.0)) for *_, pid, correlation in rows]
+    paths = paths_at(ranges, moments)
     return after_the_one_before(
         Launched(name, start / 1e3, end / 1e3, (end - start) / 1e3, path, registers, shared, (pid, device, stream))
         for (name, start, end, registers, shared, device, stream, pid, _), path in zip(rows, paths, strict=True)

@@ -1,15 +1,13 @@
 """Turn recorded launches into a profile's kernels, ranges, idle time and timeline."""
 
-import ctypes
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 from harness.measure.ranges import is_layer
 from harness.schema.profile import (
-    KERNEL_LIMIT,
     TIMELINE_LIMIT,
     Kernel,
     ProfileError,
@@ -61,13 +59,11 @@ def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 
     """Return the fields of a `Region` from launches: times, kernels, ranges and timeline.
 
     timed: launches of `runs` runs, for times and kernels. ranged: launches of one call, for the ranges.
-    Raises ProfileError if there are no launches, or more distinct kernels than a profile holds.
+    Raises ProfileError if there are no launches.
     """
     if not timed:
         raise ProfileError("no operator of PyTorch (on a GPU: no kernel) ran in the profiled region")
     kernels = kernels_of([*timed])
-    if len(kernels) > KERNEL_LIMIT:
-        raise ProfileError(f"{len(kernels)} distinct kernels, a profile holds {KERNEL_LIMIT}")
     busy_us, longest_gap_us = busy(timed)
     ranges = ranges_of(ranged, kernels)
     return {
@@ -276,58 +272,26 @@ class Span:
     end_us: float
 
 
-class Nesting:
-    """Finds the ranges around a moment on a thread, whose ranges are nested or disjoint."""
+def paths_at(spans: Iterable[Span], moments: Iterable[tuple[Any, float]]) -> list[tuple[str, ...]]:
+    """Return the names of the ranges around each moment (thread, µs), outermost first.
 
-    def __init__(self, spans: Iterable[Span]) -> None:
-        self._threads: dict[Any, list[Span]] = defaultdict(list)
-        for span in sorted(spans, key=lambda span: (span.start_us, -span.end_us)):
-            self._threads[span.thread].append(span)
-
-    def paths(self, moments: Iterable[tuple[Any, float]]) -> list[tuple[str, ...]]:
-        wanted: dict[Any, list[tuple[float, int]]] = defaultdict(list)
-        paths: list[tuple[str, ...]] = []
-        for number, (thread, moment) in enumerate(moments):
-            paths.append(())
-            wanted[thread].append((moment, number))
-        for thread, asked in wanted.items():
-            self._answer(thread, sorted(asked), paths)
-        return paths
-
-    def _answer(self, thread: Any, asked: list[tuple[float, int]], paths: list[tuple[str, ...]]) -> None:
-        spans, following, open_spans = self._threads.get(thread, []), 0, list[Span]()
-        for moment, number in asked:
-            while following < len(spans) and spans[following].start_us <= moment:
-                span = spans[following]
-                open_spans = [each for each in open_spans if each.end_us > span.start_us]
-                open_spans.append(span)
-                following += 1
-            open_spans = [each for each in open_spans if each.end_us >= moment]
-            paths[number] = tuple(each.name for each in open_spans)
+    The ranges of a thread are nested or disjoint.
+    """
+    begun: list[tuple[float, float, Any, Span | int]] = [(s.start_us, -s.end_us, s.thread, s) for s in spans]
+    asked: list[tuple[float, float, Any, Span | int]] = [(at, math.inf, of, n) for n, (of, at) in enumerate(moments)]
+    around: dict[Any, list[Span]] = defaultdict(list)
+    paths: list[tuple[str, ...]] = [()] * len(asked)
+    for at, _, thread, what in sorted([*begun, *asked], key=lambda each: each[:2]):
+        if isinstance(what, Span):
+            around[thread] = [*(each for each in around[thread] if each.end_us > at), what]
+        else:
+            around[thread] = [each for each in around[thread] if each.end_us >= at]
+            paths[what] = tuple(each.name for each in around[thread])
+    return paths
 
 
 def demangled(name: str) -> str:
-    """Return a C++ symbol demangled as torch.profiler does; unchanged without libstdc++."""
-    return _demangler()(name)
+    """Return a C++ symbol demangled as torch.profiler does; other names unchanged."""
+    import torch
 
-
-@cache
-def _demangler() -> Callable[[str], str]:
-    try:
-        library = ctypes.CDLL("libstdc++.so.6")
-    except OSError:
-        return lambda name: name
-    library.__cxa_demangle.restype = ctypes.c_void_p
-    library.free.argtypes = [ctypes.c_void_p]
-
-    def of_symbol(name: str) -> str:
-        status = ctypes.c_int()
-        address = library.__cxa_demangle(name.encode(), None, None, ctypes.byref(status))
-        if not address:
-            return name
-        try:
-            return ctypes.string_at(address).decode(errors="replace")
-        finally:
-            library.free(address)
-
-    return of_symbol
+    return torch._C._demangle(name)

@@ -125,7 +125,7 @@ def test_a_profiler_sees_prompts_from_their_first_step_on(llm):
 @pytest.mark.parametrize(("phase", "units"), [("forward", 1), ("generate", vllm_system.STEPS_SEEN)])
 def test_an_engines_case_is_profiled(llm, phase, units):
     workload = OnCpu().build(replace(CASE, phase=phase))
-    found = in_worker.profile(replace(CASE, phase=phase), workload, ProfilerChoice("ncu"))
+    found = in_worker.profile(replace(CASE, phase=phase), workload, asked=ProfilerChoice("ncu"))
     assert (workload.engine_batch(nullcontext()), found["notes"]) == (units, [])
 
 
