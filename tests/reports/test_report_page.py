@@ -68,7 +68,7 @@ def test_hostile_records_add_no_kind_of_element_or_attribute(paper, hostile):
 
 
 def unpacked(text):
-    return gzip.decompress(base64.b85decode(text.translate(str.maketrans(",.:", "<>&")))).decode()
+    return gzip.decompress(base64.b64decode(text)).decode()
 
 
 def test_the_policy_allows_exactly_three_scripts(hostile):
@@ -92,9 +92,7 @@ def test_embedded_json_has_no_markup():
 
 
 def test_records_are_embedded_unchanged(paper):
-    text = unpacked(paper.scripts[1])
-    assert not set("<>&") & set(paper.scripts[1])
-    assert text.splitlines() == [record.to_json() for record in PAPER.records]
+    assert unpacked(paper.scripts[1]).splitlines() == [record.to_json() for record in PAPER.records]
 
 
 def test_page_is_the_same_for_the_same_records():
