@@ -28,7 +28,6 @@ from reports.tables import write_frame
 from reports.words import commit_name, format_setting
 
 PLOTLY = "assets/plotly.js"
-ID = re.compile(r"[a-z0-9][a-z0-9-]{0,60}-[0-9a-f]{8}")
 _SLUG_LIMIT = 48
 
 
@@ -84,10 +83,9 @@ def slug(name: str) -> str:
 
 
 def run_id(run: Run) -> str:
-    """Return a run's lasting id: its name and a digest of its first request, or of its first record's time."""
+    """Return a run's lasting id: its name and a digest of the name and the first request, if that is stored."""
     name = run.folder.resolve().name
-    asked = run.file.requests[0] if run.file.requests else None
-    begun = [asked.at, *asked.arguments] if asked else [min((each.started_at for each in run.records()), default="")]
+    begun = [part for asked in run.file.requests[:1] for part in (asked.at, *asked.arguments)]
     return f"{slug(name)}-{_digest([name, *begun])}"
 
 
