@@ -98,7 +98,7 @@ def _parts(view: View) -> str:
     totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
     if not totals:
         return ""
-    names = listed(list(view.labels(view.compared, view.held).values()))
+    names = listed([str(view.table.loc[line.rows[0], "part"]) for line in view.compared])
     best = min(totals, key=totals.__getitem__)
     return (
         f"The total of {names} is least at {view.at(format_x(best))}: {format_number(totals[best])} {view.metric.unit}"
@@ -153,7 +153,8 @@ def _lead(last: Standing, view: View) -> str:
     (best, _), (after, next_who) = last.ranks[:2]
     at = format_x(last.x) if len(view.tried) > 1 else view.at(format_x(last.x))
     if not view.is_speed:
-        return f": {format_number(best.value)} {view.metric.unit} at {at}, {next_who} {format_number(after.value)}"
+        value = f"{format_number(best.value)} {view.metric.unit}".rstrip()
+        return f": {value} at {at}, {next_who} {format_number(after.value)}"
     factor = after.value / best.value if view.lower_is_better else best.value / after.value
     return f", {format_number(factor)} times as fast as {next_who} at {at}"
 

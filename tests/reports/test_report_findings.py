@@ -122,6 +122,9 @@ def test_labels_omit_shared_words():
     slow = layered(64, 9.0, "ttt-mlp", "triton-primal", state_dtype="bfloat16")
     found = finding(*states, slow, suite="quick")
     assert found == "Triton dual · state bfloat16 and state float16 are equal within 5%."
+    spread = [layered(64, ms, options=(("positions", each),)) for each, ms in (("common", 8.0), ("staggered", 4.0))]
+    found = finding(*spread, suite="quick")
+    assert found.startswith("TTT-Linear · staggered positions is fastest, 2.00 times as fast as TTT-Linear · common")
     lines = [SimpleNamespace(name=name, short="TTT") for name in ("TTT · PyTorch", "TTT · PyTorch · context 128")]
     assert View.labels(None, lines, ["context 128"]) == {line.name: line.name for line in lines}
     assert View.labels(None, lines[1:], ["context 128"]) == {lines[1].name: "TTT"}
