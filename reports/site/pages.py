@@ -64,7 +64,8 @@ def _compared(each: Compared) -> str:
 
 
 def _over_time(history: History, entries: Sequence[Entry]) -> str:
-    data = history.to_dict() | {"names": {entry.id: entry.name for entry in entries if entry.id in history.runs}}
+    names = {entry.id: entry.name for entry in entries if entry.id in history.runs}
+    data = {"tone": history.tone, "marker": history.marker, "cases": history.cases, "names": names}
     return _drawn("history.html.j2", up="../", history=history, data=embedded_json(data))
 
 
