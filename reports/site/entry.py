@@ -22,7 +22,6 @@ from reports.page.html import Around, render, run_title
 from reports.page.lines import system_looks
 from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import Section, section
-from reports.publish import refuse_too_many
 from reports.stats import frame
 from reports.tables import write_frame
 from reports.words import commit_name, format_setting
@@ -107,10 +106,9 @@ def note_of(folder: Path) -> str:
 def files_of(run: Run, found: str) -> tuple[Drawn, dict[str, str]]:
     """Return a run for the site's index, and its files as {path in the site: content}.
 
-    found: the run's id. Raises RecordError if the run is unreadable or has too many records for a page.
+    found: the run's id. Raises RecordError if the run is unreadable.
     """
     records, profiles = run.records(), list(run.profiles().values())
-    refuse_too_many(records, run.folder)
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
     files: dict[str, str] = {}
     if table is not None:

@@ -219,9 +219,7 @@ def test_write_report_replaces_the_page_and_makes_its_folder(tmp_path):
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        ("run/records/ttt-linear-torch.jsonl", "belongs to the run"),
-        ("run/records/new.jsonl", "belongs to the run"),
-        ("run/run.json", "belongs to the run"),
+        ("run/run.json", "is no HTML page"),
         ("run", "is a folder"),
         ("thesis.tex", "is no HTML page"),
         ("link.html", "is no HTML page"),
