@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -32,7 +31,7 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
     missing = [case for case in unrun if is_of(case, systems)]
     part = part_of([*(record.case for record in records), *unrun], systems, run.catalogue)
     table = frame(kept, run.catalogue, common_ceilings(records, profiles))
-    profiled = section(records, profiles, run.catalogue, partial(is_of, systems=systems))
+    profiled = section(records, profiles, run.catalogue, systems)
     title = title or f"{TITLE}: {run_title(run.folder.resolve().name, table)}"
     page = render(kept, run.catalogue, title, profiled, table=table, missing=missing, part=part)
     out.parent.mkdir(parents=True, exist_ok=True)
