@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
@@ -12,7 +11,6 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.reason import rounded
 from harness.schema.record import Record
 from reports.page.figures import LATENCIES, RATES, Figure, axis_title
-from reports.page.lines import system_looks
 from reports.profiles.section import Section
 from reports.roofline import RATE_COLUMNS
 from reports.stats import (
@@ -96,7 +94,6 @@ def page_data(
         "rates": RATES,
         "marks": {y: marks_of(y) for y in ["latency_ms", *(figure.y for figure in drawn)]},
         "figures": [figure.to_dict() for figure in drawn],
-        "looks": [(system, asdict(look)) for system, look in system_looks(table, catalogue).items()],
         "failures": failures,
         "profiles": profiles,
     }

@@ -5,14 +5,26 @@ function slug(text) {
   return text.toLowerCase().replaceAll(/[^\p{L}\p{N}.]+/gu, "-").replaceAll(/^-|-$/g, "");
 }
 
+/* Signs of Plotly's dashes, and of its markers: filled and hollow. */
+const DASH_SIGNS = { solid: "─", dash: "╌", dot: "┈", dashdot: "─·", longdash: "—", longdashdot: "—·" };
+const MARKER_SIGNS = { circle: "●○", square: "■□", diamond: "◆◇", "triangle-up": "▲△", pentagon: "⬟⬠", "triangle-down": "▼▽", star: "★☆" };
+
+/* A line's dash and marker in its color. */
+function swatch(line) {
+  const dash = DASH_SIGNS[line.dash];
+  const sign = element("i", { textContent: line.y ? dash + dash : dash + MARKER_SIGNS[line.marker][Number(line.hollow)] + dash, ariaHidden: "true" });
+  sign.style.color = `var(${tone(line)})`;
+  return sign;
+}
+
 const NEAR = 300; // draw figures this many pixels beyond the screen
 const MANY_LINES = 8;
 
 class Figure {
-  /* `cell(row, column)`: a value of the table. `scales`: the divisor of each column. `hiddenSystems`: the systems
-     that the page's checkboxes hide. `stale`: the figure must be drawn again once it is in view. */
-  constructor(host, data, cell, scales, hiddenSystems) {
-    Object.assign(this, { host, data, cell, hiddenSystems, points: new Points(data, cell, scales), stale: true });
+  /* `cell(row, column)`: a value of the table. `scales`: the divisor of each column. `stale`: the figure must be drawn
+     again once it is in view. */
+  constructor(host, data, cell, scales) {
+    Object.assign(this, { host, data, cell, points: new Points(data, cell, scales), stale: true });
     this.plot = host.querySelector(".plot");
     this.readout = host.querySelector(".readout");
     this.strip = host.querySelector(".strip");
@@ -97,7 +109,7 @@ class Figure {
   }
 
   isOffered(line) {
-    return (this.hasMore || line.primary) && !this.hiddenSystems.has(line.system);
+    return this.hasMore || line.primary;
   }
 
   pointsOf(line) {

@@ -6,13 +6,12 @@ from itertools import chain, groupby, takewhile
 import pandas as pd
 
 from harness.measure.interval import FEWEST
-from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue, PaperClaim
 from harness.schema.reason import format_number, span
 from reports.page.figures import Figure
 from reports.page.ranking import Standing, View, best_standing, standings
 from reports.stats import FEW_SAMPLES, HOT, LOADED, MARKS, UNSTEADY, UNSTEADY_TIMES, case_statuses, marks_in
-from reports.words import BETWEEN, counts_of_missing, format_x, left_out, listed, share_of
+from reports.words import BETWEEN, format_x, left_out, listed, share_of
 
 _FLAGS = {
     FEW_SAMPLES: f"with fewer than {FEWEST} samples",
@@ -71,14 +70,11 @@ def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
     return f"Small models ({sizes}) on a CPU, {devices}: these are not the paper's figures, which need a GPU."
 
 
-def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> str:
-    """Return the notice that planned cases have no record; "" if `missing` is empty."""
-    if not missing:
-        return ""
-    counts = [f"{count} of {name}" for name, count in counts_of_missing(missing, table, catalogue).values()]
-    total = case_statuses(table).total() + len(missing)
-    have = "has" if len(missing) == 1 else "have"
-    return f"Unfinished: {share_of(len(missing), total, 'planned case')} {have} no record: {listed(counts)}."
+def unfinished(table: pd.DataFrame, missing: int) -> str:
+    """Return the notice that `missing` planned cases have no record; "" for none."""
+    total = case_statuses(table).total() + missing
+    have = "has" if missing == 1 else "have"
+    return f"Unfinished: {share_of(missing, total, 'planned case')} {have} no record." if missing else ""
 
 
 def contended(table: pd.DataFrame) -> str:

@@ -22,7 +22,6 @@ from reports.page.data import LABELS, constants, page_data, profiled_rows, sampl
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, days, ends, figures
 from reports.page.findings import contended, finding, flags, headline, small_models, unfinished
-from reports.page.lines import system_looks
 from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
 from reports.profiles.section import style as profile_style
@@ -32,7 +31,7 @@ from reports.words import short_commit
 
 TITLE = "Test-Time Training, measured"
 PACKAGE = "reports.page"
-PROGRAM = ("table", "points", "stamps", "drawing", "files", "samples", "figures", "page")
+PROGRAM = ("table", "points", "drawing", "files", "samples", "figures", "page")
 MISSING = "missing"
 STATUS_MEANINGS = {
     "ok": "measured",
@@ -86,7 +85,6 @@ def render(
     loader, plotly = source(PACKAGE, "load.js"), None if around else plotly_source()
     models, environments = fairness(records, catalogue), machines(records)
     kinds = (str(record.environment.get("device_kind")) for record in records)
-    systems = {line.system for figure in drawn for line in figure.lines}
     counts = case_statuses(table) + Counter({MISSING: len(missing)})
     return _template().render(
         label=LABELS.get,
@@ -96,7 +94,7 @@ def render(
         notices=[
             part,
             contended(table) if timed else UNTIMED,
-            unfinished(table, missing, catalogue),
+            unfinished(table, len(missing)),
             small_models(table, kinds),
         ],
         findings=[*unequal(models, catalogue), *headline(table, catalogue, drawn)],
@@ -104,7 +102,6 @@ def render(
         citation=citation(title or TITLE, table, len(missing), part),
         facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],
         suites=_by_suite(drawn),
-        systems=[name for name in system_looks(table, catalogue) if name in systems],
         filters=_filters(table),
         constants=constants(table, catalogue),
         statuses={

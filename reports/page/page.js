@@ -11,7 +11,6 @@ const severalUnits = new Set((columns.get("device_id") ?? []).filter(Boolean)).s
 const unitOf = (row) => (severalUnits && cell(row, "device_id") ? `GPU ${cell(row, "device_id")}` : "");
 const rowSigns = (row) => signsOf(marksIn(cell(row, "marks"), "latency_ms"));
 const allRows = [...Array(page.count).keys()];
-const hiddenSystems = new Set();
 
 /* The columns with these `names` as a Table takes them; in a column, `names` maps values to labels. */
 function tableColumns(names) {
@@ -60,7 +59,7 @@ function startFailures() {
 
 function startFigures() {
   return [...document.querySelectorAll("[data-figure]")].map((host) => {
-    return new Figure(host, page.figures[Number(host.dataset.figure)], cell, page.scales, hiddenSystems);
+    return new Figure(host, page.figures[Number(host.dataset.figure)], cell, page.scales);
   });
 }
 
@@ -120,18 +119,6 @@ function startPrint(figures) {
   addEventListener("afterprint", () => redraw(figures));
 }
 
-function startSystems(figures) {
-  const looks = new Map(page.looks);
-  for (const box of document.querySelectorAll("[data-system]")) {
-    box.after(swatch({ ...looks.get(box.dataset.system), dash: "solid", hollow: false }));
-    box.onchange = () => {
-      if (box.checked) hiddenSystems.delete(box.dataset.system);
-      else hiddenSystems.add(box.dataset.system);
-      redraw(figures);
-    };
-  }
-}
-
 function tableCsv() {
   const names = [...columns.keys()];
   return csvText([names, ...allRows.map((row) => names.map((name) => cell(row, name)))]);
@@ -144,10 +131,10 @@ function startDownloads() {
   document.getElementById("save-records").onclick = async () => save("records.jsonl", "application/jsonl", await unpacked("records"));
 }
 
-/* On a small screen, show the first figure before the findings and the systems. */
+/* On a small screen, show the first figure before the findings. */
 function foldOpening() {
-  if (!matchMedia("(max-width: 40rem)").matches) return;
-  for (const details of document.querySelectorAll("#findings, #systems")) details.open = false;
+  const findings = document.getElementById("findings");
+  if (findings && matchMedia("(max-width: 40rem)").matches) findings.open = false;
 }
 
 const figures = [];
@@ -157,7 +144,6 @@ async function start() {
   foldOpening();
   await plotlyIsThere;
   figures.push(...startFigures());
-  startSystems(figures);
   darkTheme.onchange = () => redraw(figures);
   await startDrawing(figures);
   startResults();

@@ -3,6 +3,12 @@
 const STRIP = { width: 360, height: 44, pad: 6 };
 let allSamples = null; // ms by row and process, unpacked when a point is first shown
 
+function svgElement(tag, attributes) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
+}
+
 async function showSamples(host, line, point) {
   allSamples ??= unpacked("samples").then(JSON.parse);
   host.point = point;

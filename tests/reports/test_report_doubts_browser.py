@@ -191,7 +191,7 @@ def test_captions_of_pairs_describe_ratios(pairs):
 def test_a_button_adds_other_backends(doubtful):
     browsing.open_options(doubtful)
     assert browsing.lines_drawn(doubtful, 0) == 2
-    entries = doubtful.locator("#figure-0 .legend li:visible button")
+    entries = doubtful.locator("#figure-0 .legend li:visible span")
     assert entries.all_inner_texts() == ["Transformer · vLLM", "Mamba · mamba-ssm"]
     doubtful.get_by_role("button", name="More lines (1)").click()
     assert browsing.lines_drawn(doubtful, 0) == 3

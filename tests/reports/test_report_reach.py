@@ -49,19 +49,6 @@ def paper(browser, paper_page):
         yield page
 
 
-def test_a_hidden_system_leaves_the_link(paper):
-    browsing.open_options(paper)
-    link = paper.locator("#figure-0 .options a[href^='#']")
-    assert "lines=" not in link.get_attribute("href")
-    box = paper.locator("[data-system='ttt-mlp']")
-    box.evaluate("e => e.click()")
-    paper.wait_for_function("() => document.querySelector('#figure-0 .options a[href*=\"lines=\"]')")
-    assert "ttt-mlp" not in link.get_attribute("href")
-    box.evaluate("e => e.click()")
-    paper.wait_for_function("() => !document.querySelector('#figure-0 .options a[href*=\"lines=\"]')")
-    paper.evaluate("drawAll(figures)")  # a figure out of view is drawn again only once it is in view
-
-
 def test_keyboard_and_tap_describe_points(paper):
     readout = paper.locator("#figure-0 .readout")
     paper.locator("#figure-0 .plot").focus()
