@@ -27,7 +27,7 @@ from reports.stats import (
     option_columns,
     row_keys,
 )
-from reports.tables import plain, shown, telling_apart
+from reports.tables import cell_text, shown, telling_apart
 
 DIGITS = 6  # significant digits of a number
 # Labels of the page's own columns. The catalogue has the labels of metrics and axes.
@@ -168,8 +168,8 @@ def _column(name: str, column: pd.Series) -> dict[str, Any]:
     if _holds_numbers(column):
         return {"name": name, "numbers": [_number(value) for value in column.tolist()]}
     codes, found = pd.factorize(column, use_na_sentinel=False)
-    values: dict[Any, int] = {}
-    distinct = [values.setdefault(_word(value), len(values)) for value in found.tolist()]
+    values: dict[str, int] = {}
+    distinct = [values.setdefault(cell_text(value), len(values)) for value in found.tolist()]
     return {"name": name, "values": list(values), "codes": [distinct[code] for code in codes.tolist()]}
 
 
@@ -177,11 +177,3 @@ def _number(value: Any) -> float | int | None:
     if value is pd.NA:
         return None
     return rounded(value, DIGITS) if isinstance(value, float) else value
-
-
-def _word(value: Any) -> tuple[str, ...] | str | None:
-    """Return a cell as text; suites stay a tuple, because the page's filter matches each name."""
-    if isinstance(value, tuple):
-        return value
-    value = plain(value)
-    return value if value is None else str(value)

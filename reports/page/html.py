@@ -18,7 +18,7 @@ from reports.backend_settings import backend_settings
 from reports.fairness import fairness, unequal
 from reports.machines import machines
 from reports.page.citation import citation, devices_of
-from reports.page.data import LABELS, constants, page_data, profiled_rows, samples
+from reports.page.data import constants, page_data, profiled_rows, samples
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, days, ends, figures
 from reports.page.findings import contended, finding, flags, headline, small_models, unfinished
@@ -87,7 +87,6 @@ def render(
     kinds = (str(record.environment.get("device_kind")) for record in records)
     counts = case_statuses(table) + Counter({MISSING: len(missing)})
     return _template().render(
-        label=LABELS.get,
         system_label=catalogue.system_label,
         backend_label=catalogue.backend_label,
         title=title or TITLE,
@@ -102,7 +101,6 @@ def render(
         citation=citation(title or TITLE, table, len(missing), part),
         facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],
         suites=_by_suite(drawn),
-        filters=_filters(table),
         constants=constants(table, catalogue),
         statuses={
             each: STATUS_MEANINGS[each] for each in STATUS_MEANINGS if any(row["status"] == each for row in lost)
@@ -159,11 +157,6 @@ def _which(rows: pd.DataFrame) -> str:
     first = rows.iloc[0]
     cold = ["L2 cold"] if first["l2"] == "cold" else []
     return ", ".join([first["phase"], *(f"{axis} {ends(rows[axis])}" for axis in ("batch", "context")), *cold])
-
-
-def _filters(table: pd.DataFrame) -> dict[str, list[str]]:
-    suites = sorted({suite for names in table["suites"] for suite in names})
-    return {"suites": suites} | {name: sorted(table[name].unique()) for name in ("system", "status")}
 
 
 def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]:

@@ -21,19 +21,14 @@ function startResults() {
   const host = document.getElementById("results-table");
   const table = new Table(host, { caption: "All cases", columns: tableColumns(page.short), rows: allRows, cell, signs: rowSigns });
   startChooser(table);
-  const controls = [...document.querySelectorAll("#filters [data-filter]")];
   const words = document.getElementById("filter-text");
   const haystacks = [];
   const called = (name, value) => [shown(value), page.names[name]?.[value] ?? ""];
   const haystack = (row) => (haystacks[row] ??= [...columns.keys()].flatMap((name) => called(name, cell(row, name))).join("\n").toLowerCase());
-  const apply = () => {
+  words.oninput = () => {
     const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const chosen = controls.filter((control) => control.value !== "").map((control) => [control.dataset.filter, control.value]);
-    table.filter((row) => chosen.every(([name, value]) => [cell(row, name)].flat().includes(value)) && wanted.every((word) => haystack(row).includes(word)));
+    table.filter((row) => wanted.every((word) => haystack(row).includes(word)));
   };
-  words.oninput = apply;
-  for (const control of controls) control.onchange = apply;
-  document.getElementById("filters").onreset = () => setTimeout(apply);
 }
 
 /* Fill the menu of columns; the columns that the table shows at first are checked. */
