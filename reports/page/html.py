@@ -17,7 +17,6 @@ from harness.schema.record import Record
 from reports.backend_settings import backend_settings
 from reports.fairness import fairness, unequal
 from reports.machines import machines
-from reports.page.citation import citation, devices_of
 from reports.page.data import constants, page_data, profiled_rows, samples
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, days, ends, figures
@@ -98,7 +97,6 @@ def render(
         ],
         findings=[*unequal(models, catalogue), *headline(table, catalogue, drawn)],
         sentences=[finding(table, catalogue, figure) for figure in drawn],
-        citation=citation(title or TITLE, table, len(missing), part),
         facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],
         suites=_by_suite(drawn),
         constants=constants(table, catalogue),
@@ -121,6 +119,11 @@ def render(
         loader=Markup(loader),
         script_hashes=[script_hash(each) for each in (program, loader, plotly) if each],
     )
+
+
+def devices_of(table: pd.DataFrame) -> list[str]:
+    """Return the distinct device names in a `stats.frame` table."""
+    return [device for device in table["device"].unique() if device]
 
 
 def run_title(name: str, table: pd.DataFrame) -> str:

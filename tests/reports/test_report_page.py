@@ -162,7 +162,6 @@ def test_a_page_of_some_systems_has_a_notice(tmp_path):
     notice = '<p class="notice">Only TTT-Linear on Triton dual and Mamba are shown; the run has 1 other case.</p>'
     assert notice in part
     assert "2 of 2 measured" in part
-    assert "2 of 2 cases, only TTT-Linear on Triton dual and Mamba are shown; the run has 1 other case" in part
     assert not any(words in page for page in (whole, all_named) for words in ("shown;", "other case"))
 
 
@@ -212,7 +211,6 @@ def test_write_report_replaces_the_page_and_makes_its_folder(tmp_path):
     write_report(run, out)
     said = "Test-Time Training, measured: run, NVIDIA H100 80GB HBM3"
     assert f"<title>{said}</title>" in out.read_text("utf-8")
-    assert f"title   = {{{{{said}}}: a run of ttt-bench}}" in out.read_text("utf-8")
     assert [path.name for path in out.parent.iterdir()] == ["report.html"]
 
 

@@ -1,4 +1,4 @@
-"""A reader can take a page's content along: links, downloads, print and citation."""
+"""A reader can take a page's content along: links, downloads and print."""
 
 import csv
 import io
@@ -12,7 +12,6 @@ import pytest
 import synthetic_records as synthetic
 
 from harness.schema.case import Case
-from reports.page.citation import citation
 
 STATE = """number => {
   const figure = document.querySelector(`#figure-${number}`);
@@ -207,26 +206,3 @@ def test_samples_of_a_point_are_drawn_and_saved(browser, saved):
         assert strip.locator("circle").count() == 30
         rows = list(csv.DictReader(io.StringIO(browsing.downloaded(page, "Samples (CSV)"))))
     assert [float(row["ms"]) for row in rows] == pytest.approx(two_backends().records[0].samples_ms, rel=1e-3)
-
-
-def test_a_citation_has_version_commit_device_and_date():
-    table = two_backends().table
-    found = citation("A & B_1", table)
-    assert found.startswith("@misc{ttt-bench-2026-03-0")
-    assert "{A \\& B\\_1}: a run of ttt-bench" in found
-    assert "Measured on NVIDIA H100 80GB HBM3, 2026-03-0" in found
-    assert "commit 3f2a91c04d, 8 of 8 cases" in found
-    assert re.search(r"version = \{\d", found)
-    assert "year    = {2026}" in found
-
-
-def test_a_citation_escapes_text_of_records():
-    made = synthetic.hostile()
-    place = {"device": "a}, evil = {\\input{x}\n% $", "commit": "}", "device_kind": "cuda"}
-    record = synthetic.ok(made.records[0].case, 1.0, environment=place)
-    found = citation("T", synthetic.of_suite("quick", record).table)
-    bare = re.sub(r"\\textbackslash\{\}|\\[{}%$]", "", found)
-    assert bare.count("{") == bare.count("}")
-    assert "%" not in bare
-    assert "\\input" not in bare
-    assert len(found.splitlines()) == 7
