@@ -1,12 +1,10 @@
 """A page's JSON data for its scripts: table columns, figures and labels."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from harness.quality import by_case, by_machine
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import rounded
 from harness.schema.record import Record
@@ -97,13 +95,6 @@ def page_data(
         "failures": failures,
         "profiles": profiles,
     }
-
-
-def samples(records: list[Record]) -> str:
-    """Return the timed samples as JSON: per row of `stats.frame` a list per process, in ms."""
-    groups = (group for case in by_case(records).values() for group in by_machine(case))
-    found = [[[rounded(ms, 4) for ms in record.samples_ms] for record in group] for group in groups]
-    return json.dumps(found, separators=(",", ":"))
 
 
 def profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, str]:

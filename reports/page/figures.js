@@ -27,7 +27,6 @@ class Figure {
     Object.assign(this, { host, data, cell, points: new Points(data, cell, scales), stale: true });
     this.plot = host.querySelector(".plot");
     this.readout = host.querySelector(".readout");
-    this.strip = host.querySelector(".strip");
     [this.xLog, this.yLog, this.relative, this.link, this.inches] = ["x-log", "y-log", "ratio", "link", "inches"].map((role) => host.querySelector(`[data-role=${role}]`));
     this.more = host.querySelector(".more");
     this.lines = new Map(); // from a line to its points, not divided
@@ -146,7 +145,6 @@ class Figure {
     this.places = drawing.places();
     this.place = null;
     this.readout.textContent = ""; // the point may be hidden now
-    this.strip.hidden = true;
     this.plot.style.height = `${layout.height}px`; // Plotly takes the element's height when the window changes
     await Plotly.react(this.plot, drawing.traces(), layout, { responsive: true, displayModeBar: false, doubleClick: "reset" });
     if (this.isDrawn) return;
@@ -239,12 +237,11 @@ class Figure {
     else this.readout.append(" · This point has no profile: `ttt-bench profile` makes one.");
   }
 
-  /* Describe a point below the plot, with its samples. */
+  /* Describe a point below the plot. */
   tell([line, point]) {
     const anchor = profileOf(point.row);
     this.readout.textContent = this.points.words(line, point, this.drawing().yTitle).join(" · ");
     if (anchor) this.readout.append(" · ", element("a", { href: `#${anchor}`, className: "offer", textContent: "Profile of this point" }));
-    showSamples(this.strip, line, point);
   }
 
   placeAt({ points: [at] }) {

@@ -17,7 +17,7 @@ from harness.schema.record import Record
 from reports.backend_settings import backend_settings
 from reports.fairness import fairness, unequal
 from reports.machines import machines
-from reports.page.data import constants, page_data, profiled_rows, samples
+from reports.page.data import constants, page_data, profiled_rows
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, days, ends, figures
 from reports.page.findings import contended, finding, flags, headline, small_models, unfinished
@@ -30,7 +30,7 @@ from reports.words import short_commit
 
 TITLE = "Test-Time Training, measured"
 PACKAGE = "reports.page"
-PROGRAM = ("table", "points", "drawing", "files", "samples", "figures", "page")
+PROGRAM = ("table", "points", "drawing", "files", "figures", "page")
 MISSING = "missing"
 STATUS_MEANINGS = {
     "ok": "measured",
@@ -109,7 +109,6 @@ def render(
         machines=environments,
         settings=backend_settings(records),
         data=embedded_json(page_data(table, catalogue, drawn, lost, profiled_rows(records, profiled))),
-        samples=packed(samples(records)),
         around=around,
         records=None if around else packed("".join(f"{record.to_json()}\n" for record in records)),
         profiles=profiled.html if profiled else None,

@@ -195,14 +195,3 @@ def test_figures_are_drawn_near_the_screen(browser, paper_page):
         ]
         top = page.locator("figure").last.evaluate("e => e.getBoundingClientRect().top")
         assert top == pytest.approx(64, abs=4)  # below the bar
-
-
-def test_samples_of_a_point_are_drawn_and_saved(browser, saved):
-    with browsing.opened(browser, saved) as (page, _):
-        page.locator("#figure-0 .plot").focus()
-        page.keyboard.press("ArrowRight")
-        strip = page.locator("#figure-0 .strip")
-        strip.locator("circle").first.wait_for()
-        assert strip.locator("circle").count() == 30
-        rows = list(csv.DictReader(io.StringIO(browsing.downloaded(page, "Samples (CSV)"))))
-    assert [float(row["ms"]) for row in rows] == pytest.approx(two_backends().records[0].samples_ms, rel=1e-3)
