@@ -12,7 +12,7 @@ from harness.schema.record import RecordError
 from harness.schema.run import Run
 from reports.page.embedding import plotly_source
 from reports.site.compared import comparisons
-from reports.site.entry import PLOTLY, Drawn, files_of, run_id
+from reports.site.entry import PLOTLY, Entry, files_of, run_id
 from reports.site.history import histories
 from reports.site.pages import shared_files
 
@@ -35,13 +35,16 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
     for name in _FOLDERS:
         (out / name).mkdir(parents=True, exist_ok=True)
     _write_marker(out, before)
-    drawn: dict[str, Drawn] = {}
+    entries: list[Entry] = []
     written: set[str] = set()
     for found, run in opened.items():
-        drawn[found], content = files_of(run, found)
+        entry, content = files_of(run, found)
+        entries.append(entry)
         written |= _write(out, content)
-        on_run(f"[{len(drawn)}/{len(runs)}] {run.folder.name}")
-    written |= _write(out, _shared(drawn))
+        on_run(f"[{len(entries)}/{len(runs)}] {run.folder.name}")
+    entries.sort(key=lambda entry: (entry.updated, entry.id), reverse=True)
+    shared = shared_files(entries, histories(entries), comparisons(entries))
+    written |= _write(out, shared | {PLOTLY: plotly_source()})
     others = [path for name in before - written if (path := out / name).is_file()]
     for path in others:
         path.unlink()
@@ -61,13 +64,6 @@ def _files_of_site(out: Path) -> set[str]:
 
 def _write_marker(out: Path, files: set[str]) -> None:
     write_atomically(out / MARKER, json.dumps({"files": sorted(files)}, indent=0) + "\n")
-
-
-def _shared(drawn: dict[str, Drawn]) -> dict[str, str]:
-    entries = sorted((each.entry for each in drawn.values()), key=lambda entry: (entry.updated, entry.id), reverse=True)
-    held = {found: each.cases for found, each in drawn.items()}
-    pairs = comparisons(entries, held, {found: each.run for found, each in drawn.items()})
-    return shared_files(entries, histories(entries, held), pairs) | {PLOTLY: plotly_source()}
 
 
 def _write(out: Path, content: dict[str, str]) -> set[str]:

@@ -32,7 +32,7 @@ _SLUG_LIMIT = 48
 
 @dataclass(frozen=True)
 class Entry:
-    """A run as the site's index shows it.
+    """A run as the site's index shows it, with its cases for comparisons (`held`).
 
     day: the day of the first record. updated: the start of the last record. Both are in UTC, and "" without records.
     systems: (name, label, tone, marker) of each. result: a sentence on the first figure.
@@ -40,6 +40,8 @@ class Entry:
     page: the path of the run's page in the site; "" without records.
     """
 
+    run: Run
+    held: RunCases
     id: str
     name: str
     day: str
@@ -65,15 +67,6 @@ class Entry:
     @property
     def days(self) -> str:
         return span(self.day, self.last_day)
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A run whose files were drawn: its entry in the index, and its cases for comparisons."""
-
-    run: Run
-    entry: Entry
-    cases: RunCases
 
 
 def slug(name: str) -> str:
@@ -103,7 +96,7 @@ def note_of(folder: Path) -> str:
         return ""
 
 
-def files_of(run: Run, found: str) -> tuple[Drawn, dict[str, str]]:
+def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
     """Return a run for the site's index, and its files as {path in the site: content}.
 
     found: the run's id. Raises RecordError if the run is unreadable.
@@ -115,7 +108,7 @@ def files_of(run: Run, found: str) -> tuple[Drawn, dict[str, str]]:
         files = _downloads(table, records, run, found)
         profiled = section(records, profiles, run.catalogue)
         files[f"runs/{found}.html"] = _page(run, found, records, table, profiled)
-    return Drawn(run, _entry(run, found, records, table, len(profiles)), RunCases.of(run, records)), files
+    return _entry(run, found, records, table, len(profiles)), files
 
 
 def moment(text: str) -> datetime | None:
@@ -140,6 +133,8 @@ def _entry(run: Run, found: str, records: list[Record], table: pd.DataFrame | No
     looks = {} if table is None else system_looks(table, run.catalogue)
     named = [(name, run.catalogue.system_label(name)) for name in dict.fromkeys(each.case.system for each in records)]
     return Entry(
+        run=run,
+        held=RunCases.of(run, records),
         id=found,
         name=printable(run.folder.resolve().name),
         day=moments[0].date().isoformat() if moments else "",

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from harness.schema.reason import rounded
-from reports.compare.side import CaseSide, RunCases
+from reports.compare.side import CaseSide
 from reports.site.entry import Entry, moment, system_id
 
 Point = tuple[datetime, str, CaseSide]  # the start of a case's first record, the id of its run, the case
@@ -33,20 +33,19 @@ class History:
         return f"over-time/{system_id(self.name)}.html"
 
 
-def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[History]:
-    """Return the history of each system, from all cases with a latency and a date.
+def histories(entries: Sequence[Entry]) -> list[History]:
+    """Return the history of each system, from all cases with a latency and a date. entries: newest first.
 
-    held: each run's cases by run id. A system has the label, tone and marker of its newest run.
+    A system has the label, tone and marker of its newest run.
     """
     looks: dict[str, tuple[str, int, str]] = {}
-    for entry in sorted(entries, key=lambda entry: entry.updated):
+    found: dict[str, dict[str, list[Point]]] = {}
+    for entry in reversed(entries):
         looks |= {name: (label, tone, marker) for name, label, tone, marker in entry.systems}
-    found: dict[str, dict[str, list[Point]]] = {name: {} for name in looks}
-    for run, each in held.items():
-        for key, side in each.cases.items():
+        for key, side in entry.held.cases.items():
             at = moment(side.started_at)
             if side.medians and at:
-                found[side.system].setdefault(key, []).append((at, run, side))
+                found.setdefault(side.system, {}).setdefault(key, []).append((at, entry.id, side))
     return [
         History(
             name,
@@ -55,7 +54,6 @@ def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[Hi
             sorted(map(_case, by_key.values()), key=lambda case: _by_numbers(case["label"])),
         )
         for name, by_key in found.items()
-        if by_key
     ]
 
 
