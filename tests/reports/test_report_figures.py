@@ -385,7 +385,7 @@ def test_colors_in_a_figure_of_one_system_show_precision_or_backend():
 
 
 @pytest.mark.parametrize("system", ["ttt-linear", "transformer"])
-def test_lines_in_a_figure_of_one_system_look_like_no_other_system(system):
+def test_lines_in_a_figure_of_one_system_have_no_other_systems_color(system):
     names = ["ttt-linear", "ttt-mlp", "transformer", "mamba", "mamba2", "gated-deltanet", "rwkv7"]
     for others in (names[:4], names[:6], names):
         records = [synthetic.ok(case(system=name), 1.0) for name in others]
@@ -399,10 +399,8 @@ def test_lines_in_a_figure_of_one_system_look_like_no_other_system(system):
         looks = system_looks(table, made.catalogue)
         taken = [looks[name] for name in others if name != system]
         assert not {line.tone for line in figure.lines} & {look.tone for look in taken}
-        assert not {line.marker for line in figure.lines} & {look.marker for look in taken}
         found = {(line.tone, line.marker, line.dash, line.hollow) for line in figure.lines}
         assert len(found) == len(figure.lines) == 4
-        assert len({(line.tone, line.marker) for line in figure.lines}) >= min(4, 2 * (8 - len(taken) - 1))
 
 
 def test_a_suite_answered_by_a_table_has_no_figure():
