@@ -44,10 +44,10 @@ function textWidth(text, size) {
   return textWidth.context.measureText(text).width;
 }
 
-/* Truncate the text to `room` pixels, at its end or else (`isEnd` false) at its start. */
-function fitting(text, size, room, isEnd = true) {
+/* Truncate the text to `room` pixels. */
+function fitting(text, size, room) {
   let shown = text;
-  for (let left = text.length - 1; left > 0 && textWidth(shown, size) > room; left -= 1) shown = isEnd ? `${text.slice(0, left)}…` : `…${text.slice(-left)}`;
+  for (let left = text.length - 1; left > 0 && textWidth(shown, size) > room; left -= 1) shown = `${text.slice(0, left)}…`;
   return shown;
 }
 
@@ -231,15 +231,12 @@ class Drawing {
     const place = log ? Math.log10 : Number;
     const [first, last] = [place(values[0]), place(values.at(-1))];
     const pad = 0.05 * (last - first);
-    const gap = 0.055 * (last - first);
-    const ticks = [];
-    for (const value of values) if (!ticks.length || place(value) - place(ticks.at(-1)) >= gap) ticks.push(value);
     return {
       ...shared,
       type: log ? "log" : "linear",
       range: [(log ? first : Math.min(0, first)) - pad, last + pad],
-      tickvals: ticks,
-      ticktext: ticks.map(axisLabel),
+      tickvals: values,
+      ticktext: values.map(axisLabel),
       title: { text: neutral(this.data.x_title), standoff: 8 },
       anchor: "y2",
     };
@@ -269,8 +266,8 @@ class Drawing {
     return nameParts(first).filter((part) => part && others.every(([line]) => nameParts(line).includes(part)));
   }
 
-  /* Distinct names of lines, at most `room` pixels wide. The first of these that fits: names without shared parts, only
-     their first two parts or one, names without shared words, truncated names. */
+  /* Names of lines, at most `room` pixels wide. The first of these that fits: names without shared parts, only their
+     first two parts, names without shared words, truncated names. */
   endTexts(lines, room) {
     const all = lines.map((line) => nameParts(line).filter((part) => !this.shared.includes(part)));
     const words = all.filter((_, at) => !lines[at].y).map((parts) => parts.join(" ").split(" "));
@@ -279,14 +276,9 @@ class Drawing {
     const ofBound = (parts) => parts.filter((part, at) => !at || !bounds.every((own) => own.includes(part)));
     const ofLine = (parts) => parts.map((part) => part.split(" ").filter(isTelling).join(" ")).filter(Boolean);
     const short = all.map((parts, at) => (lines[at].y ? ofBound(parts) : ofLine(parts)));
-    const firsts = [2, 1].map((most) => all.map((parts) => parts.slice(0, most)));
-    const kinds = [all, ...firsts, short].map((kind) => kind.map((parts) => parts.join(" · ")));
+    const kinds = [all, all.map((parts) => parts.slice(0, 2)), short].map((kind) => kind.map((parts) => parts.join(" · ")));
     const isFit = (texts) => new Set(texts).size === texts.length && texts.every((text) => text && textWidth(text, LABEL_SIZE) <= room);
-    const texts = kinds.find(isFit);
-    if (texts) return texts;
-    const names = kinds.at(-1).map((text, at) => text || kinds[0][at]);
-    const truncated = names.map((text) => fitting(text, LABEL_SIZE, room));
-    return truncated.map((text, at) => (truncated.indexOf(text) === truncated.lastIndexOf(text) ? text : fitting(names[at], LABEL_SIZE, room, false)));
+    return kinds.find(isFit) ?? kinds[2].map((text, at) => fitting(text || kinds[0][at], LABEL_SIZE, room));
   }
 
   /* Write names next to the plot, at the heights where the lines end, and move names apart that would overlap. Returns
@@ -304,15 +296,6 @@ class Drawing {
       return [{ line, x: end.x, y, at, to: at }];
     });
     labels.sort((a, b) => a.at - b.at);
-    for (let round = 0; round < 40; round += 1) {
-      for (let i = 1; i < labels.length; i += 1) {
-        const short = LABEL_GAP - (labels[i].to - labels[i - 1].to);
-        if (short > 0) {
-          labels[i].to += short / 2;
-          labels[i - 1].to -= short / 2;
-        }
-      }
-    }
     const gap = Math.min(LABEL_GAP, this.inner / (labels.length - 1));
     let least = pixels - this.inner, most = pixels;
     for (const label of labels) {
