@@ -71,8 +71,7 @@ def page_data(
     failures: groups of cases without a result (`html.failures`).
     profiles: for the number of each row with a profile, the anchor of the profile in the page.
     """
-    settings = [*SETTING_COLUMNS, *option_columns(table)]
-    apart = telling_apart(table, settings)
+    apart = telling_apart(table, [*SETTING_COLUMNS, *option_columns(table)])
     labels = {name: _label(name, catalogue) for name in (*table.columns, "cases", "which")}
     columns = _shown_columns(table, catalogue)
     telling = [name for name in dict.fromkeys([*apart, *_SETTINGS]) if name in columns]
@@ -83,7 +82,6 @@ def page_data(
         "shown": columns,
         "short": [name for name in columns if name in {*_SHORT, *telling}],
         "names": _names(table, catalogue, failures),
-        "settings": settings,
         "labels": labels,
         "scales": {name: scale for name in table.columns if (scale := catalogue.metric(name).scale) != 1},
         "signs": SIGNS,

@@ -26,6 +26,7 @@ from reports.profiles.section import script as profile_script
 from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
 from reports.stats import case_statuses, frame, suites_of_cases
+from reports.tables import csv_text
 from reports.words import short_commit
 
 TITLE = "Test-Time Training, measured"
@@ -111,6 +112,7 @@ def render(
         data=embedded_json(page_data(table, catalogue, drawn, lost, profiled_rows(records, profiled))),
         around=around,
         records=None if around else packed("".join(f"{record.to_json()}\n" for record in records)),
+        table=None if around else packed(csv_text(table)),
         profiles=profiled.html if profiled else None,
         style=Markup(source(PACKAGE, "style.css") + (profile_style() if profiled else "")),
         plotly=plotly and packed_plotly(),

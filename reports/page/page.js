@@ -114,15 +114,10 @@ function startPrint(figures) {
   addEventListener("afterprint", () => redraw(figures));
 }
 
-function tableCsv() {
-  const names = [...columns.keys()];
-  return csvText([names, ...allRows.map((row) => names.map((name) => cell(row, name)))]);
-}
-
 /* Start the download buttons; a page of a site links to files instead. */
 function startDownloads() {
   if (!document.getElementById("records")) return;
-  document.getElementById("save-csv").onclick = () => save("records.csv", "text/csv", tableCsv());
+  document.getElementById("save-csv").onclick = async () => save("records.csv", "text/csv", await unpacked("table"));
   document.getElementById("save-records").onclick = async () => save("records.jsonl", "application/jsonl", await unpacked("records"));
 }
 

@@ -1,7 +1,6 @@
 """One run of a site: page, downloads, index entry, and cases for comparisons."""
 
 import hashlib
-import io
 import json
 import re
 import tomllib
@@ -23,7 +22,7 @@ from reports.page.lines import system_looks
 from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import Section, section
 from reports.stats import frame
-from reports.tables import write_frame
+from reports.tables import csv_text
 from reports.words import commit_name, format_setting
 
 PLOTLY = "assets/plotly.js"
@@ -105,7 +104,7 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
     files: dict[str, str] = {}
     if table is not None:
-        files = _downloads(table, records, run, found)
+        files = _downloads(table, records, found)
         profiled = section(records, profiles, run.catalogue)
         files[f"runs/{found}.html"] = _page(run, found, records, table, profiled)
     return _entry(run, found, records, table, len(profiles)), files
@@ -193,8 +192,6 @@ def _page(run: Run, found: str, records: list[Record], table: pd.DataFrame, prof
     return render(records, run.catalogue, title, profiled, around, table, missing)
 
 
-def _downloads(table: pd.DataFrame, records: Iterable[Record], run: Run, found: str) -> dict[str, str]:
-    text = io.StringIO()
-    write_frame(table, "csv", text, run.catalogue)
+def _downloads(table: pd.DataFrame, records: Iterable[Record], found: str) -> dict[str, str]:
     lines = "".join(f"{record.to_json()}\n" for record in records)
-    return {f"downloads/{found}.csv": text.getvalue(), f"downloads/{found}.jsonl": lines}
+    return {f"downloads/{found}.csv": csv_text(table), f"downloads/{found}.jsonl": lines}

@@ -1,7 +1,5 @@
 """Flagged points and their ratios, in a browser."""
 
-import csv
-import io
 import re
 
 import browsing
@@ -170,17 +168,6 @@ def test_a_pair_has_the_signs_and_status_of_its_dual(pairs):
     missing = pairs.locator(".legend .missing")
     assert missing.text_content().endswith("state float16: no result (baseline: oom)")
     assert missing.get_attribute("title") == "CUDA out of memory"
-
-
-def test_a_saved_csv_of_pairs_has_the_flags_of_both(pairs):
-    browsing.open_options(pairs.page)
-    text = browsing.downloaded(pairs.page, re.compile("^Save csv of Primal over dual", re.IGNORECASE))
-    sure, few, lost, unmeasured = csv.DictReader(io.StringIO(text))
-    assert (sure["status"], sure["marks"]) == ("ok", "")
-    assert (few["status"], few["marks"]) == ("ok", "few samples")
-    assert "baseline: only 3 samples" in few["notes"]
-    assert (lost["value"], lost["status"], lost["reason"]) == ("", "baseline: skipped", "not here")
-    assert unmeasured["status"] == "baseline: measured without Latency"
 
 
 def test_captions_of_pairs_describe_ratios(pairs):
