@@ -153,12 +153,6 @@ class Figure {
     this.plot.on("plotly_click", (event) => this.click(event));
   }
 
-  /* Draw the figure light and as wide as a printed page. */
-  drawForPrint() {
-    inLight(() => this.draw(PRINT_WIDTH));
-    if (this.measured.length) inLight(() => Plotly.relayout(this.plot, { width: PRINT_WIDTH, autosize: false }));
-  }
-
   drawLegend() {
     this.data.lines.forEach((line, index) => {
       this.entries[index].hidden = !this.isOffered(line);

@@ -1,6 +1,5 @@
 /* Downloads: a figure as a picture for a paper. */
 
-const PRINT_WIDTH = 660;
 const INCH = 125; // pixels per inch of a picture, which sets its text at 7 points
 
 const FILES = {

@@ -105,15 +105,6 @@ function startDrawing(figures) {
   return drawInView(figures);
 }
 
-/* Figures print in the light theme. */
-function startPrint(figures) {
-  addEventListener("beforeprint", () => {
-    if (document.documentElement.classList.contains("alone")) return;
-    for (const figure of figures) figure.drawForPrint();
-  });
-  addEventListener("afterprint", () => redraw(figures));
-}
-
 /* Start the download buttons; a page of a site links to files instead. */
 function startDownloads() {
   if (!document.getElementById("records")) return;
@@ -139,7 +130,6 @@ async function start() {
   startResults();
   startFailures();
   startDownloads();
-  startPrint(figures);
   page.started = true;
   document.documentElement.dataset.ready = "yes";
 }

@@ -57,7 +57,6 @@ class Table {
     scroller.setAttribute("role", "region");
     scroller.setAttribute("aria-label", `${caption} (scrolls)`);
     this.scroller = scroller;
-    scroller.table = this;
     host.replaceChildren(this.pager, scroller);
     this.choose(columns);
   }
@@ -105,12 +104,12 @@ class Table {
     this.scroller.scrollTop = 0;
   }
 
-  /* Draw one page of rows, or all of them. */
-  draw(whole = false) {
+  /* Draw one page of rows. */
+  draw() {
     const { key, direction } = this.sorted;
     const rows = key === null ? this.kept : [...this.kept].sort((a, b) => compare(this.cell(a, key), this.cell(b, key), direction));
-    const start = whole ? 0 : this.page * ROWS_A_PAGE;
-    const visible = whole ? rows : rows.slice(start, start + ROWS_A_PAGE);
+    const start = this.page * ROWS_A_PAGE;
+    const visible = rows.slice(start, start + ROWS_A_PAGE);
     this.body.replaceChildren(...visible.map((row) => this.line(row)));
     const of = this.kept.length === this.rows.length ? `${rows.length}` : `${rows.length} that match (${this.rows.length} in all)`;
     this.count.textContent = rows.length ? `Rows ${start + 1}–${start + visible.length} of ${of}` : `No row of ${this.rows.length} matches`;
@@ -139,11 +138,3 @@ class Table {
     cell.title = meaning;
   }
 }
-
-/* Draw the tables with all rows, for printing, or with one page of them. */
-function drawTables(whole) {
-  for (const scroller of document.querySelectorAll(".scroller")) scroller.table?.draw(whole);
-}
-
-addEventListener("beforeprint", () => drawTables(true));
-addEventListener("afterprint", () => drawTables(false));

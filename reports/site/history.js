@@ -115,5 +115,4 @@ select.onchange = () => { location.hash = select.value; };
 select.form.onsubmit = (event) => event.preventDefault();
 addEventListener("hashchange", follow);
 matchMedia("(prefers-color-scheme: dark)").onchange = draw;
-matchMedia("print").onchange = draw;
 follow();

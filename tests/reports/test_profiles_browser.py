@@ -255,20 +255,3 @@ def test_on_a_phone_nothing_reaches_beyond_the_screen(browser, made):
             " && e.getBoundingClientRect().right > 391).map(e => e.outerHTML.slice(0, 90))"
         )
         assert beyond == []
-
-
-def test_a_dark_page_prints_dark_ink_on_paper(browser, made):
-    path, keys = made
-    with browsing.opened(browser, path, color_scheme="dark") as (page, _):
-        page.evaluate("a => { location.hash = a; }", f"profile-{keys[0]}")
-        profile = page.locator(f"#profile-{keys[0]}")
-        profile.locator(".timeline .xtick text").first.wait_for()
-        ink = "e => getComputedStyle(e).color.match(/\\d+/g).map(Number)"
-        assert min(profile.evaluate(ink)) > 200
-        page.emulate_media(media="print")
-        assert max(profile.evaluate(ink)) < 60
-        assert profile.locator("[data-do=trace]").is_hidden()
-        page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        text = "() => document.querySelector('.roofline .xtick text').style.fill"
-        browsing.eventually(page, lambda: page.evaluate(text), "rgb(89, 99, 110)")
-        assert page.locator(".against summary").first.is_visible()

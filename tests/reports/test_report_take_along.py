@@ -1,4 +1,4 @@
-"""A reader can take a page's content along: links, downloads and print."""
+"""A reader can take a page's content along: links and downloads."""
 
 import re
 from pathlib import Path
@@ -99,49 +99,6 @@ def test_a_figure_printed_alone_is_a_pdf_of_its_size(browser, saved):
     [(width, height)] = re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", pdf)
     assert float(width) == pytest.approx(3.3 * 72, abs=1)
     assert 100 < float(height) < 250
-
-
-def test_print_is_light_and_keeps_a_figure_on_one_page(browser, saved):
-    with browsing.opened(browser, saved, color_scheme="dark") as (page, _):
-        page.emulate_media(media="print", color_scheme="dark")
-        page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        look = page.evaluate("""() => ({
-          paper: getComputedStyle(document.body).backgroundColor,
-          line: document.querySelector("#figure-0 .plot").data[0].line.color,
-          together: getComputedStyle(document.querySelector("#figure-0")).breakInside,
-          names: document.querySelectorAll("#figure-0 .annotation").length,
-          options: document.querySelector("#figure-0 .options").checkVisibility(),
-          width: document.querySelector("#figure-0 .main-svg").getBoundingClientRect().width,
-        })""")
-        assert look == {
-            "paper": "rgb(255, 255, 255)",
-            "line": "rgb(2, 51, 147)",
-            "together": "avoid",
-            "names": 3,
-            "options": False,
-            "width": 660,
-        }
-        page.emulate_media(media="screen", color_scheme="dark")
-        page.evaluate("dispatchEvent(new Event('afterprint'))")
-        color = "document.querySelector('#figure-0 .plot').data[0].line.color"
-        browsing.eventually(page, lambda: page.evaluate(color), "rgb(71, 193, 237)")
-        assert page.pdf(format="A4").startswith(b"%PDF")
-
-
-def test_print_has_all_rows_of_a_table(browser, paper_page):
-    rows = "document.querySelectorAll('#results-table tbody tr').length"
-    with browsing.opened(browser, paper_page) as (page, _):
-        count = page.evaluate("page.count")
-        page.locator("#results-table").get_by_role("button", name="Next").click()
-        page.emulate_media(media="print")
-        page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        assert page.evaluate(rows) == count > 100
-        assert page.locator("#results-table .count").inner_text() == f"Rows 1–{count} of {count}"
-        # Chromium leaves the box of a button out of all but the first header, and a text without one in.
-        assert page.evaluate("getComputedStyle(document.querySelector('thead button')).display") == "contents"
-        page.evaluate("dispatchEvent(new Event('afterprint'))")
-        page.emulate_media(media="screen")
-        assert page.locator("#results-table .count").inner_text() == f"Rows 101–200 of {count}"
 
 
 def test_figures_are_drawn_near_the_screen(browser, paper_page):
