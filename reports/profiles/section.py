@@ -28,7 +28,6 @@ SCRIPTS = ("roofline.js", "timeline.js", "section.js")
 _NAME_LIMIT = 108  # characters of a kernel's full name in the page
 _BAR = 1000.0  # units of a bar's width
 _LEAST_WAIT, _MOST_WAITS = 0.01, 3  # share of a warp's time for a wait to be shown, and how many are
-_MOST_OPEN = 8  # up to so many groups of cases, all are open
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,6 @@ def section(
             if is_of(each.case, systems) and each.status != "skipped" and not (each.status == "ok" and each.region_us)
         ],
         bar=_BAR,
-        most_open=_MOST_OPEN,
         has_ceilings=any(value for profile in good for value in profile.ceilings.values()),
         is_counted=any(kernel.counters for profile in good for kernel in profile.kernels),
         measured=len(latencies),

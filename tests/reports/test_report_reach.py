@@ -1,4 +1,4 @@
-"""Pages can be used by keyboard, by screen reader and without motion."""
+"""Pages can be used by keyboard and by screen reader."""
 
 import re
 from pathlib import Path
@@ -11,10 +11,6 @@ from harness.schema.case import Case
 from reports.publish import write_report
 
 CHECKED = {"light": (25,), "dark": (1, "color-contrast")}  # rules that must pass, and a single rule
-MOVING = """() => [...document.querySelectorAll("*")].filter(e => {
-  const style = getComputedStyle(e);
-  return parseFloat(style.transitionDuration) > 0 || parseFloat(style.animationDuration) > 0;
-}).map(e => e.outerHTML.slice(0, 80))"""
 
 
 def h100(folder):
@@ -125,11 +121,3 @@ def test_each_figure_is_labelled_by_its_sentence(paper):
         names = paper.locator(f"#figure-{number} [data-save]").evaluate_all("all => all.map(e => e.ariaLabel)")
         assert names == [f"Save {kind} of {title}" for kind in ("SVG", "PDF")]
     assert paper.locator("#figure-0 h3").inner_text().startswith("TTT-Linear is fastest at every context")
-
-
-def test_reduced_motion_has_no_motion(browser, tmp_path):
-    made = synthetic.of_suite("quick", synthetic.ok(Case("mamba", "torch", "tiny", "forward", 2, 64), 1.0))
-    path = browsing.save(made, tmp_path, "still")
-    with browsing.opened(browser, path, reduced_motion="reduce") as (page, _):
-        page.add_style_tag(content="button { transition: color 1s }")
-        assert page.evaluate(MOVING) == []
