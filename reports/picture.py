@@ -92,12 +92,12 @@ def take(browser: Any, report: Path, figures: str = "") -> bytes:
     """
     page = _opened(browser, report, _WIDTH, 2)
     if figures == WHOLE_PAGE:
-        page.evaluate("drawAll(figures, true)")
+        page.evaluate("drawAll(figures)")
         return page.screenshot(full_page=True)
     section = _suite(page, figures)
     page.add_style_tag(content=PICTURE_STYLE)
     section.scroll_into_view_if_needed()
-    page.evaluate("drawAll(figures, true)")  # the style may put the figures below each other
+    page.evaluate("drawAll(figures)")  # the style may put the figures below each other
     page.wait_for_timeout(RESIZE_MS)
     words = section.locator("figure h3, figure .source, figcaption").all_inner_texts()
     return _described(section.screenshot(), " ".join(words))

@@ -2,13 +2,13 @@
 
 const PLOT_HEIGHT = 340;
 const MARGIN = { top: 18, bottom: 48, left: 60, right: 5 };
-const PROFILE_NOTE = "□ profiled: click or Enter", EARLY_NOTE = "┈ not measured";
+const EARLY_NOTE = "┈ not measured";
 const LANE_HEIGHT = 0.045, LANES_HEIGHT = 0.25; // shares of the height: failed cases of a line, of all lines at most
 const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
 const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // pixels: a row of the y title, a letter of it
 const SIGN_ROOM = 13; // pixels for the sign of a point
-const TICKS = [1, 2, 5];
+const TWO_TICKS = 2.5 ** 2; // a log axis over this factor has two of the ticks 1, 2 and 5 of a decade
 const TICK_SIZE = 12.5, TICK_GAP = 5;
 
 const probe = document.body.appendChild(element("span", { hidden: true }));
@@ -56,17 +56,6 @@ function tone(line) {
   return line.y ? "--muted" : `--tone-${line.tone}`;
 }
 
-/* The largest tick (1, 2 or 5 of a decade) up to `value`; tickAbove: the smallest tick from `value` on. */
-function tickBelow(value) {
-  const decade = 10 ** Math.floor(Math.log10(value));
-  return decade * (TICKS.filter((tick) => tick * decade <= value).at(-1) ?? 0.5);
-}
-
-function tickAbove(value) {
-  const decade = 10 ** Math.floor(Math.log10(value));
-  return decade * (TICKS.find((tick) => tick * decade >= value) ?? 10);
-}
-
 /* Join the pieces into lines of text of at most `most` characters. */
 function folded(pieces, most, gap) {
   const rows = [];
@@ -82,7 +71,7 @@ function nameParts(line) {
 }
 
 /* One drawing of a figure. `lines`: [line, its points]. `view`: {xLog, yLog, ratio: the line that divides all lines,
-   paper: {width, height} in pixels, isLive: show which points have a profile}. */
+   paper: {width, height} in pixels}. */
 class Drawing {
   constructor(points, lines, view) {
     Object.assign(this, { points, data: points.data, lines, view });
@@ -90,7 +79,6 @@ class Drawing {
     const last = largest(this.xValues());
     const endsEarly = lines.some(([line, all]) => !line.y && largest(all.map(({ x }) => x)) < last);
     this.notes = [...points.footnotes(lines), ...(endsEarly ? [EARLY_NOTE] : [])];
-    this.profiled = view.isLive ? lines.flatMap(([, all]) => all.filter((point) => point.y && profileOf(point.row))) : [];
     this.height = view.paper?.height ?? PLOT_HEIGHT;
     this.inner = this.height - MARGIN.top - MARGIN.bottom;
   }
@@ -108,7 +96,6 @@ class Drawing {
       ...this.lines.map(([line, all]) => this.lineTrace(line, all)),
       ...this.broken.map(([line, all], lane) => this.failedTrace(line, all, lane)),
       ...this.lines.flatMap(([line, all]) => this.signTraces(line, all)),
-      ...(this.profiled.length ? [this.boxes()] : []),
     ];
   }
 
@@ -151,20 +138,6 @@ class Drawing {
     const edge = { color: colour, width: 1.5 };
     if (line.y) return { symbol: "line-ew", size: 10, line: edge };
     return { symbol: line.marker, size: line.marker.startsWith("triangle") ? 10 : 8, color: line.hollow ? themed("--paper") : colour, line: edge };
-  }
-
-  /* Boxes around the points with a profile. */
-  boxes() {
-    return {
-      type: "scatter",
-      mode: "markers",
-      x: this.profiled.map((point) => point.x),
-      y: this.profiled.map((point) => point.y.value),
-      marker: { symbol: "square-open", size: 15, color: themed("--muted"), line: { width: 1 } },
-      hoverinfo: "skip",
-      cliponaxis: false,
-      showlegend: false,
-    };
   }
 
   /* The signs next to flagged points. */
@@ -248,7 +221,9 @@ class Drawing {
     if (!this.view.yLog) return [0, 1.08 * Math.max(largest(ends), 0) || 1];
     const values = ends.filter((value) => value > 0);
     if (!values.length) return [0, 1];
-    return [Math.log10(tickBelow(0.97 * smallest(values))), Math.log10(tickAbove(1.03 * largest(values)))];
+    const [low, high] = [smallest(values), largest(values)];
+    const room = Math.max(1.2, Math.sqrt((TWO_TICKS * low) / high));
+    return [Math.log10(low / room), Math.log10(high * room)];
   }
 
   yAxis(shared, strip, range, title) {
@@ -361,8 +336,7 @@ class Drawing {
     const title = folded(label.split(" "), (pixels + 2 * MARGIN.top) / TITLE_LETTER, " ");
     const left = MARGIN.left + TITLE_HEIGHT * (title.length - 1);
     const most = (width - left - 24) / 6;
-    const notes = [...this.notes, ...(this.profiled.length ? [PROFILE_NOTE] : [])];
-    const rows = folded(notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
+    const rows = folded(this.notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
     const xaxis = this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 });
     const gap = MARGIN.right + LABEL_SHIFT;
     const { names, leaders } = this.endLabels(range, xaxis, pixels, LABEL_SHARE * width - gap);

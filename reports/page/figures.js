@@ -116,11 +116,11 @@ class Figure {
     return this.ratio ? this.points.of(line, this.ratio) : this.lines.get(line);
   }
 
-  /* `paper`: {width, height} of a picture for a paper. `isLive`: for the screen. */
-  drawing(paper = null, isLive = !paper) {
+  /* `paper`: {width, height} of a picture for a paper. */
+  drawing(paper = null) {
     this.prepare();
     const lines = this.visibleLines().map((line) => [line, this.pointsOf(line)]);
-    return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, ratio: this.ratio, paper, isLive });
+    return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, ratio: this.ratio, paper });
   }
 
   isInView() {
@@ -128,8 +128,8 @@ class Figure {
     return bottom > -NEAR && top < innerHeight + NEAR;
   }
 
-  /* Draw the figure at `width`, by default that of its element; many lines take the width of the page. */
-  async draw(width) {
+  /* Draw the figure at the width of its element; many lines take the width of the page. */
+  async draw() {
     this.stale = false;
     this.prepare();
     this.drawLegend();
@@ -140,8 +140,8 @@ class Figure {
       this.plot.textContent = "No case of this figure has a result. The section Without a result has the reasons.";
       return;
     }
-    const drawing = this.drawing(null, !width);
-    const layout = drawing.layout(width ?? this.plot.clientWidth);
+    const drawing = this.drawing();
+    const layout = drawing.layout(this.plot.clientWidth);
     this.places = drawing.places();
     this.place = null;
     this.readout.textContent = ""; // the point may be hidden now
@@ -197,31 +197,17 @@ class Figure {
     if (this.ratio) this.relative.value = this.measured.indexOf(this.ratio);
   }
 
-  /* Left and Right move through the points line by line, Up and Down to the next line, Home and End to a line's ends;
-     Enter opens a point's profile. */
+  /* Left and Right move through the points line by line; Enter opens a point's profile. */
   go(event) {
     if (event.key === "Enter") this.openProfile(this.places?.[this.place]);
-    const next = this.places?.length ? this.next(event.key) : null;
-    if (next === null) return;
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step || !this.places?.length) return;
     event.preventDefault();
-    this.place = next;
+    const { length } = this.places;
+    this.place = Math.max(0, Math.min(length - 1, (this.place ?? (step > 0 ? -1 : length)) + step));
     const [, , trace, at, axes] = this.places[this.place];
     Plotly.Fx.hover(this.plot, [{ curveNumber: trace, pointNumber: at }], [axes]);
     this.tell(this.places[this.place]);
-  }
-
-  /* The number of the point that a key leads to; null for other keys. */
-  next(key) {
-    const { places } = this;
-    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 1, ArrowUp: -1 }[key];
-    if (["ArrowRight", "ArrowLeft"].includes(key)) return Math.max(0, Math.min(places.length - 1, (this.place ?? (step > 0 ? -1 : places.length)) + step));
-    const [line, { x }] = places[this.place ?? 0];
-    const lines = [...new Set(places.map(([each]) => each))];
-    const to = step ? lines[lines.indexOf(line) + step] ?? line : line;
-    const own = places.filter(([each]) => each === to);
-    if (key === "Home" || key === "End") return places.indexOf(own.at(key === "Home" ? 0 : -1));
-    const gap = ([, point]) => Math.abs(point.x - x);
-    return step ? places.indexOf(own.reduce((best, each) => (gap(each) < gap(best) ? each : best))) : null;
   }
 
   openProfile(place) {

@@ -84,9 +84,8 @@ async function drawInView(figures) {
   }
 }
 
-/* Draw all figures; in a picture, without boxes that offer a profile to click. */
-async function drawAll(figures, isPicture = false) {
-  for (const figure of figures) await figure.draw(isPicture ? figure.plot.clientWidth : undefined);
+async function drawAll(figures) {
+  for (const figure of figures) await figure.draw();
 }
 
 function redraw(figures) {

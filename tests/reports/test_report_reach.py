@@ -68,23 +68,6 @@ def test_keyboard_and_tap_describe_points(paper):
     paper.locator("#figure-0 .readout", has_text=re.compile("^TTT-MLP")).wait_for()
 
 
-def test_up_and_down_change_the_line_and_home_and_end_go_to_its_ends(paper):
-    readout = paper.locator("#figure-0 .readout")
-    paper.locator("#figure-0 .plot").focus()
-    top = paper.evaluate("scrollY")
-    for key, line, x in (
-        ("Home", "TTT-Linear", "1k"),
-        ("ArrowRight", "TTT-Linear", "2k"),
-        ("ArrowDown", "TTT-MLP", "2k"),
-        ("End", "TTT-MLP", "32k"),
-        ("ArrowUp", "TTT-Linear", "32k"),
-        ("ArrowUp", "TTT-Linear", "32k"),
-    ):
-        paper.keyboard.press(key)
-        assert readout.inner_text().startswith(f"{line} · ThunderKittens · Context length (tokens): {x} ·"), key
-    assert paper.evaluate("scrollY") == top
-
-
 def test_a_failed_point_is_told_by_keyboard_with_its_reason(paper):
     number = paper.evaluate("page.figures.findIndex(figure => figure.id === 'fig20-throughput-generate')")
     paper.locator(f"#figure-{number} .plot").focus()
