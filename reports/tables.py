@@ -82,13 +82,9 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
     numeric = [pd.api.types.is_numeric_dtype(table[name]) for name in names]
     rows = list(zip(*columns, strict=True))
     if fmt == "markdown":
-        out.write(markdown(head, [[_escaped(cell) for cell in row] for row in rows], numeric))
+        out.write(markdown(head, rows, numeric))
     else:
         out.write(text(head, rows, numeric, _width() if out.isatty() else None))
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("\\", "\\\\").replace("|", "\\|")
 
 
 def _width() -> int:

@@ -48,8 +48,6 @@ class Entry:
     devices: tuple[str, ...]
     commits: tuple[str, ...]
     systems: tuple[tuple[str, str, int, str], ...]
-    suites: tuple[str, ...]
-    backends: tuple[str, ...]
     result: str
     note: str
     profiles: int
@@ -141,8 +139,6 @@ def _entry(run: Run, found: str, records: list[Record], table: pd.DataFrame | No
         devices=_distinct(each.get("device") for each in places),
         commits=_distinct(commit_name(each) for each in places),
         systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
-        suites=() if table is None else tuple(dict.fromkeys(name for names in table["suites"] for name in names)),
-        backends=_distinct(run.catalogue.backend_label(record.case.backend) for record in records),
         result="" if table is None else _result(table, run.catalogue),
         note=note_of(run.folder),
         profiles=profiles,
