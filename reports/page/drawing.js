@@ -7,7 +7,6 @@ const LANE_HEIGHT = 0.045, LANES_HEIGHT = 0.25; // shares of the height: failed 
 const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
 const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // pixels: a row of the y title, a letter of it
-const SIGN_ROOM = 13; // pixels for the sign of a point
 const TWO_TICKS = 2.5 ** 2; // a log axis over this factor has two of the ticks 1, 2 and 5 of a decade
 const TICK_SIZE = 12.5, TICK_GAP = 5;
 
@@ -340,13 +339,10 @@ class Drawing {
     const xaxis = this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 });
     const gap = MARGIN.right + LABEL_SHIFT;
     const { names, leaders } = this.endLabels(range, xaxis, pixels, LABEL_SHARE * width - gap);
-    // Keep the signs of the first points off the axis.
-    const signed = this.lines.some(([line, all]) => this.signTraces(line, all).length);
     const right = gap + Math.max(0, largest(names.map((name) => textWidth(name.text, LABEL_SIZE))));
     const [place, at] = [xaxis.type === "log" ? Math.log10 : Number, xaxis.ticktext];
     const [from, to] = xaxis.range;
-    const scale = (width - left - right - (signed ? SIGN_ROOM : 0)) / (to - from);
-    if (signed) xaxis.range = [from - SIGN_ROOM / scale, to];
+    const scale = (width - left - right) / (to - from);
     xaxis.ticktext = this.thinned(xaxis.tickvals.map((value) => scale * place(value)), at);
     const note = { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", yshift: -46, showarrow: false, align: "left", font: { size: 11.5 } };
     return {
