@@ -90,25 +90,6 @@ def test_the_size_of_a_state_has_no_flags_of_times(browser, tmp_path):
         assert "samples" not in page.locator("#figure-1 .remarks").text_content()
 
 
-def test_an_unsteady_ttft_is_flagged_only_in_its_figure(browser, tmp_path):
-    options = (("steps", 128),)
-    cases = [Case("ttt-linear", "thunderkittens", "1.3b", "request", 1, n, options=options) for n in (2048, 4096)]
-    times = {"time_to_first_token_ms": 20.0, "time_to_first_token_ms_low": 19.9, "time_to_first_token_ms_high": 29.0}
-    between = {f"time_between_tokens_ms{end}": 1.0 for end in ("", "_low", "_high")}
-    records = [synthetic.ok(case, 150.0, metrics=times | between) for case in cases]
-    path = browsing.save(synthetic.of_suite("prompt-then-128", *records), tmp_path, "request")
-    with browsing.opened(browser, path) as (page, _):
-        signs = "n => document.querySelector(`#figure-${n} .plot`).data.flatMap(t => t.text || [])"
-        titles = page.evaluate("page.figures.map(({ title }) => title.replace(': batch 1', ''))")
-        found = {title: page.evaluate(signs, n) for n, title in enumerate(titles)}
-        assert found == {
-            "Time to a request's first token": ["§", "§"],
-            "Inter-token latency of a request": [],
-            "End-to-end latency of a request": [],
-        }
-        assert page.locator("#figure-0 .annotation", has_text="§ unsteady").count() == 1
-
-
 def told(page, figure, line):
     return page.evaluate(
         """([number, name]) => {

@@ -41,19 +41,13 @@ def drawn(*records, suite="some-layers"):
     ("name", "x", "y", "lines"),
     [
         ("fig15-forward", "context", "us_per_token", 4),
-        ("fig15-generate", "context", "us_per_token", 4),
-        ("fig20-throughput-forward", "batch", "tokens_per_s", 4),
         ("fig20-throughput-generate", "batch", "tokens_per_s", 4),
         ("fig8-minibatch-forward", "mini_batch", "latency_ms", 2),
-        ("dual-vs-primal-forward", "context", "latency_ms", 4),
         ("dual-vs-primal-forward-ratio", "context", "latency_ms", 2),
         ("prompt-then-128-request-16", "context", "time_to_first_token_ms", 4),
         ("prompt-then-128-request-16-2", "context", "time_between_tokens_ms", 4),
-        ("prompt-then-128-request-16-3", "context", "latency_ms", 4),
-        ("quick-forward", "context", "us_per_token", 5),
         ("quick-generate", "batch", "us_per_token", 5),
         ("kernel-forward-16-ttt-linear", "context", "latency_ms", 3),
-        ("kernel-forward-16-ttt-mlp", "context", "latency_ms", 3),
         ("kernel-generate-ttt-linear", "batch", "latency_ms", 6),
         ("kernel-generate-ttt-linear-ratio", "batch", "latency_ms", 2),
     ],
@@ -126,16 +120,6 @@ def test_the_caption_has_the_shared_settings():
     assert figure.caption == "batch 512, 1.3b, bfloat16"
     assert figure.remarks[0] == "Timed in CUDA graphs."
     assert all(remark[0].isupper() and remark.endswith(".") for remark in figure.remarks)
-
-
-def test_cases_without_a_result_have_no_timing_remark():
-    case = Case("mamba", "vllm", "1.3b", "forward", 2, 64, timing="engine")
-    captions = [
-        details(figures(each.table, each.catalogue)[0])
-        for record in (synthetic.lost(case, "skipped", "no GPU"), synthetic.ok(case, 1.0))
-        for each in (synthetic.of_suite("quick", record),)
-    ]
-    assert ["timed by the engine" in caption for caption in captions] == [False, True]
 
 
 def test_remarks_name_the_state_precision_of_systems():
@@ -320,13 +304,6 @@ def test_a_ratio_of_forms_is_of_one_timing():
     assert "the only ratio divides times of two GPUs" in details(drawn(records[0], elsewhere)[1][-1])
     _, alone = drawn(records[0], records[3])
     assert not alone[-1].id.endswith("-ratio")
-
-
-def test_an_option_called_form_may_be_a_number():
-    records = [synthetic.ok(case(backend=f"triton-{form}", options=(("form", 3),)), 1.0) for form in ("dual", "primal")]
-    records.append(synthetic.ok(case(backend="triton-dual"), 1.0))
-    _, found = drawn(*records)
-    assert found
 
 
 def test_an_unknown_suite_is_drawn_against_its_widest_axis():

@@ -240,11 +240,6 @@ def test_a_page_of_a_cpu_has_a_notice():
     assert ["Small models" in page for page in pages] == [False, True]
 
 
-def test_hostile_names_and_single_points_make_a_page():
-    hostile = synthetic.hostile()
-    assert "<img" not in render(hostile.records, hostile.catalogue).split("</main>")[0]
-
-
 def test_a_rate_is_higher_for_the_faster():
     made = synthetic.of_suite("fig15-forward", *forward({8192: 4.0}), *forward({8192: 10.0}, *SLOW))
     [suite] = made.catalogue.suites

@@ -234,23 +234,6 @@ def test_only_a_page_is_overwritten(tmp_path, out, message):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_failed_write_keeps_the_old_page(tmp_path, monkeypatch):
-    record = synthetic.ok(Case("ttt-linear", "torch", "tiny", "forward", 2, 64), 1.0)
-    run = synthetic.of_suite("quick", record).run(tmp_path / "run")
-    out = tmp_path / "report.html"
-    write_report(run, out, "before \ud800")
-    assert "<h1>before ?</h1>" in out.read_text("utf-8")
-
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_report(run, out, "after")
-    assert "<h1>before ?</h1>" in out.read_text("utf-8")
-    assert {path.name for path in tmp_path.iterdir()} == {"run", "report.html"}
-
-
 def test_a_folder_without_a_run_is_an_error(tmp_path):
     for folder in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(RecordError, match=str(folder)):

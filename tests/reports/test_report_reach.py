@@ -94,13 +94,3 @@ def test_a_figure_without_lines_describes_no_point(paper):
     figure.locator(".legend button[aria-pressed=false]").evaluate_all(press)
     assert browsing.lines_drawn(paper, 0) == count
     assert figure.locator(".ytick text").count()
-
-
-def test_each_figure_is_labelled_by_its_sentence(paper):
-    titles = paper.evaluate("page.figures.map(({ title }) => title)")
-    for number, title in enumerate(titles):
-        told = paper.locator(f"#figure-{number} .plot").get_attribute("aria-describedby")
-        assert told == f"figure-{number}-title figure-{number}-keys"
-        names = paper.locator(f"#figure-{number} [data-save]").evaluate_all("all => all.map(e => e.ariaLabel)")
-        assert names == [f"Save {kind} of {title}" for kind in ("SVG", "PDF")]
-    assert paper.locator("#figure-0 h3").inner_text().startswith("TTT-Linear is fastest at every context")

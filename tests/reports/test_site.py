@@ -87,30 +87,6 @@ def test_files_have_names_that_are_safe_anywhere(name, said):
     assert slug(name) == said
 
 
-@pytest.mark.parametrize(
-    ("broken", "why"),
-    [
-        ("nothing", "no such folder"),
-        ("run.json", "is not a run"),
-        ("schema", "schema: Input should be 1, not 99; update ttt-bench"),
-        ("record", "line 1: case: Field required"),
-    ],
-)
-def test_what_is_no_run_is_a_sentence(two_runs, tmp_path, broken, why):
-    other = tmp_path / "other"
-    if broken != "nothing":
-        shutil.copytree(two_runs[0], other)
-    if broken == "run.json":
-        (other / "run.json").unlink()
-    elif broken == "schema":
-        values = json.loads((other / "run.json").read_text())
-        (other / "run.json").write_text(json.dumps(values | {"schema": 99}))
-    elif broken == "record":
-        only(other, "records/*.jsonl").write_text("{}\n{}\n")
-    with pytest.raises(RecordError, match=why):
-        write_site([*two_runs, other], tmp_path / "site")
-
-
 def test_a_run_without_records_is_a_line_and_one_without_a_result_a_page(tmp_path):
     planned = a_run(tmp_path / "planned", timed(a_case(), 1)).folder
     only(planned, "records/*.jsonl").unlink()
