@@ -67,20 +67,14 @@ def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
 
 
 def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
-    """Return a sentence per model unlike most others, and one on models that are not checked."""
-    models = list(models)
-    silent = dict.fromkeys(catalogue.system_label(model.system) for model in models if _UNRECORDED in model.unlike)
-    unchecked = (
-        [f"Not checked for equal terms, as its parameters are not recorded: {', '.join(silent)}."] if silent else []
-    )
-    found = {model: [what for what in model.unlike if what != _UNRECORDED] for model in models}
-    apart = (
-        f"{catalogue.system_label(model.system)} ({catalogue.backend_label(model.backend)}, {model.words(catalogue)}) "
-        f"is not on equal terms with the others: {', '.join(unlike)}."
-        for model, unlike in found.items()
-        if unlike
-    )
-    return [*dict.fromkeys(apart), *unchecked]
+    """Return a sentence that names the models unlike most others, and one that names unchecked models."""
+    found: dict[bool, dict[str, None]] = {False: {}, True: {}}
+    for model in models:
+        if model.unlike:
+            name = f"{catalogue.system_label(model.system)} on {catalogue.backend_label(model.backend)}"
+            found[model.unlike == (_UNRECORDED,)][name] = None
+    heads = {False: "Not on equal terms with the others", True: "Not checked for equal terms"}
+    return [f"{head}: {', '.join(found[key])}." for key, head in heads.items() if found[key]]
 
 
 def _model(record: Record) -> Model:
@@ -110,15 +104,6 @@ def _checked(record: Record, name: str) -> float | None:
     return next((check["value"] for check in checks if check["name"] == name), None)
 
 
-def _voices(models: Iterable[Model]) -> list[Model]:
-    """Return the models that vote: per backend without options, or else with its first ones."""
-    ordered = sorted(models, key=lambda model: bool(model.options))
-    first: dict[tuple[str, str], tuple[tuple[str, Scalar], ...]] = {}
-    for model in ordered:
-        first.setdefault((model.system, model.backend), model.options)
-    return [model for model in ordered if model.options == first[model.system, model.backend]]
-
-
 def _alike(a: int, b: int) -> bool:
     return max(a, b) / min(a, b) <= PARAMETERS_LIMIT
 
@@ -131,7 +116,7 @@ def _is_outvoted(own: object, others: Iterable[Any], alike: Callable[[Any, Any],
 
 def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> tuple[str, ...]:
     own = (model.system, model.backend)
-    others = _voices(other for other in models if (other.system, other.backend) != own)
+    others = [other for other in models if (other.system, other.backend) != own]
     found = [_UNRECORDED] if model.parameters is None else []
     if _is_outvoted(model.parameters, [other.parameters for other in others], _alike):
         far = next(each for each in others if each.parameters and not _alike(model.parameters or 0, each.parameters))

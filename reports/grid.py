@@ -24,7 +24,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequen
 
 def escaped(text: str) -> str:
     """Return the text with the special characters of Markdown and HTML escaped."""
-    for sign in "\\|`*_<>[]":
+    for sign in "\\`*_<>[]":
         text = text.replace(sign, f"\\{sign}")
     return printable(text)
 
@@ -47,8 +47,4 @@ def text(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[b
 
 
 def _cells(row: Sequence[str]) -> list[str]:
-    return [_barless(printable(cell)) for cell in row]
-
-
-def _barless(cell: str) -> str:
-    return cell if "\\|" in cell else cell.replace("|", "\\|")
+    return [printable(cell).replace("|", "\\|") for cell in row]

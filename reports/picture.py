@@ -24,7 +24,7 @@ CHROMIUM_ARGS = (
 PICTURE_STYLE = ".more, details, .top { display: none !important } .suite { padding: 0 24px } figure { border: 0 }"
 RESIZE_MS = 500  # time for figures to follow a change of their width
 WHOLE_PAGE = "all"
-_STARTS = {".png": b"\x89PNG\r\n", ".pdf": b"%PDF"}
+_STARTS = {".png": (b"\x89png\r\n",), ".pdf": (b"%pdf",)}  # in lower case
 _HEADER_END = 33  # bytes of a PNG's signature and its first chunk
 _WIDTH = 1240  # CSS pixels of the page
 _INCH, _DOTS = 96, 300  # CSS pixels and printed dots per inch
@@ -40,9 +40,12 @@ def write_picture(
     Figures for a paper are on white, without title and caption; a PDF has one sheet for each figure.
     Raises RecordError if the run is unreadable, the browser is missing, `figures` is unknown, or `out` is no picture.
     """
-    from reports.publish import write_report
+    from reports.publish import refuse_overwriting, write_report
 
-    _refuse_what_is_no_picture(out)
+    kind = out.suffix.lower()
+    if kind not in _STARTS:
+        raise RecordError(f"{out}: a picture is a PNG or a PDF; name a file that ends in .png or .pdf")
+    refuse_overwriting(out, kind[1:].upper(), _STARTS[kind])
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         write_report(run_folder, page, systems=systems)
@@ -50,25 +53,9 @@ def write_picture(
             if inches is None:
                 picture = take(browser, page, figures)
             else:
-                picture = take_alone(browser, page, figures, inches, out.suffix.lower() == ".pdf")
+                picture = take_alone(browser, page, figures, inches, kind == ".pdf")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(picture)
-
-
-def _refuse_what_is_no_picture(out: Path) -> None:
-    kind = out.suffix.lower()
-    if out.is_dir():
-        raise RecordError(f"{out}: is a folder; name a PNG or PDF file")
-    if kind not in _STARTS:
-        raise RecordError(f"{out}: a picture is a PNG or a PDF; name a file that ends in .png or .pdf")
-    if out.exists() and not (out.is_file() and _starts_with(out, _STARTS[kind])):
-        name = kind[1:].upper()
-        raise RecordError(f"{out}: is there and is no {name}; it is left as it is, name another file")
-
-
-def _starts_with(path: Path, start: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(start)) == start
 
 
 def chromium_path() -> str:
@@ -105,12 +92,12 @@ def take(browser: Any, report: Path, figures: str = "") -> bytes:
     """
     page = _opened(browser, report, _WIDTH, 2)
     if figures == WHOLE_PAGE:
-        page.evaluate("drawAll(figures, true)")
+        page.evaluate("drawAll(figures)")
         return page.screenshot(full_page=True)
     section = _suite(page, figures)
     page.add_style_tag(content=PICTURE_STYLE)
     section.scroll_into_view_if_needed()
-    page.evaluate("drawAll(figures, true)")  # the style may put the figures below each other
+    page.evaluate("drawAll(figures)")  # the style may put the figures below each other
     page.wait_for_timeout(RESIZE_MS)
     words = section.locator("figure h3, figure .source, figcaption").all_inner_texts()
     return _described(section.screenshot(), " ".join(words))

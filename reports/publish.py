@@ -2,18 +2,13 @@
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from harness.schema.files import refusing, write_atomically
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
-from harness.schema.run_file import FILE
 from reports.page.part import is_of, part_of
-
-MOST_ON_A_PAGE = 20_000  # records: a page of them takes a minute, 1 GB of memory and 20 MB on disk
-_PAGE_STARTS = (b"<!doctype html", b"<html")
 
 
 def write_report(run_folder: Path, out: Path, title: str | None = None, systems: Sequence[str] = ()) -> list[str]:
@@ -21,7 +16,7 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
 
     An existing page stays if this fails. systems: show only these, each NAME or NAME/BACKEND.
     title: of the page; by default it names the run and its devices.
-    Raises RecordError if the run is unreadable, a system has no records, the records are too many, or `out` is no page.
+    Raises RecordError if the run is unreadable, a system has no records, or `out` is no page.
     """
     from reports.page.html import TITLE, render, run_title
     from reports.profiles.ceilings import common_ceilings
@@ -30,14 +25,13 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
     from reports.words import left_out
 
     run = Run.open(run_folder)
-    refuse_what_is_no_page(out, run_folder)
+    refuse_what_is_no_page(out)
     records, profiles = _records(run), run.profiles().values()
     kept, unrun = of_systems(records, systems), run.missing(records)
-    refuse_too_many(kept, run_folder)
     missing = [case for case in unrun if is_of(case, systems)]
     part = part_of([*(record.case for record in records), *unrun], systems, run.catalogue)
     table = frame(kept, run.catalogue, common_ceilings(records, profiles))
-    profiled = section(records, profiles, run.catalogue, partial(is_of, systems=systems))
+    profiled = section(records, profiles, run.catalogue, systems)
     title = title or f"{TITLE}: {run_title(run.folder.resolve().name, table)}"
     page = render(kept, run.catalogue, title, profiled, table=table, missing=missing, part=part)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -81,28 +75,16 @@ def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record
     return [record for record in records if is_of(record.case, systems)]
 
 
-def refuse_too_many(records: Sequence[Record], run_folder: Path) -> None:
-    """Raise RecordError if the run has more than `MOST_ON_A_PAGE` records."""
-    if len(records) > MOST_ON_A_PAGE:
-        raise RecordError(
-            f"{run_folder}: {len(records):,} records, and a page holds at most {MOST_ON_A_PAGE:,}; "
-            f"draw some systems with `ttt-bench report {run_folder} --systems SYSTEM`, "
-            f"or print all with `ttt-bench table {run_folder}`"
-        )
+def refuse_overwriting(out: Path, kind: str, starts: tuple[bytes, ...]) -> None:
+    """Raise RecordError if `out` is a folder, or exists and is no file of this kind. starts: of such a file."""
+    if out.is_dir():
+        raise RecordError(f"{out}: is a folder; name a file")
+    if out.exists():
+        with refusing(out, "read", RecordError), out.open("rb") as file:
+            start = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+        if not start.startswith(starts):
+            raise RecordError(f"{out}: is there and is no {kind}; it is left as it is, name another file")
 
 
-def refuse_what_is_no_page(out: Path, run_folder: Path) -> None:
-    """Raise RecordError if `out` belongs to the run, or exists and is no HTML page."""
-    place = out.resolve()
-    if place.is_dir():
-        raise RecordError(f"{out}: is a folder; name an HTML file, such as {out / 'report.html'}")
-    if place == (run_folder / FILE).resolve() or (run_folder / "records").resolve() in place.parents:
-        raise RecordError(f"{out}: belongs to the run; name an HTML file outside of its records")
-    if place.exists() and not (place.is_file() and _is_page(place)):
-        raise RecordError(f"{out}: is there and is no HTML page; it is left as it is, name another file")
-
-
-def _is_page(path: Path) -> bool:
-    with refusing(path, "read", RecordError), path.open("rb") as file:
-        start = file.read(512)
-    return start.removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith(_PAGE_STARTS)
+def refuse_what_is_no_page(out: Path) -> None:
+    refuse_overwriting(out, "HTML page", (b"<!doctype html", b"<html"))

@@ -36,7 +36,7 @@ def write_frame(
             raise RecordError(f"--columns {name}: no such column; there are {', '.join(table.columns)}")
     chosen = [*table.columns] if "all" in columns else list(dict.fromkeys(columns))
     if fmt in ("csv", "json"):
-        {"csv": _write_csv, "json": _write_json}[fmt](table[chosen or list(table.columns)], out)
+        out.write({"csv": csv_text, "json": _json_text}[fmt](table[chosen or list(table.columns)]))
     else:
         _write_for_people(table, fmt, out, catalogue or Catalogue(), chosen)
 
@@ -59,17 +59,17 @@ def cell_text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _write_csv(table: pd.DataFrame, out: TextIO) -> None:
-    table.map(lambda value: printable(cell_text(value))).rename(columns=printable).to_csv(out, index=False)
+def csv_text(table: pd.DataFrame) -> str:
+    """Return the table as CSV with all digits of its numbers."""
+    return table.map(lambda value: printable(cell_text(value))).rename(columns=printable).to_csv(index=False)
 
 
-def _write_json(table: pd.DataFrame, out: TextIO) -> None:
+def _json_text(table: pd.DataFrame) -> str:
     rows = [
         {name: plain(value) for name, value in zip(table.columns, row, strict=True)}
         for row in table.itertuples(index=False, name=None)
     ]
-    json.dump(rows, out, indent=1, ensure_ascii=False, allow_nan=False)
-    out.write("\n")
+    return json.dumps(rows, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue, chosen: list[str]) -> None:
@@ -82,13 +82,9 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
     numeric = [pd.api.types.is_numeric_dtype(table[name]) for name in names]
     rows = list(zip(*columns, strict=True))
     if fmt == "markdown":
-        out.write(markdown(head, [[_escaped(cell) for cell in row] for row in rows], numeric))
+        out.write(markdown(head, rows, numeric))
     else:
         out.write(text(head, rows, numeric, _width() if out.isatty() else None))
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("\\", "\\\\").replace("|", "\\|")
 
 
 def _width() -> int:

@@ -1,15 +1,13 @@
 """How tables and pages write numbers, settings, commits and lists in words."""
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
 import pandas as pd
 
 from harness.measure.environment import DIRTY
-from harness.schema.case import Case
 from harness.schema.catalogue import AxisEntry, Catalogue
 from harness.schema.reason import format_number
 
@@ -82,17 +80,3 @@ def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 def _one_reason(rows: pd.DataFrame) -> str:
     one = set(rows["status"]) == {"skipped"} and rows["reason"].nunique() == 1
     return str(rows["reason"].iloc[0]).rstrip(".") if one else ""
-
-
-def counts_of_missing(
-    missing: Iterable[Case], rows: pd.DataFrame, catalogue: Catalogue
-) -> dict[tuple[str, str], tuple[str, int]]:
-    """Return {(system, backend): (label, number of its cases in `missing`)}."""
-    counts = Counter((case.system, case.backend) for case in missing)
-    pairs = set(counts) | set(zip(rows["system"], rows["backend"], strict=True))
-    several = {system for system, number in Counter(system for system, _ in pairs).items() if number > 1}
-    found = {}
-    for (system, backend), number in counts.items():
-        on = f" on {catalogue.backend_label(backend)}" if system in several else ""
-        found[system, backend] = f"{catalogue.system_label(system)}{on}", number
-    return found

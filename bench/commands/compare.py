@@ -105,9 +105,8 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
     from reports.profiles.diff import diff_of_runs
     from reports.publish import refuse_what_is_no_page
 
-    for folder in (a, b):
-        if shown.html:
-            refuse_what_is_no_page(shown.html, folder)
+    if shown.html:
+        refuse_what_is_no_page(shown.html)
     try:
         runs = Run.open(a), Run.open(b)
         found = comparing.compare(*runs, *([] if fail_on is None else [fail_on]))

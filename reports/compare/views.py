@@ -117,36 +117,16 @@ def to_json(comparison: Comparison) -> str:
 
 def page(comparison: Comparison, profiles: str = "") -> str:
     """Return a self-contained HTML page. profiles: HTML of `diff_of_runs` to append."""
-    from reports.page.embedding import script_hash
     from reports.resources import environment, source
 
-    program = script()
-    return (
-        environment("reports.compare")
-        .get_template("compare.html.j2")
-        .render(
-            style=Markup(
-                source("reports.page", "style.css")
-                + source("reports.compare", "table.css")
-                + source("reports.profiles", "section.css")
-            ),
-            comparison=comparison,
-            body=body(comparison) + profiles,
-            program=Markup(program),
-            script_hash=script_hash(program),
-        )
-    )
-
-
-def script() -> str:
-    """Return the JavaScript of a comparison's page, which sorts the table."""
-    from reports.resources import source
-
-    return source("reports.compare", "table.js")
+    styles = [("reports.page", "style.css"), ("reports.compare", "table.css"), ("reports.profiles", "section.css")]
+    template = environment("reports.compare").get_template("compare.html.j2")
+    style = Markup("".join(source(*each) for each in styles))
+    return template.render(style=style, comparison=comparison, body=body(comparison) + profiles)
 
 
 def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
-    """Return the comparison's HTML without head and script. links: pages of A and B, or ""."""
+    """Return the comparison's HTML without head. links: pages of A and B, or ""."""
     from reports.resources import environment
 
     template = environment("reports.compare", tidy=True).get_template("body.html.j2")

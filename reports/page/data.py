@@ -1,18 +1,14 @@
 """A page's JSON data for its scripts: table columns, figures and labels."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
 
-from harness.quality import by_case, by_machine
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import rounded
 from harness.schema.record import Record
 from reports.page.figures import LATENCIES, RATES, Figure, axis_title
-from reports.page.lines import system_looks
 from reports.profiles.section import Section
 from reports.roofline import RATE_COLUMNS
 from reports.stats import (
@@ -29,7 +25,7 @@ from reports.stats import (
     option_columns,
     row_keys,
 )
-from reports.tables import plain, shown, telling_apart
+from reports.tables import cell_text, shown, telling_apart
 
 DIGITS = 6  # significant digits of a number
 # Labels of the page's own columns. The catalogue has the labels of metrics and axes.
@@ -75,8 +71,7 @@ def page_data(
     failures: groups of cases without a result (`html.failures`).
     profiles: for the number of each row with a profile, the anchor of the profile in the page.
     """
-    settings = [*SETTING_COLUMNS, *option_columns(table)]
-    apart = telling_apart(table, settings)
+    apart = telling_apart(table, [*SETTING_COLUMNS, *option_columns(table)])
     labels = {name: _label(name, catalogue) for name in (*table.columns, "cases", "which")}
     columns = _shown_columns(table, catalogue)
     telling = [name for name in dict.fromkeys([*apart, *_SETTINGS]) if name in columns]
@@ -87,7 +82,6 @@ def page_data(
         "shown": columns,
         "short": [name for name in columns if name in {*_SHORT, *telling}],
         "names": _names(table, catalogue, failures),
-        "settings": settings,
         "labels": labels,
         "scales": {name: scale for name in table.columns if (scale := catalogue.metric(name).scale) != 1},
         "signs": SIGNS,
@@ -96,17 +90,9 @@ def page_data(
         "rates": RATES,
         "marks": {y: marks_of(y) for y in ["latency_ms", *(figure.y for figure in drawn)]},
         "figures": [figure.to_dict() for figure in drawn],
-        "looks": [(system, asdict(look)) for system, look in system_looks(table, catalogue).items()],
         "failures": failures,
         "profiles": profiles,
     }
-
-
-def samples(records: list[Record]) -> str:
-    """Return the timed samples as JSON: per row of `stats.frame` a list per process, in ms."""
-    groups = (group for case in by_case(records).values() for group in by_machine(case))
-    found = [[[rounded(ms, 4) for ms in record.samples_ms] for record in group] for group in groups]
-    return json.dumps(found, separators=(",", ":"))
 
 
 def profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, str]:
@@ -171,8 +157,8 @@ def _column(name: str, column: pd.Series) -> dict[str, Any]:
     if _holds_numbers(column):
         return {"name": name, "numbers": [_number(value) for value in column.tolist()]}
     codes, found = pd.factorize(column, use_na_sentinel=False)
-    values: dict[Any, int] = {}
-    distinct = [values.setdefault(_word(value), len(values)) for value in found.tolist()]
+    values: dict[str, int] = {}
+    distinct = [values.setdefault(cell_text(value), len(values)) for value in found.tolist()]
     return {"name": name, "values": list(values), "codes": [distinct[code] for code in codes.tolist()]}
 
 
@@ -180,11 +166,3 @@ def _number(value: Any) -> float | int | None:
     if value is pd.NA:
         return None
     return rounded(value, DIGITS) if isinstance(value, float) else value
-
-
-def _word(value: Any) -> tuple[str, ...] | str | None:
-    """Return a cell as text; suites stay a tuple, because the page's filter matches each name."""
-    if isinstance(value, tuple):
-        return value
-    value = plain(value)
-    return value if value is None else str(value)

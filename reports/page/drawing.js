@@ -2,13 +2,12 @@
 
 const PLOT_HEIGHT = 340;
 const MARGIN = { top: 18, bottom: 48, left: 60, right: 5 };
-const PROFILE_NOTE = "□ profiled: click or Enter", EARLY_NOTE = "┈ not measured";
+const EARLY_NOTE = "┈ not measured";
 const LANE_HEIGHT = 0.045, LANES_HEIGHT = 0.25; // shares of the height: failed cases of a line, of all lines at most
 const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
 const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // pixels: a row of the y title, a letter of it
-const SIGN_ROOM = 13; // pixels for the sign of a point
-const TICKS = [1, 2, 5];
+const TWO_TICKS = 2.5 ** 2; // a log axis over this factor has two of the ticks 1, 2 and 5 of a decade
 const TICK_SIZE = 12.5, TICK_GAP = 5;
 
 const probe = document.body.appendChild(element("span", { hidden: true }));
@@ -44,27 +43,16 @@ function textWidth(text, size) {
   return textWidth.context.measureText(text).width;
 }
 
-/* Truncate the text to `room` pixels, at its end or else (`isEnd` false) at its start. */
-function fitting(text, size, room, isEnd = true) {
+/* Truncate the text to `room` pixels. */
+function fitting(text, size, room) {
   let shown = text;
-  for (let left = text.length - 1; left > 0 && textWidth(shown, size) > room; left -= 1) shown = isEnd ? `${text.slice(0, left)}…` : `…${text.slice(-left)}`;
+  for (let left = text.length - 1; left > 0 && textWidth(shown, size) > room; left -= 1) shown = `${text.slice(0, left)}…`;
   return shown;
 }
 
 /* The name of the CSS variable with a line's color; a lower bound has the color of the axes. */
 function tone(line) {
   return line.y ? "--muted" : `--tone-${line.tone}`;
-}
-
-/* The largest tick (1, 2 or 5 of a decade) up to `value`; tickAbove: the smallest tick from `value` on. */
-function tickBelow(value) {
-  const decade = 10 ** Math.floor(Math.log10(value));
-  return decade * (TICKS.filter((tick) => tick * decade <= value).at(-1) ?? 0.5);
-}
-
-function tickAbove(value) {
-  const decade = 10 ** Math.floor(Math.log10(value));
-  return decade * (TICKS.find((tick) => tick * decade >= value) ?? 10);
 }
 
 /* Join the pieces into lines of text of at most `most` characters. */
@@ -82,7 +70,7 @@ function nameParts(line) {
 }
 
 /* One drawing of a figure. `lines`: [line, its points]. `view`: {xLog, yLog, ratio: the line that divides all lines,
-   paper: {width, height} in pixels, isLive: show which points have a profile}. */
+   paper: {width, height} in pixels}. */
 class Drawing {
   constructor(points, lines, view) {
     Object.assign(this, { points, data: points.data, lines, view });
@@ -90,7 +78,6 @@ class Drawing {
     const last = largest(this.xValues());
     const endsEarly = lines.some(([line, all]) => !line.y && largest(all.map(({ x }) => x)) < last);
     this.notes = [...points.footnotes(lines), ...(endsEarly ? [EARLY_NOTE] : [])];
-    this.profiled = view.isLive ? lines.flatMap(([, all]) => all.filter((point) => point.y && profileOf(point.row))) : [];
     this.height = view.paper?.height ?? PLOT_HEIGHT;
     this.inner = this.height - MARGIN.top - MARGIN.bottom;
   }
@@ -108,7 +95,6 @@ class Drawing {
       ...this.lines.map(([line, all]) => this.lineTrace(line, all)),
       ...this.broken.map(([line, all], lane) => this.failedTrace(line, all, lane)),
       ...this.lines.flatMap(([line, all]) => this.signTraces(line, all)),
-      ...(this.profiled.length ? [this.boxes()] : []),
     ];
   }
 
@@ -151,20 +137,6 @@ class Drawing {
     const edge = { color: colour, width: 1.5 };
     if (line.y) return { symbol: "line-ew", size: 10, line: edge };
     return { symbol: line.marker, size: line.marker.startsWith("triangle") ? 10 : 8, color: line.hollow ? themed("--paper") : colour, line: edge };
-  }
-
-  /* Boxes around the points with a profile. */
-  boxes() {
-    return {
-      type: "scatter",
-      mode: "markers",
-      x: this.profiled.map((point) => point.x),
-      y: this.profiled.map((point) => point.y.value),
-      marker: { symbol: "square-open", size: 15, color: themed("--muted"), line: { width: 1 } },
-      hoverinfo: "skip",
-      cliponaxis: false,
-      showlegend: false,
-    };
   }
 
   /* The signs next to flagged points. */
@@ -231,15 +203,12 @@ class Drawing {
     const place = log ? Math.log10 : Number;
     const [first, last] = [place(values[0]), place(values.at(-1))];
     const pad = 0.05 * (last - first);
-    const gap = 0.055 * (last - first);
-    const ticks = [];
-    for (const value of values) if (!ticks.length || place(value) - place(ticks.at(-1)) >= gap) ticks.push(value);
     return {
       ...shared,
       type: log ? "log" : "linear",
       range: [(log ? first : Math.min(0, first)) - pad, last + pad],
-      tickvals: ticks,
-      ticktext: ticks.map(axisLabel),
+      tickvals: values,
+      ticktext: values.map(axisLabel),
       title: { text: neutral(this.data.x_title), standoff: 8 },
       anchor: "y2",
     };
@@ -251,7 +220,9 @@ class Drawing {
     if (!this.view.yLog) return [0, 1.08 * Math.max(largest(ends), 0) || 1];
     const values = ends.filter((value) => value > 0);
     if (!values.length) return [0, 1];
-    return [Math.log10(tickBelow(0.97 * smallest(values))), Math.log10(tickAbove(1.03 * largest(values)))];
+    const [low, high] = [smallest(values), largest(values)];
+    const room = Math.max(1.2, Math.sqrt((TWO_TICKS * low) / high));
+    return [Math.log10(low / room), Math.log10(high * room)];
   }
 
   yAxis(shared, strip, range, title) {
@@ -269,8 +240,8 @@ class Drawing {
     return nameParts(first).filter((part) => part && others.every(([line]) => nameParts(line).includes(part)));
   }
 
-  /* Distinct names of lines, at most `room` pixels wide. The first of these that fits: names without shared parts, only
-     their first two parts or one, names without shared words, truncated names. */
+  /* Names of lines, at most `room` pixels wide. The first of these that fits: names without shared parts, only their
+     first two parts, names without shared words, truncated names. */
   endTexts(lines, room) {
     const all = lines.map((line) => nameParts(line).filter((part) => !this.shared.includes(part)));
     const words = all.filter((_, at) => !lines[at].y).map((parts) => parts.join(" ").split(" "));
@@ -279,14 +250,9 @@ class Drawing {
     const ofBound = (parts) => parts.filter((part, at) => !at || !bounds.every((own) => own.includes(part)));
     const ofLine = (parts) => parts.map((part) => part.split(" ").filter(isTelling).join(" ")).filter(Boolean);
     const short = all.map((parts, at) => (lines[at].y ? ofBound(parts) : ofLine(parts)));
-    const firsts = [2, 1].map((most) => all.map((parts) => parts.slice(0, most)));
-    const kinds = [all, ...firsts, short].map((kind) => kind.map((parts) => parts.join(" · ")));
+    const kinds = [all, all.map((parts) => parts.slice(0, 2)), short].map((kind) => kind.map((parts) => parts.join(" · ")));
     const isFit = (texts) => new Set(texts).size === texts.length && texts.every((text) => text && textWidth(text, LABEL_SIZE) <= room);
-    const texts = kinds.find(isFit);
-    if (texts) return texts;
-    const names = kinds.at(-1).map((text, at) => text || kinds[0][at]);
-    const truncated = names.map((text) => fitting(text, LABEL_SIZE, room));
-    return truncated.map((text, at) => (truncated.indexOf(text) === truncated.lastIndexOf(text) ? text : fitting(names[at], LABEL_SIZE, room, false)));
+    return kinds.find(isFit) ?? kinds[2].map((text, at) => fitting(text || kinds[0][at], LABEL_SIZE, room));
   }
 
   /* Write names next to the plot, at the heights where the lines end, and move names apart that would overlap. Returns
@@ -304,15 +270,6 @@ class Drawing {
       return [{ line, x: end.x, y, at, to: at }];
     });
     labels.sort((a, b) => a.at - b.at);
-    for (let round = 0; round < 40; round += 1) {
-      for (let i = 1; i < labels.length; i += 1) {
-        const short = LABEL_GAP - (labels[i].to - labels[i - 1].to);
-        if (short > 0) {
-          labels[i].to += short / 2;
-          labels[i - 1].to -= short / 2;
-        }
-      }
-    }
     const gap = Math.min(LABEL_GAP, this.inner / (labels.length - 1));
     let least = pixels - this.inner, most = pixels;
     for (const label of labels) {
@@ -378,18 +335,14 @@ class Drawing {
     const title = folded(label.split(" "), (pixels + 2 * MARGIN.top) / TITLE_LETTER, " ");
     const left = MARGIN.left + TITLE_HEIGHT * (title.length - 1);
     const most = (width - left - 24) / 6;
-    const notes = [...this.notes, ...(this.profiled.length ? [PROFILE_NOTE] : [])];
-    const rows = folded(notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
+    const rows = folded(this.notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
     const xaxis = this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 });
     const gap = MARGIN.right + LABEL_SHIFT;
     const { names, leaders } = this.endLabels(range, xaxis, pixels, LABEL_SHARE * width - gap);
-    // Keep the signs of the first points off the axis.
-    const signed = this.lines.some(([line, all]) => this.signTraces(line, all).length);
     const right = gap + Math.max(0, largest(names.map((name) => textWidth(name.text, LABEL_SIZE))));
     const [place, at] = [xaxis.type === "log" ? Math.log10 : Number, xaxis.ticktext];
     const [from, to] = xaxis.range;
-    const scale = (width - left - right - (signed ? SIGN_ROOM : 0)) / (to - from);
-    if (signed) xaxis.range = [from - SIGN_ROOM / scale, to];
+    const scale = (width - left - right) / (to - from);
     xaxis.ticktext = this.thinned(xaxis.tickvals.map((value) => scale * place(value)), at);
     const note = { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", yshift: -46, showarrow: false, align: "left", font: { size: 11.5 } };
     return {

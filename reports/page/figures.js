@@ -5,17 +5,28 @@ function slug(text) {
   return text.toLowerCase().replaceAll(/[^\p{L}\p{N}.]+/gu, "-").replaceAll(/^-|-$/g, "");
 }
 
+/* Signs of Plotly's dashes, and of its markers: filled and hollow. */
+const DASH_SIGNS = { solid: "─", dash: "╌", dot: "┈", dashdot: "─·", longdash: "—", longdashdot: "—·" };
+const MARKER_SIGNS = { circle: "●○", square: "■□", diamond: "◆◇", "triangle-up": "▲△", pentagon: "⬟⬠", "triangle-down": "▼▽", star: "★☆" };
+
+/* A line's dash and marker in its color. */
+function swatch(line) {
+  const dash = DASH_SIGNS[line.dash];
+  const sign = element("i", { textContent: line.y ? dash + dash : dash + MARKER_SIGNS[line.marker][Number(line.hollow)] + dash, ariaHidden: "true" });
+  sign.style.color = `var(${tone(line)})`;
+  return sign;
+}
+
 const NEAR = 300; // draw figures this many pixels beyond the screen
 const MANY_LINES = 8;
 
 class Figure {
-  /* `cell(row, column)`: a value of the table. `scales`: the divisor of each column. `hiddenSystems`: the systems
-     that the page's checkboxes hide. `stale`: the figure must be drawn again once it is in view. */
-  constructor(host, data, cell, scales, hiddenSystems) {
-    Object.assign(this, { host, data, cell, hiddenSystems, points: new Points(data, cell, scales), stale: true });
+  /* `cell(row, column)`: a value of the table. `scales`: the divisor of each column. `stale`: the figure must be drawn
+     again once it is in view. */
+  constructor(host, data, cell, scales) {
+    Object.assign(this, { host, data, cell, points: new Points(data, cell, scales), stale: true });
     this.plot = host.querySelector(".plot");
     this.readout = host.querySelector(".readout");
-    this.strip = host.querySelector(".strip");
     [this.xLog, this.yLog, this.relative, this.link, this.inches] = ["x-log", "y-log", "ratio", "link", "inches"].map((role) => host.querySelector(`[data-role=${role}]`));
     this.more = host.querySelector(".more");
     this.lines = new Map(); // from a line to its points, not divided
@@ -97,7 +108,7 @@ class Figure {
   }
 
   isOffered(line) {
-    return (this.hasMore || line.primary) && !this.hiddenSystems.has(line.system);
+    return this.hasMore || line.primary;
   }
 
   pointsOf(line) {
@@ -105,11 +116,11 @@ class Figure {
     return this.ratio ? this.points.of(line, this.ratio) : this.lines.get(line);
   }
 
-  /* `paper`: {width, height} of a picture for a paper. `isLive`: for the screen. */
-  drawing(paper = null, isLive = !paper) {
+  /* `paper`: {width, height} of a picture for a paper. */
+  drawing(paper = null) {
     this.prepare();
     const lines = this.visibleLines().map((line) => [line, this.pointsOf(line)]);
-    return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, ratio: this.ratio, paper, isLive });
+    return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, ratio: this.ratio, paper });
   }
 
   isInView() {
@@ -117,8 +128,8 @@ class Figure {
     return bottom > -NEAR && top < innerHeight + NEAR;
   }
 
-  /* Draw the figure at `width`, by default that of its element; many lines take the width of the page. */
-  async draw(width) {
+  /* Draw the figure at the width of its element; many lines take the width of the page. */
+  async draw() {
     this.stale = false;
     this.prepare();
     this.drawLegend();
@@ -129,24 +140,17 @@ class Figure {
       this.plot.textContent = "No case of this figure has a result. The section Without a result has the reasons.";
       return;
     }
-    const drawing = this.drawing(null, !width);
-    const layout = drawing.layout(width ?? this.plot.clientWidth);
+    const drawing = this.drawing();
+    const layout = drawing.layout(this.plot.clientWidth);
     this.places = drawing.places();
     this.place = null;
     this.readout.textContent = ""; // the point may be hidden now
-    this.strip.hidden = true;
     this.plot.style.height = `${layout.height}px`; // Plotly takes the element's height when the window changes
     await Plotly.react(this.plot, drawing.traces(), layout, { responsive: true, displayModeBar: false, doubleClick: "reset" });
     if (this.isDrawn) return;
     this.isDrawn = true;
     this.plot.on("plotly_hover", (event) => this.tellAt(event));
     this.plot.on("plotly_click", (event) => this.click(event));
-  }
-
-  /* Draw the figure light and as wide as a printed page. */
-  drawForPrint() {
-    inLight(() => this.draw(PRINT_WIDTH));
-    if (this.measured.length) inLight(() => Plotly.relayout(this.plot, { width: PRINT_WIDTH, autosize: false }));
   }
 
   drawLegend() {
@@ -193,31 +197,17 @@ class Figure {
     if (this.ratio) this.relative.value = this.measured.indexOf(this.ratio);
   }
 
-  /* Left and Right move through the points line by line, Up and Down to the next line, Home and End to a line's ends;
-     Enter opens a point's profile. */
+  /* Left and Right move through the points line by line; Enter opens a point's profile. */
   go(event) {
     if (event.key === "Enter") this.openProfile(this.places?.[this.place]);
-    const next = this.places?.length ? this.next(event.key) : null;
-    if (next === null) return;
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step || !this.places?.length) return;
     event.preventDefault();
-    this.place = next;
+    const { length } = this.places;
+    this.place = Math.max(0, Math.min(length - 1, (this.place ?? (step > 0 ? -1 : length)) + step));
     const [, , trace, at, axes] = this.places[this.place];
     Plotly.Fx.hover(this.plot, [{ curveNumber: trace, pointNumber: at }], [axes]);
     this.tell(this.places[this.place]);
-  }
-
-  /* The number of the point that a key leads to; null for other keys. */
-  next(key) {
-    const { places } = this;
-    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 1, ArrowUp: -1 }[key];
-    if (["ArrowRight", "ArrowLeft"].includes(key)) return Math.max(0, Math.min(places.length - 1, (this.place ?? (step > 0 ? -1 : places.length)) + step));
-    const [line, { x }] = places[this.place ?? 0];
-    const lines = [...new Set(places.map(([each]) => each))];
-    const to = step ? lines[lines.indexOf(line) + step] ?? line : line;
-    const own = places.filter(([each]) => each === to);
-    if (key === "Home" || key === "End") return places.indexOf(own.at(key === "Home" ? 0 : -1));
-    const gap = ([, point]) => Math.abs(point.x - x);
-    return step ? places.indexOf(own.reduce((best, each) => (gap(each) < gap(best) ? each : best))) : null;
   }
 
   openProfile(place) {
@@ -227,12 +217,11 @@ class Figure {
     else this.readout.append(" · This point has no profile: `ttt-bench profile` makes one.");
   }
 
-  /* Describe a point below the plot, with its samples. */
+  /* Describe a point below the plot. */
   tell([line, point]) {
     const anchor = profileOf(point.row);
     this.readout.textContent = this.points.words(line, point, this.drawing().yTitle).join(" · ");
     if (anchor) this.readout.append(" · ", element("a", { href: `#${anchor}`, className: "offer", textContent: "Profile of this point" }));
-    showSamples(this.strip, line, point);
   }
 
   placeAt({ points: [at] }) {

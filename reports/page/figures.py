@@ -198,9 +198,8 @@ class _Panel:
         rows = self.panel.rows.loc[sorted({row for point in points for row in point})]
         measured = rows[(rows["status"] == "ok") & (rows["samples"] > 0)]
         if len(measured):
-            yield _either(
-                [self.panel.looks.words("timing", way, self.panel.entry.phase) for way in measured["timing"].unique()]
-            )
+            ways = measured["timing"].unique()
+            yield " or ".join(self.panel.looks.words("timing", way, self.panel.entry.phase) for way in ways)
             if self.panel.entry.y not in AMOUNTS:
                 yield _points_words(measured, self.panel.entry.y, any(line.base_rows for line in lines))
         yield self._states()
@@ -235,14 +234,6 @@ class _Panel:
 def _points(line: Line) -> list[tuple[int, ...]]:
     """Return the row numbers of each point: one row, or numerator and denominator."""
     return list(zip(line.rows, line.base_rows, strict=True)) if line.base_rows else [(row,) for row in line.rows]
-
-
-def _either(found: list[str]) -> str:
-    """Return the phrases joined: `timed eagerly, in graphs or by the engine`."""
-    first, *others = found
-    if len({each.partition(" ")[0] for each in found}) == 1 and all(" " in each for each in found):
-        others = [each.partition(" ")[2] for each in others]
-    return " or ".join(filter(None, [", ".join([first, *others[:-1]]), *others[-1:]]))
 
 
 def _spans_wide(rows: pd.DataFrame, lines: list[Line], y: str) -> bool:

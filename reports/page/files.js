@@ -1,14 +1,10 @@
-/* Downloads: a figure as a picture for a paper, or its numbers as CSV. */
+/* Downloads: a figure as a picture for a paper. */
 
-const PRINT_WIDTH = 660;
 const INCH = 125; // pixels per inch of a picture, which sets its text at 7 points
-const PRINTED_DOTS = 300; // per inch
 
 const FILES = {
   svg: async (figure) => save(`${fileName(figure)}.svg`, "image/svg+xml", await paperSvg(figure, Number(figure.inches.value))),
-  png: (figure) => savePng(figure, Number(figure.inches.value)),
   pdf: (figure) => printAlone([figure], Number(figure.inches.value)),
-  csv: (figure) => save(`${fileName(figure)}.csv`, "text/csv", figureCsv(figure)),
 };
 
 function fileName(figure) {
@@ -19,17 +15,6 @@ function save(name, type, text) {
   const link = element("a", { download: name, href: URL.createObjectURL(new Blob([text], { type })) });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-}
-
-function csvCell(value) {
-  if (value === null || value === undefined) return "";
-  if (typeof value === "number") return String(value);
-  const text = Array.isArray(value) ? value.join(", ") : String(value);
-  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-}
-
-function csvText(rows) {
-  return rows.map((row) => `${row.map(csvCell).join(",")}\n`).join("");
 }
 
 /* A figure on white, `inches` wide, without title and caption, which LaTeX sets. */
@@ -47,12 +32,6 @@ async function paperSvg(figure, inches) {
   const { width, height } = picture.layout;
   const svg = await Plotly.toImage(picture, { format: "svg", width, height, imageDataOnly: true });
   return svg.replace(/ width="[^"]*" height="[^"]*"/, ` width="${width / INCH}in" height="${height / INCH}in"`);
-}
-
-function savePng(figure, inches) {
-  const picture = paperPicture(figure, inches);
-  const { width, height } = picture.layout;
-  return Plotly.downloadImage(picture, { format: "png", width, height, scale: PRINTED_DOTS / INCH, filename: fileName(figure) });
 }
 
 /* Show only these figures, one on each sheet; the highest figure sets the size of all sheets. */
@@ -78,26 +57,4 @@ async function printAlone(figures, inches) {
   print();
   alone.remove();
   document.documentElement.classList.remove("alone");
-}
-
-/* The shown points as CSV, one row each, with flags and notes of the point and its baseline. */
-function figureCsv(figure) {
-  const drawing = figure.drawing();
-  const { data, cell, points } = figure;
-  const columns = ["system", "backend", "size", "phase", "batch", "context", ...page.settings, "samples", "processes", "process_spread", "status", "reason", "marks", "notes", "device", "device_id", "commit", "started_at"];
-  const others = [...new Set(columns)].filter((name) => name !== data.x && page.columns.some((column) => column.name === name));
-  const head = ["figure", "line", data.x, "quantity", "value", "low", "high", ...others];
-  const csvRow = (line, point) => {
-    const { row, y } = point;
-    const values = [y?.value, y?.low, y?.high].map((value) => value && Number(value.toPrecision(6)));
-    const special = {
-      status: y ? cell(row, "status") : points.whyNot(point),
-      reason: points.reason(point),
-      marks: points.marks(point).join(", "),
-      notes: points.notes(point).join("; "),
-    };
-    const rest = others.map((name) => special[name] ?? cell(row, name));
-    return [data.title, line.name, point.x, line.y || drawing.yTitle, ...values, ...rest];
-  };
-  return csvText([head, ...drawing.lines.flatMap(([line, all]) => all.map((point) => csvRow(line, point)))]);
 }

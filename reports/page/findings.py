@@ -6,13 +6,12 @@ from itertools import chain, groupby, takewhile
 import pandas as pd
 
 from harness.measure.interval import FEWEST
-from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue, PaperClaim
 from harness.schema.reason import format_number, span
 from reports.page.figures import Figure
 from reports.page.ranking import Standing, View, best_standing, standings
 from reports.stats import FEW_SAMPLES, HOT, LOADED, MARKS, UNSTEADY, UNSTEADY_TIMES, case_statuses, marks_in
-from reports.words import BETWEEN, counts_of_missing, format_x, left_out, listed, share_of
+from reports.words import BETWEEN, format_x, left_out, listed, share_of
 
 _FLAGS = {
     FEW_SAMPLES: f"with fewer than {FEWEST} samples",
@@ -71,14 +70,11 @@ def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
     return f"Small models ({sizes}) on a CPU, {devices}: these are not the paper's figures, which need a GPU."
 
 
-def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> str:
-    """Return the notice that planned cases have no record; "" if `missing` is empty."""
-    if not missing:
-        return ""
-    counts = [f"{count} of {name}" for name, count in counts_of_missing(missing, table, catalogue).values()]
-    total = case_statuses(table).total() + len(missing)
-    have = "has" if len(missing) == 1 else "have"
-    return f"Unfinished: {share_of(len(missing), total, 'planned case')} {have} no record: {listed(counts)}."
+def unfinished(table: pd.DataFrame, missing: int) -> str:
+    """Return the notice that `missing` planned cases have no record; "" for none."""
+    total = case_statuses(table).total() + missing
+    have = "has" if missing == 1 else "have"
+    return f"Unfinished: {share_of(missing, total, 'planned case')} {have} no record." if missing else ""
 
 
 def contended(table: pd.DataFrame) -> str:
@@ -98,7 +94,7 @@ def _parts(view: View) -> str:
     totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
     if not totals:
         return ""
-    names = listed(list(view.labels(view.compared, view.held).values()))
+    names = listed([str(view.table.loc[line.rows[0], "part"]) for line in view.compared])
     best = min(totals, key=totals.__getitem__)
     return (
         f"The total of {names} is least at {view.at(format_x(best))}: {format_number(totals[best])} {view.metric.unit}"
@@ -153,7 +149,8 @@ def _lead(last: Standing, view: View) -> str:
     (best, _), (after, next_who) = last.ranks[:2]
     at = format_x(last.x) if len(view.tried) > 1 else view.at(format_x(last.x))
     if not view.is_speed:
-        return f": {format_number(best.value)} {view.metric.unit} at {at}, {next_who} {format_number(after.value)}"
+        value = f"{format_number(best.value)} {view.metric.unit}".rstrip()
+        return f": {value} at {at}, {next_who} {format_number(after.value)}"
     factor = after.value / best.value if view.lower_is_better else best.value / after.value
     return f", {format_number(factor)} times as fast as {next_who} at {at}"
 

@@ -17,22 +17,21 @@ from harness.schema.record import Record
 from reports.backend_settings import backend_settings
 from reports.fairness import fairness, unequal
 from reports.machines import machines
-from reports.page.citation import citation, devices_of
-from reports.page.data import LABELS, constants, page_data, profiled_rows, samples
+from reports.page.data import constants, page_data, profiled_rows
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, days, ends, figures
 from reports.page.findings import contended, finding, flags, headline, small_models, unfinished
-from reports.page.lines import system_looks
 from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
 from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
 from reports.stats import case_statuses, frame, suites_of_cases
+from reports.tables import csv_text
 from reports.words import short_commit
 
 TITLE = "Test-Time Training, measured"
 PACKAGE = "reports.page"
-PROGRAM = ("table", "points", "stamps", "drawing", "files", "samples", "figures", "page")
+PROGRAM = ("table", "points", "drawing", "files", "figures", "page")
 MISSING = "missing"
 STATUS_MEANINGS = {
     "ok": "measured",
@@ -86,26 +85,21 @@ def render(
     loader, plotly = source(PACKAGE, "load.js"), None if around else plotly_source()
     models, environments = fairness(records, catalogue), machines(records)
     kinds = (str(record.environment.get("device_kind")) for record in records)
-    systems = {line.system for figure in drawn for line in figure.lines}
     counts = case_statuses(table) + Counter({MISSING: len(missing)})
     return _template().render(
-        label=LABELS.get,
         system_label=catalogue.system_label,
         backend_label=catalogue.backend_label,
         title=title or TITLE,
         notices=[
             part,
             contended(table) if timed else UNTIMED,
-            unfinished(table, missing, catalogue),
+            unfinished(table, len(missing)),
             small_models(table, kinds),
         ],
         findings=[*unequal(models, catalogue), *headline(table, catalogue, drawn)],
         sentences=[finding(table, catalogue, figure) for figure in drawn],
-        citation=citation(title or TITLE, table, len(missing), part),
         facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],
         suites=_by_suite(drawn),
-        systems=[name for name in system_looks(table, catalogue) if name in systems],
-        filters=_filters(table),
         constants=constants(table, catalogue),
         statuses={
             each: STATUS_MEANINGS[each] for each in STATUS_MEANINGS if any(row["status"] == each for row in lost)
@@ -116,9 +110,9 @@ def render(
         machines=environments,
         settings=backend_settings(records),
         data=embedded_json(page_data(table, catalogue, drawn, lost, profiled_rows(records, profiled))),
-        samples=packed(samples(records)),
         around=around,
         records=None if around else packed("".join(f"{record.to_json()}\n" for record in records)),
+        table=None if around else packed(csv_text(table)),
         profiles=profiled.html if profiled else None,
         style=Markup(source(PACKAGE, "style.css") + (profile_style() if profiled else "")),
         plotly=plotly and packed_plotly(),
@@ -126,6 +120,11 @@ def render(
         loader=Markup(loader),
         script_hashes=[script_hash(each) for each in (program, loader, plotly) if each],
     )
+
+
+def devices_of(table: pd.DataFrame) -> list[str]:
+    """Return the distinct device names in a `stats.frame` table."""
+    return [device for device in table["device"].unique() if device]
 
 
 def run_title(name: str, table: pd.DataFrame) -> str:
@@ -162,11 +161,6 @@ def _which(rows: pd.DataFrame) -> str:
     first = rows.iloc[0]
     cold = ["L2 cold"] if first["l2"] == "cold" else []
     return ", ".join([first["phase"], *(f"{axis} {ends(rows[axis])}" for axis in ("batch", "context")), *cold])
-
-
-def _filters(table: pd.DataFrame) -> dict[str, list[str]]:
-    suites = sorted({suite for names in table["suites"] for suite in names})
-    return {"suites": suites} | {name: sorted(table[name].unique()) for name in ("system", "status")}
 
 
 def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]:

@@ -3,11 +3,10 @@
 A line refers to rows of `stats.frame` by number.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count, cycle
-from math import lcm
+from itertools import cycle
 from typing import Any
 
 import pandas as pd
@@ -62,21 +61,13 @@ class Line:
 
 
 def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
-    """Return each system's look; unknown systems get an unused tone and marker."""
+    """Return each system's look; unknown systems get an unused tone and marker, as long as there are such."""
     looks = {entry.name: Look(entry.tone % TONES, entry.marker) for entry in catalogue.systems}
-    for name in sorted(set(table["system"]) - set(looks)):
-        number = len(looks)
-        tones, markers = _unused(looks.values())
-        looks[name] = Look(
-            tones[0] if tones else number % TONES, (markers or MARKERS)[0 if markers else number % len(MARKERS)]
-        )
+    for number, name in enumerate(sorted(set(table["system"]) - set(looks)), len(looks)):
+        tones = [tone for tone in range(TONES) if tone not in {look.tone for look in looks.values()}]
+        markers = [marker for marker in MARKERS if marker not in {look.marker for look in looks.values()}]
+        looks[name] = Look([*tones, number % TONES][0], [*markers, MARKERS[number % len(MARKERS)]][0])
     return looks
-
-
-def _unused(looks: Iterable[Look]) -> tuple[list[int], list[str]]:
-    taken = [(look.tone, look.marker) for look in looks]
-    tones, markers = {tone for tone, _ in taken}, {marker for _, marker in taken}
-    return [each for each in range(TONES) if each not in tones], [each for each in MARKERS if each not in markers]
 
 
 class Looks:
@@ -85,36 +76,16 @@ class Looks:
     def __init__(self, table: pd.DataFrame, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
         self.systems = system_looks(table, catalogue)
-        self.drawn, self.devices = set(table["system"]), table["device"].replace("", None).nunique()
+        self.taken = {self.systems[name].tone for name in table["system"].unique()}
+        self.devices = table["device"].replace("", None).nunique()
         self.order = {name: number for number, name in enumerate(self.systems)}
         backends = [entry.name for entry in catalogue.backends]
         backends += sorted(set(table["backend"]) - set(backends))
         self.backends = {name: number for number, name in enumerate(backends)}
-        self.pairs = self._pair_looks(table)
+        self.dashes = {entry.name: entry.dash for entry in catalogue.backends}
 
-    def _pair_looks(self, table: pd.DataFrame) -> dict[tuple[str, str], Look]:
-        """Return the looks by (system, backend), which differ within a system and phase."""
-        dashes = {entry.name: entry.dash for entry in self.catalogue.backends}
-        phases = table.groupby(["system", "backend"])["phase"].agg(set).to_dict()
-        found: dict[tuple[str, str], Look] = {}
-        for system, backend in sorted(phases, key=lambda pair: (self.order[pair[0]], self.backends[pair[1]])):
-            taken = {
-                (look.dash, look.hollow)
-                for (other, name), look in found.items()
-                if other == system and phases[other, name] & phases[system, backend]
-            }
-            found[system, backend] = _free(replace(self.systems[system], dash=dashes.get(backend, DASHES[0])), taken)
-        return found
-
-    def of_one_system(self, system: str) -> Iterator[Look]:
-        """Yield endless looks for a figure that shows only `system`; the first is its own."""
-        own = self.systems[system]
-        tones, markers = _unused(look for name, look in self.systems.items() if name in self.drawn)
-        tones = [own.tone, *(tone for tone in tones if tone != own.tone)]
-        markers = [own.marker, *(marker for marker in markers if marker != own.marker)]
-        turn = lcm(len(tones), len(markers))  # pairs repeat after so many
-        for number in count():
-            yield Look(tones[number % len(tones)], markers[(number + number // turn) % len(markers)])
+    def of(self, system: str, backend: str) -> Look:
+        return replace(self.systems[system], dash=self.dashes.get(backend, DASHES[0]))
 
     def words(self, column: str, value: Any, phase: str = "") -> str:
         """Return a value as legends and captions show it; "" if missing, except for a device."""
@@ -166,7 +137,7 @@ class FigurePanel:
         lines: list[Line] = []
         for key in sorted(groups, key=self._rank):
             values, pair = dict(zip(columns, key, strict=True)), (key[0], key[1])
-            look = own_looks.get(values[self._look_column]) or self.looks.pairs[pair]
+            look = own_looks.get(values[self._look_column]) or self.looks.of(*pair)
             line = self._line(values, telling, groups[key], look, self.looks.catalogue.backend_label(pair[1]))
             line = replace(line, primary=pair in (listed or pairs), unnamed=pair[0] not in systems)
             lines.append(_set_apart(line, lines))
@@ -183,7 +154,10 @@ class FigurePanel:
         if column == "system":
             return {}
         found = sorted(self.rows[column].unique(), key=lambda value: (self.looks.backends.get(value, 0), value))
-        return dict(zip(found, self.looks.of_one_system(self.rows["system"].iloc[0]), strict=False))
+        own = self.looks.systems[self.rows["system"].iloc[0]]
+        tones = [own.tone, *(tone for tone in range(TONES) if tone not in self.looks.taken)]
+        looks = (Look(tones[at % len(tones)], MARKERS[at % len(MARKERS)]) for at in range(len(found)))
+        return dict(zip(found, looks, strict=True))
 
     def _line(
         self, values: dict[str, Any], telling: dict[str, set[str]], rows: list[int], look: Look, backend_label: str

@@ -11,7 +11,6 @@ const severalUnits = new Set((columns.get("device_id") ?? []).filter(Boolean)).s
 const unitOf = (row) => (severalUnits && cell(row, "device_id") ? `GPU ${cell(row, "device_id")}` : "");
 const rowSigns = (row) => signsOf(marksIn(cell(row, "marks"), "latency_ms"));
 const allRows = [...Array(page.count).keys()];
-const hiddenSystems = new Set();
 
 /* The columns with these `names` as a Table takes them; in a column, `names` maps values to labels. */
 function tableColumns(names) {
@@ -22,19 +21,14 @@ function startResults() {
   const host = document.getElementById("results-table");
   const table = new Table(host, { caption: "All cases", columns: tableColumns(page.short), rows: allRows, cell, signs: rowSigns });
   startChooser(table);
-  const controls = [...document.querySelectorAll("#filters [data-filter]")];
   const words = document.getElementById("filter-text");
   const haystacks = [];
   const called = (name, value) => [shown(value), page.names[name]?.[value] ?? ""];
   const haystack = (row) => (haystacks[row] ??= [...columns.keys()].flatMap((name) => called(name, cell(row, name))).join("\n").toLowerCase());
-  const apply = () => {
+  words.oninput = () => {
     const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const chosen = controls.filter((control) => control.value !== "").map((control) => [control.dataset.filter, control.value]);
-    table.filter((row) => chosen.every(([name, value]) => [cell(row, name)].flat().includes(value)) && wanted.every((word) => haystack(row).includes(word)));
+    table.filter((row) => wanted.every((word) => haystack(row).includes(word)));
   };
-  words.oninput = apply;
-  for (const control of controls) control.onchange = apply;
-  document.getElementById("filters").onreset = () => setTimeout(apply);
 }
 
 /* Fill the menu of columns; the columns that the table shows at first are checked. */
@@ -60,7 +54,7 @@ function startFailures() {
 
 function startFigures() {
   return [...document.querySelectorAll("[data-figure]")].map((host) => {
-    return new Figure(host, page.figures[Number(host.dataset.figure)], cell, page.scales, hiddenSystems);
+    return new Figure(host, page.figures[Number(host.dataset.figure)], cell, page.scales);
   });
 }
 
@@ -90,9 +84,8 @@ async function drawInView(figures) {
   }
 }
 
-/* Draw all figures; in a picture, without boxes that offer a profile to click. */
-async function drawAll(figures, isPicture = false) {
-  for (const figure of figures) await figure.draw(isPicture ? figure.plot.clientWidth : undefined);
+async function drawAll(figures) {
+  for (const figure of figures) await figure.draw();
 }
 
 function redraw(figures) {
@@ -111,43 +104,17 @@ function startDrawing(figures) {
   return drawInView(figures);
 }
 
-/* Figures print in the light theme. */
-function startPrint(figures) {
-  addEventListener("beforeprint", () => {
-    if (document.documentElement.classList.contains("alone")) return;
-    for (const figure of figures) figure.drawForPrint();
-  });
-  addEventListener("afterprint", () => redraw(figures));
-}
-
-function startSystems(figures) {
-  const looks = new Map(page.looks);
-  for (const box of document.querySelectorAll("[data-system]")) {
-    box.after(swatch({ ...looks.get(box.dataset.system), dash: "solid", hollow: false }));
-    box.onchange = () => {
-      if (box.checked) hiddenSystems.delete(box.dataset.system);
-      else hiddenSystems.add(box.dataset.system);
-      redraw(figures);
-    };
-  }
-}
-
-function tableCsv() {
-  const names = [...columns.keys()];
-  return csvText([names, ...allRows.map((row) => names.map((name) => cell(row, name)))]);
-}
-
 /* Start the download buttons; a page of a site links to files instead. */
 function startDownloads() {
   if (!document.getElementById("records")) return;
-  document.getElementById("save-csv").onclick = () => save("records.csv", "text/csv", tableCsv());
+  document.getElementById("save-csv").onclick = async () => save("records.csv", "text/csv", await unpacked("table"));
   document.getElementById("save-records").onclick = async () => save("records.jsonl", "application/jsonl", await unpacked("records"));
 }
 
-/* On a small screen, show the first figure before the findings and the systems. */
+/* On a small screen, show the first figure before the findings. */
 function foldOpening() {
-  if (!matchMedia("(max-width: 40rem)").matches) return;
-  for (const details of document.querySelectorAll("#findings, #systems")) details.open = false;
+  const findings = document.getElementById("findings");
+  if (findings && matchMedia("(max-width: 40rem)").matches) findings.open = false;
 }
 
 const figures = [];
@@ -157,13 +124,11 @@ async function start() {
   foldOpening();
   await plotlyIsThere;
   figures.push(...startFigures());
-  startSystems(figures);
   darkTheme.onchange = () => redraw(figures);
   await startDrawing(figures);
   startResults();
   startFailures();
   startDownloads();
-  startPrint(figures);
   page.started = true;
   document.documentElement.dataset.ready = "yes";
 }

@@ -156,10 +156,16 @@ class View:
         """Return {name of the line: its shortest label that is unique among `lines`}.
 
         omitted: parts of names to leave out, because the page's sentence states them already.
+        A label of settings alone begins with the system.
         """
         names = [line.name.split(BETWEEN) for line in lines]
         shared = set(names[0]).intersection(*names[1:]) if len(names) > 1 else set()
-        rests = [BETWEEN.join(part for part in name if part not in {*omitted, *shared}) for name in names]
+        dropped = {*omitted, *shared}
+        kept = [[name[0]] if {*name[:2]} <= dropped else [] for name in names]
+        rests = [
+            BETWEEN.join([*system, *(part for part in name if part not in dropped)])
+            for system, name in zip(kept, names, strict=True)
+        ]
         shorts = [line.short for line in lines]
         return {
             line.name: next((own for own, all_ in ((short, shorts), (rest, rests)) if all_.count(own) == 1), line.name)

@@ -1,6 +1,5 @@
-/* A sortable, filterable table that keeps one page of its rows in the document. */
+/* A sortable, filterable table. */
 
-const ROWS_A_PAGE = 100;
 const WORDS = ["suites", "reason", "which", "notes"]; // columns that wrap
 const LONG = 30, LONG_LABEL = 15; // longer cells and labels, in characters, need a wide column
 const collator = new Intl.Collator("en", { numeric: true });
@@ -41,24 +40,17 @@ function compare(a, b, direction) {
    `link(row)`: the address of a column's cell. `signs(row)`: [flag, sign, meaning] of a row's latency. */
 class Table {
   constructor(host, { caption, columns, rows, cell, signs = () => [] }) {
-    Object.assign(this, { rows, cell, signs, kept: rows, page: 0, sorted: { key: null, direction: 1 } });
+    Object.assign(this, { rows, cell, signs, kept: rows, sorted: { key: null, direction: 1 } });
     this.head = element("tr");
     this.body = element("tbody");
     this.count = element("p", { className: "count" });
     this.count.setAttribute("role", "status");
-    this.previous = element("button", { type: "button", textContent: "Previous" });
-    this.next = element("button", { type: "button", textContent: "Next" });
-    this.previous.onclick = () => this.turn(-1);
-    this.next.onclick = () => this.turn(1);
-    this.pager = element("div", { className: "pager" }, this.count, this.previous, this.next);
     const table = element("table", {}, element("caption", { className: "unseen", textContent: caption }));
     table.append(element("thead", {}, this.head), this.body);
     const scroller = element("div", { className: "scroller", tabIndex: 0 }, table);
     scroller.setAttribute("role", "region");
     scroller.setAttribute("aria-label", `${caption} (scrolls)`);
-    this.scroller = scroller;
-    scroller.table = this;
-    host.replaceChildren(this.pager, scroller);
+    host.replaceChildren(this.count, scroller);
     this.choose(columns);
   }
 
@@ -82,7 +74,6 @@ class Table {
     const again = this.sorted.key === key;
     this.sorted = { key, direction: again ? -this.sorted.direction : 1 };
     this.markSorted();
-    this.page = 0;
     this.draw();
   }
 
@@ -95,28 +86,15 @@ class Table {
 
   filter(keep) {
     this.kept = this.rows.filter(keep);
-    this.page = 0;
     this.draw();
   }
 
-  turn(by) {
-    this.page += by;
-    this.draw();
-    this.scroller.scrollTop = 0;
-  }
-
-  /* Draw one page of rows, or all of them. */
-  draw(whole = false) {
+  draw() {
     const { key, direction } = this.sorted;
     const rows = key === null ? this.kept : [...this.kept].sort((a, b) => compare(this.cell(a, key), this.cell(b, key), direction));
-    const start = whole ? 0 : this.page * ROWS_A_PAGE;
-    const visible = whole ? rows : rows.slice(start, start + ROWS_A_PAGE);
-    this.body.replaceChildren(...visible.map((row) => this.line(row)));
-    const of = this.kept.length === this.rows.length ? `${rows.length}` : `${rows.length} that match (${this.rows.length} in all)`;
-    this.count.textContent = rows.length ? `Rows ${start + 1}–${start + visible.length} of ${of}` : `No row of ${this.rows.length} matches`;
-    this.previous.disabled = this.page === 0;
-    this.next.disabled = start + ROWS_A_PAGE >= rows.length;
-    this.previous.hidden = this.next.hidden = rows.length <= ROWS_A_PAGE;
+    this.body.replaceChildren();
+    for (const row of rows) this.body.append(this.line(row));
+    this.count.textContent = `${rows.length} of ${this.rows.length} rows`;
   }
 
   line(row) {
@@ -139,11 +117,3 @@ class Table {
     cell.title = meaning;
   }
 }
-
-/* Draw the tables with all rows, for printing, or with one page of them. */
-function drawTables(whole) {
-  for (const scroller of document.querySelectorAll(".scroller")) scroller.table?.draw(whole);
-}
-
-addEventListener("beforeprint", () => drawTables(true));
-addEventListener("afterprint", () => drawTables(false));

@@ -74,9 +74,6 @@ function openProfile() {
 for (const details of document.querySelectorAll("details[data-profile]")) {
   details.addEventListener("toggle", () => startProfile(details), { once: true });
 }
-const redrawAll = () => redraws.forEach((draw) => draw());
-darkTheme.addEventListener("change", redrawAll);
-addEventListener("beforeprint", () => inLight(redrawAll));
-addEventListener("afterprint", redrawAll);
+darkTheme.addEventListener("change", () => redraws.forEach((draw) => draw()));
 addEventListener("hashchange", openProfile);
 openProfile();

@@ -15,6 +15,7 @@ from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.profile import Kernel, Profile, short_name
 from harness.schema.record import Record
+from reports.page.part import is_of
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.diff import Diff
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
@@ -27,7 +28,6 @@ SCRIPTS = ("roofline.js", "timeline.js", "section.js")
 _NAME_LIMIT = 108  # characters of a kernel's full name in the page
 _BAR = 1000.0  # units of a bar's width
 _LEAST_WAIT, _MOST_WAITS = 0.01, 3  # share of a warp's time for a wait to be shown, and how many are
-_MOST_OPEN = 8  # up to so many groups of cases, all are open
 
 
 @dataclass(frozen=True)
@@ -54,27 +54,12 @@ class BarPiece:
 
 
 @dataclass(frozen=True)
-class KernelRow:
-    """A kernel in the page's table, with a text for each of `COLUMNS` in `cells`.
-
-    part: the label of its part.
-    bound: the bottleneck in words. waits: what its warps wait for most. Both are "" without hardware counters.
-    """
-
-    name: str
-    full_name: str
-    part: str
-    cells: list[str]
-    bound: str
-    waits: str
-
-
-@dataclass(frozen=True)
 class ShownProfile:
     """A profiled case as the page shows it.
 
     agreement: how well profiled and recorded time agree, in words.
     slower_than: a `Diff` to each faster case of the group. drawn: the values for the scripts.
+    rows: the kernels of the table, with a text for each of `COLUMNS` in `cells`; `bound` and `waits` need counters.
     """
 
     profile: Profile
@@ -82,7 +67,7 @@ class ShownProfile:
     pieces: tuple[BarPiece, ...]
     agreement: str
     slower_than: tuple[Diff, ...]
-    rows: tuple[KernelRow, ...]
+    rows: list[dict[str, Any]]
     drawn: dict[str, Any]
 
     @property
@@ -92,12 +77,12 @@ class ShownProfile:
     @property
     def columns(self) -> list[tuple[str, int]]:
         """Pairs (heading, index into `COLUMNS`) for the kernel table's nonempty columns."""
-        return [(heading, at) for at, (heading, *_) in enumerate(COLUMNS) if any(row.cells[at] for row in self.rows)]
+        return [(heading, at) for at, (heading, *_) in enumerate(COLUMNS) if any(row["cells"][at] for row in self.rows)]
 
     @property
     def is_counted(self) -> bool:
         """Whether any kernel in the table has hardware counters."""
-        return any(row.bound for row in self.rows)
+        return any(row["bound"] for row in self.rows)
 
     @property
     def summary(self) -> str:
@@ -118,20 +103,17 @@ class ShownProfile:
 
 
 def section(
-    records: Sequence[Record],
-    profiles: Collection[Profile],
-    catalogue: Catalogue,
-    is_of: Callable[[Case], bool] = lambda _: True,
+    records: Sequence[Record], profiles: Collection[Profile], catalogue: Catalogue, systems: Sequence[str] = ()
 ) -> Section | None:
-    """Return the section on the profiles that `is_of` selects; None if none has a time.
+    """Return the section on the profiles of `systems`, or of all for (); None if none has a time.
 
     records: the run's records, from which measured peaks and recorded latencies come.
     """
     with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
-    good = [profile for profile in with_common_ceilings(with_work, records) if is_of(profile.case)]
+    good = [profile for profile in with_common_ceilings(with_work, records) if is_of(profile.case, systems)]
     if not good:
         return None
-    latencies = recorded([record for record in records if is_of(record.case)])
+    latencies = recorded([record for record in records if is_of(record.case, systems)])
     groups = [(title, _shown(catalogue, group, latencies)) for title, group in _groups(good, latencies).items()]
     jinja = environment(PACKAGE)
     functions = (device_id_of, sentences, unplaced)
@@ -143,10 +125,9 @@ def section(
         failed=[
             (each.case.label, each.reason or "nothing ran")
             for each in profiles
-            if is_of(each.case) and each.status != "skipped" and not (each.status == "ok" and each.region_us)
+            if is_of(each.case, systems) and each.status != "skipped" and not (each.status == "ok" and each.region_us)
         ],
         bar=_BAR,
-        most_open=_MOST_OPEN,
         has_ceilings=any(value for profile in good for value in profile.ceilings.values()),
         is_counted=any(kernel.counters for profile in good for kernel in profile.kernels),
         measured=len(latencies),
@@ -221,9 +202,7 @@ def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str
         others = zip(profiles, names, strict=True)
         slower_than = (Diff(each, profile, other, name) for each, other in others if each.unit_ms < profile.unit_ms)
         pieces, said = tuple(_pieces(profile, widest)), agreement(profile, latencies.get(profile.case.key))
-        found.append(
-            ShownProfile(profile, title, pieces, said, tuple(slower_than), tuple(_rows(profile)), drawing(profile))
-        )
+        found.append(ShownProfile(profile, title, pieces, said, tuple(slower_than), _rows(profile), drawing(profile)))
     return found
 
 
@@ -250,17 +229,17 @@ def _pieces(profile: Profile, widest_ms: float) -> Iterable[BarPiece]:
         x += width
 
 
-def _rows(profile: Profile) -> list[KernelRow]:
+def _rows(profile: Profile) -> list[dict[str, Any]]:
     names = kernel_parts(profile)
     return [
-        KernelRow(
-            short(kernel.name),
-            short_name(kernel.name, _NAME_LIMIT),
-            LABELS[names[kernel.name]],
-            _cells(kernel, profile),
-            bound_of(kernel, profile) if kernel.counters else "",
-            _waits(kernel),
-        )
+        {
+            "name": short(kernel.name),
+            "full_name": short_name(kernel.name, _NAME_LIMIT),
+            "part": LABELS[names[kernel.name]],
+            "cells": _cells(kernel, profile),
+            "bound": bound_of(kernel, profile) if kernel.counters else "",
+            "waits": _waits(kernel),
+        }
         for kernel in profile.kernels[:NAMED]
     ]
 

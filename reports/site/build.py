@@ -3,24 +3,21 @@
 The site needs no network and can be opened from disk.
 """
 
-import re
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.schema.files import write_atomically
+from harness.schema.files import listed, write_atomically
 from harness.schema.record import RecordError
 from harness.schema.run import Run
 from reports.page.embedding import plotly_source
 from reports.site.compared import comparisons
-from reports.site.entry import ID, PLOTLY, Drawn, files_of, run_id
-from reports.site.folder import FOLDERS, refuse_what_belongs_to_others, write_marker
+from reports.site.entry import PLOTLY, Entry, files_of, run_id
 from reports.site.history import histories
 from reports.site.pages import shared_files
 
-# Paths of the files that the site writes for runs, systems and comparisons, and may remove.
-_OURS = re.compile(
-    rf"(downloads|over-time|runs)/{ID.pattern}\.(html|csv|jsonl)|compared/{ID.pattern}--{ID.pattern}\.html"
-)
+MARKER = "ttt-bench-site.json"  # identifies a folder as a site; has the paths of the files that the site wrote
+_FOLDERS = ("assets", "compared", "downloads", "over-time", "runs")
 
 
 def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] = lambda text: None) -> int:
@@ -30,41 +27,46 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
     Raises RecordError if a folder is no run, a run is repeated, or `out` is neither new, empty nor a site.
     Raises OSError if `out` cannot be written.
     """
-    refuse_what_belongs_to_others(out, runs)
+    before = _files_of_site(out)
     opened: dict[str, Run] = {}
     for run in map(Run.open, runs):
         if (other := opened.setdefault(run_id(run), run)) is not run:
             raise RecordError(f"{other.folder} and {run.folder}: are the same run; name one of them")
-    for name in FOLDERS:
+    for name in _FOLDERS:
         (out / name).mkdir(parents=True, exist_ok=True)
-    write_marker(out)
-    drawn: dict[str, Drawn] = {}
+    _write_marker(out, before)
+    entries: list[Entry] = []
     written: set[str] = set()
     for found, run in opened.items():
-        drawn[found], content = files_of(run, found)
+        entry, content = files_of(run, found)
+        entries.append(entry)
         written |= _write(out, content)
-        on_run(f"[{len(drawn)}/{len(runs)}] {run.folder.name}")
-    return _remove_others(out, written | _write(out, _shared(drawn)))
+        on_run(f"[{len(entries)}/{len(runs)}] {run.folder.name}")
+    entries.sort(key=lambda entry: (entry.updated, entry.id), reverse=True)
+    shared = shared_files(entries, histories(entries), comparisons(entries))
+    written |= _write(out, shared | {PLOTLY: plotly_source()})
+    others = [path for name in before - written if (path := out / name).is_file()]
+    for path in others:
+        path.unlink()
+    _write_marker(out, written)
+    return len(others)
 
 
-def _shared(drawn: dict[str, Drawn]) -> dict[str, str]:
-    entries = sorted((each.entry for each in drawn.values()), key=lambda entry: (entry.updated, entry.id), reverse=True)
-    held = {found: each.cases for found, each in drawn.items()}
-    pairs = comparisons(entries, held, {found: each.run for found, each in drawn.items()})
-    return shared_files(entries, histories(entries, held), pairs) | {PLOTLY: plotly_source()}
+def _files_of_site(out: Path) -> set[str]:
+    """Return the files that the site in `out` wrote, none for a new or empty folder; else raise RecordError."""
+    if not out.is_dir() or not listed(out):
+        return set()
+    try:
+        return set(json.loads((out / MARKER).read_text("utf-8"))["files"])
+    except (OSError, ValueError, TypeError, KeyError):
+        raise RecordError(f"{out}: is no site of ttt-bench, as its {MARKER} does not say so") from None
+
+
+def _write_marker(out: Path, files: set[str]) -> None:
+    write_atomically(out / MARKER, json.dumps({"files": sorted(files)}, indent=0) + "\n")
 
 
 def _write(out: Path, content: dict[str, str]) -> set[str]:
     for path, text in content.items():
         write_atomically(out / path, text)
     return {*content}
-
-
-def _remove_others(out: Path, expected: set[str]) -> int:
-    others: list[Path] = []
-    for name in FOLDERS:
-        there = {f"{name}/{path.name}" for path in (out / name).iterdir()}
-        others += [out / path for path in there - expected if _OURS.fullmatch(path)]
-    for path in others:
-        path.unlink()
-    return len(others)

@@ -4,14 +4,12 @@ A run is compared with the previous and the newest run on its GPU model. The new
 with the newest run on each other model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from harness.schema.run import Run
 from reports.compare.comparison import Comparison, compared
-from reports.compare.side import RunCases
 from reports.compare.views import answer
 from reports.profiles.diff import diff_of_runs
 from reports.site.entry import Entry
@@ -40,20 +38,17 @@ class Compared:
         return answer(self.comparison)
 
 
-def comparisons(entries: Sequence[Entry], held: Mapping[str, RunCases], runs: Mapping[str, Run]) -> list[Compared]:
-    """Return the comparisons for a site's runs, those of the newest runs first.
-
-    entries: the runs, the newest first. held, runs: each run's cases, and the run, by run id.
-    """
-    timed = [entry for entry in entries if entry.mode == "measure" and held[entry.id].measured]
-    pairs = {(a.id, b.id): (a, b) for a, b in _pairs(timed, held)}
-    return [Compared(a, b, compared(held[a.id], held[b.id]), _profiles(a, b, runs)) for a, b in pairs.values()]
+def comparisons(entries: Sequence[Entry]) -> list[Compared]:
+    """Return the comparisons for a site's runs, those of the newest runs first. entries: the runs, the newest first."""
+    timed = [entry for entry in entries if entry.mode == "measure" and entry.held.measured]
+    pairs = {(a.id, b.id): (a, b) for a, b in _pairs(timed)}
+    return [Compared(a, b, compared(a.held, b.held), _profiles(a, b)) for a, b in pairs.values()]
 
 
-def _pairs(entries: Sequence[Entry], held: Mapping[str, RunCases]) -> Iterator[tuple[Entry, Entry]]:
+def _pairs(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
     """Yield pairs (older, newer) by the module's rules. entries: the runs, the newest first."""
     for at, entry in enumerate(entries):
-        alike = [each for each in entries if each.devices == entry.devices and _share(entry, each, held)]
+        alike = [each for each in entries if each.devices == entry.devices and _share(entry, each)]
         for newest in alike[:1]:
             if newest is not entry:
                 yield entry, newest
@@ -61,17 +56,15 @@ def _pairs(entries: Sequence[Entry], held: Mapping[str, RunCases]) -> Iterator[t
             yield before, entry
         models = dict.fromkeys(each.devices for each in entries if each.devices != entry.devices)
         for model in models if alike[:1] == [entry] else ():
-            others = [each for each in entries if each.devices == model and _share(entry, each, held)]
+            others = [each for each in entries if each.devices == model and _share(entry, each)]
             if others and others[0] in entries[at + 1 :]:
                 yield others[0], entry
 
 
-def _profiles(a: Entry, b: Entry, runs: Mapping[str, Run]) -> Markup:
-    if not (a.profiles and b.profiles):
-        return Markup()
-    return diff_of_runs(runs[a.id], runs[b.id], (a.name, b.name))
+def _profiles(a: Entry, b: Entry) -> Markup:
+    return diff_of_runs(a.run, b.run, (a.name, b.name)) if a.profiles and b.profiles else Markup()
 
 
-def _share(one: Entry, other: Entry, held: Mapping[str, RunCases]) -> bool:
-    a, b = held[one.id].measured, held[other.id].measured
+def _share(one: Entry, other: Entry) -> bool:
+    a, b = one.held.measured, other.held.measured
     return len(a & b) >= max(1, _SHARED * min(len(a), len(b)))

@@ -1,7 +1,6 @@
 """One run of a site: page, downloads, index entry, and cases for comparisons."""
 
 import hashlib
-import io
 import json
 import re
 import tomllib
@@ -22,19 +21,17 @@ from reports.page.html import Around, render, run_title
 from reports.page.lines import system_looks
 from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import Section, section
-from reports.publish import refuse_too_many
 from reports.stats import frame
-from reports.tables import write_frame
+from reports.tables import csv_text
 from reports.words import commit_name, format_setting
 
 PLOTLY = "assets/plotly.js"
-ID = re.compile(r"[a-z0-9][a-z0-9-]{0,60}-[0-9a-f]{8}")
 _SLUG_LIMIT = 48
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run as the site's index shows it.
+    """A run as the site's index shows it, with its cases for comparisons (`held`).
 
     day: the day of the first record. updated: the start of the last record. Both are in UTC, and "" without records.
     systems: (name, label, tone, marker) of each. result: a sentence on the first figure.
@@ -42,6 +39,8 @@ class Entry:
     page: the path of the run's page in the site; "" without records.
     """
 
+    run: Run
+    held: RunCases
     id: str
     name: str
     day: str
@@ -49,8 +48,6 @@ class Entry:
     devices: tuple[str, ...]
     commits: tuple[str, ...]
     systems: tuple[tuple[str, str, int, str], ...]
-    suites: tuple[str, ...]
-    backends: tuple[str, ...]
     result: str
     note: str
     profiles: int
@@ -69,25 +66,15 @@ class Entry:
         return span(self.day, self.last_day)
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A run whose files were drawn: its entry in the index, and its cases for comparisons."""
-
-    run: Run
-    entry: Entry
-    cases: RunCases
-
-
 def slug(name: str) -> str:
     """Return the name as a file name: lower case, digits, single hyphens; never empty."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower())[:_SLUG_LIMIT].strip("-") or "x"
 
 
 def run_id(run: Run) -> str:
-    """Return a run's lasting id: its name and a digest of its first request, or of its first record's time."""
+    """Return a run's lasting id: its name and a digest of the name and the first request, if that is stored."""
     name = run.folder.resolve().name
-    asked = run.file.requests[0] if run.file.requests else None
-    begun = [asked.at, *asked.arguments] if asked else [min((each.started_at for each in run.records()), default="")]
+    begun = [part for asked in run.file.requests[:1] for part in (asked.at, *asked.arguments)]
     return f"{slug(name)}-{_digest([name, *begun])}"
 
 
@@ -106,20 +93,19 @@ def note_of(folder: Path) -> str:
         return ""
 
 
-def files_of(run: Run, found: str) -> tuple[Drawn, dict[str, str]]:
+def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
     """Return a run for the site's index, and its files as {path in the site: content}.
 
-    found: the run's id. Raises RecordError if the run is unreadable or has too many records for a page.
+    found: the run's id. Raises RecordError if the run is unreadable.
     """
     records, profiles = run.records(), list(run.profiles().values())
-    refuse_too_many(records, run.folder)
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
     files: dict[str, str] = {}
     if table is not None:
-        files = _downloads(table, records, run, found)
+        files = _downloads(table, records, found)
         profiled = section(records, profiles, run.catalogue)
         files[f"runs/{found}.html"] = _page(run, found, records, table, profiled)
-    return Drawn(run, _entry(run, found, records, table, len(profiles)), RunCases.of(run, records)), files
+    return _entry(run, found, records, table, len(profiles)), files
 
 
 def moment(text: str) -> datetime | None:
@@ -144,6 +130,8 @@ def _entry(run: Run, found: str, records: list[Record], table: pd.DataFrame | No
     looks = {} if table is None else system_looks(table, run.catalogue)
     named = [(name, run.catalogue.system_label(name)) for name in dict.fromkeys(each.case.system for each in records)]
     return Entry(
+        run=run,
+        held=RunCases.of(run, records),
         id=found,
         name=printable(run.folder.resolve().name),
         day=moments[0].date().isoformat() if moments else "",
@@ -151,8 +139,6 @@ def _entry(run: Run, found: str, records: list[Record], table: pd.DataFrame | No
         devices=_distinct(each.get("device") for each in places),
         commits=_distinct(commit_name(each) for each in places),
         systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
-        suites=() if table is None else tuple(dict.fromkeys(name for names in table["suites"] for name in names)),
-        backends=_distinct(run.catalogue.backend_label(record.case.backend) for record in records),
         result="" if table is None else _result(table, run.catalogue),
         note=note_of(run.folder),
         profiles=profiles,
@@ -202,8 +188,6 @@ def _page(run: Run, found: str, records: list[Record], table: pd.DataFrame, prof
     return render(records, run.catalogue, title, profiled, around, table, missing)
 
 
-def _downloads(table: pd.DataFrame, records: Iterable[Record], run: Run, found: str) -> dict[str, str]:
-    text = io.StringIO()
-    write_frame(table, "csv", text, run.catalogue)
+def _downloads(table: pd.DataFrame, records: Iterable[Record], found: str) -> dict[str, str]:
     lines = "".join(f"{record.to_json()}\n" for record in records)
-    return {f"downloads/{found}.csv": text.getvalue(), f"downloads/{found}.jsonl": lines}
+    return {f"downloads/{found}.csv": csv_text(table), f"downloads/{found}.jsonl": lines}

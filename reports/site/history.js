@@ -7,8 +7,6 @@ let chosen = ""; // the key of the case that is drawn
 const plot = document.getElementById("plot");
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const SYMBOLS = [page.marker, ...["circle", "square", "diamond"].filter((each) => each !== page.marker)];
-/* The y axis extends at least this share beyond the latencies, so that noise does not look like change. */
-const LEAST_REACH = 0.1;
 const DAY = 86400e3; // ms
 
 function colour(name) {
@@ -41,14 +39,6 @@ function trace(line, number, unit) {
   };
 }
 
-function range(lines) {
-  const values = lines.flatMap((line) => [...line.ms, ...line.low, ...line.high]).filter((value) => value !== null);
-  const middle = lines.flatMap((line) => line.ms);
-  const [low, high] = [Math.min(smallest(values), smallest(middle) * (1 - LEAST_REACH)), Math.max(largest(values), largest(middle) * (1 + LEAST_REACH))];
-  const margin = 0.08 * (high - low);
-  return [Math.max(0, low - margin), high + margin];
-}
-
 /* The x range of one day if all points have the same time, else none. */
 function days(lines) {
   const times = lines.flatMap((line) => line.at).map((at) => Date.parse(`${at}Z`));
@@ -64,7 +54,7 @@ async function draw() {
   const axis = { gridcolor: grid, linecolor: muted, tickcolor: muted, zeroline: false, fixedrange: true };
   const layout = {
     height: 420, margin: { t: 20, r: 40, b: 50, l: 60 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 13, family: getComputedStyle(document.body).fontFamily },
-    xaxis: { ...axis, type: "date", title: { text: "first sample, UTC", standoff: 12 }, automargin: true, ...days(lines) }, yaxis: { ...axis, title: { text: `latency, ${unit}`, standoff: 8 }, range: range(lines), automargin: true },
+    xaxis: { ...axis, type: "date", title: { text: "first sample, UTC", standoff: 12 }, automargin: true, ...days(lines) }, yaxis: { ...axis, title: { text: `latency, ${unit}`, standoff: 8 }, rangemode: "tozero", automargin: true },
     dragmode: false, showlegend: true, legend: { orientation: "h", y: 0, yref: "container", yanchor: "bottom" }, hoverlabel: { bgcolor: colour("--raised"), font: { color: ink }, align: "left" },
   };
   await Plotly.newPlot(plot, lines.map((line, number) => trace(line, number, unit)), layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
@@ -115,5 +105,4 @@ select.onchange = () => { location.hash = select.value; };
 select.form.onsubmit = (event) => event.preventDefault();
 addEventListener("hashchange", follow);
 matchMedia("(prefers-color-scheme: dark)").onchange = draw;
-matchMedia("print").onchange = draw;
 follow();

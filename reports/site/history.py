@@ -2,98 +2,59 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from harness.schema.reason import rounded
-from reports.compare.side import CaseSide, RunCases
+from reports.compare.side import CaseSide
 from reports.site.entry import Entry, moment, system_id
 
-
-@dataclass(frozen=True)
-class HistoryPoint:
-    """A case as measured in the run with id `run`; `at` is the start of its first record."""
-
-    run: str
-    at: datetime
-    side: CaseSide
+Point = tuple[datetime, str, CaseSide]  # the start of a case's first record, the id of its run, the case
 
 
 @dataclass(frozen=True)
-class HistoryLine:
-    """The history of a case on one kind of machine, such as a GPU model and driver."""
-
-    machine: str
-    points: tuple[HistoryPoint, ...]
-
-
-@dataclass(frozen=True)
-class HistoryCase:
-    """The history of one case of a system, with a line for each kind of machine.
-
-    label: the case in words. name: the label without phase and batch. group: phase and batch.
-    """
-
-    key: str
-    label: str
-    name: str
-    group: str
-    lines: tuple[HistoryLine, ...]
-
-    @property
-    def is_by_token(self) -> bool:
-        """Whether latencies are per token, as an engine ran different numbers of sequences."""
-        tokens = {each for line in self.lines for point in line.points for each in point.side.tokens.values()}
-        return len(tokens) > 1
-
-
-@dataclass
 class History:
-    """The history of one system through the runs of a site; `cases` are sorted by label."""
+    """The history of one system through the runs of a site.
+
+    runs: the ids of its runs. cases: JSON data of each case, by label; lines have their points as columns.
+    """
 
     name: str
     label: str
     tone: int
     marker: str
-    cases: list[HistoryCase] = field(default_factory=list)
+    runs: frozenset[str]
+    cases: list[dict[str, Any]]
 
     @property
     def page(self) -> str:
         return f"over-time/{system_id(self.name)}.html"
 
-    @property
-    def runs(self) -> set[str]:
-        return {point.run for case in self.cases for line in case.lines for point in line.points}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON data of a history page: each line has its points as columns."""
-        return {"tone": self.tone, "marker": self.marker, "cases": [_drawn(case) for case in self.cases]}
+def histories(entries: Sequence[Entry]) -> list[History]:
+    """Return the history of each system, from all cases with a latency and a date. entries: newest first.
 
-
-def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[History]:
-    """Return the history of each system, from all cases with a latency and a date.
-
-    held: each run's cases by run id. A system has the label, tone and marker of its newest run.
+    A system has the label, tone and marker of its newest run.
     """
     looks: dict[str, tuple[str, int, str]] = {}
-    for entry in sorted(entries, key=lambda entry: entry.updated):
+    found: dict[str, dict[str, list[Point]]] = {}
+    for entry in reversed(entries):
         looks |= {name: (label, tone, marker) for name, label, tone, marker in entry.systems}
-    points: dict[str, dict[str, dict[str, list[HistoryPoint]]]] = {name: {} for name in looks}
-    for run, each in held.items():
-        for key, side in each.cases.items():
+        for key, side in entry.held.cases.items():
             at = moment(side.started_at)
             if side.medians and at:
-                lines = points.setdefault(side.system, {}).setdefault(key, {})
-                lines.setdefault(_machine(side), []).append(HistoryPoint(run, at, side))
-    found = []
-    for name, by_key in points.items():
-        cases = [_case(key, lines) for key, lines in by_key.items()]
-        cases.sort(key=lambda case: _by_numbers(case.label))
-        if cases:
-            found.append(History(name, *looks[name], cases))
-    return found
+                found.setdefault(side.system, {}).setdefault(key, []).append((at, entry.id, side))
+    return [
+        History(
+            name,
+            *looks[name],
+            frozenset(run for points in by_key.values() for _, run, _ in points),
+            sorted(map(_case, by_key.values()), key=lambda case: _by_numbers(case["label"])),
+        )
+        for name, by_key in found.items()
+    ]
 
 
 def _by_numbers(label: str) -> list[str | int]:
@@ -101,53 +62,49 @@ def _by_numbers(label: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", label)]
 
 
+def _case(points: Sequence[Point]) -> dict[str, Any]:
+    """Return a case's label, its label without phase and batch, and a line for each kind of machine.
+
+    Times are per token if an engine ran different numbers of sequences.
+    """
+    side = points[0][2]
+    is_by_token = len({tokens for *_, each in points for tokens in each.tokens.values()}) > 1
+    lines: dict[str, list[Point]] = {}
+    for point in sorted(points, key=lambda point: point[:2]):
+        lines.setdefault(_machine(point[2]), []).append(point)
+    return {
+        "key": side.key,
+        "label": side.label,
+        "name": side.label.replace(f" {side.phase} B={side.batch}", "", 1),
+        "group": f"{side.phase}, batch {side.batch}",
+        "unit": "ms per token" if is_by_token else "ms",
+        "lines": [_line(machine, lines[machine], is_by_token) for machine in sorted(lines)],
+    }
+
+
 def _machine(side: CaseSide) -> str:
     devices = [" · ".join(_said(device)) for device in side.devices]
     return " and ".join(devices) or "device not recorded"
 
 
-def _said(device: Any) -> Iterable[str]:
+def _said(device: Mapping[str, str]) -> Iterable[str]:
     named = {name: value for name, value in device.items() if value and (name, value) != ("GPU", "none")}
     words = {"driver": "driver {}", "CPU cores": "{} cores"}
     return (words.get(name, "{}").replace("{}", value) for name, value in named.items())
 
 
-def _case(key: str, lines: dict[str, list[HistoryPoint]]) -> HistoryCase:
-    side = next(iter(lines.values()))[0].side
-    name = side.label.replace(f" {side.phase} B={side.batch}", "", 1)
-    drawn = tuple(_line(machine, lines[machine]) for machine in sorted(lines))
-    return HistoryCase(key, side.label, name, f"{side.phase}, batch {side.batch}", drawn)
-
-
-def _line(machine: str, points: list[HistoryPoint]) -> HistoryLine:
-    return HistoryLine(machine, tuple(sorted(points, key=lambda point: (point.at, point.run))))
-
-
-def _drawn(case: HistoryCase) -> dict[str, Any]:
-    return {
-        "key": case.key,
-        "label": case.label,
-        "name": case.name,
-        "group": case.group,
-        "unit": "ms per token" if case.is_by_token else "ms",
-        "lines": [_line_drawn(line, case.is_by_token) for line in case.lines],
-    }
-
-
-def _line_drawn(line: HistoryLine, is_by_token: bool) -> dict[str, Any]:
-    sides = [point.side for point in line.points]
+def _line(machine: str, points: Sequence[Point], is_by_token: bool) -> dict[str, Any]:
+    sides = [side for *_, side in points]
     times = [math.exp(side.middle) if is_by_token else side.ms for side in sides]
+    lows = [ms * math.exp(-side.below) for ms, side in zip(times, sides, strict=True)]  # 0 without an interval
     return {
-        "machine": line.machine,
-        "run": [point.run for point in line.points],
-        "at": [f"{point.at:%Y-%m-%dT%H:%M:%S}" for point in line.points],
+        "machine": machine,
+        "run": [run for _, run, _ in points],
+        "at": [f"{at:%Y-%m-%dT%H:%M:%S}" for at, *_ in points],
         "ms": [rounded(ms, 6) for ms in times],
-        "low": [
-            rounded(ms * math.exp(-side.below), 6) if side.below < math.inf else None
-            for ms, side in zip(times, sides, strict=True)
-        ],
+        "low": [rounded(low, 6) or None for low in lows],
         "high": [rounded(ms * math.exp(side.above), 6) for ms, side in zip(times, sides, strict=True)],
         "sequences": [side.tokens_words for side in sides] if is_by_token else [],
         "commit": [side.facts.get("commit", "") for side in sides],
-        "doubtful": [at for at, point in enumerate(line.points) if not point.side.is_sound],
+        "doubtful": [at for at, side in enumerate(sides) if not side.is_sound],
     }

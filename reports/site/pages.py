@@ -24,15 +24,14 @@ def shared_files(
     entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]
 ) -> dict[str, str]:
     """Return {path in the site: text} of the files of no single run. entries: newest first."""
-    found = {
-        "assets/over-time.js": source(PAGE, "table.js") + source(PACKAGE, "history.js"),
-        "assets/compared.js": views.script(),
-    }
     styles = source(PAGE, "style.css"), source("reports.compare", "table.css"), profile_style()
-    found["assets/site.css"] = "".join(styles) + source(PACKAGE, "site.css")
-    found["index.html"] = _index(entries, histories, comparisons)
-    found |= {each.page: _compared(each) for each in comparisons}
-    return found | {history.page: _over_time(history, entries) for history in histories}
+    return {
+        "assets/over-time.js": source(PAGE, "table.js") + source(PACKAGE, "history.js"),
+        "assets/site.css": "".join(styles) + source(PACKAGE, "site.css"),
+        "index.html": _index(entries, histories, comparisons),
+        **{each.page: _compared(each) for each in comparisons},
+        **{history.page: _over_time(history, entries) for history in histories},
+    }
 
 
 @cache
@@ -65,7 +64,8 @@ def _compared(each: Compared) -> str:
 
 
 def _over_time(history: History, entries: Sequence[Entry]) -> str:
-    data = history.to_dict() | {"names": {entry.id: entry.name for entry in entries if entry.id in history.runs}}
+    names = {entry.id: entry.name for entry in entries if entry.id in history.runs}
+    data = {"tone": history.tone, "marker": history.marker, "cases": history.cases, "names": names}
     return _drawn("history.html.j2", up="../", history=history, data=embedded_json(data))
 
 

@@ -48,12 +48,10 @@ def opened(browser, path: Path, part: str = "", every: bool = True, **options) -
 
 
 @contextmanager
-def watched(
-    browser, is_own: Callable[[str], bool], viewport=None, color_scheme="light", reduced_motion=None, **options
-) -> Iterator:
+def watched(browser, is_own: Callable[[str], bool], viewport=None, color_scheme="light", **options) -> Iterator:
     page, wrongs = _context(browser, **options).new_page(), []
     page.set_viewport_size(viewport or {"width": 1280, "height": 720})
-    page.emulate_media(color_scheme=color_scheme, reduced_motion=reduced_motion)
+    page.emulate_media(color_scheme=color_scheme)
     page.on("console", lambda said: wrongs.append(f"console {said.type}: {said.text}"))
     page.on("pageerror", lambda error: wrongs.append(f"error: {error}"))
     page.on("requestfailed", lambda request: wrongs.append(f"failed: {request.url[:80]}"))

@@ -1,6 +1,5 @@
 """Build profiles of a few kernels whose numbers a test gives, and runs that contain these profiles."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from harness.schema.case import Case
@@ -42,5 +41,5 @@ def run_with(folder: Path, *profiles: Profile) -> Run:
     return run
 
 
-def section_of(run: Run, *is_of: Callable[[Case], bool]) -> Section | None:
-    return section(run.records(), run.profiles().values(), run.catalogue, *is_of)
+def section_of(run: Run, *systems: str) -> Section | None:
+    return section(run.records(), run.profiles().values(), run.catalogue, systems)

@@ -485,7 +485,7 @@ def test_no_view_lets_a_strangers_markup_through(tmp_path):
     case = a_case(options=(("name", evil),))
     environment = on_gpu(commit="<b>", software={"<i>": "1"})
     found = compare(*two(tmp_path, [timed(case, 10)], [timed(case, 10, environment), without(a_case(1), reason=evil)]))
-    assert views.page(found).count("<script>") == 1
+    assert "<script>" not in views.page(found)
     assert "&lt;script&gt;" in views.page(found)
     shown = views.markdown(found)
     assert not [line for line in shown.splitlines() if "<script>" in line.replace("\\<", "").replace("\\>", "")]

@@ -51,10 +51,6 @@ def one(**changes: object) -> Region:
             {"dram_bytes": 10.92e8, "time_us": 400.0},
             "91% of peak bandwidth in the counted launches (400 µs; mean 100 µs): memory-bound",
         ),
-        (
-            {"dram_bytes": 31.3e8, "time_us": 1146.0},
-            "91% of peak bandwidth in the counted launches (1,150 µs; mean 100 µs): memory-bound",
-        ),
         ({"operations": 5.1e10}, "85% of the peak GEMM rate: compute-bound"),
         (
             {"operations": 5.1e10, "use": {"tensor": 91.4}},
@@ -78,7 +74,6 @@ def one(**changes: object) -> Region:
             {"use": {"sm": 30.0, "l2": 41.0}},
             "L2 at 41% of peak, DRAM and tensor cores not counted: bottleneck unknown",
         ),
-        ({"use": {"sm": 30.0}, "dram_bytes": 2.73e8}, "91% of peak bandwidth: memory-bound"),
         ({"stalls": {"selected": 0.996, "wait": 0.004}}, "no unit above 60% (L2 41%): latency-bound"),
         ({"dram_bytes": 1.79e8}, "no unit above 60% (L2 41%): latency-bound; warps wait for barriers 34% of the time"),
         (
@@ -147,14 +142,6 @@ def test_mostly_gaps_is_not_bound_by_a_kernel(name: str, longest: float, words: 
     assert ("one wait of 0.041 ms" in sentences(found)[0]) is (longest > 40)
 
 
-@pytest.mark.parametrize(
-    ("gap", "words"), [(0.0456, "0.046 µs"), (4.56, "4.6 µs"), (456.0, "460 µs"), (4560.0, "4,600 µs")]
-)
-def test_a_gap_has_two_digits_and_no_exponent(gap: float, words: str) -> None:
-    found = replace(region(Kernel("gemm", 1, 0.01), gaps=gap), longest_gap_us=0.0)
-    assert f"{words} per launch" in sentences(found)[0]
-
-
 def test_of_a_graph_the_host_is_not_blamed() -> None:
     values = {field.name: getattr(region(Kernel("gemm", 40, 20.0), gaps=80.0), field.name) for field in fields(Region)}
     case = Case("ttt-mlp", "thunderkittens", "1.3b", "generate", 1, 2048, timing="graph")
@@ -208,16 +195,12 @@ def test_a_record_says_how_many_sequences_ran_at_once(phase: str, held: tuple[in
     ("name", "part"),
     [
         ("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT", PRODUCTS),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", PRODUCTS),
         ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<int> > >(int)", SCAN),
         ("_dual", TTT),
-        ("dual", TTT),
         ("void linear_forward<layout<16> >(globals)", TTT),
         ("void forward_kernel<bf16>(globals)", TTT),
         ("_residual_convolution", EDGES),
-        ("_norm_gate", EDGES),
         ("_few_rows_product", PRODUCTS),
-        ("_few_rows_summed", PRODUCTS),
         ("_swiglu", EDGES),
         ("ttt::swiglu_product(ttt::layout::globals)", PRODUCTS),
         ("_query_key", EDGES),
@@ -228,7 +211,6 @@ def test_a_record_says_how_many_sequences_ran_at_once(phase: str, held: tuple[in
         ("void at::native::vectorized_elementwise_kernel<4, add>(int)", EDGES),
         ("aten::mm", PRODUCTS),
         ("aten::mul", EDGES),
-        ("aten::rsqrt", EDGES),
         ("triton_poi_fused_add_cat_index_select_mul_split_3", EDGES),
         ("Memcpy DtoD", OTHER),
         ("void at::native::indexSelectLargeIndex<bf16>(int)", OTHER),

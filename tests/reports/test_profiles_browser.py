@@ -2,14 +2,12 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import browsing
 import pytest
 import synthetic_profiles
 
-from harness.schema.profile import write_profile
 from reports.publish import write_report
 
 PHONE = {"width": 390, "height": 844}
@@ -62,8 +60,6 @@ def test_a_point_that_was_profiled_says_so_and_a_click_opens_its_profile(page, m
     page.locator("#figure-0").scroll_into_view_if_needed()
     point.hover(force=True)
     page.locator("#figure-0 .readout").get_by_text("Profile of this point").wait_for()
-    boxed = "document.querySelector('#figure-0 .plot').data.filter((t) => t.marker?.symbol === 'square-open').length"
-    assert page.evaluate(boxed) == 1
     box = point.bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     is_opened(page, f"profile-{made[1][0]}")
@@ -85,25 +81,6 @@ def test_the_keyboard_goes_from_each_point_to_its_own_profile(page, made):
     is_opened(page, f"profile-{made[1][3]}")
 
 
-def test_a_profile_that_was_closed_opens_again_from_its_point(page, made):
-    anchor = f"profile-{made[1][3]}"
-    for _ in range(2):
-        walk_to(page, "Mamba", "2k")
-        page.keyboard.press("Enter")
-        is_opened(page, anchor)
-        page.locator(f"#{anchor} details[data-profile]").evaluate("details => { details.open = false; }")
-
-
-def test_the_heading_of_a_profile_that_is_opened_is_below_the_bar(page):
-    anchor = page.locator(".profile").first.get_attribute("id")
-    page.evaluate("anchor => { location.hash = anchor; }", anchor)
-    is_opened(page, anchor)
-    heading = page.locator("#profiles h3").first.bounding_box()["y"]
-    bar = page.locator(".top").bounding_box()
-    assert heading >= bar["y"] + bar["height"]
-    assert heading < page.locator(f"#{anchor}").bounding_box()["y"]
-
-
 def test_a_point_without_a_profile_leads_nowhere(page):
     assert "Profile of this point" not in walk_to(page, "Mamba", "4k")
     enter = """plot => {
@@ -112,15 +89,6 @@ def test_a_point_without_a_profile_leads_nowhere(page):
     }"""
     assert "no profile" in page.locator("#figure-0 .plot").evaluate(enter)  # at once: Plotly's hover may be late
     assert "profile" not in page.evaluate("location.hash")
-
-
-def test_points_keep_their_links_when_the_figure_is_drawn_anew(page, made):
-    browsing.open_options(page)
-    page.locator("#figure-0 .legend button").first.click()  # TTT-Linear is hidden
-    walk_to(page, "TTT-MLP", "2k")
-    page.keyboard.press("Enter")
-    is_opened(page, f"profile-{made[1][1]}")
-    page.locator("#figure-0 .legend button").first.click()
 
 
 def test_a_tap_tells_the_point_below_the_plot_and_offers_the_profile(browser, made):
@@ -161,18 +129,6 @@ def test_a_roofline_is_read_point_by_point(profile, page):
     profile.locator(".roofline .scatterlayer .trace").last.locator(".point").last.hover(force=True)
     browsing.eventually(page, lambda: readout(profile, "roofline"), seen[-1])
     assert profile.locator("tr.chosen th").inner_text() in seen[-1]
-
-
-def test_a_roofline_without_points_ignores_arrow_keys(browser, tmp_path):
-    run = synthetic_profiles.write_run(tmp_path / "run", count=1)  # without counters
-    [found] = run.profiles().values()
-    write_profile(run.folder, replace(found, work={}))
-    write_report(run.folder, tmp_path / "page.html")
-    with browsing.opened(browser, tmp_path / "page.html", f"#profile-{found.case.key}") as (page, _):
-        page.locator(".roofline .xtick text").first.wait_for()
-        before = readout(page, "roofline")
-        page.locator(".roofline .plot-host").press("ArrowRight")
-        assert readout(page, "roofline") == before
 
 
 def test_names_of_layers_that_fit_stand_in_their_boxes(profile, page):
@@ -238,12 +194,6 @@ def test_a_pointer_reads_and_the_wheel_scrolls_the_page(profile, page):
     page.wait_for_function("before => scrollY < before", arg=scrolled)
 
 
-def test_bars_of_a_group_begin_under_one_another(page):
-    lefts = page.evaluate("[...document.querySelectorAll('.profile-bar')].map(e => e.getBoundingClientRect().left)")
-    assert len(lefts) >= 3
-    assert len(set(lefts)) == 1
-
-
 def test_on_a_phone_nothing_reaches_beyond_the_screen(browser, made):
     path, keys = made
     with browsing.opened(browser, path, viewport=PHONE, has_touch=True) as (page, _):
@@ -255,20 +205,3 @@ def test_on_a_phone_nothing_reaches_beyond_the_screen(browser, made):
             " && e.getBoundingClientRect().right > 391).map(e => e.outerHTML.slice(0, 90))"
         )
         assert beyond == []
-
-
-def test_a_dark_page_prints_dark_ink_on_paper(browser, made):
-    path, keys = made
-    with browsing.opened(browser, path, color_scheme="dark") as (page, _):
-        page.evaluate("a => { location.hash = a; }", f"profile-{keys[0]}")
-        profile = page.locator(f"#profile-{keys[0]}")
-        profile.locator(".timeline .xtick text").first.wait_for()
-        ink = "e => getComputedStyle(e).color.match(/\\d+/g).map(Number)"
-        assert min(profile.evaluate(ink)) > 200
-        page.emulate_media(media="print")
-        assert max(profile.evaluate(ink)) < 60
-        assert profile.locator("[data-do=trace]").is_hidden()
-        page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        text = "() => document.querySelector('.roofline .xtick text').style.fill"
-        browsing.eventually(page, lambda: page.evaluate(text), "rgb(89, 99, 110)")
-        assert page.locator(".against summary").first.is_visible()

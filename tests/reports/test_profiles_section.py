@@ -59,8 +59,8 @@ def test_lower_bounds_are_explained_where_there_are_ceilings(
 
 def test_the_section_of_some_systems_has_their_profiles_alone(tmp_path: Path) -> None:
     run = run_with(tmp_path, profile(case()), profile(case("mamba")))
-    assert section_of(run, lambda each: each.system == "ttt").anchors == {case().key: f"profile-{case().key}"}
-    assert section_of(run, lambda each: each.system == "none") is None
+    assert section_of(run, "ttt").anchors == {case().key: f"profile-{case().key}"}
+    assert section_of(run, "none") is None
 
 
 def test_a_step_of_fewer_sequences_is_not_compared_with_those_of_all(tmp_path: Path) -> None:
@@ -79,17 +79,10 @@ def test_the_section_says_which_share_of_the_cases_was_profiled(tmp_path: Path) 
     assert "<p>Profiled: 0 of 1 measured cases.</p>" in html
 
 
-def test_many_groups_are_folded_and_say_what_is_in_them(tmp_path: Path) -> None:
-    many = [case(batch=2**power) for power in range(9)]
-    for count, folded in ((8, 0), (9, 9)):
-        job = Job("ttt", "fast", tuple(Planned(each) for each in many))
-        run = Run.create(tmp_path / str(count), RunFile("measure", "cuda", (job,), CATALOGUE, Policy()))
-        for each in many[:count]:
-            write_profile(run.folder, profile(each))
-        html = section_of(run).html
-        assert html.count('<details class="work"') == folded
-        assert html.count('<details class="work" open>') == bool(folded)
-        assert html.count("<small>TTT &lt;b&gt; on the fast one 0.05 ms</small></summary>") == folded
+def test_groups_after_the_first_are_folded_and_say_what_is_in_them(tmp_path: Path) -> None:
+    html = section_of(run_with(tmp_path, profile(case()), profile(case(batch=16)))).html
+    assert (html.count('<details class="work">'), html.count('<details class="work" open>')) == (1, 1)
+    assert html.count("<small>TTT &lt;b&gt; on the fast one 0.05 ms</small></summary>") == 2
 
 
 def test_a_title_says_what_sets_a_case_apart_in_its_group(tmp_path: Path) -> None:
@@ -132,9 +125,7 @@ def test_bars_of_a_group_have_one_scale(tmp_path: Path) -> None:
     half = profile(case("mamba"), Kernel("gemm", 1, 40.0))
     html = section_of(run_with(tmp_path, profile(case()), half)).html
     bars = re.findall(r'<svg class="profile-bar".*?</svg>', html, re.DOTALL)
-    ends = [
-        sum(float(width) for width in re.findall(r'class="part-\w+" x="[\d.]+" width="([\d.]+)"', bar)) for bar in bars
-    ]
+    ends = [sum(float(width) for width in re.findall(r'part-\w+\)" x="[\d.]+" width="([\d.]+)"', bar)) for bar in bars]
     assert ends == [pytest.approx(1000, abs=0.1), pytest.approx(500, abs=0.1)]
 
 
@@ -163,7 +154,7 @@ def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
 
 def widths_of(html: str, drawn: str) -> list[float]:
     bar = html[html.index('<svg class="profile-bar"') :].partition("</svg>")[0]
-    return [float(width) for width in re.findall(rf'class="{drawn}" [^>]*width="([\d.]+)"', bar)]
+    return [float(width) for width in re.findall(rf'{drawn}[)"][^>]*width="([\d.]+)"', bar)]
 
 
 def test_the_lower_bound_of_a_case_is_of_one_unit_and_none_where_a_part_has_none(tmp_path: Path) -> None:

@@ -8,10 +8,8 @@ import synthetic_records as synthetic
 
 from bench.cli import main
 from harness.schema.case import Case
-from harness.schema.record import RecordError
 from reports.page.html import render
 from reports.publish import write_report, write_table
-from reports.site.build import write_site
 
 BOTH_AXES = """() => [...document.querySelectorAll("figure")].map(figure => ["x", "y"].map(
   axis => figure.querySelectorAll(`.${axis}axislayer-above .${axis}tick`).length))"""
@@ -142,12 +140,3 @@ def test_an_unreadable_run_ends_with_one_sentence(tmp_path, capsys, monkeypatch,
     assert "Traceback" not in said
     assert str(run) in said.replace("\n", "")
     assert not (run / "report.html").exists()
-
-
-@pytest.mark.parametrize("write", [write_report, lambda run, out: write_site([run], out.parent / "site")])
-def test_a_page_of_too_many_records_is_a_sentence(tmp_path, monkeypatch, write):
-    monkeypatch.setattr("reports.publish.MOST_ON_A_PAGE", 5)
-    run = all_equal().run(tmp_path / "run")
-    with pytest.raises(RecordError, match=r"run: 6 records, and a page holds at most 5; draw some systems with"):
-        write(run, tmp_path / "page.html")
-    write_report(run, tmp_path / "page.html", systems=["transformer"])

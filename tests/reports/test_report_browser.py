@@ -99,25 +99,6 @@ def test_the_notes_of_a_point_are_in_the_readout(browser, one_place):
         page.locator("#figure-0 .readout", has_text="1 of 4 sequences at once").wait_for()
 
 
-def test_axis_and_caption_write_thousands_alike(browser, one_place):
-    cases = [Case("transformer", "vllm", "1.3b", "generate", batch, 2048) for batch in (1, 1024)]
-    made = synthetic.of_suite("fig20-throughput", *(synthetic.ok(case, 1.0, spread=0.0) for case in cases))
-    with browsing.opened(browser, browsing.save(made, one_place, "page")) as (page, _):
-        assert page.locator("#figure-0 figcaption").inner_text().startswith("Context 2k, 1.3b")
-        assert page.locator("#figure-0 .xtick text").all_text_contents()[-1] == "1k"
-
-
-@pytest.mark.parametrize("log", [True, False])
-def test_signs_of_first_points_stay_off_the_axis(browser, one_place, log):
-    cases = [Case("transformer", "vllm", "1.3b", "generate", batch, 2048) for batch in (1, 2)]
-    made = synthetic.of_suite("fig20-throughput", *(synthetic.ok(case, 1.0, count=3) for case in cases))
-    with browsing.opened(browser, browsing.save(made, one_place, "page"), viewport=PHONE) as (page, _):
-        browsing.open_options(page)
-        page.locator("#figure-0 [data-role=x-log]").set_checked(log)
-        left = "selector => document.querySelector(selector).getBoundingClientRect().left"
-        assert page.evaluate(left, "#figure-0 .textpoint text") > page.evaluate(left, "#figure-0 .nsewdrag")
-
-
 def test_ratio_divides_by_the_chosen_line(page):
     before = browsing.plotted(page, FIG15)
     page.locator(f"#figure-{FIG15}").get_by_label("relative to").select_option(label="Transformer · vLLM")
@@ -132,17 +113,6 @@ def test_ratio_divides_by_the_chosen_line(page):
     page.locator(f"#figure-{FIG15}").get_by_label("relative to").select_option(index=0)
 
 
-def test_a_double_click_keeps_the_axes(page):
-    layout = f"document.querySelector('#figure-{FIG15} .plot')._fullLayout"
-    ranges = f"[{layout}.xaxis.range, {layout}.yaxis.range]"
-    before = page.evaluate(ranges)
-    plot = f"document.querySelector('#figure-{FIG15} .plot')"
-    page.evaluate(f"{plot}.on('plotly_doubleclick', () => {{ {plot}.dataset.doubled = 'yes'; }})")
-    page.locator(f"#figure-{FIG15} .nsewdrag").first.dblclick(force=True, position={"x": 60, "y": 60})
-    page.locator(f"#figure-{FIG15} .plot[data-doubled]").wait_for()
-    assert page.evaluate(ranges) == before
-
-
 def test_axes_change_between_log_and_linear(page):
     kind = (
         "n => { const {xaxis, yaxis} = document.querySelector(`#figure-${n} .plot`)._fullLayout;"
@@ -155,23 +125,6 @@ def test_axes_change_between_log_and_linear(page):
     assert page.evaluate(kind, FIG15) == ["linear", "log"]
     figure.get_by_label("log x").check()
     figure.get_by_label("log y").uncheck()
-
-
-def test_checkbox_hides_a_system_everywhere_by_keyboard(page):
-    box = page.get_by_role("checkbox", name="TTT-MLP", exact=True)
-
-    def counts():
-        page.evaluate("drawAll(figures.filter((figure) => figure.stale))")
-        return [browsing.lines_drawn(page, number) for number in range(len(FIGURES))]
-
-    before = counts()
-    box.focus()
-    page.keyboard.press("Space")
-    owned = [sum(line.system == "ttt-mlp" for line in figure.lines) for figure in FIGURES]
-    assert sum(owned) > 5
-    browsing.eventually(page, counts, [count - own for count, own in zip(before, owned, strict=True)])
-    page.keyboard.press("Space")
-    browsing.eventually(page, counts, before)
 
 
 def test_legend_hides_one_line_of_one_figure(page):
@@ -223,46 +176,23 @@ def test_table_sorts_by_click_and_by_keyboard(page):
     expected = TABLE["latency_ms"].dropna().sort_values()
     header.get_by_role("button").click()
     assert header.get_attribute("aria-sort") == "ascending"
-    found = [float(text.split()[-1]) for text in column(page, "#results-table", index)]
-    assert found == pytest.approx(list(expected[:100]), rel=1e-3)
+    found = [float(text.split()[-1]) for text in column(page, "#results-table", index) if text]
+    assert found == pytest.approx(list(expected), rel=1e-3)
     header.get_by_role("button").focus()
     page.keyboard.press("Enter")
     assert header.get_attribute("aria-sort") == "descending"
-    found = [float(text.split()[-1]) for text in column(page, "#results-table", index)]
-    assert found == pytest.approx(list(expected[::-1][:100]), rel=1e-3)
+    found = [float(text.split()[-1]) for text in column(page, "#results-table", index) if text]
+    assert found == pytest.approx(list(expected[::-1]), rel=1e-3)
 
 
-def test_table_turns_its_pages(page):
-    pager = page.locator("#results-table")
-    assert pager.get_by_role("status").inner_text() == f"Rows 1–100 of {len(TABLE)}"
-    pager.get_by_role("button", name="Next").click()
-    pager.get_by_role("button", name="Next").click()
-    assert pager.get_by_role("status").inner_text() == f"Rows 201–{len(TABLE)} of {len(TABLE)}"
-    assert page.locator("#results-table tbody tr").count() == len(TABLE) - 200
-    assert pager.get_by_role("button", name="Next").is_disabled()
-
-
-def test_table_filters_by_words_and_choices(page):
-    filters = page.get_by_role("form", name="Filter the results")
-    filters.get_by_label("Status").select_option("oom")
-    assert set(column(page, "#results-table", 6)) == {"oom"}
-    filters.get_by_label("Search").fill("VLLM kv CACHE")
+def test_table_filters_by_words_of_any_column(page):
+    search = page.get_by_label("Search")
+    search.fill("VLLM kv CACHE")
     assert column(page, "#results-table", 5) == ["16384", "32768"]
-    filters.get_by_label("Search").fill("nowhere")
-    assert page.locator("#results-table").get_by_role("status").inner_text() == f"No row of {len(TABLE)} matches"
-    filters.get_by_role("button", name="Clear").click()
-    page.get_by_text(f"Rows 1–100 of {len(TABLE)}").wait_for()
-
-
-def test_long_axis_titles_of_ratios_fit(page):
-    figure = page.locator(f"#figure-{STEP}")
-    name = "TTT-Linear · Triton primal · state float32-planes"
-    figure.get_by_label("relative to").select_option(label=name)
-    title, plot = (figure.locator(part).first.bounding_box() for part in (".ytitle", ".main-svg"))
-    figure.get_by_label("relative to").select_option(index=0)
-    assert plot["x"] <= title["x"]
-    assert plot["y"] <= title["y"]
-    assert title["y"] + title["height"] <= plot["y"] + 340 - 20  # above the title of x
+    search.fill("nowhere")
+    assert page.locator("#results-table").get_by_role("status").inner_text() == f"0 of {len(TABLE)} rows"
+    search.fill("")
+    page.get_by_text(f"{len(TABLE)} of {len(TABLE)} rows").wait_for()
 
 
 def test_lost_cases_have_their_reasons(page):
@@ -301,7 +231,7 @@ def test_hostile_records_are_shown_and_run_nothing(browser, saved):
     with browsing.opened(browser, saved["hostile"], viewport=PHONE) as (page, _):
         check_phone(page)
         name = synthetic.hostile().records[0].case.system
-        assert page.locator("#figure-0 .legend").inner_text().startswith(name)
+        assert page.locator("#figure-0 .legend span").first.inner_text().startswith(name)
         page.locator("#figure-0").scroll_into_view_if_needed()
         page.locator("#figure-0 .xy .points path").first.hover(force=True)
         page.locator("#figure-0 .hoverlayer", has_text=name[:30]).wait_for()
@@ -335,19 +265,6 @@ def test_phone_scrolls_only_inside_tables(browser, saved):
         assert max(page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")) < 64
 
 
-def test_keyboard_reaches_the_content_first_and_every_control_has_a_name(page):
-    skip = page.get_by_role("link", name="Skip to the content")
-    assert skip.evaluate("e => e === document.querySelector('a, button, input, select, [tabindex]')")
-    skip.focus()
-    page.keyboard.press("Enter")
-    page.wait_for_function("() => document.activeElement.id === 'content'")
-    nameless = page.evaluate(
-        "[...document.querySelectorAll('button, select, input, figure, section, [role=region]')].filter(e =>"
-        " !(e.textContent.trim() || e.labels?.length || e.ariaLabel || e.getAttribute('aria-labelledby'))).length"
-    )
-    assert nameless == 0
-
-
 @pytest.mark.parametrize("viewport", [{"width": 1400, "height": 900}, PHONE])
 def test_the_first_figure_is_seen_without_scrolling(browser, saved, viewport):
     with browsing.opened(browser, saved["paper"], viewport=viewport) as (page, _):
@@ -357,16 +274,6 @@ def test_the_first_figure_is_seen_without_scrolling(browser, saved, viewport):
         assert page.locator(".reading ul").is_hidden()
         page.get_by_text("How to read this").click()
         assert page.locator(".reading ul").is_visible()
-
-
-def test_the_legend_names_a_line_without_the_metric(browser, one_place):
-    cases = [Case(system, "torch", "1.3b", "request", 16, 512) for system in ("ttt-linear", "mamba")]
-    times = {"time_to_first_token_ms": 1.0, "time_between_tokens_ms": 1.0}
-    records = [synthetic.ok(cases[0], 2.0, metrics=times), synthetic.ok(cases[1], 2.0, metrics={})]
-    path = browsing.save(synthetic.of_suite("prompt-then-128", *records), one_place, "lacking")
-    with browsing.opened(browser, path) as (page, _):
-        said = page.locator("#figure-0 .legend .missing").inner_text()
-    assert said == "Mamba · PyTorch: no result (measured without Time to first token)"
 
 
 def test_lines_are_named_at_their_ends(page):
@@ -428,38 +335,6 @@ def test_a_line_that_ends_early_has_a_leader_to_its_name(browser, early):
         assert any("not measured" in note["text"] for note in layout["annotations"])
         edge = plot["x"] + plot["width"]
         assert all(texts[name]["x"] >= edge - 1 for name in ("TTT-Linear", "TTT-MLP"))
-        whole = page.evaluate("document.querySelector('#figure-0 .plot')._fullLayout.xaxis.range")
-        page.mouse.move(plot["x"] + 0.3 * plot["width"], plot["y"] + 0.5 * plot["height"])
-        page.mouse.down()
-        page.mouse.move(plot["x"] + 0.97 * plot["width"], plot["y"] + 0.5 * plot["height"], steps=5)
-        page.mouse.up()
-        page.wait_for_function(
-            "before => document.querySelector('#figure-0 .plot')._fullLayout.xaxis.range[0] > before", arg=whole[0]
-        )
-        zoomed = {name.text_content(): name.bounding_box()["x"] for name in names.all()}
-        assert {"TTT-Linear", "TTT-MLP"} <= set(zoomed)
-        assert all(edge - 1 <= zoomed[name] <= edge + 30 for name in ("TTT-Linear", "TTT-MLP"))
-
-
-def test_names_pushed_below_the_axis_stay_visible(browser, tmp_path):
-    at = {context: Case("x", "y", "1.3b", "forward", 1, context) for context in (8192, 65536)}
-    systems = ["ttt-linear", "ttt-mlp", "mamba", "mamba2", "gated-deltanet", "rwkv7"]
-    records = [
-        synthetic.ok(replace(case, system=system, backend=backend), 1.0)
-        for case in at.values()
-        for system in systems
-        for backend in ("torch", "vllm")
-        if (system, backend, case.context) != ("ttt-linear", "torch", 65536)
-    ]
-    high = replace(at[8192], system="transformer")
-    records += [synthetic.ok(high, 90.0), synthetic.lost(replace(high, context=65536), "oom", "too large")]
-    path = browsing.save(synthetic.of_suite("long-context", *records), tmp_path, "page")
-    with browsing.opened(browser, path) as (page, _):
-        asked = page.evaluate(
-            "document.querySelector('#figure-0 .plot').layout.annotations.filter(a => a.yref !== 'paper')"
-        )
-        assert len(asked) >= 12
-        assert len(page.locator("#figure-0 .annotation text").all()) >= len(asked)
 
 
 @pytest.fixture(scope="module")
@@ -489,17 +364,3 @@ def test_names_at_the_ends_of_many_lines_stay_in_the_plot_and_differ(browser, st
     assert min(b - a for a, b in itertools.pairwise(centres)) > 12
     assert len(set(texts)) == len(texts) == 10
     assert ("primal · bfloat16" in texts) is (width == 390)
-
-
-def test_results_filter_by_any_suite_of_a_case(page):
-    filters = page.get_by_role("form", name="Filter the results")
-    page.locator(".chooser > summary").click()
-    page.locator("#columns").get_by_label("Suites").check()
-    for suite in ("fig15-forward", "fig20-throughput"):
-        filters.get_by_label("Suites").select_option(suite)
-        shown = set(column(page, "#results-table", 1))
-        assert "fig15-forward, fig20-throughput" in shown
-        assert all(suite in each for each in shown)
-    filters.get_by_role("button", name="Clear").click()
-    page.locator("#columns").get_by_label("Suites").uncheck()
-    page.get_by_text(f"Rows 1–100 of {len(TABLE)}").wait_for()

@@ -1,7 +1,5 @@
 """Flagged points and their ratios, in a browser."""
 
-import csv
-import io
 import re
 
 import browsing
@@ -92,25 +90,6 @@ def test_the_size_of_a_state_has_no_flags_of_times(browser, tmp_path):
         assert "samples" not in page.locator("#figure-1 .remarks").text_content()
 
 
-def test_an_unsteady_ttft_is_flagged_only_in_its_figure(browser, tmp_path):
-    options = (("steps", 128),)
-    cases = [Case("ttt-linear", "thunderkittens", "1.3b", "request", 1, n, options=options) for n in (2048, 4096)]
-    times = {"time_to_first_token_ms": 20.0, "time_to_first_token_ms_low": 19.9, "time_to_first_token_ms_high": 29.0}
-    between = {f"time_between_tokens_ms{end}": 1.0 for end in ("", "_low", "_high")}
-    records = [synthetic.ok(case, 150.0, metrics=times | between) for case in cases]
-    path = browsing.save(synthetic.of_suite("prompt-then-128", *records), tmp_path, "request")
-    with browsing.opened(browser, path) as (page, _):
-        signs = "n => document.querySelector(`#figure-${n} .plot`).data.flatMap(t => t.text || [])"
-        titles = page.evaluate("page.figures.map(({ title }) => title.replace(': batch 1', ''))")
-        found = {title: page.evaluate(signs, n) for n, title in enumerate(titles)}
-        assert found == {
-            "Time to a request's first token": ["§", "§"],
-            "Inter-token latency of a request": [],
-            "End-to-end latency of a request": [],
-        }
-        assert page.locator("#figure-0 .annotation", has_text="§ unsteady").count() == 1
-
-
 def told(page, figure, line):
     return page.evaluate(
         """([number, name]) => {
@@ -172,17 +151,6 @@ def test_a_pair_has_the_signs_and_status_of_its_dual(pairs):
     assert missing.get_attribute("title") == "CUDA out of memory"
 
 
-def test_a_saved_csv_of_pairs_has_the_flags_of_both(pairs):
-    browsing.open_options(pairs.page)
-    text = browsing.downloaded(pairs.page, re.compile("^Save csv of Primal over dual", re.IGNORECASE))
-    sure, few, lost, unmeasured = csv.DictReader(io.StringIO(text))
-    assert (sure["status"], sure["marks"]) == ("ok", "")
-    assert (few["status"], few["marks"]) == ("ok", "few samples")
-    assert "baseline: only 3 samples" in few["notes"]
-    assert (lost["value"], lost["status"], lost["reason"]) == ("", "baseline: skipped", "not here")
-    assert unmeasured["status"] == "baseline: measured without Latency"
-
-
 def test_captions_of_pairs_describe_ratios(pairs):
     remarks = pairs.locator(".remarks").text_content()
     assert "Ratios of medians of 3–30 samples, with 95% intervals within one process, divided worst case" in remarks
@@ -191,7 +159,7 @@ def test_captions_of_pairs_describe_ratios(pairs):
 def test_a_button_adds_other_backends(doubtful):
     browsing.open_options(doubtful)
     assert browsing.lines_drawn(doubtful, 0) == 2
-    entries = doubtful.locator("#figure-0 .legend li:visible button")
+    entries = doubtful.locator("#figure-0 .legend li:visible span")
     assert entries.all_inner_texts() == ["Transformer · vLLM", "Mamba · mamba-ssm"]
     doubtful.get_by_role("button", name="More lines (1)").click()
     assert browsing.lines_drawn(doubtful, 0) == 3

@@ -31,7 +31,7 @@ def test_lines_of_two_gpus_of_a_run_are_named_by_their_gpu(browser, one_place):
     ]
     again = [synthetic.ok(forward(at), at / 400, environment=gpus[1], repeat=1) for at in (2048, 8192)]
     with opened(browser, one_place, *records, *again) as (page, _):
-        names = page.locator("#figure-0 .legend button:not(.only)").all_inner_texts()
+        names = page.locator("#figure-0 .legend span").all_inner_texts()
         assert names == [
             "TTT-Linear · ThunderKittens · GPU 01234567",
             "TTT-Linear · ThunderKittens · GPU 89abcdef",
@@ -48,7 +48,7 @@ def test_a_point_of_a_line_over_several_gpus_names_its_own(browser, one_place):
         for at, unit in units.items()
     ]
     with opened(browser, one_place, *records) as (page, _):
-        assert page.locator("#figure-0 .legend button:not(.only)").all_inner_texts() == ["TTT-Linear · ThunderKittens"]
+        assert page.locator("#figure-0 .legend span").all_inner_texts() == ["TTT-Linear · ThunderKittens"]
         page.locator("#figure-0 .plot").focus()
         for unit in units.values():
             page.keyboard.press("ArrowRight")

@@ -1,4 +1,4 @@
-"""Pages can be used by keyboard, by screen reader and without motion."""
+"""Pages can be used by keyboard and by screen reader."""
 
 import re
 from pathlib import Path
@@ -11,10 +11,6 @@ from harness.schema.case import Case
 from reports.publish import write_report
 
 CHECKED = {"light": (25,), "dark": (1, "color-contrast")}  # rules that must pass, and a single rule
-MOVING = """() => [...document.querySelectorAll("*")].filter(e => {
-  const style = getComputedStyle(e);
-  return parseFloat(style.transitionDuration) > 0 || parseFloat(style.animationDuration) > 0;
-}).map(e => e.outerHTML.slice(0, 80))"""
 
 
 def h100(folder):
@@ -49,19 +45,6 @@ def paper(browser, paper_page):
         yield page
 
 
-def test_a_hidden_system_leaves_the_link(paper):
-    browsing.open_options(paper)
-    link = paper.locator("#figure-0 .options a[href^='#']")
-    assert "lines=" not in link.get_attribute("href")
-    box = paper.locator("[data-system='ttt-mlp']")
-    box.evaluate("e => e.click()")
-    paper.wait_for_function("() => document.querySelector('#figure-0 .options a[href*=\"lines=\"]')")
-    assert "ttt-mlp" not in link.get_attribute("href")
-    box.evaluate("e => e.click()")
-    paper.wait_for_function("() => !document.querySelector('#figure-0 .options a[href*=\"lines=\"]')")
-    paper.evaluate("drawAll(figures)")  # a figure out of view is drawn again only once it is in view
-
-
 def test_keyboard_and_tap_describe_points(paper):
     readout = paper.locator("#figure-0 .readout")
     paper.locator("#figure-0 .plot").focus()
@@ -83,23 +66,6 @@ def test_keyboard_and_tap_describe_points(paper):
     paper.locator("#figure-0 .hoverlayer", has_text="TTT-MLP").wait_for()
     point.click(force=True)
     paper.locator("#figure-0 .readout", has_text=re.compile("^TTT-MLP")).wait_for()
-
-
-def test_up_and_down_change_the_line_and_home_and_end_go_to_its_ends(paper):
-    readout = paper.locator("#figure-0 .readout")
-    paper.locator("#figure-0 .plot").focus()
-    top = paper.evaluate("scrollY")
-    for key, line, x in (
-        ("Home", "TTT-Linear", "1k"),
-        ("ArrowRight", "TTT-Linear", "2k"),
-        ("ArrowDown", "TTT-MLP", "2k"),
-        ("End", "TTT-MLP", "32k"),
-        ("ArrowUp", "TTT-Linear", "32k"),
-        ("ArrowUp", "TTT-Linear", "32k"),
-    ):
-        paper.keyboard.press(key)
-        assert readout.inner_text().startswith(f"{line} · ThunderKittens · Context length (tokens): {x} ·"), key
-    assert paper.evaluate("scrollY") == top
 
 
 def test_a_failed_point_is_told_by_keyboard_with_its_reason(paper):
@@ -128,21 +94,3 @@ def test_a_figure_without_lines_describes_no_point(paper):
     figure.locator(".legend button[aria-pressed=false]").evaluate_all(press)
     assert browsing.lines_drawn(paper, 0) == count
     assert figure.locator(".ytick text").count()
-
-
-def test_each_figure_is_labelled_by_its_sentence(paper):
-    titles = paper.evaluate("page.figures.map(({ title }) => title)")
-    for number, title in enumerate(titles):
-        told = paper.locator(f"#figure-{number} .plot").get_attribute("aria-describedby")
-        assert told == f"figure-{number}-title figure-{number}-keys"
-        names = paper.locator(f"#figure-{number} [data-save]").evaluate_all("all => all.map(e => e.ariaLabel)")
-        assert names == [f"Save {kind} of {title}" for kind in ("SVG", "PDF", "PNG", "CSV")]
-    assert paper.locator("#figure-0 h3").inner_text().startswith("TTT-Linear is fastest at every context")
-
-
-def test_reduced_motion_has_no_motion(browser, tmp_path):
-    made = synthetic.of_suite("quick", synthetic.ok(Case("mamba", "torch", "tiny", "forward", 2, 64), 1.0))
-    path = browsing.save(made, tmp_path, "still")
-    with browsing.opened(browser, path, reduced_motion="reduce") as (page, _):
-        page.add_style_tag(content="button { transition: color 1s }")
-        assert page.evaluate(MOVING) == []

@@ -24,17 +24,10 @@ from reports.stats import (
     case_statuses,
     frame,
     marks_in,
-    option_columns,
 )
 
 FORWARD = Case("ttt-linear", "torch", "1.3b", "forward", 16, 2048, options=(("mini_batch", 32),))
 OTHER = Case("x", "y", "z", "generate", 1, 0)
-CSV_COLUMNS = [
-    *("suites", "system", "backend", "size", "phase", "batch", "context", "status", "reason"),
-    *("latency_ms", "latency_ms_low", "latency_ms_high", "process_spread"),
-    *("us_per_token", "tokens_per_s", "peak_memory_gb"),
-    *("dtype", "state_dtype", "timing", "l2", "device", "device_id", "commit"),
-]
 
 
 def table_of(*records, suite="fig15-forward"):
@@ -43,14 +36,6 @@ def table_of(*records, suite="fig15-forward"):
 
 def notes_of(*records):
     return frame(records, Catalogue()).get("notes", [""])[0]
-
-
-def test_columns_are_those_of_the_csv_then_options_then_samples():
-    table = table_of(synthetic.ok(FORWARD, 3.0), synthetic.lost(OTHER, "oom", "no"))
-    assert list(COLUMNS) == CSV_COLUMNS
-    computed = ["tflops", "gbs", "model_size", "flops_per_token"]
-    assert list(table.columns) == [*CSV_COLUMNS, "mini_batch", *SAMPLE_COLUMNS, *computed]
-    assert option_columns(table) == ["mini_batch"]
 
 
 def test_every_metric_of_the_catalogue_that_is_recorded_is_a_column_and_so_is_one_of_a_stranger():
@@ -392,7 +377,7 @@ def test_an_option_at_its_default_is_filled_in_of_a_backends_cases_in_other_suit
 
 
 def test_no_records_give_an_empty_table():
-    assert list(frame([], Catalogue()).columns) == [*CSV_COLUMNS, *SAMPLE_COLUMNS]
+    assert list(frame([], Catalogue()).columns) == [*COLUMNS, *SAMPLE_COLUMNS]
 
 
 def test_repeats_have_the_interval_over_their_processes_and_a_single_process_has_none():

@@ -8,7 +8,7 @@ import synthetic_records as synthetic
 
 from harness.schema.case import Case
 from reports.page.data import page_data
-from reports.page.html import failures, render
+from reports.page.html import failures
 
 PAPER = synthetic.paper()
 TABLE = PAPER.table
@@ -85,11 +85,6 @@ def test_rows_of_the_short_table_differ():
         for row in range(len(cases))
     ]
     assert len(set(rows)) == len(cases)
-
-
-def test_names_without_a_catalogue_stay():
-    made = synthetic.of_suite("new", synthetic.ok(Case("zebra", "zoo", "1", "forward", 1, 1), 1.0))
-    assert "zebra · zoo" in render(made.records, made.catalogue)
 
 
 def test_missing_cases_have_the_names_of_legends():

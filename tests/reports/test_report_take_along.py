@@ -1,10 +1,6 @@
-"""A reader can take a page's content along: links, downloads, print and citation."""
+"""A reader can take a page's content along: links and downloads."""
 
-import csv
-import io
 import re
-import struct
-import zlib
 from pathlib import Path
 
 import browsing
@@ -12,7 +8,6 @@ import pytest
 import synthetic_records as synthetic
 
 from harness.schema.case import Case
-from reports.page.citation import citation
 
 STATE = """number => {
   const figure = document.querySelector(`#figure-${number}`);
@@ -95,7 +90,6 @@ def test_a_picture_for_a_paper_is_white_without_title_and_caption(browser, saved
         assert f'width="{inches}in"' in text
         assert "background: rgb(255, 255, 255)" in text or "fill: rgb(255, 255, 255)" in text
         assert "rgb(2, 51, 147)" in text  # the first tone of the light theme
-        assert corner(file_of(page, "PNG"), float(inches)) == (255, 255, 255)
 
 
 def test_a_figure_printed_alone_is_a_pdf_of_its_size(browser, saved):
@@ -105,78 +99,6 @@ def test_a_figure_printed_alone_is_a_pdf_of_its_size(browser, saved):
     [(width, height)] = re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", pdf)
     assert float(width) == pytest.approx(3.3 * 72, abs=1)
     assert 100 < float(height) < 250
-
-
-def corner(png, inches):
-    assert png.startswith(b"\x89PNG")
-    width, height, depth = struct.unpack(">IIB", png[16:25])
-    assert (width, depth) == (pytest.approx(300 * inches, abs=2), 8)
-    assert height > 600
-    at, data = 8, b""
-    while at < len(png):
-        length, kind = struct.unpack(">I4s", png[at : at + 8])
-        data += png[at + 8 : at + 8 + length] if kind == b"IDAT" else b""
-        at += 12 + length
-    return tuple(zlib.decompress(data)[1:4])  # after the row's filter byte
-
-
-def test_a_saved_csv_has_the_points_and_their_machine(browser, saved):
-    table = two_backends().table
-    with browsing.opened(browser, saved) as (page, _):
-        browsing.open_options(page)
-        rows = list(csv.DictReader(io.StringIO(file_of(page, "CSV").decode())))
-    assert len(rows) == 6  # of the lines shown
-    assert {row["line"] for row in rows} == {"TTT-Linear · ThunderKittens", "Mamba · mamba-ssm", "Transformer · vLLM"}
-    first = table.loc[0]
-    assert float(rows[0]["value"]) == pytest.approx(first["us_per_token"], rel=1e-5)
-    assert rows[0]["quantity"] == "Latency per token (µs)"
-    assert float(rows[0]["low"]) < float(rows[0]["value"]) < float(rows[0]["high"])
-    for name in ("device", "commit", "started_at"):
-        assert rows[0][name] == first[name]
-    assert (rows[0]["figure"], rows[0]["batch"], rows[1]["context"]) == ("Forward latency per token", "16", "8192")
-
-
-def test_print_is_light_and_keeps_a_figure_on_one_page(browser, saved):
-    with browsing.opened(browser, saved, color_scheme="dark") as (page, _):
-        page.emulate_media(media="print", color_scheme="dark")
-        page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        look = page.evaluate("""() => ({
-          paper: getComputedStyle(document.body).backgroundColor,
-          line: document.querySelector("#figure-0 .plot").data[0].line.color,
-          together: getComputedStyle(document.querySelector("#figure-0")).breakInside,
-          names: document.querySelectorAll("#figure-0 .annotation").length,
-          options: document.querySelector("#figure-0 .options").checkVisibility(),
-          width: document.querySelector("#figure-0 .main-svg").getBoundingClientRect().width,
-        })""")
-        assert look == {
-            "paper": "rgb(255, 255, 255)",
-            "line": "rgb(2, 51, 147)",
-            "together": "avoid",
-            "names": 3,
-            "options": False,
-            "width": 660,
-        }
-        page.emulate_media(media="screen", color_scheme="dark")
-        page.evaluate("dispatchEvent(new Event('afterprint'))")
-        color = "document.querySelector('#figure-0 .plot').data[0].line.color"
-        browsing.eventually(page, lambda: page.evaluate(color), "rgb(71, 193, 237)")
-        assert page.pdf(format="A4").startswith(b"%PDF")
-
-
-def test_print_has_all_rows_of_a_table(browser, paper_page):
-    rows = "document.querySelectorAll('#results-table tbody tr').length"
-    with browsing.opened(browser, paper_page) as (page, _):
-        count = page.evaluate("page.count")
-        page.locator("#results-table").get_by_role("button", name="Next").click()
-        page.emulate_media(media="print")
-        page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        assert page.evaluate(rows) == count > 100
-        assert page.locator("#results-table .count").inner_text() == f"Rows 1–{count} of {count}"
-        # Chromium leaves the box of a button out of all but the first header, and a text without one in.
-        assert page.evaluate("getComputedStyle(document.querySelector('thead button')).display") == "contents"
-        page.evaluate("dispatchEvent(new Event('afterprint'))")
-        page.emulate_media(media="screen")
-        assert page.locator("#results-table .count").inner_text() == f"Rows 101–200 of {count}"
 
 
 def test_figures_are_drawn_near_the_screen(browser, paper_page):
@@ -196,37 +118,3 @@ def test_figures_are_drawn_near_the_screen(browser, paper_page):
         ]
         top = page.locator("figure").last.evaluate("e => e.getBoundingClientRect().top")
         assert top == pytest.approx(64, abs=4)  # below the bar
-
-
-def test_samples_of_a_point_are_drawn_and_saved(browser, saved):
-    with browsing.opened(browser, saved) as (page, _):
-        page.locator("#figure-0 .plot").focus()
-        page.keyboard.press("ArrowRight")
-        strip = page.locator("#figure-0 .strip")
-        strip.locator("circle").first.wait_for()
-        assert strip.locator("circle").count() == 30
-        rows = list(csv.DictReader(io.StringIO(browsing.downloaded(page, "Samples (CSV)"))))
-    assert [float(row["ms"]) for row in rows] == pytest.approx(two_backends().records[0].samples_ms, rel=1e-3)
-
-
-def test_a_citation_has_version_commit_device_and_date():
-    table = two_backends().table
-    found = citation("A & B_1", table)
-    assert found.startswith("@misc{ttt-bench-2026-03-0")
-    assert "{A \\& B\\_1}: a run of ttt-bench" in found
-    assert "Measured on NVIDIA H100 80GB HBM3, 2026-03-0" in found
-    assert "commit 3f2a91c04d, 8 of 8 cases" in found
-    assert re.search(r"version = \{\d", found)
-    assert "year    = {2026}" in found
-
-
-def test_a_citation_escapes_text_of_records():
-    made = synthetic.hostile()
-    place = {"device": "a}, evil = {\\input{x}\n% $", "commit": "}", "device_kind": "cuda"}
-    record = synthetic.ok(made.records[0].case, 1.0, environment=place)
-    found = citation("T", synthetic.of_suite("quick", record).table)
-    bare = re.sub(r"\\textbackslash\{\}|\\[{}%$]", "", found)
-    assert bare.count("{") == bare.count("}")
-    assert "%" not in bare
-    assert "\\input" not in bare
-    assert len(found.splitlines()) == 7

@@ -2,72 +2,33 @@
 
 import browsing
 import pytest
-from site_browsing import opened, settle
+from site_browsing import opened
 from small_runs import a_case, a_run, on_commit, on_cpu, on_gpu, timed, without
 
-from harness.schema.run import Run
-from reports.compare import views
-from reports.compare.comparison import compare
 from reports.site.build import write_site
 
 PHONE = {"width": 390, "height": 844}
 CHECKED = {"light": (15,), "dark": (1, "color-contrast")}  # rules of axe that must hold, and which one is looked at
 
 
-def runs_of(folder):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
     a, b = on_commit("a"), on_commit("b", dirty=True, software={"python": "3.12", "torch": "2.12", "__proto__": "1"})
-    loaded = on_commit("b", cpu={"others_share": 0.434, "idle_share": 0.01})
-    hot = on_commit("b", throttled=("sw_thermal_slowdown",))
-    c = [a_case(64 << number) for number in range(13)]
-    on = {"monday": {"at": "2026-11-16T03:00:00+00:00"}, "friday": {"at": "2026-11-20T03:00:00+00:00"}}
+    cases = [a_case(64 << number) for number in range(4)]
     of = {
-        "monday": [timed(case, 10 + number, a, **on["monday"]) for number, case in enumerate(c[:8])]
-        + [
-            without(c[8]),
-            timed(c[9], 4, a, **on["monday"]),
-            without(c[10]),
-            timed(c[11], 0, a, **on["monday"]),
-            timed(c[12], 14, a, **on["monday"]),
-        ],
+        "monday": [*(timed(case, 10, a, at="2026-11-16T03:00:00+00:00") for case in cases[:3]), without(cases[3])],
         "friday": [
-            timed(c[0], 10.3, b, **on["friday"]),
-            timed(c[1], 12.5, b, **on["friday"]),
-            timed(c[2], 9.7, b, **on["friday"]),
-            timed(c[3], 20, b, samples=1, **on["friday"]),
-            timed(c[4], 20, loaded, **on["friday"]),
-            timed(c[12], 20, hot, **on["friday"]),
-            timed(c[5], 1e-3, a, **on["friday"]),
-            timed(c[6], 16 * 1.0512, b, **on["friday"]),
-            timed(c[8], 3, b, **on["friday"]),
-            without(c[9], "oom", "does not <b>fit</b>"),
-            without(c[10], "killed", "by hand"),
-            timed(c[11], 2, b, **on["friday"]),
-            timed(a_case(system="mamba"), 3, b, **on["friday"]),
+            timed(cases[0], 10.3, b),
+            timed(cases[1], 20, on_commit("b", throttled=("sw_thermal_slowdown",))),
+            without(cases[2], "oom", "does not <b>fit</b>"),
+            timed(a_case(system="mamba"), 3, b),
         ],
-        "a100": [timed(c[0], 20, on_gpu("A100"))],
-        "cpu": [timed(c[0], 20, on_cpu())],
-        "others": [timed(a_case(7), 20)],
+        "a100": [timed(cases[0], 20, on_gpu("A100"))],
+        "cpu": [timed(cases[0], 20, on_cpu())],
     }
-    rounds = [
-        [timed(case, ms * by, a, repeat) for case in c[:3] for repeat, ms in enumerate((10, 10.4, 9.9))]
-        for by in (1.0, 1.3)
-    ]
-    runs = [a_run(folder / name, *records).folder for name, records in of.items()]
-    for name, records in zip(("old", "new"), rounds, strict=True):
-        runs.append(a_run(folder / name, *records, repeats=3, arguments=("run", "--repeats", "3")).folder)
-    return {run.name: run for run in runs}
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return runs_of(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="module")
-def site(runs, tmp_path_factory):
-    out = tmp_path_factory.mktemp("out") / "site"
-    write_site(list(runs.values()), out)
-    return out
+    write_site([a_run(folder / name, *records).folder for name, records in of.items()], folder / "site")
+    return folder / "site"
 
 
 def id_of(site, name):
@@ -80,58 +41,13 @@ def pages_of(site):
     return ["index.html", *built]
 
 
-def focused(page):
-    said = "(document.activeElement.getAttribute('aria-label') || document.activeElement.textContent).trim()"
-    return page.evaluate(said)
-
-
-def tab_to(page, words, key="Tab"):
-    for _ in range(60):
-        page.keyboard.press(key)
-        if focused(page).startswith(words):
-            return
-    pytest.fail(f"no Tab leads to {words!r}")
-
-
-def test_by_keyboard_from_the_index_to_a_run_and_to_a_comparison(browser, site):
-    def follow(words, address):
-        tab_to(page, words)
-        page.keyboard.press("Enter")
-        page.wait_for_url(address)
-        settle(page)
-
-    with opened(browser, site, "index.html") as page:
-        follow("cpu", "**/runs/cpu-*.html")
-        assert page.locator("figure .plot .main-svg").count()
-        follow("All runs", "**/index.html")
-        follow("Against monday", "**/compared/monday-*--*.html")
-        tab_to(page, "case")
-        page.keyboard.press("Enter")
-        assert page.locator("th[aria-sort=descending]").inner_text() == "case"
-
-
-def test_a_comparison_says_what_compare_says(browser, tmp_path):
-    of = runs_of(tmp_path)
-    monday, friday = (of[name] for name in ("monday", "friday"))
-    site = tmp_path / "site"
-    write_site([monday, friday], site)
-    found = compare(Run.open(monday), Run.open(friday))
-    path = f"compared/{id_of(site, 'monday')}--{id_of(site, 'friday')}.html"
-    with opened(browser, site, path) as page:
-        assert page.inner_text(".lead") == views.answer(found)
-        cases = page.locator("#cases tbody tr:visible")
-        assert [each.rstrip() for each in cases.locator("td:nth-child(6)").all_inner_texts()] == [
-            row.label for row in found.rows
-        ]
-
-
 def test_without_scripts_the_index_is_a_plain_list(browser, site):
     def is_own(url):
         return url.startswith(f"{site.as_uri()}/")
 
     with browsing.watched(browser, is_own, java_script_enabled=False) as (page, _):
         page.goto(f"{site.as_uri()}/index.html")
-        assert page.locator(".runs > li").count() == 7
+        assert page.locator(".runs > li").count() == 4
         page.get_by_role("link", name="monday", exact=True).click()
         page.wait_for_url("**/runs/monday-*.html")
 
