@@ -1,6 +1,5 @@
 """Base class of the adapters that measure and check a language model in PyTorch."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from bench.cost import model_work, total
 from bench.kept import kept_bytes
 from bench.models.config import MODELS
 from bench.models.layers import mark_layers
-from bench.systems.logits import check_logits, limits_by_rounding, rounding_of, widened, widening
+from bench.systems.logits import check_logits, limits_by_rounding, rounding_of, widened
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.model_calls import last_logits, prefill_then_generate, random_ids
 from bench.systems.on_device import device
@@ -132,16 +131,8 @@ class LanguageModel:
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype, whose error sets the limits; None for fixed ones."""
-        return self.timed_check_reference(model, getattr(torch, case.dtype))
-
-    def wider(self, model: Any, case: Case, answered: Callable[[Any], torch.Tensor], expected: torch.Tensor) -> float:
-        """Return the factor on LOGIT_LIMITS for a case.
-
-        answered: called with a reference, returns its logits [..., V]. expected: those of the exact reference.
-        """
-        rounded = None if case.dtype == "float32" else self.rounded_reference(model, case)
-        return widening(case) if rounded is None else limits_by_rounding(answered(rounded), expected, case)
+        """Return a reference in the case's dtype, whose error sets the limits; None for fixed ones, as in float32."""
+        return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype))
 
     def _model(self, case: Case) -> Any:
         options = tuple(pair for pair in case.options if pair[0] not in WITHOUT_EFFECT)
@@ -181,11 +172,6 @@ class LanguageModel:
         ids = random_ids(model, CHECK_BATCH, prompt + CHECK_STEPS)
         got = prefill_then_generate(model, ids, prompt)
         expected = reference.logits(ids, CHECK_STEPS + 1).transpose(0, 1)
-        return self._check_logits(model, ids, got, expected, case)
-
-    def _check_logits(
-        self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, case: Case
-    ) -> Checks:
-        """Check logits [CHECK_STEPS + 1, B, V]: after a prompt, then after each further token."""
-        wider = self.wider(model, case, lambda rounded: last_logits(rounded, ids), expected[-1])
+        rounded = self.rounded_reference(model, case)
+        wider = limits_by_rounding(None if rounded is None else last_logits(rounded, ids), expected[-1], case)
         return check_logits(got, expected, rounding_of(case), wider)

@@ -11,7 +11,7 @@ import torch
 from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
 from bench.systems import token_times
 from bench.systems.checked_sequences import LONGEST_CHECKED, drawn, not_compared, timed
-from bench.systems.logits import check_logits, check_response, choice_check, rounding_of
+from bench.systems.logits import check_logits, check_response, choice_check, limits_by_rounding, rounding_of
 from bench.systems.model_calls import greedy_steps, last_logits, random_ids, steps_of
 from bench.systems.on_device import device, repeatable
 from harness.measure.correctness import Check, Checks
@@ -72,6 +72,10 @@ class PhaseWork:
         exact = torch.float64 if self.case.dtype == "float32" else torch.float32
         return self.adapter.timed_check_reference(self.model, exact)
 
+    def rounded_reference(self) -> Any:
+        """Return the reference whose rounding sets the limits, or None; see `LanguageModel.rounded_reference`."""
+        return self.adapter.rounded_reference(self.model, self.case)
+
     def drawn(self, rng: Random, tokens: int) -> list[int]:
         """Draw, once for all checked calls, the sequences that the reference reads; sorted.
 
@@ -118,7 +122,8 @@ class PhaseWork:
         truths = [{at: expected(reference, some, at) for at in {*chosen, steps}} for some in groups]
         del reference
         whole = truths[0][steps]
-        wider = self.adapter.wider(self.model, self.case, lambda rounded: expected(rounded, rows, steps), whole)
+        rounded = self.rounded_reference()
+        wider = limits_by_rounding(None if rounded is None else expected(rounded, rows, steps), whole, self.case)
         found = Checks([])
         for some, truth in zip(groups, truths, strict=True):
             found += timed(check_logits(logits[some], truth[steps], rounding_of(self.case), wider))
