@@ -19,14 +19,10 @@ from bench.systems.ttt.layer import (
     LAYER_LIMITS,
     PER_TOKEN,
     check_forward,
-    check_timed,
-    forward_timed_check,
+    check_results,
+    forward_workload,
     inputs_of,
     layer_inputs,
-    layer_metrics,
-    layer_work,
-    outputs_of,
-    renewed,
     to_float64,
 )
 from harness.measure.correctness import Check, Checks, relative_error
@@ -34,7 +30,6 @@ from harness.measure.cuda_clock import input_sets, l2_bytes
 from harness.measure.system import Input, Workload
 from harness.schema.case import Case
 from harness.schema.work import TTT, Work
-from tk_kernels.build import Built
 from tk_kernels.build import build as build_kernel
 from tk_kernels.build.parallel import compile_all
 from tk_kernels.cost import COSTS
@@ -64,28 +59,14 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
 
     def check() -> Checks:
         piece = inputs_of(inputs, last, checked_tokens)
-        checked = check_forward(lambda some: forward(**some), reference, "dual", piece)
+        checked = check_forward(forward, reference, "dual", piece)
         return checked + Checks([_repeats(lambda: forward(**inputs)[0], case.batch)])
 
-    work = layer_work(config, case)
-    built = build_kernel(ops.KERNELS[config.mini_batch]) if backend == THUNDERKITTENS else None
-    return Workload(
-        run=lambda: outputs_of(forward(**inputs)),
-        tokens=case.batch * case.context,
-        device="cuda",
-        inputs=renewed(inputs, config),
-        timed_check=forward_timed_check(reference, inputs, case.dtype),
-        check=check,
-        metrics=layer_metrics(work),
-        work=work,
-        settings={"checked": f"the first {checked_tokens} tokens of the last sequence"}
-        | (_made_of(built) if built else {}),
-    )
-
-
-def _made_of(built: Built) -> dict[str, str]:
-    made = built.ingredients
-    return {name: str(made[name]) for name in ("compiler", "flags", "thunderkittens")}
+    settings = {"checked": f"the first {checked_tokens} tokens of the last sequence"}
+    if backend == THUNDERKITTENS:
+        made = build_kernel(ops.KERNELS[config.mini_batch]).ingredients
+        settings |= {name: str(made[name]) for name in ("compiler", "flags", "thunderkittens")}
+    return forward_workload(case, reference, inputs, forward, check, settings)
 
 
 def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
@@ -214,7 +195,7 @@ class Steps:
                 return Checks([], f"a sample is {steps} steps of a sequence, more than the reference is asked for")
             expected = _exact_steps(some, begun, rows, calls, self.rounds)
             last = out[(drawn_set + 1) * self.rounds - 1]
-            return check_timed([("output", last[rows], expected)], self.dtype)
+            return check_results({"output": last[rows]}, {"output": expected}, self.dtype, "timed_")
 
         return compare
 

@@ -284,7 +284,7 @@ def layer_package(monkeypatch):
 def test_the_layer_is_held_against_the_packages_own_version(layer_package):
     workload = fla_layer.FlaTTTLinear().build(LAYER)
     assert workload.tokens == 160
-    assert [each.shape for each in workload.run()] == [(2, 80, 2, 64), (2, 2, 64, 64), (2, 2, 1, 64)]
+    assert [each.shape for each in workload.run().values()] == [(2, 80, 2, 64), (2, 2, 64, 64), (2, 2, 1, 64)]
     assert workload.check().passed
     assert "not the paper's" in workload.settings["function"]
 
