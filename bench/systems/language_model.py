@@ -1,6 +1,6 @@
 """Base class of the adapters that measure and check a language model in PyTorch."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,10 +26,11 @@ WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the mod
 class LanguageModel:
     """Base class of adapters of a language model in PyTorch; a subclass implements `load`.
 
-    The model has the interface of `bench.models.base.CausalLM`. Methods on KV caches do nothing by default.
+    The model has the interface of `bench.models.base.CausalLM`. phases: the classes of the timed work.
     """
 
     packages: tuple[str, ...] = ()
+    phases: ClassVar[dict[str, type[PhaseWork]]] = {"forward": Forward, "generate": Generate, "request": Request}
     # Prompt tokens read before generate steps, for the record; None if the steps start at the case's context.
     prompt_tokens: int | None = 0
     form = "dual"  # form of a TTT model's generate steps
@@ -54,7 +55,7 @@ class LanguageModel:
         peaks = peaks_of(device())  # measured while the GPU's memory is still empty
         model = self._model(case)
         mark_layers(device() == "cuda")  # NVTX ranges cost a microsecond per layer
-        work = self.work(model, case)
+        work = self.phases[case.phase](self, model, case)
         self.make_ready(work)
         read = self.prompt_tokens if case.phase == "generate" else None
         prompt = {} if read is None else {"prompt_tokens": str(read)}
@@ -74,10 +75,6 @@ class LanguageModel:
             work=cost,
             settings=self._facts(model).settings() | self.settings(case) | prompt | work.settings,
         )
-
-    def work(self, model: Any, case: Case) -> PhaseWork:
-        """Return the case's timed work: a `Forward`, `Generate` or `Request`, by phase."""
-        return {"forward": Forward, "generate": Generate, "request": Request}[case.phase](self, model, case)
 
     def make_ready(self, work: PhaseWork) -> None:
         """Compile or tune the kernels of `work`, then reset its state. By default, do nothing."""
@@ -101,30 +98,6 @@ class LanguageModel:
         reference = type(model)(model.config, device(), dtype)
         reference.copy_weights(model)
         return reference
-
-    def set_position(self, state: Any, context: int) -> None:
-        """Set the position of a KV cache to `context` without reading tokens."""
-
-    def fill_past(self, state: Any) -> None:
-        """Fill a KV cache with random numbers in the role of past tokens."""
-
-    def repeat_past(self, state: Any, sources: list[int]) -> None:
-        """Copy the KV cache of sequence sources[i] to sequence i, for each i."""
-
-    def restart(self, model: Any, state: Any) -> None:
-        """Reset a generate state in place to the start of its case."""
-        model.reset_state(state)
-
-    def rows_of_state(self, state: Any, rows: list[int]) -> Any:
-        """Return a copy of the KV caches of `rows`, for `expected_logits`; by default None."""
-        return None
-
-    def expected_logits(self, reference: Any, begun: Any, calls: list[torch.Tensor], case: Case) -> torch.Tensor:
-        """Return the reference's logits [rows, V] after the tokens that were read since a restart.
-
-        begun: result of `rows_of_state` at the restart. calls: for each call, the tokens [steps, rows] that it read.
-        """
-        return last_logits(reference, torch.cat(calls).T)
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
         """Return a reference for timed outputs: as exact as `reference`, fast on long prompts."""

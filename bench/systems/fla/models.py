@@ -88,75 +88,6 @@ class _Config:
     width: int
 
 
-class Fla(TunedLanguageModel):
-    """Base class of the adapters of flash-linear-attention's language models.
-
-    A subclass sets `classes`, the package's configuration and model class, and `sizes`, a configuration for each size.
-    """
-
-    packages = ("flash-linear-attention", "triton")
-    prompt_tokens = 1
-    check_prompt = 100  # longer than one chunk, and not a multiple of it
-    classes: ClassVar[tuple[str, str]]
-    sizes: ClassVar[dict[str, dict[str, Any]]]
-
-    def unavailable(self) -> str:
-        return no_gpu() or cannot_find("fla")
-
-    def settings(self, case: Case) -> dict[str, str]:
-        return super().settings(case) | {"kernels": "recurrent" if case.phase == "generate" else "chunked"}
-
-    def build(self, case: Case) -> Workload:
-        if case.option("scope", "model") == "layer":
-            return FlaRegressor().build(case)
-        if case.phase == "request":
-            raise Skip("flash-linear-attention allocates a new state at every step, which a CUDA graph cannot replay")
-        return super().build(case)
-
-    def load(self, case: Case) -> FlaModel:
-        """Load the package's random weights from a fixed seed; zero matrices get random values."""
-        import_or_skip("fla.models")
-        import fla.models
-
-        size, layers = uncut(case.size)
-        if size not in self.sizes:
-            raise Skip(f"{case.system} supports only the size {', '.join(self.sizes)}")
-        config_class, model_class = (getattr(fla.models, name) for name in self.classes)
-        shape = self.sizes[size] | ({"num_hidden_layers": layers} if layers else {})
-        config = config_class(vocab_size=VOCABULARY, tie_word_embeddings=True, **shape)
-        torch.manual_seed(0)
-        with torch.device(device()):
-            inner = model_class(config)
-        for weight in inner.parameters():
-            if weight.dim() > 1 and not weight.any():
-                torch.nn.init.normal_(weight, std=config.initializer_range)
-        return FlaModel(inner.to(getattr(torch, case.dtype)).eval())
-
-    def reference(self, model: FlaModel, dtype: torch.dtype) -> FlaModel:
-        """Return a model with the same weights in `dtype` on fla's recurrent kernels."""
-        config = type(model.inner.config).from_dict(model.inner.config.to_dict())
-        with torch.device(device()):
-            inner = type(model.inner)(config).to(dtype).eval()
-        with torch.no_grad():
-            inner.load_state_dict(model.inner.state_dict())
-        return FlaModel(inner, RECURRENT_TOKENS)
-
-    def rounded_reference(self, model: FlaModel, case: Case) -> FlaModel | None:
-        """Return the same weights on fla's recurrent kernels."""
-        return None if case.dtype == "float32" else FlaModel(model.inner, RECURRENT_TOKENS)
-
-    def shape(self, config: Any) -> DeltaRuleConfig:
-        """Return the state's shape and FLOPs per token from the package's `config`."""
-        raise NotImplementedError
-
-    def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """Return the shape, without RWKV-7's token-shift inputs, a hundredth of the state."""
-        return self.shape(model.inner.config)
-
-    def work(self, model: FlaModel, case: Case) -> PhaseWork:
-        return {"forward": FlaForward, "generate": FlaGenerate}[case.phase](self, model, case)
-
-
 class FlaWork(PhaseWork):
     """Work whose references read short pieces, for which tuning the kernels would take minutes."""
 
@@ -237,6 +168,73 @@ def _copied(kept: Any) -> Any:
     if isinstance(kept, Tensor):
         return kept.clone()
     return None if kept is None else tuple(map(_copied, kept))
+
+
+class Fla(TunedLanguageModel):
+    """Base class of the adapters of flash-linear-attention's language models.
+
+    A subclass sets `classes`, the package's configuration and model class, and `sizes`, a configuration for each size.
+    """
+
+    packages = ("flash-linear-attention", "triton")
+    phases: ClassVar[dict[str, type[PhaseWork]]] = {"forward": FlaForward, "generate": FlaGenerate}
+    prompt_tokens = 1
+    check_prompt = 100  # longer than one chunk, and not a multiple of it
+    classes: ClassVar[tuple[str, str]]
+    sizes: ClassVar[dict[str, dict[str, Any]]]
+
+    def unavailable(self) -> str:
+        return no_gpu() or cannot_find("fla")
+
+    def settings(self, case: Case) -> dict[str, str]:
+        return super().settings(case) | {"kernels": "recurrent" if case.phase == "generate" else "chunked"}
+
+    def build(self, case: Case) -> Workload:
+        if case.option("scope", "model") == "layer":
+            return FlaRegressor().build(case)
+        if case.phase == "request":
+            raise Skip("flash-linear-attention allocates a new state at every step, which a CUDA graph cannot replay")
+        return super().build(case)
+
+    def load(self, case: Case) -> FlaModel:
+        """Load the package's random weights from a fixed seed; zero matrices get random values."""
+        import_or_skip("fla.models")
+        import fla.models
+
+        size, layers = uncut(case.size)
+        if size not in self.sizes:
+            raise Skip(f"{case.system} supports only the size {', '.join(self.sizes)}")
+        config_class, model_class = (getattr(fla.models, name) for name in self.classes)
+        shape = self.sizes[size] | ({"num_hidden_layers": layers} if layers else {})
+        config = config_class(vocab_size=VOCABULARY, tie_word_embeddings=True, **shape)
+        torch.manual_seed(0)
+        with torch.device(device()):
+            inner = model_class(config)
+        for weight in inner.parameters():
+            if weight.dim() > 1 and not weight.any():
+                torch.nn.init.normal_(weight, std=config.initializer_range)
+        return FlaModel(inner.to(getattr(torch, case.dtype)).eval())
+
+    def reference(self, model: FlaModel, dtype: torch.dtype) -> FlaModel:
+        """Return a model with the same weights in `dtype` on fla's recurrent kernels."""
+        config = type(model.inner.config).from_dict(model.inner.config.to_dict())
+        with torch.device(device()):
+            inner = type(model.inner)(config).to(dtype).eval()
+        with torch.no_grad():
+            inner.load_state_dict(model.inner.state_dict())
+        return FlaModel(inner, RECURRENT_TOKENS)
+
+    def rounded_reference(self, model: FlaModel, case: Case) -> FlaModel | None:
+        """Return the same weights on fla's recurrent kernels."""
+        return None if case.dtype == "float32" else FlaModel(model.inner, RECURRENT_TOKENS)
+
+    def shape(self, config: Any) -> DeltaRuleConfig:
+        """Return the state's shape and FLOPs per token from the package's `config`."""
+        raise NotImplementedError
+
+    def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
+        """Return the shape, without RWKV-7's token-shift inputs, a hundredth of the state."""
+        return self.shape(model.inner.config)
 
 
 class GatedDeltaNet(Fla):
