@@ -254,15 +254,6 @@ def test_outputs_are_in_the_order_of_the_prompts(llm):
     assert [output.request_id for output in batch.outputs] == ["0", "1", "2", "3"]
 
 
-def test_no_prompt_is_drawn_twice(llm, monkeypatch):
-    workload = VllmTransformer().build(replace(CASE, phase="forward"))
-    workload.run()
-    monkeypatch.setattr(torch, "randint", lambda low, high, shape: torch.zeros(shape, dtype=torch.int64))
-    workload.run()
-    with pytest.raises(RuntimeError, match="drawn twice"):
-        workload.run()
-
-
 def test_vllm_is_handed_its_own_class_of_the_model(llm):
     system = VllmTransformer()  # the folder goes when the system does
     system.build(CASE)
@@ -391,7 +382,7 @@ def test_the_reference_of_the_check_serves_what_was_timed_block_by_block(llm, mo
 
 def test_only_the_requests_that_were_samples_count(llm):
     work = VllmTransformer().build(replace(CASE, phase="request", options=(("steps", 4),))).run.__self__
-    work._requests.extend([(first, [1.0])] for first in (9.0, 1.0, 3.0))
+    work._batches.extend((10.0, [(first, [1.0])]) for first in (9.0, 1.0, 3.0))
     assert work.measured(2)["time_to_first_token_ms"] == pytest.approx(2.0)
 
 
