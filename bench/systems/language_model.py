@@ -17,7 +17,6 @@ from bench.systems.phases import Forward, Generate, PhaseWork, Request
 from harness.measure.correctness import Checks
 from harness.measure.system import Input, Workload
 from harness.schema.case import Case
-from harness.schema.work import Work
 
 CHECK_BATCH, CHECK_PROMPT, CHECK_STEPS = 2, 37, 13  # 50 tokens pass three ends of mini-batches of 16
 WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the model as it is
@@ -37,7 +36,8 @@ class LanguageModel:
     check_prompt = CHECK_PROMPT
 
     def __init__(self) -> None:
-        self._loaded: tuple[tuple[Any, ...], Any] | None = None
+        self.loaded: Any = None  # what distinguishes the loaded model: size, dtype, state dtype, options
+        self._current: Any = None  # the loaded model
         self._checked: Checks | None = None
 
     def unavailable(self) -> str:
@@ -59,7 +59,9 @@ class LanguageModel:
         self.make_ready(work)
         read = self.prompt_tokens if case.phase == "generate" else None
         prompt = {} if read is None else {"prompt_tokens": str(read)}
-        cost = self.cost(model, case)
+        facts = self._facts(model)
+        cost = model_work(self.counted_as(model), facts.parameters, case, self.form)
+        state = {"state_bytes": case.batch * kept_bytes(model.config, case, self.form)} if case.system in MODELS else {}
         return Workload(
             run=work.run,
             units=work.units,
@@ -71,27 +73,17 @@ class LanguageModel:
             renews_past=work.renews_past,
             check=lambda: self._check(model, case),
             measured=work.measured,
-            metrics=self._facts(model).metrics() | total(cost).metrics() | self.kept(model, case) | peaks,
+            metrics=facts.metrics() | total(cost).metrics() | state | peaks,
             work=cost,
-            settings=self._facts(model).settings() | self.settings(case) | prompt | work.settings,
+            settings=facts.settings() | self.settings(case) | prompt | work.settings,
         )
 
     def make_ready(self, work: PhaseWork) -> None:
         """Compile or tune the kernels of `work`, then reset its state. By default, do nothing."""
 
-    def cost(self, model: Any, case: Case) -> dict[str, Work]:
-        """Return FLOPs and bytes of one unit of a case (see `Workload`), by part of the model."""
-        return model_work(self.counted_as(model), self._facts(model).parameters, case, self.form)
-
     def counted_as(self, model: Any) -> Any:
         """Return the configuration from which `bench.cost` counts FLOPs and bytes."""
         return model.config
-
-    def kept(self, model: Any, case: Case) -> dict[str, float | None]:
-        """Return the metric `state_bytes` of all sequences; {} for a system that is not in MODELS."""
-        if case.system not in MODELS:
-            return {}
-        return {"state_bytes": case.batch * kept_bytes(model.config, case, self.form)}
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
         """Return the check's reference: the same weights in `dtype`, with `prefill` and `logits`."""
@@ -108,18 +100,13 @@ class LanguageModel:
         return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype))
 
     def _model(self, case: Case) -> Any:
+        """Return the model of the case, which is loaded unless the case before had the same."""
         options = tuple(pair for pair in case.options if pair[0] not in WITHOUT_EFFECT)
         key = (case.size, case.dtype, case.state_dtype, options)
-        if self._loaded is None or self._loaded[0] != key:
-            self._loaded = None  # free the old model before loading another
-            self._checked = None
-            self._loaded = (key, self.load(case))
-        return self._loaded[1]
-
-    @property
-    def loaded(self) -> Any:
-        """The loaded model's key (size, dtype, state dtype, options); None before `load`."""
-        return self._loaded and self._loaded[0]
+        if self.loaded != key:
+            self.loaded = self._current = self._checked = None  # free the old model before loading another
+            self._current, self.loaded = self.load(case), key
+        return self._current
 
     def _facts(self, model: Any, **counted: float) -> model_facts.Facts:
         return model_facts.facts_of(model.weights(), model.head.shape[0], **counted)

@@ -216,7 +216,7 @@ def test_adapters_whose_state_is_put_at_the_context_are_those_that_claim_no_prom
 def test_the_check_notices_a_step_that_is_off_by_a_thousandth():
     adapter = TTTTorch()
     workload = adapter.build(case("ttt-linear"))
-    _, model = adapter._loaded
+    model = adapter._current
     step = model.generate_step
     model.generate_step = lambda ids, state: (step(ids, state)[0] * 1.001, state)
     assert not workload.check().passed
