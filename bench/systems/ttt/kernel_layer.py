@@ -229,11 +229,6 @@ def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
     return Steps(staggered(first, 1 if streamed else input_sets(first.state_bytes, l2_bytes())), config, dtype)
 
 
-def token_of(inputs: dict[str, Any], t: int) -> list[torch.Tensor]:
-    """Return q, k, v [B, H, D] and lr [B, H] of token t."""
-    return [inputs[name][:, t].contiguous() for name in PER_TOKEN]
-
-
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
     """Return at least `at_least` copies of `first`, at positions spread over a mini-batch."""
     m = len(first.tokens[0])
@@ -268,23 +263,22 @@ def check_generate(
     """
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, generate = (import_module(f"{operator}.{part}") for part in ("reference", "generate"))
-    begin, end = config.mini_batch, config.mini_batch + _check_steps(config)
-    inputs = layer_inputs(config, sequences, end, getattr(torch, dtype))
+    begin, steps = config.mini_batch, _check_steps(config)
+    inputs = layer_inputs(config, sequences, begin + steps, getattr(torch, dtype))
     exact = {name: to_float64(value) for name, value in inputs.items()}
-    state, rows = exact["state"], []
-    for b in range(sequences):  # sequence b starts at position b + 1 of its mini-batch
-        prompt = inputs_of(exact, slice(b, b + 1), b + 1)
-        rows.append(reference.forward(**prompt)[1])
-    state = type(state)(*(torch.cat(tensors) for tensors in zip(*rows, strict=True)))
+    # Sequence b starts at position b + 1 of its mini-batch.
+    rows = [reference.forward(**inputs_of(exact, slice(b, b + 1), b + 1))[1] for b in range(sequences)]
+    state = type(rows[0])(*(torch.cat(tensors) for tensors in zip(*rows, strict=True)))
     kernel_state = generate.GenerateState.from_state(
         type(state)(*(x.float() if x.is_floating_point() else x for x in state)), form, precision
     )
-    expected, got = [], []
-    for t in range(begin, end):
-        token = token_of(inputs, t)
-        got.append(generate.generate_step(*token, *(inputs[name] for name in OUTER), kernel_state, launch=launch))
-        truth = [x.double() for x in token]
-        out, state = reference.generate_step(*truth, *(exact[name] for name in OUTER), state)
+    tokens = [inputs[name][:, begin:].transpose(0, 1).contiguous() for name in PER_TOKEN]
+    outer = [inputs[name] for name in OUTER]
+    some, expected = GenerateSet(generate, kernel_state, outer, tokens, torch.empty_like(tokens[0]), launch), []
+    for step in range(steps):
+        some.advance(step)
+        token = (each[step].double() for each in tokens)
+        out, state = reference.generate_step(*token, *(exact[name] for name in OUTER), state)
         expected.append(out)
-    error = relative_error(torch.stack(got), torch.stack(expected))
+    error = relative_error(some.out, torch.stack(expected))
     return Checks([Check.at_most("output_relative_error", error, LAYER_LIMITS[dtype])])

@@ -113,5 +113,5 @@ def test_unknown_graph_sizes_are_an_error():
 
 @pytest.mark.parametrize(("batch", "sequences"), [(8192, 8192), (4096, 4096), (100, 4096), (64, 64), (7, 64)])
 def test_only_what_could_be_in_flight_widens_the_engine(llm, monkeypatch, batch, sequences):
-    monkeypatch.setattr(VllmTransformer, "_kept_bytes", lambda system, case: 10**9)
+    monkeypatch.setattr(VllmTransformer, "_kept_bytes", lambda system, case: 5 * 10**6)
     assert VllmTransformer().engine(replace(CASE, batch=batch)).settings.max_num_seqs == sequences
