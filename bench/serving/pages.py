@@ -55,13 +55,16 @@ class Layout:
 
     def generating(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
         """Return a layer's state for a step at positions [B, H]; the step updates the slots [B]."""
-        state = _mapped(self._empty, iter(views).__next__, positions)
+        state = self._with(views, positions)
         return replace(state, inner=replace(state.inner, slots=slots), slots=slots)
 
     def packed(self, views: Sequence[Tensor], sequences: Packed) -> LayerState:
         """Return a layer's state for a forward over packed sequences, which updates their slots."""
-        state = _mapped(self._empty, iter(views).__next__, sequences.start)
-        return replace(state, sequences=sequences)
+        return replace(self._with(views, sequences.start), sequences=sequences)
+
+    def _with(self, views: Sequence[Tensor], positions: Tensor) -> LayerState:
+        tensors = iter(views)
+        return _mapped(self._empty, lambda _: next(tensors), positions)
 
 
 def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], ids: Tensor, step: Step) -> Tensor:
@@ -89,25 +92,18 @@ def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], 
 def _tensors(state: LayerState) -> list[Tensor]:
     found: list[Tensor] = []
 
-    def keep(x: Any) -> None:
-        if isinstance(x, Tensor):
-            found.append(x)
-        elif isinstance(x, tuple):
-            for each in x:
-                keep(each)
-        elif is_dataclass(x):
-            for field in fields(x):
-                if field.name != "position":
-                    keep(getattr(x, field.name))
+    def keep(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
 
-    keep(state)
+    _mapped(state, keep, state.inner.position)
     return found
 
 
-def _mapped(state: Any, tensor: Callable[[], Tensor], positions: Tensor) -> Any:
-    """Replace positions by `positions`, other tensors by `tensor()` in the order of `_tensors`."""
+def _mapped(state: Any, tensor: Callable[[Tensor], Tensor], positions: Tensor) -> Any:
+    """Replace positions by `positions`, each other tensor x by tensor(x)."""
     if isinstance(state, Tensor):
-        return tensor()
+        return tensor(state)
     if isinstance(state, tuple):
         return tuple(_mapped(each, tensor, positions) for each in state)
     if not is_dataclass(state) or isinstance(state, type):

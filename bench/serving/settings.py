@@ -18,19 +18,7 @@ class TTTSettings(MambaModelConfig):
     def verify_and_update_config(cls, vllm_config: Any) -> None:
         """Raise ValueError if the checkpoint folder or a setting is not supported."""
         super().verify_and_update_config(vllm_config)
-        model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
-        why = refused(
-            read_config(model.model).mini_batch,
-            tensor_parallel=parallel.tensor_parallel_size,
-            pipeline_parallel=parallel.pipeline_parallel_size,
-            block_size=cache.mamba_block_size if cache.enable_prefix_caching else None,
-            speculative=vllm_config.speculative_config is not None,
-            lora=vllm_config.lora_config is not None,
-            quantization=model.quantization,
-            dtype=str(model.dtype).removeprefix("torch."),
-            v1_model_runner=not vllm_config.use_v2_model_runner,
-        )
-        if why:
+        if why := refused(vllm_config, read_config(vllm_config.model_config.model).mini_batch):
             raise ValueError(why)
 
 

@@ -1,7 +1,6 @@
 """Base class of the adapters that measure and check a language model in PyTorch."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -10,7 +9,7 @@ from bench.cost import model_work, total
 from bench.kept import kept_bytes
 from bench.models.config import MODELS
 from bench.models.layers import mark_layers
-from bench.systems.logits import check_logits, limits_by_rounding, rounding_of, widened, widening
+from bench.systems.logits import check_logits, limits_by_rounding, rounding_of, widened
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.model_calls import last_logits, prefill_then_generate, random_ids
 from bench.systems.on_device import device
@@ -18,7 +17,6 @@ from bench.systems.phases import Forward, Generate, PhaseWork, Request
 from harness.measure.correctness import Checks
 from harness.measure.system import Input, Workload
 from harness.schema.case import Case
-from harness.schema.work import Work
 
 CHECK_BATCH, CHECK_PROMPT, CHECK_STEPS = 2, 37, 13  # 50 tokens pass three ends of mini-batches of 16
 WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the model as it is
@@ -27,17 +25,19 @@ WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the mod
 class LanguageModel:
     """Base class of adapters of a language model in PyTorch; a subclass implements `load`.
 
-    The model has the interface of `bench.models.base.CausalLM`. Methods on KV caches do nothing by default.
+    The model has the interface of `bench.models.base.CausalLM`. phases: the classes of the timed work.
     """
 
     packages: tuple[str, ...] = ()
+    phases: ClassVar[dict[str, type[PhaseWork]]] = {"forward": Forward, "generate": Generate, "request": Request}
     # Prompt tokens read before generate steps, for the record; None if the steps start at the case's context.
     prompt_tokens: int | None = 0
     form = "dual"  # form of a TTT model's generate steps
     check_prompt = CHECK_PROMPT
 
     def __init__(self) -> None:
-        self._loaded: tuple[tuple[Any, ...], Any] | None = None
+        self.loaded: Any = None  # what distinguishes the loaded model: size, dtype, state dtype, options
+        self._current: Any = None  # the loaded model
         self._checked: Checks | None = None
 
     def unavailable(self) -> str:
@@ -55,11 +55,13 @@ class LanguageModel:
         peaks = peaks_of(device())  # measured while the GPU's memory is still empty
         model = self._model(case)
         mark_layers(device() == "cuda")  # NVTX ranges cost a microsecond per layer
-        work = self.work(model, case)
+        work = self.phases[case.phase](self, model, case)
         self.make_ready(work)
         read = self.prompt_tokens if case.phase == "generate" else None
         prompt = {} if read is None else {"prompt_tokens": str(read)}
-        cost = self.cost(model, case)
+        facts = self._facts(model)
+        cost = model_work(self.counted_as(model), facts.parameters, case, self.form)
+        state = {"state_bytes": case.batch * kept_bytes(model.config, case, self.form)} if case.system in MODELS else {}
         return Workload(
             run=work.run,
             units=work.units,
@@ -71,31 +73,17 @@ class LanguageModel:
             renews_past=work.renews_past,
             check=lambda: self._check(model, case),
             measured=work.measured,
-            metrics=self._facts(model).metrics() | total(cost).metrics() | self.kept(model, case) | peaks,
+            metrics=facts.metrics() | total(cost).metrics() | state | peaks,
             work=cost,
-            settings=self._facts(model).settings() | self.settings(case) | prompt | work.settings,
+            settings=facts.settings() | self.settings(case) | prompt | work.settings,
         )
-
-    def work(self, model: Any, case: Case) -> PhaseWork:
-        """Return the case's timed work: a `Forward`, `Generate` or `Request`, by phase."""
-        return {"forward": Forward, "generate": Generate, "request": Request}[case.phase](self, model, case)
 
     def make_ready(self, work: PhaseWork) -> None:
         """Compile or tune the kernels of `work`, then reset its state. By default, do nothing."""
 
-    def cost(self, model: Any, case: Case) -> dict[str, Work]:
-        """Return FLOPs and bytes of one unit of a case (see `Workload`), by part of the model."""
-        return model_work(self.counted_as(model), self._facts(model).parameters, case, self.form)
-
     def counted_as(self, model: Any) -> Any:
         """Return the configuration from which `bench.cost` counts FLOPs and bytes."""
         return model.config
-
-    def kept(self, model: Any, case: Case) -> dict[str, float | None]:
-        """Return the metric `state_bytes` of all sequences; {} for a system that is not in MODELS."""
-        if case.system not in MODELS:
-            return {}
-        return {"state_bytes": case.batch * kept_bytes(model.config, case, self.form)}
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
         """Return the check's reference: the same weights in `dtype`, with `prefill` and `logits`."""
@@ -103,59 +91,22 @@ class LanguageModel:
         reference.copy_weights(model)
         return reference
 
-    def set_position(self, state: Any, context: int) -> None:
-        """Set the position of a KV cache to `context` without reading tokens."""
-
-    def fill_past(self, state: Any) -> None:
-        """Fill a KV cache with random numbers in the role of past tokens."""
-
-    def repeat_past(self, state: Any, sources: list[int]) -> None:
-        """Copy the KV cache of sequence sources[i] to sequence i, for each i."""
-
-    def restart(self, model: Any, state: Any) -> None:
-        """Reset a generate state in place to the start of its case."""
-        model.reset_state(state)
-
-    def rows_of_state(self, state: Any, rows: list[int]) -> Any:
-        """Return a copy of the KV caches of `rows`, for `expected_logits`; by default None."""
-        return None
-
-    def expected_logits(self, reference: Any, begun: Any, calls: list[torch.Tensor], case: Case) -> torch.Tensor:
-        """Return the reference's logits [rows, V] after the tokens that were read since a restart.
-
-        begun: result of `rows_of_state` at the restart. calls: for each call, the tokens [steps, rows] that it read.
-        """
-        return last_logits(reference, torch.cat(calls).T)
-
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
         """Return a reference for timed outputs: as exact as `reference`, fast on long prompts."""
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype, whose error sets the limits; None for fixed ones."""
-        return self.timed_check_reference(model, getattr(torch, case.dtype))
-
-    def wider(self, model: Any, case: Case, answered: Callable[[Any], torch.Tensor], expected: torch.Tensor) -> float:
-        """Return the factor on LOGIT_LIMITS for a case.
-
-        answered: called with a reference, returns its logits [..., V]. expected: those of the exact reference.
-        """
-        rounded = None if case.dtype == "float32" else self.rounded_reference(model, case)
-        return widening(case) if rounded is None else limits_by_rounding(answered(rounded), expected, case)
+        """Return a reference in the case's dtype, whose error sets the limits; None for fixed ones, as in float32."""
+        return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype))
 
     def _model(self, case: Case) -> Any:
+        """Return the model of the case, which is loaded unless the case before had the same."""
         options = tuple(pair for pair in case.options if pair[0] not in WITHOUT_EFFECT)
         key = (case.size, case.dtype, case.state_dtype, options)
-        if self._loaded is None or self._loaded[0] != key:
-            self._loaded = None  # free the old model before loading another
-            self._checked = None
-            self._loaded = (key, self.load(case))
-        return self._loaded[1]
-
-    @property
-    def loaded(self) -> Any:
-        """The loaded model's key (size, dtype, state dtype, options); None before `load`."""
-        return self._loaded and self._loaded[0]
+        if self.loaded != key:
+            self.loaded = self._current = self._checked = None  # free the old model before loading another
+            self._current, self.loaded = self.load(case), key
+        return self._current
 
     def _facts(self, model: Any, **counted: float) -> model_facts.Facts:
         return model_facts.facts_of(model.weights(), model.head.shape[0], **counted)
@@ -181,11 +132,6 @@ class LanguageModel:
         ids = random_ids(model, CHECK_BATCH, prompt + CHECK_STEPS)
         got = prefill_then_generate(model, ids, prompt)
         expected = reference.logits(ids, CHECK_STEPS + 1).transpose(0, 1)
-        return self._check_logits(model, ids, got, expected, case)
-
-    def _check_logits(
-        self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, case: Case
-    ) -> Checks:
-        """Check logits [CHECK_STEPS + 1, B, V]: after a prompt, then after each further token."""
-        wider = self.wider(model, case, lambda rounded: last_logits(rounded, ids), expected[-1])
+        rounded = self.rounded_reference(model, case)
+        wider = limits_by_rounding(None if rounded is None else last_logits(rounded, ids), expected[-1], case)
         return check_logits(got, expected, rounding_of(case), wider)

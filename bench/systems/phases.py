@@ -11,7 +11,7 @@ import torch
 from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
 from bench.systems import token_times
 from bench.systems.checked_sequences import LONGEST_CHECKED, drawn, not_compared, timed
-from bench.systems.logits import check_logits, check_response, choice_check, rounding_of
+from bench.systems.logits import check_logits, check_response, choice_check, limits_by_rounding, rounding_of
 from bench.systems.model_calls import greedy_steps, last_logits, random_ids, steps_of
 from bench.systems.on_device import device, repeatable
 from harness.measure.correctness import Check, Checks
@@ -57,7 +57,23 @@ class PhaseWork:
         """Reset the state in place if calls continue each other. By default, do nothing."""
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        raise NotImplementedError
+        """Draw prompts, copy them to other sequences, and return a check of a call's outputs."""
+        tokens = self.tokens // self.case.batch
+        if tokens > LONGEST_CHECKED:
+            return not_compared(tokens, LONGEST_CHECKED)
+        rows = self.drawn(rng, tokens)
+        sources = self.repeat(rng, rows)
+
+        @torch.inference_mode()
+        def compare(outputs: Any, calls: int) -> Checks:
+            logits, read = outputs if isinstance(outputs, tuple) else (outputs, self.ids.new_empty(0, self.case.batch))
+
+            def expected(model: Any, some: list[int], steps: int) -> torch.Tensor:
+                return last_logits(model, torch.cat([self.ids[some], read[:steps, some].T], dim=1))
+
+            return self.checks(logits, rows, sources, expected, read)
+
+        return compare
 
     @property
     def tokens(self) -> int:
@@ -71,6 +87,10 @@ class PhaseWork:
         """Return the reference for timed outputs, in float64 for float32 cases, else float32."""
         exact = torch.float64 if self.case.dtype == "float32" else torch.float32
         return self.adapter.timed_check_reference(self.model, exact)
+
+    def rounded_reference(self) -> Any:
+        """Return the reference whose rounding sets the limits, or None; see `LanguageModel.rounded_reference`."""
+        return self.adapter.rounded_reference(self.model, self.case)
 
     def drawn(self, rng: Random, tokens: int) -> list[int]:
         """Draw, once for all checked calls, the sequences that the reference reads; sorted.
@@ -101,7 +121,7 @@ class PhaseWork:
         rows: list[int],
         sources: list[int],
         expected: Callable[[Any, list[int], int], torch.Tensor],
-        tokens: torch.Tensor | None = None,
+        tokens: torch.Tensor,
     ) -> Checks:
         """Check logits [B, V] of the sequences `rows`, and each one's most different copy.
 
@@ -113,17 +133,17 @@ class PhaseWork:
         repeated = torch.tensor(sources, device=off.device)
         unlike = [int(off.where(repeated == row, -1).argmax()) for row in rows]
         groups = [rows, unlike] if off.any() else [rows]
-        steps = 0 if tokens is None else len(tokens)
+        steps = len(tokens)
         reference, chosen = self.reference(), self.choices(steps)
         truths = [{at: expected(reference, some, at) for at in {*chosen, steps}} for some in groups]
         del reference
         whole = truths[0][steps]
-        wider = self.adapter.wider(self.model, self.case, lambda rounded: expected(rounded, rows, steps), whole)
+        rounded = self.rounded_reference()
+        wider = limits_by_rounding(None if rounded is None else expected(rounded, rows, steps), whole, self.case)
         found = Checks([])
         for some, truth in zip(groups, truths, strict=True):
             found += timed(check_logits(logits[some], truth[steps], rounding_of(self.case), wider))
-            if tokens is not None:
-                found += Checks([self._choice(truth[at], tokens[at, some], wider) for at in chosen])
+            found += Checks([self._choice(truth[at], tokens[at, some], wider) for at in chosen])
         return found + self._response(logits[rows], whole)
 
     def choices(self, steps: int) -> list[int]:
@@ -156,24 +176,11 @@ class Forward(PhaseWork):
         self.model.reset_state(self._state)
         return self.model.prefill(self.ids, self._state)[0]
 
-    def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
-        """Draw prompts, copy them to other sequences, and return a check of a call's logits."""
-        if self.case.context > LONGEST_CHECKED:
-            return not_compared(self.case.context, LONGEST_CHECKED)
-        rows = self.drawn(rng, self.case.context)
-        sources = self.repeat(rng, rows)
-
-        @torch.inference_mode()
-        def compare(logits: torch.Tensor, calls: int) -> Checks:
-            return self.checks(logits, rows, sources, lambda model, some, steps: last_logits(model, self.ids[some]))
-
-        return compare
-
 
 class Generate(PhaseWork):
     """The generate phase: each call runs whole mini-batches of greedy steps.
 
-    A KV cache starts each call at the case's context; a recurrent state continues from the call before.
+    A recurrent state continues from the call before.
     With the option `positions`, single steps are timed too; "staggered" spreads sequences over a mini-batch.
     """
 
@@ -192,9 +199,7 @@ class Generate(PhaseWork):
         if positions == "staggered":
             self._ahead = [row * self.units // batch for row in range(batch)]
         self.ids, self._before = random_ids(self.model, batch), random_ids(self.model, max(self._ahead), batch)
-        with torch.inference_mode():
-            self.adapter.fill_past(self.state)
-            self._stagger()
+        self.restart()
         self._times_steps = bool(positions)
         self._next = self.ids.clone()
         self._step: Callable[[], object] = self._one_step
@@ -210,16 +215,12 @@ class Generate(PhaseWork):
     @torch.inference_mode()
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logits [B, V] of the last step, and the tokens [units, B] that the steps read."""
-        self.adapter.set_position(self.state, self.case.context)
         return greedy_steps(self.model, self.ids, self.state, self.units)
 
     @torch.inference_mode()
     def restart(self) -> None:
-        self.adapter.restart(self.model, self.state)
-        self._stagger()
-
-    def _stagger(self) -> None:
-        """Advance sequence i by `_ahead[i]` steps over column i of `_before` [most, B]."""
+        """Reset the state, then advance sequence i by `_ahead[i]` steps over column i of `_before` [most, B]."""
+        self.model.reset_state(self.state)
         for ahead, rows in groupby(range(self.case.batch), key=self._ahead.__getitem__):
             if ahead:
                 first, *rest = rows
@@ -251,8 +252,7 @@ class Generate(PhaseWork):
         rows = self.drawn(rng, self.case.context)
         sources = self.repeat(rng, rows)
         with torch.inference_mode():
-            past = self._new_past(sources)
-            begun = self.adapter.rows_of_state(self.state, rows)
+            logits_after = self.new_past(rows, sources)
 
         @torch.inference_mode()
         def compare(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Checks:
@@ -261,27 +261,34 @@ class Generate(PhaseWork):
             logits, tokens = outputs
 
             def expected(model: Any, some: list[int], steps: int) -> torch.Tensor:
-                found = []
-                for ahead, pairs in groupby(zip(rows, some, strict=True), key=lambda pair: self._ahead[pair[0]]):
-                    own, copies = map(list, zip(*pairs, strict=True))
-                    read = [past[len(past) - self.units - ahead :, own], tokens[:steps, copies]]
-                    found.append(self.adapter.expected_logits(model, begun, read, self.case))
-                return torch.cat(found)
+                return logits_after(model, some, tokens[:steps, some])
 
             return self.checks(logits, rows, sources, expected, tokens)
 
         return compare
 
-    def _new_past(self, sources: list[int]) -> torch.Tensor:
-        """Overwrite the state with a random past; return its tokens [most + units, B]."""
+    def new_past(self, rows: list[int], sources: list[int]) -> Callable[[Any, list[int], torch.Tensor], torch.Tensor]:
+        """Overwrite the state with a random past, of which copies (see `repeat`) have their source's.
+
+        Returns a function of a reference, sequences (`rows` or a copy of each) and the tokens [steps, rows] that they
+        read since; it returns the reference's logits [rows, V].
+        """
         self._before = random_ids(self.model, *self._before.shape)[:, sources]
         self.restart()
-        self.adapter.fill_past(self.state)
-        self.adapter.repeat_past(self.state, sources)
         past = random_ids(self.model, self.units, self.case.batch)[:, sources]
-        for ids in past if self.adapter.prompt_tokens is not None else ():
+        for ids in past:
             self.model.generate_step(ids, self.state)
-        return torch.cat([self._before, past])
+        whole = torch.cat([self._before, past])
+
+        def logits_after(model: Any, some: list[int], tokens: torch.Tensor) -> torch.Tensor:
+            found = []
+            for ahead, group in groupby(range(len(some)), key=lambda at: self._ahead[some[at]]):
+                columns = [*group]
+                own = whole[len(whole) - self.units - ahead :, [some[at] for at in columns]]
+                found.append(last_logits(model, torch.cat([own, tokens[:, columns]]).T))
+            return torch.cat(found)
+
+        return logits_after
 
 
 class Request(PhaseWork):
@@ -351,25 +358,6 @@ class Request(PhaseWork):
         last = list(self._moments)[-calls:]
         times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
         return token_times.metrics([[(first, steps)] for first, *steps in times])
-
-    def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Draw requests, copy their prompts to other sequences, and return a check of a call."""
-        tokens = self.case.context + self.steps
-        if tokens > LONGEST_CHECKED:
-            return not_compared(tokens, LONGEST_CHECKED)
-        rows = self.drawn(rng, tokens)
-        sources = self.repeat(rng, rows)
-
-        @torch.inference_mode()
-        def compare(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Checks:
-            logits, read = outputs
-
-            def expected(model: Any, some: list[int], steps: int) -> torch.Tensor:
-                return last_logits(model, torch.cat([self.ids[some], read[:steps, some].T], dim=1))
-
-            return self.checks(logits, rows, sources, expected, read)
-
-        return compare
 
     def choices(self, steps: int) -> list[int]:
         """Return the indices of two compared tokens: after the prompt, and the last one read."""

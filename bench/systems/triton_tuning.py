@@ -2,7 +2,7 @@
 
 Triton compiles kernels and autotuner configurations one by one, which takes minutes for a language model. Here a dry
 run without launches lists the kernels to compile. The autotuner then measures the timed work.
-JITFunction.run and Autotuner._bench are replaced temporarily, because no knob of Triton does the same.
+JITFunction.run and two methods of Autotuner are replaced temporarily, because no knob of Triton does the same.
 """
 
 import gc
@@ -15,7 +15,6 @@ from typing import Any
 from tk_kernels.parallel import compile_all
 
 KEEP = "TRITON_CACHE_AUTOTUNING"
-CHOICE = ".autotune.json"  # suffix of Triton's files of tuning results
 
 
 def keep_choices() -> None:
@@ -82,13 +81,7 @@ def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
 @contextmanager
 def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
     """Inside the context, autotuners choose the least `cost`; then the choices are discarded."""
-    from triton import knobs
     from triton.runtime.autotuner import Autotuner
-    from triton.runtime.cache import FileCacheManager
-
-    class ChoicesUnwritten(knobs.cache.manager_class or FileCacheManager):  # type: ignore[misc]
-        def put(self, data: Any, filename: str, binary: bool = True) -> str:
-            return "" if filename.endswith(CHOICE) else super().put(data, filename, binary)
 
     before: dict[Any, set[Any]] = {}
 
@@ -96,8 +89,11 @@ def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
         before.setdefault(tuner, set(tuner.cache))
         return [cost(tuner, config, *args, **arguments)] * 3
 
-    with knobs.cache.scope(), _instead(Autotuner, "_bench", unmeasured):
-        knobs.cache.manager_class = ChoicesUnwritten
+    def not_on_disk(tuner: Any, /, key: Any, configs: Any, choose: Callable[[], object]) -> bool:
+        choose()
+        return False
+
+    with _instead(Autotuner, "_bench", unmeasured), _instead(Autotuner, "check_disk_cache", not_on_disk):
         try:
             yield
         finally:

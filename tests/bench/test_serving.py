@@ -1,9 +1,11 @@
 """A step over any mix of requests returns the same logits as each request alone."""
 
 import json
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -140,34 +142,34 @@ def test_weights_by_name(one_thread):
 
 
 @pytest.mark.parametrize(
-    ("settings", "why"),
+    ("part", "name", "value", "why"),
     [
-        ({}, ""),
-        ({"block_size": 32}, ""),
-        ({"block_size": 24}, "--block-size 24: the prefix cache needs a multiple of the mini-batch, 16"),
-        ({"tensor_parallel": 2}, "--tensor-parallel-size 2: a TTT model is served on one GPU; give 1"),
-        ({"pipeline_parallel": 4}, "--pipeline-parallel-size 4: a TTT model is served on one GPU; give 1"),
-        (
-            {"speculative": True},
-            "--speculative-config: a TTT model's state cannot go back by rejected tokens; leave it out",
-        ),
-        ({"lora": True}, "--enable-lora: TTT models have no LoRA layers; leave it out"),
-        (
-            {"dtype": "float16"},
-            "--dtype float16: TTT models are served in bfloat16; give bfloat16",
-        ),
-        (
-            {"quantization": "fp8"},
-            "--quantization fp8: TTT models are served in the checkpoint's dtype; leave it out",
-        ),
-        (
-            {"v1_model_runner": True},
-            "VLLM_USE_V2_MODEL_RUNNER=0: TTT models are served by vLLM's model runner V2; leave it out",
-        ),
+        ("cache_config", "mamba_block_size", 32, ""),
+        ("cache_config", "mamba_block_size", 24, "--block-size 24: the prefix cache needs a multiple of .*, 16$"),
+        ("parallel_config", "tensor_parallel_size", 2, "--tensor-parallel-size 2: "),
+        ("parallel_config", "pipeline_parallel_size", 4, "--pipeline-parallel-size 4: "),
+        ("", "speculative_config", object(), "--speculative-config: "),
+        ("", "lora_config", object(), "--enable-lora: "),
+        ("model_config", "dtype", torch.float16, "--dtype float16: "),
+        ("model_config", "quantization", "fp8", "--quantization fp8: "),
+        ("", "use_v2_model_runner", False, "VLLM_USE_V2_MODEL_RUNNER=0: "),
     ],
 )
-def test_refused_settings(settings, why):
-    assert refused(16, **settings) == why
+def test_refused_settings(part, name, value, why):
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(dtype=torch.bfloat16, quantization=None),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+        cache_config=SimpleNamespace(enable_prefix_caching=True, mamba_block_size=16),
+        speculative_config=None,
+        lora_config=None,
+        use_v2_model_runner=True,
+    )
+    assert refused(config, 16) == ""
+    setattr(getattr(config, part) if part else config, name, value)
+    assert re.match(why or "$", refused(config, 16))
+    if name == "mamba_block_size":
+        config.cache_config.enable_prefix_caching = False
+        assert refused(config, 16) == ""
 
 
 @pytest.mark.parametrize(

@@ -4,29 +4,26 @@ In the package, the learning rate scales the query's row instead of the key's co
 is scaled.
 """
 
-from collections.abc import Callable
-from random import Random
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
 import torch
 
 from bench.models.case_model import ttt_config_of
-from bench.systems.checked_sequences import drawn
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
 from bench.systems.on_device import device
 from bench.systems.triton_tuning import chosen_anew, keep_choices, prepare
 from bench.systems.ttt.layer import (
     LAYER_CHECK_TOKENS,
     LAYER_CHECKED_TOKENS,
-    LAYER_LIMITS,
-    TimedCheck,
-    check_timed,
+    Results,
+    check_results,
     layer_inputs,
-    layer_metrics,
     layer_work,
+    layer_workload,
 )
-from harness.measure.correctness import Check, Checks, relative_error
+from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.system import Input, Skip, Workload
 from harness.measure.timer import CpuClock, measure
@@ -57,24 +54,27 @@ class FlaTTTLinear:
         config = ttt_config_of(case)
         inputs = package_inputs(layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype)))
         form, trials = _fastest(inputs, mini_batch)
-        work = layer_work(config, case)
+
+        def run(inputs: dict[str, Any]) -> Results:
+            return _named(form(**inputs, chunk_size=mini_batch, output_final_state=True))
+
+        def exact(rows: list[int], tokens: int) -> Results:
+            return _exact(sequences_of(inputs, rows, tokens), mini_batch)
+
+        def check() -> Checks:
+            tokens = max(LAYER_CHECK_TOKENS, mini_batch)
+            return check_results(run(sequences_of(inputs, [0], tokens)), exact([0], tokens), case.dtype)
+
         rates = Input(inputs["eta"], "uniform", config.base_lr / config.head_dim, 0, 1)
-        return Workload(
-            run=lambda: list(form(**inputs, chunk_size=mini_batch, output_final_state=True)),
-            tokens=case.batch * case.context,
-            device=device(),
-            inputs={**{name: Input(inputs[name], "normal", 1.0, 0, 1) for name in "qkv"}, "eta": rates},
-            timed_check=_timed_check(inputs, case, mini_batch),
-            check=lambda: _check(form, inputs, case, mini_batch),
-            metrics=layer_metrics(work),
-            work=work,
-            settings={
-                "function": "flash-linear-attention's, not the paper's",
-                "form": form.__name__,
-                "form_trials": trials,
-                "tuned": "on this case",
-            },
-        )
+        refilled = {name: Input(inputs[name], "normal", 1.0, 0, 1) for name in "qkv"} | {"eta": rates}
+        settings = {
+            "function": "flash-linear-attention's, not the paper's",
+            "form": form.__name__,
+            "form_trials": trials,
+            "tuned": "on this case",
+        }
+        work = layer_work(config, case)
+        return layer_workload(case, lambda: run(inputs), refilled, exact, check, work, settings, LAYER_CHECKED_TOKENS)
 
     def _refuse(self, case: Case, mini_batch: int) -> None:
         if case.phase != "forward" or case.option("part", ""):
@@ -124,44 +124,20 @@ def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any
     return min(took, key=lambda form: took[form]), "; ".join(words)
 
 
-def _check(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_batch: int) -> Checks:
-    tokens = max(LAYER_CHECK_TOKENS, mini_batch)
-    piece = sequences_of(inputs, [0], tokens)
-    out, state, _ = form(**piece, chunk_size=mini_batch, output_final_state=True)
-    expected, expected_state = _exact(piece, mini_batch)
-    limit = LAYER_LIMITS[case.dtype]
-    return Checks(
-        [
-            Check.at_most("output_relative_error", relative_error(out, expected), limit),
-            Check.at_most("W_relative_error", relative_error(state, expected_state), limit),
-        ]
-    )
-
-
-def _timed_check(inputs: dict[str, Any], case: Case, mini_batch: int) -> TimedCheck:
-    def timed_check(rng: Random) -> Callable[[Any, int], Checks]:
-        rows = drawn(rng, case.batch, case.context, LAYER_CHECKED_TOKENS)
-
-        def compare(outputs: list[torch.Tensor], calls: int) -> Checks:
-            expected, expected_state = _exact(sequences_of(inputs, rows, case.context), mini_batch)
-            found = [("output", outputs[0][rows], expected), ("W", outputs[1][rows], expected_state)]
-            return check_timed(found, case.dtype)
-
-        return compare
-
-    return timed_check
-
-
 def sequences_of(inputs: dict[str, Any], rows: list[int], tokens: int) -> dict[str, Any]:
     """Return the arguments `inputs` for the first `tokens` tokens of the sequences `rows`."""
     piece = {name: value[rows] if name not in ("w", "b") else value for name, value in inputs.items()}
     return piece | {name: inputs[name][rows, :tokens] for name in PER_TOKEN}
 
 
-def _exact(piece: dict[str, Any], mini_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _exact(piece: dict[str, Any], mini_batch: int) -> Results:
     """Run fla's float32 PyTorch version on copies, because it scales q in place."""
     from fla.ops.ttt.naive import chunk_ttt_linear_ref
 
     exact = {name: value.float().clone() for name, value in piece.items()}
-    out, state, _ = chunk_ttt_linear_ref(**exact, mini_batch_size=mini_batch, output_final_state=True)
-    return out, state
+    named = _named(chunk_ttt_linear_ref(**exact, mini_batch_size=mini_batch, output_final_state=True))
+    return {name: named[name] for name in ("output", "W")}
+
+
+def _named(results: Sequence[torch.Tensor]) -> Results:
+    return dict(zip(("output", "W", "b"), results, strict=True))

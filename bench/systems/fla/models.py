@@ -10,16 +10,15 @@ from torch import Tensor
 
 from bench.models.base import CausalLM, check_ids
 from bench.models.config import SIZES, VOCABULARY, DeltaRuleConfig, uncut
-from bench.systems.checked_sequences import drawn, timed
+from bench.systems.checked_sequences import drawn
 from bench.systems.fla.regressors import FlaRegressor
-from bench.systems.logits import check_logits
-from bench.systems.model_calls import STEPS, greedy_steps, last_logits, prefill_then_generate, random_ids
+from bench.systems.model_calls import STEPS, greedy_steps, last_logits, random_ids
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
 from bench.systems.on_device import device
 from bench.systems.phases import Forward, Generate, PhaseWork
 from bench.systems.triton_tuning import compile_ahead, untuned
 from bench.systems.tuned_model import TunedLanguageModel
-from harness.measure.correctness import Check, Checks
+from harness.measure.correctness import Checks
 from harness.measure.system import Skip, Workload
 from harness.schema.case import Case
 
@@ -29,18 +28,21 @@ PREFILL_TOKENS = 131_072
 RECURRENT_TOKENS = 32
 # Longest prompt that the recurrent kernels check: each piece takes about 30 ms to launch.
 RECURRENT_CHECKED_TOKENS = 2048
-ROUNDINGS = 1.5  # see `check_rounding`
+SAME_KERNELS = (
+    f"the logits of prompts of more than {RECURRENT_CHECKED_TOKENS} tokens were compared with those of the same kernels"
+    " on pieces of the prompts; the recurrent kernels would take too long"
+)
 
 
 class FlaModel(CausalLM):
     """A language model of flash-linear-attention with the interface of `CausalLM`.
 
-    inner: the package's model. recurrent: read short pieces, on recurrent instead of chunked kernels.
+    inner: the package's model. piece: tokens of a prompt that it reads at once; 0 for PREFILL_TOKENS of all sequences.
     """
 
-    def __init__(self, inner: Any, recurrent: bool = False) -> None:
+    def __init__(self, inner: Any, piece: int = 0) -> None:
         super().__init__()
-        self.inner, self.recurrent = inner, recurrent
+        self.inner, self.piece = inner, piece
         self.config = _Config(inner.config.vocab_size, inner.config.hidden_size)
 
     def init_state(self, batch: int, context: int = 0) -> Any:
@@ -70,7 +72,7 @@ class FlaModel(CausalLM):
         return out.logits[:, -1], state
 
     def _pieces(self, ids: Tensor) -> tuple[Tensor, ...]:
-        return ids.split(RECURRENT_TOKENS if self.recurrent else max(1, PREFILL_TOKENS // len(ids)), dim=1)
+        return ids.split(self.piece or max(1, PREFILL_TOKENS // len(ids)), dim=1)
 
     def weights(self) -> dict[str, Tensor]:
         return {name: weight.detach() for name, weight in self.inner.named_parameters()}
@@ -86,6 +88,88 @@ class _Config:
     width: int
 
 
+class FlaWork(PhaseWork):
+    """Work whose references read short pieces, for which tuning the kernels would take minutes."""
+
+    def checks(self, logits: Tensor, rows: list[int], *rest: Any, **named: Any) -> Checks:
+        def read_pieces() -> None:
+            for model in filter(None, (self.reference(), self.rounded_reference())):
+                last_logits(model, random_ids(model, len(rows), model.piece))
+
+        with untuned(read_pieces):
+            return super().checks(logits, rows, *rest, **named)
+
+
+class FlaForward(FlaWork, Forward):
+    """The forward phase. The reference of a long prompt is the same model, which reads the prompt in pieces."""
+
+    @property
+    def _is_long(self) -> bool:
+        return self.case.context > RECURRENT_CHECKED_TOKENS
+
+    def reference(self) -> Any:
+        return FlaModel(self.model.inner, RECURRENT_CHECKED_TOKENS) if self._is_long else super().reference()
+
+    def rounded_reference(self) -> Any:
+        return None if self._is_long else super().rounded_reference()
+
+    def checks(self, *given: Any, **named: Any) -> Checks:
+        found = super().checks(*given, **named)
+        return found + Checks([], SAME_KERNELS) if self._is_long else found
+
+
+class FlaGenerate(FlaWork, Generate):
+    """The generate phase: greedy steps. Each call starts at the state after one token.
+
+    Steps replace the cached tensors, except a convolution's last inputs, which each call copies before it changes them.
+    """
+
+    renews_past = False  # each call starts at the tensors that are captured
+
+    def prepare(self) -> None:
+        self.ids = random_ids(self.model, self.case.batch)
+        self._before = random_ids(self.model, self.case.batch)
+        compile_ahead(self.restart)
+        self.restart()
+
+    @torch.inference_mode()
+    def restart(self) -> None:
+        self.state, self._first = None, []
+        self.state = self.model.generate_step(self._before, self.model.init_state(self.case.batch))[1]
+        self._first = [dict(layer.state) for layer in self.state.layers]
+
+    @torch.inference_mode()
+    def run(self) -> tuple[Tensor, Tensor]:
+        for layer in self.state.layers:
+            layer.state = layer.state | {"conv_state": _copied(layer.state.get("conv_state"))}
+        found = greedy_steps(self.model, self.ids, self.state, STEPS)
+        # Restore before returning: at B = 512 a capture has no room for a third copy of the states.
+        for layer, tensors in zip(self.state.layers, self._first, strict=True):
+            layer.state = dict(tensors)
+        return found
+
+    def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
+        """Check drawn sequences after the same tokens."""
+        rows = drawn(rng, self.case.batch, STEPS)
+
+        @torch.inference_mode()
+        def compare(outputs: tuple[Tensor, Tensor], calls: int) -> Checks:
+            logits, tokens = outputs
+
+            def expected(model: Any, some: list[int], steps: int) -> Tensor:
+                return last_logits(model, torch.cat([self._before[None], tokens[:steps]])[:, some].T)
+
+            return self.checks(logits, rows, [*range(self.case.batch)], expected, tokens)
+
+        return compare
+
+
+def _copied(kept: Any) -> Any:
+    if isinstance(kept, Tensor):
+        return kept.clone()
+    return None if kept is None else tuple(map(_copied, kept))
+
+
 class Fla(TunedLanguageModel):
     """Base class of the adapters of flash-linear-attention's language models.
 
@@ -93,6 +177,7 @@ class Fla(TunedLanguageModel):
     """
 
     packages = ("flash-linear-attention", "triton")
+    phases: ClassVar[dict[str, type[PhaseWork]]] = {"forward": FlaForward, "generate": FlaGenerate}
     prompt_tokens = 1
     check_prompt = 100  # longer than one chunk, and not a multiple of it
     classes: ClassVar[tuple[str, str]]
@@ -102,8 +187,7 @@ class Fla(TunedLanguageModel):
         return no_gpu() or cannot_find("fla")
 
     def settings(self, case: Case) -> dict[str, str]:
-        kernels = "recurrent" if case.phase == "generate" else "chunked"
-        return {"kernels": kernels, "check_limits": f"{ROUNDINGS:g} times the model's own rounding, at most twice ours"}
+        return super().settings(case) | {"kernels": "recurrent" if case.phase == "generate" else "chunked"}
 
     def build(self, case: Case) -> Workload:
         if case.option("scope", "model") == "layer":
@@ -138,15 +222,11 @@ class Fla(TunedLanguageModel):
             inner = type(model.inner)(config).to(dtype).eval()
         with torch.no_grad():
             inner.load_state_dict(model.inner.state_dict())
-        return FlaModel(inner, recurrent=True)
+        return FlaModel(inner, RECURRENT_TOKENS)
 
-    def rounded_reference(self, model: FlaModel, case: Case) -> None:
-        """Return None, because `check_rounding` derives the limits."""
-
-    def _check_logits(self, model: FlaModel, ids: Tensor, got: Tensor, expected: Tensor, case: Case) -> Checks:
-        """Check by `check_rounding`, against the rounding of the recurrent kernels."""
-        rounded = prefill_then_generate(FlaModel(model.inner, recurrent=True), ids, self.check_prompt)
-        return check_rounding(got, rounded, expected, case.dtype)
+    def rounded_reference(self, model: FlaModel, case: Case) -> FlaModel | None:
+        """Return the same weights on fla's recurrent kernels."""
+        return None if case.dtype == "float32" else FlaModel(model.inner, RECURRENT_TOKENS)
 
     def shape(self, config: Any) -> DeltaRuleConfig:
         """Return the state's shape and FLOPs per token from the package's `config`."""
@@ -155,121 +235,6 @@ class Fla(TunedLanguageModel):
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
         """Return the shape, without RWKV-7's token-shift inputs, a hundredth of the state."""
         return self.shape(model.inner.config)
-
-    def work(self, model: FlaModel, case: Case) -> PhaseWork:
-        return {"forward": FlaForward, "generate": FlaGenerate}[case.phase](self, model, case)
-
-
-class FlaForward(Forward):
-    """The forward phase from an empty state, with wider limits for the package's rounding."""
-
-    def timed_check(self, rng: Random) -> Callable[[Tensor, int], Checks]:
-        """Check a drawn prompt: a short one by recurrent kernels, a longer one read in pieces."""
-        row = rng.randrange(self.case.batch)
-        long = self.case.context > RECURRENT_CHECKED_TOKENS
-
-        @torch.inference_mode()
-        def compare(logits: Tensor, calls: int) -> Checks:
-            ids = self.ids[row : row + 1]
-            if long:
-                return self._by_other_pieces(logits[row : row + 1], ids)
-            return check_timed_rounding(self.adapter, self.model, logits[row : row + 1], ids, self.case.dtype)
-
-        return compare
-
-    def _by_other_pieces(self, logits: Tensor, ids: Tensor) -> Checks:
-        """Check logits [1, V] of ids [1, T] against the same model reading them in pieces."""
-
-        def read() -> Tensor:
-            state = self.model.init_state(1)
-            for piece in ids.split(RECURRENT_CHECKED_TOKENS, dim=1):
-                expected, state = self.model.prefill(piece, state)
-            return expected
-
-        with untuned(read):
-            checked = check_logits(logits, read(), self.case.dtype)
-        # Both sides round, so the limits double.
-        checks = [Check.at_most(each.name, each.value, 2 * each.limit) for each in timed(checked).checks]
-        missing = (
-            f"the logits of prompts of more than {RECURRENT_CHECKED_TOKENS} tokens were compared with those of the "
-            "same kernels, a prompt alone and in pieces; the recurrent kernels would take too long"
-        )
-        return Checks(checks, missing)
-
-
-class FlaGenerate(Generate):
-    """The generate phase: greedy steps. Each call starts at the state after one token.
-
-    Steps replace the cached tensors, except a convolution's last inputs, which each call copies before it changes them.
-    """
-
-    renews_past = False  # each call starts at the tensors that are captured
-
-    def prepare(self) -> None:
-        self.ids = random_ids(self.model, self.case.batch)
-        self._before = random_ids(self.model, self.case.batch)
-        compile_ahead(self.restart)
-        self.restart()
-
-    @torch.inference_mode()
-    def restart(self) -> None:
-        self.state, self._first = None, []
-        self.state = self.model.generate_step(self._before, self.model.init_state(self.case.batch))[1]
-        self._first = [dict(layer.state) for layer in self.state.layers]
-
-    @torch.inference_mode()
-    def run(self) -> tuple[Tensor, Tensor]:
-        for layer in self.state.layers:
-            layer.state = layer.state | {"conv_state": _copied(layer.state.get("conv_state"))}
-        found = greedy_steps(self.model, self.ids, self.state, STEPS)
-        # Restore before returning: at B = 512 a capture has no room for a third copy of the states.
-        for layer, tensors in zip(self.state.layers, self._first, strict=True):
-            layer.state = dict(tensors)
-        return found
-
-    def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Check drawn sequences' last logits against the recurrent kernels after the same tokens."""
-        rows = drawn(rng, self.case.batch, STEPS)
-
-        @torch.inference_mode()
-        def compare(outputs: tuple[Tensor, Tensor], calls: int) -> Checks:
-            logits, tokens = outputs
-            ids = torch.cat([self._before[None], tokens])[:, rows].T
-            return check_timed_rounding(self.adapter, self.model, logits[rows], ids, self.case.dtype)
-
-        return compare
-
-
-def _copied(kept: Any) -> Any:
-    if isinstance(kept, Tensor):
-        return kept.clone()
-    return None if kept is None else tuple(map(_copied, kept))
-
-
-def check_timed_rounding(adapter: Any, model: FlaModel, logits: Tensor, ids: Tensor, dtype: str) -> Checks:
-    """Check timed logits [B, V] of ids [B, T] against recurrent kernels in a wider dtype."""
-    reference = adapter.reference(model, torch.float64 if dtype == "float32" else torch.float32)
-
-    def both(ids: Tensor) -> tuple[Tensor, Tensor]:
-        return last_logits(FlaModel(model.inner, recurrent=True), ids), last_logits(reference, ids)
-
-    with untuned(lambda: both(ids[:, :RECURRENT_TOKENS])):
-        checked = check_rounding(logits, *both(ids), dtype)
-    return timed(checked)
-
-
-def check_rounding(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: str) -> Checks:
-    """Check logits [..., V] of a model that rounds more than this repository's models.
-
-    rounded: logits of the same weights in `dtype` without the measured kernels. A limit is ROUNDINGS times their error,
-    but at least its value in LOGIT_LIMITS and at most twice that.
-    """
-    checks = []
-    of_both = (check_logits(each, reference, dtype).checks for each in (logits, rounded))
-    for check, rounding in zip(*of_both, strict=True):
-        limit = max(check.limit, min(ROUNDINGS * rounding.value, 2 * check.limit))
-        checks.append(Check.at_most(check.name, check.value, limit))
-    return Checks(checks)
 
 
 class GatedDeltaNet(Fla):

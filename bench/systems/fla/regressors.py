@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bench.systems.on_device import device
 from bench.systems.regressor import LONGEST_DECAY, Layer, Regressor
+from bench.systems.ttt.layer import Results
 from harness.measure.system import Input
 from harness.schema.case import Case
 from harness.schema.work import Work
@@ -71,11 +72,12 @@ class DeltaRule(Layer):
         per = {name: 1 if name in ("q", "g") else self.householder for name in inputs}
         return {name: value[rows, : tokens * per[name]].contiguous() for name, value in inputs.items()}
 
-    def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> list[Tensor]:
+    def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
         more = {"num_householder": self.householder} if self.householder > 1 else {}
-        return list(kernel(**inputs, **more, output_final_state=True)[:2])
+        output, state, *_ = kernel(**inputs, **more, output_final_state=True)
+        return {"output": output, "state": state}
 
-    def naive(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> list[Tensor]:  # type: ignore[override]
+    def naive(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Results:  # type: ignore[override]
         q, k, v, beta, decay = q.float() * self.key_dim**-0.5, k.float(), v.float(), beta.float(), g.float().exp()
         if not self.vector_decay:
             decay = decay[..., None]
@@ -88,7 +90,7 @@ class DeltaRule(Layer):
                 error = v[:, row] - torch.einsum("bhkv,bhk->bhv", state, k[:, row])
                 state = state + torch.einsum("bhk,bhv->bhkv", beta[:, row, :, None] * k[:, row], error)
             outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, token]))
-        return [torch.stack(outputs, dim=1), state]
+        return {"output": torch.stack(outputs, dim=1), "state": state}
 
 
 SOLVED_TOKENS = 32  # tokens whose linear systems the naive MesaNet solves together
@@ -136,13 +138,13 @@ class Mesa(Layer):
         per_token = {name: value for name, value in inputs.items() if name != "lamb"}
         return inputs | {name: value[rows, :tokens].contiguous() for name, value in per_token.items()}
 
-    def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> list[Tensor]:
+    def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
         how = {"max_CG_iteration": self.iterations, "use_qk_l2norm_in_kernel": True, "output_final_state": True}
-        return list(kernel(**inputs, **how))
+        return dict(zip(("output", "state", "state_2"), kernel(**inputs, **how), strict=True))
 
     def naive(  # type: ignore[override]
         self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, lamb: Tensor
-    ) -> list[Tensor]:
+    ) -> Results:
         q, k, v, beta, decay, lamb = q.double(), k.double(), v.double(), beta.double(), g.double().exp(), lamb.double()
         q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
         gram = q.new_zeros(q.shape[0], self.heads, self.key_dim, self.key_dim)
@@ -159,7 +161,7 @@ class Mesa(Layer):
             systems = torch.stack(grams, 1) + torch.diag_embed(lamb)
             solved = torch.linalg.solve(systems, q[:, start : start + SOLVED_TOKENS])
             outputs.append(torch.einsum("bthkv,bthk->bthv", torch.stack(sums, 1), solved))
-        return [torch.cat(outputs, 1), gram, values]
+        return {"output": torch.cat(outputs, 1), "state": gram, "state_2": values}
 
 
 def _normal(*shape: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bench.systems.on_device import device
 from bench.systems.regressor import Layer, Regressor
+from bench.systems.ttt.layer import Results
 from harness.measure.system import Input, Skip
 from harness.schema.case import Case
 from harness.schema.work import Work
@@ -86,9 +87,9 @@ class Mamba3(Layer):
         by_head = {name: inputs[name][rows, :, :tokens].contiguous() for name in ("ADT", "DT", "Trap")}
         return inputs | by_token | by_head
 
-    def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> list[Tensor]:
+    def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
         out, _, state, _, _ = kernel(**inputs, return_final_states=True)
-        return [out, state]
+        return {"output": out, "state": state}
 
     def naive(  # type: ignore[override]
         self,
@@ -101,7 +102,7 @@ class Mamba3(Layer):
         Q_bias: Tensor,
         K_bias: Tensor,
         Angles: Tensor,
-    ) -> list[Tensor]:
+    ) -> Results:
         DT, V, kept, share = DT.double(), V.double(), ADT.double().exp(), Trap.double().sigmoid()  # [B, H, T]
         angles = (math.pi * Angles.double().tanh() * DT.mT[..., None]).cumsum(1)
         q, k = (rotated(x.double() + bias.double(), angles) for x, bias in ((Q, Q_bias), (K, K_bias)))
@@ -113,7 +114,7 @@ class Mamba3(Layer):
             state = decay * (state + (1 - now) * step * before) + now * step * added
             outputs.append(torch.einsum("bhvk,bhk->bhv", state, q[:, token]))
             before = added
-        return [torch.stack(outputs, 1), state]
+        return {"output": torch.stack(outputs, 1), "state": state}
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:

@@ -1,19 +1,54 @@
 """Run this repository's Llama-shaped Transformer on SDPA and a KV cache."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 
 from bench.models.case_model import config_of
-from bench.models.transformer import Sdpa, Transformer, TransformerState
+from bench.models.transformer import Sdpa, Transformer
 from bench.systems.language_model import LanguageModel
 from bench.systems.on_device import device
+from bench.systems.phases import Generate, PhaseWork
 from harness.schema.case import Case
+
+
+class TransformerGenerate(Generate):
+    """The generate phase; each call starts at the case's context, over a random KV cache."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.state.cache.normal_()  # like normalised projections
+
+    def restart(self) -> None:
+        """Do nothing, because `run` sets the position."""
+
+    @torch.inference_mode()
+    def run(self) -> tuple[torch.Tensor, torch.Tensor]:
+        self.state.position.fill_(self.case.context)
+        return super().run()
+
+    def new_past(self, rows: list[int], sources: list[int]) -> Callable[[Any, list[int], torch.Tensor], torch.Tensor]:
+        cache = self.state.cache.normal_()  # [layers, 2, B, KV heads, capacity, D]
+        for row, source in enumerate(sources):  # one at a time, because a cache can fill half of the memory
+            cache[:, :, row] = cache[:, :, source]
+        begun = cache[:, :, rows].clone()
+
+        def logits_after(model: Any, some: list[int], tokens: torch.Tensor) -> torch.Tensor:
+            state = model.init_state(len(some), begun.shape[4])
+            state.cache[..., : begun.shape[4], :] = begun
+            state.position.fill_(self.case.context)
+            for ids in tokens:
+                logits, _ = model.generate_step(ids, state)
+            return logits
+
+        return logits_after
 
 
 class TorchTransformer(LanguageModel):
     """Adapter of transformer/torch and transformer-gqa/torch."""
 
+    phases: ClassVar[dict[str, type[PhaseWork]]] = LanguageModel.phases | {"generate": TransformerGenerate}
     prompt_tokens = None
 
     def settings(self, case: Case) -> dict[str, str]:
@@ -25,36 +60,3 @@ class TorchTransformer(LanguageModel):
     def attend(self) -> Sdpa:
         """Return the attention of the model."""
         return Sdpa()
-
-    def set_position(self, state: TransformerState, context: int) -> None:
-        state.position.fill_(context)
-
-    def fill_past(self, state: TransformerState) -> None:
-        # like normalised projections
-        state.cache.normal_()
-
-    def repeat_past(self, state: TransformerState, sources: list[int]) -> None:
-        # one at a time, because a cache can fill half of the memory
-        for row, source in enumerate(sources):
-            state.cache[:, :, row] = state.cache[:, :, source]
-
-    def restart(self, model: Any, state: TransformerState) -> None:
-        """Do nothing, because `set_position` starts every call at the context."""
-
-    def rows_of_state(self, state: TransformerState, rows: list[int]) -> torch.Tensor:
-        """Return a copy of the sequences' KV cache: [layers, 2, rows, KV heads, capacity, D]."""
-        return state.cache[:, :, rows].clone()
-
-    def expected_logits(
-        self, reference: Any, begun: torch.Tensor, calls: list[torch.Tensor], case: Case
-    ) -> torch.Tensor:
-        """Return the reference's logits [rows, V] after the last of `calls`.
-
-        begun: the sequences' KV caches when that call began, after case.context tokens (`rows_of_state`).
-        """
-        state = reference.init_state(begun.shape[2], begun.shape[4])
-        state.cache[..., : begun.shape[4], :] = begun
-        self.set_position(state, case.context)
-        for ids in calls[-1]:
-            logits, _ = reference.generate_step(ids, state)
-        return logits

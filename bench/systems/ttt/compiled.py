@@ -1,6 +1,7 @@
 """Run a TTT layer's PyTorch dual form by torch.compile, in pieces of few mini-batches."""
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -8,17 +9,7 @@ import torch
 
 from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig
-from bench.systems.on_device import device
-from bench.systems.ttt.layer import (
-    check_forward,
-    forward_timed_check,
-    inputs_of,
-    layer_inputs,
-    layer_metrics,
-    layer_work,
-    outputs_of,
-    renewed,
-)
+from bench.systems.ttt.layer import check_forward, forward_workload, inputs_of, layer_inputs
 from harness.measure.correctness import Checks
 from harness.measure.system import Skip, Workload
 from harness.schema.case import Case
@@ -44,18 +35,9 @@ class CompiledLayer:
         reference = import_module(f"tk_kernels.ttt_{config.learner}.reference")
         inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
         piece = min(TOGETHER * config.mini_batch, case.context)
-        forward, work = compiled_forward(reference, piece), layer_work(config, case)
-        return Workload(
-            run=lambda: outputs_of(forward(**inputs)),
-            tokens=case.batch * case.context,
-            device=device(),
-            inputs=renewed(inputs, config),
-            timed_check=forward_timed_check(reference, inputs, case.dtype),
-            check=lambda: _check(forward, reference, inputs, piece),
-            metrics=layer_metrics(work),
-            work=work,
-            settings={"compiled_together": f"{piece} tokens"},
-        )
+        forward = compiled_forward(reference, piece)
+        check, settings = partial(_check, forward, reference, inputs, piece), {"compiled_together": f"{piece} tokens"}
+        return forward_workload(case, reference, inputs, forward, check, settings)
 
 
 def compiled_forward(reference: Any, piece: int) -> Callable[..., Any]:
@@ -91,7 +73,7 @@ def _check(forward: Callable[..., Any], reference: Any, inputs: dict[str, Any], 
     first = slice(0, 1)
     every = inputs_of(inputs, slice(None), piece)
 
-    def run(_: dict[str, Any]) -> tuple[Any, Any]:
+    def run(**_: Any) -> tuple[Any, Any]:
         out, state = forward(**every)
         return out[first], type(state)(*(tensor[first] for tensor in state))
 

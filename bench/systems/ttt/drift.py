@@ -4,14 +4,13 @@ Both models read the same tokens (teacher forcing). The exact model, in float64,
 probabilities. Runs of the measured model with different state precisions are compared with the same exact run.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from bench.systems.language_model import LanguageModel
 from bench.systems.logits import LOGIT_LIMITS, rounding_of, widening
 from bench.systems.on_device import repeatable
 from harness.measure.correctness import Check, Checks
@@ -33,11 +32,11 @@ class Exact:
     probabilities: Tensor
 
 
-_LAST_EXACT: WeakKeyDictionary[LanguageModel, tuple[object, Exact]] = WeakKeyDictionary()
+def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Workload:
+    """Add a check of the mean drift over `context` tokens, and its metrics, to the workload.
 
-
-def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case) -> Workload:
-    """Add a check of the mean drift over `context` tokens, and its metrics, to the workload."""
+    adapter: the `TTTLanguageModel`, which keeps the last exact run for other state precisions.
+    """
     own = workload.check
     assert own is not None
 
@@ -50,12 +49,12 @@ def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case)
     return replace(workload, check=check)
 
 
-def _exact_of(adapter: LanguageModel, model: Any, case: Case) -> Exact:
+def _exact_of(adapter: Any, model: Any, case: Case) -> Exact:
     key = replace(case, state_dtype="")
-    if _LAST_EXACT.get(adapter, (None,))[0] != key:
-        _LAST_EXACT.pop(adapter, None)  # free it before making the next
-        _LAST_EXACT[adapter] = key, exact_run(adapter.reference(model, torch.float64), case.batch, case.context)
-    return _LAST_EXACT[adapter][1]
+    if adapter.exact[0] != key:
+        adapter.exact = None, None  # free it before making the next
+        adapter.exact = key, exact_run(adapter.reference(model, torch.float64), case.batch, case.context)
+    return adapter.exact[1]
 
 
 @torch.inference_mode()
@@ -64,11 +63,11 @@ def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
     device, vocabulary = reference.device, reference.config.vocabulary
     rng = torch.Generator(device).manual_seed(SEED)
     ids = torch.randint(0, vocabulary, (sequences,), device=device, generator=rng)
-    step, read = _Stepper(reference, ids, tokens), []
+    step, read = _stepper(reference, ids, tokens), []
     probabilities = torch.empty(tokens, sequences, vocabulary, dtype=torch.float64, pin_memory=device.type == "cuda")
     for kept in probabilities:
         read.append(ids.clone())
-        found = step.next().double().softmax(-1)
+        found = step().double().softmax(-1)
         kept.copy_(found, non_blocking=True)
         ids.copy_(torch.multinomial(found, 1, generator=rng)[:, 0])
     if device.type == "cuda":
@@ -99,28 +98,28 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 def _steps(model: Any, exact: Exact) -> list[tuple[Tensor, Tensor]]:
     """Return per step two tensors [B]: total variation, and whether the best tokens differ."""
     ids, found = exact.ids[0].clone(), []
-    step = _Stepper(model, ids, len(exact.ids))
+    step = _stepper(model, ids, len(exact.ids))
     for read, probabilities in zip(exact.ids, exact.probabilities, strict=True):
         ids.copy_(read)
-        logits, truth = step.next(), probabilities.to(ids.device, non_blocking=True)
+        logits, truth = step(), probabilities.to(ids.device, non_blocking=True)
         distance = (logits.double().softmax(-1) - truth).abs().sum(-1) / 2
         found.append((distance, logits.argmax(-1) != truth.argmax(-1)))
     return found
 
 
-class _Stepper:
-    """Runs generate steps on the token ids in the buffer `ids` [B], on a GPU as graph replays."""
+def _stepper(model: Any, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
+    """Return a function that runs a step on the token ids in the buffer `ids` [B], on a GPU as a graph's replay."""
+    state = model.init_generate_state(len(ids), tokens)
+    logits: list[Tensor] = []
 
-    def __init__(self, model: Any, ids: Tensor, tokens: int) -> None:
-        self._model, self._ids = model, ids
-        self._state = model.init_generate_state(len(ids), tokens)  # the graph reads it, so keep it alive
-        self._logits: Tensor
-        self._advance = repeatable(self._step)
-        model.reset_state(self._state)  # capturing advanced it
+    def step() -> None:
+        logits[:] = [model.generate_step(ids, state)[0]]
 
-    def _step(self) -> None:
-        self._logits = self._model.generate_step(self._ids, self._state)[0]
+    advance = repeatable(step)
+    model.reset_state(state)  # capturing advanced it
 
-    def next(self) -> Tensor:
-        self._advance()
-        return self._logits
+    def advanced() -> Tensor:
+        advance()
+        return logits[0]
+
+    return advanced

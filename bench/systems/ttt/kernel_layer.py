@@ -19,14 +19,10 @@ from bench.systems.ttt.layer import (
     LAYER_LIMITS,
     PER_TOKEN,
     check_forward,
-    check_timed,
-    forward_timed_check,
+    check_results,
+    forward_workload,
     inputs_of,
     layer_inputs,
-    layer_metrics,
-    layer_work,
-    outputs_of,
-    renewed,
     to_float64,
 )
 from harness.measure.correctness import Check, Checks, relative_error
@@ -34,7 +30,6 @@ from harness.measure.cuda_clock import input_sets, l2_bytes
 from harness.measure.system import Input, Workload
 from harness.schema.case import Case
 from harness.schema.work import TTT, Work
-from tk_kernels.build import Built
 from tk_kernels.build import build as build_kernel
 from tk_kernels.cost import COSTS
 from tk_kernels.forward.operator import THUNDERKITTENS
@@ -64,28 +59,14 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
 
     def check() -> Checks:
         piece = inputs_of(inputs, last, checked_tokens)
-        checked = check_forward(lambda some: forward(**some), reference, "dual", piece)
+        checked = check_forward(forward, reference, "dual", piece)
         return checked + Checks([_repeats(lambda: forward(**inputs)[0], case.batch)])
 
-    work = layer_work(config, case)
-    built = build_kernel(ops.KERNELS[config.mini_batch]) if backend == THUNDERKITTENS else None
-    return Workload(
-        run=lambda: outputs_of(forward(**inputs)),
-        tokens=case.batch * case.context,
-        device="cuda",
-        inputs=renewed(inputs, config),
-        timed_check=forward_timed_check(reference, inputs, case.dtype),
-        check=check,
-        metrics=layer_metrics(work),
-        work=work,
-        settings={"checked": f"the first {checked_tokens} tokens of the last sequence"}
-        | (_made_of(built) if built else {}),
-    )
-
-
-def _made_of(built: Built) -> dict[str, str]:
-    made = built.ingredients
-    return {name: str(made[name]) for name in ("compiler", "flags", "thunderkittens")}
+    settings = {"checked": f"the first {checked_tokens} tokens of the last sequence"}
+    if backend == THUNDERKITTENS:
+        made = build_kernel(ops.KERNELS[config.mini_batch]).ingredients
+        settings |= {name: str(made[name]) for name in ("compiler", "flags", "thunderkittens")}
+    return forward_workload(case, reference, inputs, forward, check, settings)
 
 
 def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
@@ -214,7 +195,7 @@ class Steps:
                 return Checks([], f"a sample is {steps} steps of a sequence, more than the reference is asked for")
             expected = _exact_steps(some, begun, rows, calls, self.rounds)
             last = out[(drawn_set + 1) * self.rounds - 1]
-            return check_timed([("output", last[rows], expected)], self.dtype)
+            return check_results({"output": last[rows]}, {"output": expected}, self.dtype, "timed_")
 
         return compare
 
@@ -246,11 +227,6 @@ def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
     """Return steps over enough sets in turn that each reads its state from memory, not L2."""
     streamed = first.state_bytes > STREAMED * l2_bytes()
     return Steps(staggered(first, 1 if streamed else input_sets(first.state_bytes, l2_bytes())), config, dtype)
-
-
-def token_of(inputs: dict[str, Any], t: int) -> list[torch.Tensor]:
-    """Return q, k, v [B, H, D] and lr [B, H] of token t."""
-    return [inputs[name][:, t].contiguous() for name in PER_TOKEN]
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
@@ -287,23 +263,22 @@ def check_generate(
     """
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, generate = (import_module(f"{operator}.{part}") for part in ("reference", "generate"))
-    begin, end = config.mini_batch, config.mini_batch + _check_steps(config)
-    inputs = layer_inputs(config, sequences, end, getattr(torch, dtype))
+    begin, steps = config.mini_batch, _check_steps(config)
+    inputs = layer_inputs(config, sequences, begin + steps, getattr(torch, dtype))
     exact = {name: to_float64(value) for name, value in inputs.items()}
-    state, rows = exact["state"], []
-    for b in range(sequences):  # sequence b starts at position b + 1 of its mini-batch
-        prompt = inputs_of(exact, slice(b, b + 1), b + 1)
-        rows.append(reference.forward(**prompt)[1])
-    state = type(state)(*(torch.cat(tensors) for tensors in zip(*rows, strict=True)))
+    # Sequence b starts at position b + 1 of its mini-batch.
+    rows = [reference.forward(**inputs_of(exact, slice(b, b + 1), b + 1))[1] for b in range(sequences)]
+    state = type(rows[0])(*(torch.cat(tensors) for tensors in zip(*rows, strict=True)))
     kernel_state = generate.GenerateState.from_state(
         type(state)(*(x.float() if x.is_floating_point() else x for x in state)), form, precision
     )
-    expected, got = [], []
-    for t in range(begin, end):
-        token = token_of(inputs, t)
-        got.append(generate.generate_step(*token, *(inputs[name] for name in OUTER), kernel_state, launch=launch))
-        truth = [x.double() for x in token]
-        out, state = reference.generate_step(*truth, *(exact[name] for name in OUTER), state)
+    tokens = [inputs[name][:, begin:].transpose(0, 1).contiguous() for name in PER_TOKEN]
+    outer = [inputs[name] for name in OUTER]
+    some, expected = GenerateSet(generate, kernel_state, outer, tokens, torch.empty_like(tokens[0]), launch), []
+    for step in range(steps):
+        some.advance(step)
+        token = (each[step].double() for each in tokens)
+        out, state = reference.generate_step(*token, *(exact[name] for name in OUTER), state)
         expected.append(out)
-    error = relative_error(torch.stack(got), torch.stack(expected))
+    error = relative_error(some.out, torch.stack(expected))
     return Checks([Check.at_most("output_relative_error", error, LAYER_LIMITS[dtype])])

@@ -1,6 +1,8 @@
 """Measure and check one TTT layer in PyTorch: its inner operator on random activations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from random import Random
 from typing import Any
@@ -26,6 +28,7 @@ LAYER_CHECK_TOKENS = 64
 LAYER_CHECKED_TOKENS = 131072
 CHECKED_PIECE = 8192  # tokens of a sequence in float64 at once
 PER_TOKEN = ("q", "k", "v", "lr")  # arguments of a reference's `forward`
+Results = dict[str, torch.Tensor]  # of a forward by name: "output" [B, T, H, D], and final states [B, ...]
 
 
 def build(case: Case) -> Workload:
@@ -37,18 +40,108 @@ def build(case: Case) -> Workload:
     config = ttt_config_of(case)
     reference = import_module(f"tk_kernels.ttt_{config.learner}.reference")
     inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
-    run, read, timed_check = _part(reference, case, inputs)
-    work = layer_work(config, case)
+    part, form = case.option("part", ""), case.option("form", "dual")
+    without_q = {name: value for name, value in inputs.items() if name != "q"}
+
+    def forward(**arguments: Any) -> tuple[torch.Tensor, Any]:
+        return reference.forward(**arguments, form=form, start=0)
+
+    def check() -> Checks:
+        piece = inputs_of(inputs, slice(1), max(LAYER_CHECK_TOKENS, config.mini_batch))
+        return check_forward(forward, reference, "primal", piece)
+
+    workload = forward_workload(case, reference, inputs, forward, check)
+    if part == "w":
+        run, names = lambda: learned(reference.states(**without_q, start=0)[1]), ("k", "v", "lr")
+    elif part == "z":
+        trace, _ = reference.states(**without_q, start=0)
+        arguments = {name: value for name, value in inputs.items() if name not in ("v", "state")}
+        run, names = lambda: {"output": reference.outputs(**arguments, trace=trace)}, ("q", "k", "lr")
+        exact = partial(_exact_outputs, reference, arguments, trace)
+        workload.timed_check = layer_timed_check(case, exact, CHECKED_PIECE)
+    else:
+        return workload
+    return replace(workload, run=run, inputs={name: workload.inputs[name] for name in names})
+
+
+def forward_workload(
+    case: Case,
+    reference: Any,
+    inputs: dict[str, Any],
+    forward: Callable[..., tuple[torch.Tensor, Any]],
+    check: Callable[[], Checks],
+    settings: dict[str, str] | None = None,
+) -> Workload:
+    """Return the workload of forward(**inputs), timed outputs compared with the reference in float64."""
+    config = ttt_config_of(case)
+    return layer_workload(
+        case,
+        lambda: results_of(forward(**inputs)),
+        renewed(inputs, config),
+        partial(exact_forward, reference, inputs),
+        check,
+        layer_work(config, case),
+        settings or {},
+        LAYER_CHECKED_TOKENS,
+    )
+
+
+def layer_workload(
+    case: Case,
+    run: Callable[[], Results],
+    inputs: Mapping[str, Input],
+    exact: Callable[[list[int], int], Results],
+    check: Callable[[], Checks],
+    work: dict[str, Work],
+    settings: dict[str, str],
+    most: int,
+) -> Workload:
+    """Return the workload of a layer's forward. exact, most: as in `layer_timed_check`."""
     return Workload(
         run=run,
         tokens=case.batch * case.context,
         device=device(),
-        inputs=renewed(inputs, config, read),
-        timed_check=timed_check,
-        check=lambda: check_layer(reference.forward, reference, case, inputs),
+        inputs=inputs,
+        timed_check=layer_timed_check(case, exact, most),
+        check=check,
         metrics=layer_metrics(work),
         work=work,
+        settings=settings,
     )
+
+
+def layer_timed_check(
+    case: Case, exact: Callable[[list[int], int], Results], most: int
+) -> Callable[[Random], Callable[[Results, int], Checks]]:
+    """Return a timed check (see `Workload`) of drawn sequences: the outputs of up to `most` tokens, and final states.
+
+    exact: called with sequences and their number of first tokens, returns the reference's results for them.
+    Final states are compared if these are all tokens.
+    """
+    tokens, whole = min(case.context, most), case.context <= most
+
+    def timed_check(rng: Random) -> Callable[[Results, int], Checks]:
+        rows = drawn(rng, case.batch, case.context, most)
+
+        def compare(results: Results, calls: int) -> Checks:
+            found = {
+                name: x[rows, :tokens] if name == "output" else x[rows]
+                for name, x in results.items()
+                if whole or name == "output"
+            }
+            missing = "" if whole else f"of {case.context} tokens the first {tokens} were compared"
+            return check_results(found, exact(rows, tokens), case.dtype, "timed_") + Checks([], missing)
+
+        return compare
+
+    return timed_check
+
+
+def check_results(found: Results, expected: Results, dtype: str, prefix: str = "") -> Checks:
+    """Check the results that `expected` has too within the LAYER_LIMITS of `dtype`."""
+    limit = LAYER_LIMITS[dtype]
+    errors = {name: relative_error(x, expected[name]) for name, x in found.items() if name in expected}
+    return Checks([Check.at_most(f"{prefix}{name}_relative_error", error, limit) for name, error in errors.items()])
 
 
 def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
@@ -95,84 +188,27 @@ def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype)
     }
 
 
-def renewed(inputs: dict[str, Any], config: TTTConfig, names: tuple[str, ...] = PER_TOKEN) -> dict[str, Input]:
-    """Return the arguments `names` of a `forward` as `Input`s, which the harness refills."""
+def renewed(inputs: dict[str, Any], config: TTTConfig) -> dict[str, Input]:
+    """Return q, k, v and lr as `Input`s, which the harness refills."""
     rates = Input(inputs["lr"], "uniform", config.base_lr / config.head_dim, 0, 1)
-    return {name: rates if name == "lr" else Input(inputs[name], "normal", 1.0, 0, 1) for name in names}
+    return {name: Input(inputs[name], "normal", 1.0, 0, 1) for name in "qkv"} | {"lr": rates}
 
 
-def outputs_of(found: tuple[torch.Tensor, Any]) -> list[torch.Tensor]:
-    """Return a `forward`'s compared results: outputs [B, T, H, D], final weights and biases."""
+def results_of(found: tuple[torch.Tensor, Any]) -> Results:
+    """Return a `forward`'s results by name: "output" [B, T, H, D], final weights and biases."""
     out, state = found
-    return [out, *learned(state).values()]
+    return {"output": out} | learned(state)
 
 
-def learned(state: Any) -> dict[str, torch.Tensor]:
-    """Return the weights and biases of a reference's state, by name."""
-    return {name: getattr(state, name) for name in state._fields if name[0] in "Wb"}
+def learned(state: Any, kinds: str = "Wb") -> Results:
+    """Return the weights ("W") and biases ("b") of a reference's state, by name."""
+    return {name: getattr(state, name) for name in state._fields if name[0] in kinds}
 
 
-TimedCheck = Callable[[Random], Callable[[Any, int], Checks]]
-
-
-def _part(
-    reference: Any, case: Case, inputs: dict[str, Any]
-) -> tuple[Callable[[], list[torch.Tensor]], tuple[str, ...], TimedCheck]:
-    """Return the timed call, its inputs' names and its check, by the options `part` and `form`."""
-    part = case.option("part", "")
-    without_q = {name: value for name, value in inputs.items() if name != "q"}
-    if part == "w":
-        timed_check = forward_timed_check(reference, inputs, case.dtype, with_out=False)
-        return lambda: list(learned(reference.states(**without_q, start=0)[1]).values()), ("k", "v", "lr"), timed_check
-    if part == "z":
-        trace, _ = reference.states(**without_q, start=0)
-        arguments = {name: value for name, value in inputs.items() if name not in ("v", "state")}
-        timed_check = _outputs_timed_check(reference, arguments, trace, case.dtype)
-        return lambda: [reference.outputs(**arguments, trace=trace)], ("q", "k", "lr"), timed_check
-    form, timed_check = case.option("form", "dual"), forward_timed_check(reference, inputs, case.dtype)
-    return lambda: outputs_of(reference.forward(**inputs, form=form, start=0)), PER_TOKEN, timed_check
-
-
-def forward_timed_check(reference: Any, inputs: dict[str, Any], dtype: str, with_out: bool = True) -> TimedCheck:
-    """Return a timed check (see `Workload`) of drawn sequences against the dual form in float64.
-
-    It compares the first LAYER_CHECKED_TOKENS tokens, and the final weights if the context has no more tokens.
-    with_out: whether the timed results begin with the outputs [B, T, H, D]; else they are the final weights alone.
-    """
-    batch, context = inputs["q"].shape[:2]
-    tokens = min(context, LAYER_CHECKED_TOKENS)
-
-    def timed_check(rng: Random) -> Callable[[Any, int], Checks]:
-        rows = drawn(rng, batch, context, LAYER_CHECKED_TOKENS)
-
-        def compare(outputs: list[torch.Tensor], calls: int) -> Checks:
-            expected, state = exact_forward(reference, inputs, rows, tokens)
-            found = [("output", outputs[0][rows, :tokens], expected)] if with_out else []
-            if tokens == context:
-                weights = outputs[1:] if with_out else outputs
-                pairs = zip(learned(state).items(), weights, strict=True)
-                found += [(name, got[rows], exact) for (name, exact), got in pairs if name.startswith("W")]
-            missing = "" if tokens == context else f"of {context} tokens the first {tokens} were compared"
-            return check_timed(found, dtype, missing)
-
-        return compare
-
-    return timed_check
-
-
-def check_timed(found: list[tuple[str, torch.Tensor, torch.Tensor]], dtype: str, unchecked: str = "") -> Checks:
-    """Check triples (name, timed result, reference's result) within the LAYER_LIMITS of `dtype`."""
-    limit = LAYER_LIMITS[dtype]
-    checks = [
-        Check.at_most(f"timed_{name}_relative_error", relative_error(got, exact), limit) for name, got, exact in found
-    ]
-    return Checks(checks, unchecked)
-
-
-def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], tokens: int) -> tuple[torch.Tensor, Any]:
+def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], tokens: int) -> Results:
     """Run the reference in float64 on the first `tokens` tokens of the sequences `rows`.
 
-    Returns outputs [rows, tokens, H, D], stored in float32, and the final state.
+    Returns "output" [rows, tokens, H, D], stored in float32, and the final weights without biases.
     """
     shared = {name: to_float64(value) for name, value in inputs.items() if name not in (*PER_TOKEN, "state")}
     state = to_float64(type(inputs["state"])(*(tensor[rows] for tensor in inputs["state"])))
@@ -182,43 +218,25 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
         some = {name: inputs[name][rows, low : min(low + piece, tokens)].double() for name in PER_TOKEN}
         out, state = reference.forward(**some, **shared, state=state, start=0)
         found.append(out.float())
-    return torch.cat(found, dim=1), state
+    return {"output": torch.cat(found, dim=1)} | learned(state, "W")
 
 
-def _outputs_timed_check(reference: Any, arguments: dict[str, Any], trace: Any, dtype: str) -> TimedCheck:
-    """Check a drawn sequence's first outputs for part "z", from the same `trace` in float64."""
-    batch, context, heads = arguments["q"].shape[:3]
-    mini_batches = max(1, min(context, CHECKED_PIECE) // len(arguments["token_scale"]))
-    tokens = mini_batches * len(arguments["token_scale"])
-
-    def timed_check(rng: Random) -> Callable[[Any, int], Checks]:
-        row = rng.randrange(batch)
-
-        def compare(outputs: list[torch.Tensor], calls: int) -> Checks:
-            some = {
-                name: value[row : row + 1, :tokens] if name in PER_TOKEN else value for name, value in arguments.items()
-            }
-            exact = {name: to_float64(value) for name, value in some.items()}
-            states = tuple(x[:mini_batches, row * heads : (row + 1) * heads].double() for x in trace)
-            expected = reference.outputs(**exact, trace=states)
-            missing = "" if tokens == context else f"of {context} tokens the first {tokens} were compared"
-            return check_timed([("output", outputs[0][row : row + 1, :tokens], expected)], dtype, missing)
-
-        return compare
-
-    return timed_check
+def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: list[int], tokens: int) -> Results:
+    """Return part "z" in float64 from the timed trace [mini-batches, B * H, ...]."""
+    batch, mini_batches = len(arguments["q"]), tokens // len(arguments["token_scale"])
+    exact = {name: to_float64(x[rows, :tokens] if name in PER_TOKEN else x) for name, x in arguments.items()}
+    states = tuple(x[:mini_batches].unflatten(1, (batch, -1))[:, rows].flatten(1, 2).double() for x in trace)
+    return {"output": reference.outputs(**exact, trace=states)}
 
 
-def check_forward(run: Callable[[dict[str, Any]], Any], reference: Any, form: str, piece: dict[str, Any]) -> Checks:
-    """Check outputs and final weights of run(piece) against the reference in float64 and `form`."""
-    out, state = run(piece)
+def check_forward(forward: Callable[..., Any], reference: Any, form: str, piece: dict[str, Any]) -> Checks:
+    """Check outputs and final weights of forward(**piece) against the reference in float64 and `form`."""
+    found = results_of(forward(**piece))
     exact = {name: to_float64(value) for name, value in piece.items()}
-    expected, expected_state = reference.forward(**exact, form=form, start=0)
-    limit = LAYER_LIMITS[str(out.dtype).removeprefix("torch.")]
-    weights = {name: (getattr(state, name), getattr(expected_state, name)) for name in state._fields if name[0] == "W"}
-    compared = {"output": (out, expected)} | weights
-    errors = {name: relative_error(*pair) for name, pair in compared.items()}
-    return Checks([Check.at_most(f"{name}_relative_error", error, limit) for name, error in errors.items()])
+    out, state = reference.forward(**exact, form=form, start=0)
+    return check_results(
+        found, {"output": out} | learned(state, "W"), str(found["output"].dtype).removeprefix("torch.")
+    )
 
 
 def inputs_of(inputs: dict[str, Any], sequences: slice, tokens: int) -> dict[str, Any]:
@@ -226,13 +244,6 @@ def inputs_of(inputs: dict[str, Any], sequences: slice, tokens: int) -> dict[str
     piece = {name: value[sequences, :tokens] if name in PER_TOKEN else value for name, value in inputs.items()}
     piece["state"] = type(inputs["state"])(*(tensor[sequences] for tensor in inputs["state"]))
     return piece
-
-
-def check_layer(forward: Callable[..., Any], reference: Any, case: Case, inputs: dict[str, Any]) -> Checks:
-    """Check `forward` on a sequence's first tokens against the primal form."""
-    piece = inputs_of(inputs, slice(0, 1), max(LAYER_CHECK_TOKENS, int(case.option("mini_batch", 16))))
-    form = case.option("form", "dual")
-    return check_forward(lambda some: forward(**some, form=form), reference, "primal", piece)
 
 
 def to_float64(value: Any) -> Any:

@@ -27,6 +27,8 @@ CHECKPOINT_TOKENS = 128  # compared tokens that a checkpoint generates
 class TTTLanguageModel(LanguageModel):
     """Base class of adapters that run a whole TTT model; its references run in plain PyTorch."""
 
+    exact: tuple[Any, Any] = (None, None)  # the case and the result of the last `exact_run`
+
     def build(self, case: Case) -> Workload:
         workload = super().build(case)
         return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload

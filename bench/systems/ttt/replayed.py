@@ -1,6 +1,6 @@
 """Reference for long prompts: the PyTorch operator as a replayed CUDA graph."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,8 @@ class ReplayedOperator(TorchOperator):
 
     def __init__(self, learner: str) -> None:
         super().__init__(learner)
-        self._pieces: dict[torch.Size, _Piece] = {}
+        # By the shape of q: the tensors that a graph reads and writes (inputs, state, outputs), and its replay.
+        self._pieces: dict[torch.Size, tuple[list[Tensor], Any, Tensor, Callable[[], object]]] = {}
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
         mini_batch = len(learner.token_scale)
@@ -39,49 +40,30 @@ class ReplayedOperator(TorchOperator):
         out = torch.empty_like(ready.q)
         if whole:
             outer = outer_parameters(learner)
-            piece = self._piece(_cut(ready, 0, size), outer, state)
-            piece.begin(outer, state)
+            inputs, held, piece_out, replay = self._piece([*_cut(ready, 0, size)[:4], *outer], state)
+            overwrite(held, state)
             for low in range(0, whole, size):
-                out[:, low : low + size] = piece.through(_cut(ready, low, low + size))
-            overwrite(state, piece.state)
+                for mine, given in zip(inputs, (*_cut(ready, low, low + size)[:4], *outer), strict=True):
+                    mine.copy_(given)
+                replay()
+                out[:, low : low + size] = piece_out
+            overwrite(state, held)
         if whole < tokens:
             out[:, whole:] = super().forward(_cut(ready, whole, tokens), learner, state, start)
         return out
 
-    def _piece(self, ready: Projections, outer: Sequence[Tensor], state: Any) -> "_Piece":
-        shape = ready.q.shape
+    def _piece(self, given: Sequence[Tensor], like: Any) -> tuple[list[Tensor], Any, Tensor, Callable[[], object]]:
+        shape = given[0].shape
         if shape not in self._pieces:
-            self._pieces[shape] = _Piece(self._reference, ready, outer, state)
+            inputs, state, out = [x.clone() for x in given], clone(like), torch.empty_like(given[0])
+
+            def advance() -> None:
+                result, after = self._reference.forward(*inputs, state, start=0)
+                out.copy_(result)
+                overwrite(state, after)
+
+            self._pieces[shape] = inputs, state, out, repeatable(advance)
         return self._pieces[shape]
-
-
-class _Piece:
-    """A CUDA graph with tensors of its own, over one piece from a mini-batch's start."""
-
-    def __init__(self, reference: Any, ready: Projections, outer: Sequence[Tensor], state: Any) -> None:
-        self._tokens = [x.clone() for x in ready[:4]]
-        self._outer = [x.clone() for x in outer]
-        self.state = clone(state)
-        self._out = torch.empty_like(self._tokens[0])
-
-        def advance() -> None:
-            out, after = reference.forward(*self._tokens, *self._outer, self.state, start=0)
-            self._out.copy_(out)
-            overwrite(self.state, after)
-
-        self._advance = repeatable(advance)
-
-    def begin(self, outer: Sequence[Tensor], state: Any) -> None:
-        for mine, given in zip(self._outer, outer, strict=True):
-            mine.copy_(given)
-        overwrite(self.state, state)
-
-    def through(self, ready: Projections) -> Tensor:
-        """Return the outputs, which the next call overwrites."""
-        for mine, given in zip(self._tokens, ready[:4], strict=True):
-            mine.copy_(given)
-        self._advance()
-        return self._out
 
 
 def _cut(ready: Projections, low: int, high: int) -> Projections:

@@ -73,23 +73,23 @@ def fastest_forward(
     kernel, reference = (import_module(f"tk_kernels.ttt_{learner}.{part}") for part in ("forward", "reference"))
     inputs = layer_inputs(config, FORWARD_BATCHES.get(row, 16), FORWARD_TOKENS, torch.bfloat16)
 
-    def run(inputs: dict[str, Any], launch: Tuning, **options: bool) -> tuple[torch.Tensor, Any]:
+    def run(launch: Tuning, compile_only: bool = False, **inputs: Any) -> tuple[torch.Tensor, Any]:
         state, tokens = inputs["state"], tuple(inputs[name] for name in PER_TOKEN)
         out, after = torch.empty_like(inputs["q"]), type(state)(*map(torch.empty_like, state))
         weights = tuple(x for name, x in state._asdict().items() if name[0] in "Wb")
         outer = tuple(inputs[name] for name in OUTER)
-        kernel.launch(tokens, outer, weights, (out, *after[:-1]), False, launch, **options)
+        kernel.launch(tokens, outer, weights, (out, *after[:-1]), False, launch, compile_only=compile_only)
         return out, after
 
     def check(launch: Tuning) -> Checks:
         piece = inputs_of(inputs, slice(1), CHECKED_TOKENS)
-        return check_forward(lambda some: run(some, launch), reference, "dual", piece)
+        return check_forward(partial(run, launch), reference, "dual", piece)
 
     def run_us(launch: Tuning) -> float:
-        return median(measure(partial(run, inputs, launch), clock(), POLICY).samples_ms) * 1e3
+        return median(measure(partial(run, launch, **inputs), clock(), POLICY).samples_ms) * 1e3
 
     tried = list(candidates(f"ttt_{learner}", FORWARD, row))
-    compile_all(partial(run, inputs, launch, compile_only=True) for launch in tried)
+    compile_all(partial(run, launch, compile_only=True, **inputs) for launch in tried)
     name = section_name(False, inputs["q"].device)
     return name, _fastest(f"ttt-{learner} forward {row}", tried, check, run_us, log)
 

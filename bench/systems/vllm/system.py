@@ -3,7 +3,7 @@
 import importlib
 import os
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import accumulate
@@ -218,6 +218,7 @@ class _Work:
     """A case's timed work in the engine: prompts, and `new_tokens` generated after each."""
 
     timed: str
+    due: Sequence[float] = ()  # seconds after the start at which each prompt arrives; () for all at once
 
     def __init__(self, engine: Engine, case: Case) -> None:
         self.engine, self.context, self.dtype = engine, case.context, case.dtype
@@ -259,7 +260,7 @@ class _Work:
         return [self.new_tokens] * self.batch
 
     def ran(self, prompts: list[list[int]], **how: Any) -> Batch:
-        return self.engine.run(prompts, self.answers(), **how)
+        return self.engine.run(prompts, self.answers(), self.due, **how)
 
     def inside(self, around: AbstractContextManager[object]) -> int:
         self.ran(self.prompts(), around=around)
@@ -361,11 +362,12 @@ class EngineRequest(_Work):
 
     def __init__(self, engine: Engine, case: Case) -> None:
         super().__init__(engine, case)
-        self._requests: deque[list[tuple[float, list[float]]]] = deque(maxlen=token_times.TIMED_REQUESTS)
+        # Per batch its time in ms, and (TTFT, ITLs) of each request.
+        self._batches: deque[tuple[float, list[tuple[float, list[float]]]]] = deque(maxlen=token_times.TIMED_REQUESTS)
 
     def samples_of(self, batch: Batch) -> list[float]:
-        """Return the batch's time in ms, and store its TTFT and ITLs for `measured`."""
-        self._requests.append(batch.requests_ms())
+        """Return the batch's time in ms, and store it with its TTFT and ITLs for `measured`."""
+        self._batches.append((batch.total_ms(), batch.requests_ms()))
         return super().samples_of(batch)
 
     def measured(self, calls: int) -> dict[str, float | None]:
@@ -373,7 +375,7 @@ class EngineRequest(_Work):
 
         A request's TTFT includes the time in which the engine reads earlier prompts.
         """
-        return token_times.metrics(list(self._requests)[-calls:])
+        return token_times.metrics([requests for _, requests in list(self._batches)[-calls:]])
 
     def wanted_tokens(self, case: Case) -> int:
         """Return one token more than steps, because reading the prompt generates a token too."""
@@ -397,10 +399,9 @@ class EngineArrivals(EngineRequest):
         super().__init__(engine, case)
         rng = Random(ARRIVALS_SEED)
         gaps = [rng.expovariate(float(case.option("rate"))) for _ in range(1, self.batch)]
-        self._due = [0.0, *accumulate(gaps)]
+        self.due = [0.0, *accumulate(gaps)]
         self._lengths = _around(rng, self.context, self.batch)
         self._answers = [1 + steps for steps in _around(rng, self.new_tokens - 1, self.batch)]
-        self._seconds: deque[float] = deque(maxlen=token_times.TIMED_REQUESTS)
 
     def prompts(self) -> list[list[int]]:
         return [self.engine.prompts(1, length)[0] for length in self._lengths]
@@ -408,17 +409,10 @@ class EngineArrivals(EngineRequest):
     def answers(self) -> list[int]:
         return self._answers
 
-    def ran(self, prompts: list[list[int]], **how: Any) -> Batch:
-        return super().ran(prompts, due=self._due, **how)
-
-    def samples_of(self, batch: Batch) -> list[float]:
-        self._seconds.append(batch.total_ms() / 1e3)
-        return super().samples_of(batch)
-
     def measured(self, calls: int) -> dict[str, float | None]:
         """Return TTFT, ITL and goodput over the requests of the last `calls` batches."""
-        requests = [each for batch in list(self._requests)[-calls:] for each in batch]
-        seconds = sum(list(self._seconds)[-calls:])
+        last = list(self._batches)[-calls:]
+        requests, seconds = [each for _, batch in last for each in batch], sum(total_ms for total_ms, _ in last) / 1e3
         return super().measured(calls) | token_times.of_arrivals(requests, seconds)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from bench.models.config import model_config
 from bench.models.transformer import Transformer
-from bench.systems.blockwise import to_host, transformer_logits, visiting
+from bench.systems.blockwise import to_host, transformer_logits, ttt_logits, visiting
 from bench.systems.mamba.scan import ScannedMamba
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def test_a_block_is_on_the_gpu_for_its_turn_only():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("system", ["transformer", "mamba"])
+@pytest.mark.parametrize("system", ["transformer", "mamba", "ttt-linear"])
 def test_weights_on_the_host_give_the_logits_of_weights_on_the_gpu(system):
     from bench.models.factory import from_seed
 
@@ -39,6 +39,8 @@ def test_weights_on_the_host_give_the_logits_of_weights_on_the_gpu(system):
     def logits(device):
         if system == "transformer":
             return transformer_logits(model, ids, 2, device).cpu()
+        if system == "ttt-linear":
+            return ttt_logits(model, ids, 2, device).cpu()
         return ScannedMamba(model.inner, device).logits(ids, 2).cpu()
 
     expected = logits(CPU)

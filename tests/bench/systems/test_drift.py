@@ -6,16 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.cases import suite_cases
-from bench.catalogue.suites import find_suite
-from bench.kept import generate_precision
-from bench.request import RunRequest
 from bench.systems.ttt import drift as drift_module
 from bench.systems.ttt.drift import drift, exact_run
 from bench.systems.ttt.kernels import TTTKernels
 from bench.systems.ttt.model import TTTTorch
 from harness.schema.case import Case
-from tk_kernels.generate.common import PRECISIONS
 
 
 def case(system, tokens=20):
@@ -87,16 +82,6 @@ def test_a_model_of_nans_does_not_pass():
     step = model.generate_step
     model.generate_step = lambda ids, state: (step(ids, state)[0] * math.nan, state)
     assert not workload.check().passed
-
-
-def test_the_suite_has_each_state_precision_of_both_forms():
-    found = [each.case for each in suite_cases(find_suite("generate-fidelity"), RunRequest(), "cuda")]
-    for form in ("triton-dual", "triton-primal"):
-        for system in ("ttt-linear", "ttt-mlp"):
-            for dtype in ("bfloat16", "float32"):
-                own = [c for c in found if (c.system, c.backend, c.dtype) == (system, form, dtype)]
-                assert sorted(generate_precision(c) for c in own) == sorted(PRECISIONS)
-    assert {c.context for c in found} == {2048}
 
 
 def test_a_kernels_state_precision_is_seen(triton_kernels):

@@ -11,7 +11,6 @@ from bench.models.config import model_config
 from bench.models.transformer import Transformer
 from bench.systems.transformer import attention
 from bench.systems.transformer.attention import FlashAttention
-from bench.systems.transformer.pytorch import TorchTransformer
 from harness.measure.measured_case import CaseRun
 from harness.schema.case import Case
 from harness.schema.policy import Policy
@@ -83,18 +82,6 @@ def test_a_prompt_that_continues_a_state():
     whole, _ = model.prefill(ids, model.init_state(BATCH, PROMPT))
     _, state = model.prefill(ids[:, :9], model.init_state(BATCH, PROMPT))
     torch.testing.assert_close(model.prefill(ids[:, 9:], state)[0], whole, rtol=1e-4, atol=1e-5)
-
-
-def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(attention, "no_gpu", lambda: "")
-    monkeypatch.setattr(attention, "PACKAGE", "no_flash_here")
-    assert attention.FlashAttn().unavailable() == "no_flash_here cannot be imported: No module named 'no_flash_here'"
-
-
-def test_the_record_names_the_attention():
-    asked = Case("transformer", "flash-attn", "tiny", "forward", 1, 8)
-    assert attention.FlashAttn().settings(asked) == {"attention": "vllm.vllm_flash_attn 3"}
-    assert TorchTransformer().settings(replace(asked, backend="torch")) == {"attention": "SDPA's choice"}
 
 
 class OnCpu(attention.FlashAttn):

@@ -87,7 +87,7 @@ def test_a_layer_that_is_no_number_is_not_hidden_by_another():
 def test_what_is_timed_is_not_recorded_after_the_check():
     adapter = TTTTorch()
     workload = adapter.build(case("ttt-linear"))
-    _, model = adapter._loaded
+    model = adapter._current
     before = model.operator
     assert workload.check().passed
     assert model.operator is before

@@ -24,6 +24,7 @@ REFERENCE = torch.ones(2, 8)
         (replace(CASE, state_dtype="float32-planes"), 0.01, 0.3),
         (replace(CASE, system="transformer", state_dtype="bfloat16"), 0.01, 0.3),  # its KV cache
         (ON_TRANSFORMER, 0.06, 1.8),  # which rounds more, so its table is twice as wide
+        (replace(CASE, system="gated-deltanet"), 0.1, 2.0),
         (replace(ON_TRANSFORMER, dtype="float32"), 0.06, 1.0),
         (replace(ON_TRANSFORMER, system="ttt-mlp"), 0.06, 1.0),
     ],

@@ -9,10 +9,6 @@ from harness.measure.timer import measure
 from harness.schema.policy import Policy
 
 
-def test_a_cpu_has_none() -> None:
-    assert peaks_of("cpu") == {}
-
-
 @pytest.mark.gpu
 def test_gemms_one_after_another_are_below_the_peak() -> None:
     rows, inner, columns = GEMM

@@ -48,11 +48,6 @@ def small(name, layer):
     return replace(layer, angles=2) if name == "mamba3" else layer
 
 
-def by_mamba(layer, inputs):
-    out, state = layer.naive(**inputs)
-    return out, None, state, None, None
-
-
 @pytest.fixture
 def package(monkeypatch):
     """Replace the packages by modules whose functions run `naive`; the dict's `error` is added to every output."""
@@ -66,12 +61,10 @@ def package(monkeypatch):
 
         def kernel(*, label=label, layer=layer, **inputs):
             assert {key: inputs.pop(key) for key in ARGUMENTS[label]} == ARGUMENTS[label]
-            if label == "mamba3/mamba-ssm":
-                out, *rest = by_mamba(layer, inputs)
-            else:
-                if isinstance(layer, DeltaRule):  # two systems call one function, with other numbers of value heads
-                    layer = replace(layer, value_heads=inputs["v"].shape[2])
-                out, *rest = layer.naive(**inputs)
+            if isinstance(layer, DeltaRule):  # two systems call one function, with other numbers of value heads
+                layer = replace(layer, value_heads=inputs["v"].shape[2])
+            out, *states = layer.naive(**inputs).values()
+            rest = (None, *states, None, None) if label == "mamba3/mamba-ssm" else states
             return out + state["error"], *rest
 
         module, _, function = layer.kernel.partition(":")
@@ -102,7 +95,7 @@ def test_a_delta_rule_by_hand():
     layer = replace(layer_of("gated-deltanet/fla"), heads=1, key_dim=1, value_dim=1)
     q, k, v = row(1.0, 4.0), row(2.0, 1.0), row(3.0, 1.0)
     beta, g = row(0.5, 1.0)[..., 0], row(0.5, 0.5)[..., 0].log()
-    out, state = layer.naive(q, k, v, beta, g)
+    out, state = layer.naive(q, k, v, beta, g).values()
     assert out.flatten().tolist() == pytest.approx([3.0, 4.0])
     assert state.item() == pytest.approx(1.0)
 
@@ -111,7 +104,7 @@ def test_value_heads_share_q_and_k_in_groups_of_neighbors():
     layer = replace(layer_of("gated-deltanet-128/fla"), heads=2, key_dim=1, value_dim=1, value_heads=4)
     q, k = torch.tensor([1.0, 10.0]).view(1, 1, 2, 1), torch.ones(1, 1, 2, 1)
     v, beta = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 4, 1), torch.ones(1, 1, 4)
-    out, state = layer.naive(q, k, v, beta, torch.zeros(1, 1, 4))
+    out, state = layer.naive(q, k, v, beta, torch.zeros(1, 1, 4)).values()
     assert out.flatten().tolist() == pytest.approx([1.0, 2.0, 30.0, 40.0])
     assert state.flatten().tolist() == pytest.approx([1.0, 2.0, 3.0, 4.0])
 
@@ -119,7 +112,7 @@ def test_value_heads_share_q_and_k_in_groups_of_neighbors():
 def test_two_householder_steps_are_two_updates_after_one_decay():
     layer = replace(layer_of("deltaproduct/fla"), heads=1, key_dim=1, value_dim=1)
     k, v, beta = row(2.0, 1.0), row(3.0, 1.0), row(0.5, 0.5)[..., 0]
-    out, _ = layer.naive(torch.ones(1, 1, 1, 1), k, v, beta, torch.zeros(1, 1, 1))
+    out, _ = layer.naive(torch.ones(1, 1, 1, 1), k, v, beta, torch.zeros(1, 1, 1)).values()
     assert out.item() == pytest.approx(2.0)  # S = 1/2 * 2 * 3 = 3, then 3 + 1/2 * (1 - 3)
 
 
@@ -128,7 +121,7 @@ def test_mesanet_is_ridge_regression_over_all_tokens_so_far():
     layer = replace(layer_of("mesanet/fla"), heads=1, key_dim=4, value_dim=4)
     q, k, v = torch.randn(3, 1, 40, 1, 4, dtype=torch.float64)
     ridge = torch.tensor([[0.5, 1.0, 1.5, 2.0]])
-    out, gram, values = layer.naive(q, k, v, torch.ones(1, 40, 1), torch.zeros(1, 40, 1), ridge)
+    out, gram, values = layer.naive(q, k, v, torch.ones(1, 40, 1), torch.zeros(1, 40, 1), ridge).values()
     unit = k / k.norm(dim=-1, keepdim=True)
     # Ridge regression as least squares on data with the rows sqrt(Diag(ridge)) and targets of 0.
     for token in (0, 33, 39):
@@ -145,7 +138,7 @@ def test_mesanet_forgets_by_its_decay_and_weighs_by_beta():
     """K = V = 1, keys of norm 1: G = 1/2 * 1/2 + 1/4 = 1/2, S = 1/2 * (1/2 * 4) + 1/4 * 8 = 3, o = 3 / (1/2 + 1)."""
     layer = replace(layer_of("mesanet/fla"), heads=1, key_dim=1, value_dim=1)
     beta, g = row(0.5, 0.25)[..., 0], row(1.0, 0.5)[..., 0].log()
-    out, gram, values = layer.naive(row(3.0, 3.0), row(2.0, 5.0), row(4.0, 8.0), beta, g, torch.ones(1, 1))
+    out, gram, values = layer.naive(row(3.0, 3.0), row(2.0, 5.0), row(4.0, 8.0), beta, g, torch.ones(1, 1)).values()
     assert (gram.item(), values.item()) == pytest.approx((0.5, 3.0))
     assert out.flatten().tolist() == pytest.approx([2 / 1.5, 3 / 1.5])
 
@@ -156,7 +149,7 @@ def mamba3(tokens, **changed):
     zeros, ones = torch.zeros(1, 1, tokens), torch.ones(1, tokens, 1, 2)
     inputs = {"Q": ones, "K": ones, "V": torch.ones(1, tokens, 1, 1), "ADT": zeros, "DT": zeros + 1, "Trap": zeros + 50}
     inputs |= {"Q_bias": torch.zeros(1, 2), "K_bias": torch.zeros(1, 2), "Angles": torch.zeros(1, tokens, 1, 1)}
-    return layer.naive(**(inputs | changed))
+    return layer.naive(**(inputs | changed)).values()
 
 
 def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():

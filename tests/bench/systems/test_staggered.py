@@ -46,14 +46,14 @@ def test_positions_are_spread_evenly_and_stay_so():
 
 
 def test_another_token_before_a_position_is_incorrect(monkeypatch):
-    stagger = phases.Generate._stagger
+    restart = phases.Generate.restart
 
     def other(work):
         work._before, own = (work._before + 1) % 512, work._before
-        stagger(work)
+        restart(work)
         work._before = own
 
-    monkeypatch.setattr(phases.Generate, "_stagger", other)
+    monkeypatch.setattr(phases.Generate, "restart", other)
     record = CaseRun(CASE, FEW).record(TTTTorch())
     assert record.status == "incorrect"
 

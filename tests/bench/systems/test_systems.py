@@ -20,7 +20,7 @@ from bench.systems.language_model import LanguageModel
 from bench.systems.mamba.pytorch import TorchMamba
 from bench.systems.mamba.ssm import Mamba2SSM, MambaSSM
 from bench.systems.transformer.attention import FlashAttn
-from bench.systems.transformer.pytorch import TorchTransformer
+from bench.systems.transformer.pytorch import TorchTransformer, TransformerGenerate
 from bench.systems.ttt import layer
 from bench.systems.ttt.kernels import TTTKernels
 from bench.systems.ttt.model import TTTTorch
@@ -210,13 +210,13 @@ def test_adapters_whose_state_is_put_at_the_context_are_those_that_claim_no_prom
     models = [kind for kind in (type(load(each.entry)) for each in ADAPTERS) if issubclass(kind, LanguageModel)]
     assert {TTTKernels, MambaSSM, FlashAttn, GatedDeltaNet} <= set(models)
     for kind in models:
-        assert (kind.set_position is not LanguageModel.set_position) is (kind.prompt_tokens is None), kind
+        assert (kind.phases["generate"] is TransformerGenerate) is (kind.prompt_tokens is None), kind
 
 
 def test_the_check_notices_a_step_that_is_off_by_a_thousandth():
     adapter = TTTTorch()
     workload = adapter.build(case("ttt-linear"))
-    _, model = adapter._loaded
+    model = adapter._current
     step = model.generate_step
     model.generate_step = lambda ids, state: (step(ids, state)[0] * 1.001, state)
     assert not workload.check().passed

@@ -76,17 +76,7 @@ def test_the_choice_is_measured_on_the_work_that_is_prepared(triton):
     assert len(json.loads(kept.read_text())["configs_timings"]) == 3
 
 
-def test_of_what_an_earlier_process_chose_only_that_is_compiled(triton):
-    triton_tuning.prepare(call(tuner(), triton))
-    triton.launches.clear()
-    later = tuner()
-    triton_tuning.compile_ahead(call(later, triton))
-    assert triton.launches == [(True, 32)]
-    call(later, triton)()
-    assert triton.launches[1:] == [(False, 32)]
-
-
-def test_a_reference_takes_the_smallest_candidate_and_leaves_the_choice_open(triton):
+def test_a_reference_takes_the_smallest_candidate_and_leaves_the_choice_as_it_is(triton):
     tuned = tuner()
     with triton_tuning.untuned(call(tuned, triton)):
         assert set(triton.launches) == {(True, 16)}
@@ -95,10 +85,6 @@ def test_a_reference_takes_the_smallest_candidate_and_leaves_the_choice_open(tri
     assert triton.launches == [(False, 16)]
     assert tuned.cache == {}
     assert triton.kept() == []
-
-
-def test_a_reference_leaves_what_is_chosen(triton):
-    tuned = tuner()
     triton_tuning.prepare(call(tuned, triton))
     triton.launches.clear()
     with triton_tuning.untuned(lambda: None):
@@ -125,12 +111,11 @@ def test_a_choice_is_made_anew_where_an_earlier_shape_would_have_it(triton, monk
 
 
 def test_triton_is_itself_again_when_the_work_fails(triton):
-    from triton import knobs
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
     def state():
-        return Autotuner._bench, JITFunction.run, knobs.cache.manager_class, os.environ.get("TRITON_CACHE_MANAGER")
+        return Autotuner._bench, Autotuner.check_disk_cache, JITFunction.run
 
     def fail():
         raise MemoryError
@@ -143,23 +128,6 @@ def test_triton_is_itself_again_when_the_work_fails(triton):
     with pytest.raises(MemoryError), triton_tuning.chosen_anew():
         fail()
     assert tuned.cache_results
-
-
-def test_another_cache_that_the_user_names_stays_in_place(triton, monkeypatch):
-    from triton import knobs
-    from triton.runtime.cache import FileCacheManager
-
-    class Counting(FileCacheManager):
-        asked = 0
-
-        def get_file(self, filename):
-            Counting.asked += filename.endswith(triton_tuning.CHOICE)
-            return super().get_file(filename)
-
-    monkeypatch.setitem(vars(knobs.cache), "manager_class", Counting)
-    triton_tuning.compile_ahead(call(tuner(), triton))
-    assert Counting.asked == 1
-    assert triton.kept() == []
 
 
 def test_triton_is_asked_to_keep_what_it_measures_unless_the_user_says_no(monkeypatch):

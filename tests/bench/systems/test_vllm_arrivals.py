@@ -40,8 +40,8 @@ def test_requests_of_mixed_lengths_are_measured_and_checked(llm, monkeypatch):
 
 def test_every_system_gets_the_same_arrivals_and_lengths_around_the_cases(llm):
     work, other = work_of(CASE), work_of(replace(CASE, system="transformer-gqa"))
-    assert (work._due, [*map(len, work.prompts())], work.answers()) == (
-        other._due,
+    assert (work.due, [*map(len, work.prompts())], work.answers()) == (
+        other.due,
         [*map(len, other.prompts())],
         other.answers(),
     )
@@ -50,17 +50,17 @@ def test_every_system_gets_the_same_arrivals_and_lengths_around_the_cases(llm):
     assert sum(work.answers()) == 9 * (6 + 1)
     assert len(set(lengths)) > 4
     assert all(20 <= length <= 60 for length in lengths)
-    assert work._due[0] == 0
-    assert work._due == sorted(work._due)
+    assert work.due[0] == 0
+    assert work.due == sorted(work.due)
     slower = work_of(replace(CASE, options=(("rate", 20), ("steps", 6))))
-    assert slower._due == pytest.approx([10 * seconds for seconds in work._due])
+    assert slower.due == pytest.approx([10 * seconds for seconds in work.due])
 
 
 def test_a_request_enters_the_engine_when_it_arrives(llm):
     work = work_of(CASE)
     batch = work.once()
     started = [batch.due[int(name) - int(min(batch.tokens_at, key=int))] for name in batch.tokens_at]
-    assert started == batch.due == [batch.started + seconds for seconds in work._due]
+    assert started == batch.due == [batch.started + seconds for seconds in work.due]
     assert all(at[0] > due for at, due in zip(batch.tokens_at.values(), batch.due, strict=True))
     assert [len(at) for at in batch.tokens_at.values()] == work.answers()
 

@@ -1,13 +1,8 @@
 """The folder of an engine's model has a stable name, one user at a time, and no leftovers of a killed process."""
 
-import errno
-import fcntl
-import os
 import signal
 import subprocess
 import sys
-
-import pytest
 
 from bench.systems.vllm.model_folder import ModelFolder
 
@@ -55,32 +50,3 @@ def test_two_engines_have_two_folders_and_a_killed_ones_is_taken_over(tmp_path):
         other.stdout.close()
     again = ModelFolder(tmp_path)
     assert (again.path, list(held.iterdir())) == (held, [])
-
-
-@pytest.mark.parametrize("kind", ["file", "link"])
-def test_what_has_its_name_and_is_no_folder_of_ours_stays(tmp_path, monkeypatch, kind):
-    target = tmp_path / "target"
-    target.mkdir()
-    (target / "kept").write_text("kept")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    first = tmp_path / f"ttt-bench-{os.getuid()}-vllm-0"
-    first.symlink_to(target) if kind == "link" else first.write_text("kept")
-    assert ModelFolder(tmp_path).path != first
-    assert (target / "kept").exists()
-
-
-def test_without_a_place_for_it_there_is_an_error(tmp_path):
-    with pytest.raises(OSError, match="No such file"):
-        ModelFolder(tmp_path / "none")
-
-
-def test_without_locks_each_name_is_new_and_nothing_is_left(tmp_path, monkeypatch):
-    def no_locks(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    first, second = ModelFolder(tmp_path), ModelFolder(tmp_path)
-    paths = [first.path, second.path]
-    assert len({*paths}) == 2
-    del first, second
-    assert not any(path.exists() for path in paths)

@@ -14,7 +14,7 @@ from bench.models.checkpoint import save
 from bench.models.config import model_config
 from bench.models.factory import from_seed
 from bench.models.hugging_face import config_values, read_config
-from bench.systems.blockwise import to_host, ttt_logits
+from bench.systems.blockwise import ttt_logits
 from bench.systems.vllm import system as vllm_system
 from bench.systems.vllm.engine import Batch
 from bench.systems.vllm.ttt import VllmTTT
@@ -109,14 +109,6 @@ def test_a_checkpoints_weights_are_those_of_the_engine(llm, tmp_path, monkeypatc
     assert torch.equal(llm.started[0].model.inner.head, model.head)
 
 
-@pytest.mark.parametrize(("learner", "backbone"), [("linear", "mamba"), ("mlp", "transformer")])
-def test_a_config_json_is_read_as_it_was_written(tmp_path, learner, backbone):
-    config = model_config(f"ttt-{learner}", "350m", backbone=backbone, mini_batch=32)
-    config = replace(config, rope_theta=5000.0, norm_eps=1e-5, tied=False, base_lr=0.3)
-    (tmp_path / "config.json").write_text(json.dumps(config_values(config)))
-    assert read_config(tmp_path) == config
-
-
 @pytest.mark.parametrize("backbone", ["mamba", "transformer"])
 def test_a_model_runs_block_by_block(backbone):
     config = replace(model_config("ttt-linear", "tiny", backbone=backbone), tied=False)
@@ -125,18 +117,3 @@ def test_a_model_runs_block_by_block(backbone):
     found = ttt_logits(model, ids, 3, torch.device("cpu"))
     whole = [model.prefill(ids[:, :end], model.init_state(2))[0] for end in (38, 39, 40)]
     torch.testing.assert_close(found, torch.stack(whole, 1), rtol=2e-4, atol=2e-5)
-
-
-@pytest.mark.gpu
-def test_a_model_on_the_host_runs_block_by_block_on_a_gpu():
-    model = to_host(from_seed(model_config("ttt-linear", "tiny"), 0, "cuda", torch.float32))
-    ids = torch.randint(512, (2, 40))
-    found = ttt_logits(model, ids, 1, torch.device("cuda"))[:, 0].cpu()
-    torch.testing.assert_close(found, model.prefill(ids, model.init_state(2))[0], rtol=2e-4, atol=2e-5)
-
-
-def test_other_releases_of_vllm_are_refused(llm, monkeypatch):
-    monkeypatch.setattr(vllm_system, "no_gpu", lambda: "")
-    monkeypatch.setattr("bench.systems.needs.versions_of", lambda packages: {"vllm": "0.22.0"})
-    why = "vllm 0.22.0 is not supported: install vllm==0.33.* (supported: 0.33 to 0.33)"
-    assert VllmTTT().unavailable() == why
