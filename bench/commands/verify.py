@@ -5,7 +5,6 @@ import tempfile
 from pathlib import Path
 
 from bench.commands.measure import summary
-from bench.model_facts import PARAMETERS_OFF
 from bench.plan import plan
 from bench.request import RunRequest
 from bench.run_folder import file_of
@@ -46,22 +45,13 @@ def verify(request: RunRequest) -> None:
 
 
 def _checks(record: Record) -> str:
-    """Describe the failed checks, or the one nearest to its limit; without checks, the record's reason."""
+    """Describe the failed checks, or count the passed ones; without checks, return the record's reason."""
     checks = (record.check or {}).get("checks", [])
     failed = [check for check in checks if not check["passed"]]
     if failed:
         words = [f"{each['name']} {_distance(each['value'])} (limit {_distance(each['limit'])})" for each in failed]
         return f"{len(failed)} of {counted(len(checks), 'check')} failed: {', '.join(words)}"
-    if not checks or record.status != "ok":
-        return record.reason
-    passed = f"{counted(len(checks), 'check')} passed"
-    # Distances of outputs have limits below 1; the other checks are counts, or compare the model's size.
-    distances = [each for each in checks if each["limit"] and each["limit"] < 1 and each["name"] != PARAMETERS_OFF]
-    if not distances:
-        return passed
-    worst = max(distances, key=lambda each: each["value"] / each["limit"])
-    near = f"{worst['name']} {_distance(worst['value'])} of {_distance(worst['limit'])}"
-    return f"{passed}, {'the worst ' if len(checks) > 1 else ''}{near}"
+    return f"{counted(len(checks), 'check')} passed" if checks and record.status == "ok" else record.reason
 
 
 def _distance(value: float | None) -> str:
