@@ -77,7 +77,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
     for note in work.notes:
         print(f"ttt-bench: {note}", file=sys.stderr)
     past = estimate.past_durations(work.machine if work.here else None, out)
-    rows, times, total, kept = [], [], 0, 0
+    rows, times, total, kept = [], list[float](), 0, 0
     for job in work.requested(earlier.joined(work.jobs) if earlier else work.jobs):
         left = list(job.cases)
         if earlier:
@@ -87,27 +87,19 @@ def dry_run(request: RunRequest, out: Path) -> None:
             continue
         for planned in left:
             print(f"{planned.case.key}  {planned.case.label}")
-        times.append(estimate.job_time(left, past))
+        times.append(estimate.job_seconds(left, past))
         total += len(left)
         phases = ", ".join(dict.fromkeys(planned.case.phase for planned in left))
         skipped = Counter(filter(None, (work.skip(planned, []) for planned in left)))
         note = "; ".join(f"{count} skipped: {why}" for why, count in skipped.most_common(1))
-        rows.append((job.name, str(len(left)), phases, estimate.in_words(times[-1].seconds or None), note))
+        rows.append((job.name, str(len(left)), phases, estimate.in_words(times[-1] or None), note))
     print_rows(("job", "cases", "phases", "time", "note"), rows)
     on = f" in {tasks} tasks" if tasks else f" on {counted(max(1, len(gpus)), 'GPU')}" if request.gpus else ""
-    took = _time_in_words(times, total, tasks or len(gpus) or 1)
-    line = f"{counted(total, 'case')} in {counted(len(rows), 'job')}{on}{': ' if took else ''}{took}"
+    took = estimate.side_by_side(times, tasks or len(gpus) or 1)
+    line = f"{counted(total, 'case')} in {counted(len(rows), 'job')}{on}"
+    line += f": {estimate.in_words(took)}" if took else ""
     print(line + (f"; {counted(kept, 'case')} kept from before" if kept else ""))
     print("ttt-bench: `ttt-bench list`, on the machine that will measure, shows what can run there", file=sys.stderr)
-
-
-def _time_in_words(times: Sequence[estimate.JobTime], total: int, at_once: int) -> str:
-    """total: the number of all cases. at_once: how many jobs run at a time."""
-    untimed, words = sum(time.untimed for time in times), []
-    if untimed < total:
-        words += [estimate.in_words(estimate.side_by_side([time.seconds for time in times], at_once))]
-    words += [f"{counted(untimed, 'case')} that no earlier run has timed"] if untimed else []
-    return ", and ".join(words)
 
 
 def summary(records: Sequence[Record]) -> str:
