@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.errors import UserError
 from bench.kept import ELEMENT_BYTES, kept_bytes, state_element_bytes
 from bench.models.case_model import checkpoint_missing, config_of
 from bench.models.config import MODELS, parameter_count
@@ -13,21 +12,6 @@ from harness.schema.reason import format_number
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
 from tk_kernels.cost import COSTS
-
-
-def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> None:
-    """Raise UserError if no selected system can hold a requested batch and context.
-
-    If one can, all run: the figure shows which systems run out of memory. machine: a snapshot.
-    """
-    total = total_memory_bytes(machine)
-    least: dict[tuple[str, int, int], int] = {}
-    for case in cases:
-        shape = (case.phase, case.batch, case.context)
-        least[shape] = min(least.get(shape, least_bytes(case)), least_bytes(case))
-    for (phase, batch, context), needed in least.items():
-        if total is not None and needed > total:
-            raise UserError(f"{phase} with --batch {batch} --context {context}: {_shortage(needed, total)}")
 
 
 def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int | None) -> str:

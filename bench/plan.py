@@ -1,6 +1,5 @@
 """Plan a run: turn a request into jobs. Planning imports no system and needs no GPU."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,10 +11,10 @@ from bench.catalogue import catalogue
 from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite
 from bench.environments import SYSTEMS_FILE, launches, no_interpreter, systems_of_file
 from bench.errors import UserError
-from bench.memory import refuse_beyond_memory, skip_reason, total_memory_bytes
+from bench.memory import skip_reason, total_memory_bytes
 from bench.models.case_model import Checkpoint, offer, read_checkpoint
 from bench.models.config import CheckpointError
-from bench.request import RunRequest
+from bench.request import RunRequest, words
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
 from harness.schema.case import Device
@@ -26,8 +25,6 @@ from harness.schema.run_file import Job, Planned
 from harness.workers.process import Launch
 from harness.workers.scheduler import SkipReason
 from tk_kernels.build import hidden
-
-_GPU = re.compile(r"0|[1-9][0-9]*|(GPU|MIG)-.+")  # a number or UUID, as in CUDA_VISIBLE_DEVICES
 
 
 @dataclass(frozen=True)
@@ -91,23 +88,14 @@ class Plan:
     def gpus(self, *, here: bool = True) -> list[str]:
         """Return the GPUs of --gpus, named as in CUDA_VISIBLE_DEVICES; [] without the option.
 
-        here: whether this machine must have them. Raises UserError for a wrong, repeated or missing GPU, or on the CPU.
+        here: whether this machine must have them. Raises UserError for a missing GPU, or on the CPU.
         """
         if (option := self.request.gpus) is None:
             return []
-        there = visible_gpus()
-        wanted = there if option == "all" else [name.strip() for name in option.split(",")]
-        for name in wanted:
-            if not _GPU.fullmatch(name):
-                raise UserError(
-                    f"--gpus {option}: {name!r} names no GPU; use all, or numbers from nvidia-smi, such as 0,1"
-                )
-            if wanted.count(name) > 1:
-                raise UserError(f"--gpus {option}: names GPU {name} twice")
-        if here and not there:
-            raise UserError(f"--gpus {option}: no CUDA GPU was found on this machine; leave --gpus out to use the CPU")
         if self.device != "cuda":
             raise UserError(f"--gpus {option}: this run is on the CPU; add --device cuda")
+        there = visible_gpus()
+        wanted = there if option == "all" else list(words("--gpus", option))
         for name in wanted:
             if here and name not in there:
                 raise UserError(f"--gpus {option}: GPU {name!r} was not found; this machine has {', '.join(there)}")
@@ -157,10 +145,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     if not everything:
         _refuse_nothing(request, [suite for suite, _ in cases])
     entries = tuple(suite_entry(suite, planned, machine) for suite, planned in cases if planned)
-    work = Plan(request, device, machine, jobs_of(everything), catalogue(entries))
-    if (request.batch or request.context) and work.here:
-        refuse_beyond_memory((each.case for each in everything), machine)
-    return work
+    return Plan(request, device, machine, jobs_of(everything), catalogue(entries))
 
 
 def open_checkpoint(folder: Path | None) -> Checkpoint | None:
