@@ -46,7 +46,7 @@ class RunRequest(BaseModel):
     way: str = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     budget_s: Annotated[float, Field(gt=0, le=LONGEST_BUDGET_S)] | None = None
-    time_limit_s: float = 600.0
+    time_limit_s: Annotated[float, Field(gt=0)] = 600.0
     gpus: str | None = None
     slurm: str | None = None
     resume: bool = False

@@ -28,31 +28,25 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True)
-class Shown:
-    """How to show a comparison."""
-
-    fmt: str  # "text", "markdown" or "json", on stdout
-    html: Path | None  # also write a page to this file
-
-
-def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
+def compare(a: Path, b: Path, fail_on: str | None, fmt: str, html: Path | None) -> None:
     """Compare run `b` with run `a`; exit status 1 for a regression, 3 for nothing to compare.
 
     fail_on: the slowdown that counts as a regression, such as "5%"; None never gives status 1.
+    fmt: "text", "markdown" or "json", on stdout. html: also write a page to this file.
     """
     bar = None if fail_on is None else percentage(fail_on)
     if a.resolve() == b.resolve():
         print(f"ttt-bench: {a} is compared with itself; name two different folders", file=sys.stderr)
-    found = _show(a, b, bar, shown)
+    found = _show(a, b, bar, fmt, html)
     if bar is not None and found.regressions:
         sys.exit(REGRESSION)
 
 
-def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> None:
+def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path | None) -> None:
     """Measure two commits in turns into OUT/old and OUT/new, and compare them.
 
-    fail_on: as in `compare`; None takes the default. Exit status 1 for a regression, 3 if nothing can be compared.
+    fail_on, fmt, html: as in `compare`; fail_on None takes the default.
+    Exit status 1 for a regression, 3 if nothing can be compared.
     """
     from reports.compare.decision import LEAST_ROUNDS, MOST_ROUNDS
 
@@ -77,28 +71,25 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> Non
         except KeyboardInterrupt:
             print(f"ttt-bench: interrupted; {out} cannot be continued: begin anew in another --out", file=sys.stderr)
             sys.exit(INTERRUPTED)
-    found = _show(*folders, bar, shown)
+    found = _show(*folders, bar, fmt, html)
     if found.regressions:
         sys.exit(REGRESSION)
 
 
 def percentage(text: str) -> float:
     """Parse `5%` as 0.05; UserError for other text, or a value below BAR or above 1000%."""
-    from reports.compare.comparison import STORED_BAR
     from reports.compare.decision import BAR
 
     try:
-        value = float(text.removesuffix("%")) / 100 if text.endswith("%") else None
+        value = float(text.removesuffix("%")) / 100
     except ValueError:
-        value = None
-    if value is None:
-        raise UserError(f"--fail-on {text}: must be a percentage, such as {STORED_BAR:.0%}")
-    if not BAR <= value <= 10:
-        raise UserError(f"--fail-on {text}: must be from {BAR:.0%} to 1000%")
+        value = 0.0
+    if not text.endswith("%") or not BAR <= value <= 10:
+        raise UserError(f"--fail-on {text}: must be a percentage from {BAR:.0%} to 1000%, such as 5%")
     return value
 
 
-def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison":
+def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) -> "Comparison":
     """Print the comparison and write its page; exit with status 3 if there is none."""
     from reports.compare import comparison as comparing
     from reports.compare import views
@@ -106,26 +97,26 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
     from reports.publish import refuse_what_is_no_page
 
     for folder in (a, b):
-        if shown.html:
-            refuse_what_is_no_page(shown.html, folder)
+        if html:
+            refuse_what_is_no_page(html, folder)
     try:
         runs = Run.open(a), Run.open(b)
         found = comparing.compare(*runs, *([] if fail_on is None else [fail_on]))
     except comparing.NotComparable as error:
         print(f"ttt-bench: {error}", file=sys.stderr)
         sys.exit(NOT_COMPARABLE)
-    view = {"text": views.text, "markdown": views.markdown, "json": views.to_json}[shown.fmt]
+    view = {"text": views.text, "markdown": views.markdown, "json": views.to_json}[fmt]
     if fail_on is not None and fail_on < found.fail_on:
         raise UserError(
             f"--fail-on {100 * fail_on:g}%: differences up to {found.fail_on:.0%} between two stored runs are noise; "
             "to find a smaller slowdown, measure both commits in turns with `ttt-bench ab`"
         )
     print(view(found), end="", flush=True)
-    if shown.html:
-        with refusing(shown.html, "written", UserError):
-            shown.html.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(shown.html, views.page(found, diff_of_runs(*runs, (found.a.name, found.b.name))))
-        print(f"wrote {shown.html}", file=sys.stderr)
+    if html:
+        with refusing(html, "written", UserError):
+            html.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(html, views.page(found, diff_of_runs(*runs, (found.a.name, found.b.name))))
+        print(f"wrote {html}", file=sys.stderr)
     why = ""
     if not found.counts.keys() - {"gained"}:
         why = "no case has a result on both sides"
@@ -151,9 +142,7 @@ def _checkout(name: str) -> Iterator[Path]:
         raise UserError(f"{name}: is not a folder; revisions need ttt-bench in a git checkout")
     commit, refusal = ask_git(ROOT, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if refusal and not refusal_of_git(ROOT):
-        shallow = ask_git(ROOT, "rev-parse", "--is-shallow-repository")[0] == "true"
-        hint = ", which lacks older commits: run `git fetch --unshallow`" if shallow else ""
-        raise UserError(f"{name}: is neither a folder nor a revision of this checkout{hint}")
+        raise UserError(f"{name}: is neither a folder nor a revision of this checkout")
     _refuse_changes(ROOT, "this checkout")
     with tempfile.TemporaryDirectory(prefix="ttt-bench-ab-") as folder:
         root = Path(folder) / commit[:10]

@@ -180,9 +180,9 @@ def test_a_mistake_in_ab_is_one_sentence(checkout, tmp_path, monkeypatch, capsys
         (("HEAD", "--output=x"), "No such option"),
         (("HEAD", "empty"), "empty: is not a checkout of ttt-bench"),
         (("HEAD", "HEAD", "--rounds", "1"), "--rounds 1: must be from 2 to 99"),
-        (("HEAD", "HEAD", "--fail-on", "3"), "--fail-on 3: must be a percentage, such as 5%"),
-        (("HEAD", "HEAD", "--fail-on", "nan%"), "--fail-on nan%: must be from 1%"),
-        (("HEAD", "HEAD", "--fail-on", "0.5%"), "--fail-on 0.5%: must be from 1% to 1000%"),
+        (("HEAD", "HEAD", "--fail-on", "3"), "--fail-on 3: must be a percentage from 1% to 1000%, such as 5%"),
+        (("HEAD", "HEAD", "--fail-on", "nan%"), "--fail-on nan%: must be a percentage"),
+        (("HEAD", "HEAD", "--fail-on", "0.5%"), "--fail-on 0.5%: must be a percentage from 1%"),
         (("HEAD", "HEAD", "--json", "--markdown"), "--markdown --json: one format at a time"),
     ):
         assert ttt_bench(monkeypatch, "ab", *arguments, *ONE) == 2
@@ -199,12 +199,11 @@ def test_a_tree_with_changes_is_refused(checkout, monkeypatch, capsys):
     assert "new_file.py differs from the commit; commit it or `git stash -u`" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("status", [0, 1])
-def test_hooks_of_a_checkout_do_not_run_in_its_worktrees(checkout, tmp_path, monkeypatch, capsys, status):
+def test_hooks_of_a_checkout_do_not_run_in_its_worktrees(checkout, tmp_path, monkeypatch, capsys):
     commit(checkout, "old")
     hook = checkout / ".git" / "hooks" / "post-checkout"
     hook.parent.mkdir(exist_ok=True)
-    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hooked\nexit {status}\n")
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hooked\nexit 1\n")
     hook.chmod(0o755)
     monkeypatch.setattr(commands, "_measure_in_turns", lambda *_: None)
     assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
@@ -224,16 +223,6 @@ def test_a_worktree_that_git_cannot_make_says_why_and_is_not_left(checkout, tmp_
     assert "HEAD: git could not make a worktree of it in " in said
     assert "no network" in said
     assert git(checkout, "worktree", "list").count("\n") == 0
-
-
-def test_a_shallow_clone_lacks_older_commits(checkout, tmp_path, monkeypatch, capsys):
-    commit(checkout, "old")
-    commit(checkout, "new")
-    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{checkout}", str(tmp_path / "shallow"))
-    monkeypatch.setattr(commands, "ROOT", tmp_path / "shallow")
-    assert ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE) == 2
-    said = "HEAD~1: is neither a folder nor a revision of this checkout, which lacks older commits: run `git fetch "
-    assert said + "--unshallow`" in capsys.readouterr().err
 
 
 DUBIOUS = "fatal: detected dubious ownership in repository at '/src'\nTo add an exception, call:\n\n\tgit config x"
@@ -324,7 +313,7 @@ def a_failed_run(folder):
     run.record_file(run.jobs[0]).append(Record(record.case, "failed", "a bug"))
 
 
-@pytest.mark.parametrize("options", [[], ["--fail-on", "10%"], ["--json"]])
+@pytest.mark.parametrize("options", [[], ["--fail-on", "10%"]])
 def test_a_comparison_of_nothing_is_exit_status_3(tmp_path, monkeypatch, capsys, options):
     a_failed_run(tmp_path / "a")
     a_run(tmp_path / "b", 10)
@@ -339,28 +328,3 @@ def test_a_comparison_of_nothing_is_exit_status_3(tmp_path, monkeypatch, capsys,
     # A case that only B lost is a regression.
     lost = ttt_bench(monkeypatch, "compare", tmp_path / "b", tmp_path / "a", *options)
     assert lost == (commands.REGRESSION if "--fail-on" in options else 0)
-
-
-def test_an_ab_of_nothing_is_exit_status_3(checkout, monkeypatch, capsys):
-    commit(checkout, "old", forward="1 / 0")
-    commit(checkout, "new", forward="2 / 0")
-    assert ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2) == commands.NOT_COMPARABLE
-    said = capsys.readouterr()
-    assert "no case has a result" in said.err.splitlines()[-1]
-    assert "no result in A: unstarted" in said.out
-
-
-def test_a_mistake_in_compare_is_one_sentence(tmp_path, monkeypatch, capsys):
-    a_run(tmp_path / "a", 10)
-    a_run(tmp_path / "later", 10)
-    later = tmp_path / "later" / "run.json"
-    later.write_text(later.read_text().replace('"schema":1', '"schema":9'))
-    for name, said in (
-        ("none", "no such folder"),
-        (".", "is not a run: it has no run.json"),
-        ("later", "schema: Input should be 1, not 9; update ttt-bench"),
-    ):
-        assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / name) == 2
-        error = capsys.readouterr().err
-        assert said in error
-        assert len(error.splitlines()) == 1
