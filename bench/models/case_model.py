@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.models.config import SIZES, CheckpointError, ModelConfig, TTTConfig, model_config
-from bench.models.hugging_face import CONFIG_FILE, INDEX_FILE, read_config
+from bench.models.hugging_face import CONFIG_FILE, read_config
 from harness.schema.case import Case, Scalar
 from harness.schema.files import listed, open_regular, refusing
 from harness.schema.reason import printable
@@ -65,8 +65,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _files(folder: Path) -> list[Path]:
-    every = (folder / CONFIG_FILE, folder / INDEX_FILE, *listed(folder, "*.safetensors"))
-    return [file for file in every if file.is_file()]
+    return [file for file in (folder / CONFIG_FILE, *listed(folder, "*.safetensors")) if file.is_file()]
 
 
 def _states(folder: Path) -> str:

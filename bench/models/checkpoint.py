@@ -17,7 +17,7 @@ from torch import Tensor
 from bench.models.base import CausalLM
 from bench.models.config import CheckpointError, ModelConfig
 from bench.models.factory import default_dtype, model_class
-from bench.models.hugging_face import INDEX_FILE, read_config, read_json
+from bench.models.hugging_face import read_config
 from harness.schema.files import listed, open_regular
 
 WEIGHTS_FILE = "model.safetensors"
@@ -72,41 +72,19 @@ def load_weights(
 
 
 def _entries(path: Path) -> dict[str, _Entry]:
-    """Return where each weight is stored, by key: in one file, or in shards with an index."""
+    """Return where each weight is stored, by key: in one file, or in the files of a folder."""
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
-    if not path.is_dir():
-        return _header(_safetensors(path))
-    index, files = path / INDEX_FILE, listed(path, "*.safetensors")
-    if index.exists():
-        return _indexed(index)
+    files = listed(path, "*.safetensors") if path.is_dir() else [_safetensors(path)]
     if not files:
         raise CheckpointError(f"{path}: holds no .safetensors file; other formats are not read")
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files[:NAMED_AT_MOST])
-        raise CheckpointError(f"{path}: holds {len(files)} .safetensors files ({names}) and no {INDEX_FILE} of them")
-    return _header(files[0])
-
-
-def _indexed(index: Path) -> dict[str, _Entry]:
-    """Raise CheckpointError if the index and the shards disagree."""
-    shard_of = read_json(index).get("weight_map")
-    if not isinstance(shard_of, dict) or not shard_of:
-        raise CheckpointError(f"{index}: has no weight_map from keys to files")
-    if (index.parent / WEIGHTS_FILE).exists() and WEIGHTS_FILE not in shard_of.values():
-        raise CheckpointError(f"{index.parent}: holds both {WEIGHTS_FILE} and {INDEX_FILE}; remove one")
-    for key, name in shard_of.items():
-        if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{index}: {key}: {name!r} must be the name of a file in the same folder")
-    found = {name: _header(_safetensors(index.parent / name)) for name in sorted(set(shard_of.values()))}
-    for key, name in shard_of.items():
-        if key not in found[name]:
-            raise CheckpointError(f"{index}: {key}: not in {name}, where the index has it")
-    for name, entries in found.items():
-        for key in entries:
-            if shard_of.get(key) != name:
-                raise CheckpointError(f"{index.parent / name}: {key}: not listed for this file by {INDEX_FILE}")
-    return {key: found[name][key] for key, name in shard_of.items()}
+    found: dict[str, _Entry] = {}
+    for file in files:
+        for key, entry in _header(file).items():
+            if key in found:
+                raise CheckpointError(f"{file}: {key}: also in {found[key].file.name}; remove one of the files")
+            found[key] = entry
+    return found
 
 
 def _header(file: Path) -> dict[str, _Entry]:
@@ -116,8 +94,6 @@ def _header(file: Path) -> dict[str, _Entry]:
 
 
 def _safetensors(path: Path) -> Path:
-    if path.name.endswith(".index.json"):
-        raise CheckpointError(f"{path}: is an index without weights; give its folder, {path.parent}")
     if path.suffix != ".safetensors":
         raise CheckpointError(
             f"{path}: expected a .safetensors file; pickles ({path.suffix or 'no suffix'}) can run code and are refused"
