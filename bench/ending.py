@@ -1,6 +1,5 @@
 """Run the program: every user error becomes one sentence and an exit status."""
 
-import errno
 import os
 import sys
 from collections.abc import Callable
@@ -25,25 +24,17 @@ def guarded(call: Callable[[], Any]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return _print_error("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        return _end_of_stdout("")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for Python's flush at exit
+        return 1
     except OSError as error:
-        if error.filename is not None and error.strerror:
-            return _print_error(f"{error.filename}: {error.strerror}", 2)
-        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
+        if error.filename is None or not error.strerror:
             raise
-        return _end_of_stdout(f"the output cannot be written: {error.strerror}")
+        return _print_error(f"{error.filename}: {error.strerror}", 2)
     except Exception as error:
         # Typer bundles its own click in newer releases, so its usage errors share no class.
         if not hasattr(error, "format_message"):
             raise
         return _print_error(error.format_message().rstrip("."), 2)
-
-
-def _end_of_stdout(message: str) -> int:
-    """Redirect a broken stdout to /dev/null, for Python's flush at exit."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    return _print_error(message, 1) if message else 1
 
 
 def _print_error(message: str, status: int) -> int:

@@ -52,7 +52,6 @@ def test_a_plan_names_the_file_in_one_sentence(file):
         ('["mamba/torch"]\npyhton = "p"\n', r"\[mamba/torch\] pyhton: Extra inputs are not permitted"),
         ("[mamba/torch]\n", "a name with a slash needs quotes"),
         ('["mamba/torch"]\npython = 3\n', r"\[mamba/torch\] python"),
-        ('["mamba/torch"]\npython = "p"\ncommand = ["c"]\n', "both python and command"),
         ('["mamba/torch"]\ncommand = []\n', r"\[mamba/torch\] command: List should have at least 1 item"),
         ("mamba = 3\n", r"system \[mamba\]: unknown"),
     ],
