@@ -69,9 +69,11 @@ class TTTConfig:
         _require_one_of("learner", self.learner, tuple(BASE_LR))
         _require_one_of("backbone", self.backbone, BACKBONES)
         for name in ("width", "ffn_width", "layers", "vocabulary", "mini_batch"):
-            _require_at_least_one(name, getattr(self, name))
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} {getattr(self, name)}: must be at least 1")
         for name in ("base_lr", "rope_theta", "norm_eps"):
-            _require_positive(name, getattr(self, name))
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} {getattr(self, name)}: must be a positive number")
         _require_even_heads(self.width, self.heads)
 
     @property
@@ -248,16 +250,6 @@ def _mamba_layer(config: MambaConfig) -> int:
 def _require_one_of(what: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigError(f"{what} {value}: unknown; there are {', '.join(known)}")
-
-
-def _require_at_least_one(what: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"{what} {value}: must be at least 1")
-
-
-def _require_positive(what: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{what} {value}: must be a positive number")
 
 
 def _require_even_heads(width: int, heads: int) -> None:

@@ -127,12 +127,8 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _values(file: Path) -> dict[str, Any]:
     """Return the keys that can affect the logits; an unknown key counts unless it is null."""
-    folder = file.parent
-    if not folder.is_dir():
-        hint = f"give its folder, {folder.parent}" if folder.exists() else "no such folder"
-        raise CheckpointError(f"{folder}: {hint}; a checkpoint is a folder with {CONFIG_FILE} and safetensors files")
     if not file.exists():
-        raise CheckpointError(f"{folder}: holds no {CONFIG_FILE}, which defines the model")
+        raise CheckpointError(f"{file.parent}: holds no {CONFIG_FILE}; name a folder with it and safetensors files")
     known = _Settings.model_fields
     return {
         key: value

@@ -140,11 +140,8 @@ def test_a_pipe_is_no_checkpoint_file(name, tmp_path):
         load(tmp_path, "cpu")
 
 
-def test_a_path_that_is_no_checkpoint_folder(tmp_path):
-    with pytest.raises(CheckpointError, match=r"none: no such folder; a checkpoint is a folder with config\.json"):
-        load(tmp_path / "none", "cpu")
-    with pytest.raises(CheckpointError, match=r"holds no config\.json"):
-        load(tmp_path, "cpu")
+@pytest.mark.parametrize("place", ["none", ".", "model.safetensors"])
+def test_a_path_that_is_no_checkpoint_folder(tmp_path, place):
     save(from_seed(CONFIG, 0, "cpu"), tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=rf"model\.safetensors: give its folder, {tmp_path}"):
-        load(tmp_path / "model.safetensors", "cpu")
+    with pytest.raises(CheckpointError, match=r"holds no config\.json; name a folder"):
+        load(tmp_path / place, "cpu")
