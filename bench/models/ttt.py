@@ -7,6 +7,7 @@ inner loop (`TorchOperator`) and an output projection.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,6 @@ from bench.models.base import ChunkedModel, Decoder
 from bench.models.config import NORM_EPS, TTTConfig
 from bench.models.layers import (
     CausalConv,
-    RMSNorm,
     Rotation,
     SwiGLU,
     at_least_float32,
@@ -40,8 +40,8 @@ class LayerState:
     """A block's state: the operator's `inner`, and the convolutions' last inputs [B, 3, C].
 
     block_conv: of the block. qk_conv: of Q and K, which share their input. None with the Transformer backbone.
-    slots [B]: for `FusedBlock.generate_step`, where the sequences are in state tensors that hold more.
-    sequences: for `FusedBlock.forward_packed`, where the tokens of each sequence and its slot are.
+    slots [B]: for a step of `FusedBlock`, where the sequences are in state tensors that hold more.
+    sequences: for packed tokens in `FusedBlock`, where the tokens of each sequence and its slot are.
     """
 
     block_conv: Tensor | None
@@ -90,7 +90,7 @@ class BlockConv(nn.Module):
 
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self.norm = RMSNorm(config.width, device, dtype, config.norm_eps)
+        self.norm = nn.RMSNorm(config.width, config.norm_eps, device=device, dtype=dtype)
         self.conv = CausalConv(config.width, device, dtype)
 
     def forward(self, x: Tensor, cache: Tensor) -> Tensor:
@@ -168,7 +168,13 @@ class TTTLayer(nn.Module):
         return self.o_proj(out)
 
 
-Learn = Callable[[Projections, Learner], Tensor]  # runs the operator on a layer's state; returns out [B, T, H, D]
+# Runs the inner loop on projections of T tokens and advances a layer's state; returns out [B, T, H, D].
+Learn = Callable[[Projections, Learner, Any], Tensor]
+
+
+def one_token(operator: TorchOperator) -> Learn:
+    """Return the inner loop of a generate step, on tensors with T = 1."""
+    return lambda projections, learner, state: operator.generate_step(projections.first(), learner, state)[:, None]
 
 
 class TTTBlock(nn.Module):
@@ -178,40 +184,20 @@ class TTTBlock(nn.Module):
         super().__init__()
         if config.backbone == "mamba":
             self.conv = BlockConv(config, device, dtype)
-        self.seq_norm = RMSNorm(config.width, device, dtype, config.norm_eps)
+        self.seq_norm = nn.RMSNorm(config.width, config.norm_eps, device=device, dtype=dtype)
         self.seq_modeling_block = TTTLayer(config, device, dtype)
-        self.ffn_norm = RMSNorm(config.width, device, dtype, config.norm_eps)
+        self.ffn_norm = nn.RMSNorm(config.width, config.norm_eps, device=device, dtype=dtype)
         self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
 
-    def forward(
-        self, h: Tensor, rope: Rotation, state: LayerState, operator: TorchOperator, start: int | None
-    ) -> Tensor:
-        """Run T tokens: return the new residual stream for h [B, T, C]; advance `state`.
-
-        start: the position in the mini-batch; None if the host does not know it.
-        """
-
-        def learn(projections: Projections, learner: Learner) -> Tensor:
-            with operator_range():
-                return operator.forward(projections, learner, state.inner, start)
-
-        return self._through(h, rope, state, learn)
-
-    def generate_step(self, h: Tensor, rope: Rotation, state: LayerState, operator: TorchOperator) -> Tensor:
-        """Run one token: return the new residual stream for h [B, 1, C]; advance `state`."""
-
-        def learn(projections: Projections, learner: Learner) -> Tensor:
-            with operator_range():
-                return operator.generate_step(projections.first(), learner, state.inner)[:, None]
-
-        return self._through(h, rope, state, learn)
-
-    def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
-        """Run the block on h with `learn` as inner loop; `FusedBlock` overrides this."""
+    def forward(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
+        """Return the new residual stream for h [B, T, C], with `learn` as inner loop; advance `state`."""
         if state.block_conv is not None:
             h = h + self.conv(h, state.block_conv)
         layer, x = self.seq_modeling_block, self.seq_norm(h)
-        h = h + layer.output(x, learn(layer.project(x, state), layer.learner(rope)))
+        projections, learner = layer.project(x, state), layer.learner(rope)
+        with operator_range():
+            out = learn(projections, learner, state.inner)
+        h = h + layer.output(x, out)
         return h + self.mlp(self.ffn_norm(h))
 
 
@@ -352,18 +338,18 @@ class TTTModel(ChunkedModel):
         around_layer: Callable[[int], AbstractContextManager[object]] = lambda index: nullcontext(),
     ) -> Tensor:
         start = None if state.length is None else state.length % self.config.mini_batch
-        h = self.model.embed_tokens(ids)
+        h, learn = self.model.embed_tokens(ids), partial(self.operator.forward, start=start)
         for index, (block, layer) in enumerate(zip(self.blocks, state.layers, strict=True)):
             with around_layer(index), layer_range(index):
-                h = block(h, self._rope, layer, self.operator, start)
+                h = block(h, self._rope, layer, learn)
         state.length = None if state.length is None else state.length + ids.shape[1]
         return h
 
     def _hidden_step(self, ids: Tensor, state: TTTState) -> Tensor:
-        h = self.model.embed_tokens(ids)
+        h, learn = self.model.embed_tokens(ids), one_token(self.operator)
         for index, (block, layer) in enumerate(zip(self.blocks, state.layers, strict=True)):
             with layer_range(index):
-                h = block.generate_step(h, self._rope, layer, self.operator)
+                h = block(h, self._rope, layer, learn)
         state.length = None
         return h
 

@@ -14,7 +14,6 @@ from bench.models import fused
 from bench.models.config import TTTConfig, model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
-from bench.models.layers import RMSNorm
 from tests.interpreter import DEVICE, INTERPRETED
 from tk_kernels.edges.few_rows import MOST_ROWS_FEW_OUTPUTS
 
@@ -99,7 +98,7 @@ def test_every_epsilon(backbone: str) -> None:
     copy_weights(ours, plain)
     found, expected = (logits_of(model, (5, -1)) for model in (ours, plain))
     assert (found - expected).norm() <= LIMIT[torch.float32] * expected.norm()
-    norms = [module for module in plain.modules() if isinstance(module, RMSNorm | torch.nn.LayerNorm)]
+    norms = [module for module in plain.modules() if isinstance(module, torch.nn.RMSNorm | torch.nn.LayerNorm)]
     assert len(norms) == (5 if backbone == "mamba" else 4)
     for norm in norms:
         norm.eps *= 2
