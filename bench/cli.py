@@ -313,8 +313,8 @@ def compare(
 @app.command()
 def ab(
     call: typer.Context,
-    old: Annotated[str, typer.Argument(metavar="OLD", help="A git revision or a checkout's folder.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The revision or folder to compare with OLD.")],
+    old: Annotated[str, typer.Argument(metavar="OLD", help="A git revision.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The revision to compare with OLD.")],
     suites: Suites = None,
     systems: Systems = None,
     batch: Batch = None,

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.errors import INTERRUPTED, NOT_COMPARABLE, REGRESSION, UserError
+from bench.errors import NOT_COMPARABLE, REGRESSION, UserError
 from bench.plan import Plan, plan
 from bench.request import RunRequest
 from bench.run_folder import file_of
-from harness.measure.environment import ask_git, commit_and_dirty, refusal_of_git, uncommitted
+from harness.measure.environment import ask_git, commit_and_dirty, uncommitted
 from harness.schema.files import refusing, write_atomically
 from harness.schema.record import Record
 from harness.schema.run import Run
@@ -35,8 +35,6 @@ def compare(a: Path, b: Path, fail_on: str | None, fmt: str, html: Path | None) 
     fmt: "text", "markdown" or "json", on stdout. html: also write a page to this file.
     """
     bar = None if fail_on is None else percentage(fail_on)
-    if a.resolve() == b.resolve():
-        print(f"ttt-bench: {a} is compared with itself; name two different folders", file=sys.stderr)
     found = _show(a, b, bar, fmt, html)
     if bar is not None and found.regressions:
         sys.exit(REGRESSION)
@@ -57,6 +55,10 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path
     for folder in folders:
         if Run.exists(folder):
             raise UserError(f"{out}: holds a comparison already; name another folder")
+    if not (ROOT / ".git").exists():
+        raise UserError("ab: compares revisions, and ttt-bench is in no git checkout")
+    if changed := uncommitted(ROOT):
+        raise UserError(f"{changed[0]}: differs from the commit; commit it or `git stash -u`, then compare")
     work = plan(request)
     work.refuse_elsewhere()
     for note in work.notes:
@@ -66,11 +68,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path
             print("ttt-bench: harness/ differs between the sides; each is measured with its own", file=sys.stderr)
         file = file_of(work, "measure")  # the same for both, time included, which tells that they are one comparison
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]
-        try:
-            _measure_in_turns(runs, work)
-        except KeyboardInterrupt:
-            print(f"ttt-bench: interrupted; {out} cannot be continued: begin anew in another --out", file=sys.stderr)
-            sys.exit(INTERRUPTED)
+        _measure_in_turns(runs, work)
     found = _show(*folders, bar, fmt, html)
     if found.regressions:
         sys.exit(REGRESSION)
@@ -129,28 +127,18 @@ def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) 
 
 
 @contextmanager
-def _checkout(name: str) -> Iterator[Path]:
-    """Yield the root of the checkout `name`, or of a temporary worktree of the revision `name`."""
-    path = Path(name)
-    if path.is_dir():
-        if not (path / "harness" / "worker.py").is_file():
-            raise UserError(f"{name}: is not a checkout of ttt-bench: it has no harness/worker.py")
-        _refuse_changes(path.resolve(), name)
-        yield path.resolve()
-        return
-    if not (ROOT / ".git").exists():
-        raise UserError(f"{name}: is not a folder; revisions need ttt-bench in a git checkout")
-    commit, refusal = ask_git(ROOT, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-    if refusal and not refusal_of_git(ROOT):
-        raise UserError(f"{name}: is neither a folder nor a revision of this checkout")
-    _refuse_changes(ROOT, "this checkout")
+def _checkout(revision: str) -> Iterator[Path]:
+    """Yield the root of a temporary worktree of a revision of this checkout."""
+    commit, refusal = ask_git(ROOT, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    if refusal:
+        raise UserError(f"{revision}: is no revision of this checkout: {refusal}")
     with tempfile.TemporaryDirectory(prefix="ttt-bench-ab-") as folder:
         root = Path(folder) / commit[:10]
         no_hooks = ("-c", f"core.hooksPath={os.devnull}")  # a user's hooks may fail in a worktree
         try:
             _, refusal = ask_git(ROOT, *no_hooks, "worktree", "add", "--detach", str(root), commit, timeout_s=None)
             if refusal:
-                raise UserError(f"{name}: git could not make a worktree of it in {folder}: {refusal}")
+                raise UserError(f"{revision}: git could not make a worktree of it in {folder}: {refusal}")
             yield root
         finally:
             ask_git(ROOT, "worktree", "remove", "--force", str(root))
@@ -160,17 +148,9 @@ def _harness_files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in (root / "harness").rglob("*.py")}
 
 
-def _refuse_changes(root: Path, name: str) -> None:
-    if refusal := refusal_of_git(root):
-        raise UserError(f"{name}: git does not report its commit: {refusal}")
-    if commit_and_dirty(root)[1]:
-        changed = uncommitted(root) or ["the working tree"]
-        raise UserError(f"{name}: {changed[0]} differs from the commit; commit it or `git stash -u`, then compare")
-
-
 @dataclass
 class _Side:
-    """The old or the new code. commit: its hash, "" if git reports none."""
+    """The old or the new code. commit: its hash."""
 
     run: Run
     launches: Mapping[tuple[str, str], Launch]
@@ -185,7 +165,7 @@ class _Side:
 
     def measure(self, job: Job, number: int, work: Plan, progress: Progress) -> set[str]:
         """Run round `number` of a job in a fresh process; return the keys of cases with a result."""
-        turn = " ".join(filter(None, (f"round {number + 1},", self.run.folder.name, self.commit[:10])))
+        turn = f"round {number + 1}, {self.run.folder.name} {self.commit[:10]}"
 
         def show(event: Event) -> None:
             if event.kind != "plan":  # of all rounds, one was shown
@@ -202,7 +182,7 @@ class _Side:
     def _refuse_other_code(self, record: Record) -> None:
         """A container that ignores PYTHONPATH runs the code of its image."""
         ran = str(record.environment.get("commit") or "")
-        if self.commit and ran != self.commit:
+        if ran != self.commit:
             raise UserError(
                 f"{record.case.system_backend}: its worker ran the code of {ran[:10] or 'an unknown commit'}, "
                 f"not of {self.commit[:10]}; a command of a systems.toml must pass PYTHONPATH on"

@@ -166,12 +166,11 @@ def test_a_run_says_its_name_and_never_its_path(folder: Path, tmp_path: Path) ->
     assert json.loads(os.environ[VARIABLE]) == {found.name: str(folder)}
 
 
-def test_a_comparison_of_two_commits_says_no_path_either() -> None:
+def test_a_request_says_no_path_and_no_account() -> None:
     request = RunRequest(
-        command="ab", sides=("/home/alice/old", f"{Path.cwd()}/new"), suites=("quick",), device="cpu", rounds=6,
-        slurm="account=secret,nodelist=n7,time=1", out=Path("/home/alice/x"),
-    )  # fmt: skip
-    said = "ab old new quick --rounds 6 --device cpu --slurm account=...,nodelist=...,time=1 --out x"
+        suites=("quick",), device="cpu", slurm="account=secret,nodelist=n7,time=1", out=Path("/home/alice/x")
+    )
+    said = "run quick --device cpu --slurm account=...,nodelist=...,time=1 --out x"
     assert request_of(plan(request)).arguments == tuple(said.split())
 
 
