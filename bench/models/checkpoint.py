@@ -33,7 +33,6 @@ class _Entry(NamedTuple):
 
 def save(model: CausalLM, path: str | Path) -> None:
     """Write a model's weights to a .safetensors file, in their dtypes; tied weights once."""
-    path = _safetensors(Path(path))
     save_file({name: weight.contiguous() for name, weight in model.weights().items()}, path, {"format": "pt"})
 
 
@@ -47,23 +46,22 @@ def load(folder: str | Path, device: torch.device | str, dtype: torch.dtype | No
 
 def load_weights(
     config: ModelConfig,
-    path: str | Path,
+    folder: str | Path,
     device: torch.device | str,
     dtype: torch.dtype | None = None,
     **options: Any,
 ) -> CausalLM:
-    """Build a model of `config` with the weights of a file or folder of .safetensors.
+    """Build a model of `config` with the weights in a folder's .safetensors files.
 
     dtype: of projections, by default bfloat16 on a GPU, float32 on a CPU; inner loops and decays are at least float32.
     options: arguments of the model's class (operator, block). A tied head can be stored with or without the embedding.
-    Raises CheckpointError for a pickle, a truncated file, or wrong keys, shapes or dtypes, before any weight is read.
+    Raises CheckpointError for a truncated file, or wrong keys, shapes or dtypes, before any weight is read.
     While it reads, raises CheckpointError for NaN, infinity, or a tied head unlike the embedding.
     """
-    path = Path(path)
-    entries = _entries(path)
+    entries = _entries(Path(folder))
     model = model_class(config)(config, device, dtype or default_dtype(device), **options)
     weights = model.weights()
-    _check_entries(path, entries, weights, model.tied)
+    _check_entries(Path(folder), entries, weights, model.tied)
     for name, weight in weights.items():
         key = name if name in entries else next(alias for alias, repeated in model.tied.items() if repeated == name)
         _copy(entries[key].file, key, weight)
@@ -71,13 +69,11 @@ def load_weights(
     return model
 
 
-def _entries(path: Path) -> dict[str, _Entry]:
-    """Return where each weight is stored, by key: in one file, or in the files of a folder."""
-    if not path.exists():
-        raise CheckpointError(f"{path}: no such file or folder")
-    files = listed(path, "*.safetensors") if path.is_dir() else [_safetensors(path)]
+def _entries(folder: Path) -> dict[str, _Entry]:
+    """Return where each weight is stored, by key."""
+    files = listed(folder, "*.safetensors")
     if not files:
-        raise CheckpointError(f"{path}: holds no .safetensors file; other formats are not read")
+        raise CheckpointError(f"{folder}: holds no .safetensors file; other formats are not read")
     found: dict[str, _Entry] = {}
     for file in files:
         for key, entry in _header(file).items():
@@ -91,14 +87,6 @@ def _header(file: Path) -> dict[str, _Entry]:
     with _opened(file) as opened:
         headers = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 - cannot be iterated itself
         return {key: _Entry(file, tuple(some.get_shape()), some.get_dtype()) for key, some in headers.items()}
-
-
-def _safetensors(path: Path) -> Path:
-    if path.suffix != ".safetensors":
-        raise CheckpointError(
-            f"{path}: expected a .safetensors file; pickles ({path.suffix or 'no suffix'}) can run code and are refused"
-        )
-    return path
 
 
 @contextmanager
