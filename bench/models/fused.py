@@ -80,10 +80,10 @@ class FusedBlock(TTTBlock):
         """Columns: [input of Q's and K's convolutions, v, output gate, lr], or [q, v, k, lr] without them."""
         layer = self.seq_modeling_block
         logits, bias = projected[..., self._rate_rows()], layer.learnable_ttt_lr_bias[:, 0]
-        shared, v = self._columns(projected, 0), self._heads(self._columns(projected, 1))
+        shared, v = self._columns(projected, 0), layer.heads(self._columns(projected, 1))
         if state.qk_conv is None:
             k = self._columns(projected, 2)
-            return Projections(self._heads(shared), self._heads(k), v, logits + bias)
+            return Projections(layer.heads(shared), layer.heads(k), v, logits + bias)
         conv_q, conv_k = ((conv.weight, conv.bias) for conv in (layer.conv_q, layer.conv_k))
         position, base_lr = state.inner.position, layer.config.base_lr
         inputs = (shared, state.qk_conv, conv_q, conv_k, rope, position, logits, bias, base_lr)
@@ -93,10 +93,6 @@ class FusedBlock(TTTBlock):
     def _columns(self, projected: Tensor, index: int) -> Tensor:
         width = self.seq_modeling_block.config.width
         return projected[..., index * width : (index + 1) * width]
-
-    def _heads(self, x: Tensor) -> Tensor:
-        config = self.seq_modeling_block.config
-        return x.unflatten(-1, (config.heads, config.head_dim))
 
     def _rate_rows(self) -> slice:
         """Return the learning rates' rows of the packed weight, which are columns of its GEMM."""

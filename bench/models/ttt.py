@@ -57,28 +57,19 @@ class LayerState:
 
 
 @dataclass
-class WholeState:
-    """The state tensors of all layers; `inner` has a leading axis of layers.
-
-    caches: [2, layers, B, 3, C], of blocks, then of Q and K; None with the Transformer backbone.
-    """
-
-    caches: Tensor | None
-    inner: Any
-
-
-@dataclass
 class TTTState:
     """The state of `batch` sequences; its size does not depend on their length.
 
     length: tokens read so far per sequence; None after generate_step, or after a replay of its CUDA graph.
-    whole: tensors of all layers; `layers` are views of them. None if each layer has its own tensors.
+    caches [2, layers, B, 3, C]: of blocks, then of Q and K; None with the Transformer backbone.
+    inner: the operator's states with a leading axis of layers; `layers` are views. None if each layer has its own.
     """
 
     batch: int
     layers: list[LayerState]
     length: int | None = 0
-    whole: WholeState | None = None
+    caches: Tensor | None = None
+    inner: Any = None
 
     def rows(self, rows: slice) -> "TTTState":
         """Return the state of the sequences in the slice `rows`, as views."""
@@ -138,7 +129,7 @@ class TTTLayer(nn.Module):
     def project(self, x: Tensor, state: LayerState) -> Projections:
         """Return the inner loop's inputs for x [B, T, C]; store its convolutions' new inputs."""
         q, k = self._query_and_key(x, state)
-        return Projections(self._heads(q), self._heads(k), self._heads(self.v_proj(x)), self._lr_logits(x))
+        return Projections(self.heads(q), self.heads(k), self.heads(self.v_proj(x)), self._lr_logits(x))
 
     def _query_and_key(self, x: Tensor, state: LayerState) -> tuple[Tensor, Tensor]:
         if state.qk_conv is None:
@@ -146,7 +137,8 @@ class TTTLayer(nn.Module):
         window = slide(state.qk_conv, self.q_proj(x))
         return self.conv_q(window), self.conv_k(window)
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def heads(self, x: Tensor) -> Tensor:
+        """Return x [..., C] as [..., H, D]."""
         return x.unflatten(-1, (self.config.heads, self.config.head_dim))
 
     def _lr_logits(self, x: Tensor) -> Tensor:
@@ -244,15 +236,15 @@ class TTTModel(ChunkedModel):
         inner = self.operator.init_states(self._learner_weights, batch, self.config.mini_batch, dtype)
         states = (type(inner)(*(each[layer] for each in inner)) for layer in range(self.config.layers))
         layers = [LayerState(*each) for each in zip(*self._by_layer(caches), states, strict=True)]
-        return TTTState(batch, layers, whole=WholeState(caches, inner))
+        return TTTState(batch, layers, caches=caches, inner=inner)
 
     @torch.no_grad()
     def reset_state(self, state: TTTState) -> None:
         state.length = 0
-        if state.whole is not None:
-            if state.whole.caches is not None:
-                state.whole.caches.zero_()
-            self.operator.restart_states(state.whole.inner, self._learner_weights)
+        if state.inner is not None:
+            if state.caches is not None:
+                state.caches.zero_()
+            self.operator.restart_states(state.inner, self._learner_weights)
             return
         for block, layer in zip(self.blocks, state.layers, strict=True):
             for cache in (layer.block_conv, layer.qk_conv):
