@@ -13,6 +13,7 @@ from bench.catalogue.suites import BUDGETS_S
 from bench.ending import guarded
 from bench.errors import UserError
 from bench.request import RunRequest, words
+from bench.terminal import note
 from harness.schema.files import refusing
 from harness.schema.reason import counted
 
@@ -182,7 +183,7 @@ def status(run: RunFolder) -> None:
 @app.command(hidden=True)
 def work(
     run: RunFolder,
-    keys: Annotated[Path | None, typer.Option(help="A file with the keys of the cases to run, one per line.")] = None,
+    keys: Annotated[Path, typer.Option(help="A file with the keys of the cases to run, one per line.")],
     checkpoint: Checkpoint = None,
 ) -> None:
     """Run jobs of a run as one of its Slurm tasks."""
@@ -258,8 +259,7 @@ def report(
 
             notes = write_report(run, target, systems=named)
     print(f"wrote {target}")
-    for note in notes:
-        print(f"ttt-bench: {note}", file=sys.stderr)
+    note(*notes)
 
 
 @app.command()

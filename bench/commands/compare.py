@@ -13,6 +13,7 @@ from bench.errors import NOT_COMPARABLE, REGRESSION, UserError
 from bench.plan import Plan, plan
 from bench.request import RunRequest
 from bench.run_folder import file_of
+from bench.terminal import note
 from harness.measure.environment import ask_git, commit_and_dirty, uncommitted
 from harness.schema.files import refusing, write_atomically
 from harness.schema.record import Record
@@ -61,11 +62,10 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path
         raise UserError(f"{changed[0]}: differs from the commit; commit it or `git stash -u`, then compare")
     work = plan(request)
     work.refuse_elsewhere()
-    for note in work.notes:
-        print(f"ttt-bench: {note}", file=sys.stderr)
+    note(*work.notes)
     with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
         if _harness_files(old) != _harness_files(new):
-            print("ttt-bench: harness/ differs between the sides; each is measured with its own", file=sys.stderr)
+            note("harness/ differs between the sides; each is measured with its own")
         file = file_of(work, "measure")  # the same for both, time included, which tells that they are one comparison
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]
         _measure_in_turns(runs, work)
@@ -101,7 +101,7 @@ def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) 
         runs = Run.open(a), Run.open(b)
         found = comparing.compare(*runs, *([] if fail_on is None else [fail_on]))
     except comparing.NotComparable as error:
-        print(f"ttt-bench: {error}", file=sys.stderr)
+        note(str(error))
         sys.exit(NOT_COMPARABLE)
     view = {"text": views.text, "markdown": views.markdown, "json": views.to_json}[fmt]
     if fail_on is not None and fail_on < found.fail_on:
@@ -121,7 +121,7 @@ def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) 
     elif found.elsewhere and fail_on is not None:
         why = "every case is from another device"
     if why:
-        print(f"ttt-bench: the runs cannot be compared: {why}", file=sys.stderr)
+        note(f"the runs cannot be compared: {why}")
         sys.exit(NOT_COMPARABLE)
     return found
 

@@ -1,8 +1,9 @@
 """Convert a JAX checkpoint: `python -m bench.commands.convert JAX_FILE -o DIR`."""
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -36,9 +37,5 @@ def convert_checkpoint(
     print(f"wrote {output}: {found.system}, {found.size}, base_lr {config.base_lr:g} ({found.name})")
 
 
-def _main() -> Any:
-    return app(standalone_mode=False)
-
-
 if __name__ == "__main__":
-    sys.exit(guarded(_main))
+    sys.exit(guarded(partial(app, standalone_mode=False)))

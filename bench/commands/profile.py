@@ -14,6 +14,7 @@ from bench.models.config import SIZES, cut
 from bench.plan import Plan, plan
 from bench.request import RunRequest
 from bench.run_folder import extended, file_of, refuse_another_device
+from bench.terminal import note
 from harness.measure.ranges import COUNTED
 from harness.profiling.jobs import Profiler
 from harness.profiling.tools.choice import choose
@@ -45,8 +46,7 @@ def profile(request: RunRequest, out: Path) -> None:
     jobs = _jobs_of(run, work.jobs)
     if request.gpus:
         jobs = longest_first(jobs, past_durations(work.machine, out))
-    for note in filter(None, (*work.notes, tools.summary, new)):
-        print(f"ttt-bench: {note}", file=sys.stderr)
+    note(*filter(None, (*work.notes, tools.summary, new)))
     profiler = Profiler(
         run,
         work.launches,
@@ -54,7 +54,7 @@ def profile(request: RunRequest, out: Path) -> None:
         request.limits,
         skip=lambda planned: work.skip(planned, []),
         stand_in=of_few_layers,
-        say=lambda text: print(f"ttt-bench: {text}", file=sys.stderr, flush=True),
+        say=note,
         resume=request.resume,
         retry_failed=request.retry == "failed",
     )
@@ -66,7 +66,7 @@ def profile(request: RunRequest, out: Path) -> None:
     try:
         found = profiler.jobs(jobs, slots)
     except KeyboardInterrupt:
-        print(f"ttt-bench: interrupted; to continue: {request.to_continue(out)}", file=sys.stderr)
+        note(f"interrupted; to continue: {request.to_continue(out)}")
         sys.exit(INTERRUPTED)
     if found and not any(each.status == "ok" for each in found):
         sys.exit(1)
@@ -123,5 +123,5 @@ def _lines(counter: str, profile: Profile, latencies: Mapping[str, Recorded]) ->
     return [
         f"{counter} {profile.case.label}: {agrees} ({in_words(sum(profile.stages_s.values()))})",
         f"    {' '.join(sentences(profile))}",
-        *(f"    ({note})" for note in profile.notes),
+        *(f"    ({each})" for each in profile.notes),
     ]

@@ -8,6 +8,7 @@ from bench.commands.measure import summary
 from bench.plan import plan
 from bench.request import RunRequest
 from bench.run_folder import file_of
+from bench.terminal import note
 from harness.measure.measured_case import NO_REFERENCE
 from harness.schema.reason import counted
 from harness.schema.record import Record
@@ -23,8 +24,7 @@ def verify(request: RunRequest) -> None:
     """
     work = plan(request)
     work.refuse_elsewhere()
-    for note in work.notes:
-        print(f"ttt-bench: {note}", file=sys.stderr)
+    note(*work.notes)
     with tempfile.TemporaryDirectory() as folder:
         # run.json names this machine's GPU, so a worker that sees none cannot pass for one that does.
         current = Run.create(Path(folder) / "run", file_of(work, "verify"))
