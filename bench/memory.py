@@ -60,15 +60,9 @@ def beyond_memory_of(case: Case, total: int) -> str:
     if case.system in MODELS and case.option("scope", "model") == "model" and case.timing != "engine":
         form = "primal" if case.backend.endswith("primal") else "dual"
         needed += (case.batch - 1) * kept_bytes(config_of(case), case, form)
-    return _shortage(needed, total) if needed > total else ""
-
-
-def _shortage(needed: int, total: int) -> str:
-    return f"needs at least {_size(needed)} and this machine has {_size(total)}"
-
-
-def _size(count: int) -> str:
-    return f"{format_number(count / 1e12)} TB" if count > 1e12 else f"{format_number(count / 1e9)} GB"
+    if needed <= total:
+        return ""
+    return f"needs at least {format_number(needed / 1e9)} GB and this machine has {format_number(total / 1e9)} GB"
 
 
 def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:

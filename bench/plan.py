@@ -143,7 +143,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
         cases.append((suite, suite_cases(suite, own, device, checkpoint)))
     everything = [each for _, planned in cases for each in planned]
     if not everything:
-        _refuse_nothing(request, [suite for suite, _ in cases])
+        raise UserError(f"{' '.join(request.words())}: no case matches; drop an option or name another suite")
     entries = tuple(suite_entry(suite, planned, machine) for suite, planned in cases if planned)
     return Plan(request, device, machine, jobs_of(everything), catalogue(entries))
 
@@ -182,17 +182,6 @@ def _suites(
             # A suite that is requested by its own name has all systems, even if its group is requested too.
             found[name] = systems if found.get(name, systems) else ()
     return found
-
-
-def _refuse_nothing(request: RunRequest, suites: Sequence[Suite]) -> None:
-    of = f"suite {suites[0].name}" if len(suites) == 1 else "the suites"
-    given = {
-        "--systems": ",".join(request.systems),
-        "--phase": ",".join(request.phase),
-        "--checkpoint": request.checkpoint.name if request.checkpoint else "",
-    }
-    by = " ".join(f"{option} {value}" for option, value in given.items() if value)
-    raise UserError(f"{of}: no case matches {by}; drop an option or name another suite")
 
 
 def _refuse_without_gpu(suite: Suite, typed: Sequence[str]) -> None:

@@ -35,7 +35,7 @@ def test_a_terminal_without_an_arrow_shows_a_question_mark(tmp_path):
         (["run", "quick", "--phase", "decode"], ["--phase decode: must be 'forward', 'generate' or 'request'"]),
         (
             ["run", "fig20-throughput", "--device", "cuda", "--dry-run", "--systems", "mamba", "--phase", "request"],
-            ["suite fig20-throughput: no case matches --systems mamba --phase request"],
+            ["run fig20-throughput --systems mamba --phase request --device cuda: no case matches"],
         ),
         (
             ["run", "fig15-forward", "--device", "cpu"],
