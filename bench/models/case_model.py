@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.models.config import SIZES, CheckpointError, ModelConfig, TTTConfig, model_config
+from bench.models.config import CheckpointError, ModelConfig, TTTConfig, model_config
 from bench.models.hugging_face import CONFIG_FILE, read_config
 from harness.schema.case import Case, Scalar
 from harness.schema.files import listed, open_regular, refusing
@@ -34,20 +34,12 @@ class Checkpoint:
 
     @property
     def size(self) -> str:
-        """The name of the model's size in SIZES, or LAYERSxWIDTH if SIZES lacks it."""
-        tables = {name: model_config(self.system, name) for name in SIZES}
-        own = f"{self.config.layers}x{self.config.width}"
-        return next((name for name, each in tables.items() if _shape(each) == _shape(self.config)), own)
+        return f"{self.config.layers}x{self.config.width}"
 
     @property
     def options(self) -> dict[str, tuple[Scalar, ...]]:
         config = self.config
         return {"checkpoint": (self.name,), "mini_batch": (config.mini_batch,), "backbone": (config.backbone,)}
-
-
-def _shape(config: ModelConfig) -> tuple[int, ...]:
-    assert isinstance(config, TTTConfig)
-    return config.width, config.ffn_width, config.layers, config.heads
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:

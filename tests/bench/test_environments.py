@@ -79,12 +79,6 @@ def test_openmp_threads_of_a_worker_on_a_cpu_soon_sleep(file, monkeypatch):
     assert not any("GOMP_SPINCOUNT" in launch.env for launch in launches(device="cpu").values())
 
 
-def test_a_folder_of_that_name_is_one_sentence(file):
-    file.mkdir()
-    with pytest.raises(UserError, match="Is a directory"):
-        launches()
-
-
 @pytest.mark.parametrize("exists", [False, True])
 def test_cases_without_an_interpreter_are_skipped(file, exists):
     file.write_text('["mamba/torch"]\npython = ".venv-vllm/bin/python"\n')

@@ -112,11 +112,6 @@ def test_a_backbone_between_the_two_is_refused(odd, rest, tmp_path):
         read_config(write(tmp_path, PUBLISHED | values))
 
 
-def test_heads_that_do_not_divide_the_width(tmp_path):
-    with pytest.raises(CheckpointError, match=r"config\.json: width 64 with 3 heads"):
-        read_config(write(tmp_path, PUBLISHED | {"num_attention_heads": 3}))
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '"ttt"', "\xff"])
 def test_a_config_that_is_no_json_object(text, tmp_path):
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))

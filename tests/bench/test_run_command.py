@@ -266,16 +266,6 @@ def test_a_run_of_an_unknown_system_is_not_continued(measured, tmp_path):
     assert_one_sentence(done, "out: this version lacks transformer/sdpa")
 
 
-def test_an_interrupt_of_the_plan_leaves_no_run(tmp_path, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(measure, "plan", interrupt)
-    done = called("run", "quick", "--device", "cpu", "--out", "out", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (130, "ttt-bench: interrupted\n")
-    assert not Run.exists(tmp_path / "out")
-
-
 @pytest.mark.parametrize(("device", "job", "cases"), [("cpu", "mamba-torch", 10), ("cuda", "mamba-mamba-ssm", 20)])
 def test_a_dry_run_prints_cases_and_jobs_and_needs_no_gpu(tmp_path, device, job, cases):
     done = ttt_bench("run", "quick", "--systems", "mamba", "--device", device, "--dry-run", "-o", "out", cwd=tmp_path)
@@ -285,12 +275,6 @@ def test_a_dry_run_prints_cases_and_jobs_and_needs_no_gpu(tmp_path, device, job,
     assert len([line for line in lines if " tiny " in line]) == cases
     assert lines[-1].startswith(f"{cases} cases in ")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_dry_run_of_a_finished_run_has_no_cases(copied):
-    done = called("run", "quick", *SMALL, "--out", "out", "--resume", "--dry-run", cwd=copied.parent)
-    assert done.stdout.splitlines()[-1] == "0 cases in 0 jobs; 2 cases kept from before"
-    assert " tiny " not in done.stdout
 
 
 @pytest.mark.usefixtures("without_torch")
@@ -324,15 +308,11 @@ def test_a_dry_run_estimates_jobs_side_by_side(tmp_path):
     assert second < 0.7 * first
 
 
-@pytest.mark.parametrize(
-    ("suites", "jobs"),
-    [
-        (("paper",), "160 cases in 7 jobs"),
-        (("paper", "dual-vs-primal"), "168 cases in 9 jobs"),
-    ],
-)
-def test_a_group_has_its_own_systems(tmp_path, suites, jobs):
-    assert last_line(*suites, "--device", "cuda", "--dry-run", cwd=tmp_path).partition(":")[0] == jobs
+def test_a_group_has_its_own_systems(tmp_path):
+    assert (
+        last_line("paper", "dual-vs-primal", "--device", "cuda", "--dry-run", cwd=tmp_path)[:19]
+        == "168 cases in 9 jobs"
+    )
 
 
 def test_a_suite_next_to_its_group_has_all_systems(tmp_path):
