@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from threading import Lock
 
 from bench.cases import with_keys
 from bench.errors import INTERRUPTED, UserError
@@ -106,13 +105,8 @@ def of_few_layers(planned: Planned) -> Planned:
 
 
 def _printing(total: int, latencies: Mapping[str, Recorded]) -> Callable[[Profile], None]:
-    lock, numbers = Lock(), count(1)
-
-    def show(profile: Profile) -> None:
-        with lock:
-            print(*_lines(f"[{next(numbers)}/{total}]", profile, latencies), sep="\n", flush=True)
-
-    return show
+    numbers = count(1)
+    return lambda profile: print("\n".join(_lines(f"[{next(numbers)}/{total}]", profile, latencies)), flush=True)
 
 
 def _lines(counter: str, profile: Profile, latencies: Mapping[str, Recorded]) -> list[str]:

@@ -87,7 +87,14 @@ class _Settings(BaseModel):
 def read_config(folder: str | Path) -> TTTConfig:
     """Read a folder's config.json; CheckpointError if missing, or for an unsupported setting."""
     file = Path(folder) / CONFIG_FILE
-    values = _values(file)
+    if not file.exists():
+        raise CheckpointError(f"{file.parent}: holds no {CONFIG_FILE}; name a folder with it and safetensors files")
+    known = _Settings.model_fields
+    values = {
+        key: value
+        for key, value in _read_json(file).items()
+        if key not in _WITHOUT_EFFECT and (key in known or value is not None)  # an unknown key counts unless null
+    }
     try:
         settings = _Settings.model_validate(values)
         fields = {name: getattr(settings, key) for key, name in _FIELDS.items()}
@@ -123,18 +130,6 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise CheckpointError(f"{file}: holds {type(values).__name__}, must be a JSON object")
     return values
-
-
-def _values(file: Path) -> dict[str, Any]:
-    """Return the keys that can affect the logits; an unknown key counts unless it is null."""
-    if not file.exists():
-        raise CheckpointError(f"{file.parent}: holds no {CONFIG_FILE}; name a folder with it and safetensors files")
-    known = _Settings.model_fields
-    return {
-        key: value
-        for key, value in _read_json(file).items()
-        if key not in _WITHOUT_EFFECT and (key in known or value is not None)
-    }
 
 
 def _backbone(file: Path, settings: _Settings) -> str:

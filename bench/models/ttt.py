@@ -200,6 +200,9 @@ def rope_tables(config: TTTConfig, device: torch.device, dtype: torch.dtype) -> 
     return cos, sin
 
 
+Around = Callable[[int], AbstractContextManager[object]]  # enters a context around the layer of this index
+
+
 class TTTModel(ChunkedModel):
     """A TTT-Linear or TTT-MLP language model with the authors' parameter names.
 
@@ -323,26 +326,21 @@ class TTTModel(ChunkedModel):
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         return 2 * batch * self.config.heads <= processors
 
-    def _hidden(
-        self,
-        ids: Tensor,
-        state: TTTState,
-        around_layer: Callable[[int], AbstractContextManager[object]] = lambda index: nullcontext(),
-    ) -> Tensor:
+    def _hidden(self, ids: Tensor, state: TTTState, around_layer: Around = nullcontext) -> Tensor:
         start = None if state.length is None else state.length % self.config.mini_batch
-        h, learn = self.model.embed_tokens(ids), partial(self.operator.forward, start=start)
-        for index, (block, layer) in enumerate(zip(self.blocks, state.layers, strict=True)):
-            with around_layer(index), layer_range(index):
-                h = block(h, self._rope, layer, learn)
+        h = self._layers(ids, state, partial(self.operator.forward, start=start), around_layer)
         state.length = None if state.length is None else state.length + ids.shape[1]
         return h
 
     def _hidden_step(self, ids: Tensor, state: TTTState) -> Tensor:
-        h, learn = self.model.embed_tokens(ids), one_token(self.operator)
-        for index, (block, layer) in enumerate(zip(self.blocks, state.layers, strict=True)):
-            with layer_range(index):
-                h = block(h, self._rope, layer, learn)
         state.length = None
+        return self._layers(ids, state, one_token(self.operator))
+
+    def _layers(self, ids: Tensor, state: TTTState, learn: Learn, around_layer: Around = nullcontext) -> Tensor:
+        h = self.model.embed_tokens(ids)
+        for index, (block, layer) in enumerate(zip(self.blocks, state.layers, strict=True)):
+            with around_layer(index), layer_range(index):
+                h = block(h, self._rope, layer, learn)
         return h
 
     @property

@@ -309,10 +309,8 @@ def test_a_dry_run_estimates_jobs_side_by_side(tmp_path):
 
 
 def test_a_group_has_its_own_systems(tmp_path):
-    assert (
-        last_line("paper", "dual-vs-primal", "--device", "cuda", "--dry-run", cwd=tmp_path)[:19]
-        == "168 cases in 9 jobs"
-    )
+    line = last_line("paper", "dual-vs-primal", "--device", "cuda", "--dry-run", cwd=tmp_path)
+    assert line.startswith("168 cases in 9 jobs: ")
 
 
 def test_a_suite_next_to_its_group_has_all_systems(tmp_path):
@@ -327,13 +325,6 @@ def test_a_suite_next_to_its_group_has_all_systems(tmp_path):
 def test_a_dry_run_for_slurm_plans_what_is_submitted(tmp_path):
     line = last_line("--slurm", "partition=x,gpus=4", "--dry-run", cwd=tmp_path)
     assert "160 cases in 7 jobs in 4 tasks: " in line
-
-
-@pytest.mark.parametrize("command", ["table", "report"])
-def test_a_system_without_records_is_one_sentence(measured, tmp_path, command):
-    done = called(command, measured[0] / "out", "--systems", "transformer/vllm", cwd=tmp_path)
-    assert_one_sentence(done, "transformer/vllm", "no records")
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_page_that_cannot_be_written_is_one_sentence(measured, tmp_path):
