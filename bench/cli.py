@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.catalogue.suites import BUDGETS_S
 from bench.ending import guarded
 from bench.errors import UserError
 from bench.request import RunRequest, words
@@ -35,26 +34,11 @@ Systems = Annotated[str | None, typer.Option(help="Comma-separated systems, as S
 Batch = Annotated[str | None, typer.Option(help="Comma-separated batch sizes; default: the suite's.")]
 Context = Annotated[str | None, typer.Option(help="Comma-separated context lengths; default: the suite's.")]
 Phase = Annotated[str | None, typer.Option(help="Comma-separated phases: forward, generate, request.")]
-RetryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--retry",
-        help="Resume, and measure again: cases with a `lost` worker (default), all `failed` cases, or cases `flagged` "
-        "on the page (contended machine, thermally throttled, unsteady).",
-    ),
-]
-Checkpoint = Annotated[
-    Path | None, typer.Option(help="Folder with config.json and safetensors; default: random weights.")
-]
+Retry = Annotated[str | None, typer.Option(help="Resume, and repeat `lost`, `failed` or `flagged` cases.")]
+Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint's folder; default: random weights.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; default: out/DATE-TIME.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Keep finished cases; run the rest and skipped cases.")]
-Budget = Annotated[
-    float | None,
-    typer.Option(
-        "--budget",
-        help=f"Seconds of sampling per case; default: {BUDGETS_S['cuda']:g} (GPU), {BUDGETS_S['cpu']:g} (CPU).",
-    ),
-]
+Budget = Annotated[float | None, typer.Option("--budget", help="Seconds of sampling per case; default: the suite's.")]
 FailOn = Annotated[str | None, typer.Option(help="Exit with status 1 if a case is slower by more, such as 5%.")]
 Gpus = Annotated[str | None, typer.Option(help="One job per GPU: `all`, or numbers of nvidia-smi such as 0,1.")]
 TimeLimit = Annotated[float, typer.Option("--time-limit", help="Seconds per case, with its model and checks.")]
@@ -129,19 +113,13 @@ def run(
     checkpoint: Checkpoint = None,
     out: Out = None,
     resume: Resume = False,
-    retry: RetryOption = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print cases, jobs and estimated time; with --device cuda also without a GPU."),
-    ] = False,
+    retry: Retry = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print cases, jobs and estimated time.")] = False,
     time_limit_s: TimeLimit = 600,
     budget_s: Budget = None,
     device: Device = "auto",
     gpus: Gpus = None,
-    slurm: Annotated[
-        str | None,
-        typer.Option(help="Submit Slurm tasks with these options of sbatch: partition=gpu,time=01:00:00,gpus=4"),
-    ] = None,
+    slurm: Annotated[str | None, typer.Option(help="Submit Slurm tasks, such as partition=gpu,time=60,gpus=4.")] = None,
 ) -> None:
     """Measure suites into a run folder.
 
@@ -220,10 +198,7 @@ def table(
     csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
     json: Json = False,
     markdown: Markdown = False,
-    columns: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated columns, such as system,context,latency_ms; `all` for every one."),
-    ] = None,
+    columns: Annotated[str | None, typer.Option(help="Comma-separated columns; `all` for every one.")] = None,
     systems: Systems = None,
 ) -> None:
     """Print a run as a table."""
@@ -355,16 +330,10 @@ def profile(
     context: Context = None,
     phase: Phase = None,
     checkpoint: Checkpoint = None,
-    way: Annotated[
-        str,
-        typer.Option(
-            "--with",
-            help="torch or nsys: times; ncu: also hardware counters; auto: what is installed.",
-        ),
-    ] = "auto",
+    way: Annotated[str, typer.Option("--with", help="torch, nsys: times; ncu: also counters; auto.")] = "auto",
     out: Out = None,
     resume: Resume = False,
-    retry: Annotated[str | None, typer.Option(help="Resume, and profile `lost` or all `failed` cases again.")] = None,
+    retry: Retry = None,
     time_limit_s: TimeLimit = 600,
     device: Device = "auto",
     gpus: Gpus = None,

@@ -139,7 +139,11 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     for name, systems in _suites(request, device, checkpoint, machine).items():
         suite = find_suite(name)
         if suite.device == "cuda" and device != "cuda":
-            _refuse_without_gpu(suite, request.suites)
+            anywhere = ", ".join(each.name for each in SUITES if not each.device)
+            raise UserError(
+                f"suite {name}: needs a CUDA GPU and none was found; without a GPU run {anywhere}, "
+                f"or plan with `ttt-bench run {' '.join(request.suites or (name,))} --device cuda --dry-run`"
+            )
         own = request.model_copy(update={"systems": systems})
         cases.append((suite, suite_cases(suite, own, device, checkpoint)))
     everything = [each for _, planned in cases for each in planned]
@@ -187,14 +191,6 @@ def _suites(
             # A suite that is requested by its own name has all systems, even if its group is requested too.
             found[name] = systems if found.get(name, systems) else ()
     return found
-
-
-def _refuse_without_gpu(suite: Suite, typed: Sequence[str]) -> None:
-    anywhere = ", ".join(each.name for each in SUITES if not each.device)
-    raise UserError(
-        f"suite {suite.name}: needs a CUDA GPU and none was found; without a GPU run {anywhere}, "
-        f"or plan with `ttt-bench run {' '.join(typed or (suite.name,))} --device cuda --dry-run`"
-    )
 
 
 def suite_entry(suite: Suite, planned: Sequence[Planned], machine: Mapping[str, Any]) -> SuiteEntry:

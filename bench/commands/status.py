@@ -18,7 +18,13 @@ def status(out: Path) -> None:
     """Print unfinished jobs and their processes, or how to continue an idle run."""
     run = Run.open(out)
     submitted = claims.submission(out)
-    states, unknown = _states(submitted)
+    states: dict[str, str] | None = {}  # of unfinished Slurm tasks, by index; None if Slurm does not tell
+    unknown = ""
+    if submitted:
+        try:
+            states = slurm.task_states(submitted.array)
+        except slurm.SlurmError as error:
+            states, unknown = None, str(error)
     alone = claims.holder_alone(run.folder)
     rows, records = [], []
     for job in run.jobs:
@@ -68,13 +74,3 @@ def _state(
     if whole:
         return "done"
     return f"held by {alone}" if alone else "left"
-
-
-def _states(submitted: Holder | None) -> tuple[dict[str, str] | None, str]:
-    """Return (state of unfinished Slurm tasks by index, ""), or (None, why there is none)."""
-    if submitted is None:
-        return {}, ""
-    try:
-        return slurm.task_states(submitted.array), ""
-    except slurm.SlurmError as error:
-        return None, str(error)

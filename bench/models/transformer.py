@@ -89,13 +89,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rope: Rotation, attend: Attend) -> Tensor:
         """Return the output for x [B, T, C]."""
-        return self.o_proj(attend(*self._project(x, rope)).transpose(1, 2).flatten(-2))
-
-    def _project(self, x: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [B, H, T, D], k and v [B, KV heads, T, D] of x [B, T, C]; q and k have RoPE."""
-        head_dim = self.config.head_dim
-        q, k, v = (p(x).unflatten(-1, (-1, head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        return rotate_halves(q, rope).transpose(1, 2), rotate_halves(k, rope).transpose(1, 2), v.transpose(1, 2)
+        q, k, v = (p(x).unflatten(-1, (-1, self.config.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (x.transpose(1, 2) for x in (rotate_halves(q, rope), rotate_halves(k, rope), v))
+        return self.o_proj(attend(q, k, v).transpose(1, 2).flatten(-2))
 
 
 class TransformerBlock(nn.Module):

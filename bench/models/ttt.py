@@ -128,22 +128,18 @@ class TTTLayer(nn.Module):
 
     def project(self, x: Tensor, state: LayerState) -> Projections:
         """Return the inner loop's inputs for x [B, T, C]; store its convolutions' new inputs."""
-        q, k = self._query_and_key(x, state)
-        return Projections(self.heads(q), self.heads(k), self.heads(self.v_proj(x)), self._lr_logits(x))
-
-    def _query_and_key(self, x: Tensor, state: LayerState) -> tuple[Tensor, Tensor]:
         if state.qk_conv is None:
-            return self.q_proj(x), self.k_proj(x)
-        window = slide(state.qk_conv, self.q_proj(x))
-        return self.conv_q(window), self.conv_k(window)
+            q, k = self.q_proj(x), self.k_proj(x)
+        else:
+            window = slide(state.qk_conv, self.q_proj(x))
+            q, k = self.conv_q(window), self.conv_k(window)
+        # The sum has the bias's dtype.
+        lr_logits = F.linear(x, self.learnable_ttt_lr_weight[:, 0].to(x.dtype)) + self.learnable_ttt_lr_bias[:, 0]
+        return Projections(self.heads(q), self.heads(k), self.heads(self.v_proj(x)), lr_logits)
 
     def heads(self, x: Tensor) -> Tensor:
         """Return x [..., C] as [..., H, D]."""
         return x.unflatten(-1, (self.config.heads, self.config.head_dim))
-
-    def _lr_logits(self, x: Tensor) -> Tensor:
-        logits = F.linear(x, self.learnable_ttt_lr_weight[:, 0].to(x.dtype))
-        return logits + self.learnable_ttt_lr_bias[:, 0]  # the sum has the bias's dtype
 
     def learner(self, rope: Rotation) -> Learner:
         """Return the inner loop's parameters outside its state; `rope` is from `rope_tables`."""
