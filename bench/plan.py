@@ -14,7 +14,6 @@ from bench.environments import SYSTEMS_FILE, launches, no_interpreter, systems_o
 from bench.errors import UserError
 from bench.memory import skip_reason, total_memory_bytes
 from bench.models.case_model import Checkpoint, offer, read_checkpoint
-from bench.models.config import CheckpointError
 from bench.request import RunRequest, words
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
@@ -154,13 +153,10 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
 
 
 def open_checkpoint(folder: Path | None) -> Checkpoint | None:
-    """Read the folder of --checkpoint and publish it to workers; UserError if unsupported."""
+    """Read the folder of --checkpoint and publish it to workers; CheckpointError if unsupported."""
     if folder is None:
         return None
-    try:
-        checkpoint = read_checkpoint(folder)
-    except (CheckpointError, OSError) as error:
-        raise UserError(f"--checkpoint {error}") from None
+    checkpoint = read_checkpoint(folder)
     offer(checkpoint)
     return checkpoint
 

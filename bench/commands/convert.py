@@ -22,15 +22,12 @@ def convert_checkpoint(
 ) -> None:
     """Convert a checkpoint of the authors' JAX code to safetensors, and print its model."""
     from bench.models.case_model import read_checkpoint
-    from bench.models.config import CheckpointError
     from bench.models.jax_checkpoint import convert
 
     try:
         with refusing(output, "written", UserError):
             convert(file, output, base_lr)
         found = read_checkpoint(output)
-    except CheckpointError as error:
-        raise UserError(str(error)) from None
     except ImportError:
         raise UserError("convert: needs msgpack; pip install 'ttt-bench[convert]'") from None
     config = found.config

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass, field, replace
 
+from bench.errors import UserError
+
 VOCABULARY = 32000
 QUERY_GROUP = 4  # query heads of one KV head in transformer-gqa
 CONV_KERNEL = 4
@@ -14,7 +16,7 @@ class ConfigError(ValueError):
     """A model that cannot be built; the message names the wrong value and the known ones."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """No supported checkpoint: the message names the file, the key, and the expected value."""
 
 

@@ -92,7 +92,7 @@ def test_another_system_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_git_lfs_pointer_is_found_before_any_case(folder: Path, name: str) -> None:
     (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    with pytest.raises(UserError, match=rf"^--checkpoint {folder / name}: .*Is a Git LFS pointer; run `git lfs pull`"):
+    with pytest.raises(UserError, match=rf"^{folder / name}: .*Is a Git LFS pointer; run `git lfs pull`"):
         plan(RunRequest(suites=("quick",), checkpoint=folder, device="cpu"))
 
 

@@ -48,7 +48,7 @@ def test_a_terminal_without_an_arrow_shows_a_question_mark(tmp_path):
         (["table", "none"], ["none: no such folder"]),
         (["table", "none", "--csv", "--json"], ["--csv --json: one format at a time"]),
         (["compare", "a"], ["Missing argument 'B'"]),
-        (["generate", "--checkpoint", ".", "--prompt", "a"], ["--checkpoint .: holds no config.json"]),
+        (["generate", "--checkpoint", ".", "--prompt", "a"], [".: holds no config.json"]),
         (["build", "gru"], ["build LEARNER: needs --tune"]),
         (["build", "--tune", "gru"], ["LEARNER gru: unknown; there are linear, mlp"]),
     ],
