@@ -54,8 +54,6 @@ def _named(name: str, device: str) -> list[Adapter]:
     """SYSTEM alone selects its adapters for the device, or all if none is for it."""
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
-        if " " in name:
-            raise UserError(f"--systems {name!r}: separate names by commas")
         systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)
         names = [*(adapter.label for adapter in ADAPTERS), *systems]
         raise unknown(f"--systems {name}", name, names, f"{', '.join(systems)}, each also as SYSTEM/BACKEND")

@@ -3,35 +3,18 @@
 import io
 import sys
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from bench.ending import guarded, refuse_arguments
+from bench.ending import guarded
 from bench.errors import UserError
-from bench.options import (
-    Batch,
-    Budget,
-    Checkpoint,
-    Context,
-    Device,
-    FailOn,
-    Gpus,
-    Json,
-    Markdown,
-    Out,
-    Page,
-    Phase,
-    Resume,
-    RetryOption,
-    RunFolder,
-    Suites,
-    Systems,
-    TimeLimit,
-)
 from bench.request import RunRequest, words
+from bench.terminal import note
 from harness.schema.files import refusing
+from harness.schema.reason import counted
 
 _COLUMN_INCHES = 3.3  # width of a column of a paper
 app = typer.Typer(
@@ -40,8 +23,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # Typer's panels show every flag as a <bool>
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
-    help="Build, measure and explain Test-Time Training (TTT) kernels.",
 )
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")]
+Suites = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SUITE", help="Suites or groups (paper, all); default: paper on a GPU, quick without."),
+]
+Systems = Annotated[str | None, typer.Option(help="Comma-separated systems, as SYSTEM or SYSTEM/BACKEND.")]
+Batch = Annotated[str | None, typer.Option(help="Comma-separated batch sizes; default: the suite's.")]
+Context = Annotated[str | None, typer.Option(help="Comma-separated context lengths; default: the suite's.")]
+Phase = Annotated[str | None, typer.Option(help="Comma-separated phases: forward, generate, request.")]
+Retry = Annotated[str | None, typer.Option(help="Resume, and repeat `lost`, `failed` or `flagged` cases.")]
+Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint's folder; default: random weights.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; default: out/DATE-TIME.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Keep finished cases; run the rest and skipped cases.")]
+Budget = Annotated[float | None, typer.Option("--budget", help="Seconds of sampling per case; default: the suite's.")]
+FailOn = Annotated[str | None, typer.Option(help="Exit with status 1 if a case is slower by more, such as 5%.")]
+Gpus = Annotated[str | None, typer.Option(help="One job per GPU: `all`, or numbers of nvidia-smi such as 0,1.")]
+TimeLimit = Annotated[float, typer.Option("--time-limit", help="Seconds per case, with its model and checks.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
+Page = Annotated[Path | None, typer.Option(help="Also write the comparison as an HTML page.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")]
 
 
 def _version(wanted: bool) -> None:
@@ -100,7 +104,8 @@ def build(
 
 @app.command()
 def run(
-    suite: Suites = None,
+    call: typer.Context,
+    suites: Suites = None,
     systems: Systems = None,
     batch: Batch = None,
     context: Context = None,
@@ -108,19 +113,13 @@ def run(
     checkpoint: Checkpoint = None,
     out: Out = None,
     resume: Resume = False,
-    retry: RetryOption = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print cases, jobs and estimated time; with --device cuda also without a GPU."),
-    ] = False,
-    time_limit: TimeLimit = 600,
-    budget: Budget = None,
+    retry: Retry = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print cases, jobs and estimated time.")] = False,
+    time_limit_s: TimeLimit = 600,
+    budget_s: Budget = None,
     device: Device = "auto",
     gpus: Gpus = None,
-    slurm: Annotated[
-        str | None,
-        typer.Option(help="Submit Slurm tasks with these options of sbatch: partition=gpu,time=01:00:00,gpus=4"),
-    ] = None,
+    slurm: Annotated[str | None, typer.Option(help="Submit Slurm tasks, such as partition=gpu,time=60,gpus=4.")] = None,
 ) -> None:
     """Measure suites into a run folder.
 
@@ -131,16 +130,18 @@ def run(
 
     if gpus is not None and slurm is not None:
         raise UserError("--gpus --slurm: use one of them; --slurm takes gpus=N")
-    request = RunRequest(
-        suites=suite, systems=systems, batch=batch, context=context, phase=phase, checkpoint=checkpoint, device=device,
-        budget_s=budget, time_limit_s=time_limit, gpus=gpus, slurm=slurm, out=out, resume=resume, retry=retry,
-    )  # fmt: skip
+    request = _request(call)
     if dry_run:
         measure.dry_run(request, _folder(request))
     elif slurm is not None:
         tasks.submit(request, _folder(request))
     else:
         measure.run(request, _folder(request))
+
+
+def _request(call: typer.Context, **more: Any) -> RunRequest:
+    """Return the request of a command, whose parameters have the names of the request's fields."""
+    return RunRequest.stored({"command": call.info_name, **call.params, **more})
 
 
 def _folder(request: RunRequest) -> Path:
@@ -160,7 +161,7 @@ def status(run: RunFolder) -> None:
 @app.command(hidden=True)
 def work(
     run: RunFolder,
-    keys: Annotated[Path | None, typer.Option(help="A file with the keys of the cases to run, one per line.")] = None,
+    keys: Annotated[Path, typer.Option(help="A file with the keys of the cases to run, one per line.")],
     checkpoint: Checkpoint = None,
 ) -> None:
     """Run jobs of a run as one of its Slurm tasks."""
@@ -171,13 +172,14 @@ def work(
 
 @app.command()
 def verify(
-    suite: Suites = None,
+    call: typer.Context,
+    suites: Suites = None,
     systems: Systems = None,
     batch: Batch = None,
     context: Context = None,
     phase: Phase = None,
     checkpoint: Checkpoint = None,
-    time_limit: TimeLimit = 600,
+    time_limit_s: TimeLimit = 600,
     device: Device = "auto",
 ) -> None:
     """Check each case's outputs against a reference, without timing.
@@ -187,12 +189,7 @@ def verify(
     """
     from bench.commands.verify import verify as check
 
-    check(
-        RunRequest(
-            command="verify", suites=suite, systems=systems, batch=batch, context=context, phase=phase,
-            checkpoint=checkpoint, device=device, time_limit_s=time_limit,
-        )
-    )  # fmt: skip
+    check(_request(call))
 
 
 @app.command()
@@ -201,10 +198,7 @@ def table(
     csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
     json: Json = False,
     markdown: Markdown = False,
-    columns: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated columns, such as system,context,latency_ms; `all` for every one."),
-    ] = None,
+    columns: Annotated[str | None, typer.Option(help="Comma-separated columns; `all` for every one.")] = None,
     systems: Systems = None,
 ) -> None:
     """Print a run as a table."""
@@ -240,8 +234,7 @@ def report(
 
             notes = write_report(run, target, systems=named)
     print(f"wrote {target}")
-    for note in notes:
-        print(f"ttt-bench: {note}", file=sys.stderr)
+    note(*notes)
 
 
 @app.command()
@@ -254,9 +247,12 @@ def site(
     The site has each run's page, each system over time, and comparisons of runs.
     To look at it: python -m http.server --bind 127.0.0.1 --directory SITE
     """
-    from bench.commands.site import site
+    from reports.site.build import write_site
 
-    site(runs, output)
+    with refusing(output, "written", UserError):
+        removed = write_site(runs, output, lambda text: print(text, file=sys.stderr, flush=True))
+    others = f", {counted(removed, 'file')} of others removed" if removed else ""
+    print(f"wrote {output / 'index.html'}: {counted(len(runs), 'run')}{others}")
 
 
 @app.command()
@@ -286,14 +282,15 @@ def compare(
     """
     from bench.commands import compare as commands
 
-    commands.compare(a, b, fail_on, commands.Shown(_format(markdown=markdown, json=json), html))
+    commands.compare(a, b, fail_on, _format(markdown=markdown, json=json), html)
 
 
 @app.command()
 def ab(
-    old: Annotated[str, typer.Argument(metavar="OLD", help="A git revision or a checkout's folder.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The revision or folder to compare with OLD.")],
-    suite: Suites = None,
+    call: typer.Context,
+    old: Annotated[str, typer.Argument(metavar="OLD", help="A git revision.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The revision to compare with OLD.")],
+    suites: Suites = None,
     systems: Systems = None,
     batch: Batch = None,
     context: Context = None,
@@ -304,8 +301,8 @@ def ab(
     markdown: Markdown = False,
     json: Json = False,
     html: Page = None,
-    time_limit: TimeLimit = 600,
-    budget: Budget = None,
+    time_limit_s: TimeLimit = 600,
+    budget_s: Budget = None,
     device: Device = "auto",
 ) -> None:
     """Measure two commits in turns on this machine and compare them.
@@ -314,11 +311,7 @@ def ab(
     """
     from bench.commands import compare as commands
 
-    request = RunRequest(
-        command="ab", sides=(old, new), suites=suite, systems=systems, batch=batch, context=context, phase=phase,
-        rounds=rounds, budget_s=budget, time_limit_s=time_limit, device=device, out=out,
-    )  # fmt: skip
-    commands.ab(request, out, fail_on, commands.Shown(_format(markdown=markdown, json=json), html))
+    commands.ab(_request(call, sides=(old, new)), out, fail_on, _format(markdown=markdown, json=json), html)
 
 
 def _format(**wanted: bool) -> str:
@@ -330,22 +323,17 @@ def _format(**wanted: bool) -> str:
 
 @app.command()
 def profile(
-    suite: Suites = None,
+    call: typer.Context,
+    suites: Suites = None,
     systems: Systems = None,
     batch: Batch = None,
     context: Context = None,
     phase: Phase = None,
     checkpoint: Checkpoint = None,
-    way: Annotated[
-        str,
-        typer.Option(
-            "--with",
-            help="torch or nsys: times; ncu: also hardware counters; auto: what is installed.",
-        ),
-    ] = "auto",
+    way: Annotated[str, typer.Option("--with", help="torch, nsys: times; ncu: also counters; auto.")] = "auto",
     out: Out = None,
     resume: Resume = False,
-    time_limit: TimeLimit = 600,
+    time_limit_s: TimeLimit = 600,
     device: Device = "auto",
     gpus: Gpus = None,
 ) -> None:
@@ -355,10 +343,7 @@ def profile(
     """
     from bench.commands.profile import profile
 
-    request = RunRequest(
-        command="profile", suites=suite, systems=systems, batch=batch, context=context, phase=phase,
-        checkpoint=checkpoint, way=way, device=device, time_limit_s=time_limit, gpus=gpus, out=out, resume=resume,
-    )  # fmt: skip
+    request = _request(call)
     profile(request, _folder(request))
 
 
@@ -367,9 +352,4 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without µ shows a question mark
-    sys.exit(guarded(_command))
-
-
-def _command() -> Any:
-    refuse_arguments(sys.argv[1:], typer.main.get_command(app))
-    return app(standalone_mode=False)
+    sys.exit(guarded(partial(app, standalone_mode=False)))

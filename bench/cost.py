@@ -32,13 +32,12 @@ def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> 
     config: from `bench.models.config`; for any other, attention, scan or inner loop is not counted.
     parameters: their number in the model. form: of TTT's generate step, "dual" or "primal".
     """
-    if case.phase == "forward":
-        return _forward(config, parameters, case)
-    if case.phase == "generate":
-        return _step(config, parameters, case, form)
+    if case.phase != "request":
+        return _work(config, parameters, case, form)
     steps = case.new_tokens
     midway = replace(case, context=case.context + steps // 2)  # the mean length of the growing cache
-    prompt, step = _forward(config, parameters, case), _step(config, parameters, midway, form)
+    phases = replace(case, phase="forward"), replace(midway, phase="generate")
+    prompt, step = (_work(config, parameters, each, form) for each in phases)
     return {part: prompt[part] + step[part] * steps for part in prompt}
 
 
@@ -47,20 +46,10 @@ def total(parts: Mapping[str, Work]) -> Work:
     return sum(parts.values(), Work(0, 0))
 
 
-def _forward(config: Any, parameters: int, case: Case) -> dict[str, Work]:
-    found = _parts(config, parameters, case, _mixed_prompt(config, case), case.batch * case.context)
-    found[EDGES] += _windows(config, case)
-    return found
-
-
-def _step(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work]:
-    found = _parts(config, parameters, case, _mixed_step(config, case, form), case.batch)
-    found[EDGES] += _windows(config, case, read=True)
-    return found
-
-
-def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens: int) -> dict[str, Work]:
-    """mixed: the work of attention, scan or inner loop; None leaves it out."""
+def _work(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work]:
+    """Return the work of a forward or a generate step, by the phase of `case`."""
+    is_step = case.phase == "generate"
+    tokens = case.batch * (1 if is_step else case.context)
     table, tables = config.vocabulary * config.width, 1 if getattr(config, "tied", True) else 2
     weights, element = parameters - tables * table - _learner_elements(config), ELEMENT_BYTES[case.dtype]
     found = {
@@ -69,17 +58,14 @@ def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens:
         EDGES: Work(0, 0),
         OTHER: Work(0, ID_BYTES * tokens),
     }
+    if isinstance(config, MambaConfig | DeltaRuleConfig | TTTConfig):  # the convolutions' stored inputs
+        kept = case.batch * window_bytes(config, element)
+        # A prompt writes all; a step reads all and writes one per channel.
+        found[EDGES] = Work(0, kept * CONV_KERNEL // (CONV_KERNEL - 1) if is_step else kept)
+    mixed = _mixed_step(config, case, form) if is_step else _mixed_prompt(config, case)
     if mixed is not None:
         found[TTT if isinstance(config, TTTConfig) else SCAN] = mixed
     return found
-
-
-def _windows(config: Any, case: Case, read: bool = False) -> Work:
-    """A prompt writes all stored inputs; a step (`read`) reads all and writes one per channel."""
-    if not isinstance(config, MambaConfig | DeltaRuleConfig | TTTConfig):
-        return Work(0, 0)
-    kept = case.batch * window_bytes(config, ELEMENT_BYTES[case.dtype])
-    return Work(0, kept * CONV_KERNEL // (CONV_KERNEL - 1) if read else kept)
 
 
 def _learner_elements(config: Any) -> int:

@@ -1,9 +1,8 @@
 """Run the program: every user error becomes one sentence and an exit status."""
 
-import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -11,28 +10,6 @@ import typer
 from bench.errors import INTERRUPTED, UserError
 from harness.schema.reason import printable
 from harness.schema.record import RecordError
-
-LISTS = ("--systems", "--batch", "--context", "--phase", "--columns")
-_PATHS = ("--out", "--output", "-o")
-
-
-def refuse_arguments(words: Sequence[str], group: Any) -> None:
-    """Raise UserError if an option is given twice (Typer takes the last), or if a path is empty.
-
-    words: the command-line arguments. group: the click group that has their command.
-    """
-    command = group.commands.get(next((word for word in words if not word.startswith("-")), ""))
-    given = [word.partition("=")[0] for word in words]
-    for option in command.params if command else ():
-        if getattr(option, "multiple", True) or getattr(option, "is_flag", False):
-            continue
-        if sum(given.count(name) for name in option.opts) > 1:
-            name = max(option.opts, key=len)
-            raise UserError(f"{name} is given twice{': separate its values by commas' if name in LISTS else ''}")
-    for word, after in zip(words, [*words[1:], None], strict=False):
-        option, equals, value = word.partition("=")
-        if option in _PATHS and (value if equals else after) == "":
-            raise UserError(f"{option} '': is empty; name a folder or file")
 
 
 def guarded(call: Callable[[], Any]) -> int:
@@ -47,33 +24,17 @@ def guarded(call: Callable[[], Any]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return _print_error("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        return _end_of_stdout("")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for Python's flush at exit
+        return 1
     except OSError as error:
-        if error.filename is not None and error.strerror:
-            return _print_error(f"{error.filename}: {error.strerror}", 2)
-        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
+        if error.filename is None or not error.strerror:
             raise
-        return _end_of_stdout(f"the output cannot be written: {error.strerror}")
+        return _print_error(f"{error.filename}: {error.strerror}", 2)
     except Exception as error:
         # Typer bundles its own click in newer releases, so its usage errors share no class.
         if not hasattr(error, "format_message"):
             raise
-        return _print_error("; ".join(filter(None, (error.format_message().rstrip("."), _usage(error)))), 2)
-
-
-def _usage(error: Any) -> str:
-    wrong = type(error).__name__ == "MissingParameter" or "unexpected extra argument" in error.format_message()
-    context = error.ctx if wrong else None
-    if context is None:
-        return ""
-    return " ".join(["usage: ttt-bench", context.info_name, *context.command.collect_usage_pieces(context)])
-
-
-def _end_of_stdout(message: str) -> int:
-    """Redirect a broken stdout to /dev/null, for Python's flush at exit."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    return _print_error(message, 1) if message else 1
+        return _print_error(error.format_message().rstrip("."), 2)
 
 
 def _print_error(message: str, status: int) -> int:

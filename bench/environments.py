@@ -1,7 +1,7 @@
 """How to start each system's worker: with this Python, or as systems.toml defines.
 
 ["transformer/vllm"]
-python = "~/.venvs/vllm/bin/python"       # or: command = ["docker", "run", "-i", "IMAGE", "python"]
+python = "~/.venvs/vllm/bin/python"       # or: command = ["docker", "run", "-i", "IMAGE", "python"], which wins
 env = { VLLM_USE_FLASHINFER_SAMPLER = "0" }
 
 With --gpus, a worker in a container must see the GPU of its job: ["docker", "run", "-i", "--gpus", "all", "--env",
@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from bench.catalogue.systems import ADAPTERS, MAMBA, VLLM
 from bench.errors import UserError, unknown
@@ -38,12 +38,6 @@ class _Entry(BaseModel):
     python: str | None = None
     command: Annotated[list[str], Field(min_length=1)] | None = None
     env: dict[str, str] = {}
-
-    @model_validator(mode="after")
-    def one_way_to_start(self) -> "_Entry":
-        if self.python is not None and self.command is not None:
-            raise ValueError("has both python and command; name one")
-        return self
 
 
 def systems_of_file() -> list[str]:
@@ -94,17 +88,17 @@ def _read(file: Path) -> dict[str, Launch]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         hint = '; a name with a slash needs quotes: ["transformer/vllm"]' if "table declaration" in str(error) else ""
         raise UserError(f"{file}: cannot be read as TOML: {error}{hint}") from None
-    return {label: _launch(file, label, table) for label, table in tables.items()}
-
-
-def _launch(file: Path, label: str, table: object) -> Launch:
     names = [adapter.label for adapter in ADAPTERS]
-    if label not in names:
-        raise unknown(f"{file}: system [{label}]", label, names)
+    for label in tables:
+        if label not in names:
+            raise unknown(f"{file}: system [{label}]", label, names)
     try:
-        entry = _Entry.model_validate(table)
+        entries = TypeAdapter(dict[str, _Entry]).validate_python(tables)
     except ValidationError as error:
         first = error.errors()[0]
-        where = "".join(f"{part}: " for part in first["loc"])
-        raise UserError(f"{file}: [{label}] {where}{first['msg']}") from None
-    return Launch(command=entry.command or [os.path.expanduser(entry.python or sys.executable)], env=entry.env)
+        where = "".join(f" {part}:" for part in first["loc"][1:])
+        raise UserError(f"{file}: [{first['loc'][0]}]{where} {first['msg']}") from None
+    return {
+        label: Launch(command=entry.command or [os.path.expanduser(entry.python or sys.executable)], env=entry.env)
+        for label, entry in entries.items()
+    }

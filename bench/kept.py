@@ -7,7 +7,6 @@ from harness.schema.case import Case
 from tk_kernels.cost import COSTS
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_PRECISIONS = {"float32-planes": "planes"}
 
 
 def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
@@ -30,8 +29,7 @@ def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
 
 def generate_precision(case: Case) -> str:
     """Return the precision of a TTT state as `tk_kernels.cost` names it."""
-    dtype = case.state_dtype or "float32"
-    return _PRECISIONS.get(dtype, dtype)
+    return (case.state_dtype or "float32").removeprefix("float32-")
 
 
 def state_element_bytes(case: Case) -> int:

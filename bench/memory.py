@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.errors import UserError
 from bench.kept import ELEMENT_BYTES, kept_bytes, state_element_bytes
 from bench.models.case_model import checkpoint_missing, config_of
 from bench.models.config import MODELS, parameter_count
@@ -13,21 +12,6 @@ from harness.schema.reason import format_number
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
 from tk_kernels.cost import COSTS
-
-
-def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> None:
-    """Raise UserError if no selected system can hold a requested batch and context.
-
-    If one can, all run: the figure shows which systems run out of memory. machine: a snapshot.
-    """
-    total = total_memory_bytes(machine)
-    least: dict[tuple[str, int, int], int] = {}
-    for case in cases:
-        shape = (case.phase, case.batch, case.context)
-        least[shape] = min(least.get(shape, least_bytes(case)), least_bytes(case))
-    for (phase, batch, context), needed in least.items():
-        if total is not None and needed > total:
-            raise UserError(f"{phase} with --batch {batch} --context {context}: {_shortage(needed, total)}")
 
 
 def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int | None) -> str:
@@ -76,15 +60,9 @@ def beyond_memory_of(case: Case, total: int) -> str:
     if case.system in MODELS and case.option("scope", "model") == "model" and case.timing != "engine":
         form = "primal" if case.backend.endswith("primal") else "dual"
         needed += (case.batch - 1) * kept_bytes(config_of(case), case, form)
-    return _shortage(needed, total) if needed > total else ""
-
-
-def _shortage(needed: int, total: int) -> str:
-    return f"needs at least {_size(needed)} and this machine has {_size(total)}"
-
-
-def _size(count: int) -> str:
-    return f"{format_number(count / 1e12)} TB" if count > 1e12 else f"{format_number(count / 1e9)} GB"
+    if needed <= total:
+        return ""
+    return f"needs at least {format_number(needed / 1e9)} GB and this machine has {format_number(total / 1e9)} GB"
 
 
 def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:

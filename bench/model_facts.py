@@ -48,24 +48,20 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 
 def checks(facts: Facts, case: Case) -> list[Check]:
     """Return the checks that a model is comparable; a case that fails one is not timed."""
-    found = [] if case.option("checkpoint") else _of_one_size(facts, case)
-    found += [
+    found = [
         Check.at_most("weights_of_another_dtype", float(facts.dtype != case.dtype), 0),
         Check.at_most("samples_that_leave_something", float(facts.kept != "nothing"), 0),
     ]
+    if not case.option("checkpoint"):
+        transformer = model_config("transformer", case.size)
+        parameters_off = abs(facts.parameters / parameter_count(transformer) - 1)
+        found.append(Check.at_most(PARAMETERS_OFF, parameters_off, PARAMETERS_OFF_LIMIT))
+        vocabulary_off = abs(facts.vocabulary - transformer.vocabulary)
+        found.append(Check.at_most("vocabulary_off_transformer", vocabulary_off, 0))
     if facts.head_rows is not None:
         found.append(Check.at_most("head_rows_per_prompt", facts.head_rows, 1))
         found.append(Check.at_most("head_rows_not_seen", max(0.0, 1 - facts.head_rows), 0))  # another head was used
     return found
-
-
-def _of_one_size(facts: Facts, case: Case) -> list[Check]:
-    transformer = model_config("transformer", case.size)
-    parameters_off = abs(facts.parameters / parameter_count(transformer) - 1)
-    return [
-        Check.at_most(PARAMETERS_OFF, parameters_off, PARAMETERS_OFF_LIMIT),
-        Check.at_most("vocabulary_off_transformer", abs(facts.vocabulary - transformer.vocabulary), 0),
-    ]
 
 
 def count_head_rows(call: Callable[[], Any], head: Any) -> tuple[Any, int]:

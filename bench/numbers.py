@@ -8,7 +8,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
@@ -26,7 +26,6 @@ from harness.schema.case import Case
 from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.profile import Profile
 from harness.schema.reason import counted, format_number, span
-from harness.schema.record import RecordError
 from harness.schema.run import Run
 from reports.compare.comparison import compare
 from reports.compare.views import NEAR
@@ -38,7 +37,7 @@ from reports.words import short_commit
 
 BLOCK = re.compile(r"(<!-- table (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 BEGINNING = "<!-- table "
-OPTIONS = ("value", "profile", "unit", "scale")  # every other key of a row or column selects cases
+OPTIONS = ("label", "value", "profile", "unit", "scale")  # every other key of a row or column selects cases
 KEY = "key of the case"  # a column of `Source.rows`
 
 Definition = Mapping[str, Any]
@@ -48,9 +47,9 @@ Definition = Mapping[str, Any]
 class Source:
     """A run's data for tables: a row per case, and profiles by case key."""
 
+    run: Run
     rows: pd.DataFrame
-    profiles: Mapping[str, Profile] = field(default_factory=dict)
-    run: Run | None = None
+    profiles: Mapping[str, Profile]
 
     @classmethod
     def of(cls, run: Run) -> "Source":
@@ -58,7 +57,7 @@ class Source:
         records, profiles = run.records(), run.profiles()
         ceilings = common_ceilings(records, profiles.values())
         rows = frame(records, run.catalogue, ceilings).assign(**{KEY: row_keys(records)})
-        return cls(rows, dict(zip(profiles, with_common_ceilings([*profiles.values()], records), strict=True)), run)
+        return cls(run, rows, dict(zip(profiles, with_common_ceilings([*profiles.values()], records), strict=True)))
 
 
 SourceOf = Callable[[str], Source]
@@ -75,11 +74,10 @@ def with_numbers(text: str, definitions: Mapping[str, Definition], source_of: So
     """Return the text of a Markdown file with its tables rewritten.
 
     definitions: sections of the TOML file, by table name. source_of: returns a run's data, given its folder's name.
-    Raises UserError for a missing table, definition or case.
+    Raises UserError for a table that does not end, or without a definition, or whose definition selects no case.
     """
-    begun, whole = text.count(BEGINNING), len(BLOCK.findall(text))
-    if not begun or begun != whole:
-        raise UserError(f"{counted(begun, 'table')} begin with {BEGINNING}NAME -->, and {whole} end with <!-- end -->")
+    if text.count(BEGINNING) != len(BLOCK.findall(text)):
+        raise UserError(f"a table begins with {BEGINNING}NAME --> and does not end with <!-- end -->")
     return BLOCK.sub(lambda block: block[1] + _table(block["name"], definitions, source_of) + block[3], text)
 
 
@@ -91,10 +89,8 @@ def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf
     kind = kinds.get(next(iter(definition.keys() & kinds.keys()), ""), _cases)
     try:
         head, *lines = kind(definition, source_of)
-    except (UserError, RecordError) as error:
+    except UserError as error:
         raise UserError(f"table {name}: {error}") from None
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"table {name}: cannot read its definition: {type(error).__name__} {error}") from None
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *lines))
     meanings: dict[str, str] = {}
     for _, sign, meaning in SIGNS if kind is _cases else ():
@@ -108,17 +104,17 @@ def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
     """Return lines of cells, the head first; UserError if a row or a column has no value."""
     columns, source = definition["columns"], source_of(definition["run"])
     shared = {name: definition[name] for name in OPTIONS if name in definition} | definition.get("where", {})
-    lines = [[definition.get("head", ""), *(str(column["label"]) for column in columns)]]
+    lines = [[definition.get("head", ""), *(column["label"] for column in columns)]]
     above: dict[str, list[Number]] = {}
     for row in definition["rows"]:
         if "given" in row:
-            numbers = [Number() if each == "" else Number(float(each), f"{each:,.15g}") for each in row["given"]]
+            numbers = [Number() if each == "" else Number(each, f"{each:,.15g}") for each in row["given"]]
         elif "ratio" in row:
             numbers = [_ratio(*pair) for pair in zip(*(above[label] for label in row["ratio"]), strict=True)]
         else:
             numbers = [_cell(shared | row | column, source) for column in columns]
         above[row["label"]] = numbers
-        lines.append([str(row["label"]), *(number.text for number in numbers)])
+        lines.append([row["label"], *(number.text for number in numbers)])
     for label, *cells in (*lines, *zip(*lines, strict=True)):
         if not any(cells):
             raise UserError(f"{label!r}: no case of the run has this value")
@@ -132,7 +128,7 @@ def _ratio(first: Number, second: Number) -> Number:
 
 
 def _cell(options: Mapping[str, Any], source: Source) -> Number:
-    where = {name: each for name, each in options.items() if name not in (*OPTIONS, "label")}
+    where = {name: each for name, each in options.items() if name not in OPTIONS}
     found, profile = _selected(source.rows, where), options.get("profile")
     found = found[found[KEY].isin(source.profiles) if profile else _column(found, options["value"]).notna()]
     if len(found) > 1:
@@ -170,7 +166,7 @@ def _from_profile(profile: Profile, wanted: str | list[str], unit: str) -> Numbe
         return Number(text=longest(profile))
     if wanted == "ms":
         return Number(profile.unit_ms, format_number(profile.unit_ms))
-    if isinstance(wanted, str) or not set(wanted) <= set(LABELS):
+    if not set(wanted) <= set(LABELS):
         raise UserError(f"profile = {wanted!r}: must be ms, longest, or a list of {', '.join(LABELS)}")
     time_us = sum(part.time_us for part in parts(profile) if part.name in wanted)
     if unit == "ms":
@@ -181,15 +177,12 @@ def _from_profile(profile: Profile, wanted: str | list[str], unit: str) -> Numbe
 def _runs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
     lines = [["run", "GPU", "measured, UTC", "commit", "results", "what is in it"]]
     for each in definition["runs"]:
-        lines.append([f"`{each['run']}`", *_facts(source_of(each["run"])), each.get("note", "")])
+        lines.append([f"`{each['run']}`", *_facts(source_of(each["run"])), each["note"]])
     return lines
 
 
 def _facts(source: Source) -> list[str]:
-    assert source.run is not None
     measured = source.rows[source.rows["status"] == "ok"]
-    if measured.empty:
-        raise UserError(f"{source.run.folder}: has no results")
     units = len(set(filter(None, measured["device_id"])))
     gpu = ", ".join(sorted(set(measured["device"]))) + (f" ({counted(units, 'GPU')})" if units else "")
     began = sorted(filter(None, measured["started_at"]))
@@ -215,16 +208,11 @@ def _period(first: str, last: str) -> str:
 def _run_pairs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
     lines = [["b over a, time per token", "points", "median", *(f"within {bar:.0%}" for bar in NEAR), "farthest"]]
     for each in definition["apart"]:
-        a, b = (source_of(each[side]).run for side in "ab")
-        assert a is not None
-        assert b is not None
-        rows = compare(a, b).rows
-        if not rows:
-            raise UserError(f"{a.folder} and {b.folder}: no case has a result in both")
+        rows = compare(source_of(each["a"]).run, source_of(each["b"]).run).rows
         change, farthest = median(row.result.ratio - 1 for row in rows), max(rows, key=lambda row: row.apart)
         within = [str(sum(row.apart <= bar for row in rows)) for bar in NEAR]
         far = f"{farthest.result.ratio - 1:+.1%}: {farthest.label}"
-        lines.append([str(each["label"]), str(len(rows)), f"{change:+.1%}", *within, far])
+        lines.append([each["label"], str(len(rows)), f"{change:+.1%}", *within, far])
     return lines
 
 
@@ -245,20 +233,12 @@ def _sequence(name: str) -> tuple[Any, Case]:
 
 
 def main(tables: Path, files: Sequence[Path]) -> None:
-    """Rewrite the tables of Markdown files as `tables` defines; an error changes nothing."""
+    """Rewrite the tables of Markdown files as `tables` defines."""
     source_of = cache(lambda run: Source.of(Run.open(tables.parent / run)))
-    texts: dict[Path, tuple[str, str]] = {}
-    file = tables
-    try:
-        definitions = tomllib.loads(read_regular(tables).decode())
-        for file in files:
-            before = read_regular(file).decode()
-            texts[file] = before, with_numbers(before, definitions, source_of)
-    except (UserError, RecordError) as error:
-        raise UserError(f"{file}: {error}; no file is changed") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', error)}; no file is changed") from None
-    for file, (before, text) in texts.items():
+    definitions = tomllib.loads(read_regular(tables).decode())
+    for file in files:
+        before = read_regular(file).decode()
+        text = with_numbers(before, definitions, source_of)
         if text != before:
             with refusing(file, "written", UserError):
                 write_atomically(file, text)

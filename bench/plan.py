@@ -1,6 +1,5 @@
 """Plan a run: turn a request into jobs. Planning imports no system and needs no GPU."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,12 +9,12 @@ from typing import Any
 from bench.cases import adapters_of, jobs_of, suite_cases, with_keys
 from bench.catalogue import catalogue
 from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite
+from bench.catalogue.systems import HEADLINES
 from bench.environments import SYSTEMS_FILE, launches, no_interpreter, systems_of_file
 from bench.errors import UserError
-from bench.memory import refuse_beyond_memory, skip_reason, total_memory_bytes
+from bench.memory import skip_reason, total_memory_bytes
 from bench.models.case_model import Checkpoint, offer, read_checkpoint
-from bench.models.config import CheckpointError
-from bench.request import RunRequest
+from bench.request import RunRequest, words
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
 from harness.schema.case import Device
@@ -26,8 +25,6 @@ from harness.schema.run_file import Job, Planned
 from harness.workers.process import Launch
 from harness.workers.scheduler import SkipReason
 from tk_kernels.build import hidden
-
-_GPU = re.compile(r"0|[1-9][0-9]*|(GPU|MIG)-.+")  # a number or UUID, as in CUDA_VISIBLE_DEVICES
 
 
 @dataclass(frozen=True)
@@ -91,23 +88,14 @@ class Plan:
     def gpus(self, *, here: bool = True) -> list[str]:
         """Return the GPUs of --gpus, named as in CUDA_VISIBLE_DEVICES; [] without the option.
 
-        here: whether this machine must have them. Raises UserError for a wrong, repeated or missing GPU, or on the CPU.
+        here: whether this machine must have them. Raises UserError for a missing GPU, or on the CPU.
         """
         if (option := self.request.gpus) is None:
             return []
-        there = visible_gpus()
-        wanted = there if option == "all" else [name.strip() for name in option.split(",")]
-        for name in wanted:
-            if not _GPU.fullmatch(name):
-                raise UserError(
-                    f"--gpus {option}: {name!r} names no GPU; use all, or numbers from nvidia-smi, such as 0,1"
-                )
-            if wanted.count(name) > 1:
-                raise UserError(f"--gpus {option}: names GPU {name} twice")
-        if here and not there:
-            raise UserError(f"--gpus {option}: no CUDA GPU was found on this machine; leave --gpus out to use the CPU")
         if self.device != "cuda":
             raise UserError(f"--gpus {option}: this run is on the CPU; add --device cuda")
+        there = visible_gpus()
+        wanted = there if option == "all" else list(words("--gpus", option))
         for name in wanted:
             if here and name not in there:
                 raise UserError(f"--gpus {option}: GPU {name!r} was not found; this machine has {', '.join(there)}")
@@ -150,33 +138,35 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     for name, systems in _suites(request, device, checkpoint, machine).items():
         suite = find_suite(name)
         if suite.device == "cuda" and device != "cuda":
-            _refuse_without_gpu(suite, request.suites)
+            anywhere = ", ".join(each.name for each in SUITES if not each.device)
+            raise UserError(
+                f"suite {name}: needs a CUDA GPU and none was found; without a GPU run {anywhere}, "
+                f"or plan with `ttt-bench run {' '.join(request.suites or (name,))} --device cuda --dry-run`"
+            )
         own = request.model_copy(update={"systems": systems})
         cases.append((suite, suite_cases(suite, own, device, checkpoint)))
     everything = [each for _, planned in cases for each in planned]
     if not everything:
-        _refuse_nothing(request, [suite for suite, _ in cases])
+        raise UserError(f"{' '.join(request.words())}: no case matches; drop an option or name another suite")
     entries = tuple(suite_entry(suite, planned, machine) for suite, planned in cases if planned)
-    work = Plan(request, device, machine, jobs_of(everything), catalogue(entries))
-    if (request.batch or request.context) and work.here:
-        refuse_beyond_memory((each.case for each in everything), machine)
-    return work
+    return Plan(request, device, machine, jobs_of(everything), catalogue(entries))
 
 
 def open_checkpoint(folder: Path | None) -> Checkpoint | None:
-    """Read the folder of --checkpoint and publish it to workers; UserError if unsupported."""
+    """Read the folder of --checkpoint and publish it to workers; CheckpointError if unsupported."""
     if folder is None:
         return None
-    try:
-        checkpoint = read_checkpoint(folder)
-    except (CheckpointError, OSError) as error:
-        raise UserError(f"--checkpoint {error}") from None
+    checkpoint = read_checkpoint(folder)
     offer(checkpoint)
     return checkpoint
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Replace `thunderkittens` by `triton` in labels SYSTEM/BACKEND, on a GPU other than Hopper."""
+    """Return labels SYSTEM/BACKEND with `triton` for `thunderkittens` on a GPU other than Hopper.
+
+    "headlines" stands for the headline backend of each system.
+    """
+    labels = HEADLINES if tuple(labels) == ("headlines",) else labels
     capability = (machine["gpu"] or {}).get("compute_capability")
     if not hidden() and capability in (None, "9.0"):
         return tuple(labels)
@@ -197,25 +187,6 @@ def _suites(
             # A suite that is requested by its own name has all systems, even if its group is requested too.
             found[name] = systems if found.get(name, systems) else ()
     return found
-
-
-def _refuse_nothing(request: RunRequest, suites: Sequence[Suite]) -> None:
-    of = f"suite {suites[0].name}" if len(suites) == 1 else "the suites"
-    given = {
-        "--systems": ",".join(request.systems),
-        "--phase": ",".join(request.phase),
-        "--checkpoint": request.checkpoint.name if request.checkpoint else "",
-    }
-    by = " ".join(f"{option} {value}" for option, value in given.items() if value)
-    raise UserError(f"{of}: no case matches {by}; drop an option or name another suite")
-
-
-def _refuse_without_gpu(suite: Suite, typed: Sequence[str]) -> None:
-    anywhere = ", ".join(each.name for each in SUITES if not each.device)
-    raise UserError(
-        f"suite {suite.name}: needs a CUDA GPU and none was found; without a GPU run {anywhere}, "
-        f"or plan with `ttt-bench run {' '.join(typed or (suite.name,))} --device cuda --dry-run`"
-    )
 
 
 def suite_entry(suite: Suite, planned: Sequence[Planned], machine: Mapping[str, Any]) -> SuiteEntry:

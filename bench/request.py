@@ -27,7 +27,7 @@ class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`; UserError for bad values.
 
     suites, systems, batch, context, phase: also comma-separated text; () takes the suite's own values.
-    sides: the revisions or folders of `ab`. rounds: its processes per case and side. way: the profiler (`--with`).
+    sides: the revisions of `ab`. rounds: its processes per case and side. way: the profiler (`--with`).
     budget_s: seconds of sampling per case; None for the suite's or the device's default.
     retry: which finished cases to measure again; a given value also sets `resume`.
     """
@@ -46,7 +46,7 @@ class RunRequest(BaseModel):
     way: str = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     budget_s: Annotated[float, Field(gt=0, le=LONGEST_BUDGET_S)] | None = None
-    time_limit_s: float = 600.0
+    time_limit_s: Annotated[float, Field(gt=0)] = 600.0
     gpus: str | None = None
     slurm: str | None = None
     resume: bool = False
@@ -94,7 +94,6 @@ class RunRequest(BaseModel):
         """Return the request for run.json: without absolute paths and --slurm's persons and hosts."""
         return self.model_copy(
             update={
-                "sides": tuple(map(_public_path, self.sides)),
                 "checkpoint": self.checkpoint and Path(self.checkpoint.resolve().name),
                 "out": self.out and Path(_public_path(str(self.out))),
                 "slurm": self.slurm and _PRIVATE.sub(r"\1=...", self.slurm),

@@ -1,13 +1,13 @@
 """Create the run folder of a command, or open the run that it continues."""
 
 import math
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.errors import UserError
 from bench.plan import Plan
 from bench.request import RunRequest
+from bench.terminal import note
 from harness.measure.environment import refusal_of_git
 from harness.quality import disturbed
 from harness.schema import claims
@@ -35,12 +35,12 @@ def open_run(work: Plan, out: Path, before: Run | None) -> Run:
     Raises UserError if the plan does not fit `before`, and RunError if another process works on it.
     """
     if not work.machine["commit"] and (refusal := refusal_of_git()):
-        print(f"ttt-bench: no record of this run will name its commit: {refusal}", file=sys.stderr)
+        note(f"no record of this run will name its commit: {refusal}")
     if before:
         refuse_another_kind(before, work)
         return extended(work, out)
     if work.request.resume:
-        print(f"ttt-bench: {out}: holds no run to resume; starting a new one", file=sys.stderr)
+        note(f"{out}: holds no run to resume; starting a new one")
     return Run.create(out, file_of(work, "measure"))
 
 

@@ -1,6 +1,13 @@
-"""Print tables on the terminal."""
+"""Print tables and notes on the terminal."""
 
+import sys
 from collections.abc import Iterable, Sequence
+
+
+def note(*texts: str) -> None:
+    """Print each text as a line on stderr."""
+    for text in texts:
+        print(f"ttt-bench: {text}", file=sys.stderr, flush=True)
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -48,20 +48,9 @@ class Suite(Stored):
     budget_s: float = 0.0  # of sampling per case; 0 for BUDGETS_S. A run of several suites takes the highest
 
 
-def _suites() -> tuple[Suite, ...]:
-    sections = tomllib.loads((Path(__file__).parent / "suites.toml").read_text(encoding="utf-8"))
-    named = json.dumps([{"name": name, **section} for name, section in sections.items()])
-    return tuple(
-        replace(suite, figures=tuple(_with_headlines(figure) for figure in suite.figures))
-        for suite in TypeAdapter(list[Suite]).validate_json(named)
-    )
-
-
-def _with_headlines(figure: FigureEntry) -> FigureEntry:
-    return replace(figure, primary=HEADLINES) if figure.primary == ("headlines",) else figure
-
-
-SUITES: tuple[Suite, ...] = _suites()
+_SECTIONS = tomllib.loads((Path(__file__).parent / "suites.toml").read_text(encoding="utf-8"))
+_NAMED = json.dumps([{"name": name, **section} for name, section in _SECTIONS.items()])
+SUITES: tuple[Suite, ...] = tuple(TypeAdapter(list[Suite]).validate_json(_NAMED))
 
 
 def find_suite(name: str) -> Suite:
@@ -70,8 +59,6 @@ def find_suite(name: str) -> Suite:
         if suite.name == name:
             return suite
     names = [suite.name for suite in SUITES] + [group.name for group in GROUPS]
-    if "," in name:
-        raise UserError(f"suite {name!r}: separate suites by spaces")
     if name.partition("/")[0] in {adapter.system for adapter in ADAPTERS}:
         raise UserError(f"{name!r} is a system, not a suite; use --systems {name}")
     raise unknown(f"suite {name!r}", name, names)

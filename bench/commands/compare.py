@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.errors import INTERRUPTED, NOT_COMPARABLE, REGRESSION, UserError
+from bench.errors import NOT_COMPARABLE, REGRESSION, UserError
 from bench.plan import Plan, plan
 from bench.request import RunRequest
 from bench.run_folder import file_of
-from harness.measure.environment import ask_git, commit_and_dirty, refusal_of_git, uncommitted
+from bench.terminal import note
+from harness.measure.environment import ask_git, commit_and_dirty, uncommitted
 from harness.schema.files import refusing, write_atomically
 from harness.schema.record import Record
 from harness.schema.run import Run
@@ -28,31 +29,23 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True)
-class Shown:
-    """How to show a comparison."""
-
-    fmt: str  # "text", "markdown" or "json", on stdout
-    html: Path | None  # also write a page to this file
-
-
-def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
+def compare(a: Path, b: Path, fail_on: str | None, fmt: str, html: Path | None) -> None:
     """Compare run `b` with run `a`; exit status 1 for a regression, 3 for nothing to compare.
 
     fail_on: the slowdown that counts as a regression, such as "5%"; None never gives status 1.
+    fmt: "text", "markdown" or "json", on stdout. html: also write a page to this file.
     """
     bar = None if fail_on is None else percentage(fail_on)
-    if a.resolve() == b.resolve():
-        print(f"ttt-bench: {a} is compared with itself; name two different folders", file=sys.stderr)
-    found = _show(a, b, bar, shown)
+    found = _show(a, b, bar, fmt, html)
     if bar is not None and found.regressions:
         sys.exit(REGRESSION)
 
 
-def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> None:
+def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path | None) -> None:
     """Measure two commits in turns into OUT/old and OUT/new, and compare them.
 
-    fail_on: as in `compare`; None takes the default. Exit status 1 for a regression, 3 if nothing can be compared.
+    fail_on, fmt, html: as in `compare`; fail_on None takes the default.
+    Exit status 1 for a regression, 3 if nothing can be compared.
     """
     from reports.compare.decision import LEAST_ROUNDS, MOST_ROUNDS
 
@@ -63,104 +56,88 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> Non
     for folder in folders:
         if Run.exists(folder):
             raise UserError(f"{out}: holds a comparison already; name another folder")
+    if not (ROOT / ".git").exists():
+        raise UserError("ab: compares revisions, and ttt-bench is in no git checkout")
+    if changed := uncommitted(ROOT):
+        raise UserError(f"{changed[0]}: differs from the commit; commit it or `git stash -u`, then compare")
     work = plan(request)
     work.refuse_elsewhere()
-    for note in work.notes:
-        print(f"ttt-bench: {note}", file=sys.stderr)
+    note(*work.notes)
     with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
         if _harness_files(old) != _harness_files(new):
-            print("ttt-bench: harness/ differs between the sides; each is measured with its own", file=sys.stderr)
+            note("harness/ differs between the sides; each is measured with its own")
         file = file_of(work, "measure")  # the same for both, time included, which tells that they are one comparison
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]
-        try:
-            _measure_in_turns(runs, work)
-        except KeyboardInterrupt:
-            print(f"ttt-bench: interrupted; {out} cannot be continued: begin anew in another --out", file=sys.stderr)
-            sys.exit(INTERRUPTED)
-    found = _show(*folders, bar, shown)
+        _measure_in_turns(runs, work)
+    found = _show(*folders, bar, fmt, html)
     if found.regressions:
         sys.exit(REGRESSION)
 
 
 def percentage(text: str) -> float:
     """Parse `5%` as 0.05; UserError for other text, or a value below BAR or above 1000%."""
-    from reports.compare.comparison import STORED_BAR
     from reports.compare.decision import BAR
 
     try:
-        value = float(text.removesuffix("%")) / 100 if text.endswith("%") else None
+        value = float(text.removesuffix("%")) / 100
     except ValueError:
-        value = None
-    if value is None:
-        raise UserError(f"--fail-on {text}: must be a percentage, such as {STORED_BAR:.0%}")
-    if not BAR <= value <= 10:
-        raise UserError(f"--fail-on {text}: must be from {BAR:.0%} to 1000%")
+        value = 0.0
+    if not text.endswith("%") or not BAR <= value <= 10:
+        raise UserError(f"--fail-on {text}: must be a percentage from {BAR:.0%} to 1000%, such as 5%")
     return value
 
 
-def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison":
+def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) -> "Comparison":
     """Print the comparison and write its page; exit with status 3 if there is none."""
     from reports.compare import comparison as comparing
     from reports.compare import views
     from reports.profiles.diff import diff_of_runs
     from reports.publish import refuse_what_is_no_page
 
-    if shown.html:
-        refuse_what_is_no_page(shown.html)
+    if html:
+        refuse_what_is_no_page(html)
     try:
         runs = Run.open(a), Run.open(b)
         found = comparing.compare(*runs, *([] if fail_on is None else [fail_on]))
     except comparing.NotComparable as error:
-        print(f"ttt-bench: {error}", file=sys.stderr)
+        note(str(error))
         sys.exit(NOT_COMPARABLE)
-    view = {"text": views.text, "markdown": views.markdown, "json": views.to_json}[shown.fmt]
+    view = {"text": views.text, "markdown": views.markdown, "json": views.to_json}[fmt]
     if fail_on is not None and fail_on < found.fail_on:
         raise UserError(
             f"--fail-on {100 * fail_on:g}%: differences up to {found.fail_on:.0%} between two stored runs are noise; "
             "to find a smaller slowdown, measure both commits in turns with `ttt-bench ab`"
         )
     print(view(found), end="", flush=True)
-    if shown.html:
-        with refusing(shown.html, "written", UserError):
-            shown.html.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(shown.html, views.page(found, diff_of_runs(*runs, (found.a.name, found.b.name))))
-        print(f"wrote {shown.html}", file=sys.stderr)
+    if html:
+        with refusing(html, "written", UserError):
+            html.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(html, views.page(found, diff_of_runs(*runs, (found.a.name, found.b.name))))
+        print(f"wrote {html}", file=sys.stderr)
     why = ""
     if not found.counts.keys() - {"gained"}:
         why = "no case has a result on both sides"
     elif found.elsewhere and fail_on is not None:
         why = "every case is from another device"
     if why:
-        print(f"ttt-bench: the runs cannot be compared: {why}", file=sys.stderr)
+        note(f"the runs cannot be compared: {why}")
         sys.exit(NOT_COMPARABLE)
     return found
 
 
 @contextmanager
-def _checkout(name: str) -> Iterator[Path]:
-    """Yield the root of the checkout `name`, or of a temporary worktree of the revision `name`."""
-    path = Path(name)
-    if path.is_dir():
-        if not (path / "harness" / "worker.py").is_file():
-            raise UserError(f"{name}: is not a checkout of ttt-bench: it has no harness/worker.py")
-        _refuse_changes(path.resolve(), name)
-        yield path.resolve()
-        return
-    if not (ROOT / ".git").exists():
-        raise UserError(f"{name}: is not a folder; revisions need ttt-bench in a git checkout")
-    commit, refusal = ask_git(ROOT, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-    if refusal and not refusal_of_git(ROOT):
-        shallow = ask_git(ROOT, "rev-parse", "--is-shallow-repository")[0] == "true"
-        hint = ", which lacks older commits: run `git fetch --unshallow`" if shallow else ""
-        raise UserError(f"{name}: is neither a folder nor a revision of this checkout{hint}")
-    _refuse_changes(ROOT, "this checkout")
+def _checkout(revision: str) -> Iterator[Path]:
+    """Yield the root of a temporary worktree of a revision of this checkout."""
+    commit, refusal = ask_git(ROOT, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    if refusal:
+        raise UserError(f"{revision}: is no revision of this checkout: {refusal}")
     with tempfile.TemporaryDirectory(prefix="ttt-bench-ab-") as folder:
         root = Path(folder) / commit[:10]
         no_hooks = ("-c", f"core.hooksPath={os.devnull}")  # a user's hooks may fail in a worktree
         try:
             _, refusal = ask_git(ROOT, *no_hooks, "worktree", "add", "--detach", str(root), commit, timeout_s=None)
             if refusal:
-                raise UserError(f"{name}: git could not make a worktree of it in {folder}: {refusal}")
+                raise UserError(f"{revision}: git could not make a worktree of it in {folder}: {refusal}")
             yield root
         finally:
             ask_git(ROOT, "worktree", "remove", "--force", str(root))
@@ -170,17 +147,9 @@ def _harness_files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in (root / "harness").rglob("*.py")}
 
 
-def _refuse_changes(root: Path, name: str) -> None:
-    if refusal := refusal_of_git(root):
-        raise UserError(f"{name}: git does not report its commit: {refusal}")
-    if commit_and_dirty(root)[1]:
-        changed = uncommitted(root) or ["the working tree"]
-        raise UserError(f"{name}: {changed[0]} differs from the commit; commit it or `git stash -u`, then compare")
-
-
 @dataclass
 class _Side:
-    """The old or the new code. commit: its hash, "" if git reports none."""
+    """The old or the new code. commit: its hash."""
 
     run: Run
     launches: Mapping[tuple[str, str], Launch]
@@ -195,7 +164,7 @@ class _Side:
 
     def measure(self, job: Job, number: int, work: Plan, progress: Progress) -> set[str]:
         """Run round `number` of a job in a fresh process; return the keys of cases with a result."""
-        turn = " ".join(filter(None, (f"round {number + 1},", self.run.folder.name, self.commit[:10])))
+        turn = f"round {number + 1}, {self.run.folder.name} {self.commit[:10]}"
 
         def show(event: Event) -> None:
             if event.kind != "plan":  # of all rounds, one was shown
@@ -212,7 +181,7 @@ class _Side:
     def _refuse_other_code(self, record: Record) -> None:
         """A container that ignores PYTHONPATH runs the code of its image."""
         ran = str(record.environment.get("commit") or "")
-        if self.commit and ran != self.commit:
+        if ran != self.commit:
             raise UserError(
                 f"{record.case.system_backend}: its worker ran the code of {ran[:10] or 'an unknown commit'}, "
                 f"not of {self.commit[:10]}; a command of a systems.toml must pass PYTHONPATH on"

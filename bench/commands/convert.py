@@ -1,8 +1,9 @@
 """Convert a JAX checkpoint: `python -m bench.commands.convert JAX_FILE -o DIR`."""
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,24 +22,17 @@ def convert_checkpoint(
 ) -> None:
     """Convert a checkpoint of the authors' JAX code to safetensors, and print its model."""
     from bench.models.case_model import read_checkpoint
-    from bench.models.config import CheckpointError
     from bench.models.jax_checkpoint import convert
 
     try:
         with refusing(output, "written", UserError):
             convert(file, output, base_lr)
         found = read_checkpoint(output)
-    except CheckpointError as error:
-        raise UserError(str(error)) from None
     except ImportError:
         raise UserError("convert: needs msgpack; pip install 'ttt-bench[convert]'") from None
     config = found.config
     print(f"wrote {output}: {found.system}, {found.size}, base_lr {config.base_lr:g} ({found.name})")
 
 
-def _main() -> Any:
-    return app(standalone_mode=False)
-
-
 if __name__ == "__main__":
-    sys.exit(guarded(_main))
+    sys.exit(guarded(partial(app, standalone_mode=False)))

@@ -9,29 +9,23 @@ TOKENIZER = "tokenizer.json"
 
 def generate(folder: Path, prompt: str, tokens: int) -> None:
     """Continue the prompt greedily, token by token, for `tokens` or to the end token."""
-    from bench.models.config import CheckpointError
+    from transformers import PreTrainedTokenizerFast, TextStreamer
+
     from bench.models.hugging_face import read_config
+    from bench.serving.causal_lm import HuggingFaceTTT
 
+    vocabulary = read_config(folder).vocabulary
+    if not (folder / TOKENIZER).is_file():
+        raise UserError(f"{folder}: holds no {TOKENIZER}; add the model's")
     try:
-        vocabulary = read_config(folder).vocabulary
-        if not (folder / TOKENIZER).is_file():
-            raise UserError(f"--checkpoint {folder}: holds no {TOKENIZER}; add the model's")
-        from transformers import PreTrainedTokenizerFast, TextStreamer
-
-        from bench.serving.causal_lm import HuggingFaceTTT
-
-        try:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        except Exception as error:  # its reader raises many kinds
-            cause = f"{type(error).__name__}: {error}"
-            raise UserError(f"--checkpoint {folder}: cannot read {TOKENIZER} ({cause})") from None
-        ids = tokenizer(prompt, return_tensors="pt").input_ids
-        if not ids.numel():
-            raise UserError("--prompt: has no tokens; give a text")
-        if int(ids.max()) >= vocabulary:
-            raise UserError(f"--checkpoint {folder}: {TOKENIZER} has token {int(ids.max())}, the model {vocabulary}")
-        model = HuggingFaceTTT.from_pretrained(folder)
-    except CheckpointError as error:
-        raise UserError(f"--checkpoint {error}") from None
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    except Exception as error:  # its reader raises many kinds
+        raise UserError(f"{folder}: cannot read {TOKENIZER} ({type(error).__name__}: {error})") from None
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    if not ids.numel():
+        raise UserError("--prompt: has no tokens; give a text")
+    if int(ids.max()) >= vocabulary:
+        raise UserError(f"{folder}: {TOKENIZER} has token {int(ids.max())}, the model {vocabulary}")
+    model = HuggingFaceTTT.from_pretrained(folder)
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     model.generate(ids.to(model.device), max_new_tokens=tokens, do_sample=False, streamer=streamer, pad_token_id=0)

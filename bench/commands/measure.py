@@ -13,7 +13,7 @@ from bench.errors import CANNOT_IMPORT, INTERRUPTED
 from bench.plan import plan
 from bench.request import RunRequest
 from bench.run_folder import open_run, refuse_another_kind, resumed, retry_of
-from bench.terminal import print_rows
+from bench.terminal import note, print_rows
 from harness.schema.reason import counted
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded
@@ -31,8 +31,7 @@ def run(request: RunRequest, out: Path) -> None:
     current = open_run(work, out, before)
     jobs = work.requested(current.jobs)
     try:
-        for note in work.notes:
-            print(f"ttt-bench: {note}", file=sys.stderr)
+        note(*work.notes)
         if request.gpus:
             jobs = estimate.longest_first(jobs, estimate.past_durations(work.machine, out))
         with Progress(str(out)) as progress:
@@ -40,7 +39,7 @@ def run(request: RunRequest, out: Path) -> None:
             options = Options(jobs=jobs, limits=request.limits, retry=retry, skip=work.skip, on_event=progress)
             records = run_jobs(current, work.launches, options, slots)
     except KeyboardInterrupt:
-        print(f"ttt-bench: interrupted; to continue: {request.to_continue(out)}", file=sys.stderr)
+        note(f"interrupted; to continue: {request.to_continue(out)}")
         sys.exit(INTERRUPTED)
     _sum_up([record for record in records if record.case.key in work.keys], request, out)
 
@@ -48,17 +47,12 @@ def run(request: RunRequest, out: Path) -> None:
 def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
     print(summary(records))
     if loaded := sum(record.status == "ok" and is_loaded(record.environment) for record in records):
-        command = request.to_continue(out, "flagged")
-        print(
-            f"ttt-bench: {counted(loaded, 'case')} ran on a contended machine and will be flagged; "
-            f"to measure flagged cases again: {command}",
-            file=sys.stderr,
-        )
-    for note in missing_packages(records):
-        print(f"ttt-bench: {note}", file=sys.stderr)
+        contended = f"{counted(loaded, 'case')} ran on a contended machine and will be flagged"
+        note(f"{contended}; to measure flagged cases again: {request.to_continue(out, 'flagged')}")
+    note(*missing_packages(records))
     failed = any(record.status not in ("ok", "skipped", "oom") for record in records)
     if failed and request.retry != "failed":
-        print(f"ttt-bench: to measure failed cases again: {request.to_continue(out, 'failed')}", file=sys.stderr)
+        note(f"to measure failed cases again: {request.to_continue(out, 'failed')}")
     if records and not any(record.status == "ok" for record in records):
         sys.exit(f"ttt-bench: no case has a result; for the reasons: ttt-bench table {shlex.quote(str(out))}")
 
@@ -74,10 +68,9 @@ def dry_run(request: RunRequest, out: Path) -> None:
     if earlier:
         refuse_another_kind(earlier, work)
     gpus = work.gpus(here=False)
-    for note in work.notes:
-        print(f"ttt-bench: {note}", file=sys.stderr)
+    note(*work.notes)
     past = estimate.past_durations(work.machine if work.here else None, out)
-    rows, times, total, kept = [], [], 0, 0
+    rows, times, total, kept = [], list[float](), 0, 0
     for job in work.requested(earlier.joined(work.jobs) if earlier else work.jobs):
         left = list(job.cases)
         if earlier:
@@ -87,27 +80,19 @@ def dry_run(request: RunRequest, out: Path) -> None:
             continue
         for planned in left:
             print(f"{planned.case.key}  {planned.case.label}")
-        times.append(estimate.job_time(left, past))
+        times.append(estimate.job_seconds(left, past))
         total += len(left)
         phases = ", ".join(dict.fromkeys(planned.case.phase for planned in left))
         skipped = Counter(filter(None, (work.skip(planned, []) for planned in left)))
-        note = "; ".join(f"{count} skipped: {why}" for why, count in skipped.most_common(1))
-        rows.append((job.name, str(len(left)), phases, estimate.in_words(times[-1].seconds or None), note))
+        why = "; ".join(f"{count} skipped: {reason}" for reason, count in skipped.most_common(1))
+        rows.append((job.name, str(len(left)), phases, estimate.in_words(times[-1] or None), why))
     print_rows(("job", "cases", "phases", "time", "note"), rows)
     on = f" in {tasks} tasks" if tasks else f" on {counted(max(1, len(gpus)), 'GPU')}" if request.gpus else ""
-    took = _time_in_words(times, total, tasks or len(gpus) or 1)
-    line = f"{counted(total, 'case')} in {counted(len(rows), 'job')}{on}{': ' if took else ''}{took}"
+    took = estimate.side_by_side(times, tasks or len(gpus) or 1)
+    line = f"{counted(total, 'case')} in {counted(len(rows), 'job')}{on}"
+    line += f": {estimate.in_words(took)}" if took else ""
     print(line + (f"; {counted(kept, 'case')} kept from before" if kept else ""))
-    print("ttt-bench: `ttt-bench list`, on the machine that will measure, shows what can run there", file=sys.stderr)
-
-
-def _time_in_words(times: Sequence[estimate.JobTime], total: int, at_once: int) -> str:
-    """total: the number of all cases. at_once: how many jobs run at a time."""
-    untimed, words = sum(time.untimed for time in times), []
-    if untimed < total:
-        words += [estimate.in_words(estimate.side_by_side([time.seconds for time in times], at_once))]
-    words += [f"{counted(untimed, 'case')} that no earlier run has timed"] if untimed else []
-    return ", and ".join(words)
+    note("`ttt-bench list`, on the machine that will measure, shows what can run there")
 
 
 def summary(records: Sequence[Record]) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from threading import Lock
 
 from bench.cases import with_keys
 from bench.errors import INTERRUPTED, UserError
@@ -14,6 +13,7 @@ from bench.models.config import SIZES, cut
 from bench.plan import Plan, plan
 from bench.request import RunRequest
 from bench.run_folder import extended, file_of, refuse_another_device
+from bench.terminal import note
 from harness.measure.ranges import COUNTED
 from harness.profiling.jobs import Profiler
 from harness.profiling.tools.choice import choose
@@ -43,8 +43,7 @@ def profile(request: RunRequest, out: Path) -> None:
     jobs = _jobs_of(run, work.jobs)
     if request.gpus:
         jobs = longest_first(jobs, past_durations(work.machine, out))
-    for note in filter(None, (*work.notes, tools.summary, new)):
-        print(f"ttt-bench: {note}", file=sys.stderr)
+    note(*filter(None, (*work.notes, tools.summary, new)))
     profiler = Profiler(
         run,
         work.launches,
@@ -52,7 +51,7 @@ def profile(request: RunRequest, out: Path) -> None:
         request.limits,
         skip=lambda planned: work.skip(planned, []),
         stand_in=of_few_layers,
-        say=lambda text: print(f"ttt-bench: {text}", file=sys.stderr, flush=True),
+        say=note,
         resume=request.resume,
     )
     every, left = (sum(map(len, cases)) for cases in ([job.cases for job in jobs], map(profiler.pending, jobs)))
@@ -63,7 +62,7 @@ def profile(request: RunRequest, out: Path) -> None:
     try:
         found = profiler.jobs(jobs, slots)
     except KeyboardInterrupt:
-        print(f"ttt-bench: interrupted; to continue: {request.to_continue(out)}", file=sys.stderr)
+        note(f"interrupted; to continue: {request.to_continue(out)}")
         sys.exit(INTERRUPTED)
     if found and not any(each.status == "ok" for each in found):
         sys.exit(1)
@@ -103,13 +102,8 @@ def of_few_layers(planned: Planned) -> Planned:
 
 
 def _printing(total: int, latencies: Mapping[str, Recorded]) -> Callable[[Profile], None]:
-    lock, numbers = Lock(), count(1)
-
-    def show(profile: Profile) -> None:
-        with lock:
-            print(*_lines(f"[{next(numbers)}/{total}]", profile, latencies), sep="\n", flush=True)
-
-    return show
+    numbers = count(1)
+    return lambda profile: print("\n".join(_lines(f"[{next(numbers)}/{total}]", profile, latencies)), flush=True)
 
 
 def _lines(counter: str, profile: Profile, latencies: Mapping[str, Recorded]) -> list[str]:
@@ -120,5 +114,5 @@ def _lines(counter: str, profile: Profile, latencies: Mapping[str, Recorded]) ->
     return [
         f"{counter} {profile.case.label}: {agrees} ({in_words(sum(profile.stages_s.values()))})",
         f"    {' '.join(sentences(profile))}",
-        *(f"    ({note})" for note in profile.notes),
+        *(f"    ({each})" for each in profile.notes),
     ]

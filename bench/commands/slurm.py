@@ -11,6 +11,7 @@ from bench.memory import total_memory_bytes
 from bench.plan import open_checkpoint, plan, skips
 from bench.request import RunRequest
 from bench.run_folder import open_run, resumed, retry_of
+from bench.terminal import note
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
 from harness.schema import claims
@@ -47,8 +48,7 @@ def submit(request: RunRequest, out: Path) -> None:
         except slurm.SlurmError as error:
             raise UserError(f"{error}; the run is planned; to submit it: {request.to_continue(out)}") from None
         claims.note(out, claims.SUBMISSION, Holder.here(array))
-    for note in work.notes:
-        print(f"ttt-bench: {note}", file=sys.stderr)
+    note(*work.notes)
     jobs = counted(len(work.jobs), "job")
     print(
         f"Slurm job {array}: {counted(tasks, 'task')} for {jobs} of {counted(work.total, 'case')}\n"
@@ -74,10 +74,10 @@ def _command(request: RunRequest, out: Path) -> list[str]:
     return command
 
 
-def work(out: Path, keys: Path | None, checkpoint: Path | None) -> None:
+def work(out: Path, keys: Path, checkpoint: Path | None) -> None:
     """Run, as a Slurm task, its share of the jobs of the run in `out`.
 
-    keys: a file with the keys of the cases to run, one per line; None for all cases.
+    keys: a file with the keys of the cases to run, one per line.
     checkpoint: its folder, which run.json does not store. Raises UserError outside of a Slurm task.
     """
     open_checkpoint(checkpoint)
@@ -86,18 +86,13 @@ def work(out: Path, keys: Path | None, checkpoint: Path | None) -> None:
         raise UserError("work: runs as a task of Slurm, and SLURM_JOB_ID is not set; see `ttt-bench run --slurm`")
     run = Run.open(out)
     request = RunRequest.stored(run.file.requests[-1].request if run.file.requests else {})
-    jobs = list(run.jobs)
-    if keys:
-        with refusing(keys, "read", UserError):
-            jobs = with_keys(jobs, set(read_regular(keys).decode().split()))
+    with refusing(keys, "read", UserError):
+        jobs = with_keys(run.jobs, set(read_regular(keys).decode().split()))
     device = run.file.device
     machine = snapshot("cpu" if device == "cpu" else "")  # a node of a run on the CPU may have a GPU
     if machine["device_kind"] != device:
         raise UserError(f"{out}: is a run on a GPU, and this task's node has none; request gpus=N by --slurm")
     known = launches(device)
-    for job in jobs:
-        if job.pair not in known:
-            raise UserError(f"{out}: has the job {job.name}, which this version of ttt-bench does not know")
     [slot] = slots_of(visible_gpus()[:1] if device == "cuda" else [], device)
     try:
         with Progress(f"task {task.number}") as progress:

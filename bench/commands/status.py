@@ -43,13 +43,9 @@ def status(out: Path) -> None:
 
 
 def _to_continue(run: Run, out: Path) -> str:
-    """Return "" if the run cannot continue. Version 0.1 stored no request: then continue all cases."""
-    last = run.file.requests[-1] if run.file.requests else None
-    if run.mode == "verify" or (last and last.arguments[:1] == ("ab",)):
-        return ""
-    if last and last.request:
-        return RunRequest.stored(last.request).to_continue(out)
-    return RunRequest(command="profile" if run.mode == "profile" else "run").to_continue(out)
+    """Return "" if the run cannot continue: a side of `ab`, or a run of version 0.1, which stored no request."""
+    last = run.file.requests[-1].request if run.file.requests else {}
+    return RunRequest.stored(last).to_continue(out) if last and last.get("command") != "ab" else ""
 
 
 def _states(submitted: Holder | None) -> tuple[dict[str, str] | None, str]:

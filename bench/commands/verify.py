@@ -5,10 +5,10 @@ import tempfile
 from pathlib import Path
 
 from bench.commands.measure import summary
-from bench.model_facts import PARAMETERS_OFF
 from bench.plan import plan
 from bench.request import RunRequest
 from bench.run_folder import file_of
+from bench.terminal import note
 from harness.measure.measured_case import NO_REFERENCE
 from harness.schema.reason import counted
 from harness.schema.record import Record
@@ -24,8 +24,7 @@ def verify(request: RunRequest) -> None:
     """
     work = plan(request)
     work.refuse_elsewhere()
-    for note in work.notes:
-        print(f"ttt-bench: {note}", file=sys.stderr)
+    note(*work.notes)
     with tempfile.TemporaryDirectory() as folder:
         # run.json names this machine's GPU, so a worker that sees none cannot pass for one that does.
         current = Run.create(Path(folder) / "run", file_of(work, "verify"))
@@ -46,22 +45,13 @@ def verify(request: RunRequest) -> None:
 
 
 def _checks(record: Record) -> str:
-    """Describe the failed checks, or the one nearest to its limit; without checks, the record's reason."""
+    """Describe the failed checks, or count the passed ones; without checks, return the record's reason."""
     checks = (record.check or {}).get("checks", [])
     failed = [check for check in checks if not check["passed"]]
     if failed:
         words = [f"{each['name']} {_distance(each['value'])} (limit {_distance(each['limit'])})" for each in failed]
         return f"{len(failed)} of {counted(len(checks), 'check')} failed: {', '.join(words)}"
-    if not checks or record.status != "ok":
-        return record.reason
-    passed = f"{counted(len(checks), 'check')} passed"
-    # Distances of outputs have limits below 1; the other checks are counts, or compare the model's size.
-    distances = [each for each in checks if each["limit"] and each["limit"] < 1 and each["name"] != PARAMETERS_OFF]
-    if not distances:
-        return passed
-    worst = max(distances, key=lambda each: each["value"] / each["limit"])
-    near = f"{worst['name']} {_distance(worst['value'])} of {_distance(worst['limit'])}"
-    return f"{passed}, {'the worst ' if len(checks) > 1 else ''}{near}"
+    return f"{counted(len(checks), 'check')} passed" if checks and record.status == "ok" else record.reason
 
 
 def _distance(value: float | None) -> str:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.config import NORM_EPS
-from bench.models.layers import RMSNorm, embedding, fill_with_initial_weights
+from bench.models.layers import embedding, fill_with_initial_weights
 
 # Tokens of a chunk. The widest activation then has 0.4 GB in a 1.3B model; smaller chunks would leave a large GPU idle.
 PREFILL_TOKENS = 32768
@@ -25,7 +25,7 @@ class CausalLM(nn.Module):
     def from_seed(cls, config: Any, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any) -> Self:
         """Build a model with random weights; a seed gives other weights on a CPU than on a GPU."""
         model = cls(config, device, dtype, **options)
-        model.fill(seed)
+        fill_with_initial_weights(model, torch.Generator(model.head.device).manual_seed(seed))
         return model
 
     def init_state(self, batch: int, context: int) -> Any:
@@ -68,10 +68,6 @@ class CausalLM(nn.Module):
         """Return logits [..., V] of the residual stream [..., C]: last norm, then LM head."""
         raise NotImplementedError
 
-    def fill(self, seed: int) -> None:
-        """Overwrite all weights with random initial values."""
-        raise NotImplementedError
-
     def weights(self) -> dict[str, Tensor]:
         """Return the weights by their names in a checkpoint; a tied weight appears once."""
         return {name: weight.detach() for name, weight in self.named_parameters()}
@@ -108,7 +104,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = embedding(vocabulary, width, device, dtype)
         self.layers = nn.ModuleList(blocks)
-        self.norm = RMSNorm(width, device, dtype, norm_eps)
+        self.norm = nn.RMSNorm(width, norm_eps, device=device, dtype=dtype)
 
 
 class ChunkedModel(CausalLM):
@@ -141,10 +137,6 @@ class ChunkedModel(CausalLM):
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         check_ids(ids, 1, state.batch)
         return self._logits(self._hidden_step(ids[:, None], state)[:, 0]), state
-
-    @torch.no_grad()
-    def fill(self, seed: int) -> None:
-        fill_with_initial_weights(self, torch.Generator(self.device).manual_seed(seed))
 
     @property
     def tied(self) -> dict[str, str]:

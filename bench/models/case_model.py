@@ -10,24 +10,23 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.models.config import SIZES, CheckpointError, ModelConfig, TTTConfig, model_config
-from bench.models.hugging_face import CONFIG_FILE, INDEX_FILE, read_config
+from bench.models.config import CheckpointError, ModelConfig, TTTConfig, model_config
+from bench.models.hugging_face import CONFIG_FILE, read_config
 from harness.schema.case import Case, Scalar
 from harness.schema.files import listed, open_regular, refusing
 from harness.schema.reason import printable
 
-VARIABLE = "TTT_BENCH_CHECKPOINTS"  # a JSON object: NAME@DIGEST -> [folder, sizes and times of its files]
+VARIABLE = "TTT_BENCH_CHECKPOINTS"  # a JSON object: NAME@DIGEST -> folder
 DIGITS = 16  # hexadecimal digits of DIGEST
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder. states: sizes and times of its files when it was read."""
+    """A checkpoint folder and the name by which cases know it."""
 
     name: str
     folder: Path
     config: TTTConfig
-    states: str
 
     @property
     def system(self) -> str:
@@ -35,10 +34,7 @@ class Checkpoint:
 
     @property
     def size(self) -> str:
-        """The name of the model's size in SIZES, or LAYERSxWIDTH if SIZES lacks it."""
-        tables = {name: model_config(self.system, name) for name in SIZES}
-        own = f"{self.config.layers}x{self.config.width}"
-        return next((name for name, each in tables.items() if _shape(each) == _shape(self.config)), own)
+        return f"{self.config.layers}x{self.config.width}"
 
     @property
     def options(self) -> dict[str, tuple[Scalar, ...]]:
@@ -46,60 +42,35 @@ class Checkpoint:
         return {"checkpoint": (self.name,), "mini_batch": (config.mini_batch,), "backbone": (config.backbone,)}
 
 
-def _shape(config: ModelConfig) -> tuple[int, ...]:
-    assert isinstance(config, TTTConfig)
-    return config.width, config.ffn_width, config.layers, config.heads
-
-
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read a folder's config.json and its files' digest; CheckpointError if unsupported."""
-    states = _states(folder)
     config = read_config(folder)
     digest = hashlib.sha256()
-    for file in _files(folder):
+    for file in (folder / CONFIG_FILE, *listed(folder, "*.safetensors")):
         digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
         with refusing(file, "read", CheckpointError), os.fdopen(open_regular(file), "rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
     name = printable(folder.resolve().name)[:100]
-    return Checkpoint(f"{name}@{digest.hexdigest()[:DIGITS]}", folder.resolve(), config, states)
-
-
-def _files(folder: Path) -> list[Path]:
-    every = (folder / CONFIG_FILE, folder / INDEX_FILE, *listed(folder, "*.safetensors"))
-    return [file for file in every if file.is_file()]
-
-
-def _states(folder: Path) -> str:
-    """Return a checkpoint's file sizes and modification times as text, to notice changes."""
-    states = [(file.name, file.stat()) for file in _files(folder)]
-    return " ".join(f"{name}:{state.st_size}:{state.st_mtime_ns}" for name, state in states)
+    return Checkpoint(f"{name}@{digest.hexdigest()[:DIGITS]}", folder.resolve(), config)
 
 
 def offer(checkpoint: Checkpoint) -> None:
     """Publish a checkpoint's folder in the environment variable VARIABLE, also to children."""
-    os.environ[VARIABLE] = json.dumps(_offered() | {checkpoint.name: [str(checkpoint.folder), checkpoint.states]})
+    os.environ[VARIABLE] = json.dumps(_offered() | {checkpoint.name: str(checkpoint.folder)})
 
 
 def checkpoint_folder(case: Case) -> Path | None:
-    """Return the folder of a case's checkpoint or None; CheckpointError if unknown or changed."""
+    """Return the folder of a case's checkpoint or None; CheckpointError if no --checkpoint names it."""
+    if missing := checkpoint_missing(case):
+        raise CheckpointError(missing)
     name = str(case.option("checkpoint", ""))
-    if not name:
-        return None
-    folder, states = _offered().get(name, ("", ""))
-    if not folder:
-        raise CheckpointError(f"checkpoint {name}: name its folder by --checkpoint DIR")
-    if _states(Path(folder)) != states:
-        raise CheckpointError(f"checkpoint {name}: its files have changed since it was read; begin another run")
-    return Path(folder)
+    return Path(_offered()[name]) if name else None
 
 
 def checkpoint_missing(case: Case) -> str:
     """Return why a case's checkpoint cannot be read; "" if it can, or if the case has none."""
-    try:
-        checkpoint_folder(case)
-    except CheckpointError as error:
-        return str(error)
-    return ""
+    name = str(case.option("checkpoint", ""))
+    return f"checkpoint {name}: name its folder by --checkpoint DIR" if name and name not in _offered() else ""
 
 
 def config_of(case: Case) -> ModelConfig:
@@ -118,5 +89,5 @@ def ttt_config_of(case: Case) -> TTTConfig:
     return config
 
 
-def _offered() -> dict[str, tuple[str, str]]:
+def _offered() -> dict[str, str]:
     return json.loads(os.environ.get(VARIABLE, "{}"))

@@ -17,7 +17,7 @@ from torch import Tensor
 from bench.models.base import CausalLM
 from bench.models.config import CheckpointError, ModelConfig
 from bench.models.factory import default_dtype, model_class
-from bench.models.hugging_face import INDEX_FILE, read_config, read_json
+from bench.models.hugging_face import read_config
 from harness.schema.files import listed, open_regular
 
 WEIGHTS_FILE = "model.safetensors"
@@ -33,7 +33,6 @@ class _Entry(NamedTuple):
 
 def save(model: CausalLM, path: str | Path) -> None:
     """Write a model's weights to a .safetensors file, in their dtypes; tied weights once."""
-    path = _safetensors(Path(path))
     save_file({name: weight.contiguous() for name, weight in model.weights().items()}, path, {"format": "pt"})
 
 
@@ -47,23 +46,22 @@ def load(folder: str | Path, device: torch.device | str, dtype: torch.dtype | No
 
 def load_weights(
     config: ModelConfig,
-    path: str | Path,
+    folder: str | Path,
     device: torch.device | str,
     dtype: torch.dtype | None = None,
     **options: Any,
 ) -> CausalLM:
-    """Build a model of `config` with the weights of a file or folder of .safetensors.
+    """Build a model of `config` with the weights in a folder's .safetensors files.
 
     dtype: of projections, by default bfloat16 on a GPU, float32 on a CPU; inner loops and decays are at least float32.
     options: arguments of the model's class (operator, block). A tied head can be stored with or without the embedding.
-    Raises CheckpointError for a pickle, a truncated file, or wrong keys, shapes or dtypes, before any weight is read.
+    Raises CheckpointError for a truncated file, or wrong keys, shapes or dtypes, before any weight is read.
     While it reads, raises CheckpointError for NaN, infinity, or a tied head unlike the embedding.
     """
-    path = Path(path)
-    entries = _entries(path)
+    entries = _entries(Path(folder))
     model = model_class(config)(config, device, dtype or default_dtype(device), **options)
     weights = model.weights()
-    _check_entries(path, entries, weights, model.tied)
+    _check_entries(Path(folder), entries, weights, model.tied)
     for name, weight in weights.items():
         key = name if name in entries else next(alias for alias, repeated in model.tied.items() if repeated == name)
         _copy(entries[key].file, key, weight)
@@ -71,58 +69,24 @@ def load_weights(
     return model
 
 
-def _entries(path: Path) -> dict[str, _Entry]:
-    """Return where each weight is stored, by key: in one file, or in shards with an index."""
-    if not path.exists():
-        raise CheckpointError(f"{path}: no such file or folder")
-    if not path.is_dir():
-        return _header(_safetensors(path))
-    index, files = path / INDEX_FILE, listed(path, "*.safetensors")
-    if index.exists():
-        return _indexed(index)
+def _entries(folder: Path) -> dict[str, _Entry]:
+    """Return where each weight is stored, by key."""
+    files = listed(folder, "*.safetensors")
     if not files:
-        raise CheckpointError(f"{path}: holds no .safetensors file; other formats are not read")
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files[:NAMED_AT_MOST])
-        raise CheckpointError(f"{path}: holds {len(files)} .safetensors files ({names}) and no {INDEX_FILE} of them")
-    return _header(files[0])
-
-
-def _indexed(index: Path) -> dict[str, _Entry]:
-    """Raise CheckpointError if the index and the shards disagree."""
-    shard_of = read_json(index).get("weight_map")
-    if not isinstance(shard_of, dict) or not shard_of:
-        raise CheckpointError(f"{index}: has no weight_map from keys to files")
-    if (index.parent / WEIGHTS_FILE).exists() and WEIGHTS_FILE not in shard_of.values():
-        raise CheckpointError(f"{index.parent}: holds both {WEIGHTS_FILE} and {INDEX_FILE}; remove one")
-    for key, name in shard_of.items():
-        if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{index}: {key}: {name!r} must be the name of a file in the same folder")
-    found = {name: _header(_safetensors(index.parent / name)) for name in sorted(set(shard_of.values()))}
-    for key, name in shard_of.items():
-        if key not in found[name]:
-            raise CheckpointError(f"{index}: {key}: not in {name}, where the index has it")
-    for name, entries in found.items():
-        for key in entries:
-            if shard_of.get(key) != name:
-                raise CheckpointError(f"{index.parent / name}: {key}: not listed for this file by {INDEX_FILE}")
-    return {key: found[name][key] for key, name in shard_of.items()}
+        raise CheckpointError(f"{folder}: holds no .safetensors file; other formats are not read")
+    found: dict[str, _Entry] = {}
+    for file in files:
+        for key, entry in _header(file).items():
+            if key in found:
+                raise CheckpointError(f"{file}: {key}: also in {found[key].file.name}; remove one of the files")
+            found[key] = entry
+    return found
 
 
 def _header(file: Path) -> dict[str, _Entry]:
     with _opened(file) as opened:
         headers = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 - cannot be iterated itself
         return {key: _Entry(file, tuple(some.get_shape()), some.get_dtype()) for key, some in headers.items()}
-
-
-def _safetensors(path: Path) -> Path:
-    if path.name.endswith(".index.json"):
-        raise CheckpointError(f"{path}: is an index without weights; give its folder, {path.parent}")
-    if path.suffix != ".safetensors":
-        raise CheckpointError(
-            f"{path}: expected a .safetensors file; pickles ({path.suffix or 'no suffix'}) can run code and are refused"
-        )
-    return path
 
 
 @contextmanager

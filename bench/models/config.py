@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass, field, replace
 
+from bench.errors import UserError
+
 VOCABULARY = 32000
 QUERY_GROUP = 4  # query heads of one KV head in transformer-gqa
 CONV_KERNEL = 4
@@ -14,7 +16,7 @@ class ConfigError(ValueError):
     """A model that cannot be built; the message names the wrong value and the known ones."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """No supported checkpoint: the message names the file, the key, and the expected value."""
 
 
@@ -69,9 +71,11 @@ class TTTConfig:
         _require_one_of("learner", self.learner, tuple(BASE_LR))
         _require_one_of("backbone", self.backbone, BACKBONES)
         for name in ("width", "ffn_width", "layers", "vocabulary", "mini_batch"):
-            _require_at_least_one(name, getattr(self, name))
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} {getattr(self, name)}: must be at least 1")
         for name in ("base_lr", "rope_theta", "norm_eps"):
-            _require_positive(name, getattr(self, name))
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} {getattr(self, name)}: must be a positive number")
         _require_even_heads(self.width, self.heads)
 
     @property
@@ -248,16 +252,6 @@ def _mamba_layer(config: MambaConfig) -> int:
 def _require_one_of(what: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigError(f"{what} {value}: unknown; there are {', '.join(known)}")
-
-
-def _require_at_least_one(what: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"{what} {value}: must be at least 1")
-
-
-def _require_positive(what: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{what} {value}: must be a positive number")
 
 
 def _require_even_heads(width: int, heads: int) -> None:

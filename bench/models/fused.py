@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.config import TTTConfig
-from bench.models.kernel_operator import KernelOperator
 from bench.models.layers import Rotation, operator_range, round_up
 from bench.models.operator import Learner, Projections
 from bench.models.overlap import beside_another_chunk
@@ -40,18 +39,7 @@ class FusedBlock(TTTBlock):
         self._pack()
         self._learner: Learner
 
-    def forward_packed(self, h: Tensor, rope: Rotation, state: LayerState, operator: KernelOperator) -> Tensor:
-        """Return the new residual stream of packed h [1, N, C]; update the slots of the sequences."""
-
-        def learn(projections: Projections, learner: Learner) -> Tensor:
-            assert state.sequences is not None
-            initial = self.seq_modeling_block.learner_weights()
-            with operator_range():
-                return operator.forward_packed(projections, learner, state.inner, initial, state.sequences)
-
-        return self._through(h, rope, state, learn)
-
-    def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
+    def forward(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
         changed = self._follow_parameters(rope)
         layer = self.seq_modeling_block
         is_one_token = h.shape[1] == 1 and state.sequences is None and not beside_another_chunk()
@@ -59,7 +47,9 @@ class FusedBlock(TTTBlock):
         # `dependent_launch` needs a plain launch between two writes of a state, and after new parameters.
         h, x = self._enter(h, state, pdl and not changed)
         projected = product(x, self._projections, pdl)
-        out = learn(self._split(projected, rope, state, pdl), self._learner)
+        projections = self._split(projected, rope, state, pdl)
+        with operator_range():
+            out = learn(projections, self._learner, state.inner)
         norm, out = layer.post_norm, out.flatten(-2)
         if layer.config.backbone == "mamba":
             before = Norm(norm.weight, norm.eps, norm.bias, self._columns(projected, 2))
@@ -71,7 +61,7 @@ class FusedBlock(TTTBlock):
 
     def _opened(self, h: Tensor, pdl: bool) -> Tensor:
         """Return the hidden values [B, T, F] of the feed-forward layer: SwiGLU of normed h."""
-        norm = Norm(self.ffn_norm.weight, self.ffn_norm.eps)
+        norm = Norm(self.ffn_norm.weight, self.seq_modeling_block.config.norm_eps)
         if has_few_rows(h, self._gate_up, swiglu=True):
             return few_rows_product(h, self._gate_up, norm, swiglu=True, pdl=pdl)
         return swiglu_product(norm(h), self._gate_up, beside_others=beside_another_chunk())
@@ -80,20 +70,20 @@ class FusedBlock(TTTBlock):
         """Add the convolution, if any, to h; return the sum and its RMSNorm. One launch of three passes."""
         if state.block_conv is None:
             return h, self.seq_norm(h)
-        first, conv = self.conv.norm, self.conv.conv
-        weights = (first.weight, conv.weight, conv.bias, self.seq_norm.weight)
+        conv, eps = self.conv.conv, self.seq_modeling_block.config.norm_eps
+        weights = (self.conv.norm.weight, conv.weight, conv.bias, self.seq_norm.weight)
         return residual_convolution(
-            h, state.block_conv, *weights, first.eps, pdl=pdl, slots=state.slots, sequences=state.sequences
+            h, state.block_conv, *weights, eps, pdl=pdl, slots=state.slots, sequences=state.sequences
         )
 
     def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
         """Columns: [input of Q's and K's convolutions, v, output gate, lr], or [q, v, k, lr] without them."""
         layer = self.seq_modeling_block
         logits, bias = projected[..., self._rate_rows()], layer.learnable_ttt_lr_bias[:, 0]
-        shared, v = self._columns(projected, 0), self._heads(self._columns(projected, 1))
+        shared, v = self._columns(projected, 0), layer.heads(self._columns(projected, 1))
         if state.qk_conv is None:
             k = self._columns(projected, 2)
-            return Projections(self._heads(shared), self._heads(k), v, logits + bias)
+            return Projections(layer.heads(shared), layer.heads(k), v, logits + bias)
         conv_q, conv_k = ((conv.weight, conv.bias) for conv in (layer.conv_q, layer.conv_k))
         position, base_lr = state.inner.position, layer.config.base_lr
         inputs = (shared, state.qk_conv, conv_q, conv_k, rope, position, logits, bias, base_lr)
@@ -103,10 +93,6 @@ class FusedBlock(TTTBlock):
     def _columns(self, projected: Tensor, index: int) -> Tensor:
         width = self.seq_modeling_block.config.width
         return projected[..., index * width : (index + 1) * width]
-
-    def _heads(self, x: Tensor) -> Tensor:
-        config = self.seq_modeling_block.config
-        return x.unflatten(-1, (config.heads, config.head_dim))
 
     def _rate_rows(self) -> slice:
         """Return the learning rates' rows of the packed weight, which are columns of its GEMM."""

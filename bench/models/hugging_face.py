@@ -19,7 +19,6 @@ from harness.schema.files import read_regular
 from harness.schema.reason import clipped
 
 CONFIG_FILE = "config.json"
-INDEX_FILE = "model.safetensors.index.json"
 
 # Keys without influence on the logits: training, tokenizer, bookkeeping of transformers.
 _WITHOUT_EFFECT = {
@@ -39,6 +38,19 @@ _WITHOUT_EFFECT = {
     "use_cache",
 }
 _BACKBONE = ("pre_conv", "share_qk", "use_gate")
+_FIELDS = {  # of TTTConfig, by key; the backbone is apart
+    "ttt_layer_type": "learner",
+    "ttt_base_lr": "base_lr",
+    "vocab_size": "vocabulary",
+    "hidden_size": "width",
+    "intermediate_size": "ffn_width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "mini_batch_size": "mini_batch",
+    "rms_norm_eps": "norm_eps",
+    "rope_theta": "rope_theta",
+    "tie_word_embeddings": "tied",
+}
 
 _Count = Annotated[int, Field(ge=1, le=1 << 20)]  # a larger model fits no machine
 _Number = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -75,23 +87,18 @@ class _Settings(BaseModel):
 def read_config(folder: str | Path) -> TTTConfig:
     """Read a folder's config.json; CheckpointError if missing, or for an unsupported setting."""
     file = Path(folder) / CONFIG_FILE
-    values = _values(file)
+    if not file.exists():
+        raise CheckpointError(f"{file.parent}: holds no {CONFIG_FILE}; name a folder with it and safetensors files")
+    known = _Settings.model_fields
+    values = {
+        key: value
+        for key, value in _read_json(file).items()
+        if key not in _WITHOUT_EFFECT and (key in known or value is not None)  # an unknown key counts unless null
+    }
     try:
         settings = _Settings.model_validate(values)
-        return TTTConfig(
-            learner=settings.ttt_layer_type,
-            width=settings.hidden_size,
-            ffn_width=settings.intermediate_size,
-            layers=settings.num_hidden_layers,
-            heads=settings.num_attention_heads,
-            vocabulary=settings.vocab_size,
-            backbone=_backbone(file, settings),
-            mini_batch=settings.mini_batch_size,
-            base_lr=settings.ttt_base_lr,
-            rope_theta=settings.rope_theta,
-            norm_eps=settings.rms_norm_eps,
-            tied=settings.tie_word_embeddings,
-        )
+        fields = {name: getattr(settings, key) for key, name in _FIELDS.items()}
+        return TTTConfig(**fields, backbone=_backbone(file, settings))
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
@@ -108,22 +115,12 @@ def config_values(config: TTTConfig) -> dict[str, Any]:
     return {
         "model_type": "ttt",
         "architectures": ["TTTForCausalLM"],
-        "ttt_layer_type": config.learner,
-        "ttt_base_lr": config.base_lr,
-        "vocab_size": config.vocabulary,
-        "hidden_size": config.width,
-        "intermediate_size": config.ffn_width,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "mini_batch_size": config.mini_batch,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
-        "tie_word_embeddings": config.tied,
+        **{key: getattr(config, name) for key, name in _FIELDS.items()},
         **dict.fromkeys(_BACKBONE, config.backbone == "mamba"),
     }
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, Any]:
     """Read a JSON object; CheckpointError if the file is unreadable or anything else."""
     try:
         values = json.loads(read_regular(file).decode("utf-8-sig"))
@@ -133,22 +130,6 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise CheckpointError(f"{file}: holds {type(values).__name__}, must be a JSON object")
     return values
-
-
-def _values(file: Path) -> dict[str, Any]:
-    """Return the keys that can affect the logits; an unknown key counts unless it is null."""
-    folder = file.parent
-    if not folder.is_dir():
-        hint = f"give its folder, {folder.parent}" if folder.exists() else "no such folder"
-        raise CheckpointError(f"{folder}: {hint}; a checkpoint is a folder with {CONFIG_FILE} and safetensors files")
-    if not file.exists():
-        raise CheckpointError(f"{folder}: holds no {CONFIG_FILE}, which defines the model")
-    known = _Settings.model_fields
-    return {
-        key: value
-        for key, value in read_json(file).items()
-        if key not in _WITHOUT_EFFECT and (key in known or value is not None)
-    }
 
 
 def _backbone(file: Path, settings: _Settings) -> str:

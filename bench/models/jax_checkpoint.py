@@ -7,7 +7,6 @@ follow from the shapes; epsilon and RoPE theta are those of all published config
 """
 
 import json
-import math
 import os
 import re
 import shutil
@@ -23,7 +22,7 @@ from torch import Tensor
 from bench.models.checkpoint import WEIGHTS_FILE, load
 from bench.models.config import BASE_LR, CheckpointError, ConfigError, TTTConfig
 from bench.models.hugging_face import CONFIG_FILE, config_values
-from harness.schema.files import open_regular
+from harness.schema.files import open_regular, refusing
 
 ARRAY = 1  # flax's extension type
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -83,7 +82,7 @@ def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
     import msgpack
 
     try:
-        with os.fdopen(open_regular(file), "rb") as opened:
+        with refusing(file, "read", CheckpointError), os.fdopen(open_regular(file), "rb") as opened:
             unpacker, end = msgpack.Unpacker(opened, max_buffer_size=0), 0
             for path, packed in unpacker:
                 end = unpacker.tell()
@@ -94,8 +93,6 @@ def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
             # The unpacker raises no error if the file ends in the middle of a pair.
             if beyond := opened.seek(0, os.SEEK_END) - end:
                 raise CheckpointError(f"{file}: is truncated: its last {beyond} bytes are no whole (path, array) pair")
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
     except CheckpointError:
         raise
     except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -108,13 +105,10 @@ def _array(path: tuple[str, ...], value: Any) -> Tensor:
     if not isinstance(value, msgpack.ExtType) or value.code != ARRAY:
         raise CheckpointError(f"{'/'.join(path)}: is not one whole array; arrays beyond 1 GiB are not supported")
     shape, dtype, data = msgpack.unpackb(value.data, raw=True)
-    name = dtype.decode() if isinstance(dtype, bytes) else repr(dtype)
-    if name not in DTYPES:
-        raise CheckpointError(f"{'/'.join(path)}: has dtype {name}, must be one of {', '.join(DTYPES)}")
-    sizes = shape if isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape) else None
-    if sizes is None or not isinstance(data, bytes) or len(data) != math.prod(sizes) * DTYPES[name].itemsize:
-        raise CheckpointError(f"{'/'.join(path)}: its data is not an array of {name} of shape {shape}")
-    return torch.frombuffer(bytearray(data), dtype=DTYPES[name]).reshape(sizes) if data else torch.empty(sizes)
+    try:
+        return torch.frombuffer(bytearray(data), dtype=DTYPES[dtype.decode()]).reshape(shape)
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+        raise CheckpointError(f"{'/'.join(path)}: its data is not an array of {dtype!r} of shape {shape}") from None
 
 
 def renamed(path: tuple[str, ...]) -> str:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.models.config import CONV_KERNEL, NORM_EPS, ROPE_THETA
+from bench.models.config import CONV_KERNEL, ROPE_THETA
 from harness.measure.ranges import OPERATOR, is_recorded, layer_name, nvtx_range
 
 INITIALIZER_RANGE = 0.02
@@ -63,18 +63,6 @@ def embedding(vocabulary: int, width: int, device: torch.device, dtype: torch.dt
 def parameter(shape: Iterable[int], device: torch.device, dtype: torch.dtype) -> nn.Parameter:
     """Return an uninitialized parameter."""
     return nn.Parameter(torch.empty(tuple(shape), device=device, dtype=dtype))
-
-
-class RMSNorm(nn.Module):
-    """RMSNorm, x / rms(x) * weight over the last dimension; rms in float32 or wider."""
-
-    def __init__(self, width: int, device: torch.device, dtype: torch.dtype, eps: float = NORM_EPS) -> None:
-        super().__init__()
-        self.weight = parameter((width,), device, dtype)
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class SwiGLU(nn.Module):

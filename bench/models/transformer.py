@@ -1,7 +1,9 @@
 """The Transformer baseline: Llama's blocks with scaled_dot_product_attention and a KV cache."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -9,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.base import ChunkedModel, Decoder
-from bench.models.config import TransformerConfig
-from bench.models.layers import RMSNorm, Rotation, SwiGLU, layer_range, linear, rotate_halves, rotation, round_up
+from bench.models.config import NORM_EPS, TransformerConfig
+from bench.models.layers import Rotation, SwiGLU, layer_range, linear, rotate_halves, rotation, round_up
 
 # Masked attention kernels copy the mask at each step unless the cache's capacity is a multiple of this.
 CAPACITY_MULTIPLE = 64
@@ -70,64 +72,40 @@ class Sdpa:
         return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).flatten(1, 2).unsqueeze(2)
 
 
-class Attention(nn.Module):
-    """A Llama attention layer, causal, with RoPE, no biases; `attend` has the kernels."""
+# Causal attention [B, H, T, D] of q to k, v [B, KV heads, T, D] and to earlier tokens.
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-    def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype, attend: Sdpa) -> None:
+
+class Attention(nn.Module):
+    """A Llama attention layer with RoPE, no biases."""
+
+    def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self.config, self.attend = config, attend
+        self.config = config
         self.q_proj = linear(config.width, config.width, device, dtype)
         self.k_proj = linear(config.width, config.kv_width, device, dtype)
         self.v_proj = linear(config.width, config.kv_width, device, dtype)
         self.o_proj = linear(config.width, config.width, device, dtype)
 
-    def forward(self, x: Tensor, rope: Rotation, cache: Tensor, start: int) -> Tensor:
-        """Return the output for x [B, T, C]; extend cache [2, B, KV heads, capacity, D] at `start`."""
-        q, k, v = self._project(x, rope)
-        end = start + x.shape[1]
-        cache[0, :, :, start:end], cache[1, :, :, start:end] = k, v
-        if start == 0:
-            out = self.attend.prefill(q, k, v)
-        else:
-            from torch.nn.attention.bias import causal_lower_right  # takes a second to import
-
-            mask = causal_lower_right(x.shape[1], end)
-            out = causal_attention(q, cache[0, :, :, :end], cache[1, :, :, :end], mask)
-        return self._merge(out)
-
-    def generate_step(self, x: Tensor, rope: Rotation, cache: Tensor, position: Tensor, mask: Any) -> Tensor:
-        """Return the output for x [B, 1, C]; write its key and value at `position` [1]."""
-        q, k, v = self._project(x, rope)
-        cache[0].index_copy_(2, position, k)
-        cache[1].index_copy_(2, position, v)
-        return self._merge(self.attend.step(q, cache[0], cache[1], mask))
-
-    def _project(self, x: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [B, H, T, D], k and v [B, KV heads, T, D] of x [B, T, C]; q and k have RoPE."""
-        head_dim = self.config.head_dim
-        q, k, v = (p(x).unflatten(-1, (-1, head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        return rotate_halves(q, rope).transpose(1, 2), rotate_halves(k, rope).transpose(1, 2), v.transpose(1, 2)
-
-    def _merge(self, out: Tensor) -> Tensor:
-        return self.o_proj(out.transpose(1, 2).flatten(-2))
+    def forward(self, x: Tensor, rope: Rotation, attend: Attend) -> Tensor:
+        """Return the output for x [B, T, C]."""
+        q, k, v = (p(x).unflatten(-1, (-1, self.config.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (x.transpose(1, 2) for x in (rotate_halves(q, rope), rotate_halves(k, rope), v))
+        return self.o_proj(attend(q, k, v).transpose(1, 2).flatten(-2))
 
 
 class TransformerBlock(nn.Module):
     """Attention and SwiGLU with pre-norms and residuals; parameters have Llama's names."""
 
-    def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype, attend: Sdpa) -> None:
+    def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.width, device, dtype)
-        self.self_attn = Attention(config, device, dtype, attend)
-        self.post_attention_layernorm = RMSNorm(config.width, device, dtype)
+        self.input_layernorm = nn.RMSNorm(config.width, NORM_EPS, device=device, dtype=dtype)
+        self.self_attn = Attention(config, device, dtype)
+        self.post_attention_layernorm = nn.RMSNorm(config.width, NORM_EPS, device=device, dtype=dtype)
         self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
 
-    def forward(self, h: Tensor, rope: Rotation, cache: Tensor, start: int) -> Tensor:
-        h = h + self.self_attn(self.input_layernorm(h), rope, cache, start)
-        return h + self.mlp(self.post_attention_layernorm(h))
-
-    def generate_step(self, h: Tensor, rope: Rotation, cache: Tensor, position: Tensor, mask: Any) -> Tensor:
-        h = h + self.self_attn.generate_step(self.input_layernorm(h), rope, cache, position, mask)
+    def forward(self, h: Tensor, rope: Rotation, attend: Attend) -> Tensor:
+        h = h + self.self_attn(self.input_layernorm(h), rope, attend)
         return h + self.mlp(self.post_attention_layernorm(h))
 
 
@@ -144,7 +122,7 @@ class Transformer(ChunkedModel):
         super().__init__()
         self.config, self.attend = config, attend or Sdpa()
         device = torch.device(device)
-        blocks: list[nn.Module] = [TransformerBlock(config, device, dtype, self.attend) for _ in range(config.layers)]
+        blocks: list[nn.Module] = [TransformerBlock(config, device, dtype) for _ in range(config.layers)]
         self.model = Decoder(config.vocabulary, config.width, blocks, device, dtype)
 
     def init_state(self, batch: int, context: int) -> TransformerState:
@@ -172,7 +150,7 @@ class Transformer(ChunkedModel):
         h, rope = self.model.embed_tokens(ids), self._rope(torch.arange(start, end, device=ids.device))
         for index, block in enumerate(self._blocks):
             with layer_range(index):
-                h = block(h, rope, state.cache[index], start)
+                h = block(h, rope, partial(self._attend_prompt, state.cache[index], start))
         state.position.fill_(end)
         state.length = end
         return h
@@ -182,10 +160,27 @@ class Transformer(ChunkedModel):
         h, rope = self.model.embed_tokens(ids), self._rope(state.position)
         for index, block in enumerate(self._blocks):
             with layer_range(index):
-                h = block.generate_step(h, rope, state.cache[index], state.position, mask)
+                h = block(h, rope, partial(self._attend_step, state.cache[index], state.position, mask))
         state.position.add_(1)
         state.length = None
         return h
+
+    def _attend_prompt(self, cache: Tensor, start: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write k, v [B, KV heads, T, D] into cache [2, B, KV heads, capacity, D] from `start` on; return attention."""
+        end = start + q.shape[2]
+        cache[0, :, :, start:end], cache[1, :, :, start:end] = k, v
+        if start == 0:
+            return self.attend.prefill(q, k, v)
+        from torch.nn.attention.bias import causal_lower_right  # takes a second to import
+
+        mask = causal_lower_right(q.shape[2], end)
+        return causal_attention(q, cache[0, :, :, :end], cache[1, :, :, :end], mask)
+
+    def _attend_step(self, cache: Tensor, position: Tensor, mask: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write the key and value of one token at `position` [1]; return attention."""
+        cache[0].index_copy_(2, position, k)
+        cache[1].index_copy_(2, position, v)
+        return self.attend.step(q, cache[0], cache[1], mask)
 
     def _chunk_length(self, batch: int) -> int:
         return sys.maxsize if self.attend.whole_prompts else super()._chunk_length(batch)

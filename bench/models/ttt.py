@@ -7,6 +7,7 @@ inner loop (`TorchOperator`) and an output projection.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,6 @@ from bench.models.base import ChunkedModel, Decoder
 from bench.models.config import NORM_EPS, TTTConfig
 from bench.models.layers import (
     CausalConv,
-    RMSNorm,
     Rotation,
     SwiGLU,
     at_least_float32,
@@ -40,8 +40,8 @@ class LayerState:
     """A block's state: the operator's `inner`, and the convolutions' last inputs [B, 3, C].
 
     block_conv: of the block. qk_conv: of Q and K, which share their input. None with the Transformer backbone.
-    slots [B]: for `FusedBlock.generate_step`, where the sequences are in state tensors that hold more.
-    sequences: for `FusedBlock.forward_packed`, where the tokens of each sequence and its slot are.
+    slots [B]: for a step of `FusedBlock`, where the sequences are in state tensors that hold more.
+    sequences: for packed tokens in `FusedBlock`, where the tokens of each sequence and its slot are.
     """
 
     block_conv: Tensor | None
@@ -57,28 +57,19 @@ class LayerState:
 
 
 @dataclass
-class WholeState:
-    """The state tensors of all layers; `inner` has a leading axis of layers.
-
-    caches: [2, layers, B, 3, C], of blocks, then of Q and K; None with the Transformer backbone.
-    """
-
-    caches: Tensor | None
-    inner: Any
-
-
-@dataclass
 class TTTState:
     """The state of `batch` sequences; its size does not depend on their length.
 
     length: tokens read so far per sequence; None after generate_step, or after a replay of its CUDA graph.
-    whole: tensors of all layers; `layers` are views of them. None if each layer has its own tensors.
+    caches [2, layers, B, 3, C]: of blocks, then of Q and K; None with the Transformer backbone.
+    inner: the operator's states with a leading axis of layers; `layers` are views. None if each layer has its own.
     """
 
     batch: int
     layers: list[LayerState]
     length: int | None = 0
-    whole: WholeState | None = None
+    caches: Tensor | None = None
+    inner: Any = None
 
     def rows(self, rows: slice) -> "TTTState":
         """Return the state of the sequences in the slice `rows`, as views."""
@@ -90,7 +81,7 @@ class BlockConv(nn.Module):
 
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self.norm = RMSNorm(config.width, device, dtype, config.norm_eps)
+        self.norm = nn.RMSNorm(config.width, config.norm_eps, device=device, dtype=dtype)
         self.conv = CausalConv(config.width, device, dtype)
 
     def forward(self, x: Tensor, cache: Tensor) -> Tensor:
@@ -137,21 +128,18 @@ class TTTLayer(nn.Module):
 
     def project(self, x: Tensor, state: LayerState) -> Projections:
         """Return the inner loop's inputs for x [B, T, C]; store its convolutions' new inputs."""
-        q, k = self._query_and_key(x, state)
-        return Projections(self._heads(q), self._heads(k), self._heads(self.v_proj(x)), self._lr_logits(x))
-
-    def _query_and_key(self, x: Tensor, state: LayerState) -> tuple[Tensor, Tensor]:
         if state.qk_conv is None:
-            return self.q_proj(x), self.k_proj(x)
-        window = slide(state.qk_conv, self.q_proj(x))
-        return self.conv_q(window), self.conv_k(window)
+            q, k = self.q_proj(x), self.k_proj(x)
+        else:
+            window = slide(state.qk_conv, self.q_proj(x))
+            q, k = self.conv_q(window), self.conv_k(window)
+        # The sum has the bias's dtype.
+        lr_logits = F.linear(x, self.learnable_ttt_lr_weight[:, 0].to(x.dtype)) + self.learnable_ttt_lr_bias[:, 0]
+        return Projections(self.heads(q), self.heads(k), self.heads(self.v_proj(x)), lr_logits)
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def heads(self, x: Tensor) -> Tensor:
+        """Return x [..., C] as [..., H, D]."""
         return x.unflatten(-1, (self.config.heads, self.config.head_dim))
-
-    def _lr_logits(self, x: Tensor) -> Tensor:
-        logits = F.linear(x, self.learnable_ttt_lr_weight[:, 0].to(x.dtype))
-        return logits + self.learnable_ttt_lr_bias[:, 0]  # the sum has the bias's dtype
 
     def learner(self, rope: Rotation) -> Learner:
         """Return the inner loop's parameters outside its state; `rope` is from `rope_tables`."""
@@ -168,7 +156,13 @@ class TTTLayer(nn.Module):
         return self.o_proj(out)
 
 
-Learn = Callable[[Projections, Learner], Tensor]  # runs the operator on a layer's state; returns out [B, T, H, D]
+# Runs the inner loop on projections of T tokens and advances a layer's state; returns out [B, T, H, D].
+Learn = Callable[[Projections, Learner, Any], Tensor]
+
+
+def one_token(operator: TorchOperator) -> Learn:
+    """Return the inner loop of a generate step, on tensors with T = 1."""
+    return lambda projections, learner, state: operator.generate_step(projections.first(), learner, state)[:, None]
 
 
 class TTTBlock(nn.Module):
@@ -178,40 +172,20 @@ class TTTBlock(nn.Module):
         super().__init__()
         if config.backbone == "mamba":
             self.conv = BlockConv(config, device, dtype)
-        self.seq_norm = RMSNorm(config.width, device, dtype, config.norm_eps)
+        self.seq_norm = nn.RMSNorm(config.width, config.norm_eps, device=device, dtype=dtype)
         self.seq_modeling_block = TTTLayer(config, device, dtype)
-        self.ffn_norm = RMSNorm(config.width, device, dtype, config.norm_eps)
+        self.ffn_norm = nn.RMSNorm(config.width, config.norm_eps, device=device, dtype=dtype)
         self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
 
-    def forward(
-        self, h: Tensor, rope: Rotation, state: LayerState, operator: TorchOperator, start: int | None
-    ) -> Tensor:
-        """Run T tokens: return the new residual stream for h [B, T, C]; advance `state`.
-
-        start: the position in the mini-batch; None if the host does not know it.
-        """
-
-        def learn(projections: Projections, learner: Learner) -> Tensor:
-            with operator_range():
-                return operator.forward(projections, learner, state.inner, start)
-
-        return self._through(h, rope, state, learn)
-
-    def generate_step(self, h: Tensor, rope: Rotation, state: LayerState, operator: TorchOperator) -> Tensor:
-        """Run one token: return the new residual stream for h [B, 1, C]; advance `state`."""
-
-        def learn(projections: Projections, learner: Learner) -> Tensor:
-            with operator_range():
-                return operator.generate_step(projections.first(), learner, state.inner)[:, None]
-
-        return self._through(h, rope, state, learn)
-
-    def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
-        """Run the block on h with `learn` as inner loop; `FusedBlock` overrides this."""
+    def forward(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
+        """Return the new residual stream for h [B, T, C], with `learn` as inner loop; advance `state`."""
         if state.block_conv is not None:
             h = h + self.conv(h, state.block_conv)
         layer, x = self.seq_modeling_block, self.seq_norm(h)
-        h = h + layer.output(x, learn(layer.project(x, state), layer.learner(rope)))
+        projections, learner = layer.project(x, state), layer.learner(rope)
+        with operator_range():
+            out = learn(projections, learner, state.inner)
+        h = h + layer.output(x, out)
         return h + self.mlp(self.ffn_norm(h))
 
 
@@ -220,6 +194,9 @@ def rope_tables(config: TTTConfig, device: torch.device, dtype: torch.dtype) -> 
     positions = torch.arange(config.mini_batch, device=device)
     cos, sin = (table.squeeze(-2) for table in rotation(positions, config.head_dim, dtype, config.rope_theta))
     return cos, sin
+
+
+Around = Callable[[int], AbstractContextManager[object]]  # enters a context around the layer of this index
 
 
 class TTTModel(ChunkedModel):
@@ -258,15 +235,15 @@ class TTTModel(ChunkedModel):
         inner = self.operator.init_states(self._learner_weights, batch, self.config.mini_batch, dtype)
         states = (type(inner)(*(each[layer] for each in inner)) for layer in range(self.config.layers))
         layers = [LayerState(*each) for each in zip(*self._by_layer(caches), states, strict=True)]
-        return TTTState(batch, layers, whole=WholeState(caches, inner))
+        return TTTState(batch, layers, caches=caches, inner=inner)
 
     @torch.no_grad()
     def reset_state(self, state: TTTState) -> None:
         state.length = 0
-        if state.whole is not None:
-            if state.whole.caches is not None:
-                state.whole.caches.zero_()
-            self.operator.restart_states(state.whole.inner, self._learner_weights)
+        if state.inner is not None:
+            if state.caches is not None:
+                state.caches.zero_()
+            self.operator.restart_states(state.inner, self._learner_weights)
             return
         for block, layer in zip(self.blocks, state.layers, strict=True):
             for cache in (layer.block_conv, layer.qk_conv):
@@ -345,26 +322,21 @@ class TTTModel(ChunkedModel):
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         return 2 * batch * self.config.heads <= processors
 
-    def _hidden(
-        self,
-        ids: Tensor,
-        state: TTTState,
-        around_layer: Callable[[int], AbstractContextManager[object]] = lambda index: nullcontext(),
-    ) -> Tensor:
+    def _hidden(self, ids: Tensor, state: TTTState, around_layer: Around = nullcontext) -> Tensor:
         start = None if state.length is None else state.length % self.config.mini_batch
-        h = self.model.embed_tokens(ids)
-        for index, (block, layer) in enumerate(zip(self.blocks, state.layers, strict=True)):
-            with around_layer(index), layer_range(index):
-                h = block(h, self._rope, layer, self.operator, start)
+        h = self._layers(ids, state, partial(self.operator.forward, start=start), around_layer)
         state.length = None if state.length is None else state.length + ids.shape[1]
         return h
 
     def _hidden_step(self, ids: Tensor, state: TTTState) -> Tensor:
+        state.length = None
+        return self._layers(ids, state, one_token(self.operator))
+
+    def _layers(self, ids: Tensor, state: TTTState, learn: Learn, around_layer: Around = nullcontext) -> Tensor:
         h = self.model.embed_tokens(ids)
         for index, (block, layer) in enumerate(zip(self.blocks, state.layers, strict=True)):
-            with layer_range(index):
-                h = block.generate_step(h, self._rope, layer, self.operator)
-        state.length = None
+            with around_layer(index), layer_range(index):
+                h = block(h, self._rope, layer, learn)
         return h
 
     @property

@@ -7,6 +7,7 @@ position: that follows from the number of tokens that vLLM has computed.
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -14,11 +15,10 @@ import torch
 from torch import Tensor
 
 from bench.models.config import TTTConfig
-from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.models.layers import at_least_float32, empty_conv_cache
 from bench.models.operator import TorchOperator
-from bench.models.ttt import LayerState, TTTModel
+from bench.models.ttt import LayerState, TTTModel, one_token
 from bench.serving.step import Step
 from tk_kernels.packed import Packed
 
@@ -78,14 +78,15 @@ def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], 
     if isinstance(step, Packed):
         packed = h[None, : step.tokens]
         for views, block in zip(layers, model.blocks, strict=True):
-            assert isinstance(block, FusedBlock)
-            packed = block.forward_packed(packed, model._rope, layout.packed(views, step), operator)
+            initial = block.seq_modeling_block.learner_weights()
+            learn = partial(operator.forward_packed, initial=initial, sequences=step)
+            packed = block(packed, model._rope, layout.packed(views, step), learn)
         return packed[0]
     steps = h[: len(step.slots), None]
     positions = step.positions[:, None].repeat(1, model.config.heads)  # as the kernels read them
     for views, block in zip(layers, model.blocks, strict=True):
         state = layout.generating(views, step.slots, positions)
-        steps = block.generate_step(steps, model._rope, state, operator)
+        steps = block(steps, model._rope, state, one_token(operator))
     return steps[:, 0]
 
 

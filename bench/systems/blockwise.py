@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -40,14 +41,11 @@ def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
 @torch.no_grad()
 def transformer_logits(model: Transformer, ids: Tensor, last: int, device: torch.device) -> Tensor:
     """Return logits [B, last, V] of ids [B, T]; the model's weights can be on the host."""
-    batch, tokens = ids.shape
-    ids = ids.to(device)
     table = model.model.embed_tokens.weight.to(device)
-    h, rope = F.embedding(ids, table), model._rope(torch.arange(tokens, device=device))
-    cache = h.new_empty(2, batch, model.config.kv_heads, tokens, model.config.head_dim)
+    h, rope = F.embedding(ids.to(device), table), model._rope(torch.arange(ids.shape[1], device=device))
     for block in model.model.layers:
         with visiting(block, device):
-            h = block(h, rope, cache, 0)
+            h = block(h, rope, model.attend.prefill)
     with visiting(model.model.norm, device):
         return F.linear(model.model.norm(h[:, -last:]), table)
 
@@ -59,6 +57,6 @@ def ttt_logits(model: TTTModel, ids: Tensor, last: int, device: torch.device) ->
     rope = model.rope_cos.to(device), model.rope_sin.to(device)
     for block in model.blocks:
         with visiting(block, device):
-            h = block(h, rope, model.layer_state(block, len(ids)), model.operator, 0)
+            h = block(h, rope, model.layer_state(block, len(ids)), partial(model.operator.forward, start=0))
     with visiting(model.model.norm, device):
         return F.linear(model.model.norm(h[:, -last:]), model.head.to(device))

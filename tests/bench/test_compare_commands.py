@@ -47,7 +47,6 @@ class TorchTransformer:
         tokens = case.batch * (case.context if case.phase == "forward" else 1)
         return Workload(run=lambda: None, tokens=tokens, engine_samples=lambda policy: repeat(samples))
 """
-ITSELF = "name two different folders"
 ONE = ("quick", "--systems", "transformer/torch", "--context", "64", "--batch", "1", "--device", "cpu")
 
 
@@ -118,19 +117,6 @@ def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, c
     assert "out/ab: holds a comparison already; name another folder" in capsys.readouterr().err
 
 
-def test_an_interrupted_ab_says_that_it_begins_anew(checkout, tmp_path, monkeypatch, capsys):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    commit(checkout, "old")
-    commit(checkout, "new")
-    monkeypatch.setattr(commands, "_measure_in_turns", interrupted)
-    assert ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2, "--out", "ab") == 130
-    said = capsys.readouterr().err.splitlines()
-    assert said == ["ttt-bench: interrupted; ab cannot be continued: begin anew in another --out"]
-    assert git(checkout, "worktree", "list").count("\n") == 0
-
-
 def test_a_case_that_the_new_commit_lost_is_a_regression_and_is_not_tried_again(
     checkout, tmp_path, monkeypatch, capsys
 ):
@@ -146,21 +132,6 @@ def test_a_case_that_the_new_commit_lost_is_a_regression_and_is_not_tried_again(
     assert (tmp_path / "started").read_text().split() == ["old"]
 
 
-def test_two_checkouts_by_their_paths(checkout, tmp_path, monkeypatch, capsys):
-    commit(checkout, "old")
-    other = tmp_path / "other"
-    shutil.copytree(checkout, other)
-    (other / "harness" / "measure" / "timer.py").open("a").write("\n")
-    commit(other, "new", forward=0.5)
-    assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--rounds", 2, "--markdown") == 0
-    said = capsys.readouterr()
-    assert "| faster | 0." in said.out
-    assert "harness/ differs" in said.err
-    (other / "bench" / "systems" / "transformer" / "pytorch.py").write_text("changed")
-    assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--out", "again") == 2
-    assert f"{other}: bench/systems/transformer/pytorch.py differs from the commit" in capsys.readouterr().err
-
-
 def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monkeypatch, capsys):
     """A container with its own copy of the program would run the same code on both sides."""
     old, new = commit(checkout, "old"), commit(checkout, "new")
@@ -174,15 +145,13 @@ def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monk
 
 def test_a_mistake_in_ab_is_one_sentence(checkout, tmp_path, monkeypatch, capsys):
     commit(checkout, "old")
-    (tmp_path / "empty").mkdir()
     for arguments, said in (
-        (("HEAD", "nowhere"), "nowhere: is neither a folder nor a revision of this checkout"),
+        (("HEAD", "nowhere"), "nowhere: is no revision of this checkout: fatal: Needed a single revision"),
         (("HEAD", "--output=x"), "No such option"),
-        (("HEAD", "empty"), "empty: is not a checkout of ttt-bench"),
         (("HEAD", "HEAD", "--rounds", "1"), "--rounds 1: must be from 2 to 99"),
-        (("HEAD", "HEAD", "--fail-on", "3"), "--fail-on 3: must be a percentage, such as 5%"),
-        (("HEAD", "HEAD", "--fail-on", "nan%"), "--fail-on nan%: must be from 1%"),
-        (("HEAD", "HEAD", "--fail-on", "0.5%"), "--fail-on 0.5%: must be from 1% to 1000%"),
+        (("HEAD", "HEAD", "--fail-on", "3"), "--fail-on 3: must be a percentage from 1% to 1000%, such as 5%"),
+        (("HEAD", "HEAD", "--fail-on", "nan%"), "--fail-on nan%: must be a percentage"),
+        (("HEAD", "HEAD", "--fail-on", "0.5%"), "--fail-on 0.5%: must be a percentage from 1%"),
         (("HEAD", "HEAD", "--json", "--markdown"), "--markdown --json: one format at a time"),
     ):
         assert ttt_bench(monkeypatch, "ab", *arguments, *ONE) == 2
@@ -196,15 +165,14 @@ def test_a_tree_with_changes_is_refused(checkout, monkeypatch, capsys):
     commit(checkout, "old")
     (checkout / "new_file.py").write_text("")
     assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
-    assert "new_file.py differs from the commit; commit it or `git stash -u`" in capsys.readouterr().err
+    assert "new_file.py: differs from the commit; commit it or `git stash -u`" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("status", [0, 1])
-def test_hooks_of_a_checkout_do_not_run_in_its_worktrees(checkout, tmp_path, monkeypatch, capsys, status):
+def test_hooks_of_a_checkout_do_not_run_in_its_worktrees(checkout, tmp_path, monkeypatch, capsys):
     commit(checkout, "old")
     hook = checkout / ".git" / "hooks" / "post-checkout"
     hook.parent.mkdir(exist_ok=True)
-    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hooked\nexit {status}\n")
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hooked\nexit 1\n")
     hook.chmod(0o755)
     monkeypatch.setattr(commands, "_measure_in_turns", lambda *_: None)
     assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
@@ -226,38 +194,19 @@ def test_a_worktree_that_git_cannot_make_says_why_and_is_not_left(checkout, tmp_
     assert git(checkout, "worktree", "list").count("\n") == 0
 
 
-def test_a_shallow_clone_lacks_older_commits(checkout, tmp_path, monkeypatch, capsys):
+def test_a_checkout_that_git_refuses_to_read_says_why(checkout, tmp_path, monkeypatch, capsys):
     commit(checkout, "old")
-    commit(checkout, "new")
-    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{checkout}", str(tmp_path / "shallow"))
-    monkeypatch.setattr(commands, "ROOT", tmp_path / "shallow")
-    assert ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE) == 2
-    said = "HEAD~1: is neither a folder nor a revision of this checkout, which lacks older commits: run `git fetch "
-    assert said + "--unshallow`" in capsys.readouterr().err
-
-
-DUBIOUS = "fatal: detected dubious ownership in repository at '/src'\nTo add an exception, call:\n\n\tgit config x"
-
-
-@pytest.mark.parametrize("as_folder", [False, True])
-def test_a_checkout_that_git_refuses_to_read_says_why(checkout, tmp_path, monkeypatch, capsys, as_folder):
-    side = checkout if as_folder else commit(checkout, "old")
-    (tmp_path / "git").write_text(f'#!/bin/sh\necho "{DUBIOUS}" >&2\nexit 128\n')
+    (tmp_path / "git").write_text('#!/bin/sh\necho "fatal: detected dubious ownership" >&2\nexit 128\n')
     (tmp_path / "git").chmod(0o755)
-    (checkout / ".git").mkdir(exist_ok=True)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert ttt_bench(monkeypatch, "ab", side, side, *ONE) == 2
-    said = "git does not report its commit: fatal: detected dubious ownership in repository at '/src' To add an"
-    assert f"{said} exception, call: git config x\n" in capsys.readouterr().err
+    assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
+    assert "HEAD: is no revision of this checkout: fatal: detected dubious ownership" in capsys.readouterr().err
 
 
-def test_a_copy_without_git_is_refused_where_its_commit_is_said_to_have_changes(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("TTT_BENCH_COMMIT", "abc-dirty")
-    (tmp_path / "copy" / "harness").mkdir(parents=True)
-    (tmp_path / "copy" / "harness" / "worker.py").touch()
-    copy = str(tmp_path / "copy")
-    assert ttt_bench(monkeypatch, "ab", copy, copy, *ONE, "--out", str(tmp_path / "out")) == 2
-    assert "the working tree differs from the commit" in capsys.readouterr().err
+def test_revisions_need_a_git_checkout(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
+    assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
+    assert "ttt-bench is in no git checkout" in capsys.readouterr().err
 
 
 def a_run(folder, ms, context=64, driver="580"):
@@ -324,43 +273,14 @@ def a_failed_run(folder):
     run.record_file(run.jobs[0]).append(Record(record.case, "failed", "a bug"))
 
 
-@pytest.mark.parametrize("options", [[], ["--fail-on", "10%"], ["--json"]])
+@pytest.mark.parametrize("options", [[], ["--fail-on", "10%"]])
 def test_a_comparison_of_nothing_is_exit_status_3(tmp_path, monkeypatch, capsys, options):
     a_failed_run(tmp_path / "a")
     a_run(tmp_path / "b", 10)
-    for sides in (("a", "b"), ("a", "a")):
-        folders = [tmp_path / side for side in sides]
-        assert ttt_bench(monkeypatch, "compare", *folders, *options) == commands.NOT_COMPARABLE
-        said = capsys.readouterr()
-        *itself, nothing = said.err.splitlines()
-        assert "no case has a result on both sides" in nothing
-        assert itself == ([] if sides == ("a", "b") else [f"ttt-bench: {folders[0]} is compared with itself; {ITSELF}"])
-        assert "no result in A: failed, a bug" in said.out
+    assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b", *options) == commands.NOT_COMPARABLE
+    said = capsys.readouterr()
+    assert "no case has a result on both sides" in said.err
+    assert "no result in A: failed, a bug" in said.out
     # A case that only B lost is a regression.
     lost = ttt_bench(monkeypatch, "compare", tmp_path / "b", tmp_path / "a", *options)
     assert lost == (commands.REGRESSION if "--fail-on" in options else 0)
-
-
-def test_an_ab_of_nothing_is_exit_status_3(checkout, monkeypatch, capsys):
-    commit(checkout, "old", forward="1 / 0")
-    commit(checkout, "new", forward="2 / 0")
-    assert ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2) == commands.NOT_COMPARABLE
-    said = capsys.readouterr()
-    assert "no case has a result" in said.err.splitlines()[-1]
-    assert "no result in A: unstarted" in said.out
-
-
-def test_a_mistake_in_compare_is_one_sentence(tmp_path, monkeypatch, capsys):
-    a_run(tmp_path / "a", 10)
-    a_run(tmp_path / "later", 10)
-    later = tmp_path / "later" / "run.json"
-    later.write_text(later.read_text().replace('"schema":1', '"schema":9'))
-    for name, said in (
-        ("none", "no such folder"),
-        (".", "is not a run: it has no run.json"),
-        ("later", "schema: Input should be 1, not 9; update ttt-bench"),
-    ):
-        assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / name) == 2
-        error = capsys.readouterr().err
-        assert said in error
-        assert len(error.splitlines()) == 1

@@ -52,7 +52,6 @@ def test_a_plan_names_the_file_in_one_sentence(file):
         ('["mamba/torch"]\npyhton = "p"\n', r"\[mamba/torch\] pyhton: Extra inputs are not permitted"),
         ("[mamba/torch]\n", "a name with a slash needs quotes"),
         ('["mamba/torch"]\npython = 3\n', r"\[mamba/torch\] python"),
-        ('["mamba/torch"]\npython = "p"\ncommand = ["c"]\n', "both python and command"),
         ('["mamba/torch"]\ncommand = []\n', r"\[mamba/torch\] command: List should have at least 1 item"),
         ("mamba = 3\n", r"system \[mamba\]: unknown"),
     ],
@@ -78,12 +77,6 @@ def test_openmp_threads_of_a_worker_on_a_cpu_soon_sleep(file, monkeypatch):
     file.unlink()
     monkeypatch.setenv("GOMP_SPINCOUNT", "9")  # the user's own setting counts
     assert not any("GOMP_SPINCOUNT" in launch.env for launch in launches(device="cpu").values())
-
-
-def test_a_folder_of_that_name_is_one_sentence(file):
-    file.mkdir()
-    with pytest.raises(UserError, match="Is a directory"):
-        launches()
 
 
 @pytest.mark.parametrize("exists", [False, True])

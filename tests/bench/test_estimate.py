@@ -30,11 +30,11 @@ def a_run(folder, cases, seconds, device="H200", status="timeout", mode="measure
         )
 
 
-def test_a_job_takes_the_time_of_its_timed_cases():
+def test_a_job_takes_the_time_of_its_cases_and_an_untimed_case_the_median():
     first, second, other = a_case(1), a_case(2), a_case(1, "generate")
-    cases = [first, second, other]
-    assert estimate.job_time(cases, {}) == (0, 3)
-    assert estimate.job_time(cases, {first.case.key: 10.0, other.case.key: 1.0}) == (11.0, 1)
+    assert estimate.job_seconds([first, second, other], {}) == 0
+    past = {first.case.key: 10.0, other.case.key: 1.0, "another": 3.0}
+    assert estimate.job_seconds([first, second, other], past) == 10 + 3 + 1
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(None, "not known"), (40, "40 s"), (600, "10 min"), (7200, "2.0 h")])
@@ -53,28 +53,22 @@ def test_the_longest_jobs_go_first():
         for system, count in (("a", 2), ("b", 5), ("c", 3))
     ]
     assert [job.system for job in estimate.longest_first(jobs, {})] == ["b", "c", "a"]
-    past = {each.case.key: 100.0 for each in jobs[0].cases} | {jobs[1].cases[0].case.key: 1.0}
-    # Four cases of b and the three of c are untimed: each counts as the median of the known times.
-    assert [job.system for job in estimate.longest_first(jobs, past)] == ["b", "c", "a"]
+    past = {each.case.key: 2.0 for each in jobs[1].cases} | {each.case.key: 100.0 for each in jobs[0].cases}
+    assert [job.system for job in estimate.longest_first(jobs, past)] == ["a", "b", "c"]
 
 
-def test_a_case_takes_its_time_on_this_gpu_or_else_on_another(tmp_path):
+def test_a_case_takes_the_median_of_runs_on_its_kind_of_device_here_or_else_of_published_ones(tmp_path):
     both, elsewhere = a_case(1), a_case(2)
-    a_run(tmp_path / "runs/1", [both, elsewhere], 3.0, "H100")
-    a_run(tmp_path / "runs/2", [both], 2.0)
+    a_run(tmp_path / "published/run", [both, elsewhere], 3.0, "H100")
+    a_run(tmp_path / "runs/1", [both], 2.0)
+    a_run(tmp_path / "runs/2", [both], 5.0, "H100")
     a_run(tmp_path / "runs/3", [both, elsewhere], 90.0, "CPU")
     a_run(tmp_path / "runs/4", [both], 500.0, mode="profile")
-    expected = {both.case.key: 2.0, elsewhere.case.key: 3.0}
-    assert estimate.past_durations(H200, tmp_path / "runs/next") == expected
+    expected = {both.case.key: 3.5, elsewhere.case.key: 3.0}
+    for machine in (H200, None):
+        assert estimate.past_durations(machine, tmp_path / "runs/next") == expected
     assert estimate.past_durations(H200, tmp_path / "runs") == expected
-    assert estimate.past_durations(None, tmp_path / "runs/next") == expected | {both.case.key: 2.5}
-    assert estimate.past_durations(H200, tmp_path / "mine/next") == {}
-
-
-def test_published_runs_count_too(tmp_path):
-    case = a_case(1)
-    a_run(tmp_path / "published/run", [case], 2.0)
-    assert estimate.past_durations(H200, tmp_path / "mine/next") == {case.case.key: 2.0}
+    assert estimate.past_durations(H200, tmp_path / "mine/next") == {**expected, both.case.key: 3.0}
 
 
 def test_skipped_and_failed_cases_give_no_time(tmp_path):

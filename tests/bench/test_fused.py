@@ -14,7 +14,6 @@ from bench.models import fused
 from bench.models.config import TTTConfig, model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
-from bench.models.layers import RMSNorm
 from tests.interpreter import DEVICE, INTERPRETED
 from tk_kernels.edges.few_rows import MOST_ROWS_FEW_OUTPUTS
 
@@ -32,13 +31,8 @@ def models(config: TTTConfig, dtype: torch.dtype = torch.float32) -> tuple[Any, 
     generator = torch.Generator().manual_seed(1)
     for weight in fused.weights().values():
         weight += 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
-    copy_weights(fused, plain)
+    plain.copy_weights(fused)
     return fused, plain
-
-
-def copy_weights(source: Any, to: Any) -> None:
-    for name, weight in source.weights().items():
-        to.weights()[name].copy_(weight)
 
 
 def error_of(fused: Any, plain: Any, plan: tuple[int, ...], sequences: int = 2) -> float:
@@ -96,10 +90,10 @@ def test_every_epsilon(backbone: str) -> None:
     for name, weight in ours.weights().items():
         if re.search(tiny, name):
             weight *= 1e-3
-    copy_weights(ours, plain)
+    plain.copy_weights(ours)
     found, expected = (logits_of(model, (5, -1)) for model in (ours, plain))
     assert (found - expected).norm() <= LIMIT[torch.float32] * expected.norm()
-    norms = [module for module in plain.modules() if isinstance(module, RMSNorm | torch.nn.LayerNorm)]
+    norms = [module for module in plain.modules() if isinstance(module, torch.nn.RMSNorm | torch.nn.LayerNorm)]
     assert len(norms) == (5 if backbone == "mamba" else 4)
     for norm in norms:
         norm.eps *= 2
@@ -117,7 +111,7 @@ def test_every_parameter_may_change_between_calls(backbone: str) -> None:
         weight += 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
         found = logits_of(fused, (2,))
         assert (found - expected).norm() > 1e-3 * expected.norm(), f"{name} does not count"
-        copy_weights(fused, plain)
+        plain.copy_weights(fused)
         expected = logits_of(plain, (2,))
         assert (found - expected).norm() <= LIMIT[torch.float32] * expected.norm(), name
 
@@ -138,7 +132,7 @@ def test_parameters_may_move_or_be_replaced_between_calls(backbone: str, change:
     fused, plain = models(small(backbone))
     error_of(fused, plain, (1,))
     change(fused)
-    copy_weights(fused, plain)
+    plain.copy_weights(fused)
     assert error_of(fused, plain, (2, -1)) <= LIMIT[torch.float32]
 
 

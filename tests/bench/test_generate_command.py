@@ -69,8 +69,8 @@ def test_mistakes_are_one_sentence(folder):
     with pytest.raises(UserError, match=r"cannot read tokenizer\.json"):
         generate(folder, PROMPT, 1)
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match=r"^--checkpoint .*: holds no tokenizer.json"):
+    with pytest.raises(UserError, match=r": holds no tokenizer.json"):
         generate(folder, "w1", 4)
     (folder / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"^--checkpoint .*config.json: not a readable JSON file"):
+    with pytest.raises(UserError, match=r"config.json: not a readable JSON file"):
         generate(folder, "w1", 4)

@@ -1,7 +1,7 @@
 """Suites expand into the cases of their figures, each case once, and a user's options narrow every axis."""
 
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise
 
 import pytest
 
@@ -13,20 +13,15 @@ from bench.catalogue.suites import (
     SUITES,
     Panel,
     Suite,
-    default_suite,
-    find_group,
     find_suite,
 )
 from bench.catalogue.systems import ADAPTERS
-from bench.errors import UserError
-from bench.memory import beyond_memory, beyond_memory_of, least_bytes, refuse_beyond_memory, skip_reason
+from bench.memory import beyond_memory, beyond_memory_of, least_bytes, skip_reason
 from bench.models.config import SIZES
 from bench.request import RunRequest
 from harness.schema.case import STEPS, Case
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
-
-GPU_80GB = {"gpu": {"memory_bytes": 80e9}}
 
 
 def planned(suite, systems=None, device="cuda", **axes):
@@ -48,32 +43,9 @@ def test_suites_name_only_what_exists():
             assert set(panel.systems) <= {each.system for each in ADAPTERS}, suite.name
             assert set(panel.backends) <= {each.backend for each in ADAPTERS}, suite.name
             assert set(panel.sizes) <= set(SIZES), suite.name
-        for figure in suite.figures:
-            assert set(figure.primary) <= {each.label for each in ADAPTERS}, suite.name
+        for labels in (*(figure.primary for figure in suite.figures), *(group.systems for group in GROUPS)):
+            assert set(labels) <= {"headlines", *(each.label for each in ADAPTERS)}, suite.name
     catalogue(tuple(plan.suite_entry(suite, (), {"gpu": None}) for suite in SUITES))  # metrics and axes
-
-
-@pytest.mark.parametrize(
-    ("name", "phase", "batches", "contexts"),
-    [
-        ("fig15-forward", "forward", {16}, {2048 << i for i in range(5)}),
-        ("fig15-generate", "generate", {512}, {512 << i for i in range(7)}),
-        ("prompt-then-128", "request", {1, 16}, {2048 << i for i in range(5)}),
-        ("long-context", "forward", {1}, {8192 << i for i in range(8)}),
-        ("kernel-forward", "forward", {1, 4, 16, 64}, {2048 << i for i in range(7)}),
-        ("kernel-generate", "generate", {1 << i for i in range(13)}, {1}),
-    ],
-)
-def test_a_figure_has_its_axes(name, phase, batches, contexts):
-    found = cases(name)
-    assert {(case.phase, case.size) for case in found} == {(phase, "1.3b")}
-    assert {case.batch for case in found} == batches
-    assert {case.context for case in found} == contexts
-
-
-def test_the_mini_batch_figure_splits_w_from_z_for_every_power_of_two():
-    pairs = {(case.option("mini_batch", 16), case.option("part")) for case in cases("fig8-minibatch", "ttt-linear")}
-    assert pairs == set(product((1 << i for i in range(12)), ("w", "z")))
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
@@ -141,13 +113,6 @@ def test_a_launch_bound_case_is_replayed_in_a_graph(label, phase, batch, device,
     assert timing_of(adapter(label), panel, batch, 2048, device) == timing
 
 
-def test_the_default_suite_and_the_groups():
-    assert (default_suite("cpu"), default_suite("cuda")) == ("quick", "paper")
-    assert find_group("paper").suites == ("fig15-forward", "fig15-generate", "fig20-throughput")
-    assert {find_suite(name).min_samples for name in find_group("all").suites} == {6}
-    assert {label for group in GROUPS for label in group.systems} <= {each.label for each in ADAPTERS}
-
-
 @pytest.mark.parametrize(
     ("gpu", "arch", "backend"),
     [
@@ -171,6 +136,14 @@ def test_jobs_run_headlines_first_and_slow_references_last():
     names = [job.name for job in jobs_of(planned("fig15-forward"))]
     assert names[:2] == ["ttt-linear-thunderkittens", "ttt-mlp-thunderkittens"]
     assert set(names[-4:]) == {f"{each}-torch" for each in ("ttt-linear", "ttt-mlp", "transformer", "transformer-gqa")}
+
+
+def test_a_budget_is_the_largest_of_the_suites_and_rounds_share_it():
+    quick = plan.plan(RunRequest(suites=("quick",), device="cuda", rounds=3))
+    assert quick.policy.budget_s == pytest.approx(find_suite("quick").budget_s / 3)
+    assert quick.total * 3 * 5 * quick.policy.budget_s <= 120  # two minutes, even if no case settles
+    both = RunRequest(suites=("fig15-forward", "quick"), device="cuda", systems=("transformer/torch",))
+    assert plan.plan(both).policy.budget_s == 1.0
 
 
 def test_a_request_of_the_default_length_names_no_option():
@@ -270,18 +243,6 @@ def test_a_layer_that_cannot_fit_is_skipped_with_its_size():
     tokens = 64 * 131072 * 2048
     assert least_bytes(largest) == 4 * tokens * 2 + 4 * tokens // 64 + 2 * 4 * 64 * 32 * 65 * 64
     assert beyond_memory_of(replace(largest, context=32768), int(80e9)) == ""
-
-
-def test_a_shape_that_no_selected_system_can_hold_is_refused():
-    with pytest.raises(
-        UserError,
-        match=r"forward with --batch 2 --context 10000000000000: needs at least [0-9,]+ TB and this machine has 80",
-    ):
-        refuse_beyond_memory(cases("quick", context=(10**13,)), GPU_80GB)
-    some = cases("fig15-forward", "transformer/torch,ttt-linear/torch", batch="1", context="131072")
-    assert {case.system for case in some if least_bytes(case) > 20e9} == {"transformer"}
-    refuse_beyond_memory(some, {"gpu": {"memory_bytes": 20e9}})
-    refuse_beyond_memory(some, {"gpu": {"memory_bytes": None}})
 
 
 def test_a_model_that_grows_is_tried_once_beyond_the_memory():

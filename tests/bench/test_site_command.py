@@ -26,8 +26,6 @@ def test_the_committed_run_has_a_site(site):
         (["site", "none", "-o", "new"], "none: no such folder"),
         (["site", ".", "-o", "new"], "is not a run"),
         (["site", COMMITTED, "-o", ROOT], "is no site of ttt-bench"),
-        (["site", COMMITTED], "--output"),
-        (["site", "-o", "new"], "Missing argument 'RUN'"),
     ],
 )
 def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(tmp_path, arguments, words):

@@ -5,8 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from bench.models.config import TransformerConfig
-from bench.models.layers import NORM_EPS
+from bench.models.config import NORM_EPS, TransformerConfig
 from bench.systems.blockwise import transformer_logits
 from bench.systems.on_device import device
 from bench.systems.vllm.engine import Engine
