@@ -21,9 +21,10 @@ def list_systems() -> None:
     found = probe([starts[adapter.system, adapter.backend] for adapter in ADAPTERS])
     rows = []
     for adapter, answer in zip(ADAPTERS, found, strict=True):
-        versions = {"torch": answer.environment.get("software", {}).get("torch", ""), **answer.versions}
-        said = against_lock(answer.environment.get("software", {}), starts[adapter.system, adapter.backend].locked)
-        words = ", ".join([*(f"{name} {version}" for name, version in versions.items() if version), said])
+        software = answer.environment.get("software", {})
+        versions = [f"{name} {x}" for name, x in {"torch": software.get("torch", ""), **answer.versions}.items() if x]
+        locked = against_lock(software, starts[adapter.system, adapter.backend].locked)
+        words = ", ".join(filter(None, [*versions, locked]))
         if not answer.available:
             curable = not answer.reason.startswith((NO_GPU, OTHER_GPU)) and FOR_A_CPU not in answer.reason
             words = answer.reason + (f" (install: {adapter.install})" if curable else "")
