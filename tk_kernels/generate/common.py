@@ -61,9 +61,7 @@ def available() -> str:
         return "Triton is not installed (pip install triton)"
     if triton.knobs.runtime.interpret:
         return ""
-    if not torch.cuda.is_available():
-        return NO_GPU
-    return ""
+    return "" if torch.cuda.is_available() else NO_GPU
 
 
 def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
