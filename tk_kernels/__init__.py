@@ -1,3 +1,9 @@
 """TTT kernels: a folder per operator (ttt_linear, ttt_mlp) and shared code; see README.md."""
 
 FORMS = ("dual", "primal")  # ttt_layer.md, "Three forms"
+
+
+def check_choice(name: str, value: object, supported: tuple[object, ...]) -> None:
+    """Raise ValueError, which names the argument `name`, unless `value` is in `supported`."""
+    if value not in supported:
+        raise ValueError(f"{name} is {value!r}: supported are {', '.join(map(repr, supported))}")

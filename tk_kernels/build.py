@@ -18,6 +18,7 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -44,7 +45,6 @@ NO_GPU, OTHER_GPU = "there is no CUDA GPU", "the GPU is"
 PORTABLE = "portable"  # this value of TTT_BENCH_ARCH hides the kernels for Hopper
 NO_TVM_FFI = "apache-tvm-ffi is not installed (pip install apache-tvm-ffi)"
 SOURCE_ROOT = Path(__file__).resolve().parent
-SHARED_HEADERS = "forward/*.cuh"  # in addition to headers in a kernel's own folder
 LIBRARY, LOG, NOTE = "kernel.so", "compiler.log", "build.json"  # the files of a build
 DEFAULT_NVCC = Path("/usr/local/cuda/bin/nvcc")  # the CUDA toolkit's default, often not in PATH
 NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")  # environment variables with flags that nvcc reads
@@ -120,15 +120,10 @@ def build(name: str) -> Built:
             return _cached(name, wanted) or _compiled(name, wanted)
 
 
-def build_all() -> list[Built]:
-    """Return a build of every kernel in KERNELS; compiling them needs nvcc, but no GPU."""
-    return [build(name) for name in KERNELS]
-
-
 def unavailable(name: str) -> str:
     """Return why kernel `name`, compiled if needed, cannot run here, in one sentence, or ""."""
     tvm_ffi = "" if importlib.util.find_spec("tvm_ffi") else NO_TVM_FFI
-    if reason := hidden() or tvm_ffi or _no_hopper_gpu():
+    if reason := hidden() or tvm_ffi or other_gpu(lambda found: found == (9, 0), "a Hopper GPU (9.0)"):
         return reason
     try:
         if _cached(name, ingredients(name)) is not None:
@@ -163,16 +158,17 @@ def hidden() -> str:
     return f"TTT_BENCH_ARCH={arch} is unknown: unset it, or set it to {PORTABLE}"
 
 
-def _no_hopper_gpu() -> str:
+def other_gpu(suits: Callable[[tuple[int, int]], bool], needed: str) -> str:
+    """Return why the current GPU cannot run kernels that need `needed`, or ""; suits: of its compute capability."""
     import torch
 
     if not torch.cuda.is_available():
         return NO_GPU
     major, minor = torch.cuda.get_device_capability()
-    if (major, minor) != (9, 0):
-        found = torch.cuda.get_device_name()
-        return f"{OTHER_GPU} {found} (compute capability {major}.{minor}), and the kernels need a Hopper GPU (9.0)"
-    return ""
+    if suits((major, minor)):
+        return ""
+    found = torch.cuda.get_device_name()
+    return f"{OTHER_GPU} {found} (compute capability {major}.{minor}), and the kernels need {needed}"
 
 
 def missing_to_compile() -> str:
@@ -217,7 +213,7 @@ def source_digest(name: str) -> str:
     """Return the SHA-256 of a kernel's `.cu` file and of all headers that it can include."""
     source = _source(name)
     digest = hashlib.sha256()
-    for file in (source, *sorted(SOURCE_ROOT.glob(SHARED_HEADERS)), *sorted(source.parent.glob("*.cuh"))):
+    for file in (source, *sorted(SOURCE_ROOT.glob("forward/*.cuh")), *sorted(source.parent.glob("*.cuh"))):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -259,36 +255,30 @@ def _cached(name: str, wanted: dict[str, str | None]) -> Built | None:
 
 
 def _compiled(name: str, wanted: dict[str, str | None]) -> Built:
-    built = Built(name, _folder(name, wanted), compiled=True)
-    with named_when_whole(built.folder) as folder:
-        status, log = _run_nvcc(_source(name), folder / LIBRARY)
-        if status != 0:
-            failed = built.folder.with_name(f"{name.replace('/', '.')}.failed.log")
-            failed.write_text(log)
-            first = next((line for line in log.splitlines()[1:] if "error" in line.lower()), "nvcc gave no error line")
-            raise BuildError(f"{name}: nvcc failed: {first.strip()} (full output: {failed})")
-        (folder / LOG).write_text(log)
-        (folder / NOTE).write_text(json.dumps(wanted, indent=1))
-    return built
-
-
-def _run_nvcc(source: Path, library: Path) -> tuple[int, str]:
-    """Compile `source` into `library`; return nvcc's status and the log, whose first line is the command."""
     from tvm_ffi import libinfo
 
+    built = Built(name, _folder(name, wanted), compiled=True)
     headers = (f"{find_thunderkittens()}/include", SOURCE_ROOT)
     ffi_headers = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())
-    command = [
-        str(find_nvcc()),
-        f"-gencode=arch=compute_{ARCHITECTURE},code=sm_{ARCHITECTURE}",
-        *FLAGS,
-        *(f"-I{path}" for path in (*headers, *ffi_headers)),
-        "-shared",
-        str(source),
-        f"-L{Path(libinfo.find_libtvm_ffi()).parent}",
-        "-ltvm_ffi",
-        "-o",
-        str(library),
-    ]
-    answer = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    return answer.returncode, " ".join(command) + "\n" + answer.stdout + answer.stderr
+    with named_when_whole(built.folder) as folder:
+        command = [
+            str(find_nvcc()),
+            f"-gencode=arch=compute_{ARCHITECTURE},code=sm_{ARCHITECTURE}",
+            *FLAGS,
+            *(f"-I{path}" for path in (*headers, *ffi_headers)),
+            "-shared",
+            str(_source(name)),
+            f"-L{Path(libinfo.find_libtvm_ffi()).parent}",
+            "-ltvm_ffi",
+            "-o",
+            str(folder / LIBRARY),
+        ]
+        answer = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        said = answer.stdout + answer.stderr
+        failed = built.folder.with_name(f"{name.replace('/', '.')}.failed.log")
+        (failed if answer.returncode else folder / LOG).write_text(" ".join(command) + "\n" + said)
+        if answer.returncode:
+            first = next((line for line in said.splitlines() if "error" in line.lower()), "nvcc gave no error line")
+            raise BuildError(f"{name}: nvcc failed: {first.strip()} (full output: {failed})")
+        (folder / NOTE).write_text(json.dumps(wanted, indent=1))
+    return built

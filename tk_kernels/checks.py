@@ -3,14 +3,10 @@
 import torch
 from torch import Tensor
 
+from tk_kernels import check_choice
+
 # The state's dtype, by the dtype of the tokens
 STATE_DTYPE = {torch.float64: torch.float64, torch.float32: torch.float32, torch.bfloat16: torch.float32}
-
-
-def check_choice(name: str, value: object, supported: tuple[object, ...]) -> None:
-    """Raise ValueError, which names the argument `name`, unless `value` is in `supported`."""
-    if value not in supported:
-        raise ValueError(f"{name} is {value!r}: supported are {', '.join(map(repr, supported))}")
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

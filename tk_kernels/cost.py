@@ -8,7 +8,7 @@ O(F) per token and not counted.
 from itertools import pairwise
 from typing import NamedTuple
 
-from tk_kernels import FORMS
+from tk_kernels import FORMS, check_choice
 
 
 class StatePrecision(NamedTuple):
@@ -83,7 +83,7 @@ class Cost:
         dual: matmuls with the weights as in `forward_flops`, and two per layer with (m+1)/2 cached rows on average.
         primal: X @ W, Xbar @ W_t, dW += X^T G and W - s dW take 2 * in * out each; G @ W^T as in `forward_flops`.
         """
-        _check("form", form, FORMS)
+        check_choice("form", form, FORMS)
         times = 3 if form == "dual" else 4
         products = 2 * (times * self._weights + self._backward) * head_dim**2
         rows = (mini_batch + 1) * self._row * head_dim if form == "dual" else 0
@@ -127,14 +127,9 @@ class Cost:
 
 
 def _precision(form: str, state: str) -> StatePrecision:
-    _check("form", form, FORMS)
-    _check("state", state, tuple(STATE_PRECISIONS))
+    check_choice("form", form, FORMS)
+    check_choice("state", state, tuple(STATE_PRECISIONS))
     return STATE_PRECISIONS[state]
-
-
-def _check(name: str, value: str, supported: tuple[str, ...]) -> None:
-    if value not in supported:
-        raise ValueError(f"{name} is {value!r}: supported are {', '.join(map(repr, supported))}")
 
 
 COSTS = {"linear": Cost(1, 1), "mlp": Cost(1, 4, 1)}  # by learner

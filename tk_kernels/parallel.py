@@ -45,7 +45,13 @@ class ForkedProcesses(Executor):
         count, children = min(self._processes, len(tasks)), []
         with suppress(OSError):  # no memory for another process: the tasks run below
             for first in range(count):
-                children.append(_fork(tasks[first::count]))
+                child = os.fork()
+                if not child:
+                    for task in tasks[first::count]:
+                        with suppress(BaseException):
+                            task()
+                    os._exit(0)
+                children.append(child)
         for child in children:
             os.waitpid(child, 0)
         for future, task in self._tasks:
@@ -53,13 +59,3 @@ class ForkedProcesses(Executor):
                 future.set_result(task())
             except Exception as error:
                 future.set_exception(error)
-
-
-def _fork(tasks: list[Callable[[], Any]]) -> int:
-    child = os.fork()
-    if child:
-        return child
-    for task in tasks:
-        with suppress(BaseException):
-            task()
-    os._exit(0)

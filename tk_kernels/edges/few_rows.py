@@ -96,16 +96,17 @@ def few_rows_product(
     Without `before`, return x W^T.
     out [..., N]: the result is added to this tensor in place. It must share no memory with the inputs.
     swiglu: W is [2 N, K], Wg's rows before Wu's, and the result is silu(x Wg^T) * (x Wu^T), with before(x) for x.
-    It excludes `out` and a gate.
+    It excludes `out` and an output gate.
     pdl: a dependent launch (`dependent_launch`) reads W and the norm's weight and bias early.
     Arithmetic is float32, and the result is rounded once. A norm in a separate kernel rounds its output too: with more
-    than MOST_SUMMED rows, or two rows and a gate. Raises ValueError on a wrong shape, dtype, stride or device.
+    than MOST_SUMMED rows, or two rows and an output gate.
+    Raises ValueError on a wrong shape, dtype, stride or device.
     """
     rows, N = _checked(x, weights, before, swiglu, out)
     R, K = rows.shape
     made = torch.empty(*x.shape[:-1], N, device=x.device, dtype=x.dtype) if out is None else out
     shape = {"K": K, "SWIGLU": swiglu, "ADD": out is not None, **dependent_launch(pdl)}
-    # Two rows after a gate take six sums per weight: tensor cores are faster.
+    # Two rows after an output gate take six sums per weight: tensor cores are faster.
     if R <= MOST_SUMMED and (R == 1 or before is None or before.gate is None):
         norm = (None, None, None, 0.0) if before is None else (before.gate, before.weight, before.bias, before.eps)
         gate, weight, bias = (rows if each is None else each for each in norm[:3])  # unread where there is none
@@ -134,7 +135,7 @@ def _checked(x: Tensor, weights: Tensor, before: Norm | None, swiglu: bool, out:
         raise ValueError(f"{shapes}: must be 1 to {MOST_ROWS} rows of one dtype; SwiGLU takes an even len(weights)")
     weight, bias, gate = (before.weight, before.bias, before.gate) if before is not None else (None, None, None)
     if swiglu and (out is not None or gate is not None):
-        raise ValueError("swiglu: takes neither `out` nor a gate")
+        raise ValueError("swiglu: takes neither `out` nor an output gate")
     rows = x.flatten(0, -2)
     norm = {"norm weight": (weight, (K,)), "norm bias": (bias, (K,))}
     for name, (tensor, shape) in ({"weights": (weights, (len(weights), K)), "out": (out, (*many, N))} | norm).items():

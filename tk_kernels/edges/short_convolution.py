@@ -105,7 +105,10 @@ def query_key(
     Sums are float32, rounded once after RoPE. Raises ValueError on a wrong shape, dtype, stride or device.
     """
     (B, T, C), (m, pairs), H = x.shape, rope[0].shape, lr_logits.shape[-1]
-    _check_rows(x=x, lr_logits=lr_logits)
+    for name, each in (("x", x), ("lr_logits", lr_logits)):
+        in_rows = each.shape[0] <= 1 or each.stride(0) == each.shape[1] * each.stride(1)
+        if each.numel() and not (in_rows and each.stride(2) == 1):
+            raise ValueError(f"{name} has strides {each.stride()}: must be columns of one contiguous tensor")
     check_shape("lr_logits", lr_logits, (B, T, H))
     check_parameter("lr_bias", lr_bias, (H,))
     count = B if sequences is None else len(sequences.slots)
@@ -175,13 +178,6 @@ def _layout(
     where = {"cu_seqlens": sequences.cu_seqlens, "starts": sequences.start, "chunks": sequences.chunks}
     where |= {"CHUNK": CHUNK, "slots": sequences.slots, "SLOTS": False, "after_stride": cache.stride(0), "PACKED": True}
     return cache.index_select(0, sequences.slots), cache, len(sequences.chunks), where
-
-
-def _check_rows(**tensors: Tensor) -> None:
-    for name, x in tensors.items():
-        in_rows = x.shape[0] <= 1 or x.stride(0) == x.shape[1] * x.stride(1)
-        if x.numel() and not (in_rows and x.stride(2) == 1):
-            raise ValueError(f"{name} has strides {x.stride()}: must be columns of one contiguous tensor")
 
 
 @jit

@@ -11,15 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tk_kernels.build import OTHER_GPU
+from tk_kernels.build import other_gpu
 from tk_kernels.generate import common
 from tk_kernels.generate.common import dot_type, jit, tl, triton
 from tk_kernels.generate.step import StepState
 from tk_kernels.generate.tuning import Tuning
 from tk_kernels.packed import Packed
 
-LEAST_CAPABILITY = (8, 0)
-MOST_HEAD_DIM = 128
 MINI_BATCHES = tuple(range(4, 65))
 HALF = (torch.bfloat16, torch.float16)  # dtypes of tokens on a GPU; Triton's interpreter takes float32 too
 LEAST_ROWS = 16  # rows of the smallest tile that tensor cores multiply
@@ -32,11 +30,7 @@ def available() -> str:
     reason = common.available()
     if reason or triton.knobs.runtime.interpret:
         return reason
-    major, minor = torch.cuda.get_device_capability()
-    if (major, minor) < LEAST_CAPABILITY:
-        found = torch.cuda.get_device_name()
-        return f"{OTHER_GPU} {found} (compute capability {major}.{minor}), and the kernels need 8.0 or higher"
-    return ""
+    return other_gpu(lambda found: found >= (8, 0), "8.0 or higher")
 
 
 def processors(q: Tensor) -> int:

@@ -1,7 +1,7 @@
 """The forward of TTT-Linear or TTT-MLP: a Hopper kernel, Triton or the reference."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -166,7 +166,10 @@ class ForwardOperator:
         backend = backend or self.choice(q, mini_batch)
         if backend == THUNDERKITTENS:
             names = ("q", "k", "v", *self.weights, "out", *self.learner.state._fields[:-1])
-            _check_addresses(zip(names, (*tokens[:3], *weights, *outputs), strict=True))
+            for name, x in zip(names, (*tokens[:3], *weights, *outputs), strict=True):
+                if x.data_ptr() % 16:  # checked here: tensors have no addresses while torch.compile traces
+                    begins = f"{name} begins at element {x.storage_offset()} of its storage"
+                    raise ValueError(f"{begins}: must be a multiple of {16 // x.element_size()}")
             module = build.load(self.kernels[mini_batch])
             plan = self.plan(q, mini_batch)
             with torch.cuda.device(q.device):
@@ -245,15 +248,6 @@ def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:
     if not least <= len(token_scale) <= most:
         raise ValueError(f"len(token_scale), the mini-batch, is {len(token_scale)}: must be {least} to {most}")
     check_devices(q=q, k=k, v=v, lr=lr, token_scale=token_scale, ln_weight=ln_weight, ln_bias=ln_bias)
-
-
-def _check_addresses(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Call this inside the custom operator: tensors have no addresses while torch.compile traces."""
-    for name, x in tensors:
-        if x.data_ptr() % 16:
-            whole = 16 // x.element_size()
-            begins = f"{name} begins at element {x.storage_offset()} of its storage"
-            raise ValueError(f"{begins}: must be a multiple of {whole}")
 
 
 def to_float32(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -61,9 +61,7 @@ def available() -> str:
         return "Triton is not installed (pip install triton)"
     if triton.knobs.runtime.interpret:
         return ""
-    if not torch.cuda.is_available():
-        return NO_GPU
-    return ""
+    return "" if torch.cuda.is_available() else NO_GPU
 
 
 def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,11 +114,6 @@ def float_copy(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float32, copy=True).contiguous()
 
 
-def restore(weights: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
-    """Return new float32 weights from the two results of `store`."""
-    return weights.to(torch.float32, copy=True) if low is None else join_planes(weights, low)
-
-
 def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Return the kernels' RoPE table [m, 2, D] float32, from cos and sin [m, D/2].
 
@@ -150,12 +143,9 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
     Such a kernel starts as soon as the launch before it allows, reads its parameters and state, then waits for all
     earlier launches. The caller guarantees that these tensors were written before the last plain launch started.
     """
-    dependent = pdl and not triton.knobs.runtime.interpret and not _before_hopper()
+    older = torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0)
+    dependent = pdl and not (triton.knobs.runtime.interpret or hidden() or older)
     return {"PDL": True, "launch_pdl": True} if dependent else {"PDL": False}
-
-
-def _before_hopper() -> bool:
-    return bool(hidden()) or (torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0))
 
 
 def section_name(suits_sm90: bool, device: torch.device) -> str:

@@ -15,15 +15,15 @@ from tk_kernels.generate.common import (
     dependent_launch,
     dot_type,
     float_copy,
+    join_planes,
     on_its_device,
-    restore,
     section_name,
     store,
     triton,
 )
 from tk_kernels.generate.tuning import Tuning, tuning
 from tk_kernels.reference.learner import layers_of
-from tk_kernels.reference.token_rows import rows_before
+from tk_kernels.reference.token_rows import rows_before, summed_rows
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -75,8 +75,13 @@ class StepState:
         row_type = PRECISIONS[precision].rows
 
         def gathered(position: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
-            counted = [rows_before(x, position) for x in rows]
-            return _running_sums(*counted) if form == "primal" else tuple(x.to(row_type, copy=True) for x in counted)
+            if form == "dual":
+                return tuple(rows_before(x, position).to(row_type, copy=True) for x in rows)
+            wide, sums = [x.double() for x in rows], list[Tensor]()
+            for names, x, g in zip(cls.layers, wide[: len(layers)], wide[len(layers) :], strict=True):
+                dW, db = summed_rows(x, g, position)
+                sums += [dW if names is cls.layers[-1] else dW.mT, db]
+            return tuple(map(float_copy, sums))
 
         return cls(
             form=form,
@@ -94,7 +99,7 @@ class StepState:
         weights: list[Tensor] = []
         for names in self.layers:
             weight, low, bias = (getattr(self, name) for name in names)
-            W = restore(weight, low)
+            W = weight.to(torch.float32, copy=True) if low is None else join_planes(weight, low)
             weights += [W if names is last else W.mT.contiguous(), bias.clone()]
         if self.form == "dual":
             return dual(*weights, *map(float_copy, self.gathered), position)
@@ -129,16 +134,6 @@ class StepState:
     def default_launch(self) -> Tuning:
         """Return the settings of `tuning.toml` for this state; their `sm90` selects the kernel."""
         return tuning(self.operator, self.form, self.precision, self.tuned_as())
-
-
-def _running_sums(*rows: Tensor) -> tuple[Tensor, ...]:
-    """Sum rows [B, H, m, width] in float64 to each layer's dW, in the weight's layout, and db."""
-    wide = [x.double() for x in rows]
-    layers = len(wide) // 2
-    sums: list[Tensor] = []
-    for number, (x, g) in enumerate(zip(wide[:layers], wide[layers:], strict=True), 1):
-        sums += [x.mT @ g if number == layers else g.mT @ x, g.sum(2)]
-    return tuple(each.float() for each in sums)
 
 
 def portable_constants(state: StepState, block: int, rows: int) -> dict[str, Any]:

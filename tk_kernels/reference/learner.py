@@ -33,11 +33,8 @@ from tk_kernels.checks import (
 from tk_kernels.reference.layer import Outer, gradient_offset, ln_l2_grad, output
 from tk_kernels.reference.mini_batches import (
     BIAS_INPUTS,
-    causal_eta,
     matmul,
-    mini_batches_together,
     packed,
-    pieces,
     read_layer,
     subtract_matmul_,
     tiled,
@@ -52,15 +49,12 @@ from tk_kernels.reference.token_rows import (
     apply_sums_,
     causal_scale,
     clone,
-    positions_of,
     row_correction,
     stepped_affine,
     sum_correction,
     summed_rows,
     write_rows_,
 )
-
-SEQUENCES, TOKENS = "[B, T, H, D]", "[B, H, D]"  # layouts of forward and of generate_step
 
 State = TypeVar("State", bound=tuple)  # weights at the mini-batch's start, and a row per token so far
 PrimalState = TypeVar("PrimalState", bound=tuple)  # gradient sums instead of rows
@@ -181,20 +175,24 @@ class Learner(Generic[State, PrimalState]):
         start: that position, if known. None reads it from the device and so synchronizes with a GPU.
         Raises ValueError for unsupported shapes, dtypes and forms.
         """
-        outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES, state)
+        outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, "[B, T, H, D]", state)
         check_choice("form", form, FORMS)
         mini_batch = len(token_scale)
         start = common_position(state.position, start, mini_batch)  # type: ignore[attr-defined]
         state, out = clone(state), torch.empty_like(q)
-        together = mini_batches_together(mini_batch, self.together) if form == "dual" else 1
-        for piece in pieces(q.shape[1], start, mini_batch, together):
-            cut = slice(piece.low, piece.high)
+        together = max(1, min(self.together, 16 * self.together // mini_batch)) if form == "dual" else 1
+        low, tokens = 0, q.shape[1]
+        while low < tokens:  # whole mini-batches, `together` at once, or a part of one
+            first = (start + low) % mini_batch
+            whole = 0 if first else min((tokens - low) // mini_batch, together)
+            cut = slice(low, low + (whole * mini_batch or min(mini_batch - first, tokens - low)))
             q_piece, k_piece, v_piece, lr_piece = q[:, cut], k[:, cut], v[:, cut], lr[:, cut]
-            if form == "dual" and piece.whole:
+            if form == "dual" and whole:
                 trace = _train_(k_piece, v_piece, lr_piece, outer, state)
                 out[:, cut] = _read(q_piece, k_piece, lr_piece, outer, trace)
             else:
                 out[:, cut] = _advance_(q_piece, k_piece, v_piece, lr_piece, outer, state, form)
+            low = cut.stop
         return out, state
 
     @_in_its_dtypes
@@ -218,7 +216,7 @@ class Learner(Generic[State, PrimalState]):
         inplace: update the tensors of the given state; otherwise return new tensors.
         There is no host sync and no data-dependent control flow, so a CUDA graph can capture a call with inplace=True.
         """
-        outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, TOKENS, state)
+        outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, "[B, H, D]", state)
         state = state if inplace else clone(state)
         rows = isinstance(state, self.state)
         out = _advance_(q[:, None], k[:, None], v[:, None], lr[:, None], outer, state, rows=rows)
@@ -246,7 +244,7 @@ class Learner(Generic[State, PrimalState]):
         gradients without lr [N, B*H, m, out] of each layer.
         Raises ValueError unless the tokens are whole mini-batches.
         """
-        outer = self._checked({"k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES, state)
+        outer = self._checked({"k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, "[B, T, H, D]", state)
         mini_batch = len(token_scale)
         start = common_position(state.position, start, mini_batch)  # type: ignore[attr-defined]
         check_aligned(k.shape[1], start, mini_batch)
@@ -268,7 +266,7 @@ class Learner(Generic[State, PrimalState]):
 
         trace: the first result of `states` for the same tokens. Raises ValueError unless they are whole mini-batches.
         """
-        outer = self._checked({"q": q, "k": k}, lr, token_scale, ln_weight, ln_bias, SEQUENCES)
+        outer = self._checked({"q": q, "k": k}, lr, token_scale, ln_weight, ln_bias, "[B, T, H, D]")
         check_aligned(q.shape[1], 0, len(token_scale))
         return _read(q, k, lr, outer, trace)
 
@@ -336,7 +334,8 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
     """For each layer Zbar = Xbar @ W + b - tril(eta * (Xbar @ X^T + 1)) @ G; out = Q + LN(Zbar)."""
     mini_batch = len(outer.token_scale)
     queries, keys = (with_bias_input(tiled(x, mini_batch).flatten(0, 1)) for x in (q, k))
-    eta = causal_eta(tiled(lr, mini_batch).flatten(0, 1), outer.token_scale)
+    scale = outer.token_scale[:, None].expand(-1, mini_batch).tril()  # [m, m]: s_i for j <= i, otherwise 0
+    eta = tiled(lr, mini_batch).flatten(0, 1).unsqueeze(-2) * scale
     weights, inputs, gradients = _parts([x.flatten(0, 1) for x in trace])
     z = read_layer(queries, weights[0], keys, gradients[0], eta)
     for W, X, G in zip(weights[1:], inputs, gradients[1:], strict=True):
@@ -349,7 +348,7 @@ def _advance_(
 ) -> Tensor:
     """Return the outputs [B, n, H, D] of n tokens, all in one mini-batch; without `rows`, n is 1."""
     layers, token_scale = layers_of(state, rows), outer.token_scale
-    positions = positions_of(state.position, q.shape[1])
+    positions = state.position.long()[:, None] + torch.arange(q.shape[1], device=q.device)  # [B, n]
     x, z, new = _gradients(q, k, v, lr, outer, layers)
     for layer, (x_new, g_new) in zip(layers, new, strict=True):
         if rows:

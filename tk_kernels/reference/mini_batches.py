@@ -3,38 +3,11 @@
 Shapes: N mini-batches of m tokens; batch B and heads H are one dimension B*H, as torch.bmm needs.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 BIAS_INPUTS = 8  # one input that is always 1, and seven zeros that keep bfloat16 rows 16-byte aligned
-
-
-class Piece(NamedTuple):
-    """Tokens `low` to `high` - 1, computed at once: whole mini-batches, or a part of one."""
-
-    low: int
-    high: int
-    whole: bool
-
-
-def pieces(tokens: int, start: int, mini_batch: int, together: int) -> Iterator[Piece]:
-    """Yield pieces of up to `together` whole mini-batches, or parts, from position `start`."""
-    low = 0
-    while low < tokens:
-        first = (start + low) % mini_batch
-        whole = (tokens - low) // mini_batch if first == 0 else 0
-        size = min(whole, together) * mini_batch or min(mini_batch - first, tokens - low)
-        yield Piece(low, low + size, whole > 0)
-        low += size
-
-
-def mini_batches_together(mini_batch: int, limit: int) -> int:
-    """Return how many mini-batches to compute at once: `limit`, fewer beyond 16 tokens each."""
-    return max(1, min(limit, 16 * limit // mini_batch))
 
 
 def tiled(x: Tensor, mini_batch: int) -> Tensor:
@@ -84,11 +57,6 @@ def subtract_matmul_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     if a.dtype == torch.bfloat16 and a.is_cuda:
         return torch.baddbmm(total, a, b, out_dtype=torch.float32, alpha=-1, out=total)
     return total.baddbmm_(a.to(total.dtype), b.to(total.dtype), alpha=-1)
-
-
-def causal_eta(lr: Tensor, token_scale: Tensor) -> Tensor:
-    """Return eta [..., m, m] for lr [..., m], s [m]: s_i * lr_j for j <= i, otherwise 0."""
-    return lr.unsqueeze(-2) * token_scale[:, None].expand(-1, len(token_scale)).tril()
 
 
 def read_layer(x: Tensor, weights: Tensor, rows: Tensor, gradients: Tensor, eta: Tensor) -> Tensor:

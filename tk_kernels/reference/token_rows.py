@@ -14,11 +14,6 @@ from torch import Tensor
 State = TypeVar("State", bound=tuple)
 
 
-def positions_of(position: Tensor, tokens: int) -> Tensor:
-    """Return the positions [B, n] of n = `tokens` tokens, the first of them at `position` [B]."""
-    return position.long()[:, None] + torch.arange(tokens, device=position.device)
-
-
 def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
     """Write x [B, H, n, D] into rows [B, H, m, D] at positions [B, n], in place."""
     rows.scatter_(2, positions[:, None, :, None].expand_as(x), x)

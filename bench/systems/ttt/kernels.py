@@ -13,7 +13,7 @@ from bench.systems.ttt.model import TTTLanguageModel, model_of
 from harness.measure.system import Skip, Workload
 from harness.schema.case import Case
 from tk_kernels.edges import few_rows, swiglu_product
-from tk_kernels.forward.common import MINI_BATCHES, MOST_HEAD_DIM
+from tk_kernels.forward.common import MINI_BATCHES
 from tk_kernels.forward.operator import HEAD_DIM, HEAD_DIMS, THUNDERKITTENS, TRITON
 from tk_kernels.ttt_mlp.generate import IN_REGISTERS
 
@@ -72,5 +72,5 @@ class TTTKernels(TTTLanguageModel):
             return tuple(import_module(f"tk_kernels.ttt_{self.learner}.ops").KERNELS), (HEAD_DIM,)
         if self.prefill == TRITON:
             return MINI_BATCHES, HEAD_DIMS
-        most = IN_REGISTERS if (self.learner, self.form) == ("mlp", "primal") else MOST_HEAD_DIM
+        most = IN_REGISTERS if (self.learner, self.form) == ("mlp", "primal") else HEAD_DIMS[-1]
         return MINI_BATCHES, range(1, most + 1)
