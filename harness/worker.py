@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TextIO
 from harness.measure.environment import snapshot, versions_of
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import NeedsFreshProcess, SystemAdapter
-from harness.profiling.in_worker import ProfilerChoice, profile
+from harness.profiling.in_worker import profile
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.reason import sentence
@@ -50,19 +50,14 @@ def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, A
 
 
 def _probe(system: SystemAdapter) -> dict[str, Any]:
-    reason = system.unavailable()
-    if not isinstance(reason, str):
-        raise TypeError(f'{type(system).__name__}.unavailable returned {reason!r:.60}; it must be a sentence, or ""')
-    reason = sentence(reason)
     environment, versions = snapshot(), versions_of(system.packages)
     environment["software"] = environment["software"] | versions
-    return {"reason": reason, "versions": versions, "environment": environment}
+    return {"reason": sentence(system.unavailable()), "versions": versions, "environment": environment}
 
 
 def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
     case, policy, mode = Case.from_dict(request["case"]), Policy(**request["policy"]), request["mode"]
-    chosen = ProfilerChoice(**request.get("profiler", {}))
-    profiler = (lambda *work: profile(*work, asked=chosen)) if mode == "profile" else None
+    profiler = (lambda *work: profile(*work, **request["profiler"])) if mode == "profile" else None
     run = CaseRun(case, policy, mode, profiler)
     try:
         record = run.record(system)

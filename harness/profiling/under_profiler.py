@@ -105,7 +105,7 @@ class UnderProfiler:
     ) -> tuple[dict[str, Any], Record]:
         """Return profile fields and record of a worker's answer; ToolLost unless it is usable and "ok".
 
-        asked: fields of a `ProfilerChoice`.
+        asked: `tool` and `keep` of `in_worker.profile`.
         """
         request = case_request(planned, self.run.file.policy, "profile", asked)
         try:

@@ -342,19 +342,12 @@ def test_auto_chooses_the_best_installed_profilers(fake: Any) -> None:
     assert choose("auto", "cpu").times == "kineto"
 
 
-@pytest.mark.parametrize(
-    ("version", "names", "why"),
-    [
-        ("no number", ("ncu",), "ncu does not say its version"),
-        ("Version 2025.3", (), "ncu is not on the path"),
-    ],
-)
-def test_an_unusable_profiler_is_refused(fake: Any, version: str, names: tuple[str, ...], why: str) -> None:
+@pytest.mark.parametrize(("version", "names"), [("no number", ("ncu",)), ("Version 2025.3", ())])
+def test_an_unusable_profiler_is_refused(fake: Any, version: str, names: tuple[str, ...]) -> None:
     fake("", version, names)
-    assert why in choose("auto", "cuda").summary
+    assert "ncu not found" in choose("auto", "cuda").summary
     assert choose("auto", "cuda").ratios == ""
-    with pytest.raises(ProfileError, match=why) as error:
+    with pytest.raises(ProfileError, match="ncu not found; install Nsight Compute"):
         choose("ncu", "cuda")
-    assert "install Nsight Compute" in str(error.value)
     with pytest.raises(ProfileError, match="no GPU was found"):
         choose("ncu", "cpu")
