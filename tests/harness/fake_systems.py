@@ -46,13 +46,6 @@ def _print_garbage() -> None:
     spin()
 
 
-def _import_what_a_folder_may_hide() -> None:
-    import json
-
-    json.dumps({})
-    spin()
-
-
 RUNS: dict[str, Callable[[], object]] = {
     "work": spin,
     "raise": lambda: _raise(RuntimeError("first line of /home/someone/kernel.cu\nsecond line")),
@@ -66,7 +59,6 @@ RUNS: dict[str, Callable[[], object]] = {
     "oom-inside": _out_of_memory_deep_inside,
     "print": _print_garbage,
     "skip-late": lambda: _raise(Skip("it was too late to say so")),
-    "import": _import_what_a_folder_may_hide,
     "read": lambda: _raise(RuntimeError(f"stdin holds {sys.stdin.read()!r}")),
 }
 

@@ -301,11 +301,10 @@ def test_an_unknown_unit_of_ncu_is_an_error(metric: str, unit: str) -> None:
         counters_of({TIME: "1", metric: "1"}, units={metric: unit})
 
 
-@pytest.mark.parametrize(
-    "said", ["==WARNING== The report was written by another version", "Warning: no symbols", "", "==PROF== Done"]
-)
-def test_messages_after_the_ncu_table_are_ignored(said: str) -> None:
-    assert list(ncu.read(ncu_table("_dual") + said + "\n", 2)) == ["_dual"]
+def test_messages_after_the_ncu_table_are_ignored() -> None:
+    assert list(ncu.read(ncu_table("_dual") + "==WARNING== The report was written by another version\n", 2)) == [
+        "_dual"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -405,6 +404,7 @@ def test_the_ncu_command_has_every_metric_and_one_layer() -> None:
 def test_long_names_with_different_middles_are_two_kernels() -> None:
     names = ["a" * 400 + middle + "a" * 400 for middle in "bc"]
     assert max(len(short_name(name)) for name in names) <= NAME_LIMIT
+    assert short_name("void x\n(int)") == "void x (int)"
     region = found_in([Launched(name, place, place + 1, 1.0) for place, name in enumerate(names)], [])
     assert [kernel.launches for kernel in region["kernels"]] == [1, 1]
 

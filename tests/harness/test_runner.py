@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_helpers import SOON, case, file_of, launch, lines_of, measured, new_repository, statuses, systems
+from harness_helpers import SOON, case, file_of, launch, measured, new_repository, statuses, systems
 
 from harness.schema.policy import Policy
 from harness.schema.run_file import Planned
@@ -165,14 +165,6 @@ def test_events_follow_the_cases(folder: Path) -> None:
     assert (events[0].total, events[0].kept) == (2, 0)
     assert events[2].record is not None
     assert events[3].planned == Planned(case("skip"))
-
-
-def test_each_job_has_its_file(folder: Path) -> None:
-    both = systems() | {("other", "cpu"): launch("fake_systems:Unavailable")}
-    a, b, c = case(), case(system="other"), case(batch=5)
-    records = measured(folder, [a, b, c], launches=both)
-    assert [record.case for record in records] == [a, c, b]
-    assert [len(lines_of(folder, job)) for job in ("fake-cpu", "other-cpu")] == [2, 1]
 
 
 def test_refuses_a_system_without_a_launch(folder: Path) -> None:
