@@ -123,10 +123,7 @@ def test_a_build_without_a_workload_is_named() -> None:
             super().build(case)
 
     record = CaseRun(case(), QUICK).record(Forgetful())
-    assert (record.status, record.reason.partition(" (")[0]) == (
-        "failed",
-        "TypeError: Forgetful.build returned None, which is no Workload",
-    )
+    assert record.reason.startswith("TypeError: Forgetful.build returned None, which is no Workload")
 
 
 def test_a_skip_is_for_build_alone() -> None:

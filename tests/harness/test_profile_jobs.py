@@ -306,7 +306,8 @@ def test_a_profiler_that_never_starts_is_given_up(tmp_path: Path, fake: Any) -> 
     fake("never start")
     run, said, limits = run_of(tmp_path, case(), case(batch=3)), list[str](), SimpleNamespace(start_s=60, case_s=60)
     profiler = Profiler(run, launches(), WITH_NCU, limits, say=said.append)  # type: ignore[arg-type]
-    profiler.on_times = lambda profile: setattr(limits, "start_s", 0.5)  # from now on a profiler starts workers
+    limits_s = iter((60, 0.5))  # after the times of both cases, a profiler starts each worker
+    profiler.on_times = lambda profile: setattr(limits, "start_s", next(limits_s))
     found = profiler.jobs(run.jobs)
     assert [each.status for each in found] == ["ok", "ok"]
     assert "ncu failed: the system could not be started: no answer within 0.5 s" in found[0].notes[0]

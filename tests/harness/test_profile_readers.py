@@ -8,7 +8,7 @@ import pytest
 from harness_helpers import HERE
 from profile_helpers import DUAL, GEMM, PROCESS, ncu_table, nsys_database, nsys_row
 
-from harness.measure.ranges import range_names
+from harness.measure.ranges import nvtx_range, range_names
 from harness.profiling.tools import kineto, ncu, nsys
 from harness.profiling.tools.trace import (
     Launched,
@@ -105,8 +105,6 @@ def test_a_kernel_name_may_have_another_encoding(byte: bytes) -> None:
 
 def test_a_recording_on_the_cpu_finds_the_operators_in_their_ranges(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    from harness.measure.ranges import nvtx_range
-
     x = torch.ones(32, 32)
     with kineto.recording("cpu", with_ranges=True, keep=tmp_path / "a.trace.json.gz") as found:
         torch.add(x, x)

@@ -60,6 +60,11 @@ def test_a_case_that_failed_leaves_no_worker_to_the_next(folder: Path) -> None:
     assert records[0].settings["pid"] != records[2].settings["pid"]
 
 
+def test_a_reason_quotes_no_output_of_earlier_cases(folder: Path) -> None:
+    records = measured(folder, [case("print"), case("kill")])
+    assert (statuses(records), "error output" in records[1].reason) == (["ok", "killed"], False)
+
+
 def test_a_case_that_needs_a_fresh_process_gets_one(folder: Path) -> None:
     kinds = ["a", "a", "b", "none", "b"]
     cases = [case(batch=i + 1, options={"kind": kind}) for i, kind in enumerate(kinds)]
@@ -88,7 +93,6 @@ def test_after_a_timeout_the_run_goes_on(folder: Path) -> None:
             "the system could not be started: the worker exited with status 1; its last error output: "
             "ImportError: no module named 'cuda_of_tomorrow'",
         ),
-        ("fake_systems:Nothing", "unstarted", "the system could not be started: the worker exited with status 1"),
     ],
 )
 def test_a_system_that_does_not_start_gives_its_reason_to_every_case(
