@@ -34,7 +34,7 @@ def load(entry: str) -> Any:
 
 
 def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to a request "probe" or "case", as JSON values.
+    """Return the answer to a request "probe" or "case", for `line_of`.
 
     system: the worker's adapter; None if every request names one as "entry". Raises ValueError for another request.
     """
@@ -50,9 +50,10 @@ def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, A
 
 
 def _probe(system: SystemAdapter) -> dict[str, Any]:
+    reason = sentence(system.unavailable())  # first: it may import torch, which a snapshot describes
     environment, versions = snapshot(), versions_of(system.packages)
     environment["software"] = environment["software"] | versions
-    return {"reason": sentence(system.unavailable()), "versions": versions, "environment": environment}
+    return {"reason": reason, "versions": versions, "environment": environment}
 
 
 def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
