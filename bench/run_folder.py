@@ -13,7 +13,7 @@ from harness.quality import disturbed
 from harness.schema import claims
 from harness.schema.run import Run
 from harness.schema.run_file import PastRequest, RunFile
-from harness.workers.scheduler import Retry, not_ok, nothing
+from harness.workers.scheduler import Retry, not_ok
 from harness.workers.slurm import refuse_submitted
 
 
@@ -81,7 +81,7 @@ def retry_of(run: Run, retry: str) -> Retry:
     retry: "failed" repeats all but ok, "flagged" contended, throttled and unsteady cases, "lost" as `run_jobs` does.
     """
     if retry != "flagged":
-        return not_ok if retry == "failed" else nothing
+        return not_ok if retry == "failed" else lambda record: False
     keys = disturbed(run.records())
     return lambda record: record.case.key in keys
 

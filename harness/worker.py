@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TextIO
 from harness.measure.environment import snapshot, versions_of
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import NeedsFreshProcess, SystemAdapter
-from harness.profiling.in_worker import ProfilerChoice, profile
+from harness.profiling.in_worker import profile
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.reason import sentence
@@ -34,7 +34,7 @@ def load(entry: str) -> Any:
 
 
 def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to a request "probe" or "case", as JSON values.
+    """Return the answer to a request "probe" or "case", for `line_of`.
 
     system: the worker's adapter; None if every request names one as "entry". Raises ValueError for another request.
     """
@@ -50,10 +50,7 @@ def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, A
 
 
 def _probe(system: SystemAdapter) -> dict[str, Any]:
-    reason = system.unavailable()
-    if not isinstance(reason, str):
-        raise TypeError(f'{type(system).__name__}.unavailable returned {reason!r:.60}; it must be a sentence, or ""')
-    reason = sentence(reason)
+    reason = sentence(system.unavailable())  # first: it may import torch, which a snapshot describes
     environment, versions = snapshot(), versions_of(system.packages)
     environment["software"] = environment["software"] | versions
     return {"reason": reason, "versions": versions, "environment": environment}
@@ -61,8 +58,7 @@ def _probe(system: SystemAdapter) -> dict[str, Any]:
 
 def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
     case, policy, mode = Case.from_dict(request["case"]), Policy(**request["policy"]), request["mode"]
-    chosen = ProfilerChoice(**request.get("profiler", {}))
-    profiler = (lambda *work: profile(*work, asked=chosen)) if mode == "profile" else None
+    profiler = (lambda *work: profile(*work, **request["profiler"])) if mode == "profile" else None
     run = CaseRun(case, policy, mode, profiler)
     try:
         record = run.record(system)

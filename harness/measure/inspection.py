@@ -40,7 +40,6 @@ class CallChecker:
     """Checks one workload while a `Clock` times `CallChecker.run`, which keeps the outputs."""
 
     def __init__(self, case: Case, workload: Workload) -> None:
-        """Prepare the checks; ValueError if an input names an axis that its tensor lacks."""
         self._case, self._workload = case, workload
         self._chance = Random(secrets.randbits(128))
         self._outputs: Any = None
@@ -49,10 +48,6 @@ class CallChecker:
         self._next_at = 0.0
         self._ran = self._past_renewed = False
         self.missed: list[Check] = []
-        for each in workload.inputs.values():
-            for axis in (each.batch_axis, each.token_axis):
-                if axis is not None and not -each.tensor.dim() <= axis < each.tensor.dim():
-                    raise ValueError(f"an input names axis {axis}, but its tensor has {each.tensor.dim()} axes")
         self._given = self._rows_of_inputs()
 
     def run(self) -> object:

@@ -71,20 +71,11 @@ def process_settings() -> dict[str, Any]:
     except OSError:
         folder = ""
     affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    return {"folder": folder, "affinity": affinity} | _torch_settings()
-
-
-def is_unchanged(before: Mapping[str, Any]) -> bool:
-    """Whether earlier `process_settings` still hold; a torch imported since is not compared."""
-    now = process_settings()
-    return all(now[name] == value for name, value in before.items())
-
-
-def _torch_settings() -> dict[str, Any]:
+    settings: dict[str, Any] = {"folder": folder, "affinity": affinity}
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_default_dtype"):
-        return {}
-    return {
+        return settings
+    return settings | {
         "default_dtype": str(torch.get_default_dtype()),
         "num_threads": torch.get_num_threads(),
         "grad_enabled": torch.is_grad_enabled(),
@@ -94,3 +85,9 @@ def _torch_settings() -> dict[str, Any]:
         "default_device": str(torch.get_default_device()),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
     }
+
+
+def is_unchanged(before: Mapping[str, Any]) -> bool:
+    """Whether earlier `process_settings` still hold; a torch imported since is not compared."""
+    now = process_settings()
+    return all(now[name] == value for name, value in before.items())

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, TypeVar
@@ -50,34 +50,29 @@ Tool = Literal["kineto", "nsys", "ncu"]
 Found = TypeVar("Found")
 
 
-@dataclass(frozen=True)
-class ProfilerChoice:
-    """How to profile a case; a request to a worker holds these fields.
+def profile(
+    case: Case,
+    workload: Workload,
+    throttled: Callable[[], bool] = never_throttled,
+    *,
+    tool: Tool = "kineto",
+    keep: str = "",
+) -> dict[str, Any]:
+    """Run the case for a profiler and return fields of a `Profile`.
 
     tool: "kineto" records inside the worker; "nsys" and "ncu" run the worker and capture the `profiler_range`.
     keep: path for Kineto's trace, "" to discard the trace.
-    """
-
-    tool: Tool = "kineto"
-    keep: str = ""
-
-
-def profile(
-    case: Case, workload: Workload, throttled: Callable[[], bool] = never_throttled, *, asked: ProfilerChoice
-) -> dict[str, Any]:
-    """Run the case for the profiler `asked` and return fields of a `Profile`.
-
-    With Kineto, these include kernels and times; with Nsight tools, they are the fields that a report lacks.
+    With Kineto, the fields include kernels and times; with Nsight tools, they are those that a report lacks.
     Raises ProfileError if the trace is empty, or if an engine has no `Workload.engine_batch`.
     """
     work = _Work(case, workload, throttled)
     work.warm()
-    if asked.tool != "ncu":
+    if tool != "ncu":
         work.time_alone()
     found: dict[str, Any] = {}
-    if asked.tool == "kineto":
-        found = _by_kineto(work, Path(asked.keep) if asked.keep else None)
-    elif asked.tool == "nsys":
+    if tool == "kineto":
+        found = _by_kineto(work, Path(keep) if keep else None)
+    elif tool == "nsys":
         found = _captured(work)
     else:
         _counted(work)

@@ -19,7 +19,7 @@ from harness.schema.reason import sentence
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Pair, Planned
-from harness.workers.pool import Pool
+from harness.workers.pool import on_free_slots
 from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits, Stopped
 from harness.workers.scheduler import signals_raise
 
@@ -59,40 +59,37 @@ class Profiler:
         All cases are timed first, because Nsight Compute delays launches on the machine's other GPUs.
         Raises RunError if a GPU does not answer any more.
         """
+        found: list[dict[str, Profile]] = [{} for _ in jobs]  # by case key
+
+        def times(number: int, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
+            JobProfiler(self, jobs[number], slot, stopped).times(found[number])
+
+        def ratios(number: int, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
+            JobProfiler(self, jobs[number], slot, stopped).ratios(found[number])
+
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
-            found: list[dict[str, Profile]] = [{} for _ in jobs]  # by case key
-            self._each(jobs, slots, lambda number, at: at.times(found[number]))
+            on_free_slots(range(len(jobs)), slots, times)
             if self.tools.ratios:  # on one GPU: Nsight Compute locks a file of the machine
-                self._each(jobs, slots[:1], lambda number, at: at.ratios(found[number]))
-            return [profile for profiles in found for profile in profiles.values()]
+                on_free_slots(range(len(jobs)), slots[:1], ratios)
+        return [profile for profiles in found for profile in profiles.values()]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
         """Return a job's cases to profile: all, or with `resume` the unfinished ones."""
-        if not self.resume:
-            return job.cases
-        return tuple(each for each in job.cases if not self._is_finished(self.earlier(each)))
+        kept = {planned: self.kept(planned) for planned in job.cases}
+        return tuple(planned for planned, found in kept.items() if found is None or self.lacks_counters(found))
 
-    def earlier(self, planned: Planned) -> Profile | None:
-        """Return the case's profile in the run's folder; None if missing or unreadable."""
+    def kept(self, planned: Planned) -> Profile | None:
+        """Return the case's profile of an earlier call, which has times; None without one or without `resume`."""
         path = profile_path(self.run.folder, planned.case.key)
         with suppress(ProfileError):
-            return read_profile(path) if path.exists() else None
+            found = read_profile(path) if self.resume and path.exists() else None
+            return found if found and found.status == "ok" else None
         return None
 
-    def _is_finished(self, found: Profile | None) -> bool:
-        if found is None or found.status != "ok":
-            return False
-        return not self.tools.ratios or any(kernel.counters for kernel in found.kernels)
-
-    def _each(self, jobs: Sequence[Job], slots: Sequence[GpuSlot], do: Callable[[int, "JobProfiler"], None]) -> None:
-        """Call `do(index of the job, a new JobProfiler)` for each job on the next free GPU slot."""
-        pool = Pool(slots)
-
-        def at(number: int, slot: GpuSlot) -> None:
-            do(number, JobProfiler(self, jobs[number], slot, pool.stop.is_set))
-
-        pool.each(range(len(jobs)), at)
+    def lacks_counters(self, found: Profile) -> bool:
+        """Whether a profile with times should have counters and has none."""
+        return bool(self.tools.ratios) and not any(kernel.counters for kernel in found.kernels)
 
 
 class JobProfiler:
@@ -111,16 +108,12 @@ class JobProfiler:
     def times(self, found: dict[str, Profile]) -> None:
         """Add a profile with times to `found`, by case key, for each pending case of the job."""
         for planned in self.profiler.pending(self.job):
-            earlier = self.profiler.earlier(planned) if self.profiler.resume else None
-            if earlier is not None and earlier.status == "ok":
-                found.setdefault(planned.case.key, earlier)
-            elif planned.case.key not in found:
-                found[planned.case.key] = self._with_times(planned)
+            found[planned.case.key] = self.profiler.kept(planned) or self._with_times(planned)
 
     def ratios(self, found: dict[str, Profile]) -> None:
         """Add counters to the profiles in `found`; each case runs in its own worker."""
         for key, profile in found.items():
-            if profile.status != "ok" or any(kernel.counters for kernel in profile.kernels):
+            if profile.status != "ok":
                 continue
             profile = replace(profile, notes=tuple(note for note in profile.notes if not note.startswith(NOT_COUNTED)))
             if self.tools.ratios:

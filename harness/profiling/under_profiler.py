@@ -50,7 +50,7 @@ class UnderProfiler:
         """Profile a case with Kineto in a worker; return profile fields and the record."""
         with WorkerProcess(launch, self.limits.start_s, self.stopped) as worker:
             keep = str(self._raw(planned.case, ".trace.json.gz"))
-            found, record = self._asked(worker, planned, tool="kineto", keep=keep)
+            found, record = self._run_case(worker, planned, tool="kineto", keep=keep)
         command = _without_folders([*launch.command, "-m", "harness.worker", launch.entry])
         version = str(record.environment.get("software", {}).get("torch", ""))
         return found | {"tools": {"torch.profiler": version}, "commands": [command]}, record
@@ -89,7 +89,7 @@ class UnderProfiler:
             log.write_text("")
         with WorkerProcess(wrapped, self.limits.start_s, self.stopped) as worker:
             try:
-                found, record = self._asked(worker, planned, last=True, tool=tool)
+                found, record = self._run_case(worker, planned, last=True, tool=tool)
                 status = worker.stop(STOP_S)
             except ToolLost as lost:
                 raise _why(tool, _text(log), str(lost), lost.status) from None
@@ -100,14 +100,14 @@ class UnderProfiler:
             raise _why(tool, text, _ending(status, worker.error_line), "failed")
         return found, record
 
-    def _asked(
-        self, worker: WorkerProcess, planned: Planned, *, last: bool = False, **asked: Any
+    def _run_case(
+        self, worker: WorkerProcess, planned: Planned, *, last: bool = False, **fields: Any
     ) -> tuple[dict[str, Any], Record]:
         """Return profile fields and record of a worker's answer; ToolLost unless it is usable and "ok".
 
-        asked: fields of a `ProfilerChoice`.
+        fields: `tool` and `keep` of `in_worker.profile`.
         """
-        request = case_request(planned, self.run.file.policy, "profile", asked)
+        request = case_request(planned, self.run.file.policy, "profile", fields)
         try:
             answer = worker.ask(request, self.limits.case_s, last=last)
             record = record_of(answer, planned)

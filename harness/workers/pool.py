@@ -4,9 +4,8 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from queue import Empty, Queue
 from typing import TypeVar
 
 from harness.measure.environment import DEVICE_ORDER
@@ -38,67 +37,50 @@ def _device_id(gpu: str | None = None) -> str:
     return found.constants()["device_id"] if found else ""
 
 
-@dataclass
-class Pool:
-    """Runs jobs on GPU slots: one in the caller's thread, several in a thread each.
+def on_free_slots(
+    jobs: Iterable[T], slots: Sequence[GpuSlot], do: Callable[[T, GpuSlot, Callable[[], bool]], object]
+) -> None:
+    """Run the jobs in order, each on the next free slot; several slots have a thread each.
 
-    stop: set when all jobs should end.
+    do: called with job, slot, and a function that returns whether all jobs should end; `do` must then raise Stopped.
+    If a job raises an exception, or at Ctrl-C, all jobs end. The first exception of a job is raised.
     """
+    stop, waiting, errors = threading.Event(), iter(list(jobs)), list[BaseException]()
 
-    slots: Sequence[GpuSlot]
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    def each(self, jobs: Iterable[T], do: Callable[[T, GpuSlot], object]) -> None:
-        """Run the jobs in order, each on the next free slot.
-
-        do: runs a job on a slot. It must raise Stopped once `stop` is set.
-        If a job raises an exception, or at Ctrl-C, all jobs end.
-        """
-        waiting: Queue[T] = Queue()
-        for job in jobs:
-            waiting.put(job)
-        if len(self.slots) == 1:
-            self._take_turns(waiting, self.slots[0], do)
-        else:
-            self._in_threads(waiting, do)
-
-    def _in_threads(self, waiting: Queue[T], do: Callable[[T, GpuSlot], object]) -> None:
-        """Run waiting jobs, a thread per slot; at the end, raise the first exception of a job."""
-        errors: list[BaseException] = []
-
-        def serve(slot: GpuSlot, cores: frozenset[int], ended: threading.Event) -> None:
-            try:
-                if cores:
-                    os.sched_setaffinity(0, cores)  # of this thread and its workers
-                self._take_turns(waiting, slot, do)
-            except BaseException as error:
-                if not self.stop.is_set():
-                    errors.append(error)
-                self.stop.set()
-            finally:
-                ended.set()
-
-        under_way: list[threading.Event] = []  # one for each thread, set when it ends
-        try:
-            for slot, cores in zip(self.slots, cores_by_share(len(self.slots)), strict=True):
-                # A thread lives as long as its workers: the kernel kills a worker with the thread that started it.
-                ended = threading.Event()
-                threading.Thread(target=serve, args=(slot, cores, ended), daemon=True).start()
-                under_way.append(ended)
-            _wait_for(under_way)
-        finally:
-            self.stop.set()
-            _wait_for(under_way)
-        if errors:
-            raise errors[0]
-
-    def _take_turns(self, waiting: Queue[T], slot: GpuSlot, do: Callable[[T, GpuSlot], object]) -> None:
-        while not self.stop.is_set():
-            try:
-                job = waiting.get_nowait()
-            except Empty:
+    def take_turns(slot: GpuSlot) -> None:
+        for job in waiting:
+            if stop.is_set():
                 return
-            do(job, slot)
+            do(job, slot, stop.is_set)
+
+    def serve(slot: GpuSlot, cores: frozenset[int], ended: threading.Event) -> None:
+        try:
+            if cores:
+                os.sched_setaffinity(0, cores)  # of this thread and its workers
+            take_turns(slot)
+        except BaseException as error:
+            if not stop.is_set():
+                errors.append(error)
+            stop.set()
+        finally:
+            ended.set()
+
+    if len(slots) == 1:
+        take_turns(slots[0])
+        return
+    under_way: list[threading.Event] = []  # one for each thread, set when it ends
+    try:
+        for slot, cores in zip(slots, cores_by_share(len(slots)), strict=True):
+            # A thread lives as long as its workers: the kernel kills a worker with the thread that started it.
+            ended = threading.Event()
+            threading.Thread(target=serve, args=(slot, cores, ended), daemon=True).start()
+            under_way.append(ended)
+        _wait_for(under_way)
+    finally:
+        stop.set()
+        _wait_for(under_way)
+    if errors:
+        raise errors[0]
 
 
 def _wait_for(under_way: Iterable[threading.Event]) -> None:

@@ -51,7 +51,8 @@ class Progress:
         changes: dict[str, Any] = {}
         if event.kind == "plan":
             self.total = event.total
-            self._print(plan_line(self._title, event))
+            kept = f", {event.kept} kept from before" if event.kept else ""
+            self._print(f"{self._title + ': ' if self._title else ''}{counted(event.total, 'case')} to run{kept}")
         elif event.kind == "start" and event.planned is not None:
             room = max(12, self._rich.console.width - _BAR_WIDTH - _NUMBERS_WIDTH)
             label = clipped(_with_slot(event, event.planned.case.label), room)
@@ -67,12 +68,6 @@ class Progress:
 
     def _print(self, line: str) -> None:
         self._rich.console.print(line, markup=False, emoji=False, soft_wrap=True)
-
-
-def plan_line(title: str, event: Event) -> str:
-    """Return a line such as `quick: 12 cases to run, 3 kept from before` for an event "plan"."""
-    kept = f", {event.kept} kept from before" if event.kept else ""
-    return f"{title + ': ' if title else ''}{counted(event.total, 'case')} to run{kept}"
 
 
 def outcome(record: Record) -> str:

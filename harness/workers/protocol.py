@@ -77,7 +77,7 @@ def answer_in(buffer: bytearray) -> dict[str, Any] | None:
 def case_request(
     planned: Planned, policy: Policy, mode: Mode, profiler: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the request to run a case, as JSON values; profiler: fields of a `ProfilerChoice`."""
+    """Return the request to run a case, as JSON values; profiler: `tool` and `keep` of `in_worker.profile`."""
     request = {"do": "case", "case": planned.case.to_dict(), "policy": asdict(policy), "mode": mode}
     return request | ({"profiler": dict(profiler)} if profiler else {})
 

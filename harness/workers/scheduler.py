@@ -16,18 +16,13 @@ from harness.schema.reason import of_exception
 from harness.schema.record import Record
 from harness.schema.run import Run, latest
 from harness.schema.run_file import Job, Pair, Planned
-from harness.workers.pool import Pool
+from harness.workers.pool import on_free_slots
 from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits, Stopped, WorkerProcess
 from harness.workers.protocol import WorkerLost, case_request, record_of
 
 UNFINISHED = ("skipped", "killed", "unstarted")  # statuses of cases that a resumption always runs again
 Retry = Callable[[Record], bool]  # whether to measure a finished case with this record again
 SkipReason = Callable[[Planned, Sequence[Record]], str]
-
-
-def nothing(record: Record) -> bool:
-    """As `Options.retry`, measure no finished case again."""
-    return False
 
 
 def not_ok(record: Record) -> bool:
@@ -69,7 +64,7 @@ class Options:
     jobs: Sequence[Job] | None = None
     repeat: int = 0
     limits: Limits = field(default_factory=Limits)
-    retry: Retry = nothing
+    retry: Retry = lambda record: False
     skip: SkipReason = lambda planned, earlier: ""
     on_event: Callable[[Event], object] = lambda event: None
 
@@ -106,13 +101,12 @@ def run_jobs(
 
         total = sum(len(each.pending) for each in todo.values())
         emit("plan", total=total, kept=sum(each.kept for each in todo.values()))
-        pool = Pool(slots)
 
-        def run_one(job: Job, slot: GpuSlot) -> None:
+        def run_one(job: Job, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
             if pending := todo[job.name].pending:
-                _JobRun(run, job, launches[job.pair], options, slot, emit, pool.stop).cases(pending)
+                _JobRun(run, job, launches[job.pair], options, slot, emit, stopped).cases(pending)
 
-        pool.each(jobs, run_one)
+        on_free_slots(jobs, slots, run_one)
         return run.records()
 
 
@@ -145,18 +139,18 @@ class _JobRun:
     options: Options
     slot: GpuSlot
     emit: Callable[..., None]
-    stop: threading.Event
+    stopped: Callable[[], bool]
 
     def cases(self, pending: list[Planned]) -> None:
-        """Run the pending cases in order, append records, and remove finished cases from `pending`."""
+        """Run the pending cases in order, and append their records."""
         run, name = self.run, self.slot.name
         whole = next(each for each in run.jobs if each.pair == self.job.pair)  # also the cases of other calls
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.options.repeat]
         before = {record.case.key: record for record in records}
         launch = replace(self.launch, env={**self.launch.env, **self.slot.env})
-        with WorkerProcess(launch, self.options.limits.start_s, self.stop.is_set) as worker:
-            for planned in list(pending):
-                if self.stop.is_set():
+        with WorkerProcess(launch, self.options.limits.start_s, self.stopped) as worker:
+            for planned in pending:
+                if self.stopped():
                     raise Stopped
                 self.emit("start", planned=planned, slot=name)
                 if reason := self.options.skip(planned, records):
@@ -173,7 +167,6 @@ class _JobRun:
                     run.record_file(self.job).append(record)
                 records = [each for each in records if each.case.key != planned.case.key] + [record]
                 self.emit("record", planned=planned, record=record, slot=name)
-                pending.remove(planned)
 
     def _record(self, worker: WorkerProcess, planned: Planned) -> Record:
         found = worker.ready()

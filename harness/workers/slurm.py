@@ -13,7 +13,7 @@ from harness.schema import claims
 from harness.schema.claims import Holder
 from harness.schema.record import RecordError
 from harness.schema.run import Run
-from harness.schema.run_file import Job, Pair, RunError
+from harness.schema.run_file import Pair, RunError
 from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch
 from harness.workers.scheduler import Options, run_jobs
 
@@ -72,7 +72,8 @@ def script(request: SlurmRequest, tasks: int, command: Sequence[str], folder: st
     options = {"job-name": "ttt-bench", "array": f"0-{tasks - 1}", "requeue": "", "open-mode": "append"}
     options |= {"chdir": folder, "output": log}
     options |= {"gres": "gpu:1"} if request.gpu and "gres" not in request.options else {}
-    lines = [_directive(name, value) for name, value in {**options, **request.options}.items()]
+    every = {**options, **request.options}.items()
+    lines = [f"#SBATCH --{name}{'=' + shlex.quote(value) if value else ''}" for name, value in every]
     return f"""\
 #!/bin/bash
 # Written by `ttt-bench run --slurm`. To change it: edit it and submit it again with `sbatch`.
@@ -88,10 +89,6 @@ if [ "$status" -gt 128 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {REQUEUES} ]; th
 fi
 exit "$status"
 """
-
-
-def _directive(name: str, value: str) -> str:
-    return f"#SBATCH --{name}{'=' + shlex.quote(value) if value else ''}"
 
 
 def submit(script_path: str) -> str:
@@ -130,10 +127,6 @@ class Task:
         index, first = (int(environment.get(f"SLURM_ARRAY_TASK_{name}", "0")) for name in ("ID", "MIN"))
         return cls(array, index - first, int(environment.get("SLURM_ARRAY_TASK_COUNT", "1"))) if array else None
 
-    def share(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        """Return the jobs of this task, as many as the other tasks have."""
-        return jobs[self.number :: self.count]
-
 
 def run_task(
     run: Run, launches: Mapping[Pair, Launch], task: Task, options: Options, slot: GpuSlot = DEFAULT_SLOT
@@ -142,7 +135,7 @@ def run_task(
 
     Raises RunError if another Slurm job holds the run, or if the GPU does not answer any more.
     """
-    jobs = task.share(run.jobs if options.jobs is None else options.jobs)
+    jobs = (run.jobs if options.jobs is None else options.jobs)[task.number :: task.count]
     with run.held(shared=True):
         submitted = claims.noted(run.folder, claims.SUBMISSION)
         if submitted is None or submitted.array != task.array:  # the user submitted the script

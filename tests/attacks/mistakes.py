@@ -148,11 +148,6 @@ class TokensOfAnEngine(TokensOverstated):
         workload.metrics = {"sequences_at_once": workload.tokens}
 
 
-class UnitsOverstated(Honest):
-    def claim(self, workload: Workload) -> None:
-        workload.units = 16
-
-
 class OneStepForSixteen(Honest):
     def run(self) -> Any:
         return self.model.generate(self.ids, 1)
@@ -194,25 +189,6 @@ class InventedSamples(Honest):
 class Nothing(Honest):
     def run(self) -> Any:
         return None
-
-    def claim(self, workload: Workload) -> None:
-        workload.timed_check = None
-
-
-class HalfWritten(LastOutputAgain):
-    """Computes half of its logits; a buffer keeps the other half from the first call."""
-
-    def claim(self, workload: Workload) -> None:
-        workload.timed_check = None
-
-    def run(self) -> Any:
-        super().run()[:, : VOCABULARY // 2] = self.model.prefill(self.ids)[:, : VOCABULARY // 2]
-        return self.kept
-
-
-class OneStepOfAsManySequences(Honest):
-    def run(self) -> Any:
-        return self.model.generate(self.ids, 1)[0]
 
     def claim(self, workload: Workload) -> None:
         workload.timed_check = None
@@ -317,7 +293,6 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
     (TokensOverstated, PROMPT, "tokens_off_the_case"),
     (TokensOfAnEngine, PROMPT, "tokens_off_the_case"),
     (TokensOfAnEngine, GENERATE, "tokens_off_the_case"),
-    (UnitsOverstated, PROMPT, "units_off_the_case"),
     (OneStepForSixteen, GENERATE, "outputs_without_the_units"),
     (InputsChanged, PROMPT, "inputs_changed_by_the_work"),
     (NotANumber, PROMPT, "outputs_not_finite"),
@@ -325,8 +300,6 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
     (SmallerModelTimed, PROMPT, "timed_error"),
     (InventedSamples, PROMPT, "lower_bound_over_shortest_sample"),
     (Nothing, PROMPT, "outputs_that_are_no_tensors"),
-    (HalfWritten, PROMPT, "outputs_not_finite"),
-    (OneStepOfAsManySequences, replace(GENERATE, batch=STEPS), "outputs_without_the_units"),
     (StateReset, in_bfloat16("mamba", "generate"), EARLY),
     (StateReset, in_bfloat16("ttt-linear", "generate"), EARLY),
     (TokenLookup, in_bfloat16("mamba", "generate"), EARLY),

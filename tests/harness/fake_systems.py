@@ -46,13 +46,6 @@ def _print_garbage() -> None:
     spin()
 
 
-def _import_what_a_folder_may_hide() -> None:
-    import json
-
-    json.dumps({})
-    spin()
-
-
 RUNS: dict[str, Callable[[], object]] = {
     "work": spin,
     "raise": lambda: _raise(RuntimeError("first line of /home/someone/kernel.cu\nsecond line")),
@@ -66,7 +59,6 @@ RUNS: dict[str, Callable[[], object]] = {
     "oom-inside": _out_of_memory_deep_inside,
     "print": _print_garbage,
     "skip-late": lambda: _raise(Skip("it was too late to say so")),
-    "import": _import_what_a_folder_may_hide,
     "read": lambda: _raise(RuntimeError(f"stdin holds {sys.stdin.read()!r}")),
 }
 
@@ -155,25 +147,24 @@ class NotesItsProcess(Fake):
 class WithFamily(Fake):
     """Starts a child, one in another process group, one in another session, and an orphan; then hangs.
 
-    FAKE_CHILD: file for their process ids. FAKE_CLEAN: give them an empty environment. FAKE_THEN=return: do not hang.
+    FAKE_CHILD: file for their process ids. FAKE_THEN=return: do not hang.
     """
 
     def build(self, case: Case) -> Workload:
         import subprocess
 
-        env = {} if "FAKE_CLEAN" in os.environ else None
         ways: dict[str, dict[str, Any]] = {
             "child": {},
             "group": {"process_group": 0},
             "session": {"start_new_session": True},
         }
-        self.children = {name: subprocess.Popen(["sleep", "600"], env=env, **way) for name, way in ways.items()}
+        self.children = {name: subprocess.Popen(["sleep", "600"], **way) for name, way in ways.items()}
         code = (
             "import subprocess\n"
             "quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}\n"
             "print(subprocess.Popen(['sleep', '600'], start_new_session=True, **quiet).pid)"
         )
-        orphan = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+        orphan = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         pids = {"worker": os.getpid(), **{name: child.pid for name, child in self.children.items()}}
         with open(os.environ["FAKE_CHILD"], "w") as file:
             file.write("".join(f"{name} {pid}\n" for name, pid in (pids | {"orphan": int(orphan.stdout)}).items()))

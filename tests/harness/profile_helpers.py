@@ -157,12 +157,7 @@ if "import" in options:
 if arguments[0] == "export":
     if does == "unreadable":
         sys.exit("the report cannot be opened")
-    database = open(os.environ["FAKE_SQLITE"], "rb").read()
-    if does == "truncate":
-        database = database[: len(database) // 2]
-    if does == "foreign":
-        database = b"<html>" * 9999
-    open(options["output"], "wb").write(database)
+    shutil.copy(os.environ["FAKE_SQLITE"], options["output"])
     sys.exit()
 def log(text):
     if "log-file" in options:
@@ -174,8 +169,6 @@ if does == "die":
     sys.exit(9)
 start = next(place for place, each in enumerate(arguments) if place and not each.startswith("-"))
 child = subprocess.Popen(arguments[start:])
-if does == "kill":
-    os.kill(os.getpid(), 9)
 status = child.wait()
 if does == "kill late":
     os.kill(os.getpid(), 9)
@@ -187,15 +180,9 @@ elif does == "no range":
     log("==WARNING== No kernels were profiled.\\n")
 elif does == "no importer":
     sys.stderr.write("Importer error status: Importation failed.\\n")
-elif does != "nothing":
+else:
     log("==PROF== Profiling one - 1: 0%....100% - 9 passes\\n" * int(os.environ.get("FAKE_LAUNCHES", "4")))
-    report = options.get("export") or options["output"]
-    text = open(os.environ["FAKE_REPORT"]).read()
-    if does == "truncate":
-        text = text[:-40]
-    if does == "foreign":
-        text = "==ERROR== is not a report\\n"
-    open(report, "w").write(text)
+    shutil.copy(os.environ["FAKE_REPORT"], options.get("export") or options["output"])
 sys.exit(status if status >= 0 else 128 - status)
 """
 

@@ -2,7 +2,6 @@
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,12 @@ from harness.schema.record import RecordError
 from harness.schema.run import Run
 
 
-@pytest.fixture
-def umask(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = os.umask(request.param)
-    yield request.param
-    os.umask(before)
-
-
-@pytest.mark.parametrize(("umask", "mode"), [(0o002, 0o664), (0o077, 0o600)], indirect=["umask"])
-def test_the_umask_sets_the_mode_of_every_file(folder: Path, umask: int, mode: int) -> None:
+@pytest.mark.parametrize(("umask", "mode"), [(0o002, 0o664), (0o077, 0o600)])
+def test_the_umask_sets_the_mode_of_every_file(
+    request: pytest.FixtureRequest, folder: Path, umask: int, mode: int
+) -> None:
+    before = os.umask(umask)
+    request.addfinalizer(lambda: os.umask(before))
     run = new_run(folder, [case()])
     run.record_file(run.jobs[0]).append(ok_record())
     claims.note(folder, claims.PROCESS, claims.Holder.here())

@@ -15,7 +15,6 @@ def environment(reasons: Any, celsius: Any = 79) -> dict[str, Any]:
         (["sw_thermal_slowdown"], True),
         (["sw_power_cap", "hw_thermal_slowdown"], True),
         (["sw_power_cap"], False),
-        ([], False),
         (None, False),
     ],
 )

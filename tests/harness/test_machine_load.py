@@ -56,9 +56,7 @@ def test_an_unknown_load_has_no_reading(monkeypatch: pytest.MonkeyPatch) -> None
     assert readings(monkeypatch, None, (1.0, 1.0, 0.0)).reading() == {}
     assert readings(monkeypatch, (1.0, 1.0, 0.0), None).reading() == {}
     assert readings(monkeypatch, (1.0, 1.0, 0.0), (1.0, 1.0, 0.0)).reading() == {}
-
-
-def test_without_proc_there_is_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     monkeypatch.setattr(machine_load, "_STAT", "/nowhere/stat")
     assert LoadMeter(os.getpid()).reading() == {}
 

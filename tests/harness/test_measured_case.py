@@ -123,17 +123,7 @@ def test_a_build_without_a_workload_is_named() -> None:
             super().build(case)
 
     record = CaseRun(case(), QUICK).record(Forgetful())
-    assert (record.status, record.reason.partition(" (")[0]) == (
-        "failed",
-        "TypeError: Forgetful.build returned None, which is no Workload",
-    )
-
-
-def test_an_axis_that_an_input_has_not_is_named() -> None:
-    inputs = {"x": Input(torch.zeros(2, 3), "normal", 1.0, 5, None)}
-    record = CaseRun(case(), QUICK).record(Counting(check=None, inputs=inputs))
-    assert record.status == "failed"
-    assert "an input names axis 5" in record.reason
+    assert record.reason.startswith("TypeError: Forgetful.build returned None, which is no Workload")
 
 
 def test_a_skip_is_for_build_alone() -> None:

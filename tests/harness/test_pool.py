@@ -173,20 +173,21 @@ def test_a_record_without_a_worker_names_the_slots_gpu(two_gpus: TwoGpus, tmp_pa
 STUBBORN = """
 import os, signal, sys, threading, time
 from pool_helpers import slot
-from harness.workers.pool import Pool
-pool, ended = Pool([slot("0"), slot("1")]), []
+from harness.workers.pool import on_free_slots
+ended = []
 both, first = threading.Barrier(2), threading.Event()
-def do(job, at):
+def do(job, at, stopped):
     both.wait()
     if job == "last":
         os.kill(os.getpid(), signal.SIGINT)
         first.wait()
         time.sleep(0.5)
-    pool.stop.wait()
+    while not stopped():
+        time.sleep(0.01)
     ended.append(job)
     first.set()
 try:
-    pool.each(["last", "first"], do)
+    on_free_slots(["last", "first"], [slot("0"), slot("1")], do)
 except KeyboardInterrupt:
     sys.exit(str(ended))
 """

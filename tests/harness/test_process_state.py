@@ -15,7 +15,7 @@ from harness.schema.case import Case
 
 torch = pytest.importorskip("torch")
 
-# What reads each setting that a case can change.
+# Functions that read the settings that a case can change.
 READERS = (
     (os, "getcwd"),
     (os, "sched_getaffinity"),

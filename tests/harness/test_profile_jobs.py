@@ -306,7 +306,8 @@ def test_a_profiler_that_never_starts_is_given_up(tmp_path: Path, fake: Any) -> 
     fake("never start")
     run, said, limits = run_of(tmp_path, case(), case(batch=3)), list[str](), SimpleNamespace(start_s=60, case_s=60)
     profiler = Profiler(run, launches(), WITH_NCU, limits, say=said.append)  # type: ignore[arg-type]
-    profiler.on_times = lambda profile: setattr(limits, "start_s", 0.5)  # from now on a profiler starts workers
+    limits_s = iter((60, 0.5))  # after the times of both cases, a profiler starts each worker
+    profiler.on_times = lambda profile: setattr(limits, "start_s", next(limits_s))
     found = profiler.jobs(run.jobs)
     assert [each.status for each in found] == ["ok", "ok"]
     assert "ncu failed: the system could not be started: no answer within 0.5 s" in found[0].notes[0]
@@ -342,19 +343,12 @@ def test_auto_chooses_the_best_installed_profilers(fake: Any) -> None:
     assert choose("auto", "cpu").times == "kineto"
 
 
-@pytest.mark.parametrize(
-    ("version", "names", "why"),
-    [
-        ("no number", ("ncu",), "ncu does not say its version"),
-        ("Version 2025.3", (), "ncu is not on the path"),
-    ],
-)
-def test_an_unusable_profiler_is_refused(fake: Any, version: str, names: tuple[str, ...], why: str) -> None:
+@pytest.mark.parametrize(("version", "names"), [("no number", ("ncu",)), ("Version 2025.3", ())])
+def test_an_unusable_profiler_is_refused(fake: Any, version: str, names: tuple[str, ...]) -> None:
     fake("", version, names)
-    assert why in choose("auto", "cuda").summary
+    assert "ncu not found" in choose("auto", "cuda").summary
     assert choose("auto", "cuda").ratios == ""
-    with pytest.raises(ProfileError, match=why) as error:
+    with pytest.raises(ProfileError, match="ncu not found; install Nsight Compute"):
         choose("ncu", "cuda")
-    assert "install Nsight Compute" in str(error.value)
     with pytest.raises(ProfileError, match="no GPU was found"):
         choose("ncu", "cpu")

@@ -1,4 +1,3 @@
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from harness_helpers import case
 from profile_helpers import run_of
 
 from harness.schema.profile import (
-    NAME_LIMIT,
     Counters,
     Kernel,
     Profile,
@@ -18,7 +16,6 @@ from harness.schema.profile import (
     Timeline,
     profile_path,
     read_profile,
-    short_name,
     write_profile,
 )
 from harness.schema.run_file import RunError
@@ -118,12 +115,3 @@ def test_a_profile_of_an_unplanned_case_is_refused(tmp_path: Path) -> None:
     write_profile(run.folder, replace(PROFILE, case=case(batch=9)))
     with pytest.raises(RunError, match="belongs to no case of the run"):
         run.profiles()
-
-
-def test_long_names_are_shortened_in_the_middle_and_printable() -> None:
-    name = short_name("void " + "x" * 5000 + "\n(int)")
-    assert len(name) <= NAME_LIMIT
-    assert name.startswith("void x")
-    assert name.endswith("(int)")
-    assert name.isprintable()
-    assert json.dumps(short_name("gemm<128>")) == '"gemm<128>"'

@@ -82,15 +82,6 @@ def test_retry_failed_retries_every_status_except_ok(folder: Path) -> None:
     assert len(file_of(folder).read()) == 7
 
 
-def test_retried_cases_run_again_once(folder: Path) -> None:
-    cases = [case("work"), case("work", batch=3)]
-    first = measured(folder, cases)
-    assert measured(folder) == first
-    again = measured(folder, retry=lambda record: record.case == cases[1])
-    assert (again[0], again[1] == first[1], len(file_of(folder).read())) == (first[0], False, 3)
-    assert Run.open(folder).records() == again
-
-
 def test_skip_sees_the_new_record_of_a_retried_case(folder: Path, tmp_path: Path) -> None:
     def too_large(of: Planned, earlier: Any) -> str:
         return "one was killed" if any(each.status == "killed" for each in earlier if each.case != of.case) else ""

@@ -15,7 +15,7 @@ from harness_helpers import case, catalogue, lines_of, measured, new_run, ok_rec
 from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, SuiteEntry
 from harness.schema.record import Record
 from harness.schema.run import Run, latest
-from harness.schema.run_file import FILE, Job, PastRequest, Planned, RunError
+from harness.schema.run_file import Job, PastRequest, Planned, RunError
 from harness.workers.scheduler import run_jobs
 from tests.counting import calls_of
 
@@ -177,12 +177,6 @@ def test_the_first_of_two_creators_wins(folder: Path, monkeypatch: pytest.Monkey
         new_run(folder, [case(batch=2)])
     assert [planned.case for planned in Run.open(folder).jobs[0].cases] == [case()]
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
-
-
-def test_the_temporary_file_of_a_killed_process_is_ignored(folder: Path) -> None:
-    folder.mkdir()
-    (folder / f".{FILE}.abc").write_text("{")
-    assert Run.open(new_run(folder, [case()]).folder).jobs
 
 
 def test_a_record_file_of_no_job_is_refused(folder: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_helpers import SOON, case, file_of, launch, lines_of, measured, new_repository, statuses, systems
+from harness_helpers import SOON, case, file_of, launch, measured, new_repository, statuses, systems
 
 from harness.schema.policy import Policy
 from harness.schema.run_file import Planned
@@ -61,6 +61,11 @@ def test_a_case_that_failed_leaves_no_worker_to_the_next(folder: Path) -> None:
     assert records[0].settings["pid"] != records[2].settings["pid"]
 
 
+def test_a_reason_quotes_no_output_of_earlier_cases(folder: Path) -> None:
+    records = measured(folder, [case("print"), case("kill")])
+    assert (statuses(records), "error output" in records[1].reason) == (["ok", "killed"], False)
+
+
 def test_a_case_that_needs_a_fresh_process_gets_one(folder: Path) -> None:
     kinds = ["a", "a", "b", "none", "b"]
     cases = [case(batch=i + 1, options={"kind": kind}) for i, kind in enumerate(kinds)]
@@ -89,7 +94,6 @@ def test_after_a_timeout_the_run_goes_on(folder: Path) -> None:
             "the system could not be started: the worker exited with status 1; its last error output: "
             "ImportError: no module named 'cuda_of_tomorrow'",
         ),
-        ("fake_systems:Nothing", "unstarted", "the system could not be started: the worker exited with status 1"),
     ],
 )
 def test_a_system_that_does_not_start_gives_its_reason_to_every_case(
@@ -179,14 +183,6 @@ def test_events_follow_the_cases(folder: Path) -> None:
     assert (events[0].total, events[0].kept) == (2, 0)
     assert events[2].record is not None
     assert events[3].planned == Planned(case("skip"))
-
-
-def test_each_job_has_its_file(folder: Path) -> None:
-    both = systems() | {("other", "cpu"): launch("fake_systems:Unavailable")}
-    a, b, c = case(), case(system="other"), case(batch=5)
-    records = measured(folder, [a, b, c], launches=both)
-    assert [record.case for record in records] == [a, c, b]
-    assert [len(lines_of(folder, job)) for job in ("fake-cpu", "other-cpu")] == [2, 1]
 
 
 def test_refuses_a_system_without_a_launch(folder: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from harness_helpers import HERE, ROOT, case, lines_of, new_run, statuses, wait_for
-from pool_helpers import launches, pooled
+from pool_helpers import launches
 from slurm_cluster import Cluster, missing
 
 from harness.schema import claims
@@ -246,15 +246,3 @@ def test_a_killed_task_is_requeued_and_every_job_runs_once(cluster: Cluster, fol
     assert {record.settings["gpu"] for record in run.records()} <= {"0", "1"}
     assert claims.noted(folder, claims.SUBMISSION) is None
     refuse_submitted(folder)
-
-
-def test_a_cancelled_run_is_free_and_goes_on_alone(cluster: Cluster, folder: Path) -> None:
-    run, array = submitted(folder)
-    assert wait_for(run.records)
-    with pytest.raises(RunError, match=f"Slurm job {array} submitted from"):
-        refuse_submitted(folder)
-    subprocess.run(["scancel", array], check=True)
-    cluster.finish(array)
-    refuse_submitted(folder)
-    pooled(run, launches(*JOBS))
-    all_once(run)

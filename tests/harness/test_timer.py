@@ -50,12 +50,6 @@ def test_a_disturbance_extends_the_budget_by_at_most_a_minute() -> None:
     assert clock.now() < 165
 
 
-def test_stops_at_the_budget() -> None:
-    timing = take_samples(FakeClock(noisy(0.015)), Policy(budget_s=0.2))
-    assert timing.stop == "budget"
-    assert 20 <= len(timing.samples_ms) <= 21
-
-
 def test_a_passing_disturbance_extends_the_budget() -> None:
     clock = FakeClock(itertools.chain([14.0, 15.0, 12.0], itertools.repeat(10.0)))
     timing = take_samples(clock, Policy(budget_s=0.1, min_samples=6))
@@ -233,21 +227,6 @@ def test_inspection_comes_before_each_sample_and_not_into_it() -> None:
     policy = Policy(min_samples=3, budget_s=0.0)
     take_samples(clock, policy, before_sample=lambda: looked_at.append(clock.now()))
     assert looked_at == pytest.approx([0.0, 0.001, 0.002])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"budget_s": -1}, "budget_s"),
-        ({"budget_s": float("nan")}, "budget_s"),
-        ({"precision": "1%"}, "precision"),
-        ({"precision": 1.0}, "precision"),
-        ({"min_samples": 0}, "min_samples"),
-    ],
-)
-def test_policy_refuses(change: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Policy(**change)
 
 
 def test_the_knobs_of_an_earlier_version_are_ignored() -> None:

@@ -10,7 +10,7 @@ from fake_systems import Fake
 from harness_helpers import QUICK, ROOT, case, launch
 
 from harness.schema.record import Record
-from harness.worker import answer, load
+from harness.worker import load
 
 
 def talk(text: str, entry: str = "fake_systems:Fake") -> subprocess.CompletedProcess:
@@ -49,11 +49,6 @@ def test_load() -> None:
     for entry in ("fake_systems", ":Fake", "fake_systems:"):
         with pytest.raises(ValueError, match="must be MODULE:ATTRIBUTE"):
             load(entry)
-
-
-def test_unknown_request() -> None:
-    with pytest.raises(ValueError, match="request 'dance'"):
-        answer(Fake(), {"do": "dance"})
 
 
 def test_a_worker_of_a_cpu_system_does_not_load_torch() -> None:

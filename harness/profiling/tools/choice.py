@@ -1,7 +1,6 @@
 """Choose among the installed profilers: one for times, one for hardware counters."""
 
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,10 +12,7 @@ from harness.schema.profile import ProfileError
 
 WAYS = ("auto", "ncu", "nsys", "torch")
 _VERSION = re.compile(r"\b(\d{4})\.(\d+)(?:\.\d+)*\b")
-_ADVICE = {
-    "nsys": "install Nsight Systems, or say --with torch",
-    "ncu": "install Nsight Compute, or say --with torch",
-}
+_NAMES = {nsys.PROGRAM: "Nsight Systems", ncu.PROGRAM: "Nsight Compute"}
 
 
 @dataclass(frozen=True)
@@ -45,40 +41,27 @@ def choose(way: str, device: str) -> Tools:
         if way in ("nsys", "ncu"):
             raise ProfileError(f"--with {way}: profiles GPUs, and no GPU was found; use --with torch")
         return Tools("kineto", summary="torch.profiler measures operators on the CPU")
-    versions, missing = {}, {}
-    for program in (nsys.PROGRAM, ncu.PROGRAM):
-        versions[program], missing[program] = usable(program)
-    if missing.get(way):
-        raise ProfileError(f"--with {way}: {missing[way]}; {_ADVICE[way]}")
-    by_nsys = way == "nsys" or (way == "auto" and not missing["nsys"])
-    by_ncu = way == "ncu" or (way == "auto" and not missing["ncu"])
+    versions = {program: version_of(program) for program in _NAMES}
+    if versions.get(way) == "":
+        raise ProfileError(f"--with {way}: {way} not found; install {_NAMES[way]}, or say --with torch")
+    by_nsys, by_ncu = (versions[program] and way in ("auto", program) for program in _NAMES)
     times = f"Nsight Systems {versions['nsys']}" if by_nsys else "torch.profiler"
     ratios = f"Nsight Compute {versions['ncu']} gives counters" if by_ncu else "nothing gives counters"
-    absent = "; ".join(why for why in missing.values() if why) if way == "auto" else ""
+    absent = ", ".join(program for program, version in versions.items() if way == "auto" and not version)
     return Tools(
         "nsys" if by_nsys else "kineto",
         "ncu" if by_ncu else "",
         versions,
-        f"{times} gives times and {ratios}" + (f" ({absent})" if absent else ""),
+        f"{times} gives times and {ratios}" + (f" ({absent} not found)" if absent else ""),
     )
 
 
-def usable(program: str) -> tuple[str, str]:
-    """Return (version, "") if the program is on the path and runs, else ("", reason)."""
-    if shutil.which(program) is None:
-        return "", f"{program} is not on the path"
+def version_of(program: str) -> str:
+    """Return the version of a program on the path; "" without one that says its version."""
+    command, env = [program, "--version"], child_environment()
     try:
-        done = subprocess.run(
-            [program, "--version"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            errors="replace",
-            env=child_environment(),
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, errors="replace", env=env)
     except (OSError, subprocess.TimeoutExpired):
-        return "", f"{program} does not say its version"
+        return ""
     found = _VERSION.search(done.stdout)
-    if found is None:
-        return "", f"{program} does not say its version"
-    return found.group(0), ""
+    return found.group(0) if found else ""

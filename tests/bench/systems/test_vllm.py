@@ -24,7 +24,6 @@ from harness.measure.measured_case import CaseRun
 from harness.measure.system import Skip
 from harness.measure.timer import take_engine_samples
 from harness.profiling import in_worker
-from harness.profiling.in_worker import ProfilerChoice
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 
@@ -124,7 +123,7 @@ def test_a_profiler_sees_prompts_from_their_first_step_on(llm):
 @pytest.mark.parametrize(("phase", "units"), [("forward", 1), ("generate", vllm_system.STEPS_SEEN)])
 def test_an_engines_case_is_profiled(llm, phase, units):
     workload = OnCpu().build(replace(CASE, phase=phase))
-    found = in_worker.profile(replace(CASE, phase=phase), workload, asked=ProfilerChoice("ncu"))
+    found = in_worker.profile(replace(CASE, phase=phase), workload, tool="ncu")
     assert (workload.engine_batch(nullcontext()), found["notes"]) == (units, [])
 
 
