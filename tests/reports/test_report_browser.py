@@ -196,7 +196,7 @@ def test_table_filters_by_words_of_any_column(page):
 
 
 def test_lost_cases_have_their_reasons(page):
-    text = page.locator("#failures-table").inner_text()
+    text = page.locator("#failures").inner_text()
     assert {record.reason for record in PAPER.records if record.reason and record.reason not in text} == set()
 
 
