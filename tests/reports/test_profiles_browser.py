@@ -177,12 +177,6 @@ def test_the_trace_of_a_timeline_can_be_saved_for_perfetto(profile, page):
     assert (second["name"], second["ts"]) == ("_norm", 310.1)
 
 
-def test_a_roofline_names_the_kernels_that_take_most(profile):
-    names = {name for name in data(profile, "roofline")["text"] if name}
-    assert {"nvjet_tst_256x128_64x4_1x2_…", "linear_forward"} <= names
-    assert "_norm" not in names
-
-
 def test_a_pointer_reads_and_the_wheel_scrolls_the_page(profile, page):
     host = profile.locator(".timeline .plot-host")
     host.scroll_into_view_if_needed()
