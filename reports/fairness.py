@@ -78,7 +78,7 @@ def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
 
 
 def _model(record: Record) -> Model:
-    case, settings = record.case, record.settings
+    case, settings, checks = record.case, record.settings, (record.check or {}).get("checks", [])
     options = tuple((name, value) for name in MODEL_OPTIONS if (value := case.option(name)) is not None)
     return Model(
         case.system,
@@ -89,7 +89,7 @@ def _model(record: Record) -> Model:
         _whole(record.metrics.get("parameters")),
         _whole(record.metrics.get("vocabulary")),
         settings.get("weights_dtype", ""),
-        _checked(record, "head_rows_per_prompt"),
+        next((check["value"] for check in checks if check["name"] == "head_rows_per_prompt"), None),
         settings.get("token_ids", ""),
         settings.get("kept_between_samples", ""),
     )
@@ -97,11 +97,6 @@ def _model(record: Record) -> Model:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
-
-
-def _checked(record: Record, name: str) -> float | None:
-    checks = (record.check or {}).get("checks", [])
-    return next((check["value"] for check in checks if check["name"] == name), None)
 
 
 def _alike(a: int, b: int) -> bool:

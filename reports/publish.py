@@ -46,7 +46,7 @@ def write_table(
 
     fmt: "csv", "json", "markdown" or "text". systems: write only these, each NAME or NAME/BACKEND.
     columns: write only these; ("all",) writes all columns, () lets `tables.write_frame` choose.
-    Raises RecordError if the run is unreadable, the format or a column is unknown, or a system has no records.
+    Raises RecordError if the run is unreadable, a column is unknown, or a system has no records.
     """
     from reports.profiles.ceilings import common_ceilings
     from reports.stats import frame

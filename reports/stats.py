@@ -72,8 +72,6 @@ FIDELITY_METRICS = ("compared_tokens", "total_variation_first", "total_variation
 # Metrics without a column: the page shows them as a rate, a note, or in a table of their own.
 _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences_at_once"}
 
-MachineKey = tuple[str, ...]  # the values of MACHINE_COLUMNS
-
 
 def frame(
     records: Iterable[Record], catalogue: Catalogue, ceilings: Mapping[str, Mapping[str, float]] | None = None
@@ -147,7 +145,7 @@ def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
     return [*known, *sorted(found - {metric.name for metric in catalogue.metrics} - _USED_METRICS)]
 
 
-def _machine(record: Record) -> MachineKey:
+def _machine(record: Record) -> tuple[str, str, str]:
     environment = record.environment
     return str(environment.get("device") or ""), device_id_of(environment), commit_name(environment)
 

@@ -22,7 +22,6 @@ BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
 NOISE = "same within noise"
 ELSEWHERE = ("another GPU", "another driver", "another CPU")
 OUTCOMES = ("slower", "lost", "faster", "gained", "same", NOISE, "undecided", "unreliable", *ELSEWHERE)
-LOG_LIMIT = 700.0  # exp of more overflows a float
 NAMED = 3  # pairs of values of a setting that are listed; more depend on the case
 _UNFINISHED = "no record in {}, which is unfinished"
 
@@ -72,8 +71,7 @@ class Row:
     @property
     def apart(self) -> float:
         """The relative difference of the two times: longer / shorter - 1 (0.02 for 2%)."""
-        ratio = max(self.result.ratio, math.exp(-LOG_LIMIT))
-        return max(ratio, 1 / ratio) - 1
+        return max(self.result.ratio, 1 / self.result.ratio) - 1
 
 
 @dataclass(frozen=True)
@@ -268,7 +266,7 @@ def _stored_outcome(pair: Pair, middle: float, half: float) -> str:
 
 
 def _result(outcome: str, middle: float, half: float, rounds: int, regressed: bool = False) -> CaseResult:
-    ratio, low, high = (math.exp(min(each, LOG_LIMIT)) for each in (middle, middle - half, middle + half))
+    ratio, low, high = (math.exp(each) for each in (middle, middle - half, middle + half))
     return CaseResult(outcome, ratio, low, high, rounds, regressed)
 
 

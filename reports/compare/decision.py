@@ -39,15 +39,13 @@ class CaseResult:
 def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseResult]:
     """Return the outcome of each case in the order of `cases`.
 
-    cases: for each case the log ratios of its rounds. fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
+    cases: for each case the log ratios of its rounds, at least two.
+    fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
     Slower or faster: a one-sided t test shows a change beyond `BAR`, at a false discovery rate of `ALPHA` over all
     cases. The same: two t tests at level `ALPHA` show that the change is within `SAME`. All other cases are undecided.
-    Raises ValueError if a case has fewer than `LEAST_ROUNDS` rounds.
     """
     if not cases:
         return []
-    if any(len(case) < LEAST_ROUNDS for case in cases):
-        raise ValueError("a case of fewer than two rounds has no variance")
     found = _Estimates.of(cases)
     slower, faster = found.discoveries(BAR), found.discoveries(BAR, sign=-1)
     regressed = found.discoveries(fail_on)

@@ -231,7 +231,7 @@ def _devices(measured: Iterable[Record]) -> tuple[dict[str, str], ...]:
 
 
 def _device(record: Record) -> dict[str, str]:
-    gpu, cpu = _object(record, "gpu"), _object(record, "cpu")
+    gpu, cpu = (record.environment.get(part) or {} for part in ("gpu", "cpu"))
     if record.environment.get("device_kind") == "cpu":
         return {"GPU": NO_GPU, "CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
     return {"GPU": _said(gpu.get("name")), "driver": _said(gpu.get("driver"))}
@@ -247,20 +247,16 @@ def _facts(measured: Iterable[Record]) -> dict[str, str]:
 
 
 def _facts_of(record: Record) -> dict[str, str]:
-    gpu, cpu = _object(record, "gpu"), _object(record, "cpu")
+    gpu, cpu, software, variables = (
+        record.environment.get(part) or {} for part in ("gpu", "cpu", "software", "variables")
+    )
     facts = {"commit": _commit(record.environment), GPU_UNIT: _said(gpu.get("device_id"))}
     facts |= {"CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
     facts |= {"CPU threads": _said(cpu["threads"])} if "threads" in cpu else {}
-    facts |= {name: _said(version) for name, version in _object(record, "software").items()}
+    facts |= {name: _said(version) for name, version in software.items()}
     facts |= {VARIABLES: "recorded"} if "variables" in record.environment else {}
-    variables = _object(record, "variables").items()
-    facts |= {f"variable {name}": _said(value) for name, value in variables if changes_speed(name)}
+    facts |= {f"variable {name}": _said(value) for name, value in variables.items() if changes_speed(name)}
     return facts | {f"setting {name}": value for name, value in record.settings.items()}
-
-
-def _object(record: Record, part: str) -> Mapping[str, Any]:
-    value = record.environment.get(part)
-    return value if isinstance(value, Mapping) else {}
 
 
 def _said(value: Any) -> str:

@@ -47,8 +47,6 @@ LABELS = {
     "bound": "Lower bound set by",
     "lower_bound_ms": "Lower bound (ms)",
     "lower_bound_share": "Share of lower bound",
-    "cases": "Cases",
-    "which": "Which cases",
     NOTES: "Notes",
     MARKS: "Flags",
 }
@@ -63,25 +61,23 @@ def page_data(
     table: pd.DataFrame,
     catalogue: Catalogue,
     drawn: Sequence[Figure],
-    failures: Sequence[Mapping[str, Any]],
     profiles: Mapping[int, str],
 ) -> dict[str, Any]:
     """Return the page's data, which `page.js` reads as JSON. drawn: the page's figures.
 
-    failures: groups of cases without a result (`html.failures`).
     profiles: for the number of each row with a profile, the anchor of the profile in the page.
     """
     apart = telling_apart(table, [*SETTING_COLUMNS, *option_columns(table)])
-    labels = {name: _label(name, catalogue) for name in (*table.columns, "cases", "which")}
+    labels = {name: _label(name, catalogue) for name in table.columns}
     columns = _shown_columns(table, catalogue)
     telling = [name for name in dict.fromkeys([*apart, *_SETTINGS]) if name in columns]
     return {
         "count": len(table),
         "columns": [_column(name, table[name]) for name in table.columns],
-        "numeric": [*(name for name in table.columns if _holds_numbers(table[name])), "cases"],
+        "numeric": [name for name in table.columns if _holds_numbers(table[name])],
         "shown": columns,
         "short": [name for name in columns if name in {*_SHORT, *telling}],
-        "names": _names(table, catalogue, failures),
+        "names": _names(table, catalogue),
         "labels": labels,
         "scales": {name: scale for name in table.columns if (scale := catalogue.metric(name).scale) != 1},
         "signs": SIGNS,
@@ -90,7 +86,6 @@ def page_data(
         "rates": RATES,
         "marks": {y: marks_of(y) for y in ["latency_ms", *(figure.y for figure in drawn)]},
         "figures": [figure.to_dict() for figure in drawn],
-        "failures": failures,
         "profiles": profiles,
     }
 
@@ -132,19 +127,13 @@ def constants(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, str]:
     return {_label(name, catalogue): text for name, text in words.items() if text}
 
 
-def _names(
-    table: pd.DataFrame, catalogue: Catalogue, failures: Sequence[Mapping[str, Any]]
-) -> dict[str, dict[str, str]]:
+def _names(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, dict[str, str]]:
     labels: dict[str, Callable[[str], str | None]] = {
         "system": catalogue.system_label,
         "backend": catalogue.backend_label,
         "phase": dict(catalogue.phases).get,
     }
-    lost = {column: [row[column] for row in failures if column in row] for column in labels}
-    found = {
-        column: {name: label(name) for name in (*table[column].unique(), *lost[column])}
-        for column, label in labels.items()
-    }
+    found = {column: {name: label(name) for name in table[column].unique()} for column, label in labels.items()}
     return {column: {name: text for name, text in names.items() if text} for column, names in found.items()}
 
 

@@ -86,7 +86,10 @@ class Figure {
   entry(line) {
     const name = element("span", { textContent: line.name });
     const button = element("button", { type: "button", title: "Hide or show this line" }, swatch(line), name);
-    button.onclick = () => this.toggle(line);
+    button.onclick = () => {
+      if (!this.shown.delete(line)) this.shown.add(line);
+      this.changed();
+    };
     return element("li", {}, button);
   }
 
@@ -96,11 +99,6 @@ class Figure {
     const reasons = distinct((point) => this.points.reason(point)).join("\n");
     const why = distinct((point) => this.points.whyNot(point)).join(", ");
     return element("li", { className: "missing", title: reasons, textContent: `${line.name}: no result (${why})` });
-  }
-
-  toggle(line) {
-    if (!this.shown.delete(line)) this.shown.add(line);
-    this.changed();
   }
 
   visibleLines() {

@@ -125,19 +125,17 @@ def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> 
             words = [looks.words(name, value) for name, value in zip(split, key, strict=True)]
             title = ", ".join(filter(None, reversed(words)))
             titled = replace(entry, title=f"{entry.title}: {title}" if title else entry.title)
-            yield from _Panel(FigurePanel(looks, titled, own), suite).figures()
+            yield from _Panel(looks, titled, own, suite).figures()
 
 
 @dataclass(frozen=True)
-class _Panel:
+class _Panel(FigurePanel):
     """Builds the `Figure` of one panel, and a second one of ratios, primal over dual."""
 
-    panel: FigurePanel
     suite: str
 
     def figures(self) -> Iterator[Figure]:
-        entry, rows, catalogue = self.panel.entry, self.panel.rows, self.panel.looks.catalogue
-        lines = self.panel.lines()
+        entry, rows, catalogue, lines = self.entry, self.rows, self.looks.catalogue, self.lines()
         parts = [str(value) for name in entry.split if name in rows and pd.notna(value := rows[name].iloc[0])]
         named = [self.suite] if self.suite.endswith(f"-{entry.phase}") else [self.suite or "other", entry.phase]
         figure = Figure(
@@ -155,13 +153,13 @@ class _Panel:
             y_title=axis_title(catalogue.metric(entry.y)),
             y_log=entry.y_log or _spans_wide(rows, lines, entry.y),
             best=entry.best,
-            lines=lines + (self.panel.bounds() if entry.lower_bound else []),
+            lines=lines + (self.bounds() if entry.lower_bound else []),
             headline=bool(entry.primary),
             claims=entry.claims,
         )
         yield figure
         # The paper's figures compare models. Other suites compare forms.
-        if entry.forms and (pairs := self.panel.form_pairs()):
+        if entry.forms and (pairs := self.form_pairs()):
             yield replace(
                 figure,
                 id=f"{figure.id}-ratio",
@@ -173,35 +171,35 @@ class _Panel:
             )
 
     def _caption(self) -> str:
-        rows = self.panel.rows
+        rows = self.rows
         columns = ["device", "batch", "context", "size", "dtype", "l2", *option_columns(rows)]
         omitted = {
-            self.panel.entry.x,
-            self.panel.entry.along,
+            self.entry.x,
+            self.entry.along,
             "part",
             "scope",
             "form" if forms_of(rows).nunique() > 1 else "",
         }
         omitted |= {"l2"} if set(rows["l2"]) == {"warm"} else set()
-        omitted |= {"device"} if self.panel.looks.devices == 1 else set()
+        omitted |= {"device"} if self.looks.devices == 1 else set()
         return ", ".join(filter(None, (self._common(name) for name in columns if name not in omitted)))
 
     def _common(self, column: str) -> str:
-        values = self.panel.rows[column].dropna().unique()
-        return self.panel.looks.words(column, values[0], self.panel.entry.phase) if len(values) == 1 else ""
+        values = self.rows[column].dropna().unique()
+        return self.looks.words(column, values[0], self.entry.phase) if len(values) == 1 else ""
 
     def _remarks(self, lines: list[Line]) -> list[str]:
         return [f"{text[:1].upper()}{text[1:]}." for text in self._details(lines) if text]
 
     def _details(self, lines: list[Line]) -> Iterator[str]:
         points = [point for line in self._at_first(lines) for point in _points(line)]
-        rows = self.panel.rows.loc[sorted({row for point in points for row in point})]
+        rows = self.rows.loc[sorted({row for point in points for row in point})]
         measured = rows[(rows["status"] == "ok") & (rows["samples"] > 0)]
         if len(measured):
             ways = measured["timing"].unique()
-            yield " or ".join(self.panel.looks.words("timing", way, self.panel.entry.phase) for way in ways)
-            if self.panel.entry.y not in AMOUNTS:
-                yield _points_words(measured, self.panel.entry.y, any(line.base_rows for line in lines))
+            yield " or ".join(self.looks.words("timing", way, self.entry.phase) for way in ways)
+            if self.entry.y not in AMOUNTS:
+                yield _points_words(measured, self.entry.y, any(line.base_rows for line in lines))
         yield self._states()
         timed, throttled = {*measured.index}, {*measured.index[measured["throttled"] > 0]}
         complete = [point for point in points if timed.issuperset(point)]
@@ -209,23 +207,23 @@ class _Panel:
         if mixed:
             yield f"{share_of(mixed, len(complete), 'ratio')} {'divides' if mixed == 1 else 'divide'} times of two GPUs"
         slowed = sum(not throttled.isdisjoint(point) for point in complete)
-        if slowed and self.panel.entry.y not in AMOUNTS:
+        if slowed and self.entry.y not in AMOUNTS:
             yield f"the GPU was power-capped or thermally throttled at {share_of(slowed, len(complete), 'point')}"
 
     def _at_first(self, lines: list[Line]) -> list[Line]:
         """Return the lines shown at first: primary lines with a result, or else all lines."""
-        rows, y = self.panel.rows, self.panel.entry.y
+        rows, y = self.rows, self.entry.y
         found = {*rows.index[(rows["status"] == "ok") & rows[y].notna()]}
         return [line for line in lines if line.primary and not found.isdisjoint(line.rows)] or lines
 
     def _states(self) -> str:
         """Return the systems by state precision; "" if the figure has only one precision."""
-        rows = self.panel.rows[self.panel.rows["state_dtype"] != ""]
+        rows = self.rows[self.rows["state_dtype"] != ""]
         own = rows.groupby("system", sort=False)["state_dtype"].unique()
         systems: dict[str, list[str]] = {}
         for system, states in own.items():
             if len(states) == 1:
-                systems.setdefault(states[0], []).append(self.panel.looks.catalogue.system_label(str(system)))
+                systems.setdefault(states[0], []).append(self.looks.catalogue.system_label(str(system)))
         if rows["state_dtype"].nunique() < 2 or not systems:
             return ""
         return "state precision: " + ", ".join(f"{state} ({', '.join(names)})" for state, names in systems.items())

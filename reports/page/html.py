@@ -101,6 +101,7 @@ def render(
         facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],
         suites=_by_suite(drawn),
         constants=constants(table, catalogue),
+        lost=lost,
         statuses={
             each: STATUS_MEANINGS[each] for each in STATUS_MEANINGS if any(row["status"] == each for row in lost)
         },
@@ -109,7 +110,7 @@ def render(
         fidelity=[*{each.case: each for each in records if "total_variation_mean" in each.metrics}.values()],
         machines=environments,
         settings=backend_settings(records),
-        data=embedded_json(page_data(table, catalogue, drawn, lost, profiled_rows(records, profiled))),
+        data=embedded_json(page_data(table, catalogue, drawn, profiled_rows(records, profiled))),
         around=around,
         records=None if around else packed("".join(f"{record.to_json()}\n" for record in records)),
         table=None if around else packed(csv_text(table)),

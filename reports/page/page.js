@@ -45,13 +45,6 @@ function startChooser(table) {
   };
 }
 
-function startFailures() {
-  const host = document.getElementById("failures-table");
-  if (!host) return;
-  const names = ["status", "system", "backend", "suites", "reason", "which", "cases"];
-  new Table(host, { caption: "Cases without a result", columns: tableColumns(names), rows: page.failures, cell: (row, key) => row[key] });
-}
-
 function startFigures() {
   return [...document.querySelectorAll("[data-figure]")].map((host) => {
     return new Figure(host, page.figures[Number(host.dataset.figure)], cell, page.scales);
@@ -127,7 +120,6 @@ async function start() {
   darkTheme.onchange = () => redraw(figures);
   await startDrawing(figures);
   startResults();
-  startFailures();
   startDownloads();
   page.started = true;
   document.documentElement.dataset.ready = "yes";

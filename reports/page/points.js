@@ -2,7 +2,6 @@
 
 /* Flags with special treatment. `page.signs` has [flag, sign, meaning]. */
 const [CACHE_FULL, FEW_SAMPLES] = ["cache full", "few samples"];
-const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 
 /* The [flag, sign, meaning] of each of these flags, the gravest first. */
 function signsOf(marks) {

@@ -1,6 +1,6 @@
 /* A sortable, filterable table. */
 
-const WORDS = ["suites", "reason", "which", "notes"]; // columns that wrap
+const WORDS = ["suites", "reason", "notes"]; // columns that wrap
 const LONG = 30, LONG_LABEL = 15; // longer cells and labels, in characters, need a wide column
 const collator = new Intl.Collator("en", { numeric: true });
 const fourDigits = new Intl.NumberFormat("en", { minimumSignificantDigits: 4, maximumSignificantDigits: 4, useGrouping: false });

@@ -124,15 +124,4 @@ function startTimeline(host, { names, timeline }, choose) {
   drawProfile(host, build, choose, 3).then(() => {
     host.on("plotly_relayout", () => Plotly.restyle(host, { text: [labels(host.layout.xaxis.range)] }, [host.data.length - 2]));
   });
-
-  /* Save the events of the Chrome trace format, which Perfetto reads: rows of ranges, then lanes of kernels; in µs. */
-  host.parentNode.querySelector("[data-do=trace]").onclick = () => {
-    const kernels = launches.map((launch) => ({ ...launch, name: nameOf(launch), cat: partLabel(launch.part) }));
-    const kept = [...ranges, ...lanes.map((lane) => [`Kernels ${lane + 1}`, kernels.filter((launch) => launch.lane === lane)])];
-    const traceEvents = kept.flatMap(([row, items], tid) => [
-      { ph: "M", pid: 0, tid, name: "thread_name", args: { name: row } },
-      ...items.map(({ name, cat, from, to }) => ({ ph: "X", pid: 0, tid, name, ts: from / 1e3, dur: (to - from) / 1e3, cat })),
-    ]);
-    save(`${host.closest(".profile").id}.trace.json`, "application/json", JSON.stringify({ traceEvents }));
-  };
 }

@@ -1,9 +1,5 @@
 """Can a reader open and read a point's profile by pointer, by touch and by keyboard alone?"""
 
-import json
-import re
-from pathlib import Path
-
 import browsing
 import pytest
 import synthetic_profiles
@@ -153,34 +149,6 @@ def test_a_timeline_is_read_launch_by_launch(profile, page):
     assert profile.locator("tr.chosen th").inner_text() == "linear_forward"
     page.keyboard.press("ArrowUp")
     assert readout(profile, "timeline") == seen[4]
-
-
-def test_the_trace_of_a_timeline_can_be_saved_for_perfetto(profile, page):
-    with page.expect_download() as saved:
-        profile.get_by_role("button", name="Download trace").click()
-    assert re.fullmatch(r"profile-[0-9a-f]+\.trace\.json", saved.value.suggested_filename)
-    events = json.loads(Path(saved.value.path()).read_text())["traceEvents"]
-    rows = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert rows == {0: "Phase", 1: "Layer", 2: "Operator", 3: "Kernels 1"}
-    spans = [event for event in events if event["ph"] == "X"]
-    assert [event["name"] for event in spans if event["tid"] == 1] == [f"layer {number}" for number in range(24)]
-    first, second = [event for event in spans if event["tid"] == 3][:2]
-    assert first == {
-        "ph": "X",
-        "pid": 0,
-        "tid": 3,
-        "name": "native::indexSelectLargeIndex",
-        "cat": "Other",
-        "ts": 0,
-        "dur": 308.7,
-    }
-    assert (second["name"], second["ts"]) == ("_norm", 310.1)
-
-
-def test_a_roofline_names_the_kernels_that_take_most(profile):
-    names = {name for name in data(profile, "roofline")["text"] if name}
-    assert {"nvjet_tst_256x128_64x4_1x2_…", "linear_forward"} <= names
-    assert "_norm" not in names
 
 
 def test_a_pointer_reads_and_the_wheel_scrolls_the_page(profile, page):

@@ -4,7 +4,6 @@ import csv
 import io
 import itertools
 import json
-import re
 from dataclasses import replace
 
 import browsing
@@ -157,19 +156,6 @@ def test_the_lower_bound_is_drawn_and_divides_a_line(page):
     assert len(lines) == 2
 
 
-def test_hover_of_a_kernel_shows_its_share_of_the_lower_bound(page):
-    page.locator(f"#figure-{KERNEL}").scroll_into_view_if_needed()
-    page.locator(f"#figure-{KERNEL} .xy .points path").first.hover(force=True)
-    share = re.compile(r"lower bound \(memory\): 6[67]% of the latency, 19\d\d GB/s, 39\.\d\d TFLOP/s")
-    page.locator(f"#figure-{KERNEL} .readout", has_text=share).wait_for()
-
-
-def test_log_axes_have_ticks_that_do_not_crowd(page):
-    texts = page.locator(f"#figure-{KERNEL} .yaxislayer-above .ytick text").all_text_contents()
-    assert 2 <= len(texts) <= 10
-    assert {text.strip("0.")[:1] for text in texts} <= {"1", "2", "5"}
-
-
 def test_table_sorts_by_click_and_by_keyboard(page):
     header = page.locator("#results-table th[data-column=latency_ms]")
     index = page.evaluate("h => [...h.parentNode.children].indexOf(h) + 1", header.element_handle())
@@ -196,7 +182,7 @@ def test_table_filters_by_words_of_any_column(page):
 
 
 def test_lost_cases_have_their_reasons(page):
-    text = page.locator("#failures-table").inner_text()
+    text = page.locator("#failures").inner_text()
     assert {record.reason for record in PAPER.records if record.reason and record.reason not in text} == set()
 
 

@@ -52,21 +52,6 @@ def test_each_flag_has_a_sign_and_a_footnote(doubtful):
         assert words in said
 
 
-def test_signs_stand_next_to_markers_and_bars(doubtful):
-    boxes = """selector => [...document.querySelectorAll(`#figure-0 .plot .scatterlayer ${selector}`)].map((each) => {
-      const { left, right, top, bottom } = each.getBoundingClientRect();
-      return [left, right, top, bottom];
-    })"""
-    signs = doubtful.evaluate(boxes, ".textpoint text")
-    drawn = doubtful.evaluate(boxes, ".errorbar path")
-    drawn += doubtful.evaluate(boxes, ".trace:has(.js-line) .points path.point")
-    assert len(signs) == 3
-    assert len(drawn) >= 6
-    for left, right, top, bottom in signs:
-        for box in drawn:
-            assert right <= box[0] or left >= box[1] or bottom <= box[2] or top >= box[3]
-
-
 def test_numbers_of_the_results_have_their_signs(doubtful):
     rows = doubtful.locator("#results-table tbody tr").all_inner_texts()
     signed = {cell for row in rows for cell in row.split("\t") if re.match(r"[^\w\s]", cell)}

@@ -1,7 +1,5 @@
 """Are equal environments shown once, with the range of readings?"""
 
-import synthetic_records as synthetic
-
 from harness.schema.case import Case
 from harness.schema.record import Record
 from reports.machines import machines
@@ -26,14 +24,6 @@ def test_how_busy_others_were_is_a_reading():
     [machine] = machines(loads).hardware
     assert machine.records == 2
     assert machine.readings["cpu others share"] == "0.2 to 0.8"
-
-
-def test_the_order_of_names_makes_no_machine():
-    software = ({"torch": "2.9", "numpy": "2.3"}, {"numpy": "2.3", "torch": "2.9"})
-    gpus = ({"name": "H100", "before": {"power_w": 300}}, {"before": {"power_w": 310}, "name": "H100"})
-    first, second = ({"software": each, "gpu": gpu} for each, gpu in zip(software, gpus, strict=True))
-    found = machines([record(device="A", **first), record(device="A", **dict(reversed(second.items())))])
-    assert [(machine.records, machine.facts) for machine in (*found.hardware, *found.software)] == [(2, {})] * 2
 
 
 def test_common_facts_stand_once_and_a_machine_names_only_what_differs():
@@ -80,8 +70,3 @@ def test_facts_carry_units_and_lists():
 
 def test_records_without_environment_are_left_out():
     assert machines([record()]).hardware == []
-
-
-def test_synthetic_run_is_one_machine():
-    [machine] = machines(synthetic.paper().records).hardware
-    assert "gpu temperature" in machine.readings

@@ -376,10 +376,6 @@ def test_an_option_at_its_default_is_filled_in_of_a_backends_cases_in_other_suit
     assert made.table["mini_batch"].tolist() == [32, 16, 16]
 
 
-def test_no_records_give_an_empty_table():
-    assert list(frame([], Catalogue()).columns) == [*COLUMNS, *SAMPLE_COLUMNS]
-
-
 def test_repeats_have_the_interval_over_their_processes_and_a_single_process_has_none():
     runs = [synthetic.ok(FORWARD, 3.0 + 0.2 * repeat, repeat=repeat) for repeat in range(3)]
     row = table_of(*runs).loc[0]
