@@ -1,7 +1,6 @@
 """The flash-linear-attention adapters call the package correctly; a small package stands in for it."""
 
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
@@ -264,34 +263,6 @@ def test_the_faster_form_is_taken_and_the_record_says_what_each_took(layer_packa
     settings = fla_layer.FlaTTTLinear().build(LAYER).settings
     assert settings["form"] == "fused_chunk_ttt_linear"
     assert settings["form_trials"] == "chunk_ttt_linear 4 ms; fused_chunk_ttt_linear 1 ms"
-
-
-def test_the_form_that_is_taken_keeps_what_it_chose_on_the_timed_work(layer_package, monkeypatch):
-    chosen_for = {}
-
-    @contextmanager
-    def chosen_anew():
-        chosen_for.clear()
-        yield
-
-    def choosing(name):
-        form = getattr(layer_package, name)
-
-        def first_call_chooses(**arguments):
-            chosen_for.setdefault(name, len(arguments["q"]))
-            return form(**arguments)
-
-        return first_call_chooses
-
-    forms = [choosing(name) for name in ("fused_chunk_ttt_linear", "chunk_ttt_linear")]
-    for form, name in zip(forms, fla_layer.PACKAGE_FORMS, strict=True):  # the faster one is tried first
-        form.__name__ = name
-        monkeypatch.setattr(layer_package, name, form)
-    monkeypatch.setattr(fla_layer, "chosen_anew", chosen_anew)
-    workload = fla_layer.FlaTTTLinear().build(LAYER)
-    assert workload.settings["form"] == "chunk_ttt_linear"
-    workload.check()
-    assert set(chosen_for.values()) == {LAYER.batch}
 
 
 def fails(**arguments):
