@@ -1,8 +1,8 @@
 """Run Gated DeltaNet and RWKV-7 in flash-linear-attention at size 1.3b."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -43,7 +43,7 @@ class FlaModel(CausalLM):
     def __init__(self, inner: Any, piece: int = 0) -> None:
         super().__init__()
         self.inner, self.piece = inner, piece
-        self.config = _Config(inner.config.vocab_size, inner.config.hidden_size)
+        self.config = SimpleNamespace(vocabulary=inner.config.vocab_size, width=inner.config.hidden_size)
 
     def init_state(self, batch: int, context: int = 0) -> Any:
         from fla.models.utils import Cache
@@ -74,18 +74,9 @@ class FlaModel(CausalLM):
     def _pieces(self, ids: Tensor) -> tuple[Tensor, ...]:
         return ids.split(self.piece or max(1, PREFILL_TOKENS // len(ids)), dim=1)
 
-    def weights(self) -> dict[str, Tensor]:
-        return {name: weight.detach() for name, weight in self.inner.named_parameters()}
-
     @property
     def head(self) -> Tensor:
         return self.inner.lm_head.weight
-
-
-@dataclass(frozen=True)
-class _Config:
-    vocabulary: int
-    width: int
 
 
 class FlaWork(PhaseWork):
