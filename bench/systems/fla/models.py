@@ -219,14 +219,6 @@ class Fla(TunedLanguageModel):
         """Return the same weights on fla's recurrent kernels."""
         return None if case.dtype == "float32" else FlaModel(model.inner, RECURRENT_TOKENS)
 
-    def shape(self, config: Any) -> DeltaRuleConfig:
-        """Return the state's shape and FLOPs per token from the package's `config`."""
-        raise NotImplementedError
-
-    def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """Return the shape, without RWKV-7's token-shift inputs, a hundredth of the state."""
-        return self.shape(model.inner.config)
-
 
 class GatedDeltaNet(Fla):
     """Adapter of gated-deltanet/fla: 21 blocks, 6 heads, keys of 256 and values of 512."""
@@ -234,8 +226,9 @@ class GatedDeltaNet(Fla):
     classes = ("GatedDeltaNetConfig", "GatedDeltaNetForCausalLM")
     sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 21}}
 
-    def shape(self, config: Any) -> DeltaRuleConfig:
+    def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
         """FLOPs per state element: decay 1, prediction 2, update 2, output 2 (arXiv 2412.06464)."""
+        config = model.inner.config
         key_dim, value_dim = config.head_dim, int(config.head_dim * config.expand_v)
         heads = config.num_heads
         return DeltaRuleConfig(
@@ -265,8 +258,12 @@ class RWKV7(Fla):
         }
     }
 
-    def shape(self, config: Any) -> DeltaRuleConfig:
-        """FLOPs per state element: decay 1, removal 4, addition 2, output 2 (arXiv 2503.14456)."""
+    def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
+        """FLOPs per state element: decay 1, removal 4, addition 2, output 2 (arXiv 2503.14456).
+
+        The inputs of the token shift, a hundredth of the state, are not counted.
+        """
+        config = model.inner.config
         return DeltaRuleConfig(
             config.hidden_size,
             config.num_hidden_layers,

@@ -320,11 +320,12 @@ def test_what_the_package_has_not_is_skipped(layer_package, options):
 )
 def test_a_step_reads_and_writes_the_matrix_of_every_head(adapter, config, state, windows, flops):
     config = SimpleNamespace(hidden_size=2048, num_hidden_layers=2, vocab_size=32000, **config)
+    shape = adapter().counted_as(SimpleNamespace(inner=SimpleNamespace(config=config)))
     case = replace(CASE, system="rwkv7", batch=8, dtype="bfloat16", state_dtype="float32")
-    parts = model_work(adapter().shape(config), 10**9, case)
+    parts = model_work(shape, 10**9, case)
     assert parts[SCAN] == Work(flops * 2 * 8 * state, 4 * 2 * 2 * 8 * state)
     assert parts[EDGES].bytes == 2 * 2 * 8 * windows
-    prompt = model_work(adapter().shape(config), 10**9, replace(case, phase="forward"))
+    prompt = model_work(shape, 10**9, replace(case, phase="forward"))
     assert prompt[SCAN] == Work(parts[SCAN].flops * case.context, parts[SCAN].bytes // 2)
 
 
@@ -337,7 +338,7 @@ def test_the_state_that_is_counted_is_what_the_package_keeps(adapter, system):
     ids = torch.ones(CASE.batch, dtype=torch.long, device="cuda")
     with torch.inference_mode():
         state = model.generate_step(ids, model.init_state(CASE.batch))[1]
-    shape = adapter.shape(model.inner.config)
+    shape = adapter.counted_as(model)
     kept = [layer.state["recurrent_state"] for layer in state.layers]
     assert len(kept) == shape.layers == 2
     assert all(each.numel() == CASE.batch * shape.state_numbers and each.dtype == torch.float32 for each in kept)
