@@ -27,7 +27,7 @@ def not_compared(tokens: int, most: int) -> Callable[[Any, int], Checks]:
     return lambda outputs, calls: Checks([], words)
 
 
-def timed(checked: Checks) -> Checks:
-    """Return the same checks with "timed_" before their names."""
-    checks = [Check.at_most(f"timed_{each.name}", each.value, each.limit) for each in checked.checks]
+def named(prefix: str, checked: Checks) -> Checks:
+    """Return the same checks with `prefix` before their names."""
+    checks = [Check.at_most(f"{prefix}{each.name}", each.value, each.limit) for each in checked.checks]
     return Checks(checks, checked.unchecked)

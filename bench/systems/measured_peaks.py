@@ -1,13 +1,12 @@
 """Peak copy bandwidth and GEMM rate of this GPU, measured in the worker's own process."""
 
 import time
-from collections.abc import Callable
 from functools import cache
+from statistics import median
 
 import torch
 
 from harness.measure.cuda_clock import CudaEventClock
-from harness.measure.interval import median_interval
 from harness.measure.timer import measure
 from harness.schema.policy import Policy
 
@@ -35,7 +34,8 @@ def peaks_of(device: str) -> dict[str, float | None]:
 def _copy_gbs() -> float:
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
-    return 2 * COPY_BYTES / _median_ms(lambda: target.copy_(source)) / 1e6
+    timing = measure(lambda: target.copy_(source), CudaEventClock(), Policy(budget_s=0.5), limited=False)
+    return 2 * COPY_BYTES / median(timing.samples_ms) / 1e6
 
 
 def _gemm_tflops() -> float:
@@ -49,7 +49,3 @@ def _gemm_tflops() -> float:
 def _rested_ms(clock: CudaEventClock) -> float:
     time.sleep(REST_S)
     return clock.sample()
-
-
-def _median_ms(run: Callable[[], object]) -> float:
-    return median_interval(measure(run, CudaEventClock(), Policy(budget_s=0.5), limited=False).samples_ms)[0]

@@ -10,7 +10,7 @@ import torch
 
 from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
 from bench.systems import token_times
-from bench.systems.checked_sequences import LONGEST_CHECKED, drawn, not_compared, timed
+from bench.systems.checked_sequences import LONGEST_CHECKED, drawn, named, not_compared
 from bench.systems.logits import check_logits, check_response, choice_check, limits_by_rounding, rounding_of
 from bench.systems.model_calls import greedy_steps, last_logits, random_ids, steps_of
 from bench.systems.on_device import device, repeatable
@@ -142,7 +142,7 @@ class PhaseWork:
         wider = limits_by_rounding(None if rounded is None else expected(rounded, rows, steps), whole, self.case)
         found = Checks([])
         for some, truth in zip(groups, truths, strict=True):
-            found += timed(check_logits(logits[some], truth[steps], rounding_of(self.case), wider))
+            found += named("timed_", check_logits(logits[some], truth[steps], rounding_of(self.case), wider))
             found += Checks([self._choice(truth[at], tokens[at, some], wider) for at in chosen])
         return found + self._response(logits[rows], whole)
 
@@ -159,7 +159,7 @@ class PhaseWork:
         if before is None:
             return Checks([])
         width = self.model.config.width
-        return timed(check_response((before[0], got), (before[1], expected), width))
+        return named("timed_", check_response((before[0], got), (before[1], expected), width))
 
 
 class Forward(PhaseWork):

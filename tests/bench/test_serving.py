@@ -43,19 +43,6 @@ def test_up_to_64_long_prompts_of_one_length_from_a_mini_batch_are_a_batch(lengt
     assert common_length(lengths, computed, 16) == length
 
 
-@pytest.mark.parametrize(
-    ("learner", "page_bytes"),
-    # Per head: two planes of each weight, its float32 biases, 16 rows of each kind; then two windows of 3 inputs.
-    [
-        ("ttt-linear", 2 * (4 * 64**2 + 4 * 64 + 16 * 2 * 2 * 64) + 2 * 3 * 128 * 2),
-        ("ttt-mlp", 2 * (2 * 4 * 64 * 256 + 4 * 320 + 16 * 2 * 2 * 320) + 2 * 3 * 128 * 2),
-    ],
-)
-def test_a_page_of_the_kernels_state(learner, page_bytes):
-    config = model_config(learner, "tiny")
-    assert Layout(config, KernelOperator(config.learner), torch.bfloat16).page_bytes == page_bytes
-
-
 def test_the_tensors_of_a_page_begin_at_64_bytes_and_do_not_meet():
     config = replace(model_config("ttt-linear", "tiny"), width=20, heads=2)
     layout = Layout(config, KernelOperator("linear"), torch.bfloat16)

@@ -1,8 +1,8 @@
 """Run Gated DeltaNet and RWKV-7 in flash-linear-attention at size 1.3b."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -43,7 +43,7 @@ class FlaModel(CausalLM):
     def __init__(self, inner: Any, piece: int = 0) -> None:
         super().__init__()
         self.inner, self.piece = inner, piece
-        self.config = _Config(inner.config.vocab_size, inner.config.hidden_size)
+        self.config = SimpleNamespace(vocabulary=inner.config.vocab_size, width=inner.config.hidden_size)
 
     def init_state(self, batch: int, context: int = 0) -> Any:
         from fla.models.utils import Cache
@@ -74,18 +74,9 @@ class FlaModel(CausalLM):
     def _pieces(self, ids: Tensor) -> tuple[Tensor, ...]:
         return ids.split(self.piece or max(1, PREFILL_TOKENS // len(ids)), dim=1)
 
-    def weights(self) -> dict[str, Tensor]:
-        return {name: weight.detach() for name, weight in self.inner.named_parameters()}
-
     @property
     def head(self) -> Tensor:
         return self.inner.lm_head.weight
-
-
-@dataclass(frozen=True)
-class _Config:
-    vocabulary: int
-    width: int
 
 
 class FlaWork(PhaseWork):
@@ -228,14 +219,6 @@ class Fla(TunedLanguageModel):
         """Return the same weights on fla's recurrent kernels."""
         return None if case.dtype == "float32" else FlaModel(model.inner, RECURRENT_TOKENS)
 
-    def shape(self, config: Any) -> DeltaRuleConfig:
-        """Return the state's shape and FLOPs per token from the package's `config`."""
-        raise NotImplementedError
-
-    def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """Return the shape, without RWKV-7's token-shift inputs, a hundredth of the state."""
-        return self.shape(model.inner.config)
-
 
 class GatedDeltaNet(Fla):
     """Adapter of gated-deltanet/fla: 21 blocks, 6 heads, keys of 256 and values of 512."""
@@ -243,8 +226,9 @@ class GatedDeltaNet(Fla):
     classes = ("GatedDeltaNetConfig", "GatedDeltaNetForCausalLM")
     sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 21}}
 
-    def shape(self, config: Any) -> DeltaRuleConfig:
+    def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
         """FLOPs per state element: decay 1, prediction 2, update 2, output 2 (arXiv 2412.06464)."""
+        config = model.inner.config
         key_dim, value_dim = config.head_dim, int(config.head_dim * config.expand_v)
         heads = config.num_heads
         return DeltaRuleConfig(
@@ -274,8 +258,12 @@ class RWKV7(Fla):
         }
     }
 
-    def shape(self, config: Any) -> DeltaRuleConfig:
-        """FLOPs per state element: decay 1, removal 4, addition 2, output 2 (arXiv 2503.14456)."""
+    def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
+        """FLOPs per state element: decay 1, removal 4, addition 2, output 2 (arXiv 2503.14456).
+
+        The inputs of the token shift, a hundredth of the state, are not counted.
+        """
+        config = model.inner.config
         return DeltaRuleConfig(
             config.hidden_size,
             config.num_hidden_layers,

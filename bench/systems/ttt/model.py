@@ -9,15 +9,16 @@ from bench.models.checkpoint import load
 from bench.models.config import CheckpointError
 from bench.models.operator import TorchOperator
 from bench.models.ttt import TTTModel
+from bench.systems.checked_sequences import named
 from bench.systems.language_model import CHECK_BATCH, LanguageModel
-from bench.systems.logits import check_logits, choice_check, rounding_of, widening
+from bench.systems.logits import check_logits, rounding_of, widening
 from bench.systems.model_calls import greedy_steps, prefill_then_generate, random_ids
 from bench.systems.on_device import device
 from bench.systems.ttt import layer
 from bench.systems.ttt.drift import compared
 from bench.systems.ttt.inner_loops import inner_loop_checks
 from bench.systems.ttt.replayed import ReplayedOperator
-from harness.measure.correctness import Check, Checks
+from harness.measure.correctness import Checks
 from harness.measure.system import Workload
 from harness.schema.case import Case
 
@@ -52,10 +53,10 @@ class TTTLanguageModel(LanguageModel):
     def _compare(self, model: Any, case: Case) -> Checks:
         checked = super()._compare(model, case)
         checked += Checks(inner_loop_checks(model, case, self.check_prompt))
-        return checked + Checks(self._token_for_token(model, case)) if case.option("checkpoint") else checked
+        return checked + self._token_for_token(model, case) if case.option("checkpoint") else checked
 
     @torch.inference_mode()
-    def _token_for_token(self, model: Any, case: Case) -> list[Check]:
+    def _token_for_token(self, model: Any, case: Case) -> Checks:
         """Check logits and choices after a prompt and after each token that the reference generates."""
         dtype, wider = rounding_of(case), widening(case)
         reference = self.timed_check_reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
@@ -64,11 +65,7 @@ class TTTLanguageModel(LanguageModel):
         _, tokens = greedy_steps(reference, logits.argmax(-1), reference.generate_state(state), CHECKPOINT_TOKENS)
         ids = torch.cat([prompt, tokens.T], dim=1)
         got, expected = (prefill_then_generate(each, ids, self.check_prompt) for each in (model, reference))
-        checks = [
-            Check.at_most(f"generated_{each.name}", each.value, each.limit)
-            for each in check_logits(got, expected, dtype, wider).checks
-        ]
-        return [*checks, choice_check("generated_choice_below_best", expected, got.argmax(-1), dtype, wider)]
+        return named("generated_", check_logits(got, expected, dtype, wider))
 
 
 class TTTTorch(TTTLanguageModel):

@@ -1,6 +1,7 @@
 """A fixture with the small vLLM for tests of its adapter."""
 
 import sys
+from dataclasses import replace
 
 import fake_vllm
 import pytest
@@ -9,6 +10,7 @@ from bench.systems.vllm import engine as vllm_engine
 from bench.systems.vllm import mamba as vllm_mamba
 from bench.systems.vllm import system as vllm_system
 from bench.systems.vllm import transformer as vllm_transformer
+from bench.systems.vllm.system import VllmSystem
 from bench.systems.vllm.transformer import VllmTransformer
 
 
@@ -30,6 +32,9 @@ def llm(monkeypatch):
         monkeypatch.setattr(module, "device", lambda: "cpu")
     for name in ("bench.systems.vllm.ttt", "bench.systems.ttt.model"):  # not imported above: they define kernels
         monkeypatch.setattr(f"{name}.device", lambda: "cpu")
+    build = VllmSystem.build
+    monkeypatch.setattr(VllmSystem, "build", lambda system, case: replace(build(system, case), device="cpu"))
     monkeypatch.setattr(VllmTransformer, "max_num_batched_tokens", 64)
+    monkeypatch.setattr("bench.systems.vllm.ttt.VllmTTT.max_num_batched_tokens", 256)
     monkeypatch.setattr(vllm_system, "SEQUENCES", 64)
     return LLM

@@ -1,7 +1,6 @@
 """The flash-linear-attention adapters call the package correctly; a small package stands in for it."""
 
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
@@ -146,7 +145,7 @@ def test_the_reference_has_the_same_weights_and_stays_below_the_chunked_kernels(
 
 def test_weights_that_the_package_leaves_zero_are_drawn(package):
     weights = GatedDeltaNet().load(CASE).weights()
-    assert weights["zero"].std() == pytest.approx(0.02, rel=0.5)
+    assert weights["inner.zero"].std() == pytest.approx(0.02, rel=0.5)
 
 
 @pytest.mark.parametrize("keeps", [lambda last: (last,), lambda last: last], ids=["several", "one"])
@@ -266,34 +265,6 @@ def test_the_faster_form_is_taken_and_the_record_says_what_each_took(layer_packa
     assert settings["form_trials"] == "chunk_ttt_linear 4 ms; fused_chunk_ttt_linear 1 ms"
 
 
-def test_the_form_that_is_taken_keeps_what_it_chose_on_the_timed_work(layer_package, monkeypatch):
-    chosen_for = {}
-
-    @contextmanager
-    def chosen_anew():
-        chosen_for.clear()
-        yield
-
-    def choosing(name):
-        form = getattr(layer_package, name)
-
-        def first_call_chooses(**arguments):
-            chosen_for.setdefault(name, len(arguments["q"]))
-            return form(**arguments)
-
-        return first_call_chooses
-
-    forms = [choosing(name) for name in ("fused_chunk_ttt_linear", "chunk_ttt_linear")]
-    for form, name in zip(forms, fla_layer.PACKAGE_FORMS, strict=True):  # the faster one is tried first
-        form.__name__ = name
-        monkeypatch.setattr(layer_package, name, form)
-    monkeypatch.setattr(fla_layer, "chosen_anew", chosen_anew)
-    workload = fla_layer.FlaTTTLinear().build(LAYER)
-    assert workload.settings["form"] == "chunk_ttt_linear"
-    workload.check()
-    assert set(chosen_for.values()) == {LAYER.batch}
-
-
 def fails(**arguments):
     raise ValueError("out of resource: shared memory")
 
@@ -349,11 +320,12 @@ def test_what_the_package_has_not_is_skipped(layer_package, options):
 )
 def test_a_step_reads_and_writes_the_matrix_of_every_head(adapter, config, state, windows, flops):
     config = SimpleNamespace(hidden_size=2048, num_hidden_layers=2, vocab_size=32000, **config)
+    shape = adapter().counted_as(SimpleNamespace(inner=SimpleNamespace(config=config)))
     case = replace(CASE, system="rwkv7", batch=8, dtype="bfloat16", state_dtype="float32")
-    parts = model_work(adapter().shape(config), 10**9, case)
+    parts = model_work(shape, 10**9, case)
     assert parts[SCAN] == Work(flops * 2 * 8 * state, 4 * 2 * 2 * 8 * state)
     assert parts[EDGES].bytes == 2 * 2 * 8 * windows
-    prompt = model_work(adapter().shape(config), 10**9, replace(case, phase="forward"))
+    prompt = model_work(shape, 10**9, replace(case, phase="forward"))
     assert prompt[SCAN] == Work(parts[SCAN].flops * case.context, parts[SCAN].bytes // 2)
 
 
@@ -366,7 +338,7 @@ def test_the_state_that_is_counted_is_what_the_package_keeps(adapter, system):
     ids = torch.ones(CASE.batch, dtype=torch.long, device="cuda")
     with torch.inference_mode():
         state = model.generate_step(ids, model.init_state(CASE.batch))[1]
-    shape = adapter.shape(model.inner.config)
+    shape = adapter.counted_as(model)
     kept = [layer.state["recurrent_state"] for layer in state.layers]
     assert len(kept) == shape.layers == 2
     assert all(each.numel() == CASE.batch * shape.state_numbers and each.dtype == torch.float32 for each in kept)

@@ -75,15 +75,6 @@ def test_all_layers_of_a_step_share_its_lengths():
     assert len({each["seqused_k"].data_ptr() for each in given}) == 1
 
 
-def test_a_prompt_that_continues_a_state():
-    config = model_config("transformer", "tiny")
-    ids = torch.randint(0, config.vocabulary, (BATCH, PROMPT))
-    model = Transformer.from_seed(config, 0, "cpu", torch.float32, attend=ATTENTION)
-    whole, _ = model.prefill(ids, model.init_state(BATCH, PROMPT))
-    _, state = model.prefill(ids[:, :9], model.init_state(BATCH, PROMPT))
-    torch.testing.assert_close(model.prefill(ids[:, 9:], state)[0], whole, rtol=1e-4, atol=1e-5)
-
-
 class OnCpu(attention.FlashAttn):
     def attend(self):
         return ATTENTION

@@ -206,10 +206,3 @@ def test_an_unsupported_case_is_skipped(package, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(Skip, match="Mamba-3's kernel indexes at most 262144 tokens by 32 bits, not 524288"):
         Mamba3SSM.layers["mamba3"].random_inputs(replace(case_of("mamba3/mamba-ssm"), batch=16, context=32768))
-
-
-@pytest.mark.parametrize(("label", "package"), [("kda/fla", "fla"), ("mamba3/mamba-ssm", "mamba_ssm")])
-def test_a_missing_package_is_named(monkeypatch, label, package):
-    monkeypatch.setattr("bench.systems.regressor.no_gpu", lambda: "")
-    monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
-    assert ADAPTERS[label]().unavailable().startswith(f"{package} cannot be imported")

@@ -196,16 +196,6 @@ def test_a_layer_longer_than_a_piece_is_compared_piece_by_piece(monkeypatch):
         assert record.status == "ok", record.reason
 
 
-@pytest.mark.parametrize(
-    ("adapter", "system", "read"),
-    [(TTTTorch, "ttt-linear", "0"), (TTTTorch, "ttt-mlp", "0"), (TorchMamba, "mamba", "0"),
-     (TorchTransformer, "transformer", None)],
-)  # fmt: skip
-def test_the_record_says_that_generate_read_no_prompt_unless_its_state_stands_at_the_context(adapter, system, read):
-    assert adapter().build(case(system, "generate")).settings.get("prompt_tokens") == read
-    assert "prompt_tokens" not in adapter().build(case(system, "forward")).settings
-
-
 def test_adapters_whose_state_is_put_at_the_context_are_those_that_claim_no_prompt():
     models = [kind for kind in (type(load(each.entry)) for each in ADAPTERS) if issubclass(kind, LanguageModel)]
     assert {TTTKernels, MambaSSM, FlashAttn, GatedDeltaNet} <= set(models)
@@ -230,10 +220,7 @@ def test_each_form_of_a_layer_counts_its_own_work_and_both_move_the_same():
     assert found["dual"]["bytes"] == found["primal"]["bytes"] > 4 * tokens * heads * dim * 4
 
 
-@pytest.mark.parametrize("options", [{"mini_batch": 8}, {"form": "primal"}, {"part": "w"}])
-def test_a_kernel_refuses_the_function_that_it_does_not_compute(options):
-    with pytest.raises(Skip, match="mini-batches of 8" if "mini_batch" in options else next(iter(options))):
-        TTTKernels("linear", "dual", "thunderkittens").build(case("ttt-linear", scope="layer", **options))
+HOPPER = partial(TTTKernels, "linear", "dual", "thunderkittens")
 
 
 @pytest.mark.parametrize(
@@ -244,11 +231,10 @@ def test_a_kernel_refuses_the_function_that_it_does_not_compute(options):
             case("ttt-linear", "generate", scope="layer", mini_batch=128),
             "no mini-batches of 128 tokens",
         ),
-        (
-            partial(TTTKernels, "linear", "dual", "thunderkittens"),
-            replace(case("ttt-linear"), size="760m"),
-            "heads of 96 channels; ttt-linear/torch has",
-        ),
+        (HOPPER, replace(case("ttt-linear"), size="760m"), "heads of 96 channels; ttt-linear/torch has"),
+        (HOPPER, case("ttt-linear", scope="layer", mini_batch=8), "mini-batches of 8"),
+        (HOPPER, case("ttt-linear", scope="layer", form="primal"), "form=primal"),
+        (HOPPER, case("ttt-linear", scope="layer", part="w"), "part=w"),
         (MambaSSM, replace(case("mamba"), size="1.3b", context=1 << 21), "1048576 tokens, because"),
         (Mamba2SSM, replace(case("mamba2"), size="1.3b", context=1 << 18), "252288 tokens, because"),
     ],

@@ -1,7 +1,6 @@
 """All candidates of an autotuned kernel compile before one is launched; the autotuner itself then chooses."""
 
 import json
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -128,12 +127,3 @@ def test_triton_is_itself_again_when_the_work_fails(triton):
     with pytest.raises(MemoryError), triton_tuning.chosen_anew():
         fail()
     assert tuned.cache_results
-
-
-def test_triton_is_asked_to_keep_what_it_measures_unless_the_user_says_no(monkeypatch):
-    monkeypatch.delenv(triton_tuning.KEEP, raising=False)
-    triton_tuning.keep_choices()
-    assert os.environ[triton_tuning.KEEP] == "1"
-    monkeypatch.setenv(triton_tuning.KEEP, "0")
-    triton_tuning.keep_choices()
-    assert os.environ[triton_tuning.KEEP] == "0"

@@ -17,20 +17,15 @@ CASE = Case("transformer", "vllm", "tiny", "request", 9, 40, dtype="float32", ti
 FEW = Policy(min_samples=1, budget_s=0)
 
 
-class OnCpu(VllmTransformer):
-    def build(self, case):
-        return replace(super().build(case), device="cpu")
-
-
 def work_of(case):
-    return OnCpu().build(case).run.__self__
+    return VllmTransformer().build(case).run.__self__
 
 
 def test_requests_of_mixed_lengths_are_measured_and_checked(llm, monkeypatch):
     monkeypatch.setattr(token_times, "TTFT_LIMIT_MS", math.inf)
     monkeypatch.setattr(token_times, "ITL_LIMIT_MS", math.inf)
     llm.compute = True
-    record = CaseRun(CASE, FEW).record(OnCpu())
+    record = CaseRun(CASE, FEW).record(VllmTransformer())
     assert record.status == "ok", record.reason
     assert "timed_choice_below_best" in {check["name"] for check in record.check["checks"]}
     assert 0 < record.metrics["time_to_first_token_ms"] <= record.metrics["ttft_p99_ms"]

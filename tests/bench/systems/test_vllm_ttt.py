@@ -29,18 +29,11 @@ FEW = Policy(budget_s=0)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class OnCpu(VllmTTT):
-    max_num_batched_tokens = 256
-
-    def build(self, case):
-        return replace(super().build(case), device="cpu")
-
-
 @pytest.mark.parametrize("system", ["ttt-linear", "ttt-mlp"])
 @pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])
 def test_the_engines_tokens_are_compared_with_our_model(llm, system, phase, options):
     llm.compute = True
-    record = CaseRun(replace(CASE, system=system, phase=phase, options=options), FEW).record(OnCpu())
+    record = CaseRun(replace(CASE, system=system, phase=phase, options=options), FEW).record(VllmTTT())
     assert record.status == "ok", record.reason
     names = {check["name"] for check in record.check["checks"]}
     assert {"logits_relative_error", "head_rows_per_prompt", "timed_choice_below_best"} <= names
@@ -48,7 +41,7 @@ def test_the_engines_tokens_are_compared_with_our_model(llm, system, phase, opti
 
 
 def test_a_sample_is_the_mean_of_a_mini_batch_of_steps(llm):
-    work = OnCpu().build(CASE).run.__self__
+    work = VllmTTT().build(CASE).run.__self__
     ends = [0.0]
     for step in range(35):
         ends.append(ends[-1] + (0.017 if step % 16 == 5 else 0.001))
@@ -59,14 +52,14 @@ def test_a_sample_is_the_mean_of_a_mini_batch_of_steps(llm):
 def test_the_state_does_not_grow_with_the_context(llm):
     layer = 2 * (4 * 64**2 + 4 * 64 + 16 * 2 * 2 * 64) + 2 * 3 * 128 * 4
     for context in (48, 4096):
-        workload = OnCpu().build(replace(CASE, context=context))
+        workload = VllmTTT().build(replace(CASE, context=context))
         assert workload.metrics["state_bytes"] == 4 * 2 * layer
         assert workload.settings["prompt_tokens"] == str(min(context, vllm_system.GENERATE_PROMPT))
 
 
 def test_an_engine_has_no_more_sequences_than_states(llm, monkeypatch):
     monkeypatch.setattr(vllm_system, "gpu_memory", lambda: 5_025_000_000)
-    workload = OnCpu().build(replace(CASE, system="ttt-mlp"))
+    workload = VllmTTT().build(replace(CASE, system="ttt-mlp"))
     each, most = workload.metrics["state_bytes"] / CASE.batch, llm.started[0].arguments["max_num_seqs"]
     left = 0.9 * 5_025_000_000 - vllm_system.BESIDE_CACHE - vllm_system.BESIDE_PROMPTS
     assert 0.8 * left < most * each < left
@@ -75,7 +68,7 @@ def test_an_engine_has_no_more_sequences_than_states(llm, monkeypatch):
 def test_vllm_gets_the_plug_in_from_a_source_tree(llm):
     from transformers import AutoConfig
 
-    OnCpu().build(CASE)
+    VllmTTT().build(CASE)
     assert llm.registered == {"TTTForCausalLM": fake_vllm.Model}
     assert sys.modules["vllm.model_executor.models.config"].MODELS_CONFIG_MAP.keys() == {"TTTForCausalLM"}
     assert AutoConfig.for_model("ttt").architectures == ["TTTForCausalLM"]
@@ -84,13 +77,13 @@ def test_vllm_gets_the_plug_in_from_a_source_tree(llm):
 def test_an_installed_plug_in_leaves_the_class_in_place(llm):
     from bench.serving import register
 
-    OnCpu().register()
+    VllmTTT().register()
     register()  # as vLLM does it for an entry point
     assert llm.registered == {"TTTForCausalLM": fake_vllm.Model}
 
 
 def test_the_folder_holds_the_cases_model(llm):
-    system = OnCpu()
+    system = VllmTTT()
     system.build(replace(CASE, system="ttt-mlp", options=(("backbone", "transformer"), ("mini_batch", 32))))
     folder = Path(llm.started[0].folder)
     assert read_config(folder) == model_config("ttt-mlp", "tiny", backbone="transformer", mini_batch=32)
@@ -105,7 +98,7 @@ def test_a_checkpoints_weights_are_those_of_the_engine(llm, tmp_path, monkeypatc
     (tmp_path / "config.json").write_text(json.dumps(config_values(model.config)))
     checkpoint = read_checkpoint(tmp_path)
     offer(checkpoint)
-    OnCpu().build(replace(CASE, options=(("checkpoint", checkpoint.name),)))
+    VllmTTT().build(replace(CASE, options=(("checkpoint", checkpoint.name),)))
     assert torch.equal(llm.started[0].model.inner.head, model.head)
 
 
