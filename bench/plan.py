@@ -9,7 +9,6 @@ from typing import Any
 from bench.cases import adapters_of, jobs_of, suite_cases, with_keys
 from bench.catalogue import catalogue
 from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite
-from bench.catalogue.systems import HEADLINES
 from bench.environments import SYSTEMS_FILE, launches, no_interpreter, systems_of_file
 from bench.errors import UserError
 from bench.memory import skip_reason, total_memory_bytes
@@ -162,11 +161,7 @@ def open_checkpoint(folder: Path | None) -> Checkpoint | None:
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return labels SYSTEM/BACKEND with `triton` for `thunderkittens` on a GPU other than Hopper.
-
-    "headlines" stands for the headline backend of each system.
-    """
-    labels = HEADLINES if tuple(labels) == ("headlines",) else labels
+    """Replace `thunderkittens` by `triton` in labels SYSTEM/BACKEND, on a GPU other than Hopper."""
     capability = (machine["gpu"] or {}).get("compute_capability")
     if not hidden() and capability in (None, "9.0"):
         return tuple(labels)

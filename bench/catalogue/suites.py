@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -48,9 +48,20 @@ class Suite(Stored):
     budget_s: float = 0.0  # of sampling per case; 0 for BUDGETS_S. A run of several suites takes the highest
 
 
-_SECTIONS = tomllib.loads((Path(__file__).parent / "suites.toml").read_text(encoding="utf-8"))
-_NAMED = json.dumps([{"name": name, **section} for name, section in _SECTIONS.items()])
-SUITES: tuple[Suite, ...] = tuple(TypeAdapter(list[Suite]).validate_json(_NAMED))
+def _suites() -> tuple[Suite, ...]:
+    sections = tomllib.loads((Path(__file__).parent / "suites.toml").read_text(encoding="utf-8"))
+    named = json.dumps([{"name": name, **section} for name, section in sections.items()])
+    return tuple(
+        replace(suite, figures=tuple(_with_headlines(figure) for figure in suite.figures))
+        for suite in TypeAdapter(list[Suite]).validate_json(named)
+    )
+
+
+def _with_headlines(figure: FigureEntry) -> FigureEntry:
+    return replace(figure, primary=HEADLINES) if figure.primary == ("headlines",) else figure
+
+
+SUITES: tuple[Suite, ...] = _suites()
 
 
 def find_suite(name: str) -> Suite:

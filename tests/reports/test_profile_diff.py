@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from small_profiles import case, profile, run_with, section_of
 
-from bench.commands.compare import Shown, compare
+from bench.commands.compare import compare
 from harness.schema.profile import Counters, Kernel, Profile
 from reports.profiles.diff import Diff, TimeDiff, diff_of_runs
 from reports.site.build import write_site
@@ -80,7 +80,7 @@ def test_two_runs_are_compared_by_the_cases_that_both_profiled(tmp_path: Path) -
     assert html.count("<summary>") == 1
     assert "0.210 ms (21.0%) slower than a: TTT kernel" in html
     assert diff_of_runs(a, run_with(tmp_path / "none"), ("a", "b")) == ""
-    compare(a.folder, b.folder, None, Shown("text", tmp_path / "page.html"))
+    compare(a.folder, b.folder, None, "text", tmp_path / "page.html")
     assert "<summary>0.210 ms (21.0%) slower than " in (tmp_path / "page.html").read_text()
 
 
